@@ -1,4 +1,4 @@
-"""The command that is recorded: started, told the signals that are meant for it, waited for."""
+"""The recorded command: starting it, forwarding signals to it, and waiting for its end."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from collections.abc import Mapping
 from iaprof.basics.errors import IaprofError
 from iaprof.record.signals import StopSignals
 
-PATIENCE_S = 3.0  # from the signal that ends a recording to the end of a command that has its own way with it
-WAIT_S = 1.0  # from SIGTERM on
+PATIENCE_S = 3.0  # how long a command that handles the ending signal itself may go on running
+WAIT_S = 1.0  # how long `end` waits for the command after SIGTERM
 
 
 class Command:
-    """A started command."""
+    """The recorded command, from its start on."""
 
     def __init__(
         self, words: tuple[str, ...], signals: StopSignals, environment: Mapping[str, str] | None = None
     ) -> None:
-        """Starts it; it has our standard input and output.
+        """Starts the command with our standard input and output.
 
         Args:
             words: the program and its arguments.
-            signals: those that came for it are forwarded.
-            environment: that it has instead of ours.
+            signals: forwards those meant for the command.
+            environment: replaces ours; None for ours.
 
         Raises:
-            IaprofError: it cannot be started.
+            IaprofError: the command cannot be started.
         """
         self._signals = signals
         signals.take_for_command()
@@ -39,30 +39,30 @@ class Command:
 
     @property
     def runs(self) -> bool:
-        """Whether it did not end yet."""
+        """Whether the command has not ended yet."""
         return self._process.poll() is None
 
     @property
     def exit_code(self) -> int:
-        """Its exit code, 128 and the signal's number if one ended it, 0 while it runs."""
+        """The command's exit code, 128 + signal number if a signal ended it; 0 while it runs."""
         status = self._process.returncode
         return 128 - status if status is not None and status < 0 else status or 0
 
     def forward(self) -> None:
-        """Sends it the signals that came for it."""
+        """Sends the command the signals that came for it."""
         for number in self._signals.to_forward():
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
     def end(self) -> None:
-        """Asks it to end, and waits a moment."""
+        """Sends SIGTERM, and waits WAIT_S for the command's end."""
         if self.runs:
             self._process.terminate()  # as perf does when it is interrupted
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(WAIT_S)
 
     def wait(self) -> None:
-        """Lets it go on to its end though its recording could not; until a signal comes."""
+        """Waits until the command ends or a signal comes, though its recording has failed."""
         while self.runs and not self._signals.count:
             select.select([self._signals], [], [], 1.0)
             self._signals.clear()

@@ -1,7 +1,7 @@
 """`--control`: another program says when to record, in perf's words, through a FIFO or an inherited descriptor.
 
-Commands end in a newline: `enable`, `disable`, `snapshot` (a new output file), `stop`, `ping`. Each that is understood
-is answered with `ack` when there is a descriptor for it; what is not understood is told to the user.
+Commands end in a newline: `enable`, `disable`, `snapshot` (a new output file), `stop`, `ping`. Each known command is
+answered with `ack` if there is a descriptor for it; of an unknown one the user is warned.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ class Control:
     """The descriptors of `fifo:CTL[,ACK]` or `fd:CTL[,ACK]`."""
 
     def __init__(self, text: str) -> None:
-        """Opens them.
+        """Opens the descriptors.
 
         Raises:
-            UsageError: it is of another form, or what it names is no FIFO or descriptor.
+            UsageError: the text has another form, or names no FIFO or open descriptor.
         """
-        how, _, names = text.partition(":")
+        form, _, names = text.partition(":")
         command, _, ack = names.partition(",")
-        if how not in ("fifo", "fd") or not command:
+        if form not in ("fifo", "fd") or not command:
             raise UsageError(f"--control takes fifo:PATH[,PATH] or fd:NUMBER[,NUMBER], not '{text}'")
-        opened = _open_fifo if how == "fifo" else _take_fd
+        open_end = _open_fifo if form == "fifo" else _take_fd
         self._ack: int | None = None
-        self._fd = opened(command)
-        self._rest = b""
+        self._fd = open_end(command)
+        self._unfinished = b""
         try:
-            self._ack = opened(ack) if ack else None
+            self._ack = open_end(ack) if ack else None
         except UsageError:
             self.close()
             raise
 
     def fileno(self) -> int:
-        """Readable when there are commands, or when nobody can send any more."""
+        """Returns a descriptor that is readable when there are commands, or when no more can come."""
         return self._fd
 
     def read(self) -> Iterator[str]:
-        """The commands that came, when `fileno` is readable; `closed` when no more can come.
+        """Reads the commands that have come, once `fileno` is readable; yields `closed` when no more can come.
 
-        What is none of COMMANDS comes as it is.
+        Unknown commands are yielded unchanged.
         """
         try:
             data = os.read(self._fd, MAX_BYTES)
@@ -60,22 +60,22 @@ class Control:
         if not data:
             yield "closed"
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > MAX_BYTES:
-            lines, self._rest = [*lines, self._rest[:64]], b""
+        *lines, self._unfinished = (self._unfinished + data).split(b"\n")
+        if len(self._unfinished) > MAX_BYTES:
+            lines, self._unfinished = [*lines, self._unfinished[:64]], b""
         for line in lines:
             if words := line.replace(b"\0", b"").strip():
                 yield clean(words.decode("utf-8", "backslashreplace"))
 
     def acknowledge(self) -> None:
-        """Says that a command was obeyed."""
+        """Sends `ack`: a command was executed."""
         if self._ack is not None:
             with contextlib.suppress(OSError):  # nobody listens
-                if select.select([], [self._ack], [], 0)[1]:  # else nobody has read the earlier ones
+                if select.select([], [self._ack], [], 0)[1]:  # not when the pipe is full of acks that nobody reads
                     os.write(self._ack, b"ack\n")
 
     def close(self) -> None:
-        """Closes them."""
+        """Closes the descriptors."""
         for fd in (self._fd, self._ack):
             if fd is not None:
                 os.close(fd)
@@ -84,7 +84,7 @@ class Control:
 
 def _open_fifo(path: str) -> int:
     try:
-        # For writing too: so that it neither waits for somebody to open the other end nor ends when they close it.
+        # For writing, too: so open() does not wait for a writer, and reading does not end when the writer closes.
         fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError as error:
         raise UsageError(f"--control: {path} cannot be opened: {error.strerror}; make it with mkfifo") from error

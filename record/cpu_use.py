@@ -1,4 +1,4 @@
-"""How much CPU time processes used, as `/proc/PID/stat` tells."""
+"""CPU time that processes have used, from `/proc/PID/stat`."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from pathlib import Path
 from iaprof.formats.capture.metrics import describe_processes
 
 PROC = Path("/proc")
-MAX_PROCESSES = 64  # a look at each takes some 10 microseconds
+MAX_PROCESSES = 64  # reading one takes some 10 microseconds
 _STAT_BYTES = 1024
-_ROW = struct.Struct("<QQQQ")  # as formats.metrics.describe_processes has it
-# proc_pid_stat(5), counted from `state`, the first behind the name, which may hold anything
+_ROW = struct.Struct("<QQQQ")  # as formats.capture.metrics.describe_processes says
+# proc_pid_stat(5), counted from `state`, the first field after the name, which may contain spaces and parentheses
 _UTIME, _STIME, _START = 11, 12, 19
 
 
 class CpuUse:
-    """Processes whose CPU time is looked at, the ones most recently named."""
+    """Samples the CPU time of the MAX_PROCESSES processes that were named last."""
 
     meta = describe_processes(os.sysconf("SC_CLK_TCK"))
     period_ns = 1_000_000_000
 
     def __init__(self) -> None:
-        """Begins with none."""
+        """Begins without processes."""
         self.due = 0
-        # Descriptors, not paths: one stays that of its process when another one gets the pid.
+        # Descriptors, not paths: a descriptor still means its own process when another process gets the pid.
         self._fds: OrderedDict[int, int] = OrderedDict()
         self._last: dict[int, bytes] = {}
         self._rows = bytearray()
-        self._new = False
+        self._has_new = False
 
     def watch(self, pids: Iterable[int], now: int) -> None:
-        """Looks at these too from now on.
+        """Samples these processes too from now on.
 
         Args:
-            pids: in the initial pid namespace. Who is no more is passed over.
+            pids: in the initial pid namespace; those that have ended are ignored.
             now: CLOCK_MONOTONIC ns.
         """
         for pid in pids:
@@ -52,25 +52,25 @@ class CpuUse:
                 continue
             if len(self._fds) > MAX_PROCESSES:
                 self._forget(next(iter(self._fds)))
-            self._look(pid, now)
+            self._add_row(pid, now)
 
     def sample(self, now: int) -> None:
-        """Adds a row of each process that still is, but of none just looked at: the kernel counts in coarse ticks."""
+        """Adds a row for each living process whose last one is not fresh: the kernel counts time in coarse ticks."""
         for pid in list(self._fds):
             if now - int.from_bytes(self._last[pid][:8], "little") >= self.period_ns // 2:
-                self._look(pid, now)
-                self._new = True
+                self._add_row(pid, now)
+                self._has_new = True
 
     def take(self) -> bytes:
-        """The rows since the last call, each process's last one of before first."""
-        if not self._new:
+        """Returns the rows since the last call, after each process's last row before that; b"" if none is new."""
+        if not self._has_new:
             return b""
-        rows, self._rows, self._new = bytes(self._rows), bytearray(), False
+        rows, self._rows, self._has_new = bytes(self._rows), bytearray(), False
         for row in self._last.values():
             self._rows += row
         return rows
 
-    def _look(self, pid: int, now: int) -> None:
+    def _add_row(self, pid: int, now: int) -> None:
         stat = self._stat(pid)
         try:
             fields = stat[stat.rindex(b")") + 2 :].split()
@@ -92,6 +92,6 @@ class CpuUse:
         self._last.pop(pid, None)
 
     def close(self) -> None:
-        """Looks at none any more."""
+        """Closes all processes' files."""
         for pid in list(self._fds):
             self._forget(pid)

@@ -1,4 +1,4 @@
-"""What a capture says of its recording: the header that its spool begins with, and what is known at its end."""
+"""A capture's header: the members known when an output file begins, and those known at its end."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _ORDER = (
     "end_ns", "clock_end", "probes", "cost",
     "cpu_s", "learn_cpu_s", "compile_cpu_s", "peak_bytes", "spool_bytes", "probe_ns",
 )  # fmt: skip
-"""In which order captures have these members; whatever else sources add comes behind them."""
+"""The order of these members in captures; other members that sources add come after them."""
 
 
 def header(options: Options, part: int, sources: Sequence[Source]) -> dict[str, Any]:
-    """The header as it is known when an output file begins: the one with this number."""
+    """Returns the header as it is known when output file number `part` begins."""
     host = os.uname()
-    told: dict[str, Any] = {
+    members: dict[str, Any] = {
         "iaprof": iaprof.__version__,
         "host": {
             "name": host.nodename,
@@ -44,32 +44,32 @@ def header(options: Options, part: int, sources: Sequence[Source]) -> dict[str, 
         "clock": _clocks(),
     }
     for source in sources:
-        told |= source.header()
-    return _in_order(told)
+        members |= source.header()
+    return _in_order(members)
 
 
 def footer(end_ns: int, spool_bytes: int, sources: Sequence[Source]) -> dict[str, Any]:
-    """What the header gets when an output file ends."""
-    told: dict[str, Any] = {"end_ns": end_ns, "clock_end": _clocks()}
+    """Returns the members that are added to the header when an output file ends."""
+    members: dict[str, Any] = {"end_ns": end_ns, "clock_end": _clocks()}
     cost: dict[str, Any] = {}
     for source in sources:
-        more = source.footer()
-        cost |= more.pop("cost", {})
-        told |= more
+        of_source = source.footer()
+        cost |= of_source.pop("cost", {})
+        members |= of_source
     cost |= {
         "cpu_s": round(cpu_seconds() + sum(source.cpu_seconds for source in sources), 3),
         "peak_bytes": peak_bytes(),
         "spool_bytes": spool_bytes,
     }
-    return _in_order(told | {"cost": _in_order(cost)})
+    return _in_order(members | {"cost": _in_order(cost)})
 
 
-def _in_order(told: dict[str, Any]) -> dict[str, Any]:
+def _in_order(members: dict[str, Any]) -> dict[str, Any]:
     place = {name: number for number, name in enumerate(_ORDER)}
-    return dict(sorted(told.items(), key=lambda member: place.get(member[0], len(place))))
+    return dict(sorted(members.items(), key=lambda member: place.get(member[0], len(place))))
 
 
 def _clocks() -> dict[str, int]:
-    """One moment on both clocks: the wall clock may be set while recording."""
+    """Returns the current time on both clocks: the wall clock may be set while recording."""
     monotonic, realtime = time.monotonic_ns(), time.time_ns()
     return {"monotonic_ns": monotonic, "realtime_ns": realtime}

@@ -1,4 +1,4 @@
-"""What is to be recorded, and how: the options of `iaprof record` after they were checked."""
+"""The options of `iaprof record`, checked."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from iaprof.symbols.names.which import Symbols
 
 
 class LaunchesBy(StrEnum):
-    """How launches are to be had."""
+    """How launches are recorded (`--launches`)."""
 
-    AUTO = "auto"  # of each driver in the best way that works
+    AUTO = "auto"  # for each driver the best way that works
     PROBES = Way.PROBES
     ATTACH = Way.ATTACH
     INJECT = Way.INJECT
 
     @property
     def ways(self) -> tuple[Way, ...]:
-        """That may be used."""
+        """The ways that may be used."""
         return tuple(Way) if self is LaunchesBy.AUTO else (Way(self),)
 
 
@@ -33,18 +33,18 @@ class Options:
     output: Path
     command: tuple[str, ...] = ()
     duration_s: float | None = None
-    delay_ms: int = 0  # -1: begins when --control says so
-    pids: tuple[int, ...] = ()  # and their children; all processes when empty
-    devices: tuple[str, ...] = ()  # as xe.choose takes them; all when empty
+    delay_ms: int = 0  # -1: begin when --control says so
+    pids: tuple[int, ...] = ()  # these and their children; empty for all processes
+    devices: tuple[str, ...] = ()  # as xe.choose takes them; empty for all
     rate: str | None = None  # as xe.pick_rate takes it
-    subsample: int = 1  # keeps one record of so many
+    subsample: int = 1  # keep one of so many records
     launches: LaunchesBy = LaunchesBy.AUTO
-    waits: bool = False  # replaces return addresses in profiled programs: docs/waits.md
+    waits: bool = False  # this replaces return addresses in profiled programs: docs/waits.md
     cpu_hz: int = 49
     max_stack: int = MAX_DEPTH  # frames
     metric_interval_ns: int = 10_000_000
     control: str | None = None  # as control.Control takes it
-    switch_bytes: int | None = None  # of the spool
+    switch_bytes: int | None = None  # bytes of a spool at which another output file begins
     switch_s: float | None = None
     max_files: int | None = None
     max_bytes: int | None = None  # of all spools together

@@ -1,7 +1,7 @@
-"""A recording, from what it opens to the end of its spool: no threads, nothing decoded, everything to the spool.
+"""A recording, from opening its sources to the end of its spool: no threads, nothing decoded, everything to the spool.
 
-Sources know what they read and what they write (sources/source.py); here is when they begin, are asked, and end. The
-loop wakes when a source's descriptor is readable or its time comes, and otherwise once in TICK_NS to empty everything.
+Sources know what they read and write (sources/source.py); the session calls their methods in order. The loop wakes
+when a source's descriptor is readable or a timer is due, at the latest after TICK_NS to empty all buffers.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.record.capture.finisher import Finisher
-from iaprof.record.capture.journal import BOTH_NS, Journal, Tell
+from iaprof.record.capture.journal import OVERLAP_NS, Journal, MessageHandler
 from iaprof.record.capture.rotation import OnPart, Rotation, spool_path
 from iaprof.record.capture.spool import FrameKind, Spool
 from iaprof.record.command import PATIENCE_S, Command
 from iaprof.record.control import COMMANDS, Control
 from iaprof.record.header import footer, header
-from iaprof.record.launched_kernels import Kernels
+from iaprof.record.launched_kernels import LaunchedKernels
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.own_cost import cpu_seconds
@@ -30,8 +30,8 @@ from iaprof.record.signals import StopSignals
 from iaprof.record.sources.opening import open_sources
 from iaprof.record.symbolize.roots import Roots
 
-TICK_NS = 250_000_000  # what a killed recorder has not yet written is no older than this
-DRAIN_S = 0.02  # four of the driver's 5 ms polls: what was sampled last becomes visible
+TICK_NS = 250_000_000  # what a killed recorder had not written yet is no older than this
+DRAIN_S = 0.02  # four of the driver's 5 ms polls, after which the last samples are visible
 LOSSES_NS = 1_000_000_000
 NICE = -10
 STATUS_NS = 500_000_000
@@ -39,58 +39,58 @@ STATUS_NS = 500_000_000
 
 @dataclass(frozen=True)
 class Status:
-    """How a recording goes, for whoever watches it."""
+    """The state of a recording, for its status line."""
 
     seconds: float
     records: int
     launches: int
-    lost: int  # as far as it is known how many
-    losses: int  # times that something was lost
-    kernels: int  # different ones that were launched
-    matched: int  # of those, in a module that was taken
-    bytes: int  # spooled
-    cpu_s: float  # own
+    lost: int  # as far as the number is known
+    losses: int  # events, each of which lost something
+    kernels: int  # distinct ones that were launched
+    matched: int  # those of them whose code was taken
+    bytes: int  # of all spools
+    cpu_s: float  # of the recorder
     paused: bool
 
 
 @dataclass(frozen=True)
-class Audience:
-    """Who is told what while recording."""
+class Callbacks:
+    """What a session calls while recording."""
 
-    warn: Tell
-    inform: Tell
-    part: OnPart  # a capture that is whole while recording goes on
+    warn: MessageHandler
+    inform: MessageHandler
+    part: OnPart  # for each capture that is finished while recording goes on
     status: Callable[[Status], None] | None = None
-    naming: Callable[[int, int], None] | None = None  # modules that were named, and all of them
+    naming: Callable[[int, int], None] | None = None  # modules named so far, and all of them
 
 
 class Session:
-    """One recording, from the opened devices to the closed spool."""
+    """One recording, from the opened sources to the finished capture."""
 
-    def __init__(self, options: Options, signals: StopSignals, audience: Audience) -> None:
-        """Opens everything that can fail, before anything is started.
+    def __init__(self, options: Options, signals: StopSignals, callbacks: Callbacks) -> None:
+        """Opens everything that can fail, before anything starts.
 
         Args:
             options: what to record.
-            signals: when to end.
-            audience: is told how it goes.
+            signals: end the recording.
+            callbacks: report its progress.
 
         Raises:
             Interrupted: a signal came meanwhile.
-            IaprofError: no device, no permission, no BPF, no room: what to do stands in it.
+            IaprofError: no device, no permission, no BPF, no room; the text says what to do.
         """
-        self._options, self._signals, self._audience = options, signals, audience
+        self._options, self._signals, self._callbacks = options, signals, callbacks
         self._command: Command | None = None
         self._finisher: Finisher | None = None
         self._stop = False
         self._pause_began: int | None = 0  # None while sampling
-        self._opened = contextlib.ExitStack()
-        self._kept = contextlib.ExitStack()  # until names were found, too
+        self._until_end = contextlib.ExitStack()
+        self._until_close = contextlib.ExitStack()  # what naming needs, too
         try:
             self._open()
         except BaseException:
-            self._opened.close()
-            self._kept.close()
+            self._until_end.close()
+            self._until_close.close()
             raise
 
     def _open(self) -> None:
@@ -98,15 +98,15 @@ class Session:
         scope = Scope(options.pids) if options.pids else None
         self._control = Control(options.control) if options.control else None
         if self._control is not None:
-            self._opened.callback(self._control.close)
+            self._until_end.callback(self._control.close)
         self._roots = Roots()
-        self._kept.callback(self._roots.close)
-        self._sources = open_sources(options, scope, self._roots, self._signals, self._opened, self._kept)
-        self._journal = Journal(Spool(spool_path(options.output)), self._audience.warn, self._audience.inform)
+        self._until_close.callback(self._roots.close)
+        self._sources = open_sources(options, scope, self._roots, self._signals, self._until_end, self._until_close)
+        self._journal = Journal(Spool(spool_path(options.output)), self._callbacks.warn, self._callbacks.inform)
 
     @property
     def spool(self) -> Spool:
-        """What is written now."""
+        """The spool that is written now."""
         return self._journal.spool
 
     def run(self) -> int:
@@ -116,22 +116,22 @@ class Session:
             The exit code of the command; 0 without one.
 
         Raises:
-            Interrupted: a signal came before it began; there is no spool.
-            IaprofError: the command cannot be started, and there is no spool; or the disk is full or the like, and the
-                spool holds what came before.
+            Interrupted: a signal came before the recording began; no spool is left.
+            IaprofError: the command cannot be started, and no spool is left; or writing failed, and the spool stays
+                with what came before.
         """
-        with self._opened, contextlib.closing(Loop()) as self._loop:
+        with self._until_end, contextlib.closing(Loop()) as self._loop:
             self._started = time.monotonic_ns()
-            self._rotation = Rotation(self._options, self._journal, self._loop, self._roots, self._audience.part)
-            self._opened.callback(self._rotation.close)
+            self._rotation = Rotation(self._options, self._journal, self._loop, self._roots, self._callbacks.part)
+            self._until_end.callback(self._rotation.close)
             try:
                 self._begin()
             except BaseException:
                 self.spool.close()
                 self.spool.remove()
                 raise
-            self._signals.farewell = self._farewell
-            gc.freeze()  # what is there now stays: looking through all of it would keep the loop from reading for long
+            self._signals.exit_message = self._exit_message
+            gc.freeze()  # these objects stay: traversing them at a collection would keep the loop from reading
             while not self._is_over():
                 self._loop.turn()
                 if self._signals.rotate or self._rotation.is_due:
@@ -154,8 +154,8 @@ class Session:
             loop.wait_for(self._control.fileno(), self._obey)
         loop.every(TICK_NS, self._tick)
         loop.every(LOSSES_NS, self._note_losses)
-        if self._audience.status is not None:
-            journal.totals.kernels = Kernels()
+        if self._callbacks.status is not None:
+            journal.totals.kernels = LaunchedKernels()
             loop.every(STATUS_NS, self._show_status)
         begins = time.monotonic_ns() + max(options.delay_ms, 0) * 1_000_000
         if options.delay_ms == 0:
@@ -172,12 +172,12 @@ class Session:
             self._signals.check()
             self._command = Command(options.command, self._signals, self._environment())
         with contextlib.suppress(OSError):
-            # The hardware's buffers are full in milliseconds: who empties them must not wait for its turn behind the
-            # programs that fill them. After the command was started, which is to run as it would without us.
+            # The hardware's buffers fill in milliseconds: the recorder must run before the programs that fill them.
+            # Only now, as the command would inherit it.
             os.setpriority(os.PRIO_PROCESS, 0, NICE)
 
     def _environment(self) -> dict[str, str] | None:
-        """Of the command; None where it is ours."""
+        """Returns the command's environment; None if it is ours."""
         ours = environment = dict(os.environ)
         for source in self._sources:
             environment = source.environment(environment)
@@ -197,7 +197,7 @@ class Session:
         self._signals.clear()
         if self._command is not None:
             self._command.forward()
-            if self._signals.count:  # it may have its own way to end, which is recorded too
+            if self._signals.count:  # the command may end later, and that is recorded, too
                 self._loop.at(time.monotonic_ns() + int(PATIENCE_S * 1e9), self._end_soon)
 
     def _obey(self) -> None:
@@ -221,7 +221,7 @@ class Session:
 
     def _resume(self) -> None:
         if self._pause_began is not None:
-            self._note_pause()  # before: what is sampled from now on is of no pause
+            self._note_pause()  # before resuming: no sample lies in a pause
             for source in self._sources:
                 source.resume()
 
@@ -231,7 +231,7 @@ class Session:
         self._pause_began = None
 
     def _pause(self) -> None:
-        """Launches go on: what the GPU executes after the pause may have been launched before its end."""
+        """Pauses sampling, not launches: the GPU may execute after the pause what was launched in it."""
         if self._pause_began is None:
             time.sleep(DRAIN_S)
             for source in self._sources:
@@ -241,9 +241,9 @@ class Session:
     def _tick(self) -> None:
         for source in self._sources:
             source.read()
-        most = self._options.max_bytes
-        if most is not None and self._journal.earlier_bytes + self.spool.size >= most:
-            self._journal.warn(f"--max-size: {most:,} bytes were recorded, the recording ends")
+        limit = self._options.max_bytes
+        if limit is not None and self._journal.earlier_bytes + self.spool.size >= limit:
+            self._journal.warn(f"--max-size: {limit:,} bytes were recorded, the recording ends")
             self._end_soon()
 
     def _note_losses(self) -> None:
@@ -251,15 +251,15 @@ class Session:
             source.losses()
 
     def _show_status(self) -> None:
-        if self._audience.status is not None:
-            self._audience.status(self.status())
+        if self._callbacks.status is not None:
+            self._callbacks.status(self.status())
 
     def _rotate(self) -> None:
         if self._rotation.is_under_way:
-            return  # a little later
+            return  # tried again in the next turn
         self._signals.rotate = False
         now = time.monotonic_ns()
-        since = now - BOTH_NS  # launches that begin now are read late on a busy machine
+        since = now - OVERLAP_NS  # launches that begin now are read late on a busy machine
         self._tick()
         for source in self._sources:
             source.end_part(since)
@@ -269,10 +269,10 @@ class Session:
         self._journal.json(FrameKind.HEADER, header(self._options, self._rotation.number, self._sources))
         for source in self._sources:
             source.begin_part(since)
-        self._roots.tell_again()
+        self._roots.write_again()
 
     def status(self) -> Status:
-        """How it goes."""
+        """Returns the state of the recording."""
         totals = self._journal.totals
         kernels, matched = totals.kernels.counts() if totals.kernels else (0, 0)
         return Status(
@@ -290,12 +290,12 @@ class Session:
 
     # The end
 
-    def _farewell(self) -> str:
+    def _exit_message(self) -> str:
         return f"iaprof: stopped at once; 'iaprof recover {self.spool.path}' saves what was recorded\n"
 
     def _end(self) -> None:
         stopped = time.monotonic_ns()
-        # It has what it imports when there is something to finish.
+        # Started now, so that its imports are done when the spool is complete.
         self._finisher = Finisher(self.spool, self._options.symbols, roots=self._roots.by_process())
         if self._command is not None:
             self._command.end()
@@ -305,7 +305,7 @@ class Session:
         for source in self._sources:
             source.finish()
         self._note_losses()
-        self._roots.look()
+        self._roots.release_unused()
         if self._pause_began is not None:
             self._note_pause()
         self._rotation.wait()
@@ -313,10 +313,10 @@ class Session:
         self._finisher.go(self._options.output)
 
     def finish(self) -> tuple[dict[str, Any], int]:
-        """Header and bytes of the capture of an ended recording; its spool is gone then.
+        """Waits for the capture of an ended recording, and deletes the spool; returns the capture's header and bytes.
 
         Raises:
-            IaprofError: it cannot be made; the spool stays.
+            IaprofError: the capture cannot be made; the spool stays.
         """
         finisher = self._finisher
         assert finisher is not None
@@ -324,27 +324,27 @@ class Session:
         while not finisher.read():
             if finisher.naming is not None:
                 if not is_naming:
-                    is_naming, self._signals.instead = True, finisher.skip_names
-                if self._audience.naming is not None:
-                    self._audience.naming(*finisher.naming)
-        self._signals.instead = None
+                    is_naming, self._signals.call_once = True, finisher.skip_names
+                if self._callbacks.naming is not None:
+                    self._callbacks.naming(*finisher.naming)
+        self._signals.call_once = None
         header, size = finisher.result()
         self.spool.close()
         self.spool.remove()
         return header, size
 
     def close(self) -> None:
-        """Ends what is still under way."""
+        """Ends the process that makes the capture, and closes what naming needed."""
         if self._finisher is not None:
             self._finisher.close()
-        self._kept.close()
+        self._until_close.close()
 
     @property
     def command_runs(self) -> bool:
-        """Whether there is a command that did not end yet."""
+        """Whether there is a command that has not ended yet."""
         return self._command is not None and self._command.runs
 
     def wait_for_command(self) -> None:
-        """Lets a command go on to its end whose recording could not; until a signal comes."""
+        """Waits until the command ends or a signal comes, though its recording has failed."""
         if self._command is not None:
             self._command.wait()

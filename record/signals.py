@@ -1,8 +1,8 @@
-"""Signals while recording: the first ends it in good order, a second one ends the process.
+"""Signals while recording: the first ends the recording in good order, the second ends the process.
 
-SIGINT, SIGTERM and SIGHUP (the terminal was closed) are taken from the first moment to the last, so that none of them
-is met by a traceback or leaves a file behind: whoever has a natural place to stop looks at `count` there, and a loop
-waits on `fileno`. SIGUSR2 asks for a new output file. SIGCHLD only wakes. What is meant for a command is noted for it.
+SIGINT, SIGTERM and SIGHUP (the terminal was closed) are handled from beginning to end, so none causes a traceback or
+leaves a file behind: code that can stop checks `count`, and a loop waits on `fileno`. SIGUSR2 asks for a new output
+file. SIGCHLD only wakes the loop. Signals meant for a recorded command are kept for it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from iaprof.basics.errors import IaprofError
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _FOR_COMMANDS = (signal.SIGUSR1, signal.SIGQUIT, signal.SIGCONT)
-_BY_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # which send them to all that run in front
+_BY_TERMINALS = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)  # sent to all processes of the foreground group
 
 
 class Interrupted(IaprofError):
@@ -31,26 +31,26 @@ class Interrupted(IaprofError):
 
 
 class StopSignals:
-    """Takes the signals from `with` on, until its end."""
+    """Handles the signals within a `with` block."""
 
     def __init__(self) -> None:
         self.count = 0
-        self.rotate = False  # SIGUSR2 came; whoever acts on it makes this False
-        self.farewell: Callable[[], str] = lambda: "iaprof: stopped at once\n"  # printed when a second one comes
-        self.instead: Callable[[], None] | None = None  # is done once in place of what a signal would do
+        self.rotate = False  # SIGUSR2 came; who handles it sets this to False
+        self.exit_message: Callable[[], str] = lambda: "iaprof: stopped at once\n"  # printed at a second signal
+        self.call_once: Callable[[], None] | None = None  # called once, in place of ending the recording
         self._number = 0
         self._forward: list[int] = []
         self._previous: dict[int, signal.Handlers | Callable[[int, FrameType | None], object] | int | None] = {}
 
     def __enter__(self) -> Self:
-        self._ours, self._pythons = socket.socketpair()
-        self._ours.setblocking(False)
-        self._pythons.setblocking(False)
-        self._previous_fd = signal.set_wakeup_fd(self._pythons.fileno(), warn_on_full_buffer=False)
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._previous_fd = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in _STOPPING:
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
                 continue  # nohup
-            self._take(number, self._came)
+            self._take(number, self._on_stop_signal)
         self._take(signal.SIGUSR2, self._rotate)
         self._take(signal.SIGCHLD, lambda *_: None)
         return self
@@ -62,16 +62,16 @@ class StopSignals:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._previous_fd)
-        self._ours.close()
-        self._pythons.close()
+        self._reader.close()
+        self._writer.close()
 
     def take_for_command(self) -> None:
-        """From now on takes those too that a command may be meant by: see `to_forward`."""
+        """Handles from now on also the signals for a recorded command: see `to_forward`."""
         for number in _FOR_COMMANDS:
             self._take(number, self._note)
 
     def to_forward(self) -> list[int]:
-        """The signals that came for a command and did not reach it, once."""
+        """Returns the signals that came for a command and did not reach it; each once."""
         numbers, self._forward = self._forward, []
         return numbers
 
@@ -82,35 +82,35 @@ class StopSignals:
     def _rotate(self, *_: object) -> None:
         self.rotate = True
 
-    def _came(self, number: int, frame: FrameType | None) -> None:
+    def _on_stop_signal(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         self._number = number
         self._note(number, frame)
-        if self.instead is not None:
-            instead, self.instead = self.instead, None
+        if self.call_once is not None:
+            call_once, self.call_once = self.call_once, None
             self.count = 1
-            instead()
+            call_once()
             return
         if self.count == 1:
             return
         if self.count == 2:
             with contextlib.suppress(OSError):
-                os.write(2, self.farewell().encode())
-            raise SystemExit(128 + number)  # unfinished files are taken away on the way out
+                os.write(2, self.exit_message().encode())
+            raise SystemExit(128 + number)  # context managers remove unfinished files
         os._exit(128 + number)
 
     def fileno(self) -> int:
-        """Readable when a signal came."""
-        return self._ours.fileno()
+        """Returns a descriptor that is readable when a signal came."""
+        return self._reader.fileno()
 
     def clear(self) -> None:
-        """Makes `fileno` wait again."""
+        """Makes `fileno` unreadable until the next signal."""
         with contextlib.suppress(BlockingIOError):
-            while self._ours.recv(4096):
+            while self._reader.recv(4096):
                 pass
 
     def check(self) -> None:
-        """Called where nothing was recorded yet.
+        """Raises if a signal came; to be called before anything is recorded.
 
         Raises:
             Interrupted: a signal came.
@@ -120,7 +120,7 @@ class StopSignals:
 
 
 def _in_front_of_a_terminal() -> bool:
-    """Whether a terminal's Ctrl-C reaches us, and so the command, too."""
+    """Whether Ctrl-C in a terminal reaches us, and so the command, too."""
     try:
         fd = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

@@ -20,7 +20,7 @@ from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
     from iaprof.record.options import Options
-    from iaprof.record.session import Audience
+    from iaprof.record.session import Callbacks
     from iaprof.record.signals import StopSignals
 
 EXAMPLES = """\b
@@ -177,7 +177,7 @@ def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool =
     from iaprof.record.session import Session
 
     progress = Progress()
-    session = Session(options, signals, _audience(progress, quiet, verbose))
+    session = Session(options, signals, _callbacks(progress, quiet, verbose))
     try:
         status = session.run()
         header, size = session.finish()
@@ -201,9 +201,9 @@ def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool =
     return status
 
 
-def _audience(progress: Progress, quiet: bool, verbose: bool) -> Audience:
+def _callbacks(progress: Progress, quiet: bool, verbose: bool) -> Callbacks:
     """The callbacks for messages: none if quiet, and a status line only on a terminal."""
-    from iaprof.record.session import Audience
+    from iaprof.record.session import Callbacks
 
     def tell(text: str) -> None:
         progress.say(f"iaprof: {clean(text)}")
@@ -217,10 +217,10 @@ def _audience(progress: Progress, quiet: bool, verbose: bool) -> Audience:
         pass
 
     if quiet:
-        return Audience(nothing, nothing, nothing)
+        return Callbacks(nothing, nothing, nothing)
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
     inform = tell if verbose else nothing
-    return Audience(
+    return Callbacks(
         tell, inform, part, progress.show if on_terminal else None, progress.naming if on_terminal else None
     )
 

@@ -43,7 +43,7 @@ def recover(
     which = which_symbols(symbols)
     from iaprof.record.capture.finish import finish
     from iaprof.record.capture.spool import SpoolReader
-    from iaprof.record.symbolize.recorded import late_stacks, recorded_symbols
+    from iaprof.record.symbolize.recorded import stack_finisher, symbol_writer
     from iaprof.symbols.names.which import Symbols
 
     if output is None:
@@ -54,8 +54,8 @@ def recover(
     check_output(output, force, spool)
     progress = Progress()
     on_terminal = sys.stderr is not None and sys.stderr.isatty()
-    names = recorded_symbols(which, progress.naming if on_terminal else _nothing)
-    finished = finish(reader, output, None, None if which is Symbols.NONE else names, late_stacks())
+    names = symbol_writer(which, progress.naming if on_terminal else _nothing)
+    finished = finish(reader, output, None, None if which is Symbols.NONE else names, stack_finisher())
     progress.clear()
     reader.close()
     say_end("recover", output, finished.header, finished.size)

@@ -1,6 +1,6 @@
-"""What the processes of `iaprof calibrate` answer: it is checked, as anybody may have written it.
+"""Checks the answers of the processes of `iaprof calibrate`: anyone may have written them.
 
-What Layout.from_json checks is left to it.
+What Layout.from_json checks is not checked here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from iaprof.record.calibrate.calls import CALL, CALL_BYTES, JUMP, calls_in
 from iaprof.record.calibrate.entry import LENGTH, probe_offset
 from iaprof.record.calibrate.search import Candidate, Path, nearest
 
-# Of how many paths, or a path and a number, candidates consist.
+# By kind: of how many paths, or paths and numbers, candidates consist.
 PARTS = {
     "address": (1, 2),
     "allocation": (2,),
@@ -30,7 +30,7 @@ PARTS = {
     "name": (1,),
     "size": (1,),
 }
-OWN_KERNELS = "launch of the driver's own kernels"  # in place of a function's name, where they are launched
+OWN_KERNELS = "launch of the driver's own kernels"  # in place of a function's name
 MAX_PROBLEM = 300  # characters
 _MAX_PLACE = 1 << 48
 _NO_CODE = "it answers with an address that is in no segment of code"
@@ -44,76 +44,76 @@ class Problem(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one process."""
+    """The answer of one process."""
 
     version: str
     functions: Mapping[str, int]  # by name: place in the file
     candidates: Candidates
-    no_own: str  # why it is not known from where the driver launches kernels of its own; empty where it is
+    no_own: str  # why it is unknown where the driver launches kernels of its own; empty if known
 
 
-def read_version(told: Any) -> str:
-    """The driver's own word.
-
-    Raises:
-        Problem: the process told of one.
-    """
-    if "problem" in told:
-        raise Problem(clean(str(told["problem"])[:MAX_PROBLEM]))
-    return clean(str(told["version"])[:64])
-
-
-def read_place(told: Any) -> int:
-    """A place in the file, in bytes.
+def read_version(raw: Any) -> str:
+    """Reads the driver's version.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is none.
+        Problem: the answer is a problem.
     """
-    place = int(told)
+    if "problem" in raw:
+        raise Problem(clean(str(raw["problem"])[:MAX_PROBLEM]))
+    return clean(str(raw["version"])[:64])
+
+
+def read_place(raw: Any) -> int:
+    """Reads a place in the file, in bytes.
+
+    Raises:
+        ValueError, TypeError, OverflowError: it is no place.
+    """
+    place = int(raw)
     if not 0 <= place < _MAX_PLACE:
         raise ValueError("place")
     return place
 
 
-def read_places(told: Any, names: Iterable[str]) -> dict[str, int]:
-    """Places in the file of those of these functions that it told of."""
-    return {name: read_place(told[name]) for name in names if name in told}
+def read_places(raw: Any, names: Iterable[str]) -> dict[str, int]:
+    """Reads the places in the file of those functions that the answer has."""
+    return {name: read_place(raw[name]) for name in names if name in raw}
 
 
-def read_list(told: Any) -> list[Any]:
-    """Launches of the driver's own kernels: all of them, as a layout with a part of them would look complete.
+def read_list(raw: Any) -> list[Any]:
+    """Reads a list of launches of the driver's own kernels, all of them: a layout with fewer would look complete.
 
     Raises:
-        ValueError, TypeError: it is no list, or a longer one than layouts have.
+        ValueError, TypeError: it is no list, or longer than layouts allow.
     """
-    if len(told) > MAX_ENTRIES:
+    if len(raw) > MAX_ENTRIES:
         raise ValueError("own")
-    return list(told)
+    return list(raw)
 
 
-def read_candidates(told: Any, parts: Mapping[str, tuple[int, ...]]) -> Candidates:
-    """Candidates of the kinds that PARTS, or the like, has."""
-    return {kind: frozenset(_candidates(told.get(kind, ()), kind, many)) for kind, many in parts.items()}
+def read_candidates(raw: Any, parts: Mapping[str, tuple[int, ...]]) -> Candidates:
+    """Reads candidates of the kinds in PARTS, or a similar mapping."""
+    return {kind: frozenset(_candidates(raw.get(kind, ()), kind, many)) for kind, many in parts.items()}
 
 
-def _candidates(told: Any, kind: str, many: tuple[int, ...]) -> Iterator[Candidate]:
-    for each in told:
-        candidate = tuple(tuple(map(int, part)) for part in each)
+def _candidates(raw: Any, kind: str, many: tuple[int, ...]) -> Iterator[Candidate]:
+    for paths in raw:
+        candidate = tuple(tuple(map(int, part)) for part in paths)
         if len(candidate) not in many or not all(candidate):
             raise ValueError(kind)
         yield candidate
 
 
-def read_no_own(told: Any) -> str:
-    """Why launches of the driver's own kernels are not known."""
-    return clean(str(told.get("no_own", ""))[:MAX_PROBLEM]) or ("" if told.get("own") else "its copies are unknown")
+def read_no_own(raw: Any) -> str:
+    """Reads why launches of the driver's own kernels are unknown; empty if they are known."""
+    return clean(str(raw.get("no_own", ""))[:MAX_PROBLEM]) or ("" if raw.get("own") else "its copies are unknown")
 
 
 def common_functions(answers: Sequence[Answer], needed: Iterable[str]) -> dict[str, int]:
-    """Places of the functions on which all agree.
+    """Returns the places of the functions on which all answers agree.
 
     Raises:
-        Problem: one that is needed is missing.
+        Problem: a needed function is missing.
     """
     functions = dict(set.intersection(*(set(answer.functions.items()) for answer in answers)))
     if missing := [name for name in needed if name not in functions]:
@@ -122,10 +122,10 @@ def common_functions(answers: Sequence[Answer], needed: Iterable[str]) -> dict[s
 
 
 def best(answers: Sequence[Answer], kind: str, key: Callable[[Candidate], Any] = nearest) -> Candidate:
-    """What all agree on, of several always the same.
+    """Returns a candidate on which all answers agree; of several, always the same one.
 
     Raises:
-        Problem: they do not agree.
+        Problem: they agree on none.
     """
     common = frozenset.intersection(*(answer.candidates[kind] for answer in answers))
     if not common:
@@ -134,43 +134,43 @@ def best(answers: Sequence[Answer], kind: str, key: Callable[[Candidate], Any] =
 
 
 def best_address(answers: Sequence[Answer]) -> tuple[Candidate, Candidate]:
-    """The same for the address, and the allocation around it."""
+    """Returns the best candidates for the address, and for the allocation around it."""
     address = best(answers, "address", lambda candidate: (not _is_of_one_object(candidate), nearest(candidate)))
     return address, best(answers, "allocation", lambda candidate: (candidate[0] != address[0], nearest(candidate)))
 
 
 def _is_of_one_object(address: Candidate) -> bool:
-    """Whether one object leads to the allocation and knows where in it the code is.
+    """Whether the same object leads to the allocation and to the code's offset in it.
 
-    Of other objects that lead to the same allocation some do so for small modules only.
+    Some other objects that lead to the same allocation do so for small modules only.
     """
     return len(address) == 1 or address[0][:-2] == address[1][:-1]
 
 
 def best_class(objects: Iterable[Path], answers: Sequence[Answer]) -> tuple[Path, list[int]]:
-    """A virtual table in the first of some objects that has one, and where in the file it lies on some device.
+    """Returns the path to a virtual table, of the first object that has one, and its places in the file on the devices.
 
     Args:
-        objects: paths to them.
+        objects: paths to objects, in order of preference.
         answers: of all devices.
 
     Raises:
-        Problem: there is none.
+        Problem: no object has one.
     """
-    found = [{path: place[0] for path, place in answer.candidates["kernel_class"]} for answer in answers]
-    common = set.intersection(*map(set, found))
+    by_path = [{path: place[0] for path, place in answer.candidates["kernel_class"]} for answer in answers]
+    common = set.intersection(*map(set, by_path))
     for prefix in objects:
-        here = [path for path in common if path[:-1] == prefix]
-        if here:
-            return min(here), sorted({of[min(here)] for of in found})
+        fitting = [path for path in common if path[:-1] == prefix]
+        if fitting:
+            return min(fitting), sorted({places[min(fitting)] for places in by_path})
     raise Problem("no virtual table tells its kernels from other objects")
 
 
 def address_of(elf: LibraryFile, place: int, executable: bool) -> int:
-    """The virtual address of a place in the file, in a segment of code or of data.
+    """Returns the virtual address of a place in the file, in a segment of code or of data.
 
     Raises:
-        Problem: it is in none.
+        Problem: the place is in no such segment.
     """
     for segment in elf.loads:
         if 0 <= place - segment.offset < segment.size and bool(segment.flags & PF_EXECUTE) is executable:
@@ -186,24 +186,24 @@ class Code:
     file: BinaryIO
 
     def beginning(self, place: int) -> bytes:
-        """As much of a function as is looked at."""
+        """Reads the first LENGTH bytes of a function."""
         self.file.seek(place)
         return self.file.read(LENGTH)
 
     def probe(self, place: int, needed: set[int], keeps_stack: bool = False, keeps_memory: bool = True) -> int:
-        """Where to probe a function: calibrate_entry.probe_offset, as a virtual address.
+        """Returns where to probe a function, as a virtual address: see entry.probe_offset.
 
         Raises:
-            Problem: it is no code of the driver.
+            Problem: the place is no code of the driver.
         """
         start = address_of(self.elf, place, executable=True)
         return start + probe_offset(self.beginning(place), needed, keeps_stack, keeps_memory)
 
     def call(self, place: int) -> int:
-        """The virtual address of an instruction that calls a function: directly, or by what is at disp32(%rax).
+        """Returns the virtual address of an instruction that calls directly, or a function at disp32(%rax).
 
         Raises:
-            Problem: there is none: a probe there would change other code.
+            Problem: there is no such instruction: a probe there would change other code.
         """
         address = address_of(self.elf, place, executable=True)
         if not self.beginning(place).startswith((bytes([CALL]), _CALL_BY_RAX)):
@@ -211,10 +211,10 @@ class Code:
         return address
 
     def segment(self, place: int) -> tuple[int, int, int]:
-        """The segment of code in which a place of the file lies: place and address of its beginning, and bytes.
+        """Returns the segment of code with a place in the file: place and address of its beginning, and its bytes.
 
         Raises:
-            Problem: it is in none.
+            Problem: the place is in no segment of code.
         """
         for segment in self.elf.loads:
             if segment.flags & PF_EXECUTE and 0 <= place - segment.offset < segment.size:
@@ -222,18 +222,18 @@ class Code:
         raise Problem(_NO_CODE)
 
     def called(self, places: Set[int]) -> frozenset[int]:
-        """Those of some functions that are called in the segment of code in which the first of them lies."""
+        """Returns those of the functions that are called within the segment of code of the first of them."""
         if not places:
             return frozenset()
-        wanted = np.array(sorted(places), np.int64)
-        start, _, length = self.segment(int(wanted[0]))
+        functions = np.array(sorted(places), np.int64)
+        start, _, length = self.segment(int(functions[0]))
         self.file.seek(start)
         code = np.frombuffer(self.file.read(length), np.uint8)
         _, targets = calls_in(code, start)
-        return frozenset(wanted[np.isin(wanted, targets)].tolist())
+        return frozenset(functions[np.isin(functions, targets)].tolist())
 
     def calls(self, function: int, other: int) -> bool:
-        """Whether a function calls or jumps to another in what is looked at of it."""
+        """Whether a function calls or jumps to another, in its first LENGTH bytes."""
         code = self.beginning(function)
         return any(
             function + at + CALL_BYTES + int.from_bytes(code[at + 1 : at + CALL_BYTES], "little", signed=True) == other

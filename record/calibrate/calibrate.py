@@ -1,8 +1,8 @@
-"""`iaprof calibrate`: finds the Layout of any build of a Level Zero or OpenCL driver by running it without a GPU.
+"""`iaprof calibrate`: finds the layout of any build of a Level Zero or OpenCL driver by running it without a GPU.
 
-The driver runs in a child process per device (calibrate_child.py), which searches its own memory for what the driver's
-public calls say. A path is believed when it holds for every kernel on every device that the build knows, two at least.
-Of several that do, the same is always taken, so that a build has one layout.
+The driver runs in a child process per device (child.py), which searches its own memory for what the driver's public
+calls say. A path is accepted if it holds for every kernel on every device that the build supports, at least two. Of
+several such paths, always the same one is chosen, so that a build has one layout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from iaprof.record.calibrate.opencl_driver import OF_OPENCL
 from iaprof.record.calibrate.process import DYNAMIC_LINKER, Kind, Process
 from iaprof.sandbox.privileges import NOBODY
 
-# What the driver calls the devices, and their slices x subslices x EUs.
+# The driver's names of devices, and their slices x subslices x EUs.
 DEVICES = {"bmg": "5x4x8", "lnl": "1x8x8", "ptl-h": "3x4x8", "pvc": "2x8x8"}
 LEAST_DEVICES = 2
 SECONDS = 60.0  # for all devices; they take one or two
@@ -47,33 +47,33 @@ _OTHER_WAYS = {
 }
 
 
-_Told = TypeVar("_Told", bound=Answer)
+_AnswerT = TypeVar("_AnswerT", bound=Answer)
 
 
 class CalibrationError(IaprofError):
-    """There is no layout; the text says why, and how launches can be had without one."""
+    """No layout was found; the text says why, and how launches can be recorded without one."""
 
     def __init__(self, library: Path, problem: str, kind: Kind = Kind.LEVEL_ZERO) -> None:
-        """`problem` is a clause about the library."""
+        """Args: the library; a clause about it that says why; its kind."""
         super().__init__(f"{library} cannot be calibrated: {problem}; {_OTHER_WAYS[kind]}")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A layout, and what it rests on."""
+    """A layout, and how it was found."""
 
     layout: Layout
-    devices: tuple[str, ...]  # that agree
-    left_out: Mapping[str, str]  # devices, and why
-    single_stepped: tuple[str, ...]  # functions whose probes cost more: see formats.slow_launches
-    no_own_kernels: str  # why those are not recorded that copy and fill; empty where they are
+    devices: tuple[str, ...]  # those that agree on it
+    left_out: Mapping[str, str]  # by device, of the other devices: why it was left out
+    single_stepped: tuple[str, ...]  # functions whose probes cost more: see formats.header.slow_launches
+    no_own_kernels: str  # why the driver's own kernels, for copies and fills, are not recorded; empty if they are
 
 
 def installed_driver() -> Path:
-    """The driver that the machine's programs use.
+    """Returns the path of the driver that the machine's programs use.
 
     Raises:
-        IaprofError: there is none.
+        IaprofError: no driver is installed.
     """
     for folder in SYSTEM_FOLDERS:
         path = Path(folder, "libze_intel_gpu.so.1")
@@ -89,9 +89,9 @@ def calibrate(library: Path) -> Calibration:
     """Finds the layout of a driver.
 
     Raises:
-        CalibrationError: the library is a stranger's, does not run here, or nothing in it can be believed.
+        CalibrationError: a stranger can change the library, it does not run here, or no layout was found.
     """
-    kind = Kind.OPENCL if OPENCL in library.name else Kind.LEVEL_ZERO  # as long as it was not read
+    kind = Kind.OPENCL if OPENCL in library.name else Kind.LEVEL_ZERO  # by its name, for errors until it was read
     try:
         fd = os.open(library, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         with open(fd, "rb") as file:
@@ -105,16 +105,16 @@ def calibrate(library: Path) -> Calibration:
                 raise Problem("it has no build-id")
             kind = _kind(elf)
 
-            def found(
-                read: Callable[[Any], _Told], layout_of: Callable[[str, Code, Sequence[_Told]], Layout]
+            def layout_from(
+                read: Callable[[Any], _AnswerT], layout_of: Callable[[str, Code, Sequence[_AnswerT]], Layout]
             ) -> tuple[Layout, Mapping[str, Answer], dict[str, str]]:
-                answers, left_out = _ask(kind, library, file, read)
+                answers, left_out = _run_driver(kind, library, file, read)
                 return layout_of(build_id, Code(elf, file), list(answers.values())), answers, left_out
 
             if kind is Kind.OPENCL:
-                layout, answers, left_out = found(read_opencl, opencl_layout)
+                layout, answers, left_out = layout_from(read_opencl, opencl_layout)
             else:
-                layout, answers, left_out = found(read_level_zero, level_zero_layout)
+                layout, answers, left_out = layout_from(read_level_zero, level_zero_layout)
             offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
             slow = single_stepped_launches(file.fileno(), layout, offsets)
             no_own = next((f"as {device}, {answer.no_own}" for device, answer in answers.items() if answer.no_own), "")
@@ -128,32 +128,32 @@ def calibrate(library: Path) -> Calibration:
 
 
 def _kind(elf: LibraryFile) -> Kind:
-    # Level Zero's driver has OpenCL on top of it, too.
+    # Level Zero's driver may export OpenCL's function, too.
     return Kind.OPENCL if exported(elf, [OF_OPENCL, "zeInit"]).keys() == {OF_OPENCL} else Kind.LEVEL_ZERO
 
 
 def store(layout: Layout, output: Path | None) -> Path:
-    """Writes a layout to `output`, or to where recordings look for it; gives that place.
+    """Writes a layout to `output`, or to the folder where recordings look for it; returns the path.
 
     Raises:
-        IaprofError: it cannot be written there.
+        IaprofError: the file cannot be written.
     """
     path = output or CACHE / f"{layout.build_id}.json"
     if not output:
         try:
             for folder in (CACHE.parent, CACHE):
-                make_public_folder(folder)  # injection.py has the commands' libraries beside it
+                make_public_folder(folder)  # next to it, injection.py keeps the commands' libraries
         except OSError as error:
             raise IaprofError(f"{CACHE} cannot be made ({error.strerror}): name a file with -o") from error
     with replace_file(path, mode=0o644) as file:
         file.write(layout.to_json().encode())
         if not output and os.geteuid() == 0:
-            os.fchown(file.fileno(), 0, 0)  # not of the user behind sudo: recordings believe it
+            os.fchown(file.fileno(), 0, 0)  # not the user's behind sudo: recordings trust it
     return path
 
 
 def check_store(output: Path | None) -> None:
-    """Whether `store` will be able to write.
+    """Checks that `store` will be able to write.
 
     Raises:
         IaprofError: it will not.
@@ -165,30 +165,30 @@ def check_store(output: Path | None) -> None:
 
 
 def _check_owner(status: os.stat_result) -> None:
-    """Refuses what a stranger could have written."""
+    """Raises Problem for a file that a stranger could have written."""
     if is_untrusted(status):
         raise Problem("others than root and you can change it, or what lies beside it")
 
 
-def _ask(
-    kind: Kind, library: Path, file: BinaryIO, read: Callable[[Any], _Told]
-) -> tuple[dict[str, _Told], dict[str, str]]:
-    """Runs the driver for all devices at once; gives the answers, and of the other devices why there is none."""
+def _run_driver(
+    kind: Kind, library: Path, file: BinaryIO, read: Callable[[Any], _AnswerT]
+) -> tuple[dict[str, _AnswerT], dict[str, str]]:
+    """Runs the driver for all devices at once; returns answers by device, and why other devices have none."""
     private = tempfile.mkdtemp(prefix="iaprof-calibrate-")
     deadline = time.monotonic() + SECONDS
     answers, left_out = {}, {}
     user = None
     try:
         if os.geteuid() == 0:
-            with contextlib.suppress(OSError):  # in a user namespace nobody may not exist
+            with contextlib.suppress(OSError):  # the user nobody may not exist in a user namespace
                 os.chown(private, NOBODY, NOBODY)
                 user = NOBODY
         with contextlib.ExitStack() as running:
-            folder = running.enter_context(_linker_of(kind, library))
+            folder = running.enter_context(_linker_folder(kind, library))
             loaded = running.enter_context(_copy(file)) if kind is Kind.OPENCL else file.fileno()
             processes = {
                 device: running.enter_context(
-                    Process.start(kind, device, _as_device(device), loaded, folder, private, user)
+                    Process.start(kind, device, _device_settings(device), loaded, folder, private, user)
                 )
                 for device in DEVICES
             }
@@ -205,19 +205,19 @@ def _ask(
     return answers, left_out
 
 
-def _as_device(device: str) -> dict[str, str]:
+def _device_settings(device: str) -> dict[str, str]:
     return {"ProductFamilyOverride": device, "HardwareInfoOverride": DEVICES[device]}
 
 
-def _read(told: Any, read: Callable[[Any], _Told]) -> _Told:
+def _read(raw: Any, read: Callable[[Any], _AnswerT]) -> _AnswerT:
     try:
-        return read(told)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # the last of 1e999, which is infinite
+        return read(raw)
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # overflow: by 1e999, which is infinite
         raise Problem("it answers what makes no sense") from None
 
 
 def _executable_memory() -> int | None:
-    for executable in (_MFD_EXEC, 0):  # older kernels do not know it, nor need it
+    for executable in (_MFD_EXEC, 0):  # older kernels do not know the flag, and do not need it
         with contextlib.suppress(OSError):
             return os.memfd_create("calibrated", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | executable)
     return None
@@ -225,12 +225,12 @@ def _executable_memory() -> int | None:
 
 @contextlib.contextmanager
 def _copy(file: BinaryIO) -> Iterator[int]:
-    """A descriptor of a file in memory with the same content: no recording's breakpoints are in its code.
+    """Yields a descriptor of a file in memory with the same content, without breakpoints of a recording in its code.
 
-    Where Linux is set to run nothing that lies in memory, it is the file itself.
+    If Linux is configured to execute nothing in memory files, it is the file itself.
     """
-    left = os.fstat(file.fileno()).st_size
-    if left > _MOST_BYTES:
+    remaining = os.fstat(file.fileno()).st_size
+    if remaining > _MOST_BYTES:
         raise Problem(f"it has more than {_MOST_BYTES >> 20} MiB")
     fd = _executable_memory()
     if fd is None:
@@ -238,8 +238,8 @@ def _copy(file: BinaryIO) -> Iterator[int]:
         return
     try:
         file.seek(0)
-        while left and (many := os.sendfile(fd, file.fileno(), None, left)):
-            left -= many
+        while remaining and (copied := os.sendfile(fd, file.fileno(), None, remaining)):
+            remaining -= copied
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         yield fd
     finally:
@@ -247,20 +247,20 @@ def _copy(file: BinaryIO) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _linker_of(kind: Kind, library: Path) -> Iterator[int | None]:
-    """A descriptor of the folder with the dynamic linker and C library of the system that the driver is of.
+def _linker_folder(kind: Kind, library: Path) -> Iterator[int | None]:
+    """Yields a descriptor of the folder with the dynamic linker and C library of the driver's system.
 
-    That is the library's folder, or the one above where OpenCL's driver has one to itself. None if there is no dynamic
-    linker, or ours.
+    That is the library's folder, or the one above if OpenCL's driver has a folder of its own. None if there is no
+    dynamic linker, or it is our own system's.
     """
     folders = [library.parent, library.parent.parent] if kind is Kind.OPENCL else [library.parent]
-    folder = next((each for each in folders if (each / DYNAMIC_LINKER).exists()), None)
+    folder = next((candidate for candidate in folders if (candidate / DYNAMIC_LINKER).exists()), None)
     if folder is None or (folder / DYNAMIC_LINKER).samefile(f"/lib64/{DYNAMIC_LINKER}"):
         yield None
         return
     fd = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # What was checked is what is run.
+        # Checked by descriptor: the same files are executed.
         _check_owner(os.fstat(fd))
         _check_owner(os.stat(DYNAMIC_LINKER, dir_fd=fd))
         yield fd

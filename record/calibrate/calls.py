@@ -1,23 +1,23 @@
-"""Direct calls in a driver's machine code, as `iaprof calibrate` looks for them in its file."""
+"""Finds direct calls in a driver's machine code."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-CALL, JUMP = 0xE8, 0xE9  # with a distance of four bytes
+CALL, JUMP = 0xE8, 0xE9  # opcodes, followed by a distance of four bytes
 CALL_BYTES = 5
 
 
 def calls_in(code: NDArray[np.uint8], start: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each byte 0xE8 of some code lies, and where that leads if it begins a call, which not every one does.
+    """Returns the place of each byte 0xE8, and the target if it begins a call, which not each one does.
 
     Args:
-        code: bytes.
-        start: address of the first, or its place in the file; the result has the same.
+        code: machine code, uint8[n].
+        start: address of its first byte, or its place in the file; the results are the same kind of number.
 
     Returns:
-        two arrays of equal length.
+        Places and targets: two int64 arrays of equal length.
     """
     at = np.flatnonzero(code[: 1 - CALL_BYTES] == CALL).astype(np.int64)
     distances = np.stack([code[at + byte] for byte in range(1, CALL_BYTES)], axis=1).view("<i4")[:, 0]

@@ -1,11 +1,11 @@
-"""Where in a function to put a uprobe, so that it costs least, and its arguments are still in their registers.
+"""Where in a function to put a uprobe so that it costs least, with the arguments still in their registers.
 
-The kernel emulates some instructions (bpf/probes/emulation.py): pushes, nops, relative jumps and calls. A uprobe there
-costs 1.5 us. Others, such as the endbr64 that begins a function, it single-steps, which costs up to 10 us.
+The kernel emulates some instructions (bpf/probes/emulation.py): pushes, nops, relative jumps and calls. A uprobe on
+them costs 1.5 us. It single-steps others, such as the endbr64 at a function's beginning, which costs up to 10 us.
 
-So what a function begins with is followed up to the first that is emulated, as long as it only makes room on the stack
-and moves registers and what is there, or writes numbers there. Encodings are those of Intel's Software Developer's
-Manual, volume 2.
+So the search goes from the function's beginning to its first emulated instruction, past instructions that only make
+room on the stack, move registers and stack contents, or write numbers to the stack. Encodings: Intel's Software
+Developer's Manual, volume 2.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from iaprof.bpf.probes.emulation import EMULATED
 _ENDBR64 = re.compile(rb"\xf3\x0f\x1e\xfa")
 _SUB_RSP = re.compile(rb"\x48(?:\x83\xec([\x00-\x7f])|\x81\xec(..\x00\x00))", re.DOTALL)
 _CANARY = re.compile(rb"\x64([\x48\x4c])\x8b([\x04-\x3c])\x25\x28\x00\x00\x00")  # mov %fs:0x28, to a register
-# test, xor and mov (from the register that ModRM names first, or to it) of two registers.
+# test, xor and mov of two registers, where ModRM's first register is the source or the destination.
 _REGISTERS = re.compile(rb"([\x40-\x4f]?)([\x85\x31\x89\x8b])([\xc0-\xff])")
-# mov and lea of a register and disp(%rsp), with a displacement of no, one and four bytes.
+# mov and lea of a register and disp(%rsp), with a displacement of none, one or four bytes.
 _STACK = re.compile(
     rb"([\x40\x44\x48\x4c]?)([\x89\x8b\x8d])(?:([\x04-\x3c])\x24()|([\x44-\x7c])\x24(.)|([\x84-\xbc])\x24(.{4}))",
     re.DOTALL,
 )
-# Registers of vectors: pxor and xorps of two; movups and movaps to disp(%rsp). And a number, by mov, to disp(%rsp).
+# Vector registers: pxor and xorps of two; movups and movaps to disp(%rsp). And mov of a number to disp(%rsp).
 _VECTORS = re.compile(rb"(?:\x66[\x40-\x4f]?\x0f\xef|[\x40-\x4f]?\x0f\x57)[\xc0-\xff]")
 _VECTOR_STORE = re.compile(
     rb"[\x40\x44]?\x0f[\x11\x29]"
@@ -36,7 +36,7 @@ _VECTOR_STORE = re.compile(
 _NUMBER_STORE = re.compile(
     rb"[\x40\x48]?(?:\xc6(?:\x04\x24|\x44\x24.|\x84\x24.{4}).|\xc7(?:\x04\x24|\x44\x24.|\x84\x24.{4}).{4})", re.DOTALL
 )
-# cmp, mov and lea of two registers, or of one and what is at a register, alone or with a displacement, or at rip.
+# cmp, mov and lea of two registers, or of a register and memory at a register, with or without displacement, or rip.
 _ANYWHERE = re.compile(
     rb"([\x40-\x4f]?)([\x39\x3b\x89\x8b\x8d])"
     rb"(?:([\xc0-\xff])|((?![\x04\x05\x0c\x0d\x14\x15\x1c\x1d\x24\x25\x2c\x2d\x34\x35\x3c\x3d])[\x00-\x3f])"
@@ -45,28 +45,28 @@ _ANYWHERE = re.compile(
     rb"|((?![\x84\x8c\x94\x9c\xa4\xac\xb4\xbc])[\x80-\xbf]).{4})",
     re.DOTALL,
 )
-_CHANGE_NO_REGISTER = (_ENDBR64, _SUB_RSP, _VECTORS, _VECTOR_STORE, _NUMBER_STORE)  # with an argument
+_CHANGE_NO_REGISTER = (_ENDBR64, _SUB_RSP, _VECTORS, _VECTOR_STORE, _NUMBER_STORE)  # that holds an argument
 _TEST, _STORE, _LOAD, _LEA = 0x85, 0x89, 0x8B, 0x8D
-_OF_REGISTERS = 0xC0  # and above: ModRM of two
+_OF_REGISTERS = 0xC0  # ModRM of two registers is this or higher
 _RSP = 4
 _ARGUMENTS = (7, 6, 2, 1, 8, 9)  # registers in the order of the System V ABI
-LENGTH = 192  # bytes of a function that are looked at
+LENGTH = 192  # bytes of a function that are searched
 
 
 class _UnknownError(Exception):
-    """What comes may change what a probe needs."""
+    """The next instruction may change what a probe needs."""
 
 
 def probe_offset(code: bytes, arguments: Set[int], keeps_stack: bool = False, keeps_memory: bool = True) -> int:
-    """Where to probe a function that begins with `code`, in bytes from its beginning.
+    """Returns where to probe a function, in bytes from its beginning.
 
-    These arguments are in their registers there. It is 0 if an unknown instruction comes before one that is emulated.
+    The arguments are in their registers there. 0 if an unknown instruction comes before the first emulated one.
 
     Args:
-        code: its first LENGTH bytes.
-        arguments: by number.
-        keeps_stack: the stack pointer is as it was when the function was called, too.
-        keeps_memory: so is what the arguments point to.
+        code: the function's first LENGTH bytes.
+        arguments: numbers of the arguments that the probe needs.
+        keeps_stack: the stack pointer must also be as it was at the call.
+        keeps_memory: what the arguments point to must also be as it was at the call.
     """
     kept = {_ARGUMENTS[argument] for argument in arguments} | {_RSP}
     at = 0
@@ -81,37 +81,37 @@ def probe_offset(code: bytes, arguments: Set[int], keeps_stack: bool = False, ke
 
 
 def _after(code: bytes, at: int, kept: Set[int], keeps_memory: bool) -> int:
-    """Where the instruction behind the one at `at` is, if that writes to none of the registers that are kept."""
+    """Returns where the instruction after the one at `at` is; raises if that one writes to a register that is kept."""
     written = None
-    if found := next(filter(None, (each.match(code, at) for each in _CHANGE_NO_REGISTER)), None):
+    if match := next(filter(None, (pattern.match(code, at) for pattern in _CHANGE_NO_REGISTER)), None):
         pass
-    elif found := _CANARY.match(code, at):
-        written = _register(found[1], found[2][0] >> 3)
-    elif found := _REGISTERS.match(code, at):
-        opcode, registers = found[2][0], found[3][0]
+    elif match := _CANARY.match(code, at):
+        written = _register(match[1], match[2][0] >> 3)
+    elif match := _REGISTERS.match(code, at):
+        opcode, registers = match[2][0], match[3][0]
         if opcode == _LOAD:
-            written = _register(found[1], registers >> 3)
+            written = _register(match[1], registers >> 3)
         elif opcode != _TEST:
-            written = _register(found[1], registers, extended_by=1)
-    elif found := _STACK.match(code, at):
-        registers = next(each for each in found.groups()[2:] if each is not None)[0]
+            written = _register(match[1], registers, extended_by=1)
+    elif match := _STACK.match(code, at):
+        registers = next(group for group in match.groups()[2:] if group is not None)[0]
         if registers & 7 != _RSP:
             raise _UnknownError
-        if found[2][0] != _STORE:
-            written = _register(found[1], registers >> 3)
-    elif not keeps_memory and (found := _ANYWHERE.match(code, at)):
-        opcode, registers = found[2][0], next(each for each in found.groups()[2:] if each is not None)[0]
+        if match[2][0] != _STORE:
+            written = _register(match[1], registers >> 3)
+    elif not keeps_memory and (match := _ANYWHERE.match(code, at)):
+        opcode, registers = match[2][0], next(group for group in match.groups()[2:] if group is not None)[0]
         if opcode in (_LOAD, _LEA):
-            written = _register(found[1], registers >> 3)
+            written = _register(match[1], registers >> 3)
         elif opcode == _STORE and registers >= _OF_REGISTERS:
-            written = _register(found[1], registers, extended_by=1)
+            written = _register(match[1], registers, extended_by=1)
     else:
         raise _UnknownError
     if written in kept:
         raise _UnknownError
-    return found.end()
+    return match.end()
 
 
 def _register(rex: bytes, number: int, extended_by: int = 4) -> int:
-    """A register's number, of which the prefix may have the fourth bit."""
+    """Returns a register's number, whose fourth bit may be in the prefix."""
     return number & 7 | (8 if rex and rex[0] & extended_by else 0)

@@ -1,4 +1,4 @@
-"""The layout of a Level Zero driver, of what its processes answer to `iaprof calibrate`."""
+"""Makes the layout of a Level Zero driver from its processes' answers to `iaprof calibrate`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from iaprof.record.calibrate.answer import (
     read_places,
     read_version,
 )
-from iaprof.record.calibrate.level_zero_own import Place
+from iaprof.record.calibrate.level_zero_own import LaunchPlace
 from iaprof.record.calibrate.search import MAX_BIAS
 
-# The arguments in which the functions have handles, or an array of them and its length.
+# Action, argument with the handle or with an array of handles, and argument with the array's length.
 _ENTRIES = {
     "zeCommandListAppendLaunchKernel": (Action.LAUNCH, 1, None),
     "zeCommandListAppendLaunchCooperativeKernel": (Action.LAUNCH, 1, None),
@@ -58,49 +58,49 @@ _NEEDED = ("zeCommandListAppendLaunchKernel", "zeKernelDestroy")
 
 @dataclass(frozen=True)
 class LevelZeroAnswer(Answer):
-    """Of one process."""
+    """The answer of one process."""
 
-    exports: Mapping[str, int]  # as functions, of what programs find by name
-    own: tuple[Place, ...]  # where it launches kernels of its own
+    exports: Mapping[str, int]  # by name: places of exported functions
+    own: tuple[LaunchPlace, ...]  # where it launches kernels of its own
 
 
-def read_level_zero(told: Any) -> LevelZeroAnswer:
-    """Checks an answer.
+def read_level_zero(raw: Any) -> LevelZeroAnswer:
+    """Checks and reads an answer.
 
     Raises:
-        Problem: it says why there is none.
-        ValueError, KeyError, TypeError, AttributeError, OverflowError: it makes no sense.
+        Problem: the answer says why there is none.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: the answer makes no sense.
     """
     return LevelZeroAnswer(
-        version=read_version(told),
-        functions=read_places(told["functions"], _ENTRIES),
-        candidates=read_candidates(told["candidates"], PARTS),
-        no_own=read_no_own(told),
-        exports=read_places(told.get("exports", {}), _ENTRIES),
-        own=tuple(_places(told.get("own", ()))),
+        version=read_version(raw),
+        functions=read_places(raw["functions"], _ENTRIES),
+        candidates=read_candidates(raw["candidates"], PARTS),
+        no_own=read_no_own(raw),
+        exports=read_places(raw.get("exports", {}), _ENTRIES),
+        own=tuple(_places(raw.get("own", ()))),
     )
 
 
-def _places(told: Any) -> Iterator[Place]:
-    for each in read_list(told):
-        address, kernel, of_list, is_function = each
+def _places(raw: Any) -> Iterator[LaunchPlace]:
+    for raw_place in read_list(raw):
+        address, kernel, of_list, is_function = raw_place
         if not all(0 <= int(bias) <= MAX_BIAS for bias in (kernel, of_list)):
             raise ValueError("own")
-        yield Place(read_place(address), int(kernel), int(of_list), bool(is_function))
+        yield LaunchPlace(read_place(address), int(kernel), int(of_list), bool(is_function))
 
 
 def level_zero_layout(build_id: str, code: Code, answers: Sequence[LevelZeroAnswer]) -> Layout:
-    """The layout on which all agree.
+    """Returns the layout on which all answers agree.
 
     Raises:
         Problem: there is none.
-        LayoutError: it makes no sense.
+        LayoutError: the layout makes no sense.
     """
     functions = common_functions(answers, _NEEDED)
     address, allocation = best_address(answers)
     module, binary = best(answers, "module"), best(answers, "binary")
-    # On the way to the address, but not the last object, the allocation: with a GPU, the driver has allocations of
-    # another class.
+    # An object on the path to the address, but not the last one, the allocation: with a GPU, the driver has allocations
+    # of another class.
     on_the_way = (address[0][:length] for length in range(len(address[0]) - 2, -1, -1))
     kernel_class, places = best_class(on_the_way, answers)
     layout = Layout(
@@ -128,10 +128,10 @@ def _entries(functions: Mapping[str, int], exports: Mapping[str, int], code: Cod
     for name, (action, _, _) in _ENTRIES.items():
         place = functions.get(name)
         if place is None or place in taken:
-            continue  # where a function is not supported, one stub may stand for several
+            continue  # one stub may stand for several unsupported functions
         taken.add(place)
         yield _entry(name, place, code)
-        # A copy by a function that is not probed would have the stack of the thread's copy before.
+        # A copy by a function without a probe would get the stack of the thread's copy before it.
         if (
             action in TRANSFERS
             and (export := exports.get(name, place)) not in taken
@@ -142,20 +142,20 @@ def _entries(functions: Mapping[str, int], exports: Mapping[str, int], code: Cod
 
 
 def _jumps(export: int, place: int, code: Code) -> bool:
-    """Whether an exported function does nothing but go on with the one at `place`."""
-    found = _JUMP.match(code.beginning(export))
-    return found is not None and export + found.end() + int(struct.unpack("<i", found[1])[0]) == place
+    """Whether an exported function does nothing but jump to the one at `place`."""
+    match = _JUMP.match(code.beginning(export))
+    return match is not None and export + match.end() + int(struct.unpack("<i", match[1])[0]) == place
 
 
 def _entry(name: str, place: int, code: Code) -> Entry:
     action, handle, count = _ENTRIES[name]
-    # The first is the list, which leads to the GPU; the second of a wait is how long it may take.
+    # Argument 0 is the list, which leads to the GPU; argument 1 of a wait is its timeout.
     needed = {0, 1} if action is Action.WAIT else {0, handle, handle if count is None else count}
     return Entry(name, action, code.probe(place, needed, keeps_stack=action is Action.WAIT), handle, count)
 
 
 def _own_launches(answers: Sequence[LevelZeroAnswer], code: Code) -> Iterator[Entry]:
-    """Where any of the devices launches kernels of the driver's own; nowhere if that is not known of one of them."""
+    """Yields where some device launches the driver's own kernels; nothing if that is unknown of a device."""
     if any(answer.no_own for answer in answers):
         return
     for place in sorted({place for answer in answers for place in answer.own}):

@@ -1,6 +1,6 @@
-"""Copies and fills of every kind that a Level Zero driver has, for `iaprof calibrate` to see what they launch.
+"""Has a Level Zero driver copy and fill in all ways, for `iaprof calibrate` to see what that launches.
 
-Structures and numbers are those of Level Zero's ze_api.h. What a device cannot do is left out: some have no
+Structures and numbers are those of Level Zero's ze_api.h. What a device does not support is left out: some have no
 images.
 """
 
@@ -18,23 +18,23 @@ _BYTES = 1 << 20
 _QUEUE, _LIST, _IMAGE, _MEMORY = 0xE, 0xF, 0x13, 0x15  # ZE_STRUCTURE_TYPE_..._DESC
 _ASYNCHRONOUS = 2  # ZE_COMMAND_QUEUE_MODE_ASYNCHRONOUS
 _PLANE = 2  # ZE_IMAGE_TYPE_2D
-# Layouts of pixels, ZE_IMAGE_FORMAT_LAYOUT_: 8, 16, 32, 16_16_16_16, 32_32_32_32, 8_8_8, 16_16_16
+# ZE_IMAGE_FORMAT_LAYOUT_: 8, 16, 32, 16_16_16_16, 32_32_32_32, 8_8_8, 16_16_16
 _LAYOUTS = (0, 1, 2, 6, 8, 43, 44)
 
 Call = Callable[[], None]
 
 
 def find_own_kernels(driver: Driver, own: OwnKernels, kernel: int) -> None:
-    """Makes the driver copy and fill in all ways, so that `own` learns from where it launches what does that.
+    """Has the driver copy and fill in all ways, so that `own` finds where it launches kernels for that.
 
     Args:
-        driver: that runs.
-        own: learns.
+        driver: the running driver.
+        own: watches the calls.
         kernel: handle of a kernel of ours.
 
     Raises:
-        OwnKernelsError: launches cannot be seen.
-        DriverError: the driver refuses what all devices can do.
+        OwnKernelsError: launches cannot be watched.
+        DriverError: the driver refuses what all devices support.
     """
     copies = _Copies(driver)
     lists = [copies.regular(), copies.immediate()]
@@ -45,7 +45,7 @@ def find_own_kernels(driver: Driver, own: OwnKernels, kernel: int) -> None:
 
 
 def _structure(kind: int, *values: int) -> ctypes.Array[c_uint32]:
-    """A descriptor without extensions, of numbers of 32 bits."""
+    """Makes a descriptor without extensions, from 32-bit numbers."""
     return (c_uint32 * (4 + len(values)))(kind, 0, 0, 0, *values)
 
 
@@ -66,14 +66,14 @@ class _Copies:
             )
 
     def regular(self) -> int:
-        """A new command list; like all here, for the queues that compute."""
+        """Makes a command list; like all here, for compute queues."""
         handle = c_void_p()
         desc = _structure(_LIST, 0, 0)
         self._driver.call("zeCommandListCreate", self._driver.context, self._driver.device, byref(desc), byref(handle))
         return handle.value or 0
 
     def immediate(self) -> int:
-        """A new command list that is executed as it grows."""
+        """Makes an immediate command list."""
         handle = c_void_p()
         desc = _structure(_QUEUE, 0, 0, 0, _ASYNCHRONOUS, 0, 0)
         self._driver.call(
@@ -91,48 +91,59 @@ class _Copies:
         self._driver.call(function, c_void_p(handle), *arguments, None, 0, None)
 
     def calls(self, handle: int) -> Iterator[Call]:
-        """Calls that copy and fill, on a list."""
+        """Yields calls that copy and fill, on a list."""
         for call in (*self._buffers(handle), *self._regions(handle), *self._images(handle)):
-            yield lambda call=call: self._tried(call)  # type: ignore[misc]
+            yield lambda call=call: self._try(call)  # type: ignore[misc]
 
     @staticmethod
-    def _tried(call: Call) -> None:
-        with contextlib.suppress(DriverError):  # what one device cannot do, another can
+    def _try(call: Call) -> None:
+        with contextlib.suppress(DriverError):  # not every device supports it
             call()
 
     def _buffers(self, handle: int) -> Iterator[Call]:
-        to, of = (memory.value or 0 for memory in self._memory)
+        destination, source = (memory.value or 0 for memory in self._memory)
         pattern = ctypes.create_string_buffer(b"pattern", 64)
-        # Aligned and not: what does not fit the aligned kernel is done by others.
+        # Aligned and unaligned: the driver has other kernels for what is unaligned.
         for at, size in ((0, 1 << 16), (3, 100_001), (0, 60), (3, 5), (4, 1 << 12)):
             yield lambda at=at, size=size: self._append(  # type: ignore[misc]
-                "zeCommandListAppendMemoryCopy", handle, c_void_p(to + at), c_void_p(of + at), c_uint64(size)
+                "zeCommandListAppendMemoryCopy",
+                handle,
+                c_void_p(destination + at),
+                c_void_p(source + at),
+                c_uint64(size),
             )
-            for bytes_ in (1, 2, 4, 16, 64):
-                yield lambda at=at, size=size, bytes_=bytes_: self._append(  # type: ignore[misc]
+            for pattern_bytes in (1, 2, 4, 16, 64):
+                yield lambda at=at, size=size, pattern_bytes=pattern_bytes: self._append(  # type: ignore[misc]
                     "zeCommandListAppendMemoryFill",
                     handle,
-                    c_void_p(to + at),
+                    c_void_p(destination + at),
                     byref(pattern),
-                    c_uint64(bytes_),
-                    c_uint64(size // bytes_ * bytes_),
+                    c_uint64(pattern_bytes),
+                    c_uint64(size // pattern_bytes * pattern_bytes),
                 )
         yield lambda: self._append(
             "zeCommandListAppendMemoryCopyFromContext",
             handle,
-            c_void_p(to),
+            c_void_p(destination),
             self._driver.context,
-            c_void_p(of),
+            c_void_p(source),
             c_uint64(4096),
         )
 
     def _regions(self, handle: int) -> Iterator[Call]:
-        to, of = self._memory
+        destination, source = self._memory
         for depth in (1, 4):
             region = (c_uint32 * 6)(0, 0, 0, 100, 50, depth)
             pitches = (128, 128 * 64 if depth > 1 else 0)
             yield lambda region=region, pitches=pitches: self._append(  # type: ignore[misc]
-                "zeCommandListAppendMemoryCopyRegion", handle, to, byref(region), *pitches, of, byref(region), *pitches
+                "zeCommandListAppendMemoryCopyRegion",
+                handle,
+                destination,
+                byref(region),
+                *pitches,
+                source,
+                byref(region),
+                *pitches,
             )
 
     def _images(self, handle: int) -> Iterator[Call]:

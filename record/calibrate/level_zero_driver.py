@@ -1,6 +1,6 @@
-"""A Level Zero driver as `iaprof calibrate` uses it: a few of its own exported functions, without loader and headers.
+"""Calls a Level Zero driver's own exported functions for `iaprof calibrate`, without loader and headers.
 
-Structures and numbers are those of Level Zero's ze_api.h. Every call that fails is a DriverError.
+Structures and numbers are those of Level Zero's ze_api.h. Every failing call raises DriverError.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ MAX_KERNELS = 16  # of a module
 MAX_BYTES = 1 << 20  # of code, or of a module
 _CONTEXT, _MODULE, _KERNEL = 0xD, 0x1B, 0x1D  # ZE_STRUCTURE_TYPE_..._DESC
 _NATIVE = 1  # ZE_MODULE_FORMAT_NATIVE
-_ANY_VERSION = 0x1FFFF  # of ze_api_version_t: 1.65535, so that tables are filled as far as the driver has functions
-_TABLE_WORDS = 1024  # ten times what the largest table has in Level Zero 1.17
+_ANY_VERSION = 0x1FFFF  # of ze_api_version_t: 1.65535, so that the driver fills tables with all its functions
+_TABLE_WORDS = 1024  # ten times those of the largest table in Level Zero 1.17
 
-# Where in the tables that loaders ask for (ze_ddi.h) the functions are of which a call means something.
+# By table that loaders ask for (ze_ddi.h): the index of functions that are probed or called.
 TABLES = {
     "zeGetCommandListProcAddrTable": {
         "zeCommandListDestroy": 2,
@@ -55,13 +55,13 @@ TABLES = {
     "zeGetKernelProcAddrTable": {"zeKernelDestroy": 1},
     "zeGetModuleProcAddrTable": {"zeModuleDestroy": 1},
 }
-OF_WAITS = {  # without which launches are recorded all the same
+OF_WAITS = {  # functions that wait: without them launches can be recorded all the same
     "zeGetEventProcAddrTable": {"zeEventHostSynchronize": 3},
     "zeGetCommandQueueProcAddrTable": {"zeCommandQueueSynchronize": 3},
     "zeGetFenceProcAddrTable": {"zeFenceHostSynchronize": 2},
     "zeGetDeviceProcAddrTable": {"zeDeviceSynchronize": 22},
 }
-EXTENSIONS = (  # that programs get by name
+EXTENSIONS = (  # found by name
     "zexCommandListAppendVariableLaunchKernel",
     "zexCommandListAppendMemoryCopyWithParameters",
     "zexCommandListAppendMemoryFillWithParameters",
@@ -69,7 +69,7 @@ EXTENSIONS = (  # that programs get by name
 
 
 class DriverError(Exception):
-    """The driver does not do what is asked; the text says what."""
+    """A driver's call failed, or gave a wrong result; the text says which."""
 
 
 class _ContextDesc(ctypes.Structure):
@@ -93,10 +93,10 @@ class _KernelDesc(ctypes.Structure):
 
 
 class Driver:
-    """The driver, with its first device."""
+    """A driver and its first device."""
 
     def __init__(self, library: str) -> None:
-        """Loads and starts it."""
+        """Loads and initializes the driver."""
         try:
             self._library = ctypes.CDLL(library)
         except OSError as error:
@@ -108,7 +108,7 @@ class Driver:
         self.call("zeContextCreate", self._driver, byref(_ContextDesc(_CONTEXT)), byref(self.context))
 
     def version(self) -> str:
-        """What the driver calls itself: 1.15.39122+14 is Level Zero 1.15 and the end of NEO's 26.27.39122.14."""
+        """Returns the driver's version: 1.15.39122+14 is Level Zero 1.15 and the end of NEO's 26.27.39122.14."""
         text = ctypes.create_string_buffer(64)
         with contextlib.suppress(DriverError):
             name = "zeIntelGetDriverVersionString"
@@ -116,31 +116,31 @@ class Driver:
         return text.value.decode("ascii", "replace") or "unknown"
 
     def functions(self) -> dict[str, int]:
-        """The addresses at which calls arrive."""
-        found: dict[str, int] = {}
-        for of, places in TABLES.items():
-            found |= self._in_table(of, places)
-        for of, places in OF_WAITS.items():
+        """Returns the addresses of functions as loaders call them, by name."""
+        addresses: dict[str, int] = {}
+        for table, places in TABLES.items():
+            addresses |= self._in_table(table, places)
+        for table, places in OF_WAITS.items():
             with contextlib.suppress(DriverError):
-                found |= self._in_table(of, places)
+                addresses |= self._in_table(table, places)
         for name in EXTENSIONS:
             with contextlib.suppress(DriverError):
-                found[name] = ctypes.cast(self._extension(name), c_void_p).value or 0
-        return {name: address for name, address in found.items() if address}
+                addresses[name] = ctypes.cast(self._extension(name), c_void_p).value or 0
+        return {name: address for name, address in addresses.items() if address}
 
-    def _in_table(self, of: str, places: Mapping[str, int]) -> dict[str, int]:
-        table = (c_uint64 * _TABLE_WORDS)()
-        self.call(of, _ANY_VERSION, table)
-        return {name: table[place] for name, place in places.items()}
+    def _in_table(self, table_function: str, places: Mapping[str, int]) -> dict[str, int]:
+        words = (c_uint64 * _TABLE_WORDS)()
+        self.call(table_function, _ANY_VERSION, words)
+        return {name: words[place] for name, place in places.items()}
 
     def exports(self) -> dict[str, int]:
-        """The addresses of such functions for programs that open the driver and find them by name."""
-        names = [name for of in TABLES.values() for name in of if hasattr(self._library, name)]
+        """Returns the addresses of exported functions, for programs that find them by name in the driver."""
+        names = [name for functions in TABLES.values() for name in functions if hasattr(self._library, name)]
         return {name: ctypes.cast(getattr(self._library, name), c_void_p).value or 0 for name in names}
 
     @contextlib.contextmanager
     def module(self, binary: bytes, copies: int = 1) -> Iterator[list[Kernel]]:
-        """A module, and each of its kernels so many times; both live as long as this lasts."""
+        """Makes a module, and `copies` of each of its kernels; both are destroyed at the end of the context."""
         module = c_void_p()
         desc = _ModuleDesc(_MODULE, None, _NATIVE, len(binary), binary)
         self.call("zeModuleCreate", self.context, self.device, byref(desc), byref(module), None)
@@ -159,8 +159,8 @@ class Driver:
         return kernel
 
     def _about(self, module: c_void_p, name: bytes, handle: c_void_p) -> Kernel:
-        """What all the public calls say; they must agree."""
-        pointer = c_void_p()  # the driver leaves it as it is where the name is something else's
+        """Returns what the public calls say of a kernel; they must agree."""
+        pointer = c_void_p()  # stays 0 if the name is that of something else
         self.call("zeModuleGetFunctionPointer", module, name, byref(pointer))
         called, base, code = self.kernel(handle.value or 0)
         if not base or (base ^ (pointer.value or 0)) & GPU_BITS:
@@ -177,7 +177,7 @@ class Driver:
         )
 
     def kernel(self, handle: int) -> tuple[bytes, int, bytes]:
-        """What the driver says of a kernel: its name, GPU address and code."""
+        """Returns what the driver says of a kernel: its name, GPU address and code."""
         base = c_uint64()
         what = "zexKernelGetBaseAddress"
         self._check(what, self._extension(what)(c_void_p(handle), byref(base)))
@@ -189,9 +189,9 @@ class Driver:
         self.call(what, handle, byref(size), None)
         if not 0 < size.value <= MAX_BYTES:
             raise DriverError(f"{what} gives {size.value} bytes")
-        found = ctypes.create_string_buffer(size.value)
-        self.call(what, handle, byref(size), found)
-        return found.raw
+        buffer = ctypes.create_string_buffer(size.value)
+        self.call(what, handle, byref(size), buffer)
+        return buffer.raw
 
     def _extension(self, name: str) -> Any:
         function = c_void_p()

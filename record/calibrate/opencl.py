@@ -1,4 +1,4 @@
-"""The layout of an OpenCL driver, of what its processes answer to `iaprof calibrate`."""
+"""Makes the layout of an OpenCL driver from its processes' answers to `iaprof calibrate`."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ from iaprof.record.calibrate.answer import (
     read_version,
 )
 from iaprof.record.calibrate.opencl_driver import LAUNCHES
-from iaprof.record.calibrate.opencl_own import Way
+from iaprof.record.calibrate.opencl_own import HandlePath
 from iaprof.record.calibrate.search import MAX_BIAS, Path
 
 _PARTS = PARTS | {"binary": (3,), "number": (1,)}
 _NEEDED = LAUNCHES[:1]
 _LAUNCHES = dict.fromkeys(LAUNCHES, (Action.LAUNCH, 1))
-_MAY_COPY = dict.fromkeys(MAY_COPY, (Action.MAY_COPY, 0))  # which matters only for the driver's own kernels
+_MAY_COPY = dict.fromkeys(MAY_COPY, (Action.MAY_COPY, 0))  # probed only for the driver's own kernels
 _WAITS = {name: (Action.WAIT, argument) for name, argument in WAITING.items()}
 _FUNCTIONS = _LAUNCHES | TRANSFERRING | _MAY_COPY | _WAITS
-# What ends them, and how people may call it.
+# By kind of object: the action at its end, and a name for the destructor.
 _GONE = {
     "Kernel": (Action.KERNEL_GONE, "MultiDeviceKernel::~MultiDeviceKernel"),
     "Program": (Action.MODULE_GONE, "Program::~Program"),
 }
-_TABLE = 2  # offsets that lead from a handle to a GPU's kernel
-_NEXT_GPU = (0, 8)  # how they grow from GPU to GPU
+_TABLE = 2  # offsets of the path from a handle to a GPU's kernel
+_NEXT_GPU = (0, 8)  # what is added to them for each next GPU
 
 
 @dataclass(frozen=True)
 class _Destructor:
-    """What ends an object: functions of which one is called, once, and bytes from it to its handle."""
+    """How an object ends: in one call of one of these functions; and the bytes from their argument to its handle."""
 
     functions: tuple[int, ...]
     bias: int
@@ -56,53 +56,53 @@ class _Destructor:
 
 @dataclass(frozen=True)
 class OpenCLAnswer(Answer):
-    """Of one process."""
+    """The answer of one process."""
 
-    gone: Mapping[str, _Destructor]  # as _GONE
-    own: frozenset[int]  # from where it launches kernels of its own: places in the file
-    ways: frozenset[Way]  # to these
-    list_bias: int  # bytes that a queue's handle lies behind the first argument there
+    gone: Mapping[str, _Destructor]  # by kind, as in _GONE
+    own: frozenset[int]  # places in the file where it launches kernels of its own
+    handle_paths: frozenset[HandlePath]  # paths to the handles of these
+    list_bias: int  # bytes from the first argument there to a queue's handle
 
 
-def read_opencl(told: Any) -> OpenCLAnswer:
-    """Checks an answer.
+def read_opencl(raw: Any) -> OpenCLAnswer:
+    """Checks and reads an answer.
 
     Raises:
-        Problem: it says why there is none.
-        ValueError, KeyError, TypeError, AttributeError, OverflowError: it makes no sense.
+        Problem: the answer says why there is none.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: the answer makes no sense.
     """
     return OpenCLAnswer(
-        version=read_version(told),
-        functions=read_places(told["functions"], _FUNCTIONS),
-        candidates=read_candidates(told["candidates"], _PARTS),
-        no_own=read_no_own(told),
-        gone={kind: _destructor(told["gone"][kind]) for kind in _GONE},
-        own=frozenset(map(read_place, read_list(told.get("own", ())))),
-        ways=frozenset(Way(*map(int, way)) for way in told.get("ways", ())),
-        list_bias=int(told.get("list", 0)),
+        version=read_version(raw),
+        functions=read_places(raw["functions"], _FUNCTIONS),
+        candidates=read_candidates(raw["candidates"], _PARTS),
+        no_own=read_no_own(raw),
+        gone={kind: _destructor(raw["gone"][kind]) for kind in _GONE},
+        own=frozenset(map(read_place, read_list(raw.get("own", ())))),
+        handle_paths=frozenset(HandlePath(*map(int, path)) for path in raw.get("ways", ())),
+        list_bias=int(raw.get("list", 0)),
     )
 
 
-def _destructor(told: Any) -> _Destructor:
-    bias = int(told["bias"])
-    if not 0 <= bias <= MAX_BIAS or len(told["functions"]) != 2:
+def _destructor(raw: Any) -> _Destructor:
+    bias = int(raw["bias"])
+    if not 0 <= bias <= MAX_BIAS or len(raw["functions"]) != 2:
         raise ValueError("gone")
-    return _Destructor(tuple(map(read_place, told["functions"])), bias)
+    return _Destructor(tuple(map(read_place, raw["functions"])), bias)
 
 
 def opencl_layout(build_id: str, code: Code, answers: Sequence[OpenCLAnswer]) -> Layout:
-    """The layout on which all agree.
+    """Returns the layout on which all answers agree.
 
     Raises:
         Problem: there is none.
-        LayoutError: it makes no sense.
+        LayoutError: the layout makes no sense.
     """
     functions = common_functions(answers, _NEEDED)
     address, allocation = best_address(answers)
     module, binary = best(answers, "module"), best(answers, "binary")
     kernel_class, places = best_class([address[0][:_TABLE]], answers)
     number = best(answers, "number")
-    way = _way(answers)
+    path = _handle_path(answers)
     _, start, length = code.segment(functions[_NEEDED[0]])
     layout = Layout(
         build_id=build_id,
@@ -111,10 +111,10 @@ def opencl_layout(build_id: str, code: Code, answers: Sequence[OpenCLAnswer]) ->
         entries=(
             *_entries(_LAUNCHES, functions, code),
             *_entries(TRANSFERRING, functions, code),
-            *(_entries(_MAY_COPY, functions, code) if way else ()),
+            *(_entries(_MAY_COPY, functions, code) if path else ()),
             *_ends(answers, module[1][0], code),
             *_entries(_WAITS, functions, code),
-            *(_own_launches(answers, way, code) if way else ()),
+            *(_own_launches(answers, path, code) if path else ()),
         ),
         address=tuple(map(_of_gpu, address)),
         size=_of_gpu(best(answers, "size")[0], bits=32),
@@ -129,39 +129,39 @@ def opencl_layout(build_id: str, code: Code, answers: Sequence[OpenCLAnswer]) ->
         binary_size=Field(binary[1], per_gpu=binary[2]),
         gpu=Field(number[0], bits=32),
         code_range=(start, start + length),
-        dispatch=Dispatch(way.first, way.many, way.size, (way.kernel, way.handle)) if way else None,
+        dispatch=Dispatch(path.first, path.many, path.size, (path.kernel, path.handle)) if path else None,
     )
     return Layout.from_json(layout.to_json())
 
 
-def _way(answers: Sequence[OpenCLAnswer]) -> Way | None:
-    """To the driver's own kernels; None if that is not known of one of the devices, or they do not agree."""
-    common = frozenset.intersection(*(answer.ways for answer in answers))
+def _handle_path(answers: Sequence[OpenCLAnswer]) -> HandlePath | None:
+    """Returns the path to the driver's own kernels; None if it is unknown of a device, or devices do not agree."""
+    common = frozenset.intersection(*(answer.handle_paths for answer in answers))
     if any(answer.no_own for answer in answers) or len({answer.list_bias for answer in answers}) > 1:
         return None
     return min(common, default=None)
 
 
-def _own_launches(answers: Sequence[OpenCLAnswer], way: Way, code: Code) -> Iterator[Entry]:
-    """Where any of the devices launches kernels of the driver's own: call instructions."""
+def _own_launches(answers: Sequence[OpenCLAnswer], path: HandlePath, code: Code) -> Iterator[Entry]:
+    """Yields the call instructions that launch the driver's own kernels on some device."""
     for place in sorted(frozenset.union(*(answer.own for answer in answers))):
-        yield Entry(OWN_KERNELS, Action.OWN_LAUNCHES, code.call(place), 1, None, way.bias, answers[0].list_bias)
+        yield Entry(OWN_KERNELS, Action.OWN_LAUNCHES, code.call(place), 1, None, path.bias, answers[0].list_bias)
 
 
 def _of_gpu(path: Path, bits: int = 64) -> Field:
     return Field(path, bits, (*_NEXT_GPU, *(0 for _ in path[_TABLE:])))
 
 
-def _entries(of: Mapping[str, tuple[Action, int]], functions: Mapping[str, int], code: Code) -> Iterator[Entry]:
-    """Those of some functions, of which the action and the argument are given."""
+def _entries(actions: Mapping[str, tuple[Action, int]], functions: Mapping[str, int], code: Code) -> Iterator[Entry]:
+    """Yields the entries of functions, given the actions and arguments."""
     nested = code.called(
-        {functions[name] for name, (action, _) in of.items() if name in functions and action in TRANSFERS}
+        {functions[name] for name, (action, _) in actions.items() if name in functions and action in TRANSFERS}
     )
     taken = set()
-    for name, (action, handle) in of.items():
+    for name, (action, handle) in actions.items():
         place = functions.get(name)
         if place is None or place in taken:
-            continue  # where a function is not supported, one stub may stand for several
+            continue  # one stub may stand for several unsupported functions
         taken.add(place)
         needed = {handle} if action is Action.WAIT else {0, handle}
         at = code.probe(place, needed, keeps_stack=place in nested or action is Action.WAIT)
@@ -169,21 +169,21 @@ def _entries(of: Mapping[str, tuple[Action, int]], functions: Mapping[str, int],
 
 
 def _ends(answers: Sequence[OpenCLAnswer], module_bias: int, code: Code) -> Iterator[Entry]:
-    """What ends kernels and programs.
+    """Yields the entries of destructors of kernels and programs.
 
     Args:
         answers: of all devices.
-        module_bias: bytes from where a kernel points to the handle of its program.
-        code: of the driver.
+        module_bias: bytes from what a kernel points to, to the handle of its program.
+        code: the driver's code.
     """
     for kind, (action, name) in _GONE.items():
-        found = {answer.gone[kind] for answer in answers}
-        if len(found) > 1:
+        destructors = {answer.gone[kind] for answer in answers}
+        if len(destructors) > 1:
             raise Problem(f"devices do not agree what ends a {kind.lower()}")
-        (ends,) = found
-        offset = ends.bias if action is Action.KERNEL_GONE else max(ends.bias - module_bias, 0)
-        destructor, deletes = ends.functions
-        # The second frees memory, too. It may have all of the first in itself, or call it.
-        both = ends.functions if not code.calls(deletes, destructor) else (destructor,)
+        (destructor,) = destructors
+        offset = destructor.bias if action is Action.KERNEL_GONE else max(destructor.bias - module_bias, 0)
+        first, second = destructor.functions
+        # The second destructor frees memory, too. It may contain the first one's code, or call it.
+        both = destructor.functions if not code.calls(second, first) else (first,)
         for place in both:
             yield Entry(name, action, code.probe(place, {0}, keeps_memory=False), 0, None, offset)

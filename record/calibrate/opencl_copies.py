@@ -1,6 +1,6 @@
-"""Copies and fills of every kind that an OpenCL driver has, for `iaprof calibrate` to see what they launch.
+"""Has an OpenCL driver copy and fill in all ways, for `iaprof calibrate` to see what that launches.
 
-What a device cannot do is left out: some have no images.
+What a device does not support is left out: some have no images.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Call = Callable[[], None]
 
 
 class Copies:
-    """What is copied in a context."""
+    """Buffers and images of a context, and calls that copy them."""
 
     def __init__(self, driver: OpenCLDriver, context: int) -> None:
-        """Makes it.
+        """Makes the buffers and images.
 
         Raises:
-            DriverError: the driver refuses what all devices have.
+            DriverError: the driver refuses what all devices support.
         """
         self._driver, self._context = driver, c_void_p(context)
         self._to, self._from = (self._buffer() for _ in range(2))
@@ -56,25 +56,30 @@ class Copies:
         return c_void_p(self._driver.create(name, *arguments))
 
     def calls(self, queue: int) -> Iterator[Call]:
-        """Calls that copy and fill, on a queue."""
-        for call in (*self._buffers(queue), *self._regions(queue), *self._of_shared(queue), *self._of_images(queue)):
-            yield lambda call=call: self._tried(call)  # type: ignore[misc]
+        """Yields calls that copy and fill, on a queue."""
+        for call in (
+            *self._buffers(queue),
+            *self._regions(queue),
+            *self._shared_memory(queue),
+            *self._image_copies(queue),
+        ):
+            yield lambda call=call: self._try(call)  # type: ignore[misc]
 
     @staticmethod
-    def _tried(call: Call) -> None:
-        with contextlib.suppress(DriverError):  # what one device cannot do, another can
+    def _try(call: Call) -> None:
+        with contextlib.suppress(DriverError):  # not every device supports it
             call()
 
     def _enqueue(self, name: str, queue: int, *arguments: Any) -> Call:
         return lambda: self._driver.call(name, c_void_p(queue), *arguments, *_NO_EVENTS)
 
     def _buffers(self, queue: int) -> Iterator[Call]:
-        # Aligned and not: what does not fit the aligned kernel is done by others.
+        # Aligned and unaligned: the driver has other kernels for what is unaligned.
         for at, size in ((0, 1 << 16), (3, 100_001)):
-            place, many = c_size_t(at), c_size_t(size)
-            yield self._enqueue("clEnqueueCopyBuffer", queue, self._from, self._to, place, place, many)
-            yield self._enqueue("clEnqueueReadBuffer", queue, self._from, 0, place, many, self._host)
-            yield self._enqueue("clEnqueueWriteBuffer", queue, self._to, 0, place, many, self._host)
+            place, byte_count = c_size_t(at), c_size_t(size)
+            yield self._enqueue("clEnqueueCopyBuffer", queue, self._from, self._to, place, place, byte_count)
+            yield self._enqueue("clEnqueueReadBuffer", queue, self._from, 0, place, byte_count, self._host)
+            yield self._enqueue("clEnqueueWriteBuffer", queue, self._to, 0, place, byte_count, self._host)
         for length, at, size in ((1, 0, 1 << 16), (1, 3, 65531), (4, 0, 65532), (16, 16, 65552)):
             numbers = (c_size_t(length), c_size_t(at), c_size_t(size))
             yield self._enqueue("clEnqueueFillBuffer", queue, self._to, b"a pattern of 16.", *numbers)
@@ -96,18 +101,18 @@ class Copies:
             yield self._enqueue("clEnqueueReadBufferRect", queue, self._from, 0, *places, self._host)
             yield self._enqueue("clEnqueueWriteBufferRect", queue, self._to, 0, *places, self._host)
 
-    def _of_shared(self, queue: int) -> Iterator[Call]:
+    def _shared_memory(self, queue: int) -> Iterator[Call]:
         if not self._shared:
             return
         shared, other = c_void_p(self._shared), c_void_p(self._shared + _BYTES // 2)
-        host, many = self._host, c_size_t(1 << 14)
-        for to, of in ((shared, other), (shared, host), (host, shared)):
-            yield self._enqueue("clEnqueueSVMMemcpy", queue, 0, to, of, many)
-        yield self._enqueue("clEnqueueSVMMemFill", queue, shared, b"patt", c_size_t(4), many)
-        yield self._enqueue("clEnqueueSVMMap", queue, 0, c_uint64(_MAP), shared, many)
+        host, size = self._host, c_size_t(1 << 14)
+        for destination, source in ((shared, other), (shared, host), (host, shared)):
+            yield self._enqueue("clEnqueueSVMMemcpy", queue, 0, destination, source, size)
+        yield self._enqueue("clEnqueueSVMMemFill", queue, shared, b"patt", c_size_t(4), size)
+        yield self._enqueue("clEnqueueSVMMap", queue, 0, c_uint64(_MAP), shared, size)
         yield self._enqueue("clEnqueueSVMUnmap", queue, shared)
 
-    def _of_images(self, queue: int) -> Iterator[Call]:
+    def _image_copies(self, queue: int) -> Iterator[Call]:
         if not self._images:
             return
         image, other = self._images

@@ -1,7 +1,7 @@
-"""An OpenCL driver as `iaprof calibrate` uses it: the functions that it gives the loader, without loader and headers.
+"""Calls an OpenCL driver for `iaprof calibrate` by the functions that it gives the loader, without loader and headers.
 
-Structures and numbers are those of OpenCL's cl.h and cl_icd.h, and NEO's own (opencl/extensions/public). Every call
-that fails is a DriverError.
+Structures and numbers are those of OpenCL's cl.h and cl_icd.h, and NEO's own (opencl/extensions/public). Every failing
+call raises DriverError.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from iaprof.bpf.probes.waits import OPENCL as WAITS
 from iaprof.record.calibrate.level_zero_driver import MAX_BYTES, MAX_KERNELS, DriverError
 from iaprof.record.calibrate.search import Kernel
 
-OF_OPENCL = "clIcdGetPlatformIDsKHR"  # the function by which loaders know such a driver
-GPUS = 3  # that the driver believes in: see calibrate_process.py
+OF_OPENCL = "clIcdGetPlatformIDsKHR"  # the function by which loaders recognize such a driver
+GPUS = 3  # that the driver simulates: see process.py
 _GPU = 4  # CL_DEVICE_TYPE_GPU
 _DRIVER_VERSION = 0x102D
 _FUNCTION_NAME = 0x1190
 _CODE, _ADDRESS = 0x407D, 0x10010  # CL_KERNEL_BINARY_PROGRAM_INTEL, CL_KERNEL_BINARY_GPU_ADDRESS_INTEL
-_MOST_ARGUMENTS = 4  # of a kernel of ours
+_MOST_ARGUMENTS = 4  # of our kernels
 _QUEUE_PROPERTIES, _ANY_ORDER = 0x1093, 1
 _BY_AFFINITY, _NEXT = 0x1088, 0x20  # CL_DEVICE_PARTITION_BY_AFFINITY_DOMAIN, ..._NEXT_PARTITIONABLE
 
-# Where in the table that loaders call through (cl_icd.h) the functions are.
+# Indices of functions in the table that loaders call through (cl_icd.h).
 TABLE = {
     "clGetDeviceIDs": 2,
     "clGetDeviceInfo": 3,
@@ -75,10 +75,10 @@ LAUNCHES = ("clEnqueueNDRangeKernel", "clEnqueueNDCountKernelINTEL")
 
 
 class OpenCLDriver:
-    """The driver, with its GPUs."""
+    """A driver and its GPUs."""
 
     def __init__(self, library: str) -> None:
-        """Loads and starts it."""
+        """Loads and initializes the driver."""
         try:
             self._library = ctypes.CDLL(library)
             self._by_name = self._library.clGetExtensionFunctionAddress
@@ -93,29 +93,29 @@ class OpenCLDriver:
         if not platform:
             raise DriverError("it has no platform")
         self.table = c_void_p.from_address(platform.value or 0).value or 0
-        found = (c_void_p * GPUS)()
-        many = c_uint32()
-        self.call("clGetDeviceIDs", platform, c_uint64(_GPU), GPUS, found, byref(many))
-        if many.value != GPUS:
-            raise DriverError(f"it runs as {many.value} GPUs, where {GPUS} are needed")
-        self.gpus = [gpu or 0 for gpu in found]
+        devices = (c_void_p * GPUS)()
+        count = c_uint32()
+        self.call("clGetDeviceIDs", platform, c_uint64(_GPU), GPUS, devices, byref(count))
+        if count.value != GPUS:
+            raise DriverError(f"it runs as {count.value} GPUs, where {GPUS} are needed")
+        self.gpus = [gpu or 0 for gpu in devices]
         self.contexts = [self.context([gpu]) for gpu in self.gpus]
 
     def version(self) -> str:
-        """What the driver calls itself: 26.27.39122.14."""
+        """Returns the driver's version: 26.27.39122.14."""
         text = ctypes.create_string_buffer(64)
         with contextlib.suppress(DriverError):
             self.call("clGetDeviceInfo", c_void_p(self.gpus[0]), _DRIVER_VERSION, c_size_t(63), text, None)
         return text.value.decode("ascii", "replace") or "unknown"
 
     def functions(self) -> dict[str, int]:
-        """The addresses at which calls arrive, by name."""
-        found = {}
+        """Returns the addresses of functions as loaders call them, by name."""
+        addresses = {}
         for name in (*LAUNCHES, *OPENCL, *MAY_COPY, *WAITS):
             address = self._address(name)
             if address:
-                found[name] = address
-        return found
+                addresses[name] = address
+        return addresses
 
     def _address(self, name: str) -> int:
         if name in TABLE:
@@ -123,28 +123,28 @@ class OpenCLDriver:
         return self._by_name(name.encode()) or 0
 
     def context(self, gpus: Sequence[int]) -> int:
-        """A context of these GPUs."""
+        """Makes a context of these GPUs."""
         return self.create("clCreateContext", None, len(gpus), (c_void_p * len(gpus))(*gpus), None, None)
 
     def queues(self, context: int, gpu: int) -> Iterator[int]:
-        """A queue in order, and one in any order."""
+        """Makes an in-order queue and an out-of-order queue."""
         for order in (0, _ANY_ORDER):
             properties = (c_uint64 * 3)(_QUEUE_PROPERTIES, order, 0)
             yield self.create("clCreateCommandQueueWithProperties", c_void_p(context), c_void_p(gpu), properties)
 
-    def parts(self, gpu: int) -> list[int]:
-        """The tiles of a GPU; none if it has only one."""
-        by = (c_uint64 * 3)(_BY_AFFINITY, _NEXT, 0)
-        parts, many = (c_void_p * 2)(), c_uint32()
+    def tiles(self, gpu: int) -> list[int]:
+        """Returns the tiles of a GPU; none if it has only one."""
+        properties = (c_uint64 * 3)(_BY_AFFINITY, _NEXT, 0)
+        tiles, count = (c_void_p * 2)(), c_uint32()
         try:
-            self.call("clCreateSubDevices", c_void_p(gpu), by, 2, parts, byref(many))
+            self.call("clCreateSubDevices", c_void_p(gpu), properties, 2, tiles, byref(count))
         except DriverError:
             return []
-        return [part or 0 for part in parts[: many.value]]
+        return [tile or 0 for tile in tiles[: count.value]]
 
     @contextlib.contextmanager
     def program(self, gpu: int, binary: bytes, copies: int = 1) -> Iterator[list[Kernel]]:
-        """A program for one GPU, and each of its kernels so many times; both live as long as this lasts."""
+        """Makes a program for one GPU, and `copies` of each of its kernels; releases both at the end of the context."""
         program = self.build(self.contexts[gpu], [self.gpus[gpu]], [binary])
         handles = [handle for _ in range(copies) for handle in self.kernels(program)]
         yield [self.about(program, handle, binary) for handle in handles]
@@ -153,26 +153,26 @@ class OpenCLDriver:
         self.release("Program", program)
 
     def build(self, context: int, gpus: Sequence[int], binaries: Sequence[bytes]) -> int:
-        """A program for these GPUs of a context, with a binary for each."""
-        many = len(gpus)
-        devices = (c_void_p * many)(*gpus)
-        sizes, texts = (c_size_t * many)(*map(len, binaries)), (ctypes.c_char_p * many)(*binaries)
-        program = self.create("clCreateProgramWithBinary", c_void_p(context), many, devices, sizes, texts, None)
-        self.call("clBuildProgram", c_void_p(program), many, devices, None, None, None)
+        """Makes a program for these GPUs of a context, with a binary for each."""
+        count = len(gpus)
+        devices = (c_void_p * count)(*gpus)
+        sizes, texts = (c_size_t * count)(*map(len, binaries)), (ctypes.c_char_p * count)(*binaries)
+        program = self.create("clCreateProgramWithBinary", c_void_p(context), count, devices, sizes, texts, None)
+        self.call("clBuildProgram", c_void_p(program), count, devices, None, None, None)
         return program
 
     def kernels(self, program: int) -> list[int]:
-        """Handles of all kernels of a program for one GPU: of others, NEO 26.27 crashes."""
-        found, count = (c_void_p * MAX_KERNELS)(), c_uint32()
-        self.call("clCreateKernelsInProgram", c_void_p(program), MAX_KERNELS, found, byref(count))
-        return [handle or 0 for handle in found[: count.value]]
+        """Makes all kernels of a program for one GPU; with several GPUs, NEO 26.27 crashes. Returns their handles."""
+        handles, count = (c_void_p * MAX_KERNELS)(), c_uint32()
+        self.call("clCreateKernelsInProgram", c_void_p(program), MAX_KERNELS, handles, byref(count))
+        return [handle or 0 for handle in handles[: count.value]]
 
     def kernel(self, program: int, name: bytes) -> int:
-        """The handle of a kernel of a program."""
+        """Makes a kernel of a program; returns its handle."""
         return self.create("clCreateKernel", c_void_p(program), name)
 
     def about(self, program: int, handle: int, binary: bytes) -> Kernel:
-        """What all the public calls say."""
+        """Returns what the public calls say of a kernel."""
         address = int.from_bytes(self._kernel_info(handle, _ADDRESS), "little")
         if not address:
             raise DriverError("its clGetKernelInfo gives no GPU address")
@@ -184,30 +184,30 @@ class OpenCLDriver:
         self.call("clGetKernelInfo", c_void_p(handle), what, c_size_t(0), None, byref(size))
         if not 0 < size.value <= MAX_BYTES:
             raise DriverError(f"its clGetKernelInfo gives {size.value} bytes")
-        found = ctypes.create_string_buffer(size.value)
-        self.call("clGetKernelInfo", c_void_p(handle), what, size, found, None)
-        return found.raw
+        buffer = ctypes.create_string_buffer(size.value)
+        self.call("clGetKernelInfo", c_void_p(handle), what, size, buffer, None)
+        return buffer.raw
 
     def call(self, name: str, *arguments: Any) -> None:
         """Calls a function, which must succeed."""
         check(name, self._function(name, c_int32)(*arguments))
 
     def create(self, name: str, *arguments: Any) -> int:
-        """Calls a function that gives an object, whose last argument is where it tells how it went."""
+        """Calls a function that returns an object and writes an error code to its last argument."""
         result = c_int32()
-        made = self._function(name, c_void_p)(*arguments, byref(result))
+        handle = self._function(name, c_void_p)(*arguments, byref(result))
         check(name, result.value)
-        return int(made or 0)
+        return int(handle or 0)
 
     def shared_memory(self, context: int, size: int) -> int:
-        """Memory (SVM) that programs and GPUs have at the same address; 0 for none."""
+        """Allocates shared virtual memory (SVM); returns 0 if the driver refuses."""
         return int(self._function("clSVMAlloc", c_void_p)(c_void_p(context), c_uint64(1), c_size_t(size), 0) or 0)
 
     def launch(self, queue: int, kernel: int) -> None:
-        """Launches a kernel, whose arguments are zero."""
+        """Launches a kernel, with zeros as arguments."""
         one = (c_size_t * 1)(16)
         for argument in range(_MOST_ARGUMENTS):
-            # Eight zero bytes are a null pointer, four a number; local memory has a size only.
+            # Eight zero bytes are a null pointer, four are a number; local memory has only a size.
             for size, value in ((8, byref(c_uint64(0))), (4, byref(c_uint64(0))), (1024, None)):
                 with contextlib.suppress(DriverError):
                     self.call("clSetKernelArg", c_void_p(kernel), argument, c_size_t(size), value)
@@ -215,17 +215,17 @@ class OpenCLDriver:
         self.call("clEnqueueNDRangeKernel", c_void_p(queue), c_void_p(kernel), 1, None, one, one, 0, None, None)
 
     def release(self, kind: str, handle: int) -> None:
-        """Gives up an object of a kind: Kernel, Program or another that OpenCL has."""
+        """Releases an object of a kind: Kernel, Program or another one of OpenCL."""
         self.call(f"clRelease{kind}", c_void_p(handle))
 
-    def _function(self, name: str, gives: Any) -> Any:
+    def _function(self, name: str, result_type: Any) -> Any:
         address = self._address(name)
         if not address:
             raise DriverError(f"it has no function {name}")
-        return ctypes.CFUNCTYPE(gives)(address)
+        return ctypes.CFUNCTYPE(result_type)(address)
 
 
 def check(name: str, result: int) -> None:
-    """Raises DriverError unless the result of a call is that it succeeded."""
+    """Raises DriverError unless a call's result is success."""
     if result:
         raise DriverError(f"its {name} fails with {result}")

@@ -1,4 +1,4 @@
-"""A driver that runs without a GPU for `iaprof calibrate`, in a process of its own (child.py)."""
+"""A process (child.py) that runs a driver without a GPU for `iaprof calibrate`."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ DYNAMIC_LINKER = "ld-linux-x86-64.so.2"
 
 
 class Kind(StrEnum):
-    """What a driver is, as layouts have it."""
+    """The API of a driver, as in layouts."""
 
     LEVEL_ZERO = "level_zero"
     OPENCL = "opencl"
 
 
-# What makes the driver believe in a GPU; ProductFamilyOverride and HardwareInfoOverride say in which.
+# Make the driver simulate a GPU; ProductFamilyOverride and HardwareInfoOverride say which.
 _SETTINGS = {
     "NEOReadDebugKeys": "1",
     "SetCommandStreamReceiver": "1",
     "UseAubStream": "0",
     "UseBindlessMode": "0",
     "NEO_CACHE_PERSISTENT": "0",
-    # NumPy would start a thread for each core, with 40 MiB each, before the process gives up its rights.
+    # NumPy would start a thread for each core, with 40 MiB each, before the process drops its rights.
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
 }
 _OF_KIND: dict[Kind, dict[str, str]] = {
     Kind.LEVEL_ZERO: {},
     Kind.OPENCL: {
-        # Several GPUs, of which each has its own kernels, and tiles, which have not, and are no GPUs.
+        # Several GPUs, each with kernels of its own, and tiles, which have no own kernels and count as no GPUs.
         "CreateMultipleRootDevices": str(GPUS),
         "CreateMultipleSubDevices": "2",
         "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE",
-        "EnableTimestampWaitForQueues": "0",  # nobody writes time stamps: clFinish would wait for them for ever
+        "EnableTimestampWaitForQueues": "0",  # no GPU writes time stamps: clFinish would wait forever
         "EnableBlitterForEnqueueOperations": "0",  # kernels copy, not a copy engine
     },
 }
@@ -53,7 +53,7 @@ _MAX_ANSWER = 1 << 20  # bytes; child.py's limit of a file
 
 
 class Process:
-    """The driver, running as one device."""
+    """A driver running as one device."""
 
     def __init__(self, device: str, worker: Worker, answer: IO[bytes], errors: IO[bytes]) -> None:
         self.device = device
@@ -72,21 +72,22 @@ class Process:
         private: str,
         user: int | None,
     ) -> Iterator[Process]:
-        """Starts it; whatever it does, it has ended when this ends.
+        """Starts the process, which has ended when the context ends.
 
         Args:
-            driver: what it is.
-            device: as modules for it are named.
-            settings: those that make it the device.
-            library: the driver's descriptor: what was checked is what is loaded, and who is nobody can load it.
-            folder: a descriptor of one with the dynamic linker and C library that it needs, or None for this system's.
+            driver: the driver's API.
+            device: the device, as in the names of modules.
+            settings: environment variables that choose the device.
+            library: the driver's descriptor, so that the checked file is loaded, even by a user who may not open its
+                path.
+            folder: descriptor of the folder with the dynamic linker and C library that the driver needs; None for ours.
             private: the working folder.
-            user: as whom to run what is in `folder`, from its first instruction on; None for who runs this.
+            user: runs what is in `folder` from its first instruction on; None for our user.
         """
         libraries = f"/proc/self/fd/{folder}"
         linker = [] if folder is None else [f"{libraries}/{DYNAMIC_LINKER}", "--library-path", libraries]
-        # With this system's libraries the child gives up its rights itself (child.py). Another system's dynamic linker
-        # and C library never have them: root of a container could have written these.
+        # With this system's libraries the child drops its rights itself (child.py). Another system's dynamic linker and
+        # C library never get root's rights: root of a container could have written them.
         inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         with (
             tempfile.TemporaryFile() as answer,
@@ -108,37 +109,37 @@ class Process:
             yield cls(device, worker, answer, errors)
 
     def answer(self, seconds: float, deadline: float) -> Any:
-        """What it found, as it wrote it, which can be anything.
+        """Waits for the answer, which can be any JSON.
 
         Args:
-            seconds: that it has from its start on, for people.
-            deadline: when they end, in time.monotonic(). It is killed then; if it has told all but the places of the
-                driver's own kernels, this is the answer.
+            seconds: the time limit, for messages.
+            deadline: the time limit, in time.monotonic(). The process is killed then; an answer that lacks only the
+                places of the driver's own kernels is used.
 
         Raises:
-            Problem: nothing.
+            Problem: there is no answer.
         """
         late = f"it has not ended after {seconds:.0f} s"
         if self._worker.wait(deadline - time.monotonic()):
-            return self._told()
+            return self._read_answer()
         self._worker.close(_SECONDS_TO_END)
         with contextlib.suppress(Problem):
-            told = self._told()
-            if isinstance(told, dict) and "no_own" in told:
-                return {**told, "no_own": late}
+            raw = self._read_answer()
+            if isinstance(raw, dict) and "no_own" in raw:
+                return {**raw, "no_own": late}
         raise Problem(late)
 
-    def _told(self) -> Any:
+    def _read_answer(self) -> Any:
         self._answer.seek(0)
         text = self._answer.read(_MAX_ANSWER)
         if not text:
-            raise Problem(self._last_words())
+            raise Problem(self._last_error())
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
             raise Problem("it answers what makes no sense") from None
 
-    def _last_words(self) -> str:
+    def _last_error(self) -> str:
         self._errors.seek(0, os.SEEK_END)
         self._errors.seek(max(0, self._errors.tell() - 4096))
         lines = self._errors.read(4096).decode("utf-8", "replace").split("\n")

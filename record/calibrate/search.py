@@ -1,8 +1,8 @@
-"""The search of `iaprof calibrate`: paths from kernels' handles to what the driver's public calls say of them.
+"""The search of `iaprof calibrate`: paths from kernels' handles to what the driver's public calls say of the kernels.
 
-A path (a, b, c) leads from a handle h to what is at *(*(h + a) + b) + c, as in bpf.driver_layout. By chance a path may
-lead anywhere, so it is kept only as long as it holds for every kernel that is shown, of whatever module.
-This runs in the driver's process, and reads its memory by pread of /proc/self/mem: a wrong pointer harms nothing.
+A path (a, b, c) leads from a handle h to what is at *(*(h + a) + b) + c, as in bpf.probes.driver_layout. A path can
+lead to a value by chance, so it is kept only while it holds for every kernel that is shown, of whatever module. This
+runs in the driver's process and reads its memory by pread of /proc/self/mem: a wrong pointer does no harm.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from iaprof.formats.wire.process_maps import Mapping, mappings, maps_of
 
-DEPTH = 4  # offsets of a path: as many as NEO 26.27 needs; earlier ones need fewer
-WINDOW = 4096  # bytes of an object that are looked at
-MAX_OBJECTS = 20_000  # twenty times what a search of NEO 26.27 meets
+DEPTH = 4  # offsets of a path: NEO 26.27 needs as many, earlier versions fewer
+WINDOW = 4096  # bytes of an object that are searched
+MAX_OBJECTS = 20_000  # twenty times as many as in NEO 26.27
 MAX_CANDIDATES = 20_000  # of one kind
-MOST_TOLD = 2_000  # of these, nearest first: those that go into the answer
-NEIGHBOURS = 8  # words in which an allocation's size follows its address
-MAX_BIAS = 64  # bytes: where in an object a handle of it may point
-MAX_ALLOCATION = 1 << 32  # bytes: all instructions lie in one such piece of the GPU's address space
+MOST_ANSWERED = 2_000  # of these, those that go into the answer, nearest first
+NEIGHBOURS = 8  # words after an allocation's address that may be its size
+MAX_BIAS = 64  # bytes: how far into an object a handle of it may point
+MAX_ALLOCATION = 1 << 32  # bytes: instructions lie in one range of the GPU's address space of this size
 _PAGE = 4096
 GPU_BITS = (1 << 48) - 1  # some drivers sign-extend GPU addresses, others do not
 _WORD = 8
@@ -34,64 +34,64 @@ Candidate = tuple[Path, ...]  # one path, two that belong together, or one and a
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the driver's public calls say of one kernel."""
+    """What the driver's public calls say of a kernel."""
 
     handle: int
     module: int  # its module's handle
     name: bytes
-    address: int  # of its first instruction, for the GPU
+    address: int  # of its first instruction, in the GPU's address space
     code: bytes
     binary: bytes  # the module's zebin
 
 
 class Memory:
-    """The memory of this very process."""
+    """Reads the memory of this process."""
 
     def __init__(self) -> None:
-        """Opens it: once this process has changed its user, it could not."""
+        """Opens the memory, which is not possible after a change of user."""
         self._fd = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
         self._mappings: list[Mapping] = []
         self._starts: list[int] = []
         self._numbers: dict[tuple[int, int], int | None] = {}
         self._words: dict[int, array[int]] = {}
 
-    def look_again(self) -> None:
-        """Forgets what was read, and learns what is mapped now."""
+    def refresh(self) -> None:
+        """Forgets what was read, and reads the current mappings."""
         self._numbers.clear()
         self._words.clear()
         self._mappings = list(mappings(maps_of()))
         self._starts = [mapping.start for mapping in self._mappings]
 
     def mapping(self, address: int) -> Mapping | None:
-        """Where an address lies."""
+        """Returns the mapping of an address."""
         index = bisect.bisect_right(self._starts, address) - 1
         return self._mappings[index] if index >= 0 and address < self._mappings[index].end else None
 
     def read(self, address: int, length: int) -> bytes:
-        """What is there; shorter, or nothing, where there is less."""
+        """Reads bytes; returns fewer, or none, if they cannot be read."""
         try:
             return os.pread(self._fd, length, address)
         except (OSError, OverflowError):
             return b""
 
     def words(self, address: int) -> array[int]:
-        """The words of an object."""
+        """Reads the 64-bit words of an object."""
         if address not in self._words:
             block = self.read(address, WINDOW)
             self._words[address] = array("Q", block[: len(block) // _WORD * _WORD])
         return self._words[address]
 
     def number(self, address: int, size: int = _WORD) -> int | None:
-        """What is there as a number; read once, as most ways begin alike."""
+        """Reads a number; cached, as most paths begin alike."""
         try:
             return self._numbers[address, size]
         except KeyError:
-            found = self.read(address, size)
-            number = int.from_bytes(found, "little") if len(found) == size else None
+            data = self.read(address, size)
+            number = int.from_bytes(data, "little") if len(data) == size else None
             return self._numbers.setdefault((address, size), number)
 
     def follow(self, handle: int, path: Path, size: int = _WORD) -> int | None:
-        """The number to which a path leads."""
+        """Returns the number to which a path leads; None if it leads nowhere."""
         at = handle
         for offset in path[:-1]:
             pointer = self.number(at + offset)
@@ -102,41 +102,41 @@ class Memory:
 
     def is_object(self, address: int) -> bool:
         """Whether an object may lie there."""
-        return address % _WORD == 0 and (found := self.mapping(address)) is not None and _is_allocated(found)
+        return address % _WORD == 0 and (mapping := self.mapping(address)) is not None and _is_allocated(mapping)
 
 
 class Search:
-    """Paths that hold for every kernel that was shown so far, by what they lead to."""
+    """Finds paths that hold for every kernel shown so far."""
 
     def __init__(self, memory: Memory, driver: int) -> None:
-        """Starts with no paths.
+        """Begins without paths.
 
         Args:
             memory: of this process.
             driver: an address in the driver.
         """
-        memory.look_again()
+        memory.refresh()
         mapping = memory.mapping(driver)
         self._memory = memory
         self._driver = mapping.file if mapping else None
         self.candidates: dict[str, list[Candidate]] = {}
 
     def find(self, kernels: Sequence[Kernel]) -> None:
-        """Finds what holds for all of these; they should be of two modules, each with more kernels than one."""
-        self._memory.look_again()
-        leader = max(kernels, key=lambda kernel: kernel.address)  # not the first in its allocation
+        """Finds paths that hold for all of these kernels: best of two modules, with several kernels each."""
+        self._memory.refresh()
+        leader = max(kernels, key=lambda kernel: kernel.address)  # not the first kernel in its allocation
         objects = list(self._objects(sorted(kernels, key=lambda kernel: kernel is not leader)))
         distinct = {address for _prefix, address in objects}
-        held = {address: list(self._in_object(address, leader)) for address in distinct}
-        found: dict[str, list[Candidate]] = {"address": []}
+        contents = {address: list(self._in_object(address, leader)) for address in distinct}
+        candidates: dict[str, list[Candidate]] = {"address": []}
         for prefix, address in objects:
-            for kind, offsets, number in held[address]:
+            for kind, offsets, number in contents[address]:
                 paths = tuple((*prefix, offset) for offset in offsets)
-                found.setdefault(kind, []).append((*paths, number) if number else paths)
-        self.candidates = found
+                candidates.setdefault(kind, []).append((*paths, number) if number else paths)
+        self.candidates = candidates
         self.keep(kernels)
 
-        bases: dict[int, list[Path]] = {}  # of allocations, by how far behind them the code lies
+        bases: dict[int, list[Path]] = {}  # paths to allocations, by the distance from their start to the code
         for base in {base for base, _size in self.candidates.get("allocation", ())}:
             distance = (leader.address - (self._memory.follow(leader.handle, base) or 0)) & GPU_BITS
             if distance:
@@ -151,22 +151,22 @@ class Search:
         self.keep(kernels)
 
     def place(self, address: int) -> int | None:
-        """Where in the driver's file an address of it lies; None for one that is elsewhere."""
+        """Returns the place in the driver's file of an address; None if it is outside of the driver."""
         mapping = self._memory.mapping(address)
         if mapping is None or mapping.file != self._driver:
             return None
         return address - mapping.start + mapping.offset
 
     def places(self, functions: dict[str, int]) -> dict[str, int]:
-        """Places in the driver's file of those of some functions that are in it, by name.
+        """Returns the places in the driver's file of functions, by name; without those outside of it.
 
         Args:
-            functions: their addresses.
+            functions: addresses of functions, by name.
         """
         return {name: place for name, address in functions.items() if (place := self.place(address)) is not None}
 
     def class_of(self, address: int) -> int | None:
-        """Where in the driver's file the virtual table of an object is; None for what is none of the driver's."""
+        """Returns the place in the driver's file of an object's virtual table; None for an object not of the driver."""
         table = self._memory.number(address) or 0
         mapping = self._memory.mapping(table)
         if mapping is None or mapping.file != self._driver or not self._is_virtual_table(table, mapping):
@@ -174,14 +174,16 @@ class Search:
         return table - mapping.start + mapping.offset
 
     def keep(self, kernels: Sequence[Kernel]) -> None:
-        """Drops what does not hold for all of these."""
-        self._memory.look_again()
-        for kind, of in self.candidates.items():
-            held = [each for each in of if all(self.holds(kind, each, kernel) for kernel in kernels)]
+        """Drops paths that do not hold for all of these kernels."""
+        self._memory.refresh()
+        for kind, candidates in self.candidates.items():
+            held = [
+                candidate for candidate in candidates if all(self.holds(kind, candidate, kernel) for kernel in kernels)
+            ]
             self.candidates[kind] = sorted(held, key=nearest)[:MAX_CANDIDATES]
 
     def _objects(self, kernels: Sequence[Kernel]) -> Iterator[tuple[Path, int]]:
-        """What the first kernel's handle leads to by pointers that all kernels have; nearest first."""
+        """Yields the objects that the first kernel's handle leads to, by paths that all kernels have; nearest first."""
         memory, left = self._memory, MAX_OBJECTS
         level: list[tuple[Path, list[int]]] = [((), [kernel.handle for kernel in kernels])]
         for depth in range(DEPTH):
@@ -200,7 +202,7 @@ class Search:
             level = further
 
     def _in_object(self, address: int, kernel: Kernel) -> Iterator[tuple[str, Path, Path]]:
-        """What an object may hold of a kernel: the kind, one offset or two, and a number or none."""
+        """Yields what an object may hold of a kernel: the kind, one or two offsets, and a number or none."""
         memory, length = self._memory, len(kernel.code)
         words = memory.words(address)
         for index, word in enumerate(words):
@@ -231,23 +233,23 @@ class Search:
                             yield kind, (at, _WORD * behind), ()
 
     def _kind(self, address: int, kernel: Kernel) -> str:
-        """What the bytes at an address are the beginning of; empty for nothing that is searched."""
-        there = self._memory.read(address, max(len(kernel.name) + 1, 16))
-        if there.startswith(kernel.name + b"\0"):
+        """Returns the kind of what begins with the bytes at an address; empty for none."""
+        data = self._memory.read(address, max(len(kernel.name) + 1, 16))
+        if data.startswith(kernel.name + b"\0"):
             return "name"
-        if there and kernel.code.startswith(there):
+        if data and kernel.code.startswith(data):
             return "code"
-        return "binary" if there and kernel.binary.startswith(there) else ""
+        return "binary" if data and kernel.binary.startswith(data) else ""
 
     def _is_virtual_table(self, address: int, mapping: Mapping) -> bool:
-        """Whether it points to code of the driver from where only the dynamic linker wrote."""
+        """Whether an address in read-only memory of the driver points to the driver's code."""
         code = self._memory.mapping(self._memory.number(address) or 0)
         return (
             mapping.rights.startswith(b"r--") and code is not None and code.file == self._driver and b"x" in code.rights
         )
 
     def holds(self, kind: str, candidate: Candidate, kernel: Kernel) -> bool:
-        """Whether a candidate of a kind holds for a kernel."""
+        """Whether a candidate holds for a kernel."""
         memory = self._memory
         size = 4 if kind == "size" else _WORD
         first = memory.follow(kernel.handle, candidate[0], size)
@@ -278,15 +280,15 @@ class Search:
 
 
 def nearest(candidate: Candidate) -> tuple[int, Candidate]:
-    """What candidates are sorted by: the shortest paths first, of these the smallest offsets."""
+    """Returns the sort key of candidates: shortest paths first, then smallest offsets."""
     return sum(map(len, candidate)), candidate
 
 
 def _spans(size: int, needed: int) -> bool:
-    """Whether it can be the size of an allocation that holds so many bytes."""
+    """Whether `size` can be that of an allocation with so many bytes."""
     return needed <= size <= MAX_ALLOCATION
 
 
 def _is_allocated(mapping: Mapping) -> bool:
-    """Whether it is memory that the process asked for."""
+    """Whether a mapping is memory that the process has allocated."""
     return mapping.rights.startswith(b"rw") and not mapping.inode

@@ -1,13 +1,12 @@
-"""Direct calls that a driver's code makes, for `iaprof calibrate` to see what a call of the driver leads to.
+"""Watches the direct calls in a driver's code, for `iaprof calibrate` to see what a call of the driver leads to.
 
-The first byte of each call instruction becomes a breakpoint. Its signal handler, a piece of machine code, notes the
-call where the first argument is the one that is wanted, and does what the instruction did. A byte 0xE8 is taken for a
-call if it leads to where a function begins, as the driver's unwinding information says. By chance another byte may do
-so: of 64,250 in OpenCL's 26.27.39122 one does. Such an instruction then does something else, by which the process
-most likely ends.
+The first byte of each call instruction becomes a breakpoint. Its signal handler, in machine code, notes the call if
+its first argument is the watched one, and does what the instruction did. A byte 0xE8 counts as a call if it leads to
+the beginning of a function, by the driver's unwinding information. Other bytes can do so by chance: of 64,250 in
+OpenCL's 26.27.39122 one does. That instruction then does something else, which most likely ends the process.
 
-This runs in the driver's process, which ends afterwards: breakpoints and their handler stay until then, as the driver's
-other threads may meet them at any time.
+This runs in the driver's process, which ends afterwards: breakpoints and their handler stay until then, as the
+driver's other threads may reach them at any time.
 """
 
 from __future__ import annotations
@@ -26,56 +25,56 @@ from iaprof.formats.elf import PF_EXECUTE, PT_GNU_EH_FRAME, PT_LOAD, ElfFile, in
 from iaprof.record.calibrate.calls import CALL, CALL_BYTES, calls_in
 from iaprof.record.calibrate.search import Memory
 
-WINDOW = 8192  # bytes to which the second argument leads
+WINDOW = 8192  # bytes noted from where the second argument points
 _BREAKPOINT = 0xCC
 _WORDS = 4  # of a note, before the window
 _NOTE = _WORDS * 8 + WINDOW
-_MOST_NOTES = 2_000  # of one call
-_SORTED = b"\x01\x1b\x03\x3b"  # how .eh_frame_hdr begins: a table of 32 bits that count from there
+_MOST_NOTES = 2_000  # of one watched call
+_SORTED = b"\x01\x1b\x03\x3b"  # how .eh_frame_hdr begins if it has a table of 32-bit offsets from there
 _SIGINFO, _NODEFER = 4, 0x40000000
 _NO_FUNCTIONS = "it does not say where its functions begin"
 _PAGE = 4096
 _READ_WRITE_RUN = 7
-_kept: list[Traps] = []  # as long as the process lasts, breakpoints need their handler
-_START_OF_STACK = 28  # of the numbers in /proc/PID/stat, of which the third comes behind the name
+_kept: list[Traps] = []  # breakpoints need their handler as long as the process runs
+_START_OF_STACK = 28  # field in /proc/PID/stat, in which field 3 comes after the name
 
 
 class TrapsError(Exception):
-    """Calls cannot be seen; the text is a clause that says why."""
+    """Calls cannot be watched; the text is a clause that says why."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One with the first argument that is wanted."""
+    """A call with the watched first argument."""
 
-    site: int  # where the instruction is
-    function: int  # that it calls
-    second: int  # argument
-    window: bytes  # to which it leads, if that is on the stack
+    site: int  # address of the instruction
+    function: int  # address of the called function
+    second: int  # the second argument
+    window: bytes  # memory from there on, if it is on the stack
 
 
 class Traps:
-    """All direct calls of a driver; there may be one of these in a process."""
+    """Watches all direct calls of a driver; a process may have one of these."""
 
     def __init__(self, memory: Memory, file: bytes, address: int) -> None:
         """Puts breakpoints into the driver's code.
 
         Args:
             memory: of this process.
-            file: the driver's.
-            address: in the driver.
+            file: the content of the driver's file.
+            address: an address in the driver.
 
         Raises:
-            TrapsError: there is no telling where its functions begin, or its code cannot be changed.
+            TrapsError: the beginnings of its functions are unknown, or its code cannot be changed.
         """
         code, functions = _code_and_functions(file)
-        memory.look_again()
+        memory.refresh()
         self._base = _base(memory, address)
         sites = _calls(file, code, functions)
         self._notes = mmap.mmap(-1, _NOTE * _MOST_NOTES)
         self._start = ctypes.addressof(ctypes.c_char.from_buffer(self._notes))
-        # Where the next note goes and where there is no room for one, the argument that is wanted, and the last place
-        # on the stack behind which a window is.
+        # Shared with the handler: where the next note goes, where the notes end, the watched argument, and the last
+        # address on the stack from which a window fits.
         self._bounds = (ctypes.c_uint64 * 4)(self._start, self._start, 0, _end_of_stack(memory) - WINDOW)
         _kept.append(self)
         self._handler = mmap.mmap(-1, _PAGE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
@@ -85,7 +84,7 @@ class Traps:
 
     def _handle_signals(self) -> None:
         handler = ctypes.addressof(ctypes.c_char.from_buffer(self._handler))
-        # struct sigaction of the C library: the handler, 128 bytes of signals, flags and what it fills in itself.
+        # struct sigaction of the C library: handler, 128 bytes of signals, flags, and what the library fills in.
         action = struct.pack("<Q128siiQ", handler, b"", _SIGINFO | _NODEFER, 0, 0)
         if ctypes.CDLL(None).sigaction(signal.SIGTRAP, action, None):
             raise TrapsError("its process takes no signals")
@@ -104,10 +103,10 @@ class Traps:
         memory[sites - start] = _BREAKPOINT
 
     def calls(self, first: int, call: Callable[[], None]) -> list[Call]:
-        """What is called with a first argument while `call` runs, in order.
+        """Returns the calls with a first argument while `call` runs, in order.
 
         Raises:
-            TrapsError: that is more than can be noted.
+            TrapsError: there are too many to note.
         """
         self._bounds[2] = first
         self._bounds[0] = self._start
@@ -119,23 +118,23 @@ class Traps:
         end = self._bounds[0] - self._start
         if end > len(self._notes):
             raise TrapsError("its calls are too many to see them all")
-        found = []
+        calls = []
         for at in range(0, end, _NOTE):
-            behind, function, second, has_window = struct.unpack_from(f"<{_WORDS}Q", self._notes, at)
+            return_address, function, second, has_window = struct.unpack_from(f"<{_WORDS}Q", self._notes, at)
             window = self._notes[at + _WORDS * 8 : at + _NOTE] if has_window else b""
-            found.append(Call(behind - CALL_BYTES, function, second, window))
-        return found
+            calls.append(Call(return_address - CALL_BYTES, function, second, window))
+        return calls
 
 
 def _code_and_functions(file: bytes) -> tuple[tuple[int, int, int], NDArray[np.int64]]:
-    """The segment of code (place in the file, address and bytes), and the addresses where functions begin.
+    """Returns the segment of code (place in the file, address, bytes), and the addresses where functions begin.
 
     Raises:
-        TrapsError: the file does not say it.
+        TrapsError: the file does not say.
     """
     try:
         return _headers(file)
-    except (ValueError, struct.error):  # by numbers that lead out of it
+    except (ValueError, struct.error):  # offsets that lead out of the file
         raise TrapsError(_NO_FUNCTIONS) from None
 
 
@@ -146,29 +145,29 @@ def _headers(file: bytes) -> tuple[tuple[int, int, int], NDArray[np.int64]]:
         if segment.type == PT_LOAD and segment.flags & PF_EXECUTE:
             code = (place, segment.address, segment.size)
         if segment.type == PT_GNU_EH_FRAME and file[place : place + 4] == _SORTED:
-            (many,) = struct.unpack_from("<I", file, place + 8)
-            functions = segment.address + np.frombuffer(file, "<i4", 2 * many, place + 12)[::2].astype(np.int64)
+            (count,) = struct.unpack_from("<I", file, place + 8)
+            functions = segment.address + np.frombuffer(file, "<i4", 2 * count, place + 12)[::2].astype(np.int64)
     if code is None or functions is None:
         raise TrapsError(_NO_FUNCTIONS)
     return code, functions
 
 
 def _calls(file: bytes, code: tuple[int, int, int], functions: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Addresses of the instructions that call a function."""
+    """Returns the addresses of the instructions that call a function."""
     place, address, length = code
     sites, called = calls_in(np.frombuffer(file, np.uint8, length, place), address)
-    found: NDArray[np.int64] = sites[np.isin(called, functions)]
-    return found
+    call_sites: NDArray[np.int64] = sites[np.isin(called, functions)]
+    return call_sites
 
 
 def _base(memory: Memory, address: int) -> int:
-    """Where in memory the driver's address 0 is: its first mapping has the beginning of the file."""
-    here = driver = memory.mapping(address)
-    while here is not None and here.offset:
-        here = memory.mapping(here.start - 1)
-    if here is None or driver is None or here.file != driver.file:
+    """Returns the load address of the driver: its first mapping has the beginning of the file."""
+    mapping = driver = memory.mapping(address)
+    while mapping is not None and mapping.offset:
+        mapping = memory.mapping(mapping.start - 1)
+    if mapping is None or driver is None or mapping.file != driver.file:
         raise TrapsError("it does not lie in one piece")
-    return here.start
+    return mapping.start
 
 
 def _end_of_stack(memory: Memory) -> int:
@@ -181,7 +180,7 @@ def _end_of_stack(memory: Memory) -> int:
 
 
 def _handler(bounds: int) -> bytes:
-    """The signal handler; in rdx it has the registers, of which the kernel's struct ucontext says where they are."""
+    """Returns the signal handler's code; rdx points to the registers in the kernel's struct ucontext."""
     window = b"".join(
         [
             b"\x4c\x39\xce\x72\x17",  # cmp %r9, %rsi; jb behind
@@ -191,34 +190,34 @@ def _handler(bounds: int) -> bytes:
             b"\xb9" + struct.pack("<i", WINDOW // 8) + b"\xfc\xf3\x48\xa5",  # mov $WINDOW/8, %ecx; cld; rep movsq
         ]
     )
-    room = b"".join(
+    note = b"".join(
         [
-            b"\x4c\x89\x07",  # mov %r8, (%rdi): behind the instruction
-            b"\x48\x89\x4f\x08",  # mov %rcx, 8(%rdi): what it calls
+            b"\x4c\x89\x07",  # mov %r8, (%rdi): return address
+            b"\x48\x89\x4f\x08",  # mov %rcx, 8(%rdi): called function
             b"\x48\x8b\x72\x70\x48\x89\x77\x10",  # mov 112(%rdx), %rsi; mov %rsi, 16(%rdi): rsi
             b"\x48\xc7\x47\x18\x00\x00\x00\x00",  # movq $0, 24(%rdi)
             window,
         ]
     )
-    wanted = b"".join(
+    noting = b"".join(
         [
             b"\xbf" + struct.pack("<i", _NOTE),  # mov $_NOTE, %edi
             b"\xf0\x49\x0f\xc1\x3b",  # lock xadd %rdi, (%r11)
-            b"\x49\x3b\x7b\x08\x73" + bytes([len(room)]),  # cmp 8(%r11), %rdi; jae behind
-            room,
+            b"\x49\x3b\x7b\x08\x73" + bytes([len(note)]),  # cmp 8(%r11), %rdi; jae behind
+            note,
         ]
     )
     return b"".join(
         [
-            b"\x48\x8b\x82\xa8\x00\x00\x00",  # mov 168(%rdx), %rax: rip, behind the breakpoint
+            b"\x48\x8b\x82\xa8\x00\x00\x00",  # mov 168(%rdx), %rax: rip, after the breakpoint
             b"\x48\x63\x08\x4c\x8d\x40\x04\x4c\x01\xc1",  # movslq (%rax), %rcx; lea 4(%rax), %r8; add %r8, %rcx
             b"\x4c\x8b\x8a\xa0\x00\x00\x00\x49\x83\xe9\x08",  # mov 160(%rdx), %r9; sub $8, %r9: rsp
             b"\x4d\x89\x01\x4c\x89\x8a\xa0\x00\x00\x00",  # mov %r8, (%r9); mov %r9, 160(%rdx)
             b"\x48\x89\x8a\xa8\x00\x00\x00",  # mov %rcx, 168(%rdx)
             b"\x4c\x8b\x52\x68",  # mov 104(%rdx), %r10: rdi
             b"\x49\xbb" + struct.pack("<Q", bounds),  # mov bounds, %r11
-            b"\x4d\x3b\x53\x10\x75" + bytes([len(wanted)]),  # cmp 16(%r11), %r10; jne behind
-            wanted,
+            b"\x4d\x3b\x53\x10\x75" + bytes([len(noting)]),  # cmp 16(%r11), %r10; jne behind
+            noting,
             b"\xc3",
         ]
     )

@@ -1,1 +1,1 @@
-"""What a recording is written to: journal, spool, and the capture that is made of a spool."""
+"""Journal, spool, rotation, and the capture that is made of a spool."""

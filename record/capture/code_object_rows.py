@@ -1,4 +1,4 @@
-"""The `kernel` rows of a capture: code objects, each content once, and what they say of kernels' names."""
+"""The `kernel` rows of a capture: code objects, each distinct content once, and the names of their kernels."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pyarrow as pa
 from iaprof.formats.wire.launches import CHUNK_BYTES, ChunkOf
 from iaprof.record.capture.single_rows import json_object, single_row
 from iaprof.record.capture.spool import Frame, SpoolReader
-from iaprof.record.kernels.dumped import HEAD, Described, about_piece
+from iaprof.record.kernels.dumped import HEAD, DumpedModules, chunk_head
 from iaprof.record.kernels.kernel_names import KernelNames
 
-IN_MEMORY = "[in memory]"  # instead of the path of a debug ELF, if the recorder put it together
+IN_MEMORY = "[in memory]"  # in place of the path of a debug ELF: the recorder put the code object together
 _BYTES_PER_GROUP = 64 << 20
 _UNFINISHED = {
     "kernels": "launched kernels whose name or code was not sent before the recording ended: they have no instructions",
@@ -22,47 +22,47 @@ _UNFINISHED = {
 
 
 class CodeObjectRows:
-    """Code objects, until they are enough for a row group.
+    """Collects code objects until they fill a row group.
 
     Attributes:
-        names: of their kernels, and of those that were dumped.
+        names: the names of their kernels, and of dumped kernels.
     """
 
     def __init__(self) -> None:
-        """Holds none."""
+        """Begins without code objects."""
         self.names = KernelNames()
-        self._dumped = Described()
-        self._digests: set[str] = set()  # of contents that have a row
+        self._dumped = DumpedModules()
+        self._digests: set[str] = set()  # of contents that are in a row
         self._rows: list[pa.StructArray] = []
         self._bytes = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether they are enough for a row group."""
+        """Whether the rows fill a row group."""
         return self._bytes >= _BYTES_PER_GROUP
 
     def add_elf(self, frame: Frame) -> None:
-        """Takes a debug ELF; ValueError, KeyError, TypeError or OverflowError if the frame is damaged."""
+        """Adds a debug ELF; raises ValueError, KeyError, TypeError or OverflowError if the frame is damaged."""
         about = json_object(frame.payload[: frame.part])
         content = frame.payload[frame.part :] if about["content"] else None
         self._add(frame.time, about["pid"], about["path"], about["digest"], about["size"], content)
 
     def add_chunk(self, frame: Frame) -> None:
-        """Takes a chunk of a kernel or module that BPF dumped."""
+        """Adds a chunk of a kernel or module that BPF dumped."""
         self._dumped.add(frame)
-        about = about_piece(frame)
+        about = chunk_head(frame)
         if about.what == ChunkOf.NAME and about.total < CHUNK_BYTES - 1:  # a longer one may be cut
             self.names.add(about.pid, about.time, about.address, frame.payload[HEAD.itemsize :])
 
     def add_dumped(self, spool: SpoolReader) -> Iterator[None]:
-        """Puts dumped code objects together, once all frames were added, and gives control after each."""
+        """Adds the dumped code objects, once all frames were added; yields after each."""
         for module in self._dumped.modules(spool):
             digest = hashlib.sha256(module.elf).hexdigest()
             self._add(module.time_ns, module.pid, IN_MEMORY, digest, len(module.elf), module.elf)
             yield
 
     def unfinished(self) -> Iterator[tuple[str, int, str]]:
-        """Of what was dumped in part only: source, count and detail of a loss."""
+        """Describes what was dumped in part only: source, count and detail of a loss."""
         counts = {"kernels": self._dumped.kernels_unfinished, "modules": self._dumped.modules_unfinished}
         for source, detail in _UNFINISHED.items():
             if counts[source]:
@@ -70,7 +70,7 @@ class CodeObjectRows:
 
     def _add(self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None) -> None:
         self.names.add_module(pid, time, digest, content)
-        # The same content may come twice: from the file before this one, and again.
+        # The same content may come twice: with the rotation state, and again from the process.
         content = content if digest not in self._digests else None
         row = {"time_ns": time, "pid": pid, "path": path, "digest": bytes.fromhex(digest), "size": size, "elf": content}
         self._rows.append(single_row("kernel", row))
@@ -78,6 +78,6 @@ class CodeObjectRows:
         self._bytes += len(content or b"")
 
     def take(self) -> list[pa.StructArray]:
-        """The rows, of which it then holds none."""
+        """Returns the rows collected since the last call."""
         rows, self._rows, self._bytes = self._rows, [], 0
         return rows

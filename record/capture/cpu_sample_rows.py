@@ -1,4 +1,4 @@
-"""CPU samples as rows of a capture."""
+"""The `cpu_sample` rows of a capture."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def cpu_sample_rows(
 
     Args:
         samples: CPU_SAMPLE[n].
-        stacks: uint64[n], the ids in the capture of their stacks.
-        kernel_stacks: likewise, of those in the kernel.
+        stacks: uint64[n], the ids of their stacks in the capture.
+        kernel_stacks: uint64[n], likewise of their stacks in the Linux kernel.
     """
     columns = [*(samples[name] for name in ("time", "pid", "tid", "cpu")), stacks, kernel_stacks]
     arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]

@@ -1,6 +1,6 @@
-"""From spool to capture: the frames become columns, streamed, so that memory does not grow with the recording.
+"""Makes a capture of a spool: frames become columns, streamed, so that memory does not grow with the recording.
 
-The same code ends a recording and recovers one whose recorder died.
+The same code runs at the end of a recording and in `iaprof recover`.
 """
 
 from __future__ import annotations
@@ -53,24 +53,24 @@ from iaprof.record.stacks.launch_stacks import LaunchStacks
 from iaprof.record.stacks.python_counting import PythonCounting
 from iaprof.record.stacks.python_stacks import Interpreter, PythonStacks
 from iaprof.record.stacks.walks import Walks
-from iaprof.record.symbolize.needed import FinishStacks, ForSymbols
+from iaprof.record.symbolize.needed import FinishStacks, SymbolInputs
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.python.layout import Layout
 
 ROWS_PER_GROUP = 1 << 18
 STACK_BYTES_PER_GROUP = 8 << 20
-LISTS = ("streams", "libraries", "paused", "scope")  # of the header, that grow while recording
+LISTS = ("streams", "libraries", "paused", "scope")  # of the header, which grow while recording
 _MOST = (1 << 64) - 1
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what reading a damaged frame raises
 
 
-WriteSymbols = Callable[[ForSymbols, CaptureWriter], dict[str, Any]]
-"""Writes `module` and `symbol` rows, and gives what the header says of them."""
+WriteSymbols = Callable[[SymbolInputs, CaptureWriter], dict[str, Any]]
+"""Writes `module` and `symbol` rows, and returns what the header says of them."""
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A capture that was written."""
+    """A capture that was written: its header, and its bytes."""
 
     header: dict[str, Any]
     size: int
@@ -79,7 +79,7 @@ class Finished:
 def finish(
     spool: SpoolReader,
     output: Path,
-    look: Callable[[Frame], None] | None = None,
+    on_frame: Callable[[Frame], None] | None = None,
     write_symbols: WriteSymbols | None = None,
     finish_stacks: FinishStacks | None = None,
 ) -> Finished:
@@ -87,40 +87,40 @@ def finish(
 
     Args:
         spool: whole, or cut off by the recorder's death.
-        output: an existing file of that name is replaced.
-        look: is shown each frame.
-        write_symbols: names what the stacks need; without it nothing is named.
-        finish_stacks: finishes those that were not finished while recording; without it they stay cut.
+        output: path of the capture; an existing file is replaced.
+        on_frame: is called with each frame.
+        write_symbols: names the addresses of stacks; without it nothing is named.
+        finish_stacks: finishes stacks that were not finished while recording; without it they stay cut.
 
     Raises:
-        IaprofError: the capture cannot be written; nothing is left of it, the spool stays.
+        IaprofError: the capture cannot be written; no part of it is left, and the spool stays.
     """
     with replace_file(output) as file:
         writer = CaptureWriter(file)
-        work = _Finishing(writer, spool, write_symbols)
+        finishing = _Finishing(writer, spool, write_symbols)
         for kinds in _FIRST_KINDS:
             for frame in spool.frames(kinds):
-                work.add_first(frame)
-        work.all_first_known()
+                finishing.add_first(frame)
+        finishing.all_first_known()
         for frame in spool.frames():
-            work.add(frame)
-            if look is not None:
-                look(frame)
-        work.keep_described(spool)
-        work.write_unfinished(spool, finish_stacks)
-        work.write_waiting(spool)
-        header = work.end(spool.cut, spool.unknown)
+            finishing.add(frame)
+            if on_frame is not None:
+                on_frame(frame)
+        finishing.add_dumped(spool)
+        finishing.write_late_stacks(spool, finish_stacks)
+        finishing.write_deferred(spool)
+        header = finishing.end(spool.cut, spool.unknown)
         writer.close(header)
         return Finished(header, file.tell())
 
 
 class _Finishing:
-    """What is gathered until it fills a row group."""
+    """The state of making one capture: rows until they fill a row group, and what other rows depend on."""
 
     def __init__(self, writer: CaptureWriter, spool: SpoolReader, write_symbols: WriteSymbols | None) -> None:
         self._writer = writer
         self._write_symbols = write_symbols
-        self._for_symbols = ForSymbols()
+        self._symbol_inputs = SymbolInputs()
         self._python = PythonStacks(spool.bytes_at)
         self._python_counts = PythonCounting(self._python)
         self._header: dict[str, Any] = {}
@@ -130,22 +130,22 @@ class _Finishing:
         self._stalls = StallRows()
         self._stack_rows: list[pa.StructArray] = []
         self._stack_bytes = 0
-        self._copy_frames = array("Q")  # where they are in the spool
-        self._waiting = {kind: array("Q") for kind in _WAITING}  # likewise
-        self._waited = WaitTotals()
+        self._copy_frames = array("Q")  # positions in the spool
+        self._deferred = {kind: array("Q") for kind in _DEFERRED}  # likewise
+        self._wait_totals = WaitTotals()
         self._sideband = SideBand()
-        self._drivers: dict[str, int] = {}  # the first process that mapped each
-        self._sideband_reads: dict[int, tuple[int, int]] = {}  # when each CPU's buffer was read, the last two times
+        self._drivers: dict[str, int] = {}  # by driver: the first process that mapped it
+        self._sideband_reads: dict[int, tuple[int, int]] = {}  # by CPU: times of the last two reads of its buffer
         self._lost_sideband = False
         self._stacks: LaunchStacks
         self._code_objects = CodeObjectRows()
         self._metrics: dict[bytes, list[bytes]] = {}  # rows by their description
         self._metric_rows = 0
-        self._described: list[pa.StructArray] = []
+        self._process_rows: list[pa.StructArray] = []
         self._first_ns = self._last_ns = 0
 
     def add(self, frame: Frame) -> None:
-        """Takes one frame; what does not have the form of its kind is counted as damaged."""
+        """Adds a frame; one that is not of its kind's form is counted as damaged."""
         self._first_ns = self._first_ns or frame.time
         self._last_ns = max(self._last_ns, frame.time)
         try:
@@ -155,23 +155,23 @@ class _Finishing:
             self._damaged(frame, error)
 
     def add_first(self, frame: Frame) -> None:
-        """Takes what stacks depend on, before everything else: where they are cut, and their frames of Python."""
+        """Adds a frame of the kinds that are read first: stacks depend on mappings and on frames of Python."""
         self._first_ns = self._first_ns or frame.time
         try:
             _FIRST[frame.kind](self, frame)
         except _DAMAGE as error:
             self._lost_sideband |= frame.kind is FrameKind.SIDEBAND
-            if frame.kind is not FrameKind.HEADER:  # which is read again
+            if frame.kind is not FrameKind.HEADER:  # the header is read again
                 self._damaged(frame, error)
 
     def all_first_known(self) -> None:
-        """Ends `add_first`."""
-        self._flush_processes()
-        known = self._for_symbols
-        known.spaces = AddressSpaces(known.table("mapping"), known.table("process"))
-        walks = Walks(known.spaces, not self._lost_sideband)
+        """Ends `add_first`: mappings and processes are complete."""
+        self._flush_sideband()
+        inputs = self._symbol_inputs
+        inputs.spaces = AddressSpaces(inputs.table("mapping"), inputs.table("process"))
+        walks = Walks(inputs.spaces, not self._lost_sideband)
         follows_frame_pointers = bool(self._header.get("follows_frame_pointers"))
-        self._stacks = LaunchStacks(walks, known.ends, self._python, follows_frame_pointers)
+        self._stacks = LaunchStacks(walks, inputs.ends, self._python, follows_frame_pointers)
 
     def _add_python(self, frame: Frame) -> None:
         self._python.add(np.frombuffer(frame.payload, PYTHON_STACK), frame.payload_position)
@@ -180,19 +180,19 @@ class _Finishing:
         self._python.add_codes(np.frombuffer(frame.payload, CODE))
 
     def _add_interpreter(self, frame: Frame) -> None:
-        told = json_object(frame.payload)
-        text_type, bytes_type = map(int, told["types"])
-        interpreter = Interpreter((text_type, bytes_type), Layout(**told["layout"]))
-        self._python.add_interpreter(int(told["pid"]), interpreter)
+        members = json_object(frame.payload)
+        text_type, bytes_type = map(int, members["types"])
+        interpreter = Interpreter((text_type, bytes_type), Layout(**members["layout"]))
+        self._python.add_interpreter(int(members["pid"]), interpreter)
 
     def _damaged(self, frame: Frame, error: Exception) -> None:
         self._lost(frame.time, frame.time, "spool", "damaged", 1, f"a frame of {frame.kind.name}: {error}"[:200])
 
     def end(self, cut: int, unknown: int) -> dict[str, Any]:
-        """Writes what is left, and gives the header.
+        """Writes the remaining rows, and returns the header.
 
         Args:
-            cut: bytes at the spool's end that are no frame.
+            cut: bytes at the spool's end that are no whole frame.
             unknown: frames of unknown kinds.
         """
         if cut:
@@ -204,27 +204,27 @@ class _Finishing:
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
         self._write_rows("python_code", self._python.code_rows())
         for count, detail in (
-            (self._python.unbelieved, "frames of Python: cut where the memory does not hold code objects"),
-            (self._python.too_many, "code objects of Python, which have no names: there are too many"),
+            (self._python.damaged, "frames of Python: cut where the memory does not hold code objects"),
+            (self._python.dropped_codes, "code objects of Python, which have no names: there are too many"),
         ):
             if count:
                 self._lost(self._first_ns, self._last_ns, "stacks", "without Python", count, detail)
         self._flush_stalls()
         self._flush_kernels()
         self._flush_metrics()
-        self._flush_described()
+        self._flush_process_rows()
         self._flush_losses()
         cost = cost_of(self._footer.get("cost"))
         unseen = None
         if self._counts["stalls"] and not self._saw_launches():
             unseen = no_launches(self._header, self._drivers)
-        self._for_symbols.header = self._header
-        symbols = self._write_symbols(self._for_symbols, self._writer) if self._write_symbols else None
+        self._symbol_inputs.header = self._header
+        symbols = self._write_symbols(self._symbol_inputs, self._writer) if self._write_symbols else None
         return {
             **self._header,
             **self._footer,
             "symbols": symbols,
-            "stack_ends": self._for_symbols.ends.header(self._for_symbols.spaces.modules),
+            "stack_ends": self._symbol_inputs.ends.header(self._symbol_inputs.spaces.modules),
             PYTHON_STACKS: self._python_counts.header(),
             "recovered": not self._footer,
             "end_ns": self._footer.get("end_ns", self._last_ns),
@@ -232,11 +232,11 @@ class _Finishing:
             "totals": {**dict.fromkeys(TOTALS, 0), **self._counts},
             "losses": list(self._losses.sums.values()),
             **({NO_LAUNCHES: unseen} if unseen else {}),
-            **({WAITS: self._waited.to_json()} if self._waited.waits else {}),
+            **({WAITS: self._wait_totals.to_json()} if self._wait_totals.waits else {}),
         }
 
     def _saw_launches(self) -> bool:
-        """Whether there are launches, or were some that were lost."""
+        """Whether there are launches, or some were lost."""
         probes = self._footer.get("probes")
         fired = probes.get("launches") if isinstance(probes, dict) else 0
         return bool(fired or self._counts["launches"] or self._counts["carried_launches"])
@@ -261,10 +261,10 @@ class _Finishing:
         if self._stalls.is_full:
             self._flush_stalls()
 
-    def _add_waiting(self, frame: Frame) -> None:
-        waiting = _WAITING[frame.kind]
-        waiting.check(np.frombuffer(frame.payload, waiting.dtype))  # whether they are some
-        self._waiting[frame.kind].append(frame.position)
+    def _add_deferred(self, frame: Frame) -> None:
+        deferred = _DEFERRED[frame.kind]
+        deferred.check(np.frombuffer(frame.payload, deferred.dtype))  # raises if the frame is damaged
+        self._deferred[frame.kind].append(frame.position)
 
     def _add_stacks(self, frame: Frame) -> None:
         if not 1 <= frame.part <= MAX_DEPTH:
@@ -272,36 +272,36 @@ class _Finishing:
         self._keep_stacks(self._stacks.rows(np.frombuffer(frame.payload, stack_dtype(frame.part)), frame.part))
 
     def _keep_stacks(self, rows: pa.StructArray) -> None:
-        if len(rows):  # a stack that the learner has finished comes alone
+        if len(rows):  # the learner sends stacks one by one, and may send a known one
             self._stack_rows.append(rows)
             self._stack_bytes += rows.nbytes
         if self._stack_bytes >= STACK_BYTES_PER_GROUP:
             self._flush_stacks()
 
     def _add_copy(self, frame: Frame) -> None:
-        np.frombuffer(frame.payload, COPY)  # whether they are some
+        np.frombuffer(frame.payload, COPY)  # raises if the frame is damaged
         self._copy_frames.append(frame.position)
 
     def _add_kernel(self, frame: Frame) -> None:
         self._code_objects.add_elf(frame)
         self._flush_full_kernels()
 
-    def keep_described(self, spool: SpoolReader) -> None:
-        """Puts modules together whose kernels were described at their launch, once all frames were added."""
+    def add_dumped(self, spool: SpoolReader) -> None:
+        """Adds the modules whose kernels were dumped at their launches, once all frames were added."""
         for _ in self._code_objects.add_dumped(spool):
             self._flush_full_kernels()
         for source, count, detail in self._code_objects.unfinished():
             self._lost(self._last_ns, self._last_ns, source, "unfinished", count, detail)
 
-    def write_unfinished(self, spool: SpoolReader, finish_stacks: FinishStacks | None) -> None:
-        """Finishes the stacks that were not finished while recording, as far as that can be done."""
+    def write_late_stacks(self, spool: SpoolReader, finish_stacks: FinishStacks | None) -> None:
+        """Finishes and writes the stacks that were not finished while recording, as far as possible."""
         depth = self._header.get("stack_depth")
         if len(self._copy_frames) and finish_stacks is not None and isinstance(depth, int) and 1 <= depth <= MAX_DEPTH:
-            self._for_symbols.header = self._header
+            self._symbol_inputs.header = self._header
             frames = (spool.frame_at(position).payload for position in self._copy_frames)
-            left = self._stacks.unfinished()
-            copies = (records for frame in frames if int((records := np.frombuffer(frame, COPY))["id"][0]) in left)
-            for record in finish_stacks(self._for_symbols, copies, depth):
+            missing = self._stacks.unfinished()
+            copies = (records for frame in frames if int((records := np.frombuffer(frame, COPY))["id"][0]) in missing)
+            for record in finish_stacks(self._symbol_inputs, copies, depth):
                 if len(record) == PYTHON_STACK.itemsize:
                     self._python.add(np.frombuffer(record, PYTHON_STACK))
                 else:
@@ -309,23 +309,23 @@ class _Finishing:
         self._keep_stacks(self._stacks.rows_of_unfinished())
         self._flush_stacks()
 
-    def write_waiting(self, spool: SpoolReader) -> None:
-        """Writes what waited until all stacks and modules are known, which have the whole names of kernels."""
-        for kind, waiting in _WAITING.items():
+    def write_deferred(self, spool: SpoolReader) -> None:
+        """Writes the records whose rows need all stacks and all modules, which have the whole names of kernels."""
+        for kind, deferred in _DEFERRED.items():
             records: list[NDArray[np.void]] = []
             rows = 0
-            for position in self._waiting[kind]:
-                records.append(np.frombuffer(spool.frame_at(position).payload, waiting.dtype))
-                rows += len(records[-1]) * waiting.rows_a_record
+            for position in self._deferred[kind]:
+                records.append(np.frombuffer(spool.frame_at(position).payload, deferred.dtype))
+                rows += len(records[-1]) * deferred.rows_a_record
                 if rows >= ROWS_PER_GROUP:
-                    waiting.write(self, np.concatenate(records))
+                    deferred.write(self, np.concatenate(records))
                     records, rows = [], 0
             if records:
-                waiting.write(self, np.concatenate(records))
+                deferred.write(self, np.concatenate(records))
 
     def _write_transfers(self, records: NDArray[np.void]) -> None:
-        known = records["size"][records["size"] != np.uint64(UNKNOWN_BYTES)]
-        self._counts["transferred_bytes"] += sum(known.tolist())
+        sizes = records["size"][records["size"] != np.uint64(UNKNOWN_BYTES)]
+        self._counts["transferred_bytes"] += sum(sizes.tolist())
         self._write_rows("transfer", transfer_rows(records, self._stacks.ids(records["stack"])))
 
     def _write_lists(self, records: NDArray[np.void]) -> None:
@@ -337,17 +337,17 @@ class _Finishing:
         stacks, kernel_stacks = (self._stacks.ids(samples[name]) for name in ("stack", "kernel_stack"))
         late = self._stacks.late(samples["stack"])
         presumed = samples["flags"] & LaunchFlags.PRESUMED > 0
-        self._for_symbols.ends.cpu_samples.add(stacks, samples["pid"], presumed, late)
+        self._symbol_inputs.ends.cpu_samples.add(stacks, samples["pid"], presumed, late)
         self._python_counts.add("cpu_samples", stacks, samples["pid"])
         self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks))
 
     def _write_waits(self, waits: NDArray[np.void]) -> None:
-        waits = until_exits(waits, self._for_symbols.table("process"))
-        self._waited += WaitTotals.from_rows(waits)
+        waits = until_exits(waits, self._symbol_inputs.table("process"))
+        self._wait_totals += WaitTotals.from_rows(waits)
         self._write_rows("wait", wait_rows(waits, self._stacks.ids(waits["stack"])))
 
-    def _add_processes(self, frame: Frame) -> None:
-        # The kernel tells of a loss when it has room again: that was between the last two reads.
+    def _add_sideband(self, frame: Frame) -> None:
+        # The kernel reports a loss when its buffer has room again: it happened between the last two reads.
         before, last = self._sideband_reads.get(frame.source, (self._first_ns, self._first_ns))
         self._sideband_reads[frame.source] = last, frame.time
         try:
@@ -360,7 +360,7 @@ class _Finishing:
                 self._lost_sideband = True
                 self._lost(min(before, frame.time), frame.time, "side-band", "lost", lost, detail)
             if max(len(self._sideband.mappings.time), len(self._sideband.processes.time)) >= ROWS_PER_GROUP:
-                self._flush_processes()
+                self._flush_sideband()
 
     def _add_metrics(self, frame: Frame) -> None:
         meta, rows = frame.payload[: frame.part], frame.payload[frame.part :]
@@ -369,13 +369,13 @@ class _Finishing:
         if self._metric_rows >= ROWS_PER_GROUP:
             self._flush_metrics()
 
-    def _add_process(self, frame: Frame) -> None:
+    def _add_described_process(self, frame: Frame) -> None:
         pid, root, row = described_process(frame)
-        self._described.append(row)
+        self._process_rows.append(row)
         if root is not None:
-            self._for_symbols.roots[pid] = root
-        if len(self._described) >= ROWS_PER_GROUP:
-            self._flush_described()
+            self._symbol_inputs.roots[pid] = root
+        if len(self._process_rows) >= ROWS_PER_GROUP:
+            self._flush_process_rows()
 
     def _add_chunk(self, frame: Frame) -> None:
         self._code_objects.add_chunk(frame)
@@ -404,10 +404,10 @@ class _Finishing:
 
     def _write_launches(self, launches: NDArray[np.void]) -> None:
         stacks, late = self._stacks.ids(launches["stack"]), self._stacks.late(launches["stack"])
-        # What was launched in the file before this one is counted there.
+        # Launches of the previous file are counted there.
         is_carried = launches["flags"] & LaunchFlags.CARRIED > 0
         own, presumed = ~is_carried, launches["flags"] & LaunchFlags.PRESUMED > 0
-        self._for_symbols.ends.launches.add(stacks[own], launches["pid"][own], presumed[own], late[own])
+        self._symbol_inputs.ends.launches.add(stacks[own], launches["pid"][own], presumed[own], late[own])
         self._python_counts.add("launches", stacks[own], launches["pid"][own])
         carried = int(np.count_nonzero(is_carried))
         self._counts["launches"] -= carried
@@ -416,8 +416,8 @@ class _Finishing:
         for rows in launch_rows(launches, self._code_objects.names):
             self._write_rows("launch", rows)
 
-    def _flush_processes(self) -> None:
-        self._for_symbols.files.add(self._sideband.mappings)
+    def _flush_sideband(self) -> None:
+        self._symbol_inputs.files.add(self._sideband.mappings)
         for kind, rows in sideband_rows(self._sideband):
             self._write_rows(kind, rows)
         add_drivers(self._drivers, self._sideband.mappings)
@@ -436,9 +436,9 @@ class _Finishing:
             decoded = [metric_values.decode(meta, *rows) for meta, rows in batches.items()]
             self._write_rows("metric", pa.concat_arrays(decoded))
 
-    def _flush_described(self) -> None:
-        self._write_all("process", self._described)
-        self._described = []
+    def _flush_process_rows(self) -> None:
+        self._write_all("process", self._process_rows)
+        self._process_rows = []
 
     def _flush_losses(self) -> None:
         self._write_all("loss", self._losses.take())
@@ -451,30 +451,30 @@ class _Finishing:
         self._counts[COUNTED[kind]] += len(rows)
         self._writer.write(kind, rows)
         if kind != "stack" or self._write_symbols is not None:
-            self._for_symbols.add(kind, rows)
+            self._symbol_inputs.add(kind, rows)
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """Records that become rows when all stacks and modules are known."""
+class _Deferred:
+    """Records whose rows are written when all stacks and modules are known."""
 
     dtype: np.dtype[np.void]
     write: Callable[[_Finishing, NDArray[np.void]], None]
-    check: Callable[[NDArray[np.void]], None] = lambda _: None  # raises one of _DAMAGE where BPF cannot have sent them
+    check: Callable[[NDArray[np.void]], None] = lambda _: None  # raises one of _DAMAGE if BPF cannot send these
     rows_a_record: int = 1  # at most
 
 
-_WAITING = {
-    FrameKind.LAUNCHES: _Waiting(LAUNCH, _Finishing._write_launches),
-    FrameKind.LISTS: _Waiting(LIST_EVENT, _Finishing._write_lists, check_lists, LISTS_A_RECORD),
-    FrameKind.TRANSFERS: _Waiting(LAUNCH, _Finishing._write_transfers, check_transfers),
-    FrameKind.CPU_SAMPLES: _Waiting(CPU_SAMPLE, _Finishing._write_samples),
-    FrameKind.WAITS: _Waiting(WAIT, _Finishing._write_waits),
+_DEFERRED = {
+    FrameKind.LAUNCHES: _Deferred(LAUNCH, _Finishing._write_launches),
+    FrameKind.LISTS: _Deferred(LIST_EVENT, _Finishing._write_lists, check_lists, LISTS_A_RECORD),
+    FrameKind.TRANSFERS: _Deferred(LAUNCH, _Finishing._write_transfers, check_transfers),
+    FrameKind.CPU_SAMPLES: _Deferred(CPU_SAMPLE, _Finishing._write_samples),
+    FrameKind.WAITS: _Deferred(WAIT, _Finishing._write_waits),
 }
 """In the order in which they are written."""
 
-_READERS = {  # what is not here was read first
-    **dict.fromkeys(_WAITING, _Finishing._add_waiting),
+_READERS = {  # of all kinds but those of _FIRST
+    **dict.fromkeys(_DEFERRED, _Finishing._add_deferred),
     FrameKind.HEADER: _Finishing._add_header,
     FrameKind.STALLS: _Finishing._add_stalls,
     FrameKind.STACKS: _Finishing._add_stacks,
@@ -483,17 +483,17 @@ _READERS = {  # what is not here was read first
     FrameKind.END: _Finishing._add_end,
     FrameKind.APPEND: _Finishing._add_to_header,
     FrameKind.METRICS: _Finishing._add_metrics,
-    FrameKind.PROCESS: _Finishing._add_process,
+    FrameKind.PROCESS: _Finishing._add_described_process,
     FrameKind.PIECE: _Finishing._add_chunk,
     FrameKind.COPY: _Finishing._add_copy,
 }
 _FIRST = {
     FrameKind.HEADER: _Finishing._add_header,
-    FrameKind.SIDEBAND: _Finishing._add_processes,
+    FrameKind.SIDEBAND: _Finishing._add_sideband,
     FrameKind.INTERPRETER: _Finishing._add_interpreter,
     FrameKind.PYTHON: _Finishing._add_python,
     FrameKind.CODES: _Finishing._add_codes,
 }
 _OF_STACKS = {FrameKind.PYTHON, FrameKind.CODES}
 _FIRST_KINDS = (_FIRST.keys() - _OF_STACKS, _OF_STACKS)
-"""In this order: a code object is read with what is known of its interpreter, and not kept as it came."""
+"""In this order: reading a code object needs its interpreter."""

@@ -1,4 +1,4 @@
-"""Making captures of spools in a process apart: the recorder stays small, and goes on meanwhile when it rotates."""
+"""Has captures made of spools by a process of its own, so that the recorder stays small and can go on recording."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from iaprof.symbols.names.which import Symbols
 
 
 class Finisher:
-    """One such process, from its start to its answer."""
+    """One process that makes a capture, from its start to its answer."""
 
     def __init__(
-        self, spool: Spool, symbols: Symbols, carry: int | None = None, roots: Mapping[int, int] | None = None
+        self, spool: Spool, symbols: Symbols, state_fd: int | None = None, roots: Mapping[int, int] | None = None
     ) -> None:
-        """Starts it; it waits for `go`.
+        """Starts the process, which waits for `go`.
 
         Args:
-            spool: that it will read.
+            spool: the spool to read.
             symbols: which names the capture gets.
-            carry: descriptor for what the next output file needs of this one, if there is a next one.
-            roots: descriptors of processes' roots, for who has no such process any more.
+            state_fd: descriptor of a file for the rotation state; None if no output file follows.
+            roots: descriptors of root folders, by process: see Roots.by_process.
 
         Raises:
-            IaprofError: there is no room for another process.
+            IaprofError: the process cannot be started.
         """
-        self._spool, self._carry, self._folder = spool, carry, folder_descriptor(spool.path)
+        self._spool, self._state_fd, self._folder = spool, state_fd, folder_descriptor(spool.path)
         self._symbols, self._roots = symbols, dict(roots or {})
         self._answer: dict[str, Any] | None = None
-        self._line = b""  # the last one, as far as it came
-        self.naming: tuple[int, int] | None = None  # modules that were named, and all of them, once that began
-        fds = [spool.fileno(), self._folder, *([] if carry is None else [carry]), *set(self._roots.values())]
+        self._line = b""  # the last line, as far as it has come
+        self.naming: tuple[int, int] | None = None  # modules named so far, and all of them; None before naming begins
+        fds = [spool.fileno(), self._folder, *([] if state_fd is None else [state_fd]), *set(self._roots.values())]
         try:
             self._child = Worker(
                 "iaprof.record.capture.finish_child:main",
@@ -53,46 +53,46 @@ class Finisher:
             raise IaprofError(f"the process that finishes captures cannot be started: {error.strerror}") from error
 
     def go(self, output: Path) -> None:
-        """Lets it make the capture, in the spool's folder."""
+        """Has the capture made, in the spool's folder."""
         request = {
             "spool": self._spool.fileno(),
-            "carry": self._carry,
+            "rotation_state": self._state_fd,
             "folder": self._folder,
             "output": str(output.absolute()),
             "symbols": self._symbols.value,
             "roots": self._roots,
         }
-        with contextlib.suppress(OSError):  # it died: `result` says so
+        with contextlib.suppress(OSError):  # the process has died: `result` reports it
             self._child.channel.sendall(json.dumps(request).encode() + b"\n")
 
     def fileno(self) -> int:
-        """Readable when `read` has something to read."""
+        """Returns a descriptor that is readable when `read` has something to read."""
         return self._child.channel.fileno()
 
     def read(self) -> bool:
-        """Reads a piece of what it says; gives whether that was the last."""
+        """Reads some of the process's messages; returns whether they have ended."""
         try:
-            piece = self._child.channel.recv(1 << 16)
-        except ConnectionError:  # it died before it read what it is to do
-            piece = b""
-        *told, self._line = (self._line + piece).split(b"\n")
-        for line in told:
-            said = json.loads(line)
-            if "naming" in said:
-                self.naming = tuple(said["naming"])
+            data = self._child.channel.recv(1 << 16)
+        except ConnectionError:  # the process died before it read the request
+            data = b""
+        *lines, self._line = (self._line + data).split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "naming" in message:
+                self.naming = tuple(message["naming"])
             else:
-                self._answer = said
-        return not piece
+                self._answer = message
+        return not data
 
     def skip_names(self) -> None:
-        """Lets it end with the names that it has."""
+        """Ends the naming: the capture gets the names found so far."""
         self._child.send_signal(signal.SIGINT)
 
     def result(self) -> tuple[dict[str, Any], int]:
-        """Header and bytes of the capture that was made; waits for it.
+        """Waits for the capture; returns its header and bytes.
 
         Raises:
-            IaprofError: none could be made; nothing is left of it, the spool stays.
+            IaprofError: the capture could not be made; no part of it is left, and the spool stays.
         """
         while not self.read():
             pass
@@ -104,7 +104,7 @@ class Finisher:
         return self._answer["header"], self._answer["size"]
 
     def close(self) -> None:
-        """Ends it, whatever it does; an unfinished capture is taken away."""
+        """Ends the process at once; an unfinished capture is removed."""
         self._child.channel.close()
         self._child.send_signal(signal.SIGTERM)
         self._child.wait()

@@ -12,44 +12,46 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.schema import KINDS
 from iaprof.record.kernels.kernel_names import KernelNames
 
-NAME_BYTES_PER_GROUP = 32 << 20  # whole names may be long
+NAME_BYTES_PER_GROUP = 32 << 20  # whole names can be long
 
 
 def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.StructArray]:
-    """Rows for launches, in groups that need little memory.
+    """Makes `launch` rows, in groups that need little memory.
 
     Args:
         launches: LAUNCH[n].
-        names: of all modules of the recording.
+        names: of the kernels of all modules of the recording.
     """
     if not len(launches):
         return
-    found = names.of(launches)
-    lengths = np.array([len(text.encode()) for text in found.texts], np.int64)[found.of]
+    launch_names = names.for_launches(launches)
+    lengths = np.array([len(text.encode()) for text in launch_names.texts], np.int64)[launch_names.indices]
     group = np.cumsum(lengths) // NAME_BYTES_PER_GROUP
     bounds = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(launches)]
-    whole = pa.array(found.texts, pa.string())
+    whole = pa.array(launch_names.texts, pa.string())
     for start, end in pairwise(bounds):
-        some = launches[start:end]
+        group_launches = launches[start:end]
         columns = [
-            pa.array(some["time"]),
-            pa.array(some["pid"]),
-            pa.array(some["tid"]),
-            pa.array(some["cpu"]),
-            decoded_texts(some["comm"]),
-            pa.array(some["iba"]),
-            pa.array(some["address"]),
-            pa.array(some["size"]),
-            pa.array(some["stack"]),
-            whole.take(pa.array(found.of[start:end])),
-            pa.array(some["flags"]),
-            pa.array(some["list"]),
+            pa.array(group_launches["time"]),
+            pa.array(group_launches["pid"]),
+            pa.array(group_launches["tid"]),
+            pa.array(group_launches["cpu"]),
+            decoded_texts(group_launches["comm"]),
+            pa.array(group_launches["iba"]),
+            pa.array(group_launches["address"]),
+            pa.array(group_launches["size"]),
+            pa.array(group_launches["stack"]),
+            whole.take(pa.array(launch_names.indices[start:end])),
+            pa.array(group_launches["flags"]),
+            pa.array(group_launches["list"]),
         ]
         yield pa.StructArray.from_arrays(columns, fields=list(KINDS["launch"]))
 
 
 def decoded_texts(names: NDArray[np.bytes_]) -> pa.Array:
-    """Fixed-size names as strings; each distinct one is decoded once."""
+    """Decodes fixed-size names; each distinct one once."""
     encoded = pa.array(names, pa.binary()).dictionary_encode()
-    decoded = [bytes(n).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for n in encoded.dictionary.to_pylist()]
+    decoded = [
+        bytes(name).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for name in encoded.dictionary.to_pylist()
+    ]
     return pa.array(decoded, pa.string()).take(encoded.indices)

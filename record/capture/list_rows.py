@@ -1,4 +1,4 @@
-"""The `command_list` rows of a capture, made of the records that the BPF programs sent: one for each list of a call."""
+"""The `command_list` rows of a capture, made of the records of BPF programs: one row for each list of a call."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _EVENTS = pa.array([event.name.lower() for event in ListEvent], pa.string())
 
 
 def check(records: NDArray[np.void]) -> None:
-    """ValueError where records, LIST_EVENT[n], are none that BPF can have sent."""
+    """Raises ValueError if BPF cannot have sent these LIST_EVENT[n]."""
     if len(records) and (records["event"].max() >= len(ListEvent) or records["count"].max() > LISTS_A_RECORD):
         raise ValueError("what happened to command lists is none of what can")
 
 
 def list_rows(records: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructArray:
-    """Rows for records.
+    """Makes `command_list` rows.
 
     Args:
         records: LIST_EVENT[n], checked.
-        stacks: uint64[n], the ids that their stacks have in the capture.
+        stacks: uint64[n], the ids of their stacks in the capture.
     """
-    of = np.repeat(np.arange(len(records)), records["count"])
+    record_numbers = np.repeat(np.arange(len(records)), records["count"])
     lists = records["lists"][np.arange(LISTS_A_RECORD) < records["count"][:, None]]
-    some = records[of]
+    events = records[record_numbers]
     columns = [
-        *(pa.array(some[name]) for name in ("time", "pid", "tid", "cpu")),
-        decoded_texts(some["comm"]),
-        _EVENTS.take(pa.array(some["event"])),
+        *(pa.array(events[name]) for name in ("time", "pid", "tid", "cpu")),
+        decoded_texts(events["comm"]),
+        _EVENTS.take(pa.array(events["event"])),
         pa.array(lists),
-        pa.array(some["queue"]),
-        pa.array(stacks[of]),
-        pa.array(some["flags"]),
+        pa.array(events["queue"]),
+        pa.array(stacks[record_numbers]),
+        pa.array(events["flags"]),
     ]
     return pa.StructArray.from_arrays(columns, fields=list(KINDS["command_list"]))

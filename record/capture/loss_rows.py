@@ -10,26 +10,26 @@ from iaprof.record.capture.single_rows import single_row
 
 
 class LossRows:
-    """Losses, until they are enough for a row group, and the sums of all.
+    """Collects losses until they fill a row group, and sums them up.
 
     Attributes:
-        sums: for each source and kind of loss how much was lost (None if that is not known), and how often.
+        sums: by source and kind of loss: how much was lost (None if unknown), and in how many events.
     """
 
     def __init__(self) -> None:
-        """Holds none."""
+        """Begins without losses."""
         self.sums: dict[tuple[str, str], dict[str, Any]] = {}
         self._rows: list[pa.StructArray] = []
 
     def __len__(self) -> int:
-        """How many rows it holds."""
+        """The number of rows that `take` would return."""
         return len(self._rows)
 
     def add(self, begin: int, time: int, source: str, what: str, count: int | None, detail: str) -> None:
-        """Takes a loss that fell between two times, CLOCK_MONOTONIC ns.
+        """Adds a loss that happened between two times, CLOCK_MONOTONIC ns.
 
         Raises:
-            ValueError, TypeError, OverflowError: a value is not of its member's type.
+            ValueError, TypeError, OverflowError: a value does not have its member's type.
         """
         row = {"begin_ns": begin, "time_ns": time, "source": source, "what": what, "count": count, "detail": detail}
         self._rows.append(single_row("loss", row))
@@ -39,6 +39,6 @@ class LossRows:
             total["count"] = (total["count"] or 0) + count
 
     def take(self) -> list[pa.StructArray]:
-        """The rows, of which it then holds none."""
+        """Returns the rows collected since the last call."""
         rows, self._rows = self._rows, []
         return rows

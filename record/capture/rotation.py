@@ -1,6 +1,6 @@
-"""Going on in another output file: when, under which name, and how many earlier ones stay.
+"""Rotation of the output: when, under which name, and how many earlier parts are kept.
 
-What is recorded goes to CAPTURE.spool all the time; an earlier part becomes a capture of its own, named by its end,
+The recording always goes to CAPTURE.spool. An earlier part becomes a capture of its own, named by the time of its end,
 while recording goes on. The last part has the name that the user gave.
 """
 
@@ -26,35 +26,35 @@ OnPart = Callable[[Path, dict[str, Any], int], None]
 
 
 def spool_path(output: Path) -> Path:
-    """Where the spool of a capture lies while it is recorded."""
+    """Returns the path of the spool of a capture."""
     return output.with_name(output.name + ".spool")
 
 
 class Rotation:
-    """The parts of one recording."""
+    """Rotates the output of one recording."""
 
     def __init__(self, options: Options, journal: Journal, loop: Loop, roots: Roots, on_part: OnPart) -> None:
         """Begins with the first part.
 
         Args:
             options: when to rotate.
-            journal: whose spool it changes.
+            journal: its spool is replaced.
             loop: tells when a part is finished.
-            roots: of processes whose files are looked for then.
-            on_part: is told of each earlier part that is whole: its path, header and bytes.
+            roots: of processes, with which files are opened when a part is finished.
+            on_part: is called for each earlier part that is finished: path, header, bytes.
         """
         self._options, self._journal, self._loop, self._roots = options, journal, loop, roots
         self._on_part = on_part
         self._finisher: Finisher | None = None
         self.is_open = False
-        """Whether a part has ended to which stacks may still be added, see `end_part`."""
+        """Whether stacks may still be added to the part that ended last: see `end_part`."""
         self._kept: deque[Path] = deque()
         self._since = time.monotonic()
         self.number = 0
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for another file, and the one before is done with."""
+        """Whether it is time to rotate, and no part is being finished."""
         options = self._options
         if self._finisher is not None:
             return False
@@ -67,27 +67,27 @@ class Rotation:
         return self._finisher is not None
 
     def rotate(self) -> None:
-        """Begins another part; `end_part` then ends the one before.
+        """Begins another part; `end_part` then ends the previous one.
 
         Raises:
-            IaprofError: the disk is full, or the like.
+            IaprofError: the disk is full, or writing failed otherwise.
         """
         output, old = self._options.output, self._journal.spool
         self._part = _free_name(output)
         old.rename(spool_path(self._part))
         self._old = old
-        self._carry = os.memfd_create("carry", os.MFD_CLOEXEC)
-        self._journal.go_on_in(Spool(spool_path(output)))
+        self._state_fd = os.memfd_create("rotation-state", os.MFD_CLOEXEC)
+        self._journal.switch_to(Spool(spool_path(output)))
         self._since = time.monotonic()
         self.number += 1
-        self._finisher = Finisher(old, self._options.symbols, self._carry, self._roots.by_process())
+        self._finisher = Finisher(old, self._options.symbols, self._state_fd, self._roots.by_process())
         self.is_open = True
 
     def end_part(self) -> None:
-        """Has the part before made a capture: all that belongs to it was written."""
+        """Has the capture of the previous part made: nothing more is written to its spool."""
         assert self._finisher is not None
         self.is_open = False
-        self._journal.end_before()
+        self._journal.end_previous()
         self._finisher.go(self._part)
         self._loop.wait_for(self._finisher.fileno(), self._read)
 
@@ -98,7 +98,7 @@ class Rotation:
             self._take_part()
 
     def wait(self) -> None:
-        """Until no part is being finished."""
+        """Waits until no part is being finished."""
         if self.is_open:
             self.end_part()
         if self._finisher is not None:
@@ -109,7 +109,7 @@ class Rotation:
         assert finisher is not None
         try:
             header, size = finisher.result()
-            self._journal.spool.take_over(self._carry)
+            self._journal.spool.take_over(self._state_fd)
             self._old.remove()
             self._kept.append(self._part)
             self._on_part(self._part, header, size)
@@ -119,23 +119,23 @@ class Rotation:
         finally:
             finisher.close()
             self._old.close()
-            os.close(self._carry)
-        # The last part, which is still to come, is one of them.
+            os.close(self._state_fd)
+        # The last part, which is still to come, counts, too.
         while self._options.max_files is not None and len(self._kept) > max(self._options.max_files - 1, 0):
             remove(self._kept.popleft())
 
     def close(self) -> None:
-        """Ends what is under way."""
+        """Ends the process that finishes a part, if there is one."""
         if self._finisher is not None:
             self._finisher.close()
 
 
 def _free_name(output: Path) -> Path:
-    """`cap.parquet` becomes `cap.20261121-0554231.parquet`; the digits after the dash go to tenths of a second."""
+    """Returns an unused name: `cap.20261121-0554231.parquet` for `cap.parquet`. After the dash: time to 0.1 s."""
     now = time.time()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"{int(now * 10) % 10}"
-    for more in ("", *(f"-{number}" for number in range(2, 1000))):
-        path = output.with_name(f"{output.stem}.{stamp}{more}{output.suffix}")
+    for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
+        path = output.with_name(f"{output.stem}.{stamp}{suffix}{output.suffix}")
         if not os.path.lexists(path) and not os.path.lexists(spool_path(path)):
             return path
     raise IaprofError(f"the folder of {output} has too many files of that name")

@@ -1,8 +1,8 @@
-"""What the next output file needs from the one before, when a recording goes on in another file.
+"""Rotation state: what the next output file needs from the one before, when a recording changes its output.
 
-A file has to be readable by itself. Mappings and names are told anew from /proc, and stacks travel again. What cannot
-be had again is here: the modules of processes that run; the last launch of each kernel, as what the GPU samples next
-may have been launched before; and the mappings of who launched it and has ended.
+A file must be readable by itself. Mappings and names are read from /proc again, and stacks are sent again. The rest is
+here: the modules of running processes; the last launch of each kernel, as the GPU may still run it; and the mappings
+of processes that launched it and have ended.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, stack_dtype
 from iaprof.formats.wire.sideband import process_events, process_records
-from iaprof.record.capture.rotation_lists import CarriedLists, carried
+from iaprof.record.capture.rotation_lists import KeptLists, marked_carried
 from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader, framed
-from iaprof.record.kernels.dumped import about_piece
+from iaprof.record.kernels.dumped import chunk_head
 
-LINGER_NS = 2_000_000_000  # what a process launched may still run so long after its end
+LINGER_NS = 2_000_000_000  # how long after a process's end the GPU may still run what it launched
 MAX_LAUNCHES = 1 << 16
 _DROPPED = "command lists of before this file hold more than is carried over: what they launch lacks them"
 
 
-class Carry:
-    """Looks at frames as they are finished, then picks what is to be carried over."""
+class RotationState:
+    """Looks at the frames of a spool while they are finished, then writes those that the next file needs."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[int, int], NDArray[np.void]] = {}  # by process and kernel, in order of time
-        self._ended: dict[int, int] = {}  # when
+        self._last: dict[tuple[int, int], NDArray[np.void]] = {}  # by process and kernel, the latest last
+        self._ended: dict[int, int] = {}  # times, by process
         self._parents: dict[int, int] = {}
         self._users: dict[str, set[int]] = {}  # processes that have a module, by its digest
         self._now = 0
-        self._lists = CarriedLists()
+        self._lists = KeptLists()
 
     def add(self, frame: Frame) -> None:
-        """Notes what a frame says of launches and of processes that end."""
+        """Takes note of launches, lists, modules, forks and exits in a frame."""
         self._now = max(self._now, frame.time)
         if frame.kind is FrameKind.LAUNCHES and len(frame.payload) % LAUNCH.itemsize == 0:
             self._add_launches(np.frombuffer(frame.payload, LAUNCH))
@@ -68,10 +68,10 @@ class Carry:
         return self._now - self._ended.get(pid, self._now) < LINGER_NS
 
     def write(self, spool: SpoolReader, out: int) -> None:
-        """Writes the frames that are carried over.
+        """Writes the frames for the next file.
 
         Args:
-            spool: the same that `add` has seen, whole.
+            spool: the whole spool, whose frames `add` has seen.
             out: descriptor to write to.
 
         Raises:
@@ -82,8 +82,8 @@ class Carry:
         launches = [launch for (pid, _), launch in self._last.items() if self._lives(pid)]
         launches = [launch for launch in launches if launch[["pid", "list", "time"]].item() not in in_lists]
         for launch in launches:
-            launch["list"] = 0  # which was emptied since
-        # What ended cannot be asked for its mappings any more; what it has not mapped itself, it has of its parents.
+            launch["list"] = 0  # reset or destroyed since
+        # /proc no longer has the mappings of ended processes; those not mapped by a process itself are its parents'.
         ended: set[int] = set()
         pids = {int(launch["pid"]) for launch in launches} | set(held["pid"].tolist()) | set(events["pid"].tolist())
         for pid in pids & self._ended.keys():
@@ -96,24 +96,24 @@ class Carry:
             kinds = {FrameKind.KERNEL, FrameKind.PIECE, FrameKind.STACKS, *([FrameKind.SIDEBAND] if ended else [])}
             for frame in spool.frames(kinds):
                 if frame.kind is FrameKind.SIDEBAND:
-                    if told := process_records(frame.payload, ended):
-                        file.writelines(framed(frame.kind, told, time=frame.time))
+                    if side_band := process_records(frame.payload, ended):
+                        file.writelines(framed(frame.kind, side_band, time=frame.time))
                 elif frame.kind is FrameKind.STACKS:
                     records = np.frombuffer(frame.payload, stack_dtype(frame.part))
                     records = records[np.isin(records["id"], stacks)].copy()
-                    records["time"] = self._now  # mappings are told anew, as they are now
+                    records["time"] = self._now  # the next file gets the mappings of this time
                     if len(records):
                         file.writelines(framed(frame.kind, records.tobytes(), time=frame.time, part=frame.part))
                 elif frame.kind is FrameKind.PIECE:
-                    if self._lives(about_piece(frame).pid):
+                    if self._lives(chunk_head(frame).pid):
                         file.writelines(framed(frame.kind, frame.payload, time=frame.time))
                 elif any(map(self._lives, self._users[json.loads(frame.payload[: frame.part])["digest"]])):
                     file.writelines(framed(frame.kind, frame.payload, time=frame.time, part=frame.part))
             if launches or len(held):
-                all_ = carried(np.concatenate([np.array(launches, LAUNCH), held]))
+                all_ = marked_carried(np.concatenate([np.array(launches, LAUNCH), held]))
                 file.writelines(framed(FrameKind.LAUNCHES, all_.tobytes(), time=self._now))
             if len(events):
-                file.writelines(framed(FrameKind.LISTS, carried(events).tobytes(), time=self._now))
+                file.writelines(framed(FrameKind.LISTS, marked_carried(events).tobytes(), time=self._now))
             if self._lists.dropped:
                 row = {"source": "launches", "what": "not carried", "count": self._lists.dropped, "detail": _DROPPED}
                 file.writelines(framed(FrameKind.LOSS, json.dumps(row).encode(), time=self._now, begin=self._now))

@@ -1,4 +1,4 @@
-"""Rows of a capture from what the side-band says of processes."""
+"""The `mapping` and `process` rows of a capture, made of side-band records and of what /proc says."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from iaprof.record.capture.spool import Frame
 
 
 def sideband_rows(sideband: SideBand) -> Iterator[tuple[str, pa.StructArray]]:
-    """The `mapping` and `process` rows, each with its kind."""
+    """Yields the `mapping` and the `process` rows, each with their kind."""
     for kind, rows in (("mapping", sideband.mappings), ("process", sideband.processes)):
         columns = vars(rows)
-        names = {"time_ns": "time"}
+        renamed = {"time_ns": "time"}
         arrays = [
-            pa.array(columns[name], field.type)
-            if (name := names.get(field.name, field.name)) in columns
+            pa.array(columns[column], field.type)
+            if (column := renamed.get(field.name, field.name)) in columns
             else pa.nulls(len(rows.time), field.type)
             for field in KINDS[kind]
         ]
@@ -28,7 +28,7 @@ def sideband_rows(sideband: SideBand) -> Iterator[tuple[str, pa.StructArray]]:
 
 
 def described_process(frame: Frame) -> tuple[int, str | None, pa.StructArray]:
-    """What the recorder found out of a process: its pid, its root folder where that is not ours, and its row.
+    """Returns what the recorder knows of a process: its pid, its root folder if it is not ours, and its row.
 
     Raises:
         ValueError, KeyError, TypeError, OverflowError: the frame is damaged.
@@ -39,5 +39,5 @@ def described_process(frame: Frame) -> tuple[int, str | None, pa.StructArray]:
     row |= {name: about.get(name) for name in ("ns_pid", "cgroup", "container", "uid", "gid")}
     root = about.get("root")
     if isinstance(root, str):
-        os.fsencode(root)  # raises if it is no path: JSON can hold texts that are none
+        os.fsencode(root)  # raises if it is no path: JSON strings can hold what no path can
     return about["pid"], root if isinstance(root, str) else None, single_row("process", row)

@@ -1,4 +1,4 @@
-"""Rows of a capture that come one by one, as JSON documents in the spool."""
+"""Rows that come one by one, as JSON objects in the spool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iaprof.formats.capture.schema import KINDS, NULLABLE
 
 
 def json_object(data: bytes) -> dict[str, Any]:
-    """The JSON object that `data` is; ValueError if it is none."""
+    """Parses a JSON object; raises ValueError if `data` is none."""
     value = json.loads(data)
     if not isinstance(value, dict):
         raise ValueError("it is no JSON object")
@@ -19,7 +19,7 @@ def json_object(data: bytes) -> dict[str, Any]:
 
 
 def single_row(kind: str, row: dict[str, Any]) -> pa.StructArray:
-    """One row of a kind; ValueError, TypeError or OverflowError if a value is not of its member's type."""
+    """Makes one row; raises ValueError, TypeError or OverflowError if a value does not have its member's type."""
     missing = [name for name, value in row.items() if value is None and f"{kind}.{name}" not in NULLABLE]
     if missing:
         raise ValueError(f"it has no {missing[0]}")

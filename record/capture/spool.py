@@ -1,8 +1,8 @@
 """The spool: an append-only file that a recording goes to as it comes, and that survives the recorder's death.
 
-It starts with a magic number and a version; then come frames, each a header with its own checksum, and a payload. A
-frame reaches the kernel in one write, so that after `kill -9` everything is there but what was not yet read from its
-source; the last frame may be cut short. `iaprof recover` reads the same frames that an orderly end reads.
+It starts with a magic number and a version. Then come frames: a header with its own checksum, and a payload. A frame
+reaches the kernel in one write, so after `kill -9` only what had not been read from its source is missing, and perhaps
+the end of the last frame. `iaprof recover` and the orderly end of a recording read the same frames.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ VERSION = 2
 _START = struct.Struct("<4sI")
 _FRAME = struct.Struct("<HHIQQQ")  # kind, source, part, payload bytes, time, begin
 _CHECK = struct.Struct("<I")
-_HEAD_BYTES = _CHECK.size + _FRAME.size  # of a frame, before its payload
+_HEAD_BYTES = _CHECK.size + _FRAME.size  # of a frame's header
 MAX_PAYLOAD = 1 << 30
 
 
 class FrameKind(IntEnum):
     """What a frame's payload is."""
 
-    HEADER = 1  # JSON, the capture's header as far as it is known at the start
-    STALLS = 2  # `part` columns of u64, one after the other; source is the stream
+    HEADER = 1  # JSON, the members of the capture's header that are known at the start
+    STALLS = 2  # `part` columns of u64, one after the other; `source` is the stream
     LAUNCHES = 3  # LAUNCH records
     KERNEL = 5  # `part` bytes of JSON, then the ELF file
-    SIDEBAND = 6  # perf records; source is the CPU
+    SIDEBAND = 6  # perf records; `source` is the CPU
     LOSS = 7  # JSON
-    END = 8  # JSON, what is known only at the end
-    APPEND = 9  # JSON, lists of which each is added to the header's list of that name
-    METRICS = 10  # JSON line that names the columns, `part` bytes; then rows of little-endian u64
-    PROCESS = 11  # JSON, what /proc says of one process: pid, ns_pid, cgroup, container
-    PIECE = 12  # a CHUNK record, cut behind the bytes that count; losses show this name
-    STACKS = 14  # stack records; `part` is the depth they have room for
+    END = 8  # JSON, the members of the header that are known only at the end
+    APPEND = 9  # JSON, lists that are appended to the header's lists of the same names
+    METRICS = 10  # a JSON line of `part` bytes that names the columns; then rows of little-endian u64
+    PROCESS = 11  # JSON, what /proc says of a process: see symbolize.containers.describe
+    PIECE = 12  # a CHUNK record without the unused end of its data; losses show this name
+    STACKS = 14  # stack_dtype(part) records
     CPU_SAMPLES = 13  # CPU_SAMPLE records
     PYTHON = 16  # PYTHON_STACK records
     CODES = 17  # CODE records
-    INTERPRETER = 18  # JSON, where a process's CPython keeps its frames
+    INTERPRETER = 18  # JSON, where the CPython of a process keeps its frames
     LISTS = 19  # LIST_EVENT records
     TRANSFERS = 21  # LAUNCH records of copies and fills
     WAITS = 23  # WAIT records
-    COPY = 15  # COPY records: a copy of a stack that was not finished while recording
+    COPY = 15  # COPY records, of stacks that were not finished while recording
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame; times are CLOCK_MONOTONIC in ns."""
+    """One frame; times are CLOCK_MONOTONIC ns."""
 
     kind: FrameKind
     source: int
@@ -69,7 +69,7 @@ class Frame:
 
     @property
     def payload_position(self) -> int:
-        """For SpoolReader.bytes_at."""
+        """The payload's position in the spool, for SpoolReader.bytes_at."""
         return self.position + _HEAD_BYTES
 
 
@@ -77,10 +77,10 @@ class Spool:
     """The open spool of a recording."""
 
     def __init__(self, path: Path) -> None:
-        """Creates it, for its owner's eyes only.
+        """Creates the file, readable and writable by its owner only.
 
         Raises:
-            IaprofError: it exists (another recording writes there, or one died) or the folder refuses.
+            IaprofError: the file exists (a recording writes to it, or one died) or cannot be created.
         """
         self.path = path
         self.size = _START.size
@@ -107,23 +107,23 @@ class Spool:
         """Appends a frame.
 
         Args:
-            kind: of the frame.
-            payload: its parts; together they are the payload.
-            time: when it was read, CLOCK_MONOTONIC ns.
-            begin: when what it holds can have begun, CLOCK_MONOTONIC ns.
+            kind: the frame's kind.
+            payload: buffers that together are the payload.
+            time: when the payload was read, CLOCK_MONOTONIC ns.
+            begin: the earliest time that the payload can be about, CLOCK_MONOTONIC ns.
             source: stream or CPU.
             part: see FrameKind.
 
         Raises:
-            IaprofError: the disk is full, or the like. The spool ends with the last whole frame, and, where there is
-                room for it, a loss that tells of this one.
+            IaprofError: the disk is full, or writing failed otherwise. The spool then ends with the frames before
+                and, if there is room, a loss that describes this one.
         """
-        pieces = framed(kind, *payload, time=time, begin=begin, source=source, part=part)
-        size = sum(map(len, pieces[1:]))
+        buffers = framed(kind, *payload, time=time, begin=begin, source=source, part=part)
+        size = sum(map(len, buffers[1:]))
         try:
-            self._append(pieces)
+            self._append(buffers)
         except IaprofError as error:
-            # What the frame wrote in part was taken back, and makes room for this.
+            # The frame's beginning was truncated away, which makes room for the loss.
             count = size // (8 * part) if kind is FrameKind.STALLS and part else None
             detail = f"a frame of {kind.name} of source {source}: {error}"
             row = {"source": "spool", "what": "unwritten", "count": count, "detail": detail}
@@ -131,18 +131,18 @@ class Spool:
                 self._append(framed(FrameKind.LOSS, json.dumps(row).encode(), time=time, begin=begin))
             raise
 
-    def _append(self, left: list[memoryview]) -> None:
-        with self._appending(sum(map(len, left))):
-            while left:
-                written = os.writev(self._fd, left[:1000])
-                while left and written >= len(left[0]):
-                    written -= len(left.pop(0))
+    def _append(self, buffers: list[memoryview]) -> None:
+        with self._appending(sum(map(len, buffers))):
+            while buffers:
+                written = os.writev(self._fd, buffers[:1000])
+                while buffers and written >= len(buffers[0]):
+                    written -= len(buffers.pop(0))
                 if written:
-                    left[0] = left[0][written:]
+                    buffers[0] = buffers[0][written:]
 
     @contextlib.contextmanager
     def _appending(self, length: int) -> Iterator[None]:
-        """All that is written within is there afterwards, or nothing of it."""
+        """Makes writing all or nothing: truncates the file after an OSError, else adds `length` to `size`."""
         try:
             yield
         except OSError as error:
@@ -153,7 +153,7 @@ class Spool:
         self.size += length
 
     def take_over(self, fd: int) -> None:
-        """Appends the whole frames of another file.
+        """Appends the content of another file, which are whole frames.
 
         Raises:
             IaprofError: see `write`.
@@ -164,10 +164,10 @@ class Spool:
                 position += os.sendfile(self._fd, fd, position, length - position)
 
     def rename(self, path: Path) -> None:
-        """Gives the file another name in its folder.
+        """Renames the file within its folder.
 
         Raises:
-            IaprofError: the folder refuses.
+            IaprofError: it cannot be renamed.
         """
         try:
             rename(self.path, path)
@@ -176,15 +176,15 @@ class Spool:
         self.path = path
 
     def fileno(self) -> int:
-        """Of the open file, for who reads what was written, whoever has put another one at its path."""
+        """Returns the descriptor of the file, to read it even if its path leads to another file now."""
         return self._fd
 
     def close(self) -> None:
-        """Closes the file, which stays."""
+        """Closes the file without deleting it."""
         os.close(self._fd)
 
     def remove(self) -> None:
-        """Deletes the file once the capture holds all that was in it."""
+        """Deletes the file: the capture holds its content."""
         remove(self.path)
 
 
@@ -196,27 +196,27 @@ def framed(
     source: int = 0,
     part: int = 0,
 ) -> list[memoryview]:
-    """The pieces of a frame, in order: see Spool.write."""
-    parts = [memoryview(piece).cast("B") for piece in payload]
-    head = _FRAME.pack(kind, source, part, sum(map(len, parts)), time, begin)
-    return [memoryview(_CHECK.pack(zlib.crc32(head)) + head), *parts]
+    """Returns the buffers of a frame, in order: see Spool.write."""
+    buffers = [memoryview(buffer).cast("B") for buffer in payload]
+    head = _FRAME.pack(kind, source, part, sum(map(len, buffers)), time, begin)
+    return [memoryview(_CHECK.pack(zlib.crc32(head)) + head), *buffers]
 
 
 class SpoolError(IaprofError):
-    """A file is not a spool that this version reads."""
+    """The file is no spool that this version reads."""
 
 
 class SpoolReader:
-    """Reads a spool, whole or cut off; it may come from anyone."""
+    """Reads a spool, which may be cut off, and damaged on purpose."""
 
     def __init__(self, path: Path) -> None:
-        """Opens it.
+        """Opens a spool.
 
         Raises:
-            SpoolError: it is no spool.
+            SpoolError: the file cannot be opened, or is no spool of this version.
         """
         self.path = path
-        self.cut = 0  # bytes at the end that are no whole frame; known when `frames` is through
+        self.cut = 0  # bytes at the end that are no whole frame; known when `frames` is exhausted
         self.unknown = 0  # frames of a kind that this version does not know; likewise
         try:
             if path.exists() and not path.is_file():
@@ -233,10 +233,10 @@ class SpoolReader:
         self._size = os.fstat(self._file.fileno()).st_size
 
     def frames(self, kinds: Container[int] | None = None) -> Iterator[Frame]:
-        """Every whole frame from the start.
+        """Reads all whole frames, from the start.
 
         Args:
-            kinds: only these, when given; the rest is passed over.
+            kinds: only frames of these kinds; None for all.
         """
         position = _START.size
         self._file.seek(position)
@@ -262,13 +262,13 @@ class SpoolReader:
         self.cut = self._size - position
 
     def frame_at(self, position: int) -> Frame:
-        """A frame that `frames` gave, once more; not while that goes on."""
+        """Reads a frame of `frames` again; not to be called while `frames` runs."""
         self._file.seek(position + _CHECK.size)
         kind, source, part, length, time, begin = _FRAME.unpack(self._file.read(_FRAME.size))
         return Frame(FrameKind(kind), source, part, time, begin, self._file.read(length), position)
 
     def bytes_at(self, position: int, length: int) -> bytes:
-        """So many bytes from there on, as far as the file goes; also while `frames` goes on."""
+        """Reads `length` bytes, fewer at the end of the file; may be called while `frames` runs."""
         return os.pread(self._file.fileno(), length, position)
 
     def close(self) -> None:

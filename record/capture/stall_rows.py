@@ -1,4 +1,4 @@
-"""The `stall` rows of a capture: a row for each read of a stream, with the words of its records as lists."""
+"""The `stall` rows of a capture: one for each read of a stream, with the words of its records as lists."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ _READS_PER_GROUP = 1 << 18
 
 
 class StallRows:
-    """Reads of EU stalls, until they are enough for a row group."""
+    """Collects reads of EU stalls until they fill a row group."""
 
     def __init__(self) -> None:
-        """Holds none."""
+        """Begins without reads."""
         self._reads: list[Frame] = []
         self.records = 0
 
     @property
     def reads(self) -> int:
-        """How many reads it holds."""
+        """The number of reads."""
         return len(self._reads)
 
     @property
     def is_full(self) -> bool:
-        """Whether they are enough for a row group."""
+        """Whether the reads fill a row group."""
         return self.records >= _RECORDS_PER_GROUP or len(self._reads) >= _READS_PER_GROUP
 
     def add(self, read: Frame) -> None:
-        """Takes a read: its payload is columns of words, uint64[part, records].
+        """Adds a read: its payload is columns of words, uint64[part, records].
 
         Raises:
-            ValueError: the length is not that of records.
+            ValueError: the length is not that of whole records.
         """
         if not 2 <= read.part <= MAX_WORDS or len(read.payload) % (8 * read.part):
             raise ValueError("its length is not that of records")
@@ -44,7 +44,7 @@ class StallRows:
         self.records += len(read.payload) // (8 * read.part)
 
     def rows(self) -> pa.StructArray:
-        """A row for each read."""
+        """Makes a row for each read."""
         columns = [list(np.frombuffer(read.payload, np.uint64).reshape(read.part, -1)) for read in self._reads]
         lengths = np.array([len(words[0]) for words in columns], np.int64)
         lists = []
@@ -65,7 +65,7 @@ class StallRows:
 
 
 def _lists(lengths: NDArray[np.int64], values: NDArray[np.uint64], null: NDArray[np.bool_]) -> pa.Array:
-    """A list array of `lengths[i]` values in row i, null where `null` says so."""
+    """Makes a list array with `lengths[i]` values in row i, null where `null` says so."""
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     type_ = KINDS["stall"].field("w0").type

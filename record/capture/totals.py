@@ -1,4 +1,4 @@
-"""What a capture's header says of its rows' numbers, and of what recording and finishing cost."""
+"""The members `totals` and `cost` of a capture's header."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _TOTALS_ORDER = (
     "launch", "command_list", "transfer", "python_code", "stack", "mapping", "process", "kernel", "loss", "cpu_sample",
     "wait", "metric",
 )  # fmt: skip
-_NO_TOTALS = ("stall", "module", "symbol", "sample")  # stalls are counted by record; the others come of no frame
+_NO_TOTALS = ("stall", "module", "symbol", "sample")  # stalls are counted by record; the others come from no frame
 COUNTED = {
     kind.name: kind.count or kind.view for kind in sorted_kinds(ROW_KINDS, _TOTALS_ORDER) if kind.name not in _NO_TOTALS
 }
-"""What the header calls the number of rows of a kind."""
+"""The header's name for the number of rows of each kind."""
 TOTALS = ("stalls", "stall_reads", *COUNTED.values(), "carried_launches", "executions", "transferred_bytes")
-"""What the header's totals tell, even where there was none of it."""
+"""The members of `totals`, which are there even if 0."""
 
 
 def cost_of(recording: object) -> dict[str, Any]:
-    """What recording cost, as the recorder says, and what finishing cost this process."""
+    """Returns what recording cost, as the recorder says, and what finishing has cost this process."""
     cost = recording if isinstance(recording, dict) else {}
     before = cost.get("cpu_s")
     seconds = cpu_seconds()

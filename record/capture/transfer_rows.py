@@ -1,4 +1,4 @@
-"""The `transfer` rows of a capture, made of the records that the BPF programs sent of copies and fills."""
+"""The `transfer` rows of a capture, made of the records that BPF programs sent of copies and fills."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from iaprof.record.capture.launch_rows import decoded_texts
 
 
 def check(records: NDArray[np.void]) -> None:
-    """Raises ValueError where records, LAUNCH[n], are no transfers by known functions."""
+    """Raises ValueError if LAUNCH[n] are no copies and fills by known functions."""
     if len(records) and not ((records["iba"] > 0) & (records["iba"] <= len(FUNCTIONS))).all():
         raise ValueError("it has copies by no known function")
 
 
 def transfer_rows(records: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructArray:
-    """Rows for transfers.
+    """Makes `transfer` rows.
 
     Args:
-        records: LAUNCH[n], as `check` takes them.
-        stacks: uint64[n], under which id the stack of each was kept.
+        records: LAUNCH[n], checked.
+        stacks: uint64[n], the ids of their stacks in the capture.
     """
     functions = pa.array(FUNCTIONS, pa.string()).take(pa.array(records["iba"].astype(np.int64) - 1))
     columns = [

@@ -1,4 +1,4 @@
-"""Waits for the GPU as rows of a capture."""
+"""The `wait` rows of a capture."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _FLAGS = int(sum(WaitFlags))
 
 
 def until_exits(waits: NDArray[np.void], processes: pa.Table) -> NDArray[np.void]:
-    """WAIT[n] of which those that did not end go on until their thread ended, if it did.
+    """Returns WAIT[n] in which waits that have not ended last until their thread's exit, if it has exited.
 
     Args:
-        waits: WAIT[n]; they stay as they are.
-        processes: `process` rows.
+        waits: WAIT[n]; it is not changed.
+        processes: all `process` rows.
     """
     unended = np.flatnonzero(waits["flags"] & WaitFlags.NOT_ENDED)
     if not len(unended):
@@ -43,7 +43,7 @@ def wait_rows(waits: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructA
 
     Args:
         waits: WAIT[n].
-        stacks: uint64[n], the ids in the capture of their stacks.
+        stacks: uint64[n], the ids of their stacks in the capture.
     """
     numbers, which = np.unique(waits["function"], return_inverse=True)
     functions = pa.array([FUNCTIONS.get(number, UNKNOWN_FUNCTION) for number in numbers.tolist()], pa.string())

@@ -1,5 +1,5 @@
-"""What recording needs of a machine, a file for each subject; `iaprof check` asks them all.
+"""`iaprof check`: what recording needs of a machine, a file for each subject.
 
-Everything that is looked at here (libraries, processes, their names) may belong to anyone, and we may be root: reads
-are bounded, only regular files are read, and names are cleaned where they are printed.
+Libraries, processes and their names may belong to anyone, and we may be root: reads are bounded, only regular files are
+read, and names are cleaned where they are printed.
 """

@@ -1,4 +1,4 @@
-"""BPF: whether the kernel permits it, and whether it loads the recorder's programs; bcc and headers only if not."""
+"""BPF: whether the kernel permits it and loads the recorder's programs; if it refuses them, also bcc and headers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NEEDS_ROOT = "cannot be told without root"
 
 
 def checks() -> Iterator[Check]:
-    """Checks BPF; checks bcc and headers only if the kernel refuses the programs that ship."""
+    """Checks BPF; also bcc and headers if the kernel refuses the programs that ship."""
     maps = _map()
     yield maps
     if os.geteuid() != 0 or maps.level is not Level.OK:
@@ -62,9 +62,9 @@ def _headers() -> Check:
 
 
 def _programs() -> tuple[Check, bool]:
-    """The check, and whether bcc has to compile them."""
+    """Returns the check, and whether bcc has to compile the programs."""
     from iaprof.bpf.loader import Origin
-    from iaprof.bpf.probes.launches import LaunchProbes  # brings NumPy, which nothing else here needs
+    from iaprof.bpf.probes.launches import LaunchProbes  # imports NumPy, which nothing else here needs
 
     began = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""The GPUs: which can sample EU stalls, and which of their GTs are free now."""
+"""The GPUs: which can sample EU stalls, and which of their GTs are free."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from iaprof.record.checks.result import Check, Level
 from iaprof.record.sources import xe
 
 GROUP = "GPUs"
-HOLDERS = "sudo find /proc/[0-9]*/fd -lname '*xe_eu_stall*'"  # anon_inode's name in xe_eu_stall.c, Linux 6.15
+HOLDERS = "sudo find /proc/[0-9]*/fd -lname '*xe_eu_stall*'"  # see xe_eu_stall.c, Linux 6.15
 
 
 def checks() -> Iterator[Check]:
-    """Checks each GPU by opening its streams, which changes nothing as long as they are not enabled."""
+    """Checks each GPU by opening its streams, which has no effect before they are enabled."""
     nodes = xe.render_nodes()
     if not nodes:
         yield Check(GROUP, "none", Level.PROBLEM, xe.NO_GPU, "sudo modprobe xe")
         return
-    found = [check for path in nodes for check in _device(path)]
-    if any(check.level is Level.OK for check in found):  # recording goes on with those
-        found = [replace(check, level=Level.WARNING) if check.level is Level.PROBLEM else check for check in found]
-    yield from found
+    gpu_checks = [check for path in nodes for check in _device(path)]
+    if any(check.level is Level.OK for check in gpu_checks):  # recording works with those
+        gpu_checks = [
+            replace(check, level=Level.WARNING) if check.level is Level.PROBLEM else check for check in gpu_checks
+        ]
+    yield from gpu_checks
 
 
 def _device(path: str) -> Iterator[Check]:

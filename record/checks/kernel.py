@@ -1,4 +1,4 @@
-"""The kernel: who we are to it, how new it is, and what it was built with."""
+"""The Linux kernel: our rights, its version, and its configuration."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from iaprof.record.checks.result import Check, Level
 
 GROUP = "Kernel"
 EU_STALLS = (6, 15)
-PROCMAP_QUERY = (6, 11)  # by which the kernel itself gives the build-ids of what already runs
-SESSIONS = (6, 13)  # of uprobes, by which waits are recorded
+PROCMAP_QUERY = (6, 11)  # gives the build-ids of what already runs
+SESSIONS = (6, 13)  # uprobe sessions, with which waits are recorded
 NEEDED = ("BPF_SYSCALL", "BPF_EVENTS", "PERF_EVENTS", "UPROBE_EVENTS")
 _MOST_BYTES = 4 << 20
 _UPROBE = Path("/sys/bus/event_source/devices/uprobe/type")
@@ -37,8 +37,8 @@ def _root() -> Check:
 
 
 def _version(release: str) -> Check:
-    found = re.match(r"(\d+)\.(\d+)", release)
-    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", release)
+    version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < EU_STALLS:
         text = f"{release}: EU stalls came with 6.15; only a driver that was ported back can have them"
         if version < PROCMAP_QUERY:
@@ -50,7 +50,7 @@ def _version(release: str) -> Check:
 
 
 def read_config() -> str | None:
-    """The running kernel's configuration; None where it cannot be found."""
+    """Returns the running kernel's configuration; None if it cannot be found."""
     try:
         with gzip.open("/proc/config.gz") as file:
             return file.read(_MOST_BYTES).decode(errors="replace")

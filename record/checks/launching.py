@@ -1,4 +1,4 @@
-"""Where the stacks of current launches end: a short recording says it better than a list of libraries."""
+"""Where the stacks of current launches end, by a short recording: a list of libraries would say less."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from iaprof.record.stacks.launch_stacks import LaunchStacks
 from iaprof.record.stacks.python_stacks import PythonStacks
 from iaprof.record.stacks.walks import Walks
 from iaprof.record.symbolize.mapped_files import MappedFiles
-from iaprof.record.symbolize.symbolizer import RecordedNaming
-from iaprof.record.unwinding.learning import Learning
+from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
+from iaprof.record.unwinding.learner_process import LearnerProcess
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import boot_id
 from iaprof.symbols.unwind.stack_ends import code_of
 
 SECONDS = 1.0
-ENOUGH = 2_000  # launches; then it ends earlier
+ENOUGH = 2_000  # launches, after which the recording ends early
 
 
 @dataclass(frozen=True)
-class Launching:
-    """The launches that were seen."""
+class SeenLaunches:
+    """What was seen of launches."""
 
     ends: WholeStacks
-    files: dict[str, str] = field(default_factory=dict)  # paths of the libraries in which stacks end, by their names
+    files: dict[str, str] = field(default_factory=dict)  # by name: paths of the libraries in which stacks end
 
 
-def look(seconds: float = SECONDS) -> Launching | None:
+def watch_launches(seconds: float = SECONDS) -> SeenLaunches | None:
     """Probes the drivers that running processes have mapped, for a short time, as a recording does.
 
     Args:
         seconds: at most.
 
     Returns:
-        None if no process maps a driver that can be probed, or if the probes cannot be loaded.
+        What was seen; None if no process maps a driver that can be probed, or if the probes cannot be loaded.
     """
     try:
         probes = LaunchProbes()
@@ -59,8 +59,8 @@ def look(seconds: float = SECONDS) -> Launching | None:
         probes.ready()
         if not sum(outcome.probes for outcome in probes.libraries.running()):
             return None
-        with contextlib.closing(Learning(probes)) as learning:
-            launches, stacks = _read(probes, learning, seconds)
+        with contextlib.closing(LearnerProcess(probes)) as learner:
+            launches, stacks = _read(probes, learner, seconds)
     except (BpfUnavailable, OSError):
         return None
     finally:
@@ -68,22 +68,22 @@ def look(seconds: float = SECONDS) -> Launching | None:
     return _ends(launches, stacks, probes)
 
 
-def _read(probes: LaunchProbes, learning: Learning, seconds: float) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """The launches that have a stack, and the stacks."""
-    end, found, stacks = time.monotonic() + seconds, np.empty(0, LAUNCH), []
-    while (left := end - time.monotonic()) > 0 and len(found) < ENOUGH:
+def _read(probes: LaunchProbes, learner: LearnerProcess, seconds: float) -> tuple[NDArray[np.void], NDArray[np.void]]:
+    """Returns the launches that have a stack, and the stacks."""
+    end, seen_launches, stacks = time.monotonic() + seconds, np.empty(0, LAUNCH), []
+    while (left := end - time.monotonic()) > 0 and len(seen_launches) < ENOUGH:
         select.select([probes.launches.fileno()], [], [], min(left, 0.05))
         launches = probes.launches.read()
         stacks.append(probes.stacks.read())
         walked = launches[launches["flags"] & (LaunchFlags.OTHER | LaunchFlags.NO_STACK) == 0]
-        found = np.concatenate([found, walked])
+        seen_launches = np.concatenate([seen_launches, walked])
     probes.detach()
     dtype = stack_dtype(probes.depth)
-    finished = b"".join(each for each in learning.finish() if len(each) == dtype.itemsize)
-    return found, np.concatenate([*stacks, probes.stacks.read(), np.frombuffer(finished, dtype)])
+    finished = b"".join(message for message in learner.finish() if len(message) == dtype.itemsize)
+    return seen_launches, np.concatenate([*stacks, probes.stacks.read(), np.frombuffer(finished, dtype)])
 
 
-def _ends(launches: NDArray[np.void], records: NDArray[np.void], probes: LaunchProbes) -> Launching:
+def _ends(launches: NDArray[np.void], records: NDArray[np.void], probes: LaunchProbes) -> SeenLaunches:
     band, first = SideBand(), int(records["time"].min()) if len(records) else 0
     for pid in np.unique(records["pid"]).tolist():
         decode(describe(pid, first), band)
@@ -103,11 +103,11 @@ def _ends(launches: NDArray[np.void], records: NDArray[np.void], probes: LaunchP
     known.add(band.mappings)
     now = {"monotonic_ns": time.monotonic_ns(), "realtime_ns": time.time_ns()}
     header = {"host": {"boot_id": boot_id()}, "clock": now}
-    with RecordedNaming(header, spaces, mappings, processes, False, known) as naming:
+    with RecordingSymbolizer(header, spaces, mappings, processes, False, known) as naming:
         for module, addresses in ends.places(spaces.modules):
             files[code_of(module)] = module.path
             times = np.full(len(addresses), first, np.uint64)
-            ends.completed(module, naming.name(module, addresses, times))
-    found = WholeStacks.from_json(ends.header(spaces.modules)["launches"])
-    assert found is not None
-    return Launching(found, files)
+            ends.add_names(module, naming.name(module, addresses, times))
+    whole_stacks = WholeStacks.from_json(ends.header(spaces.modules)["launches"])
+    assert whole_stacks is not None
+    return SeenLaunches(whole_stacks, files)

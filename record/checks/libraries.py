@@ -1,4 +1,4 @@
-"""The drivers' libraries: which there are, and how `iaprof record` gets at the launches in each."""
+"""The drivers' libraries: which are installed or mapped, and how launches are recorded in each."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _NO_COPIES = f"{CLAUSE}: 'iaprof calibrate' of this version may find them, or sa
 
 
 def checks() -> Iterator[Check]:
-    """Checks the libraries that are installed and those that running processes have mapped."""
-    names: list[str] = []  # of the probes of the library that comes next
-    versions: list[str] = []  # of its driver, where that is known by its layout
+    """Checks the drivers that are installed, and those that running processes have mapped."""
+    names: list[str] = []  # of the probes in the next outcome's library
+    versions: list[str] = []  # of the next outcome's driver, if its layout is known
 
     def would_probe(_: int, probes: Sequence[Probe]) -> str:
         names.extend(probe.name for probe in probes)
@@ -37,9 +37,9 @@ def checks() -> Iterator[Check]:
         versions.append(layout.version)
 
     libraries = Libraries(would_probe, would_attach)
-    every = itertools.chain(libraries.installed(), libraries.running())
+    outcomes = itertools.chain(libraries.installed(), libraries.running())
     count = 0
-    for outcome in every:
+    for outcome in outcomes:
         if outcome.unused:
             continue
         count += 1
@@ -90,14 +90,14 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
 
 
 def _with_cost(check: Check, outcome: Outcome) -> Check:
-    """The same, a warning if launches cost more than they should."""
+    """Makes a check a warning if launches cost more than they should."""
     if not outcome.single_stepped:
         return check
     return replace(check, level=Level.WARNING, text=f"{check.text}; {slow_launches(outcome.single_stepped)}")
 
 
 def _injection() -> Check:
-    """The way for drivers of which nothing is known."""
+    """Checks injection, the way for drivers that iaprof does not know."""
     try:
         built_library()
         check_folders()

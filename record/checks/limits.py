@@ -1,4 +1,4 @@
-"""Limits: sysctls, this process's resource limits, and room for the capture."""
+"""Limits: sysctls, resource limits of this process, and disk space for the capture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iaprof.record.checks.result import Check, Level
 GROUP = "Limits"
 EVENTS_PER_CPU = 2  # side-band, and CPU samples
 OTHER_FILES = 256  # streams, probes of libraries, metrics, maps, and what Python opens
-LITTLE_ROOM, NO_ROOM = 2 << 30, 64 << 20  # bytes: a GPU's worst case is about a gigabyte per second
+LITTLE_ROOM, NO_ROOM = 2 << 30, 64 << 20  # bytes; a GPU writes a gigabyte per second at worst
 _SYSCTL = Path("/proc/sys")
 
 
@@ -71,12 +71,12 @@ def _limit(value: int) -> str:
 
 def _room(folder: Path) -> Check:
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError as error:
         return Check(GROUP, "disk", Level.PROBLEM, f"{folder}: {error.strerror}; name another folder with -o")
     if not os.access(folder, os.W_OK | os.X_OK):
         return Check(GROUP, "disk", Level.PROBLEM, f"{folder} cannot be written to; name another folder with -o")
-    free = found.f_bavail * found.f_frsize
+    free = status.f_bavail * status.f_frsize
     text = f"{free / 1e9:,.1f} GB free in {folder}"
     if free < NO_ROOM:
         return Check(GROUP, "disk", Level.PROBLEM, text)

@@ -6,7 +6,7 @@ import shutil
 
 
 def install_command(debian: str, fedora: str) -> str:
-    """The command, given the package's name in Debian and Ubuntu and in Fedora; empty elsewhere."""
+    """Returns the command, given the package's names in Debian and Ubuntu, and in Fedora; empty on other systems."""
     if shutil.which("apt"):
         return f"sudo apt install {debian}"
     if shutil.which("dnf"):

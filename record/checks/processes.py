@@ -1,4 +1,4 @@
-"""Files that processes have mapped, and opening files of anybody's without waiting for them."""
+"""Finds files that processes have mapped, and opens anyone's files without blocking."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _LONGEST_NAME = 120
 
 @dataclass(frozen=True)
 class MappedFile:
-    """A file, as some process sees it."""
+    """A file that a process has mapped."""
 
     pid: int
     path: str
-    location: str  # where it can be opened
+    location: str  # a path where it can be opened
 
 
 def mapped(name: re.Pattern[bytes]) -> Iterator[MappedFile]:
-    """Executable mappings, one for each process and file, of files whose name (without its folder) matches."""
+    """Yields files with executable mappings whose name (without folder) matches, once for each process."""
     line = lines(rb"/.*", rights=rb"..x.")
     for pid in running_pids():
         seen = set()
-        for found in mappings(maps_of(pid), line):
-            path = found.name.removesuffix(b" (deleted)")
+        for mapping in mappings(maps_of(pid), line):
+            path = mapping.name.removesuffix(b" (deleted)")
             if path not in seen and name.fullmatch(os.path.basename(path)):
                 seen.add(path)
-                yield MappedFile(pid, path.decode("utf-8", "backslashreplace"), f"/proc/{pid}/map_files/{found.span}")
+                yield MappedFile(pid, path.decode("utf-8", "backslashreplace"), f"/proc/{pid}/map_files/{mapping.span}")
 
 
 @contextlib.contextmanager
 def opened(location: str) -> Iterator[int | None]:
-    """A descriptor of a regular file; None when it is none, or cannot be opened."""
+    """Opens a regular file; yields None if it is none, or cannot be opened."""
     try:
         fd = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
@@ -51,7 +51,7 @@ def opened(location: str) -> Iterator[int | None]:
 
 
 def shortened(path: str) -> str:
-    """A path of a length that can be read."""
+    """Shortens a path so that it can be read."""
     if len(path) <= _LONGEST_NAME:
         return path
     half = (_LONGEST_NAME - 3) // 2

@@ -1,4 +1,4 @@
-"""Running Pythons: whether their functions will be in stacks, found out as a recording does."""
+"""Running Pythons: whether stacks will have their functions, searched for as a recording does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from iaprof.bpf.sizes import kernel_offsets
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.symbolize.opener import Opener
-from iaprof.record.unwinding.interpreters import Search
+from iaprof.record.unwinding.interpreters import InterpreterSearch
 from iaprof.record.unwinding.mappings import Images, executable
 from iaprof.sandbox.closing import Closing
 from iaprof.symbols.python.layout import FIRST_MINOR, LAST_MINOR
@@ -35,16 +35,16 @@ _REFUSED = "its process's user may not read its file"
 
 @dataclass
 class _Interpreter:
-    """One file with an interpreter, and the processes that run it."""
+    """A file with an interpreter, and the processes that run it."""
 
     path: str
-    version: str  # "3.11.2"; as far as its name says, where its frames cannot be walked
-    problem: str  # why they cannot
+    version: str  # such as "3.11.2"; only what the file's name says, if its frames cannot be walked
+    problem: str  # why its frames cannot be walked; empty if they can
     pids: list[int] = field(default_factory=list)
 
 
 def checks() -> Iterator[Check]:
-    """Checks the Pythons that run, this one not counted."""
+    """Checks the running Pythons but our own."""
     if os.geteuid() != 0:
         yield Check(GROUP, "Python", Level.WARNING, "only root can tell whether those that run will be seen")
         return
@@ -52,20 +52,20 @@ def checks() -> Iterator[Check]:
         text = "no functions of Python will be in stacks: the kernel's BTF does not say what finding them needs"
         yield Check(GROUP, "Python", Level.WARNING, text)
         return
-    pids = [pid for pid in running_pids() if pid != os.getpid()]  # before there are children of ours
-    with Look() as look:
-        not_looked_at = look.at(pids, time.monotonic() + SECONDS)
-    yield from _lines(look.found)
-    if not_looked_at:
-        text = f"{counted(not_looked_at, 'process', 'processes')} could not be looked at in {SECONDS:g} s"
+    pids = [pid for pid in running_pids() if pid != os.getpid()]  # before we start children
+    with PythonSearch() as search:
+        unsearched = search.run(pids, time.monotonic() + SECONDS)
+    yield from _lines(search.found)
+    if unsearched:
+        text = f"{counted(unsearched, 'process', 'processes')} could not be looked at in {SECONDS:g} s"
         yield Check(GROUP, "Python", Level.WARNING, text)
-    elif not look.found:
+    elif not search.found:
         yield Check(GROUP, "Python", Level.OK, "none runs")
 
 
-def _lines(found: Sequence[_Interpreter]) -> Iterator[Check]:
-    """One for each file, those that will not be seen first, and then those with the most processes."""
-    ordered = sorted(found, key=lambda interpreter: (not interpreter.problem, -len(interpreter.pids)))
+def _lines(interpreters: Sequence[_Interpreter]) -> Iterator[Check]:
+    """Yields a check for each file: those with problems first, then those with most processes."""
+    ordered = sorted(interpreters, key=lambda interpreter: (not interpreter.problem, -len(interpreter.pids)))
     for interpreter in ordered[:MOST_LINES]:
         yield _check(interpreter)
     if rest := ordered[MOST_LINES:]:
@@ -84,40 +84,40 @@ def _check(interpreter: _Interpreter) -> Check:
     return Check(GROUP, name, Level.WARNING, text, file=file)
 
 
-class _TimeIsOver(Exception):
-    """Nothing is opened any more."""
+class _OutOfTime(Exception):
+    """No more files are opened."""
 
 
-class Look(Closing):
-    """Looks for interpreters in processes; also a context manager."""
+class PythonSearch(Closing):
+    """Searches processes for interpreters; also a context manager."""
 
     def __init__(self) -> None:
         self._opener = Opener()
         self._images = Images(self._opener)
         self._finishing = Finishing(self._open)
-        self._search = Search(self._finishing, self._images)
+        self._search = InterpreterSearch(self._finishing, self._images)
         self._end = 0.0
-        self._refused: set[int] = set()  # images that cannot be read
-        self._paths: dict[int, str] = {}  # of images
+        self._refused: set[int] = set()  # numbers of files that cannot be read
+        self._paths: dict[int, str] = {}  # by number of the file
         self._found: dict[tuple[str, str, str], _Interpreter] = {}
 
     def close(self) -> None:
-        """Ends what opens and reads files."""
+        """Ends the children, which open and read files."""
         self._finishing.close()
         self._opener.close()
 
     @property
     def found(self) -> list[_Interpreter]:
-        """Those that were found."""
+        """The interpreters that were found."""
         return list(self._found.values())
 
-    def at(self, pids: Sequence[int], end: float) -> int:
-        """Looks at processes; gives how many of them it did not come to until `end`, time.monotonic()."""
+    def run(self, pids: Sequence[int], end: float) -> int:
+        """Searches processes until `end`, time.monotonic(); returns how many of them were not searched."""
         self._end = end
         for number, pid in enumerate(pids):
             try:
                 interpreter = self._interpreter(pid, executable(pid, self._images))
-            except _TimeIsOver:
+            except _OutOfTime:
                 return len(pids) - number
             if time.monotonic() > end:
                 return len(pids) - number
@@ -127,19 +127,19 @@ class Look(Closing):
 
     def _open(self, number: int) -> int | None:
         if time.monotonic() > self._end:
-            raise _TimeIsOver  # a process may have mapped thousands of files
+            raise _OutOfTime  # a process may have mapped thousands of files
         file = self._images.open(number)
         if file is None:
             self._refused.add(number)
         return file
 
     def _interpreter(self, pid: int, mappings: Sequence[Mapping]) -> tuple[str, str, str] | None:
-        """Path, version, and problem of the interpreter that a process runs."""
-        interpreter = self._search.find(mappings)
-        if interpreter is not None:
-            mapping, found = interpreter
+        """Returns path, version and problem of the interpreter that a process runs; None if it runs none."""
+        found = self._search.find(mappings)
+        if found is not None:
+            mapping, interpreter = found
             path = self._path(pid, mapping)
-            return _without(path, found) if isinstance(found, str) else (path, found.version, "")
+            return _without(path, interpreter) if isinstance(interpreter, str) else (path, interpreter.version, "")
         for mapping in mappings:
             if mapping.image >= 0 and self._images.may_be_python(mapping.image):
                 path = self._path(pid, mapping)
@@ -148,7 +148,7 @@ class Look(Closing):
         return None
 
     def _path(self, pid: int, mapping: Mapping) -> str:
-        """Of what is mapped; empty if the process has ended."""
+        """Returns the path of a mapped file; empty if the process has ended."""
         if mapping.image not in self._paths:
             path = b""
             with contextlib.suppress(OSError):
@@ -158,9 +158,9 @@ class Look(Closing):
 
 
 def _without(path: str, problem: str) -> tuple[str, str, str]:
-    """Path, version, and problem of one whose frames cannot be walked; the version is what its name says."""
-    found = _INTERPRETER.fullmatch(os.path.basename(path))
-    version = (found[2] or "") if found else ""
+    """Returns path, version and problem of an interpreter whose frames cannot be walked; its name tells the version."""
+    match = _INTERPRETER.fullmatch(os.path.basename(path))
+    version = (match[2] or "") if match else ""
     older = re.fullmatch(r"2\.\d+|3\.(\d+)", version)
     if older and int(older[1] or 0) < FIRST_MINOR:
         return path, version, f"it is older than Python 3.{FIRST_MINOR}"

@@ -1,4 +1,4 @@
-"""What a check found."""
+"""The result of a check."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from enum import Enum
 
 
 class Level(Enum):
-    """How good it is."""
+    """How serious it is."""
 
     OK = "ok"
-    WARNING = "warning"  # recording works, and something will be missing or cannot be told
+    WARNING = "warning"  # recording works, but something will be missing, or may be
     PROBLEM = "problem"  # recording cannot work
 
 
@@ -22,5 +22,5 @@ class Check:
     name: str
     level: Level
     text: str
-    mend: str = ""  # the command that makes it better, where one does
-    file: str = ""  # that it is about
+    mend: str = ""  # a command that fixes it, if one does
+    file: str = ""  # the file that it is about

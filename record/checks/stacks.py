@@ -1,4 +1,4 @@
-"""Whether stacks will be whole: by what they are walked, and where those of current launches end."""
+"""Whether stacks will be whole: how they are walked, and where those of current launches end."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from iaprof.basics.quantities import counted
 from iaprof.bpf.sizes import kernel_offsets
-from iaprof.record.checks.launching import SECONDS, Launching, look
+from iaprof.record.checks.launching import SECONDS, SeenLaunches, watch_launches
 from iaprof.record.checks.processes import mapped, shortened
 from iaprof.record.checks.result import Check, Level
 
@@ -17,13 +17,13 @@ _DRIVERS = re.compile(rb"libze_intel_gpu\.so[0-9.]*|libigdrcl\.so")
 
 
 def checks() -> Iterator[Check]:
-    """Checks how stacks are walked, and the stacks of launches that happen now."""
+    """Checks how stacks are walked, and the stacks of current launches."""
     yield _walking()
-    launching = look() if next(mapped(_DRIVERS), None) else None
-    if launching is None:
+    seen = watch_launches() if next(mapped(_DRIVERS), None) else None
+    if seen is None:
         return
-    if launching.ends.stacks:
-        yield from _launching(launching)
+    if seen.ends.stacks:
+        yield from _seen_launches(seen)
     else:
         text = f"none in {SECONDS:g} s by the processes that use a GPU, so nothing is known of their stacks"
         yield Check(GROUP, "launches", Level.WARNING, text)
@@ -36,10 +36,10 @@ def _walking() -> Check:
     return Check(GROUP, "walking", Level.WARNING, f"{text}. Stacks end in code without frame pointers")
 
 
-def _launching(launching: Launching) -> Iterator[Check]:
-    """One line for all launches that were seen, and one for each library in which stacks end."""
-    ends = launching.ends
+def _seen_launches(seen: SeenLaunches) -> Iterator[Check]:
+    """Yields a check for all launches that were seen, and one for each library in which stacks end."""
+    ends = seen.ends
     yield Check(GROUP, "launches", Level.WARNING if ends.others else Level.OK, f"now, {ends.text('launches')}")
     for end in ends.ends[:MOST_LINES]:
         text = f"the stacks of {counted(end.count, 'launch', 'launches')} end there"
-        yield Check(GROUP, end.library, Level.WARNING, text, file=shortened(launching.files.get(end.library, "")))
+        yield Check(GROUP, end.library, Level.WARNING, text, file=shortened(seen.files.get(end.library, "")))

@@ -1,8 +1,8 @@
-"""The intake of debug ELFs: what `compile_kernel` names goes into the capture, once per content.
+"""The debug-ELF collector: takes the files that `compile_kernel` probes name, each distinct content once.
 
-Opening is done by a child process (intake_child.py); this side hands it one path at a time, never waits for it, and
-replaces it when it takes too long. Users take turns, so that none waits for all that another one named. Everything
-that is not taken is told, with the reason.
+A child process (collector_child.py) opens them. This side hands it one path at a time, never waits for it, and
+replaces it when it takes too long. Users take turns, so that no user waits for all files of another. For every file
+that is not taken, a reason is reported.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from iaprof.sandbox.worker import Worker
 
 TIMEOUT_NS = 2_000_000_000
-LOOK_NS = 500_000_000  # that count of the time between two looks: when we stood still, the child perhaps did too
+MOST_WAIT_NS = 500_000_000  # of the time between two reads: when the recorder stood still, the child may have, too
 MAX_WAITING = 8192
 MAX_WAITING_OF_ONE_USER = 4096
-MAX_HANGS_OF_ONE_USER = 8  # a file system in user space can keep even a killed child, and so its memory, for ever
-_LAST_WAIT_S = 0.2  # for a killed child to be gone, when the recording ends
-MAX_TOTAL_BYTES = 4 << 30  # of different contents in one recording
+MAX_HANGS_OF_ONE_USER = 8  # a file system in user space can keep even a killed child, and its memory, forever
+_LAST_WAIT_S = 0.2  # for killed children to end, when the recording ends
+MAX_TOTAL_BYTES = 4 << 30  # of distinct contents in one output file
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class TakenElf:
-    """A debug ELF. `content` is None when the same one came before."""
+    """A debug ELF. `content` is None if the same content came before."""
 
     compiled: Compiled
     digest: str
@@ -60,24 +60,24 @@ class RefusedElf:
 
 
 def start_child() -> Worker:
-    """Starts intake_child.py."""
+    """Starts collector_child.py."""
     return Worker("iaprof.record.kernels.collector_child:main", channel=socket.SOCK_SEQPACKET, bare=True)
 
 
-class Intake:
-    """The child, and what waits for it."""
+class DebugElfCollector:
+    """The child process, and the files that wait for it."""
 
     def __init__(self) -> None:
         """Starts the child."""
-        self.cpu_seconds = 0.0  # of children that ended
-        self.own_folder = b""  # what programs leave there can be read when they have ended
-        self._waiting: dict[int, deque[Compiled]] = {}  # by user, the next one first
-        self._count = 0  # of all users'
+        self.cpu_seconds = 0.0  # of children that have ended
+        self.own_folder = b""  # of the injected library: files there can be read after their process has ended
+        self._waiting: dict[int, deque[Compiled]] = {}  # by user, in order
+        self._count = 0  # of waiting files
         self._refused: deque[RefusedElf] = deque()  # without asking the child
         self._hangs: Counter[int] = Counter()  # by user
-        self._killed: list[Worker] = []  # and perhaps not gone yet
+        self._killed: list[Worker] = []  # children that may not have ended yet
         self._current: Compiled | None = None
-        self._waited_ns = self._looked_ns = 0  # for the current one
+        self._waited_ns = self._read_ns = 0  # for the current one
         self._seen: set[str] = set()
         self._taken_bytes = 0
         self._start()
@@ -87,31 +87,31 @@ class Intake:
         self._child.channel.setblocking(False)  # recv_fds does not pass MSG_DONTWAIT on
 
     def fileno(self) -> int:
-        """Readable when an answer is there. Changes when the child is replaced."""
+        """Returns a descriptor that is readable when an answer has come. It changes when the child is replaced."""
         return self._child.channel.fileno()
 
     @property
     def idle(self) -> bool:
-        """Whether everything asked for was answered."""
+        """Whether all files are answered."""
         return self._current is None and not self._waiting and not self._refused
 
-    def ask(self, records: NDArray[np.void]) -> int:
-        """Queues modules.
+    def request(self, records: NDArray[np.void]) -> int:
+        """Queues the files of compiled modules.
 
         Args:
             records: COMPILED[n].
 
         Returns:
-            For how many there is no room.
+            How many were rejected for lack of room.
         """
         full = 0
-        for record in records:  # compilations, not launches: a process has few
+        for record in records:  # a process has few of them
             compiled = Compiled(
                 int(record["time"]),
                 int(record["pid"]),
                 int(record["uid"]),
                 int(record["gid"]),
-                bytes(record["path"]).split(b"\0", 1)[0],  # behind it lies what the ring buffer held before
+                bytes(record["path"]).split(b"\0", 1)[0],  # after it is what the ring buffer held before
             )
             queue = self._waiting.get(compiled.uid, ())
             if len(queue) >= MAX_WAITING_OF_ONE_USER or self._count + len(self._refused) >= MAX_WAITING:
@@ -121,10 +121,10 @@ class Intake:
             else:
                 self._waiting.setdefault(compiled.uid, deque()).append(compiled)
                 self._count += 1
-        self._next()
+        self._send_next()
         return full
 
-    def _next(self) -> None:
+    def _send_next(self) -> None:
         if self._current is not None or not self._waiting:
             return
         uid = next(iter(self._waiting))
@@ -132,8 +132,8 @@ class Intake:
         self._current = queue.popleft()
         self._count -= 1
         if queue:
-            self._waiting[uid] = queue  # behind the other users
-        self._waited_ns, self._looked_ns = 0, time.monotonic_ns()
+            self._waiting[uid] = queue  # after the other users
+        self._waited_ns, self._read_ns = 0, time.monotonic_ns()
         request = {
             "pid": self._current.pid,
             "uid": self._current.uid,
@@ -141,11 +141,11 @@ class Intake:
             "path": self._current.path.hex(),
             "ours": os.path.dirname(self._current.path) == self.own_folder,
         }
-        with contextlib.suppress(OSError):  # a dead child is noticed by `read`
+        with contextlib.suppress(OSError):  # `read` notices a dead child
             self._child.send(request)
 
     def read(self) -> TakenElf | RefusedElf | None:
-        """The answer to one module, if it is there; to be called until it gives None."""
+        """Returns the answer to one file, or None if none has come; to be called until it returns None."""
         if self._refused:
             return self._refused.popleft()
         if self._current is None:
@@ -154,8 +154,8 @@ class Intake:
             answer, fds = self._child.receive()
         except BlockingIOError:
             now = time.monotonic_ns()
-            self._waited_ns += min(now - self._looked_ns, LOOK_NS)
-            self._looked_ns = now
+            self._waited_ns += min(now - self._read_ns, MOST_WAIT_NS)
+            self._read_ns = now
             if self._waited_ns < TIMEOUT_NS:
                 return None
             return self._replace("reading it took too long")
@@ -167,7 +167,7 @@ class Intake:
         finally:
             for fd in fds:
                 os.close(fd)
-            self._next()
+            self._send_next()
 
     def _answer(self, compiled: Compiled, answer: dict[str, Any], fds: list[int]) -> TakenElf | RefusedElf:
         if "refused" in answer or not fds:
@@ -186,14 +186,14 @@ class Intake:
         assert self._current is not None
         compiled, self._current = self._current, None
         child = self._child
-        self._start()  # while the old channel is open, so that the new one's descriptor is another
+        self._start()  # while the old channel is open: the new descriptor must be another number
         self._kill(child)
         self._hangs[compiled.uid] += 1
         if self._hangs[compiled.uid] == MAX_HANGS_OF_ONE_USER:
-            left = self._waiting.pop(compiled.uid, ())
-            self._count -= len(left)
-            self._refused += [RefusedElf(other, "other files of its user took too long") for other in left]
-        self._next()
+            others = self._waiting.pop(compiled.uid, ())
+            self._count -= len(others)
+            self._refused += [RefusedElf(other, "other files of its user took too long") for other in others]
+        self._send_next()
         return RefusedElf(compiled, reason)
 
     def _kill(self, child: Worker) -> None:
@@ -202,12 +202,12 @@ class Intake:
         self._forget_ended()
 
     def _forget_ended(self) -> None:
-        """Of those that were killed; never waits for one."""
+        """Forgets killed children that have ended; does not wait."""
         self.cpu_seconds += sum(child.cpu_seconds for child in self._killed if child.has_ended())
         self._killed = [child for child in self._killed if child.status is None]
 
     def forget_contents(self) -> None:
-        """Contents that came before are handed out again: they go into another file."""
+        """Makes contents be handed out again: they go into another output file."""
         self._seen.clear()
         self._taken_bytes = 0
 
@@ -215,11 +215,11 @@ class Intake:
         """Ends the child.
 
         Returns:
-            What was still unanswered.
+            The files that were not answered.
         """
-        left = [self._current] if self._current else []
-        left += [compiled for queue in self._waiting.values() for compiled in queue]
-        refused = [*self._refused, *(RefusedElf(compiled, "the recording ended first") for compiled in left)]
+        unanswered = [self._current] if self._current else []
+        unanswered += [compiled for queue in self._waiting.values() for compiled in queue]
+        refused = [*self._refused, *(RefusedElf(compiled, "the recording ended first") for compiled in unanswered)]
         self._current = None
         self._waiting.clear()
         self._refused.clear()

@@ -1,12 +1,12 @@
-"""The process that opens what profiled processes name: a bare sandbox.worker.Worker.
+"""The child process that opens files that profiled processes name: a bare sandbox.worker.Worker.
 
-The recorder is root and the path comes from anyone, so the file is opened as its process would open it: below that
-process's root, with the user and group that the kernel saw when the probe fired, and no capability to read more. A
-file system in user space can make any of these calls hang: that hangs this process, which the recorder replaces.
+The recorder is root and anyone can choose the path, so the file is opened as its process would open it: below that
+process's root, as the user and group that the kernel saw when the probe fired, without further capabilities. A file
+system in user space can make any of these calls hang: that hangs this process only, which the recorder replaces.
 
-It takes requests (JSON, and perhaps the descriptor of a root) from its SOCK_SEQPACKET channel, and gives JSON for each
-and, when all is well, a descriptor: of a memory file that holds what was read, or of the file itself for who asks to
-`open` it. It imports nothing heavy: it is started anew after each hang.
+Requests come on its SOCK_SEQPACKET channel: JSON, and perhaps the descriptor of a root folder. Each answer is JSON and,
+on success, a descriptor: of a memory file with the content or, if the request says `open`, of the file itself. This
+process imports nothing large, as it is started again after each hang.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _CHUNK = 1 << 20
 
 
 class Refused(Exception):
-    """The file is not taken; the text says why."""
+    """The file is refused; the text says why."""
 
 
 def _open_below(folder: int, path: bytes) -> int:
-    """An O_PATH descriptor: nothing is opened yet that could block or have an effect, as a device or FIFO can.
+    """Returns an O_PATH descriptor: opening so neither blocks nor has effects, even on a device or FIFO.
 
-    The folder is the process's root for an absolute path. For a relative one it is where the process works, and a path
-    that leaves it is refused: openat2 cannot be told of both.
+    The folder is the process's root for an absolute path. For a relative one it is the process's working directory, and
+    a path that leaves that is refused: openat2 cannot be given both folders.
     """
     return _openat2(folder, path, _RESOLVE_IN_ROOT if path.startswith(b"/") else _RESOLVE_BENEATH)
 
@@ -48,7 +48,7 @@ def _open_below(folder: int, path: bytes) -> int:
 def _openat2(folder: int, path: bytes, resolve: int, flags: int = 0) -> int:
     flags |= os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     how = struct.pack("<QQQ", flags, 0, resolve | _RESOLVE_NO_MAGICLINKS)
-    if b"\0" in path:  # the system call would open what is named before it
+    if b"\0" in path:  # the system call would open what the bytes before it name
         raise Refused("its path has a zero byte")
     libc = ctypes.CDLL(None, use_errno=True)
     fd: int = libc.syscall(ctypes.c_long(_SYS_OPENAT2), folder, ctypes.c_char_p(path), how, ctypes.c_size_t(len(how)))
@@ -58,7 +58,7 @@ def _openat2(folder: int, path: bytes, resolve: int, flags: int = 0) -> int:
 
 
 def _take(path_fd: int) -> tuple[int, str, int]:
-    """Memory file, SHA-256 and size of the file behind an O_PATH descriptor."""
+    """Copies the file behind an O_PATH descriptor; returns a memory file, its SHA-256 and its size."""
     status = os.fstat(path_fd)
     if not stat.S_ISREG(status.st_mode):
         raise Refused("it is no regular file")
@@ -75,9 +75,9 @@ def _take(path_fd: int) -> tuple[int, str, int]:
             if size > MAX_ELF_BYTES:  # it grew while it was read
                 raise Refused(f"it is larger than {MAX_ELF_BYTES >> 20} MiB")
             digest.update(chunk)
-            left = memoryview(chunk)
-            while left:
-                left = left[os.write(memory, left) :]
+            unwritten = memoryview(chunk)
+            while unwritten:
+                unwritten = unwritten[os.write(memory, unwritten) :]
         if size == 0:
             raise Refused("it is empty")
         if size < status.st_size:
@@ -98,9 +98,9 @@ def _check_start(chunk: bytes) -> None:
 
 
 def _open(path_fd: int, owner: int | None, same: list[int] | None) -> int:
-    """The file behind an O_PATH descriptor, for reading; refused when it is no regular one, or not this user's.
+    """Opens the file behind an O_PATH descriptor for reading; refuses irregular files, and other owners than `owner`.
 
-    With `same` it has to be the file of that device and inode, and not changed from that time on.
+    With `same` it must be the file of that device and inode, and unchanged from that time on.
     """
     file = _open_regular(path_fd, owner)
     try:
@@ -114,17 +114,17 @@ def _open(path_fd: int, owner: int | None, same: list[int] | None) -> int:
 
 def _check_same(file: int, device: int, inode: int, before_ns: int) -> None:
     status = os.fstat(file)
-    told = os.major(status.st_dev) << 32 | os.minor(status.st_dev), status.st_ino
-    if told != (device, inode) and _as_mapped(file) != (device, inode):
+    identity = os.major(status.st_dev) << 32 | os.minor(status.st_dev), status.st_ino
+    if identity != (device, inode) and _as_mapped(file) != (device, inode):
         raise Refused("another file lies there than was mapped")
-    # Deleting a file changes it, too: then only what was written to it counts.
+    # Deleting a file sets its ctime: then only the last write counts.
     changed = status.st_ctime_ns if status.st_nlink else status.st_mtime_ns
     if changed >= before_ns:
         raise Refused("it was changed since it was mapped, or just before")
 
 
 def _as_mapped(file: int) -> tuple[int, int] | None:
-    """Device and inode as the kernel tells them of mappings: those of overlayfs and btrfs are not what fstat says."""
+    """Returns device and inode as in /proc/PID/maps: on overlayfs and btrfs they differ from fstat's."""
     try:
         content = mmap.mmap(file, 1, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     except ValueError:  # it is empty
@@ -151,7 +151,7 @@ def _open_regular(path_fd: int, owner: int | None) -> int:
 
 
 def _folder_of(pid: int, path: bytes, ours: bool) -> int:
-    """Where a process's path starts. Of a file in the recorder's own folder it can be told when the process is gone."""
+    """Opens the folder where a process's path starts; for a file in the recorder's own folder, even if it has ended."""
     below = "root" if path.startswith(b"/") else "cwd"
     try:
         return os.open(f"/proc/{pid}/{below}", os.O_PATH | os.O_CLOEXEC)
@@ -167,23 +167,23 @@ def _serve(request: dict[str, Any], root: int | None) -> tuple[dict[str, Any], i
     path = bytes.fromhex(request.get("path", ""))
     opened: list[int] = []
     try:
-        if "mapped" in request:  # the mapped file itself, whatever its path leads to now
+        if "mapped" in request:  # the mapped file itself, wherever its path leads now
             opened.append(os.open(f"/proc/{pid}/map_files/{request['mapped']}", os.O_PATH | os.O_CLOEXEC))
         elif root is not None:
             opened.append(os.dup(root))
-        elif "below" in request:  # a folder that somebody may have put another one in place of: no links lead to it
+        elif "below" in request:  # strangers may have replaced parts of this path: no links are followed
             opened.append(_openat2(-1, bytes.fromhex(request["below"]), _RESOLVE_NO_SYMLINKS, os.O_DIRECTORY))
         elif pid:
             opened.append(_folder_of(pid, path, bool(request.get("ours"))))
-        else:  # a process that is gone: what it saw was perhaps what we see
+        else:  # the process has ended: our root may be like the one it had
             opened.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
-        # setfsuid changes what may be opened and nothing else, and takes the file capabilities away with it; what
-        # is read afterwards goes into memory and needs no right.
+        # setfsuid changes only which files may be opened, and drops the file capabilities. Copying the content to
+        # memory afterwards needs no rights.
         if os.geteuid() == 0:
             os.setgroups([])
             libc.setfsgid(gid)
             libc.setfsuid(uid)
-            if libc.setfsuid(-1) != uid:  # -1 changes nothing and tells what it is
+            if libc.setfsuid(-1) != uid:  # -1 changes nothing and returns the current one
                 raise Refused("its user's rights could not be taken on")
         if "mapped" not in request:
             opened.append(_open_below(opened[0], path))
@@ -209,8 +209,8 @@ def _serve(request: dict[str, Any], root: int | None) -> tuple[dict[str, Any], i
 
 
 def main() -> None:
-    """Serves until the recorder goes."""
-    os.setpriority(os.PRIO_PROCESS, 0, 0)  # it works for anybody: the recorder's precedence is not for it
+    """Serves requests until the recorder closes the channel."""
+    os.setpriority(os.PRIO_PROCESS, 0, 0)  # not with the recorder's priority, as anyone can cause its work
     channel = socket.socket(fileno=0)
     while (received := socket.recv_fds(channel, 1 << 16, 1))[0]:
         data, roots = received[:2]

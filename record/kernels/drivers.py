@@ -1,4 +1,4 @@
-"""The drivers that are there when recording begins, and what is put into a command whose driver has no other way."""
+"""The drivers found when recording begins, and the injected library for a command whose driver needs it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from iaprof.record.options import LaunchesBy
 
 
 def installed(libraries: Libraries, for_command: bool) -> Iterator[Outcome]:
-    """Takes the drivers that lie where programs find them.
+    """Puts probes into the drivers in the folders where programs find them; yields the outcomes.
 
     Args:
-        libraries: takes them.
-        for_command: those that our environment leads to, too.
+        libraries: puts the probes.
+        for_command: includes drivers that our environment names.
     """
     env = os.environ if for_command else {}
     yield from libraries.installed((*SYSTEM_FOLDERS, *filter(None, env.get("LD_LIBRARY_PATH", "").split(":"))))
@@ -29,51 +29,53 @@ def installed(libraries: Libraries, for_command: bool) -> Iterator[Outcome]:
 
 
 class Drivers:
-    """What became of the drivers, and what is put into the command."""
+    """The outcomes of probing drivers, and the injection, if there is one."""
 
     def __init__(self, libraries: Libraries, launches: LaunchesBy, has_command: bool) -> None:
-        """Takes the drivers; makes ready what is put into a command that needs it.
+        """Probes the drivers; prepares the injection for a command that needs it.
 
         Raises:
-            IaprofError: launches are to be had that way only, and the library is not there.
+            IaprofError: the user wants launches by injection only, and the library is missing.
         """
         self.injection: Injection | None = None
-        self.remark = ""  # why something is put into the command that was not asked for, or cannot be
-        wanted = launches is LaunchesBy.INJECT
-        if wanted:
+        self.warning = ""  # why a library is injected that was not asked for, or cannot be
+        injects = launches is LaunchesBy.INJECT
+        if injects:
             libraries.not_injected = frozenset()
-        found = list(installed(libraries, has_command))
-        self.outcomes = [outcome for outcome in found if not outcome.unused]
+        outcomes = list(installed(libraries, has_command))
+        self.outcomes = [outcome for outcome in outcomes if not outcome.unused]
         if launches is LaunchesBy.AUTO and has_command:
-            unknown = [outcome for outcome in found if not outcome.probes]
-            wanted = bool(unknown)
-        if not wanted:
+            unknown = [outcome for outcome in outcomes if not outcome.probes]
+            injects = bool(unknown)
+        if not injects:
             return
-        known = frozenset(outcome.build_id for outcome in found if outcome.probes)
+        known = frozenset(outcome.build_id for outcome in outcomes if outcome.probes)
         if launches is LaunchesBy.AUTO:
-            known |= known_builds() - {outcome.build_id for outcome in unknown}  # of drivers that are met later
-            # Where only the driver of OpenCL is unknown, that of Level Zero needs no library, and the other way round.
-            known |= {driver_at(outcome.path) for outcome in found} - {driver_at(outcome.path) for outcome in unknown}
+            known |= known_builds() - {outcome.build_id for outcome in unknown}  # of drivers that are mapped later
+            # Where only OpenCL's driver is unknown, Level Zero's needs no injection, and the other way round.
+            known |= {driver_at(outcome.path) for outcome in outcomes} - {
+                driver_at(outcome.path) for outcome in unknown
+            }
             known -= {""}
         try:
             self.injection = Injection(known)
         except IaprofError as error:
             if launches is LaunchesBy.INJECT:
                 raise
-            self.remark = f"nothing can be put into the command: {error}"
-            return  # each driver's problem says what else can be done
+            self.warning = f"nothing can be put into the command: {error}"
+            return  # each driver's problem names other ways
         if launches is LaunchesBy.AUTO:
             why = unknown[0].problem.partition(": run ")[0]
-            self.remark = f"{unknown[0].path}: {why}; the command is started as by --launches=inject"
+            self.warning = f"{unknown[0].path}: {why}; the command is started as by --launches=inject"
         libraries.not_injected = known
         self.outcomes = [outcome for outcome in self.outcomes if outcome.probes]
         self.outcomes += libraries.take(self.injection.library)
 
     def environment(self, environment: dict[str, str]) -> dict[str, str]:
-        """The environment that the command gets: this one, or one in which something is put into it."""
+        """Returns the command's environment: this one, or one with the injected library."""
         return self.injection.environment(environment) if self.injection else environment
 
     def close(self) -> None:
-        """Takes away what was put there for the command."""
+        """Removes the injected library."""
         if self.injection:
             self.injection.close()

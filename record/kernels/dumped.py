@@ -1,7 +1,7 @@
-"""Kernels that were described at their launch (bpf/c/handles.c), put together from their pieces to placed modules.
+"""Puts dumped kernels (bpf/c/handles.c) together from their chunks, to modules as their process had them.
 
-A module's kernels are described one by one, over the whole recording, so all that is kept of them meanwhile is where in
-the spool their pieces are.
+BPF dumps a module's kernels one by one, over the whole recording. Meanwhile only the chunks' positions in the spool
+are kept.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from iaprof.record.capture.spool import Frame, SpoolReader
 from iaprof.record.kernels.placed_elf import PlacedKernel, compose
 
 HEAD = np.dtype([(name, CHUNK[name]) for name in CHUNK.names or () if name != "data"])
-# Of two threads that launch a kernel for the first time, the one that describes it may have begun a little later. That
-# is less than it takes to destroy a module and to create another at its place.
+# Two threads may launch a kernel for the first time together, and the one that dumps it may have begun later by this.
+# Destroying a module and creating another at its address takes longer.
 SAME_TIME_NS = 1_000_000
-MAX_WHOLE_BYTES = 1 << 28  # MOST_CODE_BYTES of handles.c, which is more than it sends of a module
+MAX_WHOLE_BYTES = 1 << 28  # MOST_CODE_BYTES of handles.c; BPF sends less of a module
 
 
 @dataclass(frozen=True)
-class AboutPiece:
+class ChunkHead:
     """The head of a CHUNK; see formats.wire.launches.CHUNK."""
 
     time: int
@@ -40,54 +40,54 @@ class AboutPiece:
     bytes: int
 
 
-def about_piece(frame: Frame) -> AboutPiece:
-    """What a CHUNK frame says of itself; ValueError where it is none."""
+def chunk_head(frame: Frame) -> ChunkHead:
+    """Reads the head of a frame's CHUNK; raises ValueError if the frame is too short."""
     if len(frame.payload) < HEAD.itemsize:
         raise ValueError("it is too short for a piece")
-    return AboutPiece(*np.frombuffer(frame.payload, HEAD, 1)[0].item())
+    return ChunkHead(*np.frombuffer(frame.payload, HEAD, 1)[0].item())
 
 
 @dataclass
-class _Whole:
-    """Something that comes in pieces, and where in the spool they are."""
+class _Dump:
+    """The name or code of a kernel, or a module, and where its chunks are in the spool."""
 
     total: int = 0
-    pieces: dict[int, tuple[int, int]] = field(default_factory=dict)  # position and checksum, by offset
+    chunks: dict[int, tuple[int, int]] = field(default_factory=dict)  # position and checksum, by offset
 
     def read(self, spool: SpoolReader) -> bytes | None:
-        """All of it; None where something is missing."""
+        """Reads the chunks; returns None if one is missing."""
         data = bytearray()
         while len(data) < self.total:
-            if len(data) not in self.pieces:
+            if len(data) not in self.chunks:
                 return None
-            position, _ = self.pieces[len(data)]
+            position, _ = self.chunks[len(data)]
             data += spool.frame_at(position).payload[HEAD.itemsize :]
         return bytes(data[: self.total])
 
 
 @dataclass
 class _Module:
-    """A module of a process, from its creation to its end."""
+    """A module of a process, from its creation to its destruction."""
 
     pid: int
     time_ns: int
-    wholes: dict[tuple[int, int], _Whole] = field(default_factory=dict)  # by ChunkOf and address of the kernel
-    addresses: dict[int, None] = field(default_factory=dict)  # of kernels, in order
+    dumps: dict[tuple[int, int], _Dump] = field(default_factory=dict)  # by ChunkOf and address of the kernel
+    addresses: dict[int, None] = field(default_factory=dict)  # of kernels, in order of their chunks
 
-    def add(self, about: AboutPiece, position: int, checksum: int) -> bool:
-        """Takes a piece, unless another came for its place before."""
-        of = (about.what, 0 if about.what == ChunkOf.MODULE else about.address)
-        whole = self.wholes.setdefault(of, _Whole(about.total))
-        self.time_ns = min(self.time_ns, about.time)
-        self.addresses[about.address] = None
-        if whole.total != about.total:
+    def add(self, head: ChunkHead, position: int, checksum: int) -> bool:
+        """Adds a chunk; returns False if it contradicts an earlier one."""
+        key = (head.what, 0 if head.what == ChunkOf.MODULE else head.address)
+        dump = self.dumps.setdefault(key, _Dump(head.total))
+        self.time_ns = min(self.time_ns, head.time)
+        self.addresses[head.address] = None
+        if dump.total != head.total:
             return False
-        _, known = whole.pieces.setdefault(about.offset, (position, checksum))
+        _, known = dump.chunks.setdefault(head.offset, (position, checksum))
         return known == checksum
 
     def whole(self, what: ChunkOf, address: int, spool: SpoolReader) -> bytes | None:
-        """What was put together; None where something is missing, or nothing came."""
-        return self.wholes.get((what, address), _Whole()).read(spool) or None
+        """Reads a name, code or module; returns None if a chunk is missing."""
+        return self.dumps.get((what, address), _Dump()).read(spool) or None
 
 
 @dataclass(frozen=True)
@@ -96,34 +96,34 @@ class PlacedModule:
 
     pid: int
     time_ns: int  # no later than the first launch of one of its kernels
-    elf: bytes  # in the form that debug ELFs have
+    elf: bytes  # like a debug ELF
 
 
-class Described:
-    """All pieces of a spool."""
+class DumpedModules:
+    """The modules whose kernels were dumped, from the chunks in a spool."""
 
     def __init__(self) -> None:
-        # What is not there whole; known when `modules` is through.
+        # Incomplete ones; known when `modules` is exhausted.
         self.kernels_unfinished = self.modules_unfinished = 0
         self._modules: list[_Module] = []
         self._current: dict[tuple[int, int, int], _Module] = {}
 
     def add(self, frame: Frame) -> None:
-        """Takes a CHUNK frame; ValueError where it is none."""
-        about = about_piece(frame)
-        if about.total > MAX_WHOLE_BYTES or about.what not in ChunkOf.__members__.values():
+        """Adds a CHUNK frame; raises ValueError if it is damaged."""
+        head = chunk_head(frame)
+        if head.total > MAX_WHOLE_BYTES or head.what not in ChunkOf.__members__.values():
             raise ValueError("it is a piece of nothing")
         data = frame.payload[HEAD.itemsize :]
-        key = (about.pid, about.module, about.module_time)
+        key = (head.pid, head.module, head.module_time)
         if key not in self._current:
-            self._begin(key, about.module_time)
-        if not data:  # could not be read, and is sent again
-            self._current[key].addresses[about.address] = None
+            self._begin(key, head.module_time)
+        if not data:  # BPF could not read it, and sends it again
+            self._current[key].addresses[head.address] = None
             return
         checksum = zlib.crc32(data)
-        if not self._current[key].add(about, frame.position, checksum):
-            # Another module, or another kernel of it, came to the same place without a word.
-            self._begin(key, about.time).add(about, frame.position, checksum)
+        if not self._current[key].add(head, frame.position, checksum):
+            # Another module or kernel lies at the same address now, and nothing reported the end of the first.
+            self._begin(key, head.time).add(head, frame.position, checksum)
 
     def _begin(self, key: tuple[int, int, int], time_ns: int) -> _Module:
         self._current[key] = _Module(key[0], time_ns)
@@ -131,10 +131,10 @@ class Described:
         return self._current[key]
 
     def modules(self, spool: SpoolReader) -> Iterator[PlacedModule]:
-        """Each module with the kernels that are known whole.
+        """Yields each module, with its completely known kernels.
 
         Args:
-            spool: that all frames came from.
+            spool: the spool of all frames.
         """
         for module in self._modules:
             kernels = []
@@ -145,7 +145,7 @@ class Described:
                     kernels.append(PlacedKernel(name.decode("utf-8", "backslashreplace"), address, code))
             binary = module.whole(ChunkOf.MODULE, 0, spool)
             self.kernels_unfinished += len(module.addresses) - len(kernels)
-            self.modules_unfinished += binary is None and (ChunkOf.MODULE, 0) in module.wholes
+            self.modules_unfinished += binary is None and (ChunkOf.MODULE, 0) in module.dumps
             if kernels:
                 since = max(module.time_ns - SAME_TIME_NS, 0)
                 yield PlacedModule(module.pid, since, compose(binary, kernels))

@@ -1,9 +1,9 @@
-"""The folder of a recording whose command tells its launches itself: the library for that, and what it writes.
+"""The library that is injected into a recorded command to report its launches, and its folder.
 
-The library is a copy (its source is inject.c), as LD_PRELOAD takes no path with spaces or colons, and other users may
-not read where iaprof is installed. It writes debug ELFs beside itself, and reads from the file `skip` which drivers, or
-builds of them, are recorded in another way. The folder lies where only root makes folders: a program that outlives the
-recording may start others with that path, and nobody else may put a library there.
+The library is a copy (source: inject.c), as LD_PRELOAD takes no path with spaces or colons, and other users may not
+read iaprof's installation. It writes debug ELFs to its folder, and reads from the file `skip` there which drivers, or
+builds of them, are recorded in another way. Only root makes folders where this folder lies: a program that outlives
+the recording may start others with this LD_PRELOAD, and nobody else may put a library there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ELF = re.compile(rb"[0-9]{1,10}-[0-9]{1,10}\.elf")
 
 
 def built_library() -> Path:
-    """The library as it was installed.
+    """Returns the path of the installed library.
 
     Raises:
         IaprofError: iaprof was built without it.
@@ -42,15 +42,15 @@ def built_library() -> Path:
 
 
 def check_folders(folders: Path = FOLDERS) -> None:
-    """Whether a library can be put there, and no other one by strangers.
+    """Checks that a library can be loaded from there, and that strangers cannot put others there.
 
     Raises:
-        IaprofError: it cannot; or they can.
+        IaprofError: it cannot be loaded, or strangers can.
     """
     place = next(path for path in (folders, *folders.parents) if path.exists())
     status, flags = place.stat(), os.statvfs(place).f_flag
-    of_strangers = status.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
-    if of_strangers or status.st_uid not in (0, os.geteuid()):
+    is_writable_by_all = status.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
+    if is_writable_by_all or status.st_uid not in (0, os.geteuid()):
         raise IaprofError(f"others than root and you can put libraries into {place}: change its owner or mode")
     if flags & os.ST_NOEXEC:
         raise IaprofError(f"no library can be loaded from {place}, which is mounted noexec")
@@ -59,15 +59,15 @@ def check_folders(folders: Path = FOLDERS) -> None:
 
 
 class Injection:
-    """The folder, while it exists."""
+    """The folder with the library, while it exists."""
 
     def __init__(self, skip: Iterable[str] = (), folders: Path = FOLDERS) -> None:
-        """Makes it.
+        """Makes the folder.
 
         Args:
             skip: drivers that are recorded in another way: build-ids, in lower-case hexadecimal, or names, as in
-                formats.no_launches.DRIVERS.
-            folders: where to make it; every user may enter that, and none but ours write to it.
+                formats.header.no_launches.DRIVERS.
+            folders: where to make the folder; every user may enter it, and only root and we write to it.
 
         Raises:
             IaprofError: iaprof was built without the library, or a library cannot be loaded from there.
@@ -84,44 +84,44 @@ class Injection:
             shutil.copyfile(built, self.library)
             self.library.chmod(0o755)
             skipped = self._folder / "skip"
-            skipped.write_text("".join(f"{each}\n" for each in skip))
+            skipped.write_text("".join(f"{driver}\n" for driver in skip))
             skipped.chmod(0o644)
-            self._folder.chmod(0o1733)  # a command that became another user writes there, and sees nothing of others
+            self._folder.chmod(0o1733)  # a command that became another user writes there, but cannot list its files
         except OSError as error:
             self.close()
             raise IaprofError(f"{self._folder} cannot be filled: {error.strerror}") from error
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """What the command is to be started with; the library takes it back before the command's own code runs."""
+        """Returns the command's environment; the library restores it before the command's own code runs."""
         before = environment.get("LD_PRELOAD")
         return {**environment, "LD_PRELOAD": f"{self.library}" if before is None else f"{self.library}:{before}"}
 
-    def forget(self, path: bytes) -> None:
-        """Removes a debug ELF, by the path that `compile_kernel` told; any other path is left alone."""
+    def remove_elf(self, path: bytes) -> None:
+        """Removes a debug ELF of the folder, by the path in a `compile_kernel` record; ignores other paths."""
         folder, name = os.path.split(path)
         if folder == os.fsencode(self._folder) and _ELF.fullmatch(name):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._fd)
 
     def close(self) -> None:
-        """Removes the folder. Programs that still run go on, and tell nothing more."""
+        """Removes the folder. Running programs go on, and report nothing more."""
         _remove(self._folder)
         os.close(self._fd)
 
 
 def _make_folder(folders: Path) -> tuple[Path, int]:
-    """A new folder, open and locked. Those of recorders that died are removed: nobody holds their locks."""
-    everything = os.open(folders, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Makes a folder, opened and locked; removes folders of dead recorders, which nobody locks."""
+    parent = os.open(folders, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(everything, fcntl.LOCK_EX)
-        for left in folders.glob(f"{_PREFIX}*"):
+        fcntl.flock(parent, fcntl.LOCK_EX)
+        for old in folders.glob(f"{_PREFIX}*"):
             with contextlib.suppress(OSError):
-                os.close(_lock(left))
-                _remove(left)
+                os.close(_lock(old))
+                _remove(old)
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folders))
         return folder, _lock(folder)
     finally:
-        os.close(everything)
+        os.close(parent)
 
 
 def _lock(folder: Path) -> int:
@@ -135,5 +135,5 @@ def _lock(folder: Path) -> int:
 
 
 def _remove(folder: Path) -> None:
-    with contextlib.suppress(RecursionError):  # anybody may have made folders in it, deep ones
+    with contextlib.suppress(RecursionError):  # any user may have nested folders deeply in it
         shutil.rmtree(folder, ignore_errors=True)

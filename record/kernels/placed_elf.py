@@ -1,9 +1,8 @@
-"""The debug form of a GPU module, made from what a driver without probes lets one see.
+"""Makes a debug ELF of a GPU module for drivers without probes, of what was dumped.
 
-A patched driver hands out a debug ELF: the zebin with the addresses in it at which its kernels lie. Here the same is
-made from the zebin as the compiler wrote it and from what was learnt of the kernels that were launched. formats.zebin
-reads either. Source for what the driver changes: compute-runtime's
-shared/source/device_binary_format/zebin/debug_zebin.cpp.
+A driver with probes gives debug ELFs: zebins with the addresses where the kernels lie. Here the same is made of the
+zebin as the compiler wrote it, and of the kernels that were launched. formats.zebin reads both. The source for what
+the driver changes is compute-runtime's shared/source/device_binary_format/zebin/debug_zebin.cpp.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ MOST_KERNELS = 65_000  # of one module; ELF's counts of segments and of sections
 _ET_EXEC = 2
 _READ_EXECUTE = 5
 _ALLOCATED_CODE = 6  # SHF_ALLOC and SHF_EXECINSTR
-_RELOCATED = {1: range(8), 2: range(4), 3: range(4, 8)}  # which bytes of the address R_ZE_SYM_ADDR, _32, _32_HI write
-_MOST_DEBUG_SECTIONS = 64  # DWARF has a dozen kinds
-_OTHER_HALF = 1 << 47  # of the 48 bits that an address has
+_RELOCATED = {1: range(8), 2: range(4), 3: range(4, 8)}  # address bytes that R_ZE_SYM_ADDR, _32 and _32_HI write
+_MOST_DEBUG_SECTIONS = 64  # DWARF has a dozen
+_OTHER_HALF = 1 << 47  # of the 48-bit address space
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +44,25 @@ class PlacedKernel:
 
     name: str  # as the zebin has it
     address: int  # 64 bits, as the driver gives it: sign-extended or not
-    code: bytes  # as it lies there, perhaps with padding behind it; as much of it as could be had
+    code: bytes  # from the GPU's memory: perhaps with padding behind it, perhaps incomplete
 
 
 def compose(binary: bytes | None, kernels: Sequence[PlacedKernel]) -> bytes:
-    """The debug ELF of a module, of which formats.zebin.read_zebin says that just these kernels are in it.
+    """Returns a debug ELF that contains just these kernels, as formats.zebin.read_zebin reads it.
 
     Args:
-        binary: the module's zebin as the compiler wrote it, or what is believed to be that; None where it is not known.
-        kernels: those that were launched; past MOST_KERNELS they are left out, and those without a name are no kernels.
+        binary: the module's zebin as the compiler wrote it, or what is taken for it; None if unknown.
+        kernels: those that were launched. Kernels past MOST_KERNELS are left out, as are those without a name.
 
-    Symbols and DWARF get the addresses that the driver would give them. A kernel's section keeps its size: code behind
-    it is cut off, and where code is missing the zebin's stays. Kernels that were not launched, and the functions that
-    kernels call in a section of their own (CALLED_FUNCTIONS), lie nobody knows where: their sections become SHT_NULL,
-    and what DWARF says of them moves to the other half of the address space. Global data stays at address 0, and so
-    does, as in the driver's own debug ELF, what DWARF says of a kernel by a symbol without a name: report.gpu_units
-    finds out whose it is.
+    Symbols and DWARF get the addresses that the driver would give them. A kernel's section keeps its size: code past
+    it is cut off, and missing code stays as it is in the zebin. The addresses of kernels that were not launched, and of
+    functions in a section of their own (CALLED_FUNCTIONS), are unknown: their sections become SHT_NULL, and their DWARF
+    moves to the other half of the address space. Global data stays at address 0. So does, as in the driver's own debug
+    ELF, DWARF that refers to a kernel by a symbol without a name: report.gpu.units finds its kernel.
 
-    Kernels that overlap, and empty ones, are kept as they are. Where the zebin is not these kernels' (it is damaged,
-    has no kernel of a name, or has other code under it), or where a name comes twice, an ELF of sections and symbols
-    for these kernels is the answer. Work and memory are bounded by what is given, and nothing in it raises.
+    Kernels that overlap, and empty ones, stay as they are. If the zebin does not fit the kernels (it is damaged, lacks
+    a kernel's name, or has other code under it), or a name comes twice, the result is an ELF of sections and symbols
+    for these kernels alone. Work and memory are bounded by the input, and no input raises.
     """
     kernels = kernels[:MOST_KERNELS]
     try:
@@ -74,19 +72,19 @@ def compose(binary: bytes | None, kernels: Sequence[PlacedKernel]) -> bytes:
 
 
 def _place(binary: bytes, kernels: Sequence[PlacedKernel]) -> bytes:
-    """The zebin with addresses; ZebinError where that would say something else than `kernels`."""
+    """Returns the zebin with addresses; raises ZebinError if that would differ from `kernels`."""
     launched = {kernel.name: kernel for kernel in kernels}
-    known = read_zebin(binary).kernels
-    if len({each.name for each in known}) < len(known):
+    zebin_kernels = read_zebin(binary).kernels
+    if len({kernel.name for kernel in zebin_kernels}) < len(zebin_kernels):
         raise ZebinError("two of its kernels have one name")
     sections = read_sections(binary)
     out = bytearray(binary)
     header = np.frombuffer(out, HEADER, 1)
     table = np.frombuffer(out, SECTION, len(sections), int(header["sections"][0]))
     elsewhere = next((kernel.address ^ _OTHER_HALF for kernel in kernels), 0)
-    added = np.zeros(len(sections) + 1, np.uint64)  # to the symbols of each section; the last: to those of none
+    added = np.zeros(len(sections) + 1, np.uint64)  # to the symbols of each section; the last one for other symbols
     expected, places = [], []
-    for (index, section), kernel in zip(kernel_sections(sections).items(), known, strict=True):
+    for (index, section), kernel in zip(kernel_sections(sections).items(), zebin_kernels, strict=True):
         if (placed := launched.get(kernel.name)) is None:
             table["type"][index], added[index] = elf.SHT_NULL, elsewhere
             continue
@@ -99,8 +97,8 @@ def _place(binary: bytes, kernels: Sequence[PlacedKernel]) -> bytes:
     header["type"], header["segments"] = _ET_EXEC, len(out)
     header["segment_size"], header["segment_count"] = SEGMENT.itemsize, len(places)
     result = bytes(out) + _segments(places)
-    # Sections may lie over each other, or over the tables, so that writing to one has changed another.
-    if [(each.name, each.address, each.code) for each in read_zebin(result).kernels] != expected:
+    # Sections may overlap one another or the tables: writing to one may have changed another.
+    if [(kernel.name, kernel.address, kernel.code) for kernel in read_zebin(result).kernels] != expected:
         raise ZebinError("its sections overlap")
     if len(expected) < len(kernels):
         raise ZebinError("it does not have all of these kernels, or two of them have one name")
@@ -108,7 +106,7 @@ def _place(binary: bytes, kernels: Sequence[PlacedKernel]) -> bytes:
 
 
 def _loaded(kernel: ZebinKernel, placed: PlacedKernel) -> bytes:
-    """The whole section as it lies on the GPU; ZebinError where that is other code than the zebin's."""
+    """Returns a kernel's whole section as the GPU has it; raises ZebinError if that is other code than the zebin's."""
     size = len(kernel.code)
     code = placed.code[:size] + kernel.code[len(placed.code) :]
     if not size or replace(kernel, code=code).fingerprint != kernel.fingerprint:
@@ -117,22 +115,22 @@ def _loaded(kernel: ZebinKernel, placed: PlacedKernel) -> bytes:
 
 
 def _move_symbols(out: bytearray, sections: list[Section], added: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Adds to the symbols what is to be added to those of their section; returns the values: uint64[symbols].
+    """Adds to each symbol what is added to its section; returns the symbols' values, uint64[symbols].
 
-    Relocations of DWARF do not go by the kernels' symbols, but by ones in the .debug_ section that they are for, which
-    have the names of sections with code.
+    DWARF's relocations do not use the kernels' symbols, but symbols in the .debug_ section they apply to, which are
+    named like the sections of code.
     """
-    listed = next((section for section in sections if section.type == elf.SHT_SYMTAB), None)
-    if listed is None:
+    symbol_table = next((section for section in sections if section.type == elf.SHT_SYMTAB), None)
+    if symbol_table is None:
         return np.empty(0, np.uint64)
-    symbols = np.frombuffer(out, SYMBOL, listed.size // SYMBOL.itemsize, listed.offset)
-    of = np.minimum(symbols["section"], len(sections))
+    symbols = np.frombuffer(out, SYMBOL, symbol_table.size // SYMBOL.itemsize, symbol_table.offset)
+    section_numbers = np.minimum(symbols["section"], len(sections))
     by_name = {section.name: added[index] for index, section in kernel_sections(sections).items()}
-    names_at = sections[listed.link].offset
-    strings = StringTable(bytes(out[names_at : names_at + sections[listed.link].size]))
-    in_dwarf = np.array([section.name.startswith(".debug_") for section in sections] + [False])[of]
+    names_at = sections[symbol_table.link].offset
+    strings = StringTable(bytes(out[names_at : names_at + sections[symbol_table.link].size]))
+    in_dwarf = np.array([section.name.startswith(".debug_") for section in sections] + [False])[section_numbers]
     names, which = np.unique(symbols["name"][in_dwarf], return_inverse=True)
-    base = added[of]
+    base = added[section_numbers]
     base[in_dwarf] += np.array([by_name.get(strings.at(name), 0) for name in names.tolist()], np.uint64)[which]
     symbols["value"] += base
     return symbols["value"].copy()
@@ -140,8 +138,10 @@ def _move_symbols(out: bytearray, sections: list[Section], added: NDArray[np.uin
 
 def _apply(out: bytearray, sections: list[Section], values: NDArray[np.uint64]) -> None:
     """Applies the relocations of DWARF, given the symbols' values."""
-    relocations = [each for each in sections if each.type == elf.SHT_RELA and each.name.startswith(".rela.debug_")]
-    if len(relocations) > _MOST_DEBUG_SECTIONS or sum(each.size for each in relocations) > len(out):
+    relocations = [
+        section for section in sections if section.type == elf.SHT_RELA and section.name.startswith(".rela.debug_")
+    ]
+    if len(relocations) > _MOST_DEBUG_SECTIONS or sum(section.size for section in relocations) > len(out):
         raise ZebinError("its sections overlap: they hold more relocations than the file has bytes")
     for section in relocations:
         target = sections[section.info] if section.info < len(sections) else None
@@ -164,7 +164,7 @@ def _segments(places: Sequence[tuple[int, int, int]]) -> bytes:
 
 
 def _bare(kernels: Sequence[PlacedKernel]) -> bytes:
-    """An ELF of these kernels alone: header, segments, sections, and what is in those: names, symbols and code."""
+    """Returns an ELF of these kernels alone: header, segments, sections, names, symbols and code."""
     count = len(kernels)
     texts = [TEXT_PREFIX.encode() + kernel.name.encode("utf-8", "backslashreplace") + b"\0" for kernel in kernels]
     strings = b"".join([b"\0.strtab\0.symtab\0", *texts])
@@ -187,7 +187,7 @@ def _bare(kernels: Sequence[PlacedKernel]) -> bytes:
     sections["size"][1:] = [len(strings), symbols.nbytes, *sizes]
     start = HEADER.itemsize + count * SEGMENT.itemsize + sections.nbytes
     sections["offset"] = start + sections["size"].cumsum() - sections["size"]
-    # Symbols have their names in section 1; the first that is not local would be the one behind them.
+    # Symbols have their names in section 1; all symbols count as local.
     sections["link"][2], sections["info"][2], sections["entry_size"][2] = 1, len(symbols), SYMBOL.itemsize
 
     header = np.zeros(1, HEADER)
@@ -199,7 +199,7 @@ def _bare(kernels: Sequence[PlacedKernel]) -> bytes:
     )
     header["segments"], header["sections"] = HEADER.itemsize, start - sections.nbytes
     header["size"], header["segment_size"], header["section_size"] = (
-        each.itemsize for each in (HEADER, SEGMENT, SECTION)
+        dtype.itemsize for dtype in (HEADER, SEGMENT, SECTION)
     )
     header["segment_count"], header["section_count"], header["names"] = count, len(sections), 1
     segments = _segments(list(zip(sections["offset"][3:].tolist(), addresses.tolist(), sizes.tolist(), strict=True)))

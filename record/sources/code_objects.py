@@ -1,4 +1,4 @@
-"""The source of GPU code: debug ELFs of what was compiled, and what BPF copied of kernels when they were launched."""
+"""The source of GPU code: debug ELFs of compiled modules, and chunks of kernels and modules that BPF dumps."""
 
 from __future__ import annotations
 
@@ -13,65 +13,65 @@ from iaprof.formats.wire.launches import CHUNK, CHUNK_BYTES, ChunkOf
 from iaprof.formats.zebin import placed_ranges
 from iaprof.record.capture.journal import Journal
 from iaprof.record.capture.spool import FrameKind
-from iaprof.record.kernels.collector import MAX_TOTAL_BYTES, Intake, RefusedElf, TakenElf
+from iaprof.record.kernels.collector import MAX_TOTAL_BYTES, DebugElfCollector, RefusedElf, TakenElf
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
 
-INTAKE_WAIT_S = 3.0
-MIN_PIECE_BYTES = 4096  # that one counts as: who puts a million tiny ones together needs memory for each
+COLLECTOR_WAIT_S = 3.0
+MIN_CHUNK_BYTES = 4096  # what a chunk counts for at least: putting a million tiny ones together needs memory for each
 
 
 class CodeObjects(Source):
-    """The intake of debug ELFs, and the pieces of kernels and modules; Launches hands on what BPF sends of both."""
+    """The debug-ELF collector, and the chunks of kernels and modules; the source of launches hands both on."""
 
-    def __init__(self, intake: Intake) -> None:
-        self._intake = intake
-        self._piece_bytes = 0
-        self.on_taken: Callable[[bytes], None] = lambda _: None  # is told the path of each debug ELF that was taken
+    def __init__(self, collector: DebugElfCollector) -> None:
+        self._collector = collector
+        self._chunk_bytes = 0
+        self.on_taken: Callable[[bytes], None] = lambda _: None  # called with the path of each debug ELF that was taken
 
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""
         self._journal, self._loop = journal, loop
-        self._wait_for_intake()
+        self._wait_for_collector()
 
-    def _wait_for_intake(self) -> None:
-        self._intake_fd = self._intake.fileno()
-        self._loop.wait_for(self._intake_fd, self.read)
+    def _wait_for_collector(self) -> None:
+        self._collector_fd = self._collector.fileno()
+        self._loop.wait_for(self._collector_fd, self.read)
 
     def ask(self, compiled: NDArray[np.void], now: int) -> None:
-        """Has the debug ELFs taken of modules that were compiled: COMPILED[n]."""
-        refused = self._intake.ask(compiled)
+        """Has the debug ELFs of compiled modules taken: COMPILED[n]."""
+        refused = self._collector.request(compiled)
         if refused:
             self._journal.loss("kernels", "refused", refused, "too many were compiled at once", now, now)
 
-    def keep_pieces(self, pieces: NDArray[np.void], now: int) -> None:
-        """Writes down CHUNK[n] without the room that they do not use: kernels are described once each."""
-        if not len(pieces):
+    def keep_chunks(self, chunks: NDArray[np.void], now: int) -> None:
+        """Writes CHUNK[n] without the unused ends of their data."""
+        if not len(chunks):
             return
-        self._piece_bytes += int(np.maximum(pieces["bytes"], MIN_PIECE_BYTES).sum())
-        if self._piece_bytes > MAX_TOTAL_BYTES:
+        self._chunk_bytes += int(np.maximum(chunks["bytes"], MIN_CHUNK_BYTES).sum())
+        if self._chunk_bytes > MAX_TOTAL_BYTES:
             detail = f"{MAX_TOTAL_BYTES >> 30} GiB of kernels were taken already"
-            self._journal.loss("kernels", "refused", len(pieces), detail, now, now)
+            self._journal.loss("kernels", "refused", len(chunks), detail, now, now)
             return
-        rows = pieces.view("u1").reshape(len(pieces), -1)
-        ends = pieces["bytes"] + CHUNK.itemsize - CHUNK_BYTES
+        rows = chunks.view("u1").reshape(len(chunks), -1)
+        ends = chunks["bytes"] + CHUNK.itemsize - CHUNK_BYTES
         for row, end in zip(rows, ends.tolist(), strict=True):
             self._journal.write(FrameKind.PIECE, row[:end].data, time=now)
         totals = self._journal.totals
-        first = pieces["offset"] == 0
-        totals.modules += int((first & (pieces["what"] == ChunkOf.MODULE)).sum())
-        last = pieces["offset"] + pieces["bytes"] == pieces["total"]
-        known = pieces[last & (pieces["what"] == ChunkOf.CODE)]
+        first = chunks["offset"] == 0
+        totals.modules += int((first & (chunks["what"] == ChunkOf.MODULE)).sum())
+        last = chunks["offset"] + chunks["bytes"] == chunks["total"]
+        known = chunks[last & (chunks["what"] == ChunkOf.CODE)]
         if totals.kernels is not None:
-            totals.kernels.compiled(zip(known["address"].tolist(), known["size"].tolist(), strict=True))
+            totals.kernels.add_code(zip(known["address"].tolist(), known["size"].tolist(), strict=True))
 
     def read(self) -> None:
-        """See Source: takes the debug ELFs that were read meanwhile."""
-        while (answer := self._intake.read()) is not None:
+        """See Source: writes the debug ELFs that the collector has read."""
+        while (answer := self._collector.read()) is not None:
             self._keep_elf(answer)
-        if self._intake.fileno() != self._intake_fd and not self._loop.closed:  # its child was replaced
-            self._loop.forget(self._intake_fd)
-            self._wait_for_intake()
+        if self._collector.fileno() != self._collector_fd and not self._loop.closed:  # its child was replaced
+            self._loop.forget(self._collector_fd)
+            self._wait_for_collector()
 
     def _keep_elf(self, answer: TakenElf | RefusedElf) -> None:
         compiled = answer.compiled
@@ -90,27 +90,27 @@ class CodeObjects(Source):
         self.on_taken(compiled.path)
         self._journal.inform(f"took {path} of process {compiled.pid}: {answer.size:,} bytes")
         if (kernels := self._journal.totals.kernels) is not None and answer.content is not None:
-            kernels.compiled(placed_ranges(answer.content))
+            kernels.add_code(placed_ranges(answer.content))
 
     def begin_part(self, since_ns: int) -> None:
-        """See Source: modules whose content was written come with it again."""
-        self._intake.forget_contents()
-        self._piece_bytes = 0
+        """See Source: modules are written with their content again."""
+        self._collector.forget_contents()
+        self._chunk_bytes = 0
 
     def finish(self) -> None:
         """See Source."""
-        deadline = time.monotonic() + INTAKE_WAIT_S
-        while not self._intake.idle and time.monotonic() < deadline:
+        deadline = time.monotonic() + COLLECTOR_WAIT_S
+        while not self._collector.idle and time.monotonic() < deadline:
             self.read()
             time.sleep(0.001)
-        for refused in self._intake.close():
+        for refused in self._collector.close():
             self._keep_elf(refused)
 
     @property
     def cpu_seconds(self) -> float:
         """See Source."""
-        return self._intake.cpu_seconds
+        return self._collector.cpu_seconds
 
     def close(self) -> None:
-        """Ends the intake's child."""
-        self._intake.close()
+        """Ends the collector's child."""
+        self._collector.close()

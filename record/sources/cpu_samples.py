@@ -1,4 +1,4 @@
-"""The source of CPU samples: a clock on each CPU. What it makes BPF send comes with the launches."""
+"""The source of CPU samples: a clock on each CPU that runs BPF. BPF's records come through the source of launches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from iaprof.record.sources.source import Source
 
 
 class CpuSamples(Source):
-    """The clocks, and how often they run."""
+    """The clocks of all CPUs."""
 
     def __init__(self, program: int, hz: int) -> None:
-        """Opens them.
+        """Opens the clocks.
 
         Args:
             program: descriptor of the BPF program that takes a sample.
-            hz: how often a second on each CPU; 0 for never.
+            hz: samples per second on each CPU; 0 for none.
 
         Raises:
             IaprofError: CPUs cannot be sampled.
@@ -39,13 +39,13 @@ class CpuSamples(Source):
         self._clock.enable(True)
 
     def pause(self) -> None:
-        """See Source: what was sampled is in the ring buffer."""
+        """See Source; the samples are in the ring buffer."""
         self._clock.enable(False)
 
     def stop(self) -> None:
-        """See Source: likewise."""
+        """See Source; the samples are in the ring buffer."""
         self._clock.close()
 
     def close(self) -> None:
-        """Ends the clocks."""
+        """Closes the clocks."""
         self._clock.close()

@@ -1,4 +1,4 @@
-"""The source of stacks that BPF could not walk to their end: a process apart finishes them, and sends them back."""
+"""The source of stacks that BPF could not walk to their end: the learner finishes them and sends them back."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from iaprof.record.capture.journal import WRONG_LENGTH, Journal
 from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
-from iaprof.record.unwinding.learning import Learning
+from iaprof.record.unwinding.learner_process import LearnerProcess
 
-MAX_INTERPRETERS = 1 << 12  # in processes, of which later files are told
-MOST_PROBLEMS = 16  # with interpreters, that are told
-# Of stacks that are to be finished when the recording has ended, in one recording: of launches, and of CPU samples.
+MAX_INTERPRETERS = 1 << 12  # that are written again into the next output file
+MOST_PROBLEMS = 16  # with interpreters that the user is warned of
+# Of copies that wait for the recording's end, in one recording: of launches' stacks, and of CPU samples'.
 MAX_COPIED_BYTES, MAX_SAMPLED_BYTES = 1 << 30, 1 << 26
 
 
 class FinishedStacks(Source):
-    """The learner's messages: finished stacks, copies that it gives back, and the interpreters that it found."""
+    """The learner's messages: finished stacks, copies that it gives back, and interpreters that it found."""
 
-    def __init__(self, depth: int, learning: Learning) -> None:
-        """Takes the process over.
+    def __init__(self, depth: int, learner: LearnerProcess) -> None:
+        """Takes the learner over.
 
         Args:
-            depth: frames that a stack can have.
-            learning: the process that finishes them.
+            depth: the most frames of a stack.
+            learner: the learner's process, closed with this source.
         """
-        self._depth, self._learning = depth, learning
+        self._depth, self._learner = depth, learner
         self._copied_bytes = self._sampled_bytes = self._copies_refused = 0
         self._losses_ns = time.monotonic_ns()
-        self._interpreters: list[tuple[int, bytes]] = []  # as the learner told of them, with the processes
-        self._without_python: set[str] = set()  # why the frames of some interpreters are not recorded
+        self._interpreters: list[tuple[int, bytes]] = []  # pid, and the learner's message
+        self._python_problems: set[str] = set()  # why the frames of some interpreters are not recorded
 
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""
@@ -45,25 +45,25 @@ class FinishedStacks(Source):
         self._wait_for_learner()
 
     def _wait_for_learner(self) -> None:
-        if self._learning.fileno() >= 0:
-            self._learner_fd = self._learning.fileno()
+        if self._learner.fileno() >= 0:
+            self._learner_fd = self._learner.fileno()
             self._loop.wait_for(self._learner_fd, self._read_learner)
 
     def ready(self) -> None:
-        """See Source: until stacks can be finished as they come."""
-        self._keep_finished(self._learning.wait())
+        """See Source: waits until the learner finishes stacks."""
+        self._keep_finished(self._learner.wait())
 
     def look_for_python(self, pid: int) -> None:
-        """Has it looked whether a process has an interpreter, before it launches."""
-        self._learning.look_for_python(pid)
+        """Has the learner look for an interpreter in a process, before the process launches."""
+        self._learner.look_for_python(pid)
 
     def has_ended_part(self) -> bool:
         """See Source."""
-        return self._learning.has_finished()
+        return self._learner.has_finished()
 
     def _read_learner(self) -> None:
-        self._keep_finished(self._learning.read())
-        if self._learning.fileno() != self._learner_fd:  # it died, and perhaps another one took its place
+        self._keep_finished(self._learner.read())
+        if self._learner.fileno() != self._learner_fd:  # the learner died, and perhaps another took its place
             now = time.monotonic_ns()
             self._loop.forget(self._learner_fd)
             self._journal.loss("stacks", "learner", None, "the process that finishes stacks died", now, now)
@@ -76,7 +76,7 @@ class FinishedStacks(Source):
             FrameKind.STACKS: stack_dtype(self._depth),
         }
         kinds = {dtype.itemsize: (kind, dtype) for kind, dtype in dtypes.items()}
-        for message in messages:  # one a path
+        for message in messages:  # one per distinct path
             if message.startswith(INTERPRETER):
                 self._keep_interpreter(message[len(INTERPRETER) :])
                 continue
@@ -89,27 +89,27 @@ class FinishedStacks(Source):
             if kind is not FrameKind.COPY or self._has_room_for(record):
                 self._journal.write_late(kind, message, int(record["time"]), self._depth)
 
-    def _keep_interpreter(self, told: bytes) -> None:
-        now, about = time.monotonic_ns(), json.loads(told)
+    def _keep_interpreter(self, message: bytes) -> None:
+        now, about = time.monotonic_ns(), json.loads(message)
         problem = about.get("problem")
         if problem is None:
-            self._journal.write(FrameKind.INTERPRETER, told, time=now)
-            self._interpreters.append((int(about["pid"]), told))
+            self._journal.write(FrameKind.INTERPRETER, message, time=now)
+            self._interpreters.append((int(about["pid"]), message))
             if len(self._interpreters) > MAX_INTERPRETERS:
                 self._forget_interpreters()
-        elif problem not in self._without_python and len(self._without_python) < MOST_PROBLEMS:
-            self._without_python.add(problem)
+        elif problem not in self._python_problems and len(self._python_problems) < MOST_PROBLEMS:
+            self._python_problems.add(problem)
             self._journal.loss("stacks", "without Python", None, problem, now, now)
             self._journal.warn(problem)
 
     def _forget_interpreters(self) -> None:
-        """Those of processes that have ended; but the next file was told of them, as it may have their last stacks."""
+        """Forgets interpreters of ended processes; the next file has them all, as it may have their last stacks."""
         running = set(processes.running_pids())
-        kept = [(pid, told) for pid, told in self._interpreters if pid in running]
+        kept = [(pid, message) for pid, message in self._interpreters if pid in running]
         self._interpreters = kept[-MAX_INTERPRETERS:]
 
     def _has_room_for(self, copy: np.void) -> bool:
-        """Whether one more page is kept."""
+        """Whether one more copied page is kept."""
         if copy["is_sample"]:
             self._sampled_bytes += copy.nbytes
             return self._sampled_bytes <= MAX_SAMPLED_BYTES
@@ -134,7 +134,7 @@ class FinishedStacks(Source):
 
     def finish(self) -> None:
         """See Source."""
-        self._keep_finished(self._learning.finish())
+        self._keep_finished(self._learner.finish())
 
     def footer(self) -> dict[str, Any]:
         """See Source."""
@@ -143,8 +143,8 @@ class FinishedStacks(Source):
     @property
     def cpu_seconds(self) -> float:
         """See Source."""
-        return self._learning.cpu_seconds
+        return self._learner.cpu_seconds
 
     def close(self) -> None:
-        """Ends the process, whatever it is doing."""
-        self._learning.close()
+        """Ends the learner at once."""
+        self._learner.close()

@@ -1,4 +1,4 @@
-"""A card's sensors, as the driver shows them through hwmon: energy, temperature, fan.
+"""A card's sensors in hwmon: energy, temperature, fan.
 
 Names and units: Documentation/hwmon/sysfs-interface.rst, Linux 6.18.
 """
@@ -16,22 +16,22 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
 
 @dataclass(frozen=True)
 class Sensor:
-    """A sensor that can be read."""
+    """A readable sensor."""
 
-    kind: str  # `energy`, in microjoules since some time; `temp`, in thousandths of a degree Celsius; `fan`, in RPM
-    place: str  # of which part of the card, as the driver calls it, or the sensor's number
+    kind: str  # `energy`, in microjoules since some time; `temp`, in millidegrees Celsius; `fan`, in RPM
+    place: str  # the part of the card, as the driver labels it, or the sensor's number
     path: Path
 
 
 def sensors(device: Path) -> Iterator[Sensor]:
-    """The sensors of a card.
+    """Yields the sensors of a card.
 
     Args:
-        device: its folder in sysfs.
+        device: the card's folder in sysfs.
     """
     for path in sorted(device.glob("hwmon/hwmon*/*_input")):
-        if found := _INPUT.fullmatch(path.name):
-            yield Sensor(found[1], _place(path, found[2]), path)
+        if match := _INPUT.fullmatch(path.name):
+            yield Sensor(match[1], _place(path, match[2]), path)
 
 
 def _place(path: Path, number: str) -> str:

@@ -1,6 +1,6 @@
-"""The source of launches: what the launch probes send, and what is known of the processes that launch.
+"""The source of launches: what the launch probes send, and what /proc says of the processes that launch.
 
-Ring buffers are emptied in bulk. What Python does per process happens once for each.
+Ring buffers are emptied in bulk. Python works once per process, not per record.
 """
 
 from __future__ import annotations
@@ -62,30 +62,29 @@ _LOSSES = {
 
 
 class Launches(Source):
-    """The probes' ring buffers, and the processes of whom they tell."""
+    """The probes' ring buffers, and the processes whose records come through them."""
 
     def __init__(
         self, options: Options, probes: LaunchProbes, code: CodeObjects, drivers: Drivers, scope: Scope | None = None
     ) -> None:
-        """Takes what is opened.
+        """Takes the opened probes.
 
         Args:
             options: what to record.
-            probes: closed by who opened them.
-            code: gets what the probes tell of it.
-            drivers: say what the command's environment needs.
-            scope: which processes are meant; None for all.
+            probes: the caller closes them.
+            code: gets the probes' records about code.
+            drivers: make the command's environment.
+            scope: the processes in scope; None for all.
         """
         self._options, self._probes, self._code, self._drivers, self._scope = options, probes, code, drivers, scope
-        self._last_stacks: list[NDArray[np.void]] = []  # read last, with their frames of Python and code
+        self._last_stacks: list[NDArray[np.void]] = []  # of the last read: stacks, frames of Python, code objects
         self._described: dict[int, None] = {}
         self._last_counters = dict.fromkeys(Counter, 0)
-        self._last_misfits: CountOf[str] = CountOf()  # by what the ring buffer is for
+        self._last_misfits: CountOf[str] = CountOf()  # by source of losses
         self._counters_ns = time.monotonic_ns()
-        self._again: dict[int, tuple[dict[str, Any], bytes]] = {}  # what another spool is to have of processes
-        self.on_process: Callable[[int], None] = lambda _: (
-            None
-        )  # is told the pid of who launches, waits or copies, once
+        self._again: dict[int, tuple[dict[str, Any], bytes]] = {}  # what the next file gets of processes
+        self.on_process: Callable[[int], None] = lambda _: None
+        """Called once with the pid of each process that launches, waits or copies."""
 
     def header(self) -> dict[str, Any]:
         """See Source."""
@@ -100,8 +99,8 @@ class Launches(Source):
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""
         self._journal = journal
-        if self._drivers.remark:
-            journal.warn(self._drivers.remark)
+        if self._drivers.warning:
+            journal.warn(self._drivers.warning)
         if self._probes.follows_frame_pointers:
             journal.warn(
                 "the kernel's BTF does not say where it has a process's mappings: stacks are walked by frame pointers, "
@@ -109,8 +108,8 @@ class Launches(Source):
             )
         if self._scope is not None:
             self._scope.start(journal, self._probes)
-        # Told once per wake-up that a program asked for. Else we would be woken by each launch that comes while
-        # we read those before it.
+        # Edge-triggered: one event per wake-up that a BPF program requests. Else each launch that comes while we read
+        # would wake us again.
         for ring in (
             self._probes.launches,
             self._probes.list_events,
@@ -130,7 +129,7 @@ class Launches(Source):
 
     def read(self) -> None:
         """See Source: empties the ring buffers."""
-        # In this order: a launch's or sample's stack was sent before it, so all that these name will be there.
+        # In this order: stacks are sent before the launches and samples that refer to them, so all of them are there.
         launches, samples, lists, waits = (
             ring.read()
             for ring in (self._probes.launches, self._probes.samples, self._probes.list_events, self._probes.waits)
@@ -145,49 +144,49 @@ class Launches(Source):
             totals.launches += len(launches)
             self._journal.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
             if totals.kernels is not None:
-                totals.kernels.launched(launches[(launches["flags"] & LaunchFlags.OTHER) == 0])
-            self._meet(launches)
+                totals.kernels.add_launches(launches[(launches["flags"] & LaunchFlags.OTHER) == 0])
+            self._describe_processes(launches)
         if len(lists):
             self._journal.write(FrameKind.LISTS, lists.view("u1").data, time=now)
-            self._meet(lists)
+            self._describe_processes(lists)
         if len(samples):
             self._journal.write(FrameKind.CPU_SAMPLES, samples.view("u1").data, time=now)
-        self._keep_waits(waits, now)
+        self._write_waits(waits, now)
         compiled = self._probes.compiled.read()
         if self._scope is not None and len(compiled):
             compiled = compiled[~np.isin(compiled["pid"], list(self._scope.others))]
         if len(compiled):
             self._code.ask(compiled, now)
         for ring in (self._probes.chunks, self._probes.modules):
-            self._code.keep_pieces(ring.read(), now)
+            self._code.keep_chunks(ring.read(), now)
 
     def _without_transfers(self, records: NDArray[np.void], now: int) -> NDArray[np.void]:
-        """Writes down which of the records are copies and fills, and gives the launches."""
+        """Writes those of the records that are copies and fills, and returns the launches."""
         if not len(records) or not (is_transfer := (records["flags"] & LaunchFlags.TRANSFER) > 0).any():
             return records
         transfers: NDArray[np.void] = records[is_transfer]
         self._journal.write(FrameKind.TRANSFERS, transfers.view("u1").data, time=now)
-        self._meet(transfers)
+        self._describe_processes(transfers)
         launches: NDArray[np.void] = records[~is_transfer]
         return launches
 
-    def _keep_waits(self, waits: NDArray[np.void], now: int) -> None:
+    def _write_waits(self, waits: NDArray[np.void], now: int) -> None:
         if len(waits):
             self._journal.write(FrameKind.WAITS, waits.view("u1").data, time=now)
-            self._describe_all(waits["pid"])
+            self._describe_new(waits["pid"])
 
     def _write_stacks(self, records: Sequence[NDArray[np.void]], now: int) -> None:
-        """Writes down stacks, frames of Python and code objects."""
+        """Writes stacks, frames of Python and code objects."""
         kinds = {FrameKind.STACKS: self._probes.depth, FrameKind.PYTHON: 0, FrameKind.CODES: 0}
-        for (kind, part), each in zip(kinds.items(), records, strict=True):
-            if len(each):
-                self._journal.write(kind, each.view("u1").data, time=now, part=part)
+        for (kind, part), stack_records in zip(kinds.items(), records, strict=True):
+            if len(stack_records):
+                self._journal.write(kind, stack_records.view("u1").data, time=now, part=part)
 
-    def _meet(self, calls: NDArray[np.void]) -> None:
+    def _describe_processes(self, calls: NDArray[np.void]) -> None:
         """Describes the processes of LAUNCH or LIST_EVENT records that are new."""
-        self._describe_all(calls["pid"][(calls["flags"] & LaunchFlags.OTHER) == 0])
+        self._describe_new(calls["pid"][(calls["flags"] & LaunchFlags.OTHER) == 0])
 
-    def _describe_all(self, pids: NDArray[np.uint32]) -> None:
+    def _describe_new(self, pids: NDArray[np.uint32]) -> None:
         for pid in np.unique(pids).tolist():
             if pid not in self._described:
                 self._describe(pid)
@@ -196,31 +195,31 @@ class Launches(Source):
     def _describe(self, pid: int) -> None:
         if len(self._described) >= MAX_PROCESSES:
             self._described.clear()
-        self._keep_described(pid, describe(pid))
+        self._write_described(pid, describe(pid))
 
-    def _keep_described(self, pid: int, told: dict[str, Any]) -> None:
+    def _write_described(self, pid: int, about: dict[str, Any]) -> None:
         self._described[pid] = None
-        self._journal.json(FrameKind.PROCESS, {"pid": pid, **told})
+        self._journal.json(FrameKind.PROCESS, {"pid": pid, **about})
 
     def end_part(self, since_ns: int) -> None:
-        """See Source: lets each stack travel again, for another spool; what came until now goes into this one."""
-        # Now: who ends before `begin_part` may have launches in that spool, too.
+        """See Source: has each stack sent again, for the next file; what has come goes into this one."""
+        # Now: a process that ends before `begin_part` may have launches in the next file, too.
         self._again = {
             pid: (describe(pid), records) for pid in self._described if (records := processes.describe(pid, since_ns))
         }
         self._probes.new_epoch()
         self.read()
-        self._keep_waits(self._probes.take_short_waits(), time.monotonic_ns())
-        self._first_stacks = self._last_stacks  # some are of the new epoch, of launches that come after these
+        self._write_waits(self._probes.take_short_waits(), time.monotonic_ns())
+        self._first_stacks = self._last_stacks  # some belong to launches of the new epoch, which come later
 
     def begin_part(self, since_ns: int) -> None:
-        """See Source: what is known of processes, and the new epoch's first stacks."""
+        """See Source: writes what is known of processes, and the new epoch's first stacks."""
         self._write_stacks(self._first_stacks, time.monotonic_ns())
-        known, self._described = list(self._described), {}
-        for pid in known:
-            told, records = self._again.get(pid) or (describe(pid), processes.describe(pid, since_ns))
+        pids, self._described = list(self._described), {}
+        for pid in pids:
+            about, records = self._again.get(pid) or (describe(pid), processes.describe(pid, since_ns))
             if records:
-                self._keep_described(pid, told)
+                self._write_described(pid, about)
                 self._journal.write(FrameKind.SIDEBAND, records, time=since_ns)
         self._again = {}
 
@@ -231,7 +230,7 @@ class Launches(Source):
             lost = counters[counter] - self._last_counters[counter]
             if lost:
                 self._journal.loss(source, what, lost, detail, self._counters_ns, now)
-        self._read_short_waits(counters, now)
+        self._write_short_waits(counters, now)
         rings = {
             "launches": (self._probes.launches,),
             "command lists": (self._probes.list_events,),
@@ -248,19 +247,19 @@ class Launches(Source):
                 self._last_misfits[source] = misfits
         self._last_counters, self._counters_ns = counters, now
 
-    def _read_short_waits(self, counters: dict[Counter, int], now: int) -> None:
-        """Those that a thread would add to only if it came back, and threads that are no more."""
+    def _write_short_waits(self, counters: dict[Counter, int], now: int) -> None:
+        """Writes short waits still in BPF maps: a thread's next wait would send them, or the thread has ended."""
         if counters[Counter.WAITS] != self._last_counters[Counter.WAITS]:
-            self._keep_waits(self._probes.take_short_waits(), now)
-            self._keep_waits(self._probes.forget_waits(_is_alive, now), now)
+            self._write_waits(self._probes.take_short_waits(), now)
+            self._write_waits(self._probes.forget_waits(_is_alive, now), now)
 
     def finish(self) -> None:
         """See Source: detaches the probes."""
         self._probes.detach()
         self.read()
         now = time.monotonic_ns()
-        self._keep_waits(self._probes.unended_waits(now), now)
-        self._keep_waits(self._probes.take_short_waits(), now)
+        self._write_waits(self._probes.unended_waits(now), now)
+        self._write_waits(self._probes.take_short_waits(), now)
 
     def footer(self) -> dict[str, Any]:
         """See Source."""
@@ -275,7 +274,7 @@ class Launches(Source):
 
     @property
     def cpu_seconds(self) -> float:
-        """See Source: of the process that compiled BPF programs."""
+        """See Source: CPU time of the process that compiles BPF programs."""
         return self._probes.compile_cpu_seconds
 
 

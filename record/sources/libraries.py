@@ -1,4 +1,4 @@
-"""The source of what is said of drivers' libraries: they get probes when a process has mapped them."""
+"""The source of drivers' libraries: puts probes into them when a process has mapped them."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from iaprof.record.loop import Loop
 from iaprof.record.scope import Scope
 from iaprof.record.sources.source import Source
 
-TURN_NS = 10_000_000  # of looking for libraries, before others get theirs
-MOST_PATHS = 16  # of drivers that one process mapped at once, that are remembered
+TURN_NS = 10_000_000  # of probing libraries, before the other sources' turns
+MOST_PATHS = 16  # of drivers that one process maps at once; more are ignored
 
 
 class MappedLibraries(Source):
-    """The drivers of processes that run already and of those that map one later. SideBand tells of these."""
+    """The drivers of running processes, and of those that map one later, which the source SideBand reports."""
 
-    def __init__(self, probes: LaunchProbes, there: Iterable[Outcome], scope: Scope | None) -> None:
-        """Begins with the drivers that nobody needs to have mapped yet.
+    def __init__(self, probes: LaunchProbes, installed: Iterable[Outcome], scope: Scope | None) -> None:
+        """Begins with the installed drivers, which no process needs to have mapped.
 
         Args:
-            probes: that drivers get.
-            there: what became of these drivers.
-            scope: which processes are meant; None for all.
+            probes: put into the drivers.
+            installed: the outcomes of putting probes into installed drivers.
+            scope: the processes in scope; None for all.
         """
-        self._probes, self._there, self._scope = probes, there, scope
-        self._mapping: dict[int, Mapped] = {}  # by process that mapped a library, in order
-        self._ready_ns = 0  # since when probes are in the drivers that were there
-        self._libraries: list[dict[str, object]] = []  # as the header has them
-        self._told_of_waits = False  # that they are not recorded
-        self.on_mapped: Callable[[int], None] = lambda _: None  # is told the pid of who mapped a library
-        self.on_python: Callable[[int], None] = lambda _: None  # is told who runs an interpreter already
+        self._probes, self._installed, self._scope = probes, installed, scope
+        self._mapped: dict[int, Mapped] = {}  # by pid: libraries mapped since the last look, in order
+        self._ready_ns = 0  # since when the drivers that were there at the start have probes
+        self._libraries: list[dict[str, object]] = []  # of the header
+        self._warned_of_waits = False
+        self.on_mapped: Callable[[int], None] = lambda _: None  # called with the pid of a process that mapped a library
+        self.on_python: Callable[[int], None] = lambda _: None  # called with the pid of who runs an interpreter
 
     def header(self) -> dict[str, Any]:
         """See Source."""
@@ -48,32 +48,32 @@ class MappedLibraries(Source):
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source: attaches the probes."""
         self._journal, self._loop = journal, loop
-        self._took(self._there)
-        self._took(self._probes.libraries.running())
+        self._add_outcomes(self._installed)
+        self._add_outcomes(self._probes.libraries.running())
         for pid in processes.running_pids():
             if b"python" in maps_of(pid):
                 self.on_python(pid)
         self._ready_ns = time.monotonic_ns()
 
     def mapped(self, time_ns: int, pid: int, path: bytes) -> None:
-        """A process mapped a file that has a library's name, and this path for the process."""
-        mapped = self._mapping.setdefault(pid, Mapped(time_ns, set()))
+        """Notes that a process has mapped a file with a driver's name; `path` is its path in the process."""
+        mapped = self._mapped.setdefault(pid, Mapped(time_ns, set()))
         if len(mapped.paths) < MOST_PATHS:
             mapped.paths.add(path)
-        self._loop.go_on_with("libraries", self._look_into_processes)
+        self._loop.keep_calling("libraries", self._probe_mapped)
 
-    def _look_into_processes(self) -> None:
-        """Their maps may be long, and they may be many: one turn."""
+    def _probe_mapped(self) -> None:
+        """Probes the libraries of processes, for one turn: there may be many processes with long maps."""
         turn_ends = time.monotonic_ns() + TURN_NS
-        while self._mapping and time.monotonic_ns() < turn_ends:
-            pid = next(iter(self._mapping))
-            mapped = self._mapping.pop(pid)
+        while self._mapped and time.monotonic_ns() < turn_ends:
+            pid = next(iter(self._mapped))
+            mapped = self._mapped.pop(pid)
             self.on_mapped(pid)
-            self._took(self._probes.libraries.mapped(pid, mapped if self._is_counted(pid, mapped) else None))
-        if not self._mapping:
-            self._loop.done_with("libraries")
+            self._add_outcomes(self._probes.libraries.mapped(pid, mapped if self._is_counted(pid, mapped) else None))
+        if not self._mapped:
+            self._loop.stop_calling("libraries")
 
-    def _took(self, outcomes: Iterable[Outcome]) -> None:
+    def _add_outcomes(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             now = time.monotonic_ns()
             way = str(outcome.way) if outcome.way else None
@@ -93,8 +93,8 @@ class MappedLibraries(Source):
             self._journal.inform(f"{outcome.path}: {outcome.probes} probes{f' ({way})' if way else ''}")
             if slow := sentence(library):
                 self._journal.warn(slow)
-            if (refused := self._probes.waits_refused) and not self._told_of_waits:
-                self._told_of_waits = True
+            if (refused := self._probes.waits_refused) and not self._warned_of_waits:
+                self._warned_of_waits = True
                 self._journal.loss("waits", "not recorded", None, f"{outcome.path}: {refused}", now, now)
                 self._journal.warn(f"waits for the GPU are not recorded in {outcome.path}: {refused}")
             if outcome.problem:
@@ -106,12 +106,12 @@ class MappedLibraries(Source):
                 self._journal.warn(f"{outcome.path}: {outcome.doubt}")
 
     def _is_counted(self, pid: int, mapped: Mapped) -> bool:
-        """Whether it matters that launches may be missing: not of processes that ran before the recording."""
+        """Whether a process counts if its launches may be missing: not one that ran before the recording."""
         return mapped.time_ns > self._ready_ns and (self._scope is None or pid not in self._scope.others)
 
     def count_missed(self) -> None:
-        """Counts processes that ended before anybody could look at their drivers, once all mappings were told."""
-        for pid, mapped in self._mapping.items():
+        """Counts processes that ended before their drivers were probed, once all mappings are known."""
+        for pid, mapped in self._mapped.items():
             if self._is_counted(pid, mapped):
                 self._probes.libraries.count_if_ended(pid, mapped)
 

@@ -1,4 +1,4 @@
-"""The source of metrics: has them read at intervals while stalls are sampled."""
+"""The source of metrics, which are read at intervals while stalls are sampled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Metering(Source):
     """The metrics of the GPUs whose stalls are recorded, and of the processes that use them."""
 
     def __init__(self, stalls: Stalls, interval_ns: int) -> None:
-        """Remembers what is wanted: the time between two metrics, 0 for none."""
+        """Takes the source of stalls, whose GTs it measures, and the time between two metrics; 0 for no metrics."""
         self._stalls, self._interval_ns = stalls, interval_ns
         self._metrics: Metrics | None = None
         self._paused = True
@@ -31,10 +31,10 @@ class Metering(Source):
         self._journal = journal
         if self._interval_ns:
             self._metrics = Metrics(self._stalls.gts())
-            self._stalls.on_new = self._metrics.add
+            self._stalls.on_new_gt = self._metrics.add
             for problem in self._metrics.problems:
                 journal.inform(problem)
-            loop.every(self._interval_ns, self._measure)
+            loop.every(self._interval_ns, self._sample)
 
     def watch(self, pid: int) -> None:
         """Measures the CPU use of a process, too."""
@@ -49,7 +49,7 @@ class Metering(Source):
         """See Source."""
         self._paused = True
 
-    def _measure(self) -> None:
+    def _sample(self) -> None:
         if self._metrics is not None and not self._paused:
             self._metrics.sample()
 
@@ -64,6 +64,6 @@ class Metering(Source):
         self.read()
 
     def close(self) -> None:
-        """Measures nothing any more."""
+        """Closes all metrics."""
         if self._metrics is not None:
             self._metrics.close()

@@ -1,6 +1,6 @@
-"""Metrics of GPUs and of the processes that are recorded: raw numbers here, values in formats/capture/metric_values.py.
+"""Metrics of GPUs and of recorded processes: raw numbers, from which formats/capture/metric_values.py makes values.
 
-What there is differs from card to card and from kernel to kernel; what is missing is told once and left out.
+Cards and kernels differ in what can be measured; what cannot is reported once and left out.
 """
 
 from __future__ import annotations
@@ -21,54 +21,54 @@ from iaprof.record.sources.sysfs import NumberFiles
 from iaprof.record.sources.xe import Device, Gt
 
 DRM = Path("/sys/class/drm")
-ENERGY_NS = 100_000_000  # the firmware counts energy in its own rhythm: spans near to it would give steps, not power
+ENERGY_NS = 100_000_000  # the firmware updates energy at times of its own: over shorter spans power would jump
 SLOW_NS = 1_000_000_000
 
 _FREQUENCIES = (
     (FREQUENCY_ACTUAL, "gt-actual-frequency", "act_freq"),
     (FREQUENCY_REQUESTED, "gt-requested-frequency", "cur_freq"),
 )
-"""Their names; the PMU's events; the files below freq0 that say the same (drivers/gpu/drm/xe/xe_gt_freq.c)."""
+"""Metrics; events of the PMU; files in freq0 with the same numbers (drivers/gpu/drm/xe/xe_gt_freq.c)."""
 
 _NEVER = sys.maxsize
 
 _CLASSES = {0: "render", 1: "copy", 2: "video-decode", 3: "video-enhance", 4: "compute"}
-"""DRM_XE_ENGINE_CLASS_* of xe_drm.h, Linux 6.15, whose others are no hardware."""
+"""DRM_XE_ENGINE_CLASS_* of xe_drm.h, Linux 6.15; its other classes are no hardware."""
 
 
 @dataclass(frozen=True)
 class MeteredGt:
-    """A GT whose metrics are wanted."""
+    """A GT whose metrics are recorded."""
 
-    stream: int  # index in the capture's header
+    stream: int  # index into the header's `streams`
     device: Device
     gt: Gt
 
 
 class Metrics:
-    """All that is measured at intervals."""
+    """All metrics."""
 
     def __init__(self, gts: Sequence[MeteredGt]) -> None:
-        """Opens what there is of these GTs and their cards; nothing is measured before the first `sample`."""
-        self.problems: list[str] = []  # what is not measured, a sentence each; grows when a device vanishes
+        """Opens what can be measured of these GTs and their cards; nothing is measured before the first `sample`."""
+        self.problems: list[str] = []  # sentences that say what is not measured; grows when a device vanishes
         self._cpu = CpuUse()
         self._counters: list[_Counters] = []
         for gt in gts:
             self.add(gt)
 
     def add(self, metered: MeteredGt) -> None:
-        """Measures one more GT, and with a card's first GT the card."""
+        """Measures one more GT, and its card if this is the card's first GT."""
         first = all(counters.card != metered.device.pci_address for counters in self._counters)
         self._open_gt(metered)
         if first:
             self._open_card(metered)
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Tells the CPU use of these processes too; of many, that of those that were named last."""
+        """Measures the CPU use of these processes, too; of many processes, of those named last."""
         self._cpu.watch(pids, time.monotonic_ns())
 
     def sample(self) -> None:
-        """Reads what is due. Never raises: a device that is gone is a problem."""
+        """Reads what is due. Never raises: a device that has vanished is a problem."""
         now = time.monotonic_ns()
         for source in self._sources():
             if now >= source.due:
@@ -81,14 +81,14 @@ class Metrics:
                     source.due = _NEVER
 
     def take(self) -> Iterator[tuple[bytes, bytes]]:
-        """What was read since the last call: descriptions and rows, as formats.metric_values.decode takes them."""
+        """Yields what was read since the last call: descriptions and rows for formats.capture.metric_values.decode."""
         for source in self._sources():
             if rows := source.take():
                 yield source.meta, rows
         self._counters = [counters for counters in self._counters if counters.due < _NEVER]
 
     def close(self) -> None:
-        """Measures nothing any more; `take` still gives what there is."""
+        """Closes all metrics; `take` still returns the rest."""
         for source in self._sources():
             source.close()
             source.due = _NEVER
@@ -101,7 +101,7 @@ class Metrics:
             pmu = Pmu(metered.device.pci_address)
         except (OSError, ValueError) as error:
             pmu = None
-            self._missing(metered, "its engines' use", f"the card's perf PMU is needed for it: {_why(error)}")
+            self._add_problem(metered, "its engines' use", f"the card's perf PMU is needed for it: {_why(error)}")
         events, files = EventGroup(), NumberFiles()
         counted: list[Metric] = []
         shown: list[Metric] = []
@@ -114,11 +114,11 @@ class Metrics:
             try:
                 shown.append(Metric(name, Derivation.VALUE, (1 + files.add(folder / file),)))
             except OSError as error:
-                self._missing(metered, name, _why(error))
+                self._add_problem(metered, name, _why(error))
         if pmu is not None:
             counted += self._engines(metered, pmu, events)
-        self._measure(metered, "the counters", events, counted, 0)
-        self._measure(metered, "the frequency", files, shown, 0)
+        self._add_counters(metered, "the counters", events, counted, 0)
+        self._add_counters(metered, "the frequency", files, shown, 0)
 
     def _engines(self, metered: MeteredGt, pmu: Pmu, events: EventGroup) -> Iterator[Metric]:
         ticks: dict[int, list[tuple[int, int]]] = {}
@@ -130,7 +130,7 @@ class Metrics:
                 active = 1 + events.add(pmu, "engine-active-ticks", **fields)
                 total = 1 + events.add(pmu, "engine-total-ticks", **fields)
             except (OSError, ValueError) as error:
-                self._missing(metered, f"the use of its {_CLASSES[engine.engine_class]} engine", _why(error))
+                self._add_problem(metered, f"the use of its {_CLASSES[engine.engine_class]} engine", _why(error))
             else:
                 ticks.setdefault(engine.engine_class, []).append((active, total))
         for engine_class, pairs in ticks.items():
@@ -138,28 +138,28 @@ class Metrics:
             yield Metric(busy(_CLASSES[engine_class]), Derivation.SHARE, active_columns, total_columns, 100.0)
 
     def _open_card(self, metered: MeteredGt) -> None:
-        energy, rest = NumberFiles(), NumberFiles()
+        energy, other_files = NumberFiles(), NumberFiles()
         energies: list[Metric] = []
-        others: list[Metric] = []
+        other_metrics: list[Metric] = []
         for sensor in sensors(_folder(metered)):
-            files = energy if sensor.kind == "energy" else rest
+            files = energy if sensor.kind == "energy" else other_files
             try:
                 column = (1 + files.add(sensor.path),)
             except OSError as error:
-                self._missing(metered, str(sensor.path), _why(error))
+                self._add_problem(metered, str(sensor.path), _why(error))
                 continue
             match sensor.kind:
                 case "energy":
                     energies.append(Metric(f"energy-{sensor.place}-J", Derivation.VALUE, column, scale=1e-6))
                     energies.append(Metric(f"power-{sensor.place}-W", Derivation.RATE, column, scale=1e-6))
                 case "temp":
-                    others.append(Metric(f"temperature-{sensor.place}-C", Derivation.VALUE, column, scale=1e-3))
+                    other_metrics.append(Metric(f"temperature-{sensor.place}-C", Derivation.VALUE, column, scale=1e-3))
                 case "fan":
-                    others.append(Metric(f"fan-{sensor.place}-RPM", Derivation.VALUE, column))
-        self._measure(metered, "the energy", energy, energies, ENERGY_NS)
-        self._measure(metered, "temperature and fan", rest, others, SLOW_NS)
+                    other_metrics.append(Metric(f"fan-{sensor.place}-RPM", Derivation.VALUE, column))
+        self._add_counters(metered, "the energy", energy, energies, ENERGY_NS)
+        self._add_counters(metered, "temperature and fan", other_files, other_metrics, SLOW_NS)
 
-    def _measure(
+    def _add_counters(
         self, metered: MeteredGt, what: str, numbers: EventGroup | NumberFiles, metrics: list[Metric], period_ns: int
     ) -> None:
         if metrics:
@@ -167,12 +167,12 @@ class Metrics:
         else:
             numbers.close()
 
-    def _missing(self, metered: MeteredGt, what: str, why: str) -> None:
+    def _add_problem(self, metered: MeteredGt, what: str, why: str) -> None:
         self.problems.append(f"{_name(metered)}: {what} is not measured: {why}")
 
 
 class _Counters:
-    """Numbers that are read together every `period_ns` (0: at each chance), and the rows that came of it."""
+    """Numbers that are read together every `period_ns` (0: with each `sample`), and their rows."""
 
     def __init__(
         self, metered: MeteredGt, what: str, numbers: EventGroup | NumberFiles, metrics: list[Metric], period_ns: int
@@ -193,7 +193,7 @@ class _Counters:
         self._rows += self._row
 
     def take(self) -> bytes:
-        if len(self._rows) <= len(self._row):  # nothing to compare the last one with
+        if len(self._rows) <= len(self._row):  # a rate needs two rows
             return b""
         rows, self._rows = bytes(self._rows), bytearray(self._row)
         return rows

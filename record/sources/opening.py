@@ -1,4 +1,4 @@
-"""The sources of a recording: which there are, in which order they are opened and asked, and which tells which what."""
+"""Opens the sources of a recording, in order, and connects those that need one another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.record.kernels.collector import Intake
+from iaprof.record.kernels.collector import DebugElfCollector
 from iaprof.record.kernels.drivers import Drivers
 from iaprof.record.options import Options
 from iaprof.record.scope import Scope
@@ -22,67 +22,72 @@ from iaprof.record.sources.side_band import SideBand
 from iaprof.record.sources.source import Source
 from iaprof.record.sources.stalls import Stalls
 from iaprof.record.symbolize.roots import Roots
-from iaprof.record.unwinding.learning import Learning
+from iaprof.record.unwinding.learner_process import LearnerProcess
 
 
 def open_sources(
-    options: Options, scope: Scope | None, roots: Roots, signals: StopSignals, opened: ExitStack, kept: ExitStack
+    options: Options,
+    scope: Scope | None,
+    roots: Roots,
+    signals: StopSignals,
+    until_end: ExitStack,
+    until_named: ExitStack,
 ) -> list[Source]:
     """Opens all sources; none records anything yet.
 
     Args:
         options: what to record.
-        scope: which processes are meant; None for all.
-        roots: is told which processes' files are looked for when stacks are named.
-        signals: end the opening.
-        opened: closes what the recording needs, also after an error.
-        kept: closes what is needed until stacks were named.
+        scope: the processes in scope; None for all.
+        roots: keeps the root folders of processes whose files are opened when stacks are named.
+        signals: can interrupt the opening.
+        until_end: closes what the recording needs, also after an error.
+        until_named: closes what is needed until stacks are named.
 
     Returns:
-        The sources, in the order in which each step of a recording goes through them: see Source.
+        The sources, in the order in which each step of a recording calls them: see Source.
 
     Raises:
         Interrupted: a signal came meanwhile.
-        IaprofError: no device, no permission, no BPF, no room: what to do stands in it.
+        IaprofError: no device, no permission, no BPF, no room; the text says what to do.
     """
-    stalls = opened.enter_context(closing(Stalls(options)))
-    # If it has to compile, that goes on while the rest is opened.
-    probes = opened.enter_context(
+    stalls = until_end.enter_context(closing(Stalls(options)))
+    # If BPF programs must be compiled, that runs while the rest is opened.
+    probes = until_end.enter_context(
         closing(LaunchProbes(options.sizes, options.launches.ways, depth=options.max_stack, waits=options.waits))
     )
-    intake = Intake()
-    code = opened.enter_context(closing(CodeObjects(intake)))
+    collector = DebugElfCollector()
+    code = until_end.enter_context(closing(CodeObjects(collector)))
     signals.check()
-    side_band = opened.enter_context(closing(SideBand()))
+    side_band = until_end.enter_context(closing(SideBand()))
     signals.check()
     probes.ready(signals)
     signals.check()
-    cpu_samples = opened.enter_context(closing(CpuSamples(probes.maps["on_sample"], options.cpu_hz)))
+    cpu_samples = until_end.enter_context(closing(CpuSamples(probes.maps["on_sample"], options.cpu_hz)))
     try:
-        learning = Learning(probes)
+        learner = LearnerProcess(probes)
     except OSError as error:
         raise IaprofError(f"there is no room for the process that finishes stacks: {error.strerror}") from error
-    stacks = opened.enter_context(closing(FinishedStacks(probes.depth, learning)))
-    drivers = kept.enter_context(closing(Drivers(probes.libraries, options.launches, bool(options.command))))
+    stacks = until_end.enter_context(closing(FinishedStacks(probes.depth, learner)))
+    drivers = until_named.enter_context(closing(Drivers(probes.libraries, options.launches, bool(options.command))))
     launches = Launches(options, probes, code, drivers, scope)
     libraries = MappedLibraries(probes, drivers.outcomes, scope)
-    metering = opened.enter_context(closing(Metering(stalls, options.metric_interval_ns)))
+    metering = until_end.enter_context(closing(Metering(stalls, options.metric_interval_ns)))
 
     def keep_root(pid: int) -> None:
         if scope is None or pid not in scope.others:
             roots.keep(pid)
 
-    def met(pid: int) -> None:
+    def on_gpu_process(pid: int) -> None:
         keep_root(pid)
         metering.watch(pid)
 
-    launches.on_process = met
+    launches.on_process = on_gpu_process
     libraries.on_mapped = keep_root
     libraries.on_python = side_band.on_python = stacks.look_for_python
     side_band.on_library, side_band.on_end = libraries.mapped, libraries.count_missed
     if scope is not None:
         side_band.on_records = scope.follow
     if drivers.injection:
-        code.on_taken = drivers.injection.forget
-        intake.own_folder = os.fsencode(drivers.injection.library.parent)
+        code.on_taken = drivers.injection.remove_elf
+        collector.own_folder = os.fsencode(drivers.injection.library.parent)
     return [launches, libraries, stacks, code, side_band, metering, stalls, cpu_samples]

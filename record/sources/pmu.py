@@ -1,7 +1,7 @@
-"""A card's perf PMU, which counts what its engines did and adds up its frequencies.
+"""A card's perf PMU, which counts its engines' ticks and sums up its frequencies.
 
-Which bits say what comes from the PMU's files in sysfs: `type`, `cpumask`, `format/` and `events/`. How the events
-behave: drivers/gpu/drm/xe/xe_pmu.c, Linux 6.18. Open events keep the GT awake; an EU-stall stream does so anyway.
+The PMU's files in sysfs say which bits select what: `type`, `cpumask`, `format/` and `events/`. The events' meaning:
+drivers/gpu/drm/xe/xe_pmu.c, Linux 6.18. Open events keep the GT awake, as an EU-stall stream does anyway.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Pmu:
     """The PMU of one card."""
 
     def __init__(self, pci_address: str) -> None:
-        """Finds it.
+        """Finds the card's PMU.
 
         Raises:
             OSError: there is none.
@@ -30,29 +30,29 @@ class Pmu:
         """
         self._folder = DEVICES / f"xe_{pci_address.replace(':', '_')}"
         self._type = int(self._text("type"))
-        # The driver answers for the whole card, and wants to be asked through this CPU.
+        # The driver's counts are of the whole card, and can be read on this CPU only.
         self.cpu = int(re.split("[-,]", self._text("cpumask"))[0])
 
     def _text(self, *path: str) -> str:
         return self._folder.joinpath(*path).read_text().strip()
 
     def unit(self, event: str) -> str:
-        """The unit in which it counts; empty where it is a plain number."""
+        """Returns the unit of an event; empty for a plain number."""
         try:
             return self._text("events", f"{event}.unit")
         except OSError:
             return ""
 
     def attr(self, event: str, **fields: int) -> Attr:
-        """What to open for an event.
+        """Returns the attributes with which to open an event.
 
         Args:
-            event: its name.
-            fields: of `format/`, for instance `gt`.
+            event: the event's name.
+            fields: values of fields of `format/`, for instance `gt`.
 
         Raises:
             OSError: there is no such event or field.
-            ValueError: sysfs says something else than it should.
+            ValueError: sysfs has unexpected content.
         """
         values: dict[str, int] = {}
         for term in self._text("events", event).split(","):
@@ -65,14 +65,14 @@ class Pmu:
         return attr
 
     def _place(self, field: str, value: int) -> tuple[str, int]:
-        """Where a field's value goes: the member of the attributes, and the bits."""
+        """Returns where a field's value goes: the attributes' member, and its bits."""
         if field in _CONFIGS:
             return field, value
         format_ = _FORMAT.fullmatch(self._text("format", field))
         if format_ is None:
             raise ValueError(f"{self._folder.name} has a field '{field}' of unknown form")
         bits = 0
-        for span in format_[2].split(","):  # the value's lowest bits go to the first one
+        for span in format_[2].split(","):  # the value's lowest bits go to the first span
             first, _, last = span.partition("-")
             width = int(last or first) - int(first) + 1
             bits |= (value & (1 << width) - 1) << int(first)
@@ -86,32 +86,32 @@ class EventGroup:
     """Events that are read together, at one instant and with one system call."""
 
     def __init__(self) -> None:
-        """Begins with none."""
+        """Begins without events."""
         self._fds: list[int] = []
 
     def __len__(self) -> int:
         return len(self._fds)
 
     def add(self, pmu: Pmu, event: str, **fields: int) -> int:
-        """Opens one more, which counts from now on; gives its index in what `read` returns.
+        """Opens one more event, which counts from now on; returns its index in what `read` returns.
 
         Raises:
-            OSError: there is none, or the kernel refuses.
-            ValueError: sysfs says something else than it should.
+            OSError: there is no such event, or the kernel refuses.
+            ValueError: sysfs has unexpected content.
         """
         leader = self._fds[0] if self._fds else -1
         self._fds.append(open_event(pmu.attr(event, **fields), -1, pmu.cpu, leader))
         return len(self._fds) - 1
 
     def read(self) -> bytes:
-        """What each counted since it was opened, little-endian u64.
+        """Returns each event's count since it was opened, little-endian u64.
 
         Raises:
             OSError: the device is gone.
         """
         length = 8 * (1 + len(self._fds))
         counts = os.read(self._fds[0], length)
-        if len(counts) != length:  # so the kernel ends events of a PMU that is no more
+        if len(counts) != length:  # how the kernel ends events of a PMU that has vanished
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
         return counts[8:]
 

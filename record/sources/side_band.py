@@ -1,6 +1,6 @@
-"""The source of what becomes of processes: perf's side-band, kept as it comes, and what runs already in the same form.
+"""The source of mappings, names, forks and exits: perf's side-band, and the running processes in the same form.
 
-It is looked at for libraries and interpreters that are mapped, and for who forks.
+Other sources get told of mapped libraries and interpreters, and of forks.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
 
-REST_NS = 10_000_000
-TURN_NS = 10_000_000  # of telling what runs, before others get theirs
-PYTHON = b"python"  # in the names of interpreters, programs and libraries
+REST_NS = 10_000_000  # between two reads
+TURN_NS = 10_000_000  # of writing what runs, before the other sources' turns
+PYTHON = b"python"  # in the names of interpreters: programs and libraries
 
 
 class SideBand(Source):
     """The side-band buffers of all CPUs."""
 
     def __init__(self) -> None:
-        """Opens them, and looks at what runs.
+        """Opens the buffers, and reads from /proc what runs.
 
         Raises:
-            IaprofError: they cannot be opened.
+            IaprofError: the buffers cannot be opened.
         """
         try:
             self._buffers = SideBandBuffers()
@@ -40,17 +40,17 @@ class SideBand(Source):
                 f"the machine's mappings and processes cannot be watched (perf_event_open: {error.strerror}): "
                 "run iaprof with sudo, or set kernel.perf_event_paranoid to -1"
             ) from error
-        # Whatever is mapped from here on, the side-band tells.
+        # The side-band has whatever is mapped from now on.
         self._running = b"".join(snapshot(time.monotonic_ns()))
-        self._told_again: Iterator[bytes] = iter(())  # what runs, as far as the next file was not yet told
+        self._snapshot: Iterator[bytes] = iter(())  # what runs, as far as it is not yet in the next output file
         self.on_library: Callable[[int, int, bytes], None] = lambda *_: None
-        """Is told when (CLOCK_MONOTONIC ns) which process mapped a file of a driver's name, and its path there."""
+        """Called with time (CLOCK_MONOTONIC ns), pid and path (in the process) of a mapped file named like a driver."""
         self.on_python: Callable[[int], None] = lambda _: None
-        """Is told which process mapped a file of an interpreter's name."""
+        """Called with the pid of a process that mapped a file with an interpreter's name."""
         self.on_records: Callable[[list[bytes]], None] | None = None
-        """Gets all records, if somebody follows processes."""
+        """Called with all records, if set."""
         self.on_end: Callable[[], None] = lambda: None
-        """Is called when nothing more will be told."""
+        """Called when all records have been read."""
 
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""
@@ -62,10 +62,10 @@ class SideBand(Source):
 
     def read(self) -> None:
         """See Source: empties the buffers."""
-        together = []
+        records = []
         for cpu, data in self._buffers.read():
             self._journal.write(FrameKind.SIDEBAND, data, time=time.monotonic_ns(), source=cpu)
-            together.append(data)
+            records.append(data)
             if names := [name for name in NAMES if name in data]:
                 for time_ns, pid, path in mapped_paths(data):
                     if any(name in path for name in names):
@@ -73,39 +73,39 @@ class SideBand(Source):
             if PYTHON in data:
                 for pid in {pid for _, pid, path in mapped_paths(data) if PYTHON in path.rpartition(b"/")[2]}:
                     self.on_python(pid)
-        if self.on_records is not None and together:
-            self.on_records(together)
+        if self.on_records is not None and records:
+            self.on_records(records)
 
     def _read_and_rest(self) -> None:
-        """Reads, and looks away for a moment: a busy machine maps and forks without end, and each one wakes us."""
+        """Reads, then rests: on a busy machine, which maps and forks all the time, every record would wake us."""
         self.read()
         self._loop.at(time.monotonic_ns() + REST_NS, self._watch_again)
 
     def _watch_again(self) -> None:
         self._loop.wait_again(self._buffers.fileno(), select.EPOLLONESHOT)
-        # perf tells of records once, and this has asked: what came during the rest is read now.
+        # perf reported these records during the rest, and does not report them again.
         self.read()
 
     def begin_part(self, since_ns: int) -> None:
-        """See Source: what runs."""
-        self._told_again = snapshot(since_ns)
-        self._loop.go_on_with(self, self._tell_what_runs)
+        """See Source: writes what runs."""
+        self._snapshot = snapshot(since_ns)
+        self._loop.keep_calling(self, self._write_snapshot)
 
-    def _tell_what_runs(self) -> None:
+    def _write_snapshot(self) -> None:
         turn_ends = time.monotonic_ns() + TURN_NS
-        for piece in self._told_again:
-            self._journal.write(FrameKind.SIDEBAND, piece, time=time.monotonic_ns())
+        for chunk in self._snapshot:
+            self._journal.write(FrameKind.SIDEBAND, chunk, time=time.monotonic_ns())
             if time.monotonic_ns() > turn_ends:
                 return
-        self._loop.done_with(self)
+        self._loop.stop_calling(self)
 
     def finish(self) -> None:
         """See Source."""
         self._buffers.stop()
         self.read()
         self.on_end()
-        while self._loop.has_left(self):
-            self._tell_what_runs()
+        while self._loop.is_calling(self):
+            self._write_snapshot()
 
     def close(self) -> None:
         """Gives the buffers back."""

@@ -1,4 +1,4 @@
-"""The interface of every source of rows: what a session calls, in which order, and what a source may do meanwhile."""
+"""The interface of all sources of rows: what a session calls, in which order, and what a source may do then."""
 
 from __future__ import annotations
 
@@ -9,98 +9,98 @@ from iaprof.record.loop import Loop
 
 
 class Source:
-    """Something that is recorded: it reads in bulk, and writes what it read to the journal as frames.
+    """A source reads in bulk, and writes what it has read to the journal as frames.
 
-    A session has a list of sources, which `opening.open_sources` makes from the options. It calls one after the other,
-    in the order of the list, and each method of all of them before the next method of any:
+    A session has a list of sources, which `opening.open_sources` makes from the options. It calls a method of all
+    sources, in the order of the list, before it calls the next method of any source:
 
         when                          methods
         opening                       __init__
         the recording begins          header, start
-        a command is to be started    ready, environment
-        sampling begins and pauses    resume and pause, in turn; nothing is sampled before the first `resume`
+        a command is started          ready, environment
+        sampling begins, pauses       resume and pause, in turn; nothing is sampled before the first `resume`
         once in session.TICK_NS       read
         once in session.LOSSES_NS     losses
-        another output file begins    read, end_part, losses, footer; header, begin_part; has_ended_part until it is so
+        another output file begins    read, end_part, losses, footer; header, begin_part; then has_ended_part until true
         the recording ends            stop, finish, losses, footer
-        at last, whatever happened    close
+        always, at the end            close
 
-    A source waits for its descriptors by itself (`Loop.wait_for`), as they come and go, and are waited for in
-    different ways.
+    A source registers its descriptors with the loop itself (`Loop.wait_for`): they come and go, and need different
+    flags.
 
-    Time: only __init__, `ready`, `pause`, `stop` and `finish` may wait, for a limited time. Everything else, and what
-    the loop calls, returns within some 10 ms and leaves the rest to `Loop.go_on_with`, so that no source keeps another
+    Time: only __init__, `ready`, `pause`, `stop` and `finish` may wait, for a limited time. All other methods, and what
+    the loop calls, return within some 10 ms and leave the rest to `Loop.keep_calling`, so that no source keeps another
     one's buffers from being emptied. Nothing runs in Python per record.
 
-    Errors: an IaprofError of __init__ or `start` means that the recording does not begin, and that nothing is left of
-    it. Any later exception ends the recording; its spool holds what came before. What a device or another process does
-    wrong is no error: write a loss (`Journal.loss`), warn (`Journal.warn`) and go on.
+    Errors: an IaprofError of __init__ or `start` means that the recording does not begin and leaves nothing behind. Any
+    later exception ends the recording; the spool holds what came before. Faults of a device or of another process are
+    no errors: write a loss (`Journal.loss`), warn (`Journal.warn`) and go on.
 
-    A source that the options do not ask for is in the list all the same: it opens nothing, writes nothing, and says so
-    in the header. One that is asked for and is not available writes a loss and warns when it starts, or raises an
+    A source that the options do not ask for is in the list, too: it opens nothing, writes nothing, and says so in the
+    header. A source that is asked for but not available writes a loss and warns when it starts, or raises an
     IaprofError in __init__ if a recording makes no sense without it.
 
-    Whatever is read goes to the journal at once: what a killed recorder had not yet written is lost.
+    Write what was read to the journal at once: what a killed recorder has not written is lost.
     """
 
     def header(self) -> dict[str, Any]:
-        """Members that it adds to the header of an output file; also called before `start`."""
+        """Returns the source's members of an output file's header; also called before `start`."""
         return {}
 
     def start(self, journal: Journal, loop: Loop) -> None:
-        """Begins to write to the journal, and to wait for descriptors and times."""
+        """Starts writing to the journal, and waiting for descriptors and times."""
 
     def ready(self) -> None:
-        """Waits, not for long, until nothing will be missing of a command that starts then."""
+        """Waits, for a limited time, until nothing of a command that starts now will be missed."""
 
     def environment(self, environment: dict[str, str]) -> dict[str, str]:
-        """The environment that a command needs, made of this one; the same object if it needs no other."""
+        """Returns the environment for the command, made of `environment`; the same object if it needs no change."""
         return environment
 
     def resume(self) -> None:
-        """Samples from now on."""
+        """Starts sampling."""
 
     def pause(self) -> None:
-        """Writes down what was sampled, and samples no more. What is not sampled, as launches are not, goes on."""
+        """Stops sampling, after writing what was sampled. What is not sampled, such as launches, goes on."""
 
     def read(self) -> None:
-        """Writes down what came without a descriptor's telling."""
+        """Writes what has come without waking the loop."""
 
     def losses(self) -> None:
-        """Writes down what was lost since the last call, where that has to be asked for."""
+        """Writes losses since the last call that only show when they are asked for."""
 
     def end_part(self, since_ns: int) -> None:
-        """Writes down what belongs to the output file that ends now.
+        """Writes what belongs to the output file that ends now.
 
         Args:
-            since_ns: CLOCK_MONOTONIC, when the next file begins: a little before now, as what began then is read late.
+            since_ns: when the next file begins, CLOCK_MONOTONIC: a little ago, as what began then may be read late.
         """
 
     def begin_part(self, since_ns: int) -> None:
-        """Writes down again what the output file that begins now needs to be read by itself.
+        """Writes again what makes the output file that begins now readable by itself.
 
         Args:
-            since_ns: as `end_part` was told.
+            since_ns: as in `end_part`.
         """
 
     def has_ended_part(self) -> bool:
-        """Whether the file before has all that belongs to it (`Journal.write_late`), or was waited for long enough."""
+        """Whether all that belongs to the previous file is written (`Journal.write_late`), or has taken too long."""
         return True
 
     def stop(self) -> None:
-        """Samples no more, for good, and writes down what was sampled."""
+        """Stops sampling for good, after writing what was sampled."""
 
     def finish(self) -> None:
-        """Ends what goes on without sampling, and writes down what is on its way; all sources have stopped."""
+        """Ends what goes on without sampling, and writes the rest; all sources have stopped."""
 
     def footer(self) -> dict[str, Any]:
-        """Members of the header that are known when a file ends. Those of `cost` are put with the others' costs."""
+        """Returns members of the header known when a file ends; those in `cost` are added to other sources' costs."""
         return {}
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time that processes of its own have used."""
+        """CPU time that the source's own processes have used."""
         return 0.0
 
     def close(self) -> None:
-        """Gives back what __init__ and `start` opened; also after an error, and after `finish`."""
+        """Releases what __init__ and `start` opened; also called after an error, and after `finish`."""

@@ -1,7 +1,7 @@
-"""The source of EU stalls: one GT's stream, read whole and kept whole.
+"""One GT's EU-stall stream, read and kept whole.
 
-Nothing is decoded here. A read's records are kept as the two or three columns of 64-bit words that hold anything,
-with the time of the read and of the one before: the only times that stalls have.
+Nothing is decoded here. The records of a read are kept as the two or three columns of 64-bit words that hold anything,
+with the times of this read and of the previous one: the only times that stalls have.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from iaprof.gpu.records import RECORD_BYTES, RecordLayout
 from iaprof.record.sources import xe
 from iaprof.record.sources.subsample import Subsample
 
-READ_BYTES = 4 << 20  # more than becomes visible in one of the driver's 5 ms polls on the GPUs there are
+READ_BYTES = 4 << 20  # more than today's GPUs sample in 5 ms, after which the driver's next poll shows more
 REOPEN_NS = 100_000_000
-POLL_NS = 5_000_000  # the driver looks this often at what the hardware wrote: until then a read does not see it
+POLL_NS = 5_000_000  # between the driver's polls of the hardware's buffers: a read sees what the last poll saw
 
 
 @dataclass(frozen=True)
 class StallRead:
-    """One read: words uint64[n] by column, and the span in which the stalls happened (CLOCK_MONOTONIC, ns)."""
+    """One read: columns of words, uint64[n] each, and the time in which the stalls happened (CLOCK_MONOTONIC ns)."""
 
     words: list[NDArray[np.uint64]]
     begin_ns: int
@@ -35,7 +35,7 @@ class StallRead:
 
 @dataclass(frozen=True)
 class StallLoss:
-    """Something of the stream was lost in this span; how much, the hardware does not say."""
+    """Records were lost in this time; the hardware does not say how many."""
 
     what: str
     detail: str
@@ -44,17 +44,17 @@ class StallLoss:
 
 
 class StallStream:
-    """A GT's stream. After a GPU reset it opens itself again."""
+    """A GT's stream. It reopens itself after a GPU reset."""
 
     def __init__(self, device: xe.Device, gt: xe.Gt, rate: int, layout: RecordLayout, subsample: int = 1) -> None:
-        """Opens it; nothing is sampled before `resume`.
+        """Opens the stream; nothing is sampled before `resume`.
 
         Args:
-            device: whose.
-            gt: of that device.
+            device: the GPU.
+            gt: a GT of it.
             rate: GPU cycles between samples.
-            layout: of its records.
-            subsample: one record of so many is kept.
+            layout: the layout of its records.
+            subsample: keeps one of so many records.
 
         Raises:
             DeviceError: see xe.open_stream.
@@ -63,7 +63,7 @@ class StallStream:
         self._subsample = Subsample(subsample) if subsample > 1 else None
         self._paused = True
         self.device, self.gt, self.rate, self.layout = device, gt, rate, layout
-        self._overflow: StallLoss | None = None  # its time is 0 until the buffers were emptied
+        self._overflow: StallLoss | None = None  # its time_ns is 0 until the hardware's buffers have been emptied
         self._buffer = np.empty((READ_BYTES // RECORD_BYTES, RECORD_BYTES // 8), np.uint64)
         self._view = self._buffer.data.cast("B")
         self._fd: int | None = xe.open_stream(device, gt, rate)
@@ -75,14 +75,14 @@ class StallStream:
             self._start_ns = self._begin_ns = time.monotonic_ns()
 
     def pause(self) -> None:
-        """Stops sampling; what was sampled has to be read before."""
+        """Stops sampling; read what was sampled before."""
         self._paused = True
         if self._fd is not None:
-            with contextlib.suppress(OSError):  # after a reset; `resume` meets it
+            with contextlib.suppress(OSError):  # after a GPU reset, which `resume` handles
                 xe.disable_stream(self._fd)
 
     def resume(self) -> StallLoss | None:
-        """Samples from now on; gives what happened meanwhile if that cannot be."""
+        """Starts sampling; returns a loss if that fails."""
         self._paused = False
         try:
             self._start()
@@ -91,13 +91,13 @@ class StallStream:
         return None
 
     def fileno(self) -> int | None:
-        """Readable when records are; None while the stream is gone."""
+        """Returns a descriptor that is readable when records are; None while the stream has ended."""
         return self._fd
 
     def read(self) -> StallRead | StallLoss | None:
-        """What one system call gives; None when there is nothing more now.
+        """Makes one read; returns None if there is nothing more now.
 
-        To be called until it gives None: each read clears the driver's readiness, whatever is left.
+        Call it until it returns None: each read makes the driver report the stream as unreadable, whatever is left.
         """
         if self._paused:
             return None
@@ -126,16 +126,16 @@ class StallStream:
         return StallRead(self.layout.columns(kept), begin, now)
 
     def _seen_up_to(self, called: int) -> None:
-        """What comes next was sampled after this: a read takes the buffers in turn, and sees what the driver saw."""
+        """Notes that what comes next was sampled after `called` less a poll: a read sees what the driver's poll saw."""
         self._begin_ns = max(self._start_ns, called - POLL_NS)
         if self._overflow is not None and not self._overflow.time_ns:
-            # It is this read that emptied the buffers: up to now they may have dropped more.
+            # Only this read emptied the hardware's buffers: they may have dropped more until now.
             self._overflow = replace(self._overflow, time_ns=time.monotonic_ns())
 
     def _failed(self, error: OSError) -> StallRead | StallLoss | None:
         now = time.monotonic_ns()
         if error.errno == errno.EIO:
-            # Not an end: a buffer of the hardware was full. What it dropped, it does not count.
+            # The stream has not ended: a buffer of the hardware was full. It does not count what it dropped.
             detail = "the hardware's buffers were full: it dropped records, how many it does not say"
             if self._overflow is None:
                 self._overflow = StallLoss("overflow", detail, self._begin_ns, 0)
@@ -160,7 +160,7 @@ class StallStream:
         self._start_ns = now
         try:
             if xe.pci_address(self.device.path) != self.device.pci_address:
-                return None  # another GPU has its node now
+                return None  # the render node belongs to another GPU now
             self._fd = xe.open_stream(self.device, self.gt, self.rate)
             self._start()
         except xe.DeviceError:
@@ -171,15 +171,15 @@ class StallStream:
         )
 
     def unfinished_gap(self) -> StallLoss | None:
-        """The gap that is still open when the recording ends."""
+        """Returns the loss for a stream that is still closed when the recording ends."""
         if self._fd is not None:
             return None
-        there = os.path.exists(self.device.path)
-        detail = "nothing was sampled until the recording ended" + ("" if there else ": the device vanished")
+        exists = os.path.exists(self.device.path)
+        detail = "nothing was sampled until the recording ended" + ("" if exists else ": the device vanished")
         return StallLoss("gap", detail, self._gap_from_ns, time.monotonic_ns())
 
     def close(self) -> None:
-        """Ends sampling."""
+        """Closes the stream."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None

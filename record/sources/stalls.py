@@ -1,4 +1,4 @@
-"""The source of EU stalls: a stream for each main GT, also of GPUs that appear later, and what becomes of them."""
+"""The source of EU stalls: a stream for each main GT, also of GPUs that appear later."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from iaprof.record.sources.metrics import MeteredGt
 from iaprof.record.sources.source import Source
 from iaprof.record.sources.stall_stream import StallLoss, StallRead, StallStream
 
-TURN_NS = 10_000_000  # of one stream's reads, before the others get theirs
-GONE_TICK_NS = 100_000_000  # while a stream waits to be opened again
-LOOK_NS = 1_000_000_000  # for GPUs that appeared
-LAST_READS_S = 2.0  # a GPU that samples faster than we read would never let us end
+TURN_NS = 10_000_000  # of one stream's reads, before the other streams' turns
+RETRY_NS = 100_000_000  # between two attempts to open a stream again
+DEVICE_CHECK_NS = 1_000_000_000  # between two checks for GPUs that appeared
+LAST_READS_S = 2.0  # of the reads at the end: a GPU that samples faster than we read would never let us end
 
 
 class Stalls(Source):
@@ -30,15 +30,15 @@ class Stalls(Source):
         """Opens the streams; nothing is sampled yet.
 
         Raises:
-            DeviceError: there is no stream to record, and why.
-            UsageError: no such device or rate.
+            DeviceError: there is no stream to record; the text says why.
+            UsageError: there is no such device or rate.
         """
         self._options = options
         self.streams: list[StallStream] = []
-        self.problems: list[str] = []  # why a GT that is there is not recorded
-        self.on_new: Callable[[MeteredGt], None] = lambda _: None  # is told of each GT that came later
+        self.problems: list[str] = []  # why an existing GT is not recorded
+        self.on_new_gt: Callable[[MeteredGt], None] = lambda _: None  # called with each GT that appears later
         self._paused = False
-        self._gone: set[StallStream] = set()  # that are tried again and again
+        self._gone: set[StallStream] = set()  # ended streams that are tried again
         self._known = set(xe.render_nodes())
         devices, self.problems = xe.find_devices()
         try:
@@ -51,7 +51,7 @@ class Stalls(Source):
             raise xe.DeviceError("; ".join(self.problems))
 
     def _open(self, device: xe.Device) -> list[str]:
-        """Opens the streams of a device; gives why some could not be."""
+        """Opens the streams of a device; returns why some could not be opened."""
         problems = []
         rate = xe.pick_rate(device, self._options.rate)
         for gt in device.gts:
@@ -63,11 +63,11 @@ class Stalls(Source):
         return problems
 
     def header(self) -> dict[str, Any]:
-        """See Source: whatever else refers to a stream does by its place in this list."""
+        """See Source: all other rows refer to a stream by its index in this list."""
         return {"streams": [_describe(stream) for stream in self.streams]}
 
     def gts(self) -> list[MeteredGt]:
-        """The GTs that are recorded, for who measures them."""
+        """The GTs that are recorded, for the source of metrics."""
         return [MeteredGt(index, stream.device, stream.gt) for index, stream in enumerate(self.streams)]
 
     def start(self, journal: Journal, loop: Loop) -> None:
@@ -80,14 +80,14 @@ class Stalls(Source):
         self._warn_of_guesses(self.streams)
         for stream in self.streams:
             self._wait_for(stream)
-        loop.every(LOOK_NS, self._look)
+        loop.every(DEVICE_CHECK_NS, self._check_devices)
 
     def _not_recorded(self, problem: str, now: int) -> None:
         self._journal.loss("devices", "not recorded", None, problem, now, now)
         self._journal.warn(f"not recorded: {problem}")
 
     def _warn_of_guesses(self, streams: Iterable[StallStream]) -> None:
-        """Once for each GPU; the capture's header has it for each stream."""
+        """Warns of guessed record layouts, once for each GPU; the capture's header has it for each stream."""
         for guess in dict.fromkeys(stream.device.guess(stream.gt) for stream in streams):
             if guess:
                 self._journal.warn(guess)
@@ -97,7 +97,7 @@ class Stalls(Source):
         self._paused = False
         for stream in self.streams:
             if loss := stream.resume():
-                self._lost(stream, loss)
+                self._write_loss(stream, loss)
 
     def pause(self) -> None:
         """See Source."""
@@ -112,74 +112,79 @@ class Stalls(Source):
             self._loop.wait_for(fd, functools.partial(self._read, stream))
 
     def _read(self, stream: StallStream) -> None:
-        """Reads until there is nothing more, or until the turn is over and the others have theirs.
+        """Reads until nothing is left, or until the other streams' turns.
 
-        What is left has to be remembered, as every read makes the driver forget that the stream was readable.
+        The loop must be told of the rest: every read makes the driver report the stream as unreadable.
         """
-        before = stream.fileno()
+        old_fd = stream.fileno()
         turn_ends = time.monotonic_ns() + TURN_NS
-        self._loop.go_on_with(stream, functools.partial(self._read, stream))
+        self._loop.keep_calling(stream, functools.partial(self._read, stream))
         index = self.streams.index(stream)
         while time.monotonic_ns() < turn_ends:
-            got = stream.read()
-            if got is None:
-                self._loop.done_with(stream)
+            answer = stream.read()
+            if answer is None:
+                self._loop.stop_calling(stream)
                 break
-            if isinstance(got, StallRead):
-                self._journal.totals.records += len(got.words[0])
-                columns = [words.data for words in got.words]
+            if isinstance(answer, StallRead):
+                self._journal.totals.records += len(answer.words[0])
+                columns = [words.data for words in answer.words]
                 self._journal.write(
-                    FrameKind.STALLS, *columns, time=got.time_ns, begin=got.begin_ns, source=index, part=len(columns)
+                    FrameKind.STALLS,
+                    *columns,
+                    time=answer.time_ns,
+                    begin=answer.begin_ns,
+                    source=index,
+                    part=len(columns),
                 )
                 continue
-            if before is not None and stream.fileno() != before:
-                self._loop.forget(before)
-            self._lost(stream, got)
-            if stream.fileno() != before and not self._loop.closed:
+            if old_fd is not None and stream.fileno() != old_fd:
+                self._loop.forget(old_fd)
+            self._write_loss(stream, answer)
+            if stream.fileno() != old_fd and not self._loop.closed:
                 self._wait_for(stream)
-                before = stream.fileno()
+                old_fd = stream.fileno()
 
-    def _lost(self, stream: StallStream, loss: StallLoss) -> None:
+    def _write_loss(self, stream: StallStream, loss: StallLoss) -> None:
         source = f"stalls of {stream.device.path} GT {stream.gt.id}"
         self._journal.loss(source, loss.what, None, loss.detail, loss.begin_ns, loss.time_ns)
-        if loss.what != "overflow":  # of which there may be thousands
+        if loss.what != "overflow":  # there may be thousands of these
             self._journal.warn(f"{source}: {loss.detail}")
         if stream.fileno() is None and stream not in self._gone:
             self._gone.add(stream)
-            self._try_again(stream)
+            self._retry(stream)
 
-    def _try_again(self, stream: StallStream) -> None:
+    def _retry(self, stream: StallStream) -> None:
         if stream.fileno() is not None:
             self._gone.discard(stream)
             return
-        self._loop.at(time.monotonic_ns() + GONE_TICK_NS, functools.partial(self._try_again, stream))
+        self._loop.at(time.monotonic_ns() + RETRY_NS, functools.partial(self._retry, stream))
         self._read(stream)
 
-    def _look(self) -> None:
-        for stream in self.streams:  # should the driver not have told of something
+    def _check_devices(self) -> None:
+        for stream in self.streams:  # in case the driver did not report something
             self._read(stream)
         nodes = set(xe.render_nodes())
         for gone in self._known - nodes:
             self._journal.warn(f"{gone} vanished")
         new, self._known = nodes - self._known, nodes
         for path in sorted(new):
-            self._appeared(path)
+            self._add_device(path)
 
-    def _appeared(self, path: str) -> None:
+    def _add_device(self, path: str) -> None:
         now = time.monotonic_ns()
         try:
             device = xe.open_device(path)
         except xe.DeviceError as error:
             self._not_recorded(str(error), now)
             return
-        if not xe.is_wanted(device, self._options.devices):
+        if not xe.is_chosen(device, self._options.devices):
             return
         if any(stream.device.pci_address == device.pci_address for stream in self.streams):
-            return  # its streams open themselves again
+            return  # its streams reopen themselves
         first = len(self.streams)
         try:
             problems = self._open(device)
-        except UsageError as error:  # it does not know the rate
+        except UsageError as error:  # the new device does not have the rate
             problems = [str(error)]
         for problem in problems:
             self._not_recorded(problem, now)
@@ -188,34 +193,34 @@ class Stalls(Source):
             self._journal.append("streams", _describe(stream))
             self._journal.warn(f"{path} appeared: its GT {stream.gt.id} is recorded too")
             self._wait_for(stream)
-            self.on_new(metered)
+            self.on_new_gt(metered)
             if self._paused:
                 stream.pause()
             elif loss := stream.resume():
-                self._lost(stream, loss)
+                self._write_loss(stream, loss)
 
     def stop(self) -> None:
         """See Source."""
         for stream in self.streams:
             self._read_to_the_end(stream)
             if gap := stream.unfinished_gap():
-                self._lost(stream, gap)
+                self._write_loss(stream, gap)
             stream.close()
 
     def _read_to_the_end(self, stream: StallStream) -> None:
         deadline = time.monotonic() + LAST_READS_S
-        stream_left = True
-        while stream_left and time.monotonic() < deadline:
+        is_unfinished = True
+        while is_unfinished and time.monotonic() < deadline:
             self._read(stream)
-            stream_left = self._loop.has_left(stream)
-        if stream_left:
-            self._loop.done_with(stream)
+            is_unfinished = self._loop.is_calling(stream)
+        if is_unfinished:
+            self._loop.stop_calling(stream)
             now = time.monotonic_ns()
             detail = "more came than could be read when sampling ended"
-            self._lost(stream, StallLoss("unread", detail, now, now))
+            self._write_loss(stream, StallLoss("unread", detail, now, now))
 
     def close(self) -> None:
-        """Gives everything back."""
+        """Closes all streams."""
         for stream in self.streams:
             stream.close()
 

@@ -1,4 +1,4 @@
-"""Keeping one record of N, so that the kept ones stand for all: for GPUs that sample more than one wants to store."""
+"""Keeps one of N records, chosen so that these represent all, for GPUs that sample more than one wants to store."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from numpy.typing import NDArray
 
 
 class Subsample:
-    """Chooses one of each N records that follow one another, at random: a rhythm in the stream finds no echo."""
+    """Chooses one of each N successive records at random: a periodic pattern in the stream distorts nothing."""
 
     def __init__(self, n: int, random: np.random.Generator | None = None) -> None:
-        """Begins.
+        """Begins with the stream's first record.
 
         Args:
-            n: of how many one is kept; 1 keeps all.
-            random: where chance comes from.
+            n: one of so many records is kept; 1 keeps all.
+            random: the source of randomness.
         """
         self._n = n
         self._random = random or np.random.default_rng()
-        self._position = 0  # of the next record in its N
-        self._chosen = self._choose(1)  # in that N
+        self._position = 0  # of the next record within its N
+        self._chosen = self._choose(1)  # the position that is kept in that N
 
     def _choose(self, blocks: int) -> NDArray[np.int64]:
         return self._random.integers(0, self._n, blocks)
 
     def keep(self, count: int) -> NDArray[np.int64]:
-        """Which of the next `count` records stay: ascending indices, int64[about count / n]."""
+        """Returns which of the next `count` records to keep: ascending indices, int64[about count / n]."""
         end = self._position + count
         blocks = -(-end // self._n)
         chosen = np.concatenate([self._chosen, self._choose(blocks - 1)]) if blocks > 1 else self._chosen

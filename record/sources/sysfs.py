@@ -1,4 +1,4 @@
-"""Numbers that the kernel shows as files, one number each, read again and again."""
+"""Files of the kernel that hold one number each and are read again and again."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ _U64 = (1 << 64) - 1
 
 
 class NumberFiles:
-    """Files that stay open. Each read asks the driver anew."""
+    """Open files. Each read asks the driver again."""
 
     def __init__(self) -> None:
-        """Begins with none."""
+        """Begins without files."""
         self._fds: list[int] = []
 
     def __len__(self) -> int:
         return len(self._fds)
 
     def add(self, path: Path) -> int:
-        """Opens one more; gives its index in what `read` returns.
+        """Opens one more file; returns its index in what `read` returns.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: the file cannot be opened.
         """
         self._fds.append(os.open(path, os.O_RDONLY))
         return len(self._fds) - 1
 
     def read(self) -> bytes:
-        """Their numbers, little-endian u64 each, negative ones as two's complement; MISSING for what gives none now.
+        """Returns the numbers, little-endian u64, negative ones as two's complement; MISSING where there is none now.
 
         Raises:
-            OSError: the device is gone.
+            OSError: the device has vanished.
         """
         numbers = b""
         for fd in self._fds:
@@ -51,7 +51,7 @@ class NumberFiles:
         return numbers
 
     def close(self) -> None:
-        """Closes them."""
+        """Closes the files."""
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()

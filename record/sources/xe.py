@@ -1,4 +1,4 @@
-"""The xe driver: which GPUs it drives, which of them are wanted, and their EU-stall streams.
+"""The xe driver: the GPUs that it drives, the user's choice of them, and their EU-stall streams.
 
 Numbers and layouts: include/uapi/drm/xe_drm.h and drivers/gpu/drm/xe/xe_eu_stall.c, Linux 6.15.
 """
@@ -23,7 +23,7 @@ _DEVICE_QUERY = 0xC0286440
 _OBSERVATION = 0x4020644B
 _ENABLE, _DISABLE = 0x6900, 0x6901
 _QUERY_ENGINES, _QUERY_CONFIG, _QUERY_GT_LIST, _QUERY_GT_TOPOLOGY, _QUERY_EU_STALL = 0, 2, 3, 5, 10
-_DSS_GEOMETRY, _DSS_COMPUTE = 1, 2  # masks of XeCores, which the header calls by their old name
+_DSS_GEOMETRY, _DSS_COMPUTE = 1, 2  # masks of XeCores, which xe_drm.h calls by their old name, DSS
 _PROPERTY_GT_ID, _PROPERTY_SAMPLE_RATE, _PROPERTY_WAIT_NUM_REPORTS = 1, 2, 3
 _MAIN_GT = 0
 _MAX_QUERY_BYTES = 1 << 20
@@ -43,34 +43,34 @@ NO_GPU = (
 
 
 class DeviceError(IaprofError):
-    """A GPU, or its stream, cannot be used; the text says why and what to do."""
+    """A GPU or its stream cannot be used; the text says why and what to do."""
 
 
 class OtherDriver(DeviceError):
-    """A GPU is not driven by xe."""
+    """Another driver than xe drives a GPU."""
 
 
 class StreamBusy(DeviceError):
-    """Another profiler holds the stream of a GT."""
+    """Another profiler holds a GT's stream."""
 
 
 class NotPermitted(DeviceError):
-    """The driver does not let this process sample."""
+    """The driver refuses this process to sample."""
 
 
 @dataclass(frozen=True)
 class Gt:
-    """One GT that runs kernels."""
+    """A GT that runs kernels."""
 
     id: int
     tile: int
     ip_version: tuple[int, int, int]  # graphics IP: major, minor, revision
-    xecores: int = 0  # 0: the driver does not say
+    xecores: int = 0  # 0 if the driver does not say
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One hardware engine."""
+    """A hardware engine."""
 
     engine_class: int  # DRM_XE_ENGINE_CLASS_*: 0 render, 1 copy, 2 video decode, 3 video enhance, 4 compute
     instance: int
@@ -79,24 +79,24 @@ class Engine:
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU, by what its driver says."""
+    """A GPU, as its driver describes it."""
 
     path: str  # of the render node
-    card: str  # such as card0; empty when it has no such node
+    card: str  # such as card0; empty without such a node
     name: str
     pci_address: str
     device_id: int
     revision: int
     gts: tuple[Gt, ...]
-    engines: tuple[Engine, ...]  # empty when the driver does not say
+    engines: tuple[Engine, ...]  # empty if the driver does not say
     xecore_buffer_bytes: int
     rates: tuple[int, ...]  # GPU cycles between samples, fastest first
 
     def layout(self, gt: Gt) -> RecordLayout:
-        """The layout of that GT's records.
+        """Returns the layout of a GT's records.
 
         Raises:
-            DeviceError: this version does not know it.
+            DeviceError: this version does not know the layout.
         """
         layout = generations.layout(*gt.ip_version[:2])
         if layout is None:
@@ -105,7 +105,7 @@ class Device:
         return layout
 
     def guess(self, gt: Gt) -> str:
-        """Why the layout of that GT's records is a guess; empty where it is not."""
+        """Returns why the layout of a GT's records is a guess; empty if it is not."""
         major, minor, _ = gt.ip_version
         layout = generations.layout(major, minor)
         if layout is None or not generations.is_guess(major, minor):
@@ -114,10 +114,10 @@ class Device:
 
 
 def find_devices() -> tuple[list[Device], list[str]]:
-    """The GPUs that can sample EU stalls, and why others of the xe driver cannot.
+    """Returns the GPUs that can sample EU stalls, and why other GPUs of the xe driver cannot.
 
     Raises:
-        DeviceError: there is none, with the reason of each GPU that is there but cannot.
+        DeviceError: there is no such GPU; the text has the reason for each GPU.
     """
     nodes = render_nodes()
     if not nodes:
@@ -135,7 +135,7 @@ def find_devices() -> tuple[list[Device], list[str]]:
 
 
 def render_nodes() -> list[str]:
-    """The paths of the render nodes that there are now."""
+    """Returns the paths of the current render nodes."""
     try:
         return sorted(f"{_DRI}/{name}" for name in os.listdir(_DRI) if name.startswith("renderD"))
     except OSError:
@@ -143,12 +143,12 @@ def render_nodes() -> list[str]:
 
 
 def pci_address(path: str) -> str:
-    """Where the GPU of a render node sits, such as 0000:03:00.0; `device` when that is unknown."""
+    """Returns the PCI address of a render node's GPU, such as 0000:03:00.0; `device` if it is unknown."""
     return os.path.basename(os.path.realpath(f"{_DRM}/{os.path.basename(path)}/device"))
 
 
 def card_name(path: str) -> str:
-    """The other node of a render node's GPU, such as card0; empty when there is none."""
+    """Returns the name of a GPU's card node, such as card0, given its render node; empty if there is none."""
     try:
         nodes = os.listdir(f"{_DRM}/{os.path.basename(path)}/device/drm")
     except OSError:
@@ -156,33 +156,33 @@ def card_name(path: str) -> str:
     return min((name for name in nodes if name.startswith("card")), default="")
 
 
-def choose(devices: Sequence[Device], wanted: Iterable[str]) -> list[Device]:
-    """Those devices that are wanted; all when nothing is.
+def choose(devices: Sequence[Device], choice: Iterable[str]) -> list[Device]:
+    """Returns the chosen devices; all without a choice.
 
     Args:
         devices: to choose from.
-        wanted: cards (`card0` or `0`), PCI addresses (with or without the domain 0000) and render nodes (their names
-            or paths), each entry one or several with commas between.
+        choice: cards (`card0` or `0`), PCI addresses (with or without the domain 0000) and render nodes (names
+            or paths); an entry may be several with commas between them.
 
     Raises:
-        UsageError: one of them is none of the devices.
+        UsageError: an entry matches no device.
     """
-    names = _names(wanted)
+    names = _names(choice)
     for name in names:
         if not any(_is_called(device, name) for device in devices):
-            there = ", ".join(f"{device.card or device.path} ({device.pci_address})" for device in devices)
-            raise UsageError(f"no GPU that can be recorded is called '{name}': there is {there or 'none'}")
-    return [device for device in devices if is_wanted(device, names)]
+            existing = ", ".join(f"{device.card or device.path} ({device.pci_address})" for device in devices)
+            raise UsageError(f"no GPU that can be recorded is called '{name}': there is {existing or 'none'}")
+    return [device for device in devices if is_chosen(device, names)]
 
 
-def is_wanted(device: Device, wanted: Iterable[str]) -> bool:
-    """Whether `choose` would choose this device, were all there that are wanted."""
-    names = _names(wanted)
+def is_chosen(device: Device, choice: Iterable[str]) -> bool:
+    """Whether `choose` would choose this device, if each entry matched a device."""
+    names = _names(choice)
     return not names or any(_is_called(device, name) for name in names)
 
 
-def _names(wanted: Iterable[str]) -> list[str]:
-    return [name.strip() for entry in wanted for name in entry.split(",")]
+def _names(choice: Iterable[str]) -> list[str]:
+    return [name.strip() for entry in choice for name in entry.split(",")]
 
 
 def _is_called(device: Device, name: str) -> bool:
@@ -193,7 +193,7 @@ def _is_called(device: Device, name: str) -> bool:
 
 
 def named_rates(device: Device) -> dict[str, int]:
-    """A device's rates in GPU cycles by name, the fastest first; where it has few, one has several names."""
+    """Returns a device's rates in GPU cycles by name, the fastest first; of few rates, one has several names."""
     last = len(device.rates) - 1
     quarter = round(last / 4)
     indices = (0, quarter, last // 2, last - quarter, last)
@@ -201,11 +201,11 @@ def named_rates(device: Device) -> dict[str, int]:
 
 
 def pick_rate(device: Device, rate: str | None) -> int:
-    """The sampling rate, in GPU cycles between samples.
+    """Returns the sampling rate, in GPU cycles between samples.
 
     Args:
-        device: whose.
-        rate: one of RATE_NAMES, or one of the device's rates; None is the slowest, which costs least.
+        device: the GPU.
+        rate: one of RATE_NAMES, or one of the device's rates; None for the slowest, which costs least.
 
     Raises:
         UsageError: the device has no such rate.
@@ -225,10 +225,10 @@ def pick_rate(device: Device, rate: str | None) -> int:
 
 
 def open_device(path: str) -> Device:
-    """What the driver says of the GPU behind a render node.
+    """Queries the driver about the GPU behind a render node.
 
     Raises:
-        DeviceError: it is not driven by xe, cannot sample EU stalls, or may not be opened.
+        DeviceError: the GPU is not driven by xe, cannot sample EU stalls, or may not be opened.
     """
     fd = _open_node(path)
     try:
@@ -288,7 +288,7 @@ def _driver_name(fd: int) -> str:
 
 
 def _query(fd: int, query: int, what: str, path: str) -> bytes:
-    """The answer to one device query: asked for its size first, then for itself."""
+    """Makes one device query: first for the answer's size, then for the answer."""
     request = bytearray(struct.pack("<QIIQQQ", 0, query, 0, 0, 0, 0))
     try:
         fcntl.ioctl(fd, _DEVICE_QUERY, request)
@@ -306,7 +306,7 @@ def _query(fd: int, query: int, what: str, path: str) -> bytes:
 
 
 def _query_if_there(fd: int, query: int, what: str, path: str) -> bytes:
-    """The answer to a query that recording can do without; nothing when the driver refuses it."""
+    """Makes a query that recording can do without; returns b"" if the driver refuses it."""
     try:
         return _query(fd, query, what, path)
     except DeviceError:
@@ -325,7 +325,7 @@ def _main_gts(answer: bytes) -> tuple[Gt, ...]:
 
 
 def _xecores(answer: bytes) -> dict[int, int]:
-    """How many XeCores each GT has: structs drm_xe_query_topology_mask, one after the other."""
+    """Returns how many XeCores each GT has, from structs drm_xe_query_topology_mask, one after the other."""
     masks: dict[int, int] = {}
     offset = 0
     while offset + 8 <= len(answer):
@@ -337,25 +337,25 @@ def _xecores(answer: bytes) -> dict[int, int]:
 
 
 def _engines(answer: bytes) -> tuple[Engine, ...]:
-    """Of struct drm_xe_query_engines: a count, and 32 bytes for each."""
+    """Reads struct drm_xe_query_engines: a count, and 32 bytes for each engine."""
     if len(answer) < 8:
         return ()
     (count,) = struct.unpack_from("<I", answer)
-    there = min(count, (len(answer) - 8) // 32)
-    return tuple(Engine(*struct.unpack_from("<HHH", answer, 8 + 32 * index)) for index in range(there))
+    existing = min(count, (len(answer) - 8) // 32)
+    return tuple(Engine(*struct.unpack_from("<HHH", answer, 8 + 32 * index)) for index in range(existing))
 
 
 def open_stream(device: Device, gt: Gt, rate: int, wait_num_reports: int = 1) -> int:
-    """An EU-stall stream, not yet enabled; its descriptor does not block and is closed on exec.
+    """Opens an EU-stall stream, not yet enabled; returns its descriptor, which is non-blocking and close-on-exec.
 
     Args:
-        device: whose.
-        gt: of that device.
+        device: the GPU.
+        gt: a GT of it.
         rate: GPU cycles between samples, one of `device.rates`.
         wait_num_reports: how many records make the stream readable.
 
     Raises:
-        DeviceError: another profiler holds it, no permission, or the driver refuses.
+        DeviceError: another profiler holds the stream, permission is missing, or the driver refuses.
     """
     properties = (
         (_PROPERTY_GT_ID, gt.id),
@@ -399,10 +399,10 @@ def enable_stream(fd: int, device: Device) -> None:
 
 
 def disable_stream(fd: int) -> None:
-    """Stops sampling, until it is enabled again; reads fail meanwhile.
+    """Stops sampling, until the stream is enabled again; reads fail meanwhile.
 
     Raises:
-        OSError: the GPU was reset or is gone.
+        OSError: the GPU was reset or has vanished.
     """
     fcntl.ioctl(fd, _DISABLE, 0)
 

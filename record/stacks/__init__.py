@@ -1,1 +1,1 @@
-"""Stacks as the capture gets them: completed, each distinct one once, and counted by how they end."""
+"""Stacks as the capture gets them: finished, each distinct one once, and counted by where they end."""

@@ -1,4 +1,4 @@
-"""Where the stacks of a recording end, counted by launches and by CPU samples for the capture's header."""
+"""Where stacks end: counts of launches and CPU samples, for the capture's header."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 from iaprof.formats.header.whole_stacks import COUNTED, ProcessEnd, WholeStacks
 from iaprof.formats.wire.unwind_rules import Walked
-from iaprof.record.stacks.walks import UNKNOWN, Ends
+from iaprof.record.stacks.walks import UNKNOWN, LastFrames
 from iaprof.symbols.names.modules import Module
 from iaprof.symbols.names.names import Symbolized
 from iaprof.symbols.unwind.stack_ends import End, code_of, end_of, has_no_beginning
 
-_AT_ONCE = 1 << 20  # rows of counts that wait to be added up
+_AT_ONCE = 1 << 20  # added rows that are summed up together
 
 
-class _Counts:
-    """Counts of ids."""
+class _IdCounts:
+    """Sums up counts by id."""
 
     def __init__(self) -> None:
         self._ids, self._counts = np.empty(0, np.uint64), np.empty(0, np.int64)
@@ -29,11 +29,11 @@ class _Counts:
 
     def add(self, ids: NDArray[np.uint64], counts: NDArray[np.int64]) -> None:
         self._waiting.append((ids, counts))
-        if sum(len(each) for each, _ in self._waiting) > max(_AT_ONCE, len(self._ids)):
+        if sum(len(added) for added, _ in self._waiting) > max(_AT_ONCE, len(self._ids)):
             self.total()
 
     def total(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """The distinct ids, sorted, and the count of each."""
+        """Returns the distinct ids, sorted, and the count of each."""
         ids = np.concatenate([self._ids, *(ids for ids, _ in self._waiting)])
         counts = np.concatenate([self._counts, *(counts for _, counts in self._waiting)])
         self._waiting.clear()
@@ -43,16 +43,16 @@ class _Counts:
 
 
 NO_GUESS = -2
-"""In place of the module in whose code a caller was guessed."""
+"""Stands for no module: no caller of the stack was guessed."""
 _PLACE = np.dtype([("module", "<i4"), ("address", "<u8"), ("truncated", "?"), ("walked", "u1"), ("guessed_in", "<i4")])
-"""Where and how a stack ends: of the modules that `Ends` means, see there; and where a caller was guessed first."""
+"""Where and how a stack ends: see LastFrames; and the module in whose code a caller was guessed first."""
 
 
-class Counted:
-    """Launches, or samples: how many have each stack, and whose have the stack of another one or a late one."""
+class StackCounts:
+    """Counts launches, or CPU samples: by stack; and by process those with a presumed stack, or a late one."""
 
     def __init__(self) -> None:
-        self.stacks, self.presumed, self.late = _Counts(), _Counts(), _Counts()  # by stack, process and process
+        self.stacks, self.presumed, self.late = _IdCounts(), _IdCounts(), _IdCounts()  # by stack, process and process
 
     def add(
         self,
@@ -61,18 +61,18 @@ class Counted:
         presumed: NDArray[np.bool_],
         late: NDArray[np.bool_],
     ) -> None:
-        """Counts some.
+        """Counts n launches, or n samples.
 
         Args:
             stacks: uint64[n], the ids of their stacks.
-            pids: uint32[n], whose they are.
-            presumed: bool[n], whether each has the stack of another one.
-            late: bool[n], whether its stack was finished when the recording had ended.
+            pids: uint32[n], their processes.
+            presumed: bool[n], whether each has another launch's stack, as its own was not walked.
+            late: bool[n], whether its stack was finished after the recording had ended.
         """
         self.stacks.add(stacks, np.ones(len(stacks), np.int64))
         for counts, chosen in ((self.presumed, presumed), (self.late, late)):
-            of = pids[chosen].astype(np.uint64)
-            counts.add(of, np.ones(len(of), np.int64))
+            chosen_pids = pids[chosen].astype(np.uint64)
+            counts.add(chosen_pids, np.ones(len(chosen_pids), np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +85,13 @@ class _Stacks:
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """What stacks have in common that end at one place."""
+class _EndKind:
+    """What all stacks with the same end have in common."""
 
     end: End
-    library: str  # where they end
+    library: str  # whose code they end in
     truncated: bool
-    guessed_in: str | None  # where a caller was guessed first
+    guessed_in: str | None  # in whose code a caller was guessed first
 
     @property
     def is_deep(self) -> bool:
@@ -99,35 +99,35 @@ class _Kind:
 
 
 class StackEnds:
-    """Collects where stacks end, and then what the files say about these places.
+    """Collects where stacks end, and what the files say about these places.
 
     Attributes:
-        launches: those that were counted.
-        cpu_samples: likewise.
+        launches: counts of launches.
+        cpu_samples: counts of CPU samples.
     """
 
     def __init__(self) -> None:
-        self.launches, self.cpu_samples = Counted(), Counted()
+        self.launches, self.cpu_samples = StackCounts(), StackCounts()
         self._stacks: list[_Stacks] = []
         self._named: dict[tuple[object, ...], Symbolized] = {}
-        self._outermost: dict[tuple[object, ...], frozenset[int]] = {}  # of those
+        self._outermost: dict[tuple[object, ...], frozenset[int]] = {}  # addresses in `_named` that are outermost
 
-    def stacks(
+    def add(
         self,
         ids: NDArray[np.uint64],
         pids: NDArray[np.uint32],
-        ends: Ends,
+        ends: LastFrames,
         truncated: NDArray[np.bool_],
         guessed_in: NDArray[np.int32],
     ) -> None:
-        """Adds the ends of distinct stacks.
+        """Adds the ends of n distinct stacks.
 
         Args:
-            ids: of the stacks.
-            pids: whose they are.
-            ends: where they end.
-            truncated: whether each is as deep as the limit.
-            guessed_in: in which module the caller of each was guessed first, NO_GUESS if none was.
+            ids: uint64[n], of the stacks.
+            pids: uint32[n], their processes.
+            ends: their last frames.
+            truncated: bool[n], whether each is as deep as the limit.
+            guessed_in: int32[n], the module in whose code a caller was guessed first; NO_GUESS if none was.
         """
         places = np.empty(len(ids), _PLACE)
         columns = (ends.modules, ends.addresses, truncated, ends.walked, guessed_in)
@@ -136,55 +136,59 @@ class StackEnds:
         self._stacks.append(_Stacks(ids, pids, places))
 
     def places(self, modules: list[Module]) -> Iterator[tuple[Module, NDArray[np.uint64]]]:
-        """Each module in which stacks end, and the distinct addresses where they do, sorted.
+        """Yields each module in which stacks end, and the distinct addresses of their ends, sorted.
 
         Args:
-            modules: those that `Ends` means.
+            modules: those that LastFrames.modules are indices into.
         """
-        found: dict[tuple[object, ...], tuple[Module, list[NDArray[np.uint64]]]] = {}
-        for each in self._stacks:
-            numbers, addresses = each.places["module"], each.places["address"]
+        by_module: dict[tuple[object, ...], tuple[Module, list[NDArray[np.uint64]]]] = {}
+        for stacks in self._stacks:
+            numbers, addresses = stacks.places["module"], stacks.places["address"]
             for number in np.unique(numbers[numbers >= 0]).tolist():
                 module = modules[number]
-                found.setdefault(module.identity, (module, []))[1].append(addresses[numbers == number])
-        for module, parts in found.values():
+                by_module.setdefault(module.identity, (module, []))[1].append(addresses[numbers == number])
+        for module, parts in by_module.values():
             yield module, np.unique(np.concatenate(parts))
 
-    def completed(self, module: Module, named: Symbolized) -> Symbolized:
-        """Keeps what was found of a module, and gives it."""
+    def add_names(self, module: Module, named: Symbolized) -> Symbolized:
+        """Keeps the names that were found in a module; returns them."""
         self._named[module.identity] = named
         self._outermost[module.identity] = frozenset(() if named.outermost is None else named.outermost.tolist())
         return named
 
     def header(self, modules: list[Module]) -> dict[str, Any]:
-        """For the capture's header: `launches` and `cpu_samples`, see WholeStacks.to_json.
+        """Returns the capture's members `launches` and `cpu_samples`: see WholeStacks.to_json.
 
         Args:
-            modules: those that `Ends` means.
+            modules: those that LastFrames.modules are indices into.
         """
         ids = np.concatenate([np.empty(0, np.uint64), *(stacks.ids for stacks in self._stacks)])
         pids = np.concatenate([np.empty(0, np.uint32), *(stacks.pids for stacks in self._stacks)])
         places = np.concatenate([np.empty(0, _PLACE), *(stacks.places for stacks in self._stacks)])
         distinct, which = np.unique(places, return_inverse=True)
         kinds = [
-            _Kind(*self._kind(modules, number, address, truncated, walked), truncated, _guesser(modules, guessed_in))
+            _EndKind(
+                *self._end_of(modules, number, address, truncated, walked), truncated, _guesser(modules, guessed_in)
+            )
             for number, address, truncated, walked, guessed_in in distinct.tolist()
         ]
         order = np.argsort(ids, kind="stable")
-        found = {}
+        members = {}
         for name, counted in zip(COUNTED, (self.launches, self.cpu_samples), strict=True):
-            met, times = counted.stacks.total()
-            at = np.searchsorted(ids[order], met)
-            there = at < len(ids)
-            there[there] = ids[order[at[there]]] == met[there]
-            rows, times = order[at[there]], times[there]
+            stack_ids, times = counted.stacks.total()
+            places_in_order = np.searchsorted(ids[order], stack_ids)
+            is_known = places_in_order < len(ids)
+            is_known[is_known] = ids[order[places_in_order[is_known]]] == stack_ids[is_known]
+            rows, times = order[places_in_order[is_known]], times[is_known]
             by_place = np.bincount(which[rows], times, len(distinct)).astype(np.int64)
             processes = [*_by_process(kinds, pids[rows], which[rows], times), *_by_finishing(counted)]
-            found[name] = _added_up(kinds, by_place.tolist(), processes).to_json()
-        return found
+            members[name] = _added_up(kinds, by_place.tolist(), processes).to_json()
+        return members
 
-    def _kind(self, modules: list[Module], number: int, address: int, truncated: bool, walked: int) -> tuple[End, str]:
-        """How a stack ends whose last frame is there, and in what."""
+    def _end_of(
+        self, modules: list[Module], number: int, address: int, truncated: bool, walked: int
+    ) -> tuple[End, str]:
+        """Returns how a stack ends with this last frame, and the name of the code that it is in."""
         if walked != UNKNOWN:
             end = End.WHOLE if walked == Walked.WHOLE else End.CUT
             return end, code_of(modules[number] if number >= 0 else None)
@@ -203,14 +207,14 @@ class StackEnds:
 
 
 def _guesser(modules: list[Module], number: int) -> str | None:
-    """What the code is called in which a caller was guessed."""
+    """Returns the name of the code in which a caller was guessed; None if none was."""
     return None if number == NO_GUESS else code_of(modules[number] if number >= 0 else None)
 
 
 def _by_process(
-    kinds: list[_Kind], pids: NDArray[np.uint32], which: NDArray[np.int64], times: NDArray[np.int64]
+    kinds: list[_EndKind], pids: NDArray[np.uint32], which: NDArray[np.int64], times: NDArray[np.int64]
 ) -> Iterator[ProcessEnd]:
-    """Each process once; rows are of stacks: whose, of which kind, and how many have it."""
+    """Yields each process once. Rows are of stacks: process, kind of end, and count of launches or samples."""
     early, deep, guessed = (
         np.array(flags, bool)[which]
         for flags in (
@@ -227,15 +231,15 @@ def _by_process(
     return map(ProcessEnd, distinct.tolist(), *counts)
 
 
-def _by_finishing(counted: Counted) -> Iterator[ProcessEnd]:
-    """How many were presumed and finished late, by process."""
-    for pid, count in zip(*(each.tolist() for each in counted.presumed.total()), strict=True):
+def _by_finishing(counted: StackCounts) -> Iterator[ProcessEnd]:
+    """Yields, by process, how many stacks were presumed and how many were late."""
+    for pid, count in zip(*(column.tolist() for column in counted.presumed.total()), strict=True):
         yield ProcessEnd(pid, 0, 0, presumed=count)
-    for pid, count in zip(*(each.tolist() for each in counted.late.total()), strict=True):
+    for pid, count in zip(*(column.tolist() for column in counted.late.total()), strict=True):
         yield ProcessEnd(pid, 0, 0, late=count)
 
 
-def _added_up(kinds: list[_Kind], counts: list[int], processes: list[ProcessEnd]) -> WholeStacks:
+def _added_up(kinds: list[_EndKind], counts: list[int], processes: list[ProcessEnd]) -> WholeStacks:
     whole = unknown = deep = 0
     ends: Counter[str] = Counter()
     deep_in: Counter[str] = Counter()
@@ -250,6 +254,6 @@ def _added_up(kinds: list[_Kind], counts: list[int], processes: list[ProcessEnd]
             unknown += count * (kind.end is End.UNKNOWN)
             ends[kind.library] += count
             deep_in[kind.library] += count * kind.is_deep
-    late, presumed = (sum(getattr(each, name) for each in processes) for name in ("late", "presumed"))
+    late, presumed = (sum(getattr(process, name) for process in processes) for name in ("late", "presumed"))
     sums = {"deep": deep, "guessed": guesses.total(), "late": late, "presumed": presumed}
     return WholeStacks.from_counts(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)

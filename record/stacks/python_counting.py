@@ -1,4 +1,4 @@
-"""How many launches and CPU samples have all their frames of Python, for the capture's header."""
+"""How many launches and CPU samples have complete Python frames, for the capture's header."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from iaprof.record.stacks.python_stacks import PythonStacks
 
 
 class PythonCounting:
-    """Counts what the stacks of launches and samples tell of Python."""
+    """Counts launches and CPU samples by the completeness of their stacks' Python frames."""
 
     def __init__(self, python: PythonStacks) -> None:
-        """Begins with none; `python` knows the stacks."""
+        """Begins without counts; `python` knows the stacks."""
         self._python = python
-        self._states: dict[str, Counter[int]] = {kind: Counter() for kind in NOUNS}  # how many have each Completeness
-        self._none: Counter[str] = Counter()  # without one, of processes with an interpreter; by kind
+        self._states: dict[str, Counter[int]] = {kind: Counter() for kind in NOUNS}  # counts by Completeness, by kind
+        self._none: Counter[str] = Counter()  # by kind: without Python frames, though their process has an interpreter
 
     def add(self, kind: str, stacks: NDArray[np.uint64], pids: NDArray[np.uint32]) -> None:
         """Counts launches or samples.
 
         Args:
-            kind: of KINDS.
+            kind: `launches` or `cpu_samples`.
             stacks: uint64[n], the ids of their stacks in the capture; 0 for none.
-            pids: uint32[n], whose they are.
+            pids: uint32[n], their processes.
         """
         distinct, which = np.unique(stacks, return_inverse=True)
         states = self._python.states(distinct)[which]
@@ -36,5 +36,5 @@ class PythonCounting:
         self._none[kind] += int(np.isin(pids[without], self._python.pids).sum())
 
     def header(self) -> dict[str, dict[str, int]]:
-        """For the capture's header: by kind, see PythonCounts.to_json."""
+        """Returns the member of the header: by kind, see PythonCounts.to_json."""
         return {kind: PythonCounts.from_counts(self._states[kind], self._none[kind]).to_json() for kind in NOUNS}

@@ -1,7 +1,7 @@
-"""Frames of Python of a recording's stacks, put where their evaluation loop's frame of C is.
+"""Puts the Python frames of stacks next to the C frame of the evaluation loop that runs them.
 
-One evaluation loop, a function of the interpreter, runs many frames of Python. What ends the frames of a loop lies in
-that function's frame on the C stack, and so tells which one it is.
+One evaluation loop, a function of the interpreter, runs many Python frames. A loop's Python frames end with an address
+in that function's frame on the C stack, which tells the loops apart.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from iaprof.symbols.python.layout import Layout
 from iaprof.symbols.python.locations import lines_of
 from iaprof.symbols.python.texts import TextError, bytes_of, text_of, type_of, with_ellipsis
 
-MOST_CODES = 1 << 18  # distinct ones
-MOST_COPIED = 1 << 20  # of code objects, those that exec made at the same addresses included
-MOST_INTERPRETERS = 8  # of one process, one after the other
+MOST_CODES = 1 << 18  # distinct code objects
+MOST_COPIED = 1 << 20  # copied code objects: exec makes new ones at the same addresses
+MOST_INTERPRETERS = 8  # of one process, whose interpreter changes with exec
 _LONGEST_CODE = 1 << 31  # bytes
-_MOST_AT_ONCE = 64  # code objects that were at one address, among which one is whose table goes on
-_MOST_LINES = 1 << 12  # of one code object that are remembered
+_MOST_AT_ONCE = 64  # of an address's latest code objects, those searched for the one that more of a table belongs to
+_MOST_LINES = 1 << 12  # of one code object, kept
 _ENDED = {PythonState.WHOLE: "whole", PythonState.DEEP: "deep", PythonState.DAMAGED: "damaged"}
 _STACK = KINDS["stack"]
 
 
 @dataclass(frozen=True)
 class Interpreter:
-    """An interpreter of a process."""
+    """An interpreter in a process."""
 
-    types: tuple[int, int]  # the addresses of PyUnicode_Type and PyBytes_Type, to which its objects point
+    types: tuple[int, int]  # addresses of PyUnicode_Type and PyBytes_Type, to which its objects point
     layout: Layout
 
 
@@ -50,16 +50,15 @@ class _Code:
     time: int
     identity: int
     first_line: int
-    table: bytes  # its lines, as far as they came
-    left: int  # bytes that are missing of that
-    bytecode: int  # where its instructions begin
-    is_helper: (
-        bool  # since 3.13, what calls a class's __init__: no function that anybody wrote, and not of the traceback
-    )
-    _lines: dict[int, int] = field(default_factory=dict)  # of instructions that were asked for, as many stacks have one
+    table: bytes  # its line table, as far as it has come
+    left: int  # bytes of the table still to come
+    bytecode: int  # address of its first instruction
+    # The code object in CPython 3.13 and later that calls a class's __init__: it is no function of the program.
+    is_helper: bool
+    _lines: dict[int, int] = field(default_factory=dict)  # by instruction; kept, as many stacks share instructions
 
     def line(self, instruction: int) -> int:
-        """Of an instruction; 0 where it has none."""
+        """Returns an instruction's line; 0 if it has none."""
         line = self._lines.get(instruction)
         if line is None:
             offset = instruction - self.bytecode
@@ -69,44 +68,44 @@ class _Code:
         return line
 
     def add(self, offset: int, content: bytes) -> None:
-        """Takes more of the lines, from an offset of the table on."""
-        if offset == len(self.table):  # else another thread sent it, too
+        """Adds more of the line table, from an offset on."""
+        if offset == len(self.table):  # otherwise another thread sent it, too
             self.table += content[: self.left]
             self.left -= min(self.left, len(content))
             self._lines.clear()
 
 
 class PythonStacks:
-    """Collects what BPF and the learner send, and makes rows of it."""
+    """Collects Python frames and code objects from BPF and the learner, and makes rows of them."""
 
     def __init__(self, read: Callable[[int, int], bytes] = lambda _position, _length: b"") -> None:
-        """Begins with none.
+        """Begins without stacks.
 
         Args:
-            read: gives so many bytes of the spool from a position on, where records are that `add` got with theirs:
-                they take kilobytes each.
+            read: reads so many bytes of the spool from a position on. Records added with their position are read again
+                there, as each takes kilobytes.
         """
         self._read_spool = read
-        # By the id of the stack: where PYTHON_STACK is in the spool, or itself, compressed.
+        # By stack id: the position of PYTHON_STACK in the spool, or the record itself, compressed.
         self._walked: dict[int, int | bytes] = {}
-        self._finished: dict[int, int | bytes] = {}  # with the CFAs that the learner found
-        self._interpreters: dict[int, list[Interpreter]] = defaultdict(list)  # by process; after exec there are more
+        self._finished: dict[int, int | bytes] = {}  # likewise, those with the CFAs that the learner found
+        self._interpreters: dict[int, list[Interpreter]] = defaultdict(list)  # by process, the latest first
         self._codes: dict[tuple[int, int], list[_Code]] = defaultdict(list)  # by process and address, sorted by time
-        self._tables: dict[bytes, bytes] = {}  # exec makes the same code over and over
-        self._numbers: dict[tuple[str, str, int], int] = {}  # of rows of python_code: by name, file and first line
-        self._copied = 0  # of them
-        self._no_codes: set[tuple[int, int]] = set()  # what was no code object, by process and address
+        self._tables: dict[bytes, bytes] = {}  # distinct line tables: exec makes equal code again and again
+        self._numbers: dict[tuple[str, str, int], int] = {}  # of `python_code` rows, by name, file and first line
+        self._copied = 0  # code objects
+        self._no_codes: set[tuple[int, int]] = set()  # copied as code objects, but none; by process and address
         self._ids = StackIds()
-        self._states: dict[int, Completeness] = {}  # of stacks of which `columns` was asked
-        self.unbelieved = 0  # stacks that were cut where a frame has no code object
-        self.too_many = 0  # code objects
+        self._states: dict[int, Completeness] = {}  # by id, of stacks that `columns` was called for
+        self.damaged = 0  # stacks cut at a frame without a valid code object
+        self.dropped_codes = 0  # code objects past the limits
 
     def add(self, records: NDArray[np.void], position: int | None = None) -> None:
-        """Takes PYTHON_STACK[n].
+        """Adds PYTHON_STACK[n].
 
         Args:
-            records: one a path.
-            position: where the first one is in the spool; without it they are kept here.
+            records: one for each distinct path.
+            position: of the first record in the spool; None: the records are kept in memory.
         """
         for index, record in enumerate(records):
             id_ = int(record["id"])
@@ -117,24 +116,24 @@ class PythonStacks:
                 self._walked.setdefault(id_, place)
 
     def _record(self, place: int | bytes) -> np.void:
-        """PYTHON_STACK, of which `add` remembered this."""
+        """Returns a PYTHON_STACK that `add` kept."""
         data = self._read_spool(place, PYTHON_STACK.itemsize) if isinstance(place, int) else zlib.decompress(place)
         record: np.void = np.frombuffer(data, PYTHON_STACK, 1)[0]
         return record
 
     def add_codes(self, records: NDArray[np.void]) -> None:
-        """Takes CODE[n], of processes of which the interpreters are known."""
-        for record in records:  # one a code object
+        """Adds CODE[n]; the interpreters of their processes must be known."""
+        for record in records:  # one for each code object
             self._read(record)
 
     def add_interpreter(self, pid: int, interpreter: Interpreter) -> None:
-        """A process has an interpreter."""
+        """Adds an interpreter of a process."""
         if interpreter not in self._interpreters[pid]:
             self._interpreters[pid] = [interpreter, *self._interpreters[pid][: MOST_INTERPRETERS - 1]]
 
-    def contents(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """What tells stacks of the same addresses of C apart, by the ids that they were sent with: uint64[n], or 0."""
-        found = np.zeros(len(ids), np.uint64)
+    def content_hashes(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Returns hashes of stacks' Python frames, by the ids in the records: uint64[n], 0 without frames."""
+        hashes = np.zeros(len(ids), np.uint64)
         for index, id_ in enumerate(ids.tolist()):
             if id_ in self._walked:
                 walked = self._record(self._walked[id_])
@@ -143,20 +142,20 @@ class PythonStacks:
                 codes = (self._code(pid, code, time) for code in frames["code"].tolist())
                 numbers = np.array([code.number if code else NO_CODE for code in codes], np.uint64)
                 words = np.stack([frames["code"], frames["instruction"], numbers], axis=1).ravel()
-                found[index] = self._ids.of(np.array([len(words)]), words, np.zeros(1, np.uint64))[0]
-        return found
+                hashes[index] = self._ids.hashes(np.array([len(words)]), words, np.zeros(1, np.uint64))[0]
+        return hashes
 
     def columns(self, ids: NDArray[np.uint64]) -> tuple[pa.Array, pa.Array]:
-        """The columns `python` and `python_ended` of `stack` rows, by the ids that these were sent with."""
-        found = [self._frames(id_) if id_ in self._walked else (None, None) for id_ in ids.tolist()]
-        frames, ended = [each for each, _ in found], [each for _, each in found]
-        for id_, each, how in zip(ids.tolist(), frames, ended, strict=True):
-            if each is not None:
-                self._states[id_] = _state(each, how)
+        """Makes the columns `python` and `python_ended` of `stack` rows, by the ids that the stacks were sent with."""
+        ended_frames = [self._frames(id_) if id_ in self._walked else (None, None) for id_ in ids.tolist()]
+        frames, ended = [stack_frames for stack_frames, _ in ended_frames], [ending for _, ending in ended_frames]
+        for id_, stack_frames, ending in zip(ids.tolist(), frames, ended, strict=True):
+            if stack_frames is not None:
+                self._states[id_] = _state(stack_frames, ending)
         return pa.array(frames, _STACK.field("python").type), pa.array(ended, pa.string())
 
     def _frames(self, id_: int) -> tuple[list[dict[str, int]], str]:
-        """The frames of a stack, up to one that has no code object; and how they end."""
+        """Returns the frames of a stack, up to one without a valid code object, and how they end."""
         walked = self._record(self._walked[id_])
         pid, time, cfas = int(walked["pid"]), int(walked["time"]), _cfas_of(walked)
         if id_ in self._finished:
@@ -164,28 +163,30 @@ class PythonStacks:
             cfas = np.concatenate([cfas[: int(finished["kept"])], _cfas_of(finished)])
         frames: list[dict[str, int]] = []
         for code, instruction, at in zip(*_placed(walked, cfas), strict=True):
-            found = self._code(pid, code, time)
-            if found is None and (pid, code) in self._no_codes:
-                self.unbelieved += 1
+            code_object = self._code(pid, code, time)
+            if code_object is None and (pid, code) in self._no_codes:
+                self.damaged += 1
                 return frames, _ENDED[PythonState.DAMAGED]
-            if found is not None and found.is_helper:
+            if code_object is not None and code_object.is_helper:
                 continue
-            number, line = (found.number, found.line(instruction)) if found else (NO_CODE, 0)
+            number, line = (code_object.number, code_object.line(instruction)) if code_object else (NO_CODE, 0)
             frames.append({"code": number, "line": line, "at": at})
         return frames, _ENDED[PythonState(min(int(walked["state"]), PythonState.DAMAGED))]
 
     def states(self, ids: NDArray[np.uint64]) -> NDArray[np.uint8]:
-        """What is to be said of stacks of which `columns` was asked: State, uint8[n]."""
+        """Returns the Completeness of stacks for which `columns` was called: uint8[n]."""
         return np.array([self._states.get(id_, Completeness.NONE) for id_ in ids.tolist()], np.uint8)
 
     @property
     def pids(self) -> NDArray[np.uint32]:
-        """The processes with an interpreter."""
-        found = [pid for pid, each in self._interpreters.items() if each and 0 <= pid < 1 << 32]
-        return np.array(found, np.uint32)
+        """Returns the processes with an interpreter."""
+        with_interpreter = [
+            pid for pid, interpreters in self._interpreters.items() if interpreters and 0 <= pid < 1 << 32
+        ]
+        return np.array(with_interpreter, np.uint32)
 
     def code_rows(self) -> pa.StructArray:
-        """Rows of kind `python_code`, of all code objects."""
+        """Makes `python_code` rows of all code objects."""
         rows = [
             {"id": number, "name": name, "file": file, "first_line": max(first_line, 0)}
             for (name, file, first_line), number in self._numbers.items()
@@ -193,7 +194,7 @@ class PythonStacks:
         return pa.array(rows, KINDS["python_code"])
 
     def _code(self, pid: int, address: int, time: int) -> _Code | None:
-        """The code object that was at an address then: the last one that was copied before, else the next one."""
+        """Returns the code object at an address at that time: the last one copied before, or else the next one."""
         codes = self._codes.get((pid, address), [])
         at = bisect.bisect_right(codes, time, key=lambda code: code.time)
         return codes[max(at - 1, 0)] if codes else None
@@ -203,7 +204,7 @@ class PythonStacks:
         if int(record["offset"]):
             self._add_more(self._codes.get((pid, address), []), record)
         elif self._copied == MOST_COPIED:
-            self.too_many += 1
+            self.dropped_codes += 1
         else:
             self._copied += 1
             code = self._read_code(pid, address, record)
@@ -213,8 +214,8 @@ class PythonStacks:
                 self._no_codes.add((pid, address))
 
     def _read_code(self, pid: int, address: int, record: np.void) -> _Code | None:
-        """What was copied as a code object; None if it is none, or one too many."""
-        name, file, table = (record[of].tobytes() for of in ("qualname", "filename", "table"))
+        """Returns the copied code object; None if the copy is none, or there are too many."""
+        name, file, table = (record[member].tobytes() for member in ("qualname", "filename", "table"))
         for interpreter in self._interpreters[pid]:
             if (type_of(name), type_of(table)) != interpreter.types or type_of(file) != type_of(name):
                 continue
@@ -228,7 +229,7 @@ class PythonStacks:
             number = self._numbers.setdefault((*texts, first_line), len(self._numbers))
             if number == MOST_CODES:
                 del self._numbers[*texts, first_line]
-                self.too_many += 1
+                self.dropped_codes += 1
                 number = NO_CODE
             return _Code(
                 number,
@@ -243,16 +244,16 @@ class PythonStacks:
         return None
 
     def _add_more(self, codes: list[_Code], record: np.void) -> None:
-        """Takes more of a code object's lines."""
-        latest = reversed(codes[-_MOST_AT_ONCE:])  # as one program of BPF sends the parts, one after the other
+        """Adds more of a code object's line table."""
+        latest = reversed(codes[-_MOST_AT_ONCE:])  # one BPF program sends all parts of a table, one after the other
         code = next((code for code in latest if code.identity == int(record["identity"])), None)
         if code is not None:
-            head = self._interpreters[int(record["pid"])][0].layout.bytes_data  # the same in all versions
+            head = self._interpreters[int(record["pid"])][0].layout.bytes_data  # the same for all versions of CPython
             code.add(int(record["offset"]) - head, record["table"].tobytes())
 
 
 def _state(frames: list[dict[str, int]], ended: str | None) -> Completeness:
-    """What is to be said of the frames of one stack."""
+    """Returns the Completeness of a stack's Python frames."""
     state = Completeness.from_column(ended)
     if any(frame["code"] == NO_CODE for frame in frames):
         state |= Completeness.UNNAMED
@@ -262,23 +263,23 @@ def _state(frames: list[dict[str, int]], ended: str | None) -> Completeness:
 
 
 def _frames_of(walked: np.void) -> NDArray[np.void]:
-    """The frames of a PYTHON_STACK record, and the ends of loops."""
+    """Returns the frames of a PYTHON_STACK, and the ends of loops between them."""
     frames: NDArray[np.void] = walked["frames"][: min(int(walked["count"]), MAX_PYTHON)]
     return frames
 
 
 def _cfas_of(walked: np.void) -> NDArray[np.uint64]:
-    """Where the callers of C of a PYTHON_STACK record have their frames."""
+    """Returns the CFAs of the C frames of a PYTHON_STACK."""
     cfas: NDArray[np.uint64] = walked["cfas"][: min(int(walked["depth"]), MAX_DEPTH)]
     return cfas
 
 
 def _placed(walked: np.void, cfas: NDArray[np.uint64]) -> tuple[list[int], list[int], list[int]]:
-    """Code object, instruction, and number of the frame of C for each frame of Python, the innermost first.
+    """Returns code object, instruction, and index of the C frame, for each Python frame, the innermost first.
 
     Args:
         walked: PYTHON_STACK.
-        cfas: uint64[n], where the caller of each frame of C has its frame.
+        cfas: uint64[n], of the C frames.
     """
     frames = _frames_of(walked)
     codes, instructions = frames["code"], frames["instruction"]
@@ -287,7 +288,7 @@ def _placed(walked: np.void, cfas: NDArray[np.uint64]) -> tuple[list[int], list[
     ends = instructions[is_end]
     inside = (starts[None, :] <= ends[:, None]) & (ends[:, None] < cfas[None, :])
     places = np.where(inside.any(axis=1), inside.argmax(axis=1), NOWHERE) if len(cfas) else np.full(len(ends), NOWHERE)
-    # Those behind the last end, of a walk that did not come to its end, are of a loop that is not known.
+    # The frames after the last end belong to an unknown loop: the walk was not finished.
     places = np.append(places, NOWHERE)
     loop = np.cumsum(is_end)[~is_end]
     return codes[~is_end].tolist(), instructions[~is_end].tolist(), places[loop].tolist()

@@ -1,4 +1,4 @@
-"""Ids of stacks by their content: stacks of the same process and addresses have the same id."""
+"""Ids of stacks by their content: equal stacks of the same process have the same id."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ class StackIds:
     """Hashes stacks with a random secret."""
 
     def __init__(self) -> None:
-        # A process controls the addresses of its stacks: without a secret it could choose the id of another stack.
+        # Processes control the addresses of their stacks: without a secret, they could choose the id of another stack.
         self._secret = np.frombuffer(os.urandom(8), np.uint64)[0]
 
-    def of(self, depths: NDArray[np.int64], ips: NDArray[np.uint64], owners: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """A hash of each stack's addresses, in their order, and its owner: uint64[n], 0 for a stack without addresses.
+    def hashes(
+        self, depths: NDArray[np.int64], ips: NDArray[np.uint64], owners: NDArray[np.uint64]
+    ) -> NDArray[np.uint64]:
+        """Hashes each stack's addresses, in their order, and its owner: uint64[n], 0 for a stack without addresses.
 
         Args:
-            depths: int64[n], addresses of each stack.
-            ips: uint64[sum of depths], one stack behind the other.
-            owners: uint64[n], what tells stacks of the same addresses apart.
+            depths: int64[n], the number of addresses of each stack.
+            ips: uint64[sum of depths], one stack after the other.
+            owners: uint64[n], distinguishes stacks with the same addresses.
         """
         starts = np.cumsum(depths) - depths
         mixed = _mixed(ips ^ _mixed(ranges(0, depths).astype(np.uint64) + self._secret))

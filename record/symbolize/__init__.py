@@ -1,1 +1,1 @@
-"""Names of a recording's stacks, from the files of its processes."""
+"""Names the addresses of a recording's stacks, from the files of its processes."""

@@ -1,7 +1,7 @@
-"""What /proc says of a process's container: its pid in there, its cgroup, and the container's id or name.
+"""What /proc says of a process's container: the pid inside, the cgroup, and the container's id or name.
 
-Two small reads per process, of files that the kernel makes. Only the cgroup's name may be anybody's choice: whoever
-may make cgroups can name one as a container's, so this tells processes apart and proves nothing.
+The kernel makes these files, and reading them is cheap. The names of cgroups are not trustworthy: whoever may make
+cgroups can name one like a container's. So a container's name tells processes apart and proves nothing.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_MOST = 1 << 14  # bytes that are read
-_PATH_MAX = 4096  # limits.h; the kernel tells no longer path
+_MOST = 1 << 14  # bytes read of a file
+_PATH_MAX = 4096  # limits.h; the kernel shows no longer path
 
-# The names that container runtimes give to cgroups, one part of the path each:
+# The names that container runtimes give to cgroups, each one part of a path:
 #   docker/<id>, kubepods/.../<id>                 cgroupfs driver of Docker, containerd and CRI-O
 #   docker-<id>.scope, cri-containerd-<id>.scope,
 #   crio-<id>.scope, libpod-<id>.scope             systemd driver; conmon's scope is not the container's
@@ -22,15 +22,15 @@ _LXC = re.compile(r"(?:^|/)(?:lxc/|lxc\.payload\.)([^/]{1,64})(?:/|$)")
 
 
 def describe(pid: int) -> dict[str, int | str | None]:
-    """What is known of a process, as a FrameKind.PROCESS frame has it.
+    """Reads what a FrameKind.PROCESS frame has of a process.
 
     Args:
         pid: in the recorder's pid namespace.
 
     Returns:
-        `pid`; `ns_pid`, the pid in the innermost namespace, None where that is the recorder's; `cgroup`, None in the
-        root cgroup; `container`, None outside of one; `uid` and `gid`, with which it may have files opened. All None
-        when the process is gone.
+        `pid`; `ns_pid`, the pid in the innermost namespace, None if that is the recorder's; `cgroup`, None in the root
+        cgroup; `container`, None outside of containers; `uid` and `gid`, with which files are opened for the process.
+        All but `pid` are None if the process has ended.
     """
     status = _read(pid, "status")
     pids = _numbers(status, b"NSpid")
@@ -41,22 +41,22 @@ def describe(pid: int) -> dict[str, int | str | None]:
         "ns_pid": pids[-1] if len(pids) > 1 else None,
         "cgroup": cgroup,
         "container": None if cgroup is None else container(cgroup),
-        # A set-user-ID program has more rights than who runs it, and that one may have chosen what it names.
+        # A set-user-ID program has more rights than its user, who may have chosen which files it names.
         "uid": uids[0] or uids[-1] if uids else None,
         "gid": gids[0] or gids[-1] if gids else None,
     }
 
 
 def _numbers(status: bytes, name: bytes) -> list[int]:
-    found = re.search(rb"^" + name + rb":((?:\t\d+)+)$", status, re.MULTILINE)
-    return [int(number) for number in found[1].split()] if found else []
+    match = re.search(rb"^" + name + rb":((?:\t\d+)+)$", status, re.MULTILINE)
+    return [int(number) for number in match[1].split()] if match else []
 
 
 def container(cgroup: str) -> str | None:
-    """The id or name of the container that a cgroup belongs to: the innermost one, as containers can lie in others."""
+    """Returns the id or name of the container of a cgroup; of nested containers, the innermost one's."""
     for part in reversed(cgroup.split("/")):
-        if found := _ID.fullmatch(part):
-            return found[1]
+        if match := _ID.fullmatch(part):
+            return match[1]
     names = _LXC.findall(cgroup)
     return names[-1] if names else None
 
@@ -70,7 +70,7 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _cgroup(text: str) -> str | None:
-    """The path in the v2 hierarchy; where that says nothing, the longest one of v1's."""
+    """Returns the cgroup's path in the v2 hierarchy, or else the longest one of v1's hierarchies."""
     paths: dict[str, str] = {}
     for line in text.split("\n"):  # ID:controllers:path, cgroups(7)
         number, _, rest = line.partition(":")

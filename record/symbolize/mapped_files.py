@@ -1,8 +1,8 @@
 """Files without a build-id: whether a file is the one that was mapped.
 
-It is if it has the same device and inode, and its change time (ctime) is from before it was mapped. Once a file is
-deleted, its inode number may be given to another file, whose change time is later then. Programs can set back the
-modification time of a file, but not its change time. If the wall clock was set back, files are refused.
+It is if it has the same device and inode, and its change time (ctime) is older than the mapping. After a file is
+deleted, its inode number can be reused for another file, which then has a later change time. Programs can set a file's
+modification time back, but not its change time. If the wall clock was set back, files are refused.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any
 
 from iaprof.formats.wire.sideband import Mappings
 
-_CLOCK_REALTIME_COARSE = 5  # linux/time.h: what file systems take their times from
+_CLOCK_REALTIME_COARSE = 5  # linux/time.h; file systems take their times from it
 _SLACK_NS = 1_000_000  # between two readings of two clocks
 
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """One file, as it was when it was mapped."""
+    """A file, as it was when it was mapped."""
 
     device: int  # major number << 32 | minor number
     inode: int
-    before_ns: int  # it must not have changed from this time on, CLOCK_REALTIME
+    before_ns: int  # CLOCK_REALTIME; the file must not have changed at this time or later
 
 
 @dataclass(slots=True)
 class _Mapped:
-    since_ns: int  # when first, CLOCK_MONOTONIC
+    since_ns: int  # of the first mapping, CLOCK_MONOTONIC
     devices: set[int] = field(default_factory=set)
 
 
 class MappedFiles:
-    """The files without a build-id that a recording saw being mapped."""
+    """The files without a build-id that were mapped in a recording."""
 
     def __init__(self) -> None:
         self._files: dict[tuple[str, int], _Mapped] = {}
@@ -48,12 +48,12 @@ class MappedFiles:
                 mapped.devices.add(device)
 
     def find(self, path: str, inode: int, header: dict[str, Any]) -> FileIdentity | str:
-        """The file that was mapped first with a path and inode, or why it is not known.
+        """Returns the file that was mapped first with a path and inode, or why it is not known.
 
         Args:
-            path: as its processes saw it.
+            path: of the file in its processes.
             inode: its inode number.
-            header: of the recording, which this machine made since its last start.
+            header: of the recording, made on this machine since its last start.
         """
         mapped = self._files.get((path, inode))
         if mapped is None:
@@ -68,9 +68,9 @@ class MappedFiles:
 
 
 def _offset(header: dict[str, Any]) -> int:
-    """CLOCK_REALTIME less CLOCK_MONOTONIC when the recording began."""
+    """Returns CLOCK_REALTIME minus CLOCK_MONOTONIC at the start of the recording."""
     clock = header.get("clock")
     read = (clock.get("realtime_ns"), clock.get("monotonic_ns")) if isinstance(clock, dict) else ()
     if len(read) == 2 and isinstance(read[0], int) and isinstance(read[1], int):
         return read[0] - read[1]
-    return -(1 << 62)  # nothing is believed
+    return -(1 << 62)  # so that every file is refused

@@ -1,4 +1,4 @@
-"""What is needed to name the stacks of a recording, gathered while its capture is written."""
+"""What naming a recording's stacks needs, gathered while its capture is written."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from iaprof.symbols.names.modules import Module
 from iaprof.symbols.names.names import Symbolized
 
 
-class ForSymbols:
-    """What is needed to name the stacks of one recording."""
+class SymbolInputs:
+    """What naming the stacks of one recording needs."""
 
     def __init__(self) -> None:
         self.needed = StackAddresses()
         self.header: dict[str, Any] = {}
         self.files = MappedFiles()
-        self.roots: dict[int, str] = {}  # of processes whose root is not ours: see Roots
+        self.roots: dict[int, str] = {}  # by process, of those whose root is not ours: see Roots
         self.ends = StackEnds()
-        self.spaces: AddressSpaces  # once all mappings are known
+        self.spaces: AddressSpaces  # set once all mappings are known
         self._rows: dict[str, list[pa.StructArray]] = {"mapping": [], "process": []}
 
     def add(self, kind: str, rows: pa.StructArray) -> None:
-        """Adds rows that are written to the capture."""
+        """Adds rows that were written to the capture."""
         if kind == "stack":
             self.needed.add(rows)
         elif kind in self._rows:
             self._rows[kind].append(rows)
 
-    def completed(self, module: Module, named: Symbolized) -> tuple[Module, Symbolized]:
-        """A named module as it is written."""
-        return module, self.ends.completed(module, named)
+    def add_names(self, module: Module, named: Symbolized) -> tuple[Module, Symbolized]:
+        """Adds the names found in a module; returns the module and its names as they are written."""
+        return module, self.ends.add_names(module, named)
 
     def table(self, kind: str) -> pa.Table:
-        """All `mapping` or `process` rows."""
+        """Returns all `mapping` or all `process` rows."""
         schema = pa.schema(list(KINDS[kind]))
         return pa.concat_tables([schema.empty_table(), *map(pa.Table.from_struct_array, self._rows[kind])])
 
 
-FinishStacks = Callable[[ForSymbols, Iterator[NDArray[np.void]], int], Iterator[bytes]]
-"""Finishes stacks: given COPY records, those of one stack behind one another, and the limit of addresses."""
+FinishStacks = Callable[[SymbolInputs, Iterator[NDArray[np.void]], int], Iterator[bytes]]
+"""Finishes stacks, of COPY records, grouped by stack, and the most addresses of a stack; yields records."""

@@ -1,6 +1,6 @@
-"""Opening files that profiled processes name, by the rules of the intake (intake_child.py): with their rights.
+"""Opens files that profiled processes name, with their rights, in the debug-ELF collector's child (collector_child.py).
 
-For the end of a recording, one file after the other. A file that cannot be opened in time costs its names only.
+Used at the end of a recording, for one file after the other. A file that cannot be opened in time costs its names only.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.worker import Worker
 
 TIMEOUT_S = 2.0
-_LAST_WAIT_S = 0.2  # for a killed child to be gone: a file system in user space may keep it
-MAX_HANGS = 8  # of one user: a file system in user space may hang at every file
+_LAST_WAIT_S = 0.2  # for a killed child to end: a file system in user space may keep it
+MAX_HANGS = 8  # of one user, whose file system in user space may hang at every file
 LATE, DIED = "opening it took too long", "the process that opens it died"
 OTHERS_LATE = "other files of its user took too long to open"
 LATER = (LATE, DIED, OTHERS_LATE)
-"""Why a file was not opened that may be opened at another time."""
+"""Reasons for which a file was not opened, but may be later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Whose files may be opened."""
+    """With whose rights a file is opened."""
 
     uid: int
     gid: int
 
 
 class Opener(Closing):
-    """The child that opens; also a context manager. It is started when it is needed."""
+    """The child process that opens files; also a context manager. The child starts when it is needed."""
 
     def __init__(self) -> None:
         self._child: Worker | None = None
@@ -49,18 +49,18 @@ class Opener(Closing):
         below: int | str | None = None,
         same: FileIdentity | None = None,
     ) -> int | str:
-        """A regular file below the root of a process, or below ours without one.
+        """Opens a regular file below the root of a process, or below ours.
 
         Args:
             path: absolute, as the process saw it.
-            rights: with which it is opened.
-            pid: whose root; 0 for ours.
-            owner: it has to be this user's; None for anybody's.
-            below: the root instead, of a process that is gone: a descriptor, or the path of a folder.
-            same: it has to be this one; None for any.
+            rights: the user and group to open it as.
+            pid: the process with the root; 0 for ours.
+            owner: the user that the file must belong to; None for any.
+            below: the root in place of an ended process's: a descriptor, or the path of a folder.
+            same: the file it must be; None for any.
 
         Returns:
-            A descriptor for reading, which the caller closes; or why there is none.
+            A descriptor for reading, which the caller closes; or why the file was not opened.
         """
         name = path.encode("utf-8", "surrogateescape")
         request: dict[str, Any] = {"pid": pid, "path": name.hex(), "owner": owner, "same": _numbers(same)}
@@ -71,23 +71,23 @@ class Opener(Closing):
     def open_mapped(
         self, pid: int, path: str, inode: int, rights: Rights, same: FileIdentity | None = None
     ) -> int | str:
-        """The file that a living process has mapped from that path, even if it was deleted since.
+        """Opens the file that a running process has mapped from a path, even if it was deleted since.
 
         Args:
             pid: the process.
             path: of the mapping.
-            inode: of the file; 0 when unknown.
+            inode: of the file; 0 if unknown.
             rights: see `open`.
             same: see `open`.
         """
-        wanted = path.encode("utf-8", "backslashreplace")
+        name = path.encode("utf-8", "backslashreplace")
         for mapping in mappings(maps_of(pid)):
-            if mapping.name in (wanted, wanted + b" (deleted)") and inode in (0, mapping.inode):
+            if mapping.name in (name, name + b" (deleted)") and inode in (0, mapping.inode):
                 return self._ask({"pid": pid, "mapped": mapping.span, "same": _numbers(same)}, rights)
         return "it is not mapped any more"
 
     def open_mapping(self, pid: int, start: int, end: int, rights: Rights, same: FileIdentity) -> int | str:
-        """The file that a living process has mapped at an address; see `open_mapped`."""
+        """Opens the file that a running process has mapped at an address; see `open_mapped`."""
         return self._ask({"pid": pid, "mapped": f"{start:x}-{end:x}", "same": _numbers(same)}, rights)
 
     def _ask(self, request: dict[str, Any], rights: Rights, root: int | None = None) -> int | str:
@@ -110,12 +110,12 @@ class Opener(Closing):
             os.close(fd)
         return str(answer.get("refused", "it cannot be opened"))
 
-    def forgive(self) -> None:
-        """From now on files of all users are opened again, whatever took too long."""
+    def forget_hangs(self) -> None:
+        """Forgets which users' files took too long."""
         self._hangs.clear()
 
     def close(self) -> None:
-        """Ends the child; another call starts another one."""
+        """Ends the child; the next call starts another one."""
         if self._child is not None:
             self._child.close(_LAST_WAIT_S)
             self._child = None

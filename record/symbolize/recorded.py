@@ -1,4 +1,4 @@
-"""The names of a recording, written when its capture is: by `iaprof record` and `iaprof recover`."""
+"""Finishes and names a recording's stacks when its capture is written, in `iaprof record` and `iaprof recover`."""
 
 from __future__ import annotations
 
@@ -13,65 +13,67 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
-from iaprof.record.symbolize.needed import FinishStacks, ForSymbols
+from iaprof.record.symbolize.needed import FinishStacks, SymbolInputs
 from iaprof.symbols.names.which import Symbols
 from iaprof.symbols.names.write_names import Cancellation, Progress, write_names
 
 _NICE = 19
 
 
-def late_stacks(kept: Mapping[int, int] | None = None) -> FinishStacks:
-    """What finish() takes to finish stacks that were not finished while recording.
+def stack_finisher(kept_roots: Mapping[int, int] | None = None) -> FinishStacks:
+    """Returns the function with which finish() finishes stacks that were not finished while recording.
 
     Args:
-        kept: see recorded_symbols.
+        kept_roots: see symbol_writer.
     """
 
-    def finish(recorded: ForSymbols, copies: Iterator[NDArray[np.void]], depth: int) -> Iterator[bytes]:
-        from iaprof.record.symbolize.symbolizer import RecordedNaming
+    def finish(inputs: SymbolInputs, copies: Iterator[NDArray[np.void]], depth: int) -> Iterator[bytes]:
+        from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
         from iaprof.record.unwinding.late import LateFinishing
 
-        mappings, processes = recorded.table("mapping"), recorded.table("process")
-        roots: dict[int, int | str] = {**recorded.roots, **(kept or {})}
-        with RecordedNaming(
-            recorded.header, recorded.spaces, mappings, processes, False, recorded.files, roots
-        ) as naming:
-            yield from LateFinishing(naming, recorded.spaces, depth).finish(copies)
+        mappings, processes = inputs.table("mapping"), inputs.table("process")
+        roots: dict[int, int | str] = {**inputs.roots, **(kept_roots or {})}
+        with RecordingSymbolizer(
+            inputs.header, inputs.spaces, mappings, processes, False, inputs.files, roots
+        ) as symbolizer:
+            yield from LateFinishing(symbolizer, inputs.spaces, depth).finish(copies)
 
     return finish
 
 
-def recorded_symbols(
-    which: Symbols, progress: Progress, kept: Mapping[int, int] | None = None
-) -> Callable[[ForSymbols, CaptureWriter], dict[str, Any]]:
-    """What finish() takes to write names; SIGINT ends it early, with what has names by then.
+def symbol_writer(
+    which: Symbols, progress: Progress, kept_roots: Mapping[int, int] | None = None
+) -> Callable[[SymbolInputs, CaptureWriter], dict[str, Any]]:
+    """Returns the function with which finish() writes names. SIGINT ends that early, with the names found so far.
 
     Args:
-        which: of the names.
-        progress: is told how it goes.
-        kept: descriptors of roots that were kept open, by process.
+        which: which addresses get names.
+        progress: is called with the number of modules named so far, and of all.
+        kept_roots: descriptors of roots that were kept open, by process.
     """
 
-    def write(recorded: ForSymbols, writer: CaptureWriter) -> dict[str, Any]:
-        from iaprof.record.symbolize.symbolizer import RecordedNaming
+    def write(inputs: SymbolInputs, writer: CaptureWriter) -> dict[str, Any]:
+        from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 
         before = cpu_seconds() + children_cpu_seconds()
-        os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # the machine has better things to do
-        mappings, processes = recorded.table("mapping"), recorded.table("process")
-        spaces = recorded.spaces
-        modules = list(recorded.needed.modules(spaces))
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # naming can wait, other programs cannot
+        mappings, processes = inputs.table("mapping"), inputs.table("process")
+        spaces = inputs.spaces
+        modules = list(inputs.needed.modules(spaces))
 
         cancellation = Cancellation()
 
         def skip(_number: int, _frame: FrameType | None) -> None:
             cancellation.cancel()
 
-        roots: dict[int, int | str] = {**recorded.roots, **(kept or {})}
+        roots: dict[int, int | str] = {**inputs.roots, **(kept_roots or {})}
         everything = which is Symbols.ALL
-        with RecordedNaming(recorded.header, spaces, mappings, processes, everything, recorded.files, roots) as naming:
+        with RecordingSymbolizer(
+            inputs.header, spaces, mappings, processes, everything, inputs.files, roots
+        ) as symbolizer:
             previous = signal.signal(signal.SIGINT, skip)
             try:
-                counts = write_names(writer, modules, naming, progress, cancellation, recorded.completed)
+                counts = write_names(writer, modules, symbolizer, progress, patience, inputs.add_names)
             finally:
                 signal.signal(signal.SIGINT, previous)
         return {"which": which.value, **counts, "cpu_s": round(cpu_seconds() + children_cpu_seconds() - before, 3)}

@@ -1,9 +1,9 @@
-"""Root folders of processes that have a root or a mount namespace of their own, also after the processes have ended.
+"""Keeps the root folders of processes with a root or mount namespace of their own, after the processes have ended.
 
-Stacks are named when the recording ends, and with `-- COMMAND` the processes have ended by then. The path of a root
-folder in the recorder's mount namespace (chroot) is written down. Another mount namespace (a container) vanishes with
-its last process, unless a descriptor keeps it. That also keeps its file systems mounted, so few are kept, and while
-the recording goes on they are released soon after their processes have ended.
+Stacks are named when the recording ends, and the processes of `-- COMMAND` have ended by then. A root folder in the
+recorder's mount namespace (chroot) is kept as a path. Another mount namespace (a container) vanishes with its last
+process unless a descriptor keeps it. As that keeps its file systems mounted, too, few are kept, and while the recording
+goes on they are released soon after their processes have ended.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
 from iaprof.record.symbolize.containers import describe
 
-MOST_KEPT = 64  # mount namespaces, or roots in them
+MOST_KEPT = 64  # roots in other mount namespaces
 MOST_OF_ONE_USER = 16
-LINGER_NS = 10_000_000_000  # how long one is kept after its last known process has ended
-LOOK_NS = 1_000_000_000
+LINGER_NS = 10_000_000_000  # how long a root is kept after the end of its last known process
+RELEASE_NS = 1_000_000_000  # between two calls of `release_unused`
 MOST_PROCESSES = 4096  # that are remembered
 _MOST_OF_ONE_ROOT = 256
 _MOST_GENERATIONS = 8
 
-_Place = tuple[str, str]  # mount namespace as "mnt:[inode]", and the root folder as we see it
+_Place = tuple[str, str]  # mount namespace as "mnt:[inode]", and the root folder as the recorder sees it
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What was written about a process."""
+class _Described:
+    """What was written to the spool about a process."""
 
     place: _Place
     about: dict[str, int | str | None]
@@ -40,67 +40,67 @@ class _Told:
 
 @dataclass(eq=False, slots=True)
 class _Kept:
-    """A root in another mount namespace."""
+    """A kept root in another mount namespace."""
 
     place: _Place
-    uid: int  # whose process it was that had it first
+    uid: int  # of the first process with this root
     root: int  # descriptor of the folder
-    namespace: int  # descriptor, which keeps everything in there mounted
-    pids: dict[int, None] = field(default_factory=dict)  # processes in it, the latest last
-    empty_since: int = 0  # 0 while one of them lives
+    namespace: int  # descriptor, which keeps the namespace's file systems mounted
+    pids: dict[int, None] = field(default_factory=dict)  # its processes, the latest last
+    empty_since: int = 0  # 0 while one of its processes runs
 
 
 class Roots:
-    """The roots of processes that use the GPU, where they are not ours."""
+    """The roots of processes that use the GPU, if they differ from ours."""
 
     def __init__(self) -> None:
         self._own = _place(os.getpid())
         self._kept: dict[_Place, _Kept] = {}
-        self._told: dict[int, _Told] = {}  # processes with other roots than ours
+        self._described: dict[int, _Described] = {}  # processes with another root than ours
         self._refused = 0
-        self._looked_ns = time.monotonic_ns()
+        self._released_ns = time.monotonic_ns()
 
     def start(self, journal: Journal, loop: Loop) -> None:
-        """Begins to write to the journal, and to be called by the loop."""
+        """Starts writing to the journal, and releasing unused roots."""
         self._journal = journal
-        loop.every(LOOK_NS, self.look)
+        loop.every(RELEASE_NS, self.release_unused)
 
     def keep(self, pid: int) -> None:
-        """Lets the paths of a process be looked up after it has ended; may be called again."""
+        """Makes a process's paths resolvable after its end; may be called again."""
         place = _place(pid)
         if place is None:
             return
         if place == self._own:
-            self._told.pop(pid, None)
+            self._described.pop(pid, None)
             return
-        # A process inherits mappings from the processes that forked it, and these may not use the GPU.
-        for each in _with_ancestors(pid, place):
-            self._keep(each, place)
+        # A process inherits mappings from its ancestors, which may not use the GPU themselves.
+        for relative in _with_ancestors(pid, place):
+            self._keep(relative, place)
 
     def _keep(self, pid: int, place: _Place) -> None:
-        if pid in self._told and self._told[pid].place == place:
+        if pid in self._described and self._described[pid].place == place:
             return
         about = describe(pid)
         if self._own is not None and place[0] == self._own[0]:
             about["root"] = place[1]
         else:
-            about["root"] = ""  # no path of ours leads there: only the descriptor does
+            about["root"] = ""  # none of our paths leads there: only the descriptor does
             self._keep_namespace(pid, place, about["uid"])
-        self._told.pop(pid, None)
-        self._told[pid] = _Told(place, about)
-        if len(self._told) > MOST_PROCESSES:
-            del self._told[next(iter(self._told))]
+        self._described.pop(pid, None)
+        self._described[pid] = _Described(place, about)
+        if len(self._described) > MOST_PROCESSES:
+            del self._described[next(iter(self._described))]
         self._journal.json(FrameKind.PROCESS, about)
 
     def _keep_namespace(self, pid: int, place: _Place, uid: int | str | None) -> None:
         if place not in self._kept:
             if not isinstance(uid, int):
-                return  # it ended meanwhile: nobody knows whose share it would count for
+                return  # the process has ended: its user, whose limit the root would count for, is unknown
             if len(self._kept) >= MOST_KEPT or (uid and self._count_of(uid) >= MOST_OF_ONE_USER):
                 self._refused += 1
                 return
             if (opened := _open(pid, place[0])) is None:
-                return  # it ended meanwhile
+                return  # the process has ended
             self._kept[place] = _Kept(place, uid, *opened)
         pids = self._kept[place].pids
         pids[pid] = None
@@ -110,8 +110,8 @@ class Roots:
     def _count_of(self, uid: int) -> int:
         return sum(kept.uid == uid for kept in self._kept.values())
 
-    def look(self) -> None:
-        """Releases namespaces without processes, and writes down how many processes' namespaces could not be kept."""
+    def release_unused(self) -> None:
+        """Releases namespaces without processes; writes how many processes' namespaces could not be kept."""
         now = time.monotonic_ns()
         for kept in list(self._kept.values()):
             if any(_place(pid) == kept.place for pid in reversed(kept.pids)):
@@ -119,40 +119,40 @@ class Roots:
             elif not kept.empty_since:
                 kept.empty_since = now
             elif now - kept.empty_since > LINGER_NS:
-                self._give_back(kept)
+                self._release(kept)
         if self._refused:
             detail = (
                 f"processes in more than {MOST_KEPT} mount namespaces, or {MOST_OF_ONE_USER} of one user: "
                 "files that only they have are not named if they end before the recording"
             )
-            self._journal.loss("names", "mount namespaces", self._refused, detail, self._looked_ns, now)
+            self._journal.loss("names", "mount namespaces", self._refused, detail, self._released_ns, now)
             self._refused = 0
-        self._looked_ns = now
+        self._released_ns = now
 
-    def _give_back(self, kept: _Kept) -> None:
+    def _release(self, kept: _Kept) -> None:
         del self._kept[kept.place]
         os.close(kept.root)
         os.close(kept.namespace)
 
-    def tell_again(self) -> None:
-        """Writes what is known of processes into a new spool, for the last time if a process has ended."""
-        for pid, told in list(self._told.items()):
-            self._journal.json(FrameKind.PROCESS, told.about)
-            if told.place not in self._kept and _place(pid) != told.place:
-                del self._told[pid]
+    def write_again(self) -> None:
+        """Writes what is known of processes into a new spool; of an ended process, for the last time."""
+        for pid, described in list(self._described.items()):
+            self._journal.json(FrameKind.PROCESS, described.about)
+            if described.place not in self._kept and _place(pid) != described.place:
+                del self._described[pid]
 
     def by_process(self) -> dict[int, int]:
-        """A descriptor of the root of each process whose namespace is kept; Roots closes it."""
+        """Returns the descriptor of each process's kept root; it stays this object's."""
         return {pid: kept.root for kept in self._kept.values() for pid in kept.pids}
 
     def close(self) -> None:
         """Releases all namespaces."""
         for kept in list(self._kept.values()):
-            self._give_back(kept)
+            self._release(kept)
 
 
 def _place(pid: int) -> _Place | None:
-    """The root of a process; None if it has ended. Asks no file system."""
+    """Returns the root of a process; None if it has ended. Accesses no file system but /proc."""
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt"), os.readlink(f"/proc/{pid}/root")
     except OSError:
@@ -160,20 +160,20 @@ def _place(pid: int) -> _Place | None:
 
 
 def _with_ancestors(pid: int, place: _Place) -> Iterator[int]:
-    """A process and its ancestors, up to the first that has another root."""
+    """Yields a process and its ancestors, up to the first that has another root."""
     for _ in range(_MOST_GENERATIONS):
         yield pid
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()
             pid = int(stat[stat.rindex(b")") + 1 :].split()[1])
         except (OSError, ValueError):
-            return  # it ended meanwhile
+            return  # the process has ended
         if _place(pid) != place:
             return
 
 
 def _open(pid: int, namespace: str) -> tuple[int, int] | None:
-    """Descriptors of a process's root and mount namespace; None if it no longer has that namespace."""
+    """Opens a process's root and mount namespace; returns None if it no longer has that namespace."""
     opened: list[int] = []
     try:
         opened.append(os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))

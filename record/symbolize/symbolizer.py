@@ -1,7 +1,7 @@
-"""Names for what was recorded, on the machine where it was recorded: from the files and maps of the processes.
+"""The symbolizer at the end of a recording, on the same machine: names addresses from processes' files and maps.
 
-Everything is opened by record.opener with the rights of the process that named it, or, when that is gone, of the user
-who gets the capture; everything is read in sandboxes.
+record.symbolize.opener opens all files with the rights of the process that named them or, if it has ended, of the user
+who gets the capture; sandboxes read them.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Symbolized
 from iaprof.symbols.names.this_boot import ThisBoot
 
-_MOST_PROCESSES = 4  # that are asked for a file: each may be one of another container
+_MOST_PROCESSES = 4  # that are tried for one file: they may be in several containers
 _MOST_JITDUMPS = 8
-_USER_SECONDS = 120.0  # for all files and maps of one user: each may be made to take long
+_USER_SECONDS = 120.0  # for all files and maps of one user, who may have made them slow to read
 _JITDUMP = re.compile(r"(?:.*/)?jit-\d+\.dump", re.DOTALL)
 _NOT_SINCE = "it has no build-id, and this machine was restarted after the recording, or is another one"
-_SYSTEM = (Path("/"),)  # below which debug files are looked for
+_SYSTEM = (Path("/"),)  # roots below which debug files are searched
 
 
-class RecordedNaming(Closing):
-    """A Symbolizer for the end of a recording; also a context manager."""
+class RecordingSymbolizer(Closing):
+    """Names a recording's addresses: a Symbolizer; also a context manager."""
 
     def __init__(
         self,
@@ -58,21 +58,21 @@ class RecordedNaming(Closing):
         files: MappedFiles | None = None,
         roots: Mapping[int, int | str] | None = None,
     ) -> None:
-        """Opens nothing yet.
+        """Opens no files yet.
 
         Args:
-            header: of the recording; where it was made before this machine was started, only files name anything.
-            spaces: of the recording.
+            header: of the recording; if this machine was restarted since, only files with a build-id are used.
+            spaces: the recording's address spaces.
             mappings: its `mapping` rows.
             processes: its `process` rows.
-            everything: names every function of each file, not only the addresses that are asked for.
-            files: its files without a build-id; without this, none of them is named.
-            roots: of processes whose root is not ours: a descriptor, the path of a folder, or an empty path for one
-                that went with its processes.
+            everything: whether to name every function of each file, or only the addresses asked for.
+            files: its files without a build-id; None: these are not named.
+            roots: by process, of those whose root is not ours: a descriptor, a folder's path, or an empty path for a
+                root that vanished with its processes.
         """
         self._header, self._spaces, self._everything = header, spaces, everything
         self._files, self._roots = files or MappedFiles(), roots or {}
-        self._is_here = is_same_boot(header)
+        self._is_this_boot = is_same_boot(header)
         self._opened = contextlib.ExitStack()
         self._opener = self._opened.enter_context(Opener())
         self._binaries = self._opened.enter_context(Binaries())
@@ -82,8 +82,8 @@ class RecordedNaming(Closing):
                      if row["event"] == "described" and row["uid"] is not None and row["gid"] is not None]  # fmt: skip
         self._described = {row["pid"]: row for row in described}
         self._rights = cache(self._find_rights)
-        self._receiver = Rights(*(sudo_user() or (os.getuid(), os.getgid())))
-        self._spent: defaultdict[int, float] = defaultdict(float)  # seconds, by user
+        self._capture_owner = Rights(*(sudo_user() or (os.getuid(), os.getgid())))
+        self._seconds: defaultdict[int, float] = defaultdict(float)  # spent so far, by user
         self._jitdumps: dict[int, dict[str, None]] = {}
         for pid, path in zip(mappings["pid"].to_pylist(), mappings["path"].to_pylist(), strict=True):
             if _JITDUMP.fullmatch(path):
@@ -97,19 +97,19 @@ class RecordedNaming(Closing):
         """See Symbolizer."""
         pids = self._processes_of(module) if module.kind is ModuleKind.FILE else [module.pid]
         uid = self._rights(pids[0] if pids else 0).uid
-        if self._spent[uid] > _USER_SECONDS:
+        if self._seconds[uid] > _USER_SECONDS:
             return Symbolized(problem="other files of its user took too long to read")
         begun = time.monotonic()
         try:
             return self._name(module, addresses, times)
         finally:
-            self._spent[uid] += time.monotonic() - begun
+            self._seconds[uid] += time.monotonic() - begun
 
     def _name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized:
         try:
             if module.kind is ModuleKind.FILE:
                 return self._name_file(module, addresses)
-            if not self._is_here:
+            if not self._is_this_boot:
                 return Symbolized(problem="this machine was restarted after the recording, or is another one")
             if module.kind is ModuleKind.GENERATED:
                 return self._name_generated(module.pid, addresses, times)
@@ -120,9 +120,9 @@ class RecordedNaming(Closing):
     # Files
 
     def open(self, module: Module) -> int | None:
-        """A file whose code was recorded, or the vDSO, which the caller closes; None if it cannot be had."""
+        """Opens a file with recorded code, or the vDSO; the caller closes it. Returns None if it cannot be had."""
         if module.kind is ModuleKind.VDSO:
-            return open_vdso() if self._is_here else None
+            return open_vdso() if self._is_this_boot else None
         if module.kind is ModuleKind.FILE:
             for file, _ in self._files_of(module, {}):
                 return os.dup(file)
@@ -137,7 +137,7 @@ class RecordedNaming(Closing):
         return Symbolized(problem="; ".join(problems) or f"{module.path} cannot be opened")
 
     def _files_of(self, module: Module, problems: dict[str, None]) -> Iterator[tuple[int, Facts]]:
-        """Open files that are the module's."""
+        """Yields open files that are the module's."""
         for file in self._candidates(module, problems):
             with _closing(file):
                 try:
@@ -151,27 +151,27 @@ class RecordedNaming(Closing):
                 yield file, facts
 
     def _candidates(self, module: Module, problems: dict[str, None]) -> Iterator[int]:
-        """Open files that may be the module's: what living processes have mapped, then what lies at its path."""
-        pids = self._processes_of(module)[:_MOST_PROCESSES] if self._is_here else []
+        """Yields open files that may be the module's: those mapped by running processes, then those at its path."""
+        pids = self._processes_of(module)[:_MOST_PROCESSES] if self._is_this_boot else []
         same: FileIdentity | str | None = None
         if module.build_id is None:
-            same = self._files.find(module.path, module.inode, self._header) if self._is_here else _NOT_SINCE
+            same = self._files.find(module.path, module.inode, self._header) if self._is_this_boot else _NOT_SINCE
         if isinstance(same, str):
             problems[f"{module.path}: {same}"] = None
             return
         for pid in pids:
-            found = self._opener.open_mapped(pid, module.path, module.inode, self._rights(pid), same)
-            if isinstance(found, int):
-                yield found
+            file_or_problem = self._opener.open_mapped(pid, module.path, module.inode, self._rights(pid), same)
+            if isinstance(file_or_problem, int):
+                yield file_or_problem
         for user, pid, below in self._places(pids, problems):
-            found = self._opener.open(module.path, self._rights(user), pid, below=below, same=same)
-            if isinstance(found, int):
-                yield found
+            file_or_problem = self._opener.open(module.path, self._rights(user), pid, below=below, same=same)
+            if isinstance(file_or_problem, int):
+                yield file_or_problem
             else:
-                problems[f"{module.path}: {found}"] = None
+                problems[f"{module.path}: {file_or_problem}"] = None
 
     def _places(self, pids: Sequence[int], problems: dict[str, None]) -> Iterator[tuple[int, int, int | str | None]]:
-        """Where a file of these processes may lie: whose rights to use there, whose root, or which other."""
+        """Yields where processes' file may be: whose rights to use; the process with the root, or another root."""
         for pid in pids:
             lives, root = os.path.exists(f"/proc/{pid}"), self._roots.get(pid)
             if lives:
@@ -183,7 +183,7 @@ class RecordedNaming(Closing):
         yield pids[0] if pids else 0, 0, None
 
     def _processes_of(self, module: Module) -> list[int]:
-        """Those that mapped it, root's first: a user's own file may carry the build-id of another's."""
+        """Returns the processes that mapped a module, root's first: a user's own file may claim its build-id."""
         return sorted(self._spaces.processes_of(module), key=lambda pid: self._rights(pid).uid != 0)
 
     @contextlib.contextmanager
@@ -193,8 +193,8 @@ class RecordedNaming(Closing):
             return
 
         def open_(path: Path) -> int | None:
-            found = self._opener.open(str(path), self._receiver)
-            return found if isinstance(found, int) else None
+            file_or_problem = self._opener.open(str(path), self._capture_owner)
+            return file_or_problem if isinstance(file_or_problem, int) else None
 
         for candidate in debug_files(module.path, facts, _SYSTEM, open_, self._binaries):
             with _closing(candidate.file):
@@ -209,35 +209,37 @@ class RecordedNaming(Closing):
         lives = os.path.exists(f"/proc/{pid}")
         ns_pid = self._described.get(pid, {}).get("ns_pid")
         below = None if lives else self._roots.get(pid) or None
-        if ns_pid and not lives and below is None:  # what has its map's name here is another process's
+        if ns_pid and not lives and below is None:  # a file of that name here would be another process's
             return Symbolized(problem=f"process {pid} is gone, and its container's files with it")
-        inside = ns_pid or pid  # the process calls its map by its own number
-        # The map is the process's own word: it must be its user's, or another user could write what it likes.
+        inside = ns_pid or pid  # the map's name has the pid in the process's own namespace
+        # The process writes the map itself: it must belong to its user, or any other user could write its names.
         name = f"/tmp/perf-{inside}.map"  # noqa: S108
-        found = self._opener.open(name, rights, pid if lives else 0, owner=rights.uid, below=below)
-        perf_map = found if isinstance(found, int) else None
+        map_or_problem = self._opener.open(name, rights, pid if lives else 0, owner=rights.uid, below=below)
+        perf_map = map_or_problem if isinstance(map_or_problem, int) else None
         dumps = []
         for path in list(self._jitdumps.get(pid, ()))[:_MOST_JITDUMPS]:
             dump = self._opener.open(path, rights, pid if lives else 0, owner=rights.uid, below=below)
             dumps += [dump] if isinstance(dump, int) else []
         try:
             if perf_map is None and not dumps:
-                return Symbolized(problem=f"process {pid} has no perf map: {found}")
+                return Symbolized(problem=f"process {pid} has no perf map: {map_or_problem}")
             return self._generated.name(perf_map, dumps, addresses, times)
         finally:
             for fd in (*dumps, *(() if perf_map is None else (perf_map,))):
                 os.close(fd)
 
     def _find_rights(self, pid: int) -> Rights:
-        """Those of a living process, or of one that was described; else those of who gets the capture.
+        """Returns the rights of a running process, or those recorded of it; else those of who gets the capture.
 
-        Who was not root while it was recorded is not root now: it executed a program that is, or the pid is another's.
+        A process recorded as a user's that is root's now has executed a program of root's, or its pid was reused.
         """
-        known = []
-        for each in (describe(pid), self._described.get(pid, {})):
-            uid, gid = each.get("uid"), each.get("gid")
-            known += [Rights(uid, gid)] if isinstance(uid, int) and isinstance(gid, int) else []
-        return next((rights for rights in known if rights.uid), known[0] if known else self._receiver)
+        candidates = []
+        for about in (describe(pid), self._described.get(pid, {})):
+            uid, gid = about.get("uid"), about.get("gid")
+            candidates += [Rights(uid, gid)] if isinstance(uid, int) and isinstance(gid, int) else []
+        return next(
+            (rights for rights in candidates if rights.uid), candidates[0] if candidates else self._capture_owner
+        )
 
 
 @contextlib.contextmanager

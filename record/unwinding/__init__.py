@@ -1,1 +1,1 @@
-"""Finishing the stacks that BPF could not walk, and teaching it the rules that were missing, in a process apart."""
+"""The learner: a process that finishes the stacks BPF could not walk, and writes the missing rules for BPF."""

@@ -1,4 +1,4 @@
-"""How much of the time may be spent on something."""
+"""Limits the share of time that is spent on something."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterator
 
 
 class Budget:
-    """A share of the time; what is not spent adds up, to so many seconds at most."""
+    """A share of the time; unused time adds up to at most `most_s` seconds."""
 
     def __init__(self, share: float, most_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begins with all of them."""
+        """Begins with `most_s` seconds."""
         self._share, self._most_s, self._clock = share, most_s, clock
         self._left_s, self._at = most_s, clock()
 
     @property
     def wait_s(self) -> float:
-        """For how long there is nothing left; 0 if there is."""
+        """Seconds until some time is available; 0 if some is."""
         now = self._clock()
         self._left_s = min(self._left_s + self._share * (now - self._at), self._most_s)
         self._at = now
@@ -25,7 +25,7 @@ class Budget:
 
     @contextlib.contextmanager
     def spent(self) -> Iterator[None]:
-        """For what takes the time."""
+        """Counts the time of the `with` block as spent."""
         began = self._clock()
         try:
             yield

@@ -19,29 +19,29 @@ from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter
 
 MOST_PROCESSES = 4096  # that are remembered
-MOST_CANDIDATES = 32  # mappings of one process, in which an interpreter is looked for
-MOST_FOUND = 1 << 13  # mappings of files of which it is remembered what was found in them
+MOST_CANDIDATES = 32  # mappings of one process that are searched
+MOST_FOUND = 1 << 13  # mappings of files whose search result is kept
 _ADDRESSES = 1 << 64
 
 
-class Search:
-    """Looks for interpreters in the files that processes have mapped."""
+class InterpreterSearch:
+    """Searches the files that processes have mapped for interpreters."""
 
     def __init__(self, finishing: Finishing, images: Images) -> None:
-        """Args: reads files; numbers them."""
+        """Args: reads files; numbers files."""
         self._finishing, self._images = finishing, images
-        # By image and offset of the mapping, from which addresses count: what was found, a problem, nothing.
-        self._of: OrderedDict[tuple[int, int], FoundInterpreter | str | None] = OrderedDict()
+        # By image and offset of the mapping, from which the interpreter's addresses count: it, a problem, or None.
+        self._by_mapping: OrderedDict[tuple[int, int], FoundInterpreter | str | None] = OrderedDict()
         self.failures = 0  # files on which the reader died, or took too long
 
     def find(self, mappings: Sequence[Mapping]) -> tuple[Mapping, FoundInterpreter | str] | None:
-        """The interpreter that a process runs; None if none was found.
+        """Returns the interpreter that a process runs; None if none was found.
 
         Args:
-            mappings: its executable ones, sorted.
+            mappings: the process's executable mappings, sorted.
 
         Returns:
-            A mapping of the file with the interpreter; and what is known of it, or why its frames cannot be walked.
+            A mapping of the interpreter's file; and the interpreter, or why its frames cannot be walked.
         """
         candidates = (
             mapping
@@ -49,33 +49,33 @@ class Search:
             if mapping.image >= 0 and (mapping is mappings[0] or self._images.may_be_python(mapping.image))
         )
         for mapping in islice(candidates, MOST_CANDIDATES):
-            found = self._in_image(mapping)
-            if found is not None:
-                return mapping, found
+            interpreter = self._in_image(mapping)
+            if interpreter is not None:
+                return mapping, interpreter
         return None
 
     def _in_image(self, mapping: Mapping) -> FoundInterpreter | str | None:
         key = mapping.image, mapping.offset
-        if key not in self._of:
+        if key not in self._by_mapping:
             try:
-                self._of[key] = self._finishing.interpreter(*key)
+                self._by_mapping[key] = self._finishing.interpreter(*key)
             except ImageGone:
                 return None
-            except IaprofError:  # a busy machine may have kept the child from running: others try again
+            except IaprofError:  # the child may have been slow on a busy machine: searched again for the next process
                 self.failures += 1
                 return None
-            if len(self._of) > MOST_FOUND:
-                self._of.popitem(last=False)
-        return self._of[key]
+            if len(self._by_mapping) > MOST_FOUND:
+                self._by_mapping.popitem(last=False)
+        return self._by_mapping[key]
 
 
 class Interpreters:
-    """Of all processes."""
+    """The interpreters of all processes."""
 
     def __init__(self, finishing: Finishing, images: Images, pythons: int) -> None:
-        """Args: reads files; numbers them; the descriptor of BPF's map, which stays the caller's."""
-        self._search, self._pythons = Search(finishing, images), pythons
-        # Of processes, by number and when they began: the mapping that the interpreter is in. Exec brings another one.
+        """Args: reads files; numbers files; the descriptor of BPF's map of interpreters, which stays the caller's."""
+        self._search, self._pythons = InterpreterSearch(finishing, images), pythons
+        # By pid and start time: the mapping with the interpreter. It changes with exec.
         self._known: OrderedDict[tuple[int, int], Mapping] = OrderedDict()
 
     @property
@@ -83,37 +83,38 @@ class Interpreters:
         """Files on which the reader died, or took too long."""
         return self._search.failures
 
-    def look(self, pid: int, born_ticks: int, mappings: Sequence[Mapping]) -> list[bytes]:
-        """Looks for one in a process; gives messages for the recorder.
+    def search(self, pid: int, born_ticks: int, mappings: Sequence[Mapping]) -> list[bytes]:
+        """Searches a process for an interpreter, and tells BPF of it; returns messages for the recorder.
 
         Args:
-            pid: of the process.
-            born_ticks: when it began, as /proc tells it.
-            mappings: its executable ones, sorted.
+            pid: the process.
+            born_ticks: its start time in /proc/PID/stat.
+            mappings: its executable mappings, sorted.
         """
-        interpreter = self._search.find(mappings)
-        if interpreter is None:
+        search_result = self._search.find(mappings)
+        if search_result is None:
             return []
-        mapping, found = interpreter
+        mapping, interpreter = search_result
         if self._known.get((pid, born_ticks)) == mapping:
             return []
         self._remember(pid, born_ticks, mapping)
-        if isinstance(found, str):
-            problem = f"Python functions of {_program(pid)} are not recorded: {found}"
+        if isinstance(interpreter, str):
+            problem = f"Python functions of {_program(pid)} are not recorded: {interpreter}"
             return [_message({"problem": problem})]
         runtime, *types = (
-            (mapping.start + offset) % _ADDRESSES for offset in (found.runtime, found.text_type, found.bytes_type)
+            (mapping.start + offset) % _ADDRESSES
+            for offset in (interpreter.runtime, interpreter.text_type, interpreter.bytes_type)
         )
-        self._tell(pid, born_ticks, runtime, found.layout)
-        told = {"pid": pid, "version": found.version, "types": types, "layout": vars(found.layout)}
-        return [_message(told)]
+        self._write_offsets(pid, born_ticks, runtime, interpreter.layout)
+        members = {"pid": pid, "version": interpreter.version, "types": types, "layout": vars(interpreter.layout)}
+        return [_message(members)]
 
     def _remember(self, pid: int, born_ticks: int, mapping: Mapping) -> None:
         self._known[pid, born_ticks] = mapping
         if len(self._known) > MOST_PROCESSES:
             self._known.popitem(last=False)
 
-    def _tell(self, pid: int, born_ticks: int, runtime: int, layout: Layout) -> None:
+    def _write_offsets(self, pid: int, born_ticks: int, runtime: int, layout: Layout) -> None:
         offsets = [getattr(layout, name) or 0 for name in PYTHON_OFFSETS]
         if layout.cframe_frame is not None:
             offsets[PYTHON_OFFSETS.index("thread_frame")] = layout.cframe_frame
@@ -122,12 +123,12 @@ class Interpreters:
 
 
 def _program(pid: int) -> str:
-    """Its file, as far as that can be told."""
+    """Returns the path of a process's program, or its pid if the path is unknown."""
     try:
         return os.readlink(b"/proc/%d/exe" % pid).decode("utf-8", "backslashreplace")
     except OSError:
         return f"process {pid}"
 
 
-def _message(told: dict[str, object]) -> bytes:
-    return INTERPRETER + json.dumps(told).encode()
+def _message(members: dict[str, object]) -> bytes:
+    return INTERPRETER + json.dumps(members).encode()

@@ -1,6 +1,6 @@
-"""Finishes stacks when a recording ends: of processes that were gone, or another program, before the learner looked.
+"""Finishes stacks when the recording ends: of processes that ended or executed a program before the learner read them.
 
-What they had mapped is told by the side-band, and their files are opened as those are that name functions.
+The side-band has what these had mapped. The symbolizer opens their files.
 """
 
 from __future__ import annotations
@@ -14,63 +14,63 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.record.symbolize.symbolizer import RecordedNaming
-from iaprof.record.unwinding.misses import MOST_FAILURES, Miss
+from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
+from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finishing
 
 MOST_SECONDS = 60.0
-_PATIENCE_S = 10.0  # for one answer: nobody waits for the stacks of others behind it, as while recording
+_PATIENCE_S = 10.0  # for one answer; longer than while recording, when launches wait for it
 
 
 class LateFinishing:
-    """Finishes the stacks of one recording."""
+    """Finishes stacks of one recording."""
 
-    def __init__(self, naming: RecordedNaming, spaces: AddressSpaces, depth: int) -> None:
-        """Args: opens files; what was mapped where; addresses that a stack can have at most."""
-        self._naming, self._spaces, self._depth = naming, spaces, depth
+    def __init__(self, symbolizer: RecordingSymbolizer, spaces: AddressSpaces, depth: int) -> None:
+        """Args: opens files; knows what was mapped where; the most addresses of a stack."""
+        self._symbolizer, self._spaces, self._depth = symbolizer, spaces, depth
         self._modules: list[Module] = []
         self._numbers: dict[Module, int] = {}
-        self._of_mappings: dict[tuple[Mapping, ...], int] = {}
+        self._space_numbers: dict[tuple[Mapping, ...], int] = {}
 
     def finish(self, copies: Iterable[NDArray[np.void]]) -> Iterator[bytes]:
-        """Records of stack_dtype(depth), and PYTHON_STACK for those with such frames.
+        """Yields records of stack_dtype(depth), and of PYTHON_STACK for stacks with Python frames.
 
         Args:
-            copies: COPY[n], those of one stack behind one another.
+            copies: arrays COPY[n], grouped by stack.
         """
         end = time.monotonic() + MOST_SECONDS
-        records = (record for some in copies for record in some)
+        records = (record for array in copies for record in array)
         failures = Counter[int]()  # by process
-        with Finishing(lambda number: self._naming.open(self._modules[number]), patience_s=_PATIENCE_S) as finishing:
-            for _, of_one in groupby(records, key=lambda record: int(record["id"])):
-                miss = None
-                for record in of_one:
-                    miss = miss or Miss(record.copy())
-                    miss.add(record)
-                if miss is None or time.monotonic() > end:
+        with Finishing(lambda number: self._symbolizer.open(self._modules[number]), patience_s=_PATIENCE_S) as finishing:
+            for _, stack_records in groupby(records, key=lambda record: int(record["id"])):
+                stack = None
+                for record in stack_records:
+                    stack = stack or UnfinishedStack(record.copy())
+                    stack.add(record)
+                if stack is None or time.monotonic() > end:
                     return
-                if failures[miss.pid] == MOST_FAILURES:
+                if failures[stack.pid] == MOST_FAILURES:
                     continue
                 try:
-                    yield from self._finish(finishing, miss)
-                except IaprofError:  # it stays as it is
-                    failures[miss.pid] += 1
+                    yield from self._finish(finishing, stack)
+                except IaprofError:  # the stack stays unfinished
+                    failures[stack.pid] += 1
 
-    def _finish(self, finishing: Finishing, miss: Miss) -> list[bytes]:
-        told = self._spaces.mapped(int(miss.record["pid"]), int(miss.record["time"]))
+    def _finish(self, finishing: Finishing, stack: UnfinishedStack) -> list[bytes]:
+        mapped = self._spaces.mapped(int(stack.record["pid"]), int(stack.record["time"]))
         mappings = tuple(
             Mapping(start, end, 0 if module.kind is ModuleKind.VDSO else offset, self._number(module))
-            for start, end, offset, module in told
+            for start, end, offset, module in mapped
         )
-        space = self._of_mappings.setdefault(mappings, len(self._of_mappings))
-        finished = finishing.finish(space, mappings, miss.copy(), miss.limit(self._depth))
-        return miss.finished(finished, self._depth)
+        space = self._space_numbers.setdefault(mappings, len(self._space_numbers))
+        finished = finishing.finish(space, mappings, stack.copy(), stack.limit(self._depth))
+        return stack.finished_records(finished, self._depth)
 
     def _number(self, module: Module) -> int:
-        """Of a file; -1 of memory of no file."""
+        """Returns the number of a file; -1 for memory of no file."""
         if module.kind not in (ModuleKind.FILE, ModuleKind.VDSO):
             return -1
         if module not in self._numbers:

@@ -1,6 +1,6 @@
-"""The executable mappings of running processes, with numbers for the files in them.
+"""The executable mappings of running processes; their files are numbered.
 
-Processes with the same mappings share a number of their space: a forked child needs no rules of its own.
+Processes with equal mappings share a space number: a forked child needs no rules of its own.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ from iaprof.symbols.unwind.walk import PAGE
 
 _LOCATIONS = 4  # of a file, where it may be opened
 _NO_FILE = -1
-_ALWAYS_NS = 1 << 62  # before which a file has to have changed last: a program may be built anew while it runs
+_ALWAYS_NS = 1 << 62  # as FileIdentity.before_ns: accepts files built anew while they run
 
 
 class ImageGone(IaprofError):
-    """A file is not mapped any more where it was, or cannot be opened now."""
+    """A file is no longer mapped where it was, or cannot be opened now."""
 
 
 @dataclass
 class Image:
-    """A file that is mapped somewhere, or the vDSO."""
+    """A mapped file, or the vDSO."""
 
     device: int  # major number << 32 | minor number
-    inode: int  # 0 of the vDSO
+    inode: int  # 0 for the vDSO
     may_be_python: bool  # by its name
-    places: list[tuple[int, int, int]] = field(
-        default_factory=list
-    )  # pid, start and end of mappings, the last the latest
+    places: list[tuple[int, int, int]] = field(default_factory=list)  # pid, start and end of mappings, the latest last
 
 
 class Images:
-    """Files by number."""
+    """Numbers mapped files, and opens them."""
 
     def __init__(self, opener: Opener) -> None:
         """Args: opens files; it stays the caller's."""
@@ -48,7 +46,7 @@ class Images:
         self._images: list[Image] = []
 
     def number(self, device: int, inode: int, name: bytes, pid: int, start: int, end: int) -> int:
-        """The number of what is mapped there; _NO_FILE for memory of no file."""
+        """Returns the number of a mapped file; _NO_FILE for memory of no file."""
         if not inode and name != b"[vdso]":
             return _NO_FILE
         number = self._numbers.setdefault((device, inode), len(self._images))
@@ -61,14 +59,14 @@ class Images:
         return number
 
     def may_be_python(self, number: int) -> bool:
-        """Whether an image has an interpreter's name."""
+        """Whether a file is named like an interpreter."""
         return self._images[number].may_be_python
 
     def open(self, number: int) -> int | None:
-        """A descriptor, which the caller closes; None if the file can be read by nobody.
+        """Opens a file; the caller closes it. Returns None if nobody may read the file.
 
         Raises:
-            ImageGone: no process has it mapped any more where it was; or it took too long, and at another time may not.
+            ImageGone: no known process has it mapped any more, or opening it took too long and may succeed later.
         """
         if not 0 <= number < len(self._images):
             raise ImageGone
@@ -89,19 +87,19 @@ class Images:
 
 
 def _spans(pid: int, image: Image) -> Iterator[tuple[int, int]]:
-    """Where a process has a file mapped now."""
+    """Yields where a process has a file mapped now."""
     for mapping in mappings(maps_of(pid), EXECUTABLE):
         if mapping.file == (image.device, image.inode):
             yield mapping.start, mapping.end
 
 
 def _may_be_python(name: bytes) -> bool:
-    """By a file's name; an extension module has the interpreter's in its own, and is none."""
+    """Whether a file's name is an interpreter's; extension modules also contain `python`, but are none."""
     return b"python" in name and b".cpython-" not in name
 
 
 def rights_of(pid: int) -> Rights | None:
-    """A process's user and group; None if it has ended."""
+    """Returns a process's user and group; None if it has ended."""
     try:
         status = os.stat(f"/proc/{pid}")
     except OSError:
@@ -110,21 +108,26 @@ def rights_of(pid: int) -> Rights | None:
 
 
 def executable(pid: int, images: Images) -> tuple[Mapping, ...]:
-    """A process's executable mappings, sorted; none if it has ended."""
+    """Returns a process's executable mappings, sorted; empty if it has ended."""
     return tuple(
-        Mapping(each.start, each.end, each.offset, images.number(*each.file, each.name, pid, each.start, each.end))
-        for each in mappings(maps_of(pid), EXECUTABLE)
+        Mapping(
+            mapping.start,
+            mapping.end,
+            mapping.offset,
+            images.number(*mapping.file, mapping.name, pid, mapping.start, mapping.end),
+        )
+        for mapping in mappings(maps_of(pid), EXECUTABLE)
     )
 
 
 class Memory:
-    """Reads the memory of a process, a page at a time."""
+    """Reads the memory of a process, page by page."""
 
     def __init__(self, pid: int) -> None:
         self._path = f"/proc/{pid}/mem"
 
     def page(self, address: int) -> bytes:
-        """A page; empty if it cannot be read."""
+        """Returns a page; b"" if it cannot be read."""
         try:
             with open(self._path, "rb", buffering=0) as file:
                 return os.pread(file.fileno(), PAGE, address)

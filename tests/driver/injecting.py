@@ -40,7 +40,7 @@ class Recorder:
         for record in self.probes.compiled.read():
             path = record["path"].split(b"\0")[0]
             found[int(record["pid"]), Path(os.fsdecode(path)).read_bytes()] += 1
-            self.injection.forget(path)
+            self.injection.remove_elf(path)
         return found
 
     def left(self) -> set[str]:

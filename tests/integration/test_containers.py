@@ -25,7 +25,7 @@ ID = "5f2504e04f8911d39a0c0305e82c3301" * 2
 IN_NAMESPACES = ["unshare", "--mount", "--propagation=private", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 # A /tmp that nobody else sees, with the runtime's library, the program, a debug ELF to make modules from, and the GPU.
-# What is bound there comes with it, as the folder itself lies below the /tmp that it covers.
+# The bound files come with it, as the folder itself is in the /tmp that it covers.
 BUILD_TMP = """
 mount -t tmpfs none "$1"
 cp "$2"/libze_intel_gpu.so.1 "$2"/workload "$3" "$1"
@@ -37,7 +37,7 @@ shift 4
 exec "$@"
 """
 
-# Maps the library, so that it has its probes when the recorder begins, and starts the program when it is told to.
+# Maps the library, so that it has probes when the recorder begins, and starts the program at a command.
 START_LATER = """
 import ctypes, subprocess, sys
 ctypes.CDLL("/tmp/libze_intel_gpu.so.1")
@@ -49,7 +49,7 @@ sys.exit(subprocess.call(sys.argv[1:]))
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """A cgroup named as systemd and Docker name a container's."""
+    """A cgroup named like a container's by systemd and Docker."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     top = Path(next(words[1] for words in mounts if words[2] == "cgroup2"))
     path = top / f"iaprof-test-{os.getpid()}.slice" / f"docker-{ID}.scope"
@@ -91,7 +91,7 @@ def test_a_process_is_described(cgroup: Path) -> None:
 
 
 def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
-    # given a process in a container of its own, in which the runtime's library lies
+    # given a process in its own container, which has the runtime's library
     (tmp_path / "root").mkdir()
     elf = runtime.debug_elf("bmg", "matmul")
     build = runtime.build().library.parent
@@ -122,7 +122,7 @@ def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
         assert container.stdin is not None
         container.stdin.write("\n")
         container.stdin.flush()
-        pids: dict[int, int] = {}  # in the container, by those outside
+        pids: dict[int, int] = {}  # pids in the container, by pids outside
         while not pids:
             assert container.poll() is None
             for pid in Path(f"/proc/{init}/task/{init}/children").read_text().split():
@@ -133,7 +133,7 @@ def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
     assert recorder.returncode == 0, errors
     ledger = hardware.ledger()
     summaries = runtime.read_summaries(output)
-    # then its launches are there by the pids of the host, and all its stalls
+    # then its launches have the host's pids, and all its stalls are there
     reader = CaptureReader(capture)
     ((host, inside),) = pids.items()
     assert host != inside
@@ -145,13 +145,13 @@ def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
         launched[launch.kernel] += launch.count
     assert Counter(row["name"] for row in rows) == launched
     assert sum(launched.values()) == 800
-    # and its kernels, from files that are only in its own mount namespace
+    # and its kernels, from files that only exist in its mount namespace
     (kernel,) = (row for row in reader.table("kernel").to_pylist() if row["pid"] == host)
     assert kernel["path"].startswith("/tmp/only-inside/")
     assert kernel["elf"]
     assert not Path(kernel["path"]).exists()
     assert by_instruction(folded(capture), ledger) == ledger_by_instruction(ledger)
-    # and what it is called in there stands beside it
+    # and its pid and container there
     described = [row for row in reader.table("process").to_pylist() if row["event"] == "described"]
     place = f"/{cgroup.parent.name}/{cgroup.name}"
     told = {(row["ns_pid"], row["cgroup"], row["container"]) for row in described if row["pid"] == host}

@@ -136,7 +136,7 @@ class Attacked:
 
 
 class Secret:
-    """A file of root's that the intake would take from its owner."""
+    """A file of root's that the debug-ELF collector would take from its owner."""
 
     def __init__(self, folder: Path) -> None:
         self.text = secrets.token_hex(16).encode()

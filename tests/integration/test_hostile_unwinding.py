@@ -69,7 +69,7 @@ def test_others_stacks_are_whole(tmp_path: Path, within: Within) -> None:
         unfinished = sum(call.walked is not Walked.WHOLE and not call.kept for call in others)
         assert unfinished <= lost
         # and who finishes them is still the first one
-        assert seen.walking.learning._starts == 1
+        assert seen.walking.learner._starts == 1
 
 
 def test_stacks_that_nobody_can_finish_are_copied_only_so_often(tmp_path: Path, within: Within) -> None:

@@ -1,4 +1,4 @@
-"""The preloaded library, without a driver: a program and those it starts are as without it, and its folder goes."""
+"""The injected library, without a driver: programs and their children run as without it, and its folder is removed."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from iaprof.record.kernels.injection import FOLDERS, Injection
 pytestmark = pytest.mark.beside
 
 ENVIRONMENT = {"PATH": "/usr/bin:/bin", "HOME": "/"}
-# Prints its environment, and whether the library is in it.
+# Prints its environment, and whether the library is loaded.
 CHILD = "env; ! grep -q libiaprof_inject /proc/self/maps || echo preloaded"
 
 
@@ -105,7 +105,7 @@ def test_a_program_does_what_it_does_without(injected: Injection, what: str) -> 
 
 
 def test_programs_that_cannot_take_it_get_no_variable(injected: Injection, tmp_path: Path) -> None:
-    """Given a static program, one of another C library's loader, and one that changes its user."""
+    """Given a static program, one with another C library's loader, and one that changes its user."""
     source, loader = tmp_path / "environment.c", tmp_path / "ld-musl-x86_64.so.1"
     source.write_text(
         "#include <stdio.h>\nextern char **environ;\nint main() { for (char **e = environ; *e; e++) puts(*e); }"
@@ -126,7 +126,7 @@ def test_programs_that_cannot_take_it_get_no_variable(injected: Injection, tmp_p
 
 
 def test_another_file_of_that_name_is_not_loaded(injected: Injection) -> None:
-    """Given a program that outlives the recording, and then something else at the library's path."""
+    """Given a program that outlives the recording, and then another file at the library's path."""
     command = ["sh", "-c", f"echo ready; read line; {CHILD}"]
     environment = injected.environment(ENVIRONMENT)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -147,13 +147,13 @@ def test_only_its_own_elfs_are_forgotten(injected: Injection) -> None:
         (folder / name).touch()
 
     for path in (elf, folder / "other.elf", folder / "skip", folder / "../x/13-1.elf", Path("/13-1.elf"), elf):
-        injected.forget(os.fsencode(path))
+        injected.remove_elf(os.fsencode(path))
 
     assert {path.name for path in folder.iterdir()} == {"13-1.elf", "other.elf", "skip", injected.library.name}
 
 
 def test_a_folder_goes_with_its_recording(tmp_path: Path) -> None:
-    """Given a folder of a recorder that died, and one of a recorder that lives, the first goes when another is made."""
+    """Given folders of a dead and of a running recorder: the first is removed when another is made."""
     died = tmp_path / "inject-died"
     (died / "deep").mkdir(parents=True)
     (died / "1-0.elf").touch()
@@ -189,7 +189,7 @@ def test_it_says_what_to_do_where_it_was_not_built(monkeypatch: pytest.MonkeyPat
     assert set(FOLDERS.glob("*")) == before
 
 
-# --- which libraries it takes for the driver; the real one is in tests/driver
+# --- which libraries it takes for a driver; the real driver is in tests/driver
 
 DRIVER = """
 #include <stddef.h>
@@ -243,7 +243,7 @@ def test_launches_of_a_table_are_replaced_and_nothing_behind_its_end(injected: I
 
 
 def test_another_driver_keeps_its_functions(injected: Injection, drivers: Path) -> None:
-    """Given the driver of an NPU, and a second driver beside the first: it would be called with the other's handles."""
+    """Given the driver of an NPU, and a second driver beside the first, which would get the first one's handles."""
     program = """
 first, second = ctypes.CDLL("./libze_intel_gpu.so.1"), ctypes.CDLL("./libze_intel_gpu.so.1.99")
 print(replaced(ctypes.CDLL("./libze_intel_npu.so.1")), replaced(first) != [], replaced(second), replaced(first) != [])
@@ -317,7 +317,7 @@ def named(driver, *names):
 
 @pytest.fixture
 def opencl_drivers(tmp_path: Path) -> Path:
-    """A folder with an OpenCL driver, one whose table cannot be written to, and one of another name."""
+    """A folder with an OpenCL driver, one with a read-only table, and one of another name."""
     (tmp_path / "driver.c").write_text(OPENCL_DRIVER)
     for name, table in (("libigdrcl.so", ""), ("libigdrcl.so.const", "const"), ("libpocl.so", "")):
         words = ["cc", "-shared", "-fPIC", f"-DTABLE={table}", "-Wl,-z,relro,-z,now", tmp_path / "driver.c"]
@@ -340,7 +340,7 @@ print(named(driver, "clEnqueueNDCountKernelINTEL", "clEnqueueMemcpyINTEL", "clEn
 
 
 def test_another_opencl_driver_keeps_its_functions(injected: Injection, opencl_drivers: Path) -> None:
-    """Given one of another name, one whose table is read-only, and a second one beside the first."""
+    """Given a driver of another name, one with a read-only table, and a second driver beside the first."""
     program = """
 print(slots(ctypes.CDLL("./libpocl.so")), slots(ctypes.CDLL("./libigdrcl.so.const")))
 print(slots(ctypes.CDLL("./libigdrcl.so")), named(ctypes.CDLL("./libpocl.so"), "clEnqueueMemcpyINTEL"))

@@ -1,4 +1,4 @@
-"""The process that finishes stacks: what happens when it, or the recorder, is gone."""
+"""The learner's process: what happens when it, or the recorder, ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.rule_table import Spaces
-from iaprof.record.unwinding.learning import MOST_STARTS, SYNC, Learning
+from iaprof.record.unwinding.learner_process import MOST_STARTS, SYNC, LearnerProcess
 from integration.recording import until
 from integration.walking import LONGEST_S
 from limits import Within
@@ -20,10 +20,10 @@ from limits import Within
 pytestmark = pytest.mark.bpf
 
 
-def ready(learning: Learning) -> None:
-    learning.is_ready = False
-    while not learning.is_ready:
-        assert learning.wait() == []
+def ready(learner: LearnerProcess) -> None:
+    learner.is_ready = False
+    while not learner.is_ready:
+        assert learner.wait() == []
 
 
 def test_what_a_program_loads_is_counted_before_it_maps_a_driver() -> None:
@@ -43,10 +43,10 @@ def test_what_a_program_loads_is_counted_before_it_maps_a_driver() -> None:
 def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
     capfd: pytest.CaptureFixture[str], within: Within
 ) -> None:
-    # given a recorder that ends before it reads the answer to what it asked
+    # given a recorder that ends before it reads the answer to a request
     probes = LaunchProbes()
-    learning = Learning(probes)
-    child = learning._child
+    learner = LearnerProcess(probes)
+    child = learner._child
     assert child is not None
     # when
     child.channel.send(SYNC)
@@ -55,25 +55,25 @@ def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
     with within(LONGEST_S):
         ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         assert (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
-    learning.close()
+    learner.close()
     probes.close()
     assert capfd.readouterr().err == ""
 
 
 def test_a_learner_that_is_killed_is_started_again_but_not_for_ever(within: Within) -> None:
     probes = LaunchProbes()
-    learning = Learning(probes)
+    learner = LearnerProcess(probes)
     with within(LONGEST_S):
         for left in range(MOST_STARTS - 1, -1, -1):
-            ready(learning)
-            assert learning._child is not None
-            os.kill(learning._child.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, learning._child.pid, os.WEXITED | os.WNOWAIT)  # it stays to be waited for
-            assert list(learning.read()) == []
-            assert (learning.fileno() >= 0) is bool(left)
-        # and it is known what they took
-        assert learning.cpu_seconds > 0
-        # and nobody waits for it then
-        assert learning.has_finished()
-        assert learning.finish() == []
+            ready(learner)
+            assert learner._child is not None
+            os.kill(learner._child.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, learner._child.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+            assert list(learner.read()) == []
+            assert (learner.fileno() >= 0) is bool(left)
+        # and the CPU time of all of them is known
+        assert learner.cpu_seconds > 0
+        # and the recorder does not wait for a learner then
+        assert learner.has_finished()
+        assert learner.finish() == []
     probes.close()

@@ -1,4 +1,4 @@
-"""Names of a COMMAND that ended before they are looked for: files without a build-id, other roots, other namespaces."""
+"""Names of a COMMAND that ends before they are searched: files without a build-id, other roots, other namespaces."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ shift 2
 sleep 0.1 # files' times are those of the last tick of a clock: what is mapped in the same one could be another file
 "$@"
 """
-# No GPU in there, to which the way would lead through /proc: launches are told all the same.
+# It has no GPU, as the way to it leads through /proc: launches are recorded all the same.
 IN_THE_ROOT = ["env", "-u", "LD_PRELOAD", "-u", "STANDIN_DIR", "LD_LIBRARY_PATH=/app", "chroot"]
 WORDS = ["/app/workload", "--elf", "/elf", "--launches", "300"]
 UNSHARED = ["unshare", "--mount", "--propagation=private", "sh", "-ec"]
@@ -61,7 +61,7 @@ def programs_in(folder: Path, build_ids: bool) -> runtime.Programs:
 
 
 def with_its_libraries(programs: runtime.Programs, root: Path) -> None:
-    """Puts what a program needs into a root folder, at the same paths."""
+    """Copies what a program needs into a root folder, at the same paths."""
     listed = subprocess.check_output(["ldd", programs.workload], text=True)
     for path in re.findall(r"(/\S+) \(0x", listed):
         if not path.startswith(str(programs.library.parent)):
@@ -70,7 +70,7 @@ def with_its_libraries(programs: runtime.Programs, root: Path) -> None:
 
 
 def record(hardware: Hardware, capture: Path, library: Path, *command: str | Path, code: int = 0) -> None:
-    """Records a command whose library is probed before it is mapped."""
+    """Records a command whose library gets its probes before it is mapped."""
     words = [*IAPROF, "record", "-o", capture, "--symbols", "needed", "--", *command]
     env = os.environ | hardware.env() | {"LD_LIBRARY_PATH": str(library.parent)}
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
@@ -78,7 +78,7 @@ def record(hardware: Hardware, capture: Path, library: Path, *command: str | Pat
 
 
 def names_in(capture: Path, path: str) -> tuple[set[str], str]:
-    """The functions that a capture names of a file, as the compiler calls them, and what it says of the others."""
+    """The names, as in the source, that a capture has for a file's functions, and why others have none."""
     reader = CaptureReader(capture)
     (module,) = (row for row in reader.table("module").to_pylist() if row["path"] == path)
     symbols = reader.table("symbol", ("module", "function")).to_pylist()
@@ -86,7 +86,7 @@ def names_in(capture: Path, path: str) -> tuple[set[str], str]:
 
 
 def check_named(capture: Path, folder: str) -> None:
-    """The program's functions have their names, and so has the library's."""
+    """Asserts that the functions of the program and of the library have names."""
     functions, problem = names_in(capture, f"{folder}/workload")
     assert any(function.startswith("_ZN3app5epoch") for function in functions), problem
     assert "main" in functions
@@ -96,7 +96,7 @@ def check_named(capture: Path, folder: str) -> None:
 
 
 def made_root(root: Path, build_ids: bool) -> runtime.Programs:
-    """A root folder with all that the program needs."""
+    """Makes a root folder with all that the program needs."""
     programs = programs_in(root / "app", build_ids)
     with_its_libraries(programs, root)
     shutil.copy(runtime.debug_elf("bmg", "matmul"), root / "elf")
@@ -127,7 +127,7 @@ def test_files_without_a_build_id(hardware: Hardware, tmp_path: Path) -> None:
 def test_what_was_put_in_their_place_names_nothing(
     replace: str, problem: str, hardware: Hardware, tmp_path: Path
 ) -> None:
-    # given a program in whose place its command puts one with other names for the same addresses
+    # given a program that its command replaces by one with other names at the same addresses
     programs = programs_in(tmp_path / "build", build_ids=False)
     wrong = tmp_path / "wrong"
     subprocess.run(["objcopy", "--prefix-symbols=wrong_", "--strip-debug", programs.workload, wrong], check=True)
@@ -161,7 +161,7 @@ def test_a_mount_namespace_that_vanishes(build_ids: bool, hardware: Hardware, tm
     inside = tmp_path / "inside"
     inside.mkdir()
     copies = runtime.Programs(inside / runtime.LIBRARY, inside / "workload")
-    # when it launches there, long enough to be probed there
+    # when it launches there, for long enough to get probes
     words = [*matmul(copies, runtime.debug_elf("bmg", "matmul")), "--rate", "100"]
     command = [*UNSHARED, IN_A_TMPFS, "sh", inside, programs.workload.parent, *words]
     record(hardware, tmp_path / "c", programs.library, *command)
@@ -171,11 +171,11 @@ def test_a_mount_namespace_that_vanishes(build_ids: bool, hardware: Hardware, tm
 
 
 def test_recover_names_what_still_lies_where_it_did(hardware: Hardware, tmp_path: Path) -> None:
-    """Files without a build-id, in a root folder, of a recorder that was killed when its command had ended."""
+    """Files without a build-id, in a root folder, of a recorder that was killed after its command had ended."""
     # given
     root = tmp_path / "root"
     programs = made_root(root, build_ids=False)
-    script = '"$@"; sleep 1; kill -KILL $PPID'  # a recorder that is killed has written all that is older than 250 ms
+    script = '"$@"; sleep 1; kill -KILL $PPID'  # a killed recorder has written all that is older than 250 ms
     words = ["sh", "-c", script, "sh", *IN_THE_ROOT, root, *WORDS]
     record(hardware, tmp_path / "c", programs.library, *words, code=-signal.SIGKILL)
     # when

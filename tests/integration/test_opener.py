@@ -1,4 +1,4 @@
-"""What the end of a recording opens for its names: with whose rights, and what it does not."""
+"""Which files the symbolizer of a recording can open, and with which rights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def opener() -> Iterator[Opener]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Below nothing that a stranger may not enter."""
+    """A folder whose parents every user may enter."""
     path = Path("/tmp") / f"iaprof-opener-{os.getpid()}-{tmp_path.name}"
     path.mkdir(mode=0o755)
     return path
@@ -46,7 +46,7 @@ def test_a_file_is_opened_with_the_rights_that_are_given(opener: Opener, folder:
     assert read(opener.open(f"{folder}/open", STRANGER)) == b"hello"
     assert read(opener.open(f"{folder}/secret", ROOT)) == b"secret"
     assert opener.open(f"{folder}/secret", STRANGER) == "Permission denied"
-    # and after a refusal it goes on
+    # and a refusal does not end the child
     assert read(opener.open(f"{folder}/open", STRANGER)) == b"hello"
 
 
@@ -67,7 +67,7 @@ def test_a_perf_map_of_another_user_is_not_taken(opener: Opener, folder: Path) -
 
 
 def test_a_mapped_file_that_was_deleted_or_replaced(opener: Opener, folder: Path) -> None:
-    # given a process that has a library mapped, which is deleted, and another one put in its place
+    # given a process with a mapped library, which is deleted and replaced by another file
     library = folder / "libfoo.so"
     library.write_bytes(b"the mapped one".ljust(8192, b"."))
     script = (
@@ -110,7 +110,7 @@ def test_a_mapped_file_that_its_process_could_not_read(opener: Opener, folder: P
 
 
 def test_a_path_means_what_it_means_to_its_process(opener: Opener, folder: Path) -> None:
-    # given a process in a root of its own
+    # given a process with its own root
     inside = folder / "root"
     (inside / "bin").mkdir(parents=True)
     (inside / "lib.so").write_bytes(b"inside")

@@ -1,4 +1,4 @@
-"""Files without a build-id: which file counts as the one that was mapped, and roots whose processes are gone."""
+"""Files without a build-id: which file counts as the mapped one, and roots whose processes have ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opener() -> Iterator[Opener]:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Below nothing that a stranger may not enter."""
+    """A folder whose parents every user may enter."""
     path = Path("/tmp") / f"iaprof-same-{os.getpid()}-{time.monotonic_ns()}"
     path.mkdir(mode=0o755)
     yield path
@@ -50,7 +50,7 @@ def file_of(path: Path, content: bytes = b"the mapped one") -> Path:
 
 
 def now(path: Path) -> FileIdentity:
-    """What a recorder knows of a file that is mapped now, once the clock of file times went on."""
+    """The identity of a file that is mapped now, after the clock of file times has advanced."""
     status = path.stat()
     while (moment := time.clock_gettime_ns(5)) <= status.st_ctime_ns:  # CLOCK_REALTIME_COARSE
         time.sleep(0.001)
@@ -76,7 +76,7 @@ def test_a_file_that_was_put_in_its_place(opener: Opener, folder: Path) -> None:
 
 
 def test_a_file_that_was_written_to(opener: Opener, folder: Path) -> None:
-    """Also where the time of its last modification says that it was not, as after `cp --preserve`."""
+    """Also if its modification time says that it was not, as after `cp --preserve`."""
     path = file_of(folder / "lib.so")
     same, times = now(path), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
     with path.open("r+b") as file:
@@ -103,7 +103,7 @@ def test_a_file_of_another_device(opener: Opener, folder: Path) -> None:
 
 
 def test_what_a_process_puts_in_place_of_its_file(opener: Opener, folder: Path) -> None:
-    # given a stranger's library, and what only root may read
+    # given a stranger's library, and a file that only root may read
     (folder / "secret").write_bytes(b"secret")
     (folder / "secret").chmod(0o600)
     path = file_of(folder / "lib.so")
@@ -154,8 +154,8 @@ def test_a_deleted_file_that_is_still_mapped(opener: Opener, folder: Path) -> No
 
 
 def test_a_file_whose_mappings_have_another_device_than_it_says(opener: Opener, folder: Path) -> None:
-    """As on overlayfs, which containers lie on: a recorder knows of mappings."""
-    # given an overlay whose layers are two file systems
+    """As on overlayfs, where containers' files are: a recorder knows the mappings' device."""
+    # given an overlay whose layers are on two file systems
     lower, tmpfs, merged = folder / "lower", folder / "tmpfs", folder / "merged"
     for each in (lower, tmpfs, merged):
         each.mkdir()
@@ -199,17 +199,17 @@ def test_below_a_root_whose_process_is_gone(opener: Opener, folder: Path) -> Non
         assert opener.open("/../../open", STRANGER, below=below) == "it is not there (any more)"
         assert opener.open("/up/hostname", STRANGER, below=below) == "it is not there (any more)"
     os.close(handle)
-    # a folder that somebody put a link in place of is none
+    # a folder that was replaced by a link is refused
     (folder / "link").symlink_to(inside)
     assert opener.open("/lib.so", STRANGER, below=str(folder / "link")) == "Not a directory"
     assert opener.open("/lib.so", STRANGER, below=str(folder / "link/..")) == "it is a symbolic link"
-    # and after all that it goes on
+    # and refusals do not end the child
     assert read(opener.open("/lib.so", STRANGER, below=str(inside))).startswith(b"the mapped one")
 
 
 @contextlib.contextmanager
 def in_a_namespace(*command: str) -> Iterator[subprocess.Popen[str]]:
-    """A program in a mount namespace of its own; it and what it starts end with this."""
+    """A program in a mount namespace of its own; it and its children end with the context."""
     words = ["unshare", "--mount", *command]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
@@ -219,7 +219,7 @@ def in_a_namespace(*command: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_process_comes_with_those_that_forked_it_in_there() -> None:
-    # given a shell in a mount namespace, its child, and that one's child; outside is who started it
+    # given a shell in a mount namespace, its child and grandchild; its parent is outside
     command = ["sh", "-c", "sh -c 'sleep 1000 & echo $$ $!; wait'; :"]
     with in_a_namespace(*command) as shell:
         assert shell.stdout is not None

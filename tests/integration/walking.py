@@ -1,4 +1,4 @@
-"""Whole stacks of launches, as a test uses them that has LaunchProbes of its own: the learner finishes and teaches."""
+"""Whole stacks of launches, for tests with LaunchProbes of their own: a learner finishes stacks and writes rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.wire.launches import COPY, INTERPRETER, KEPT_SHIFT, PYTHON_STACK, stack_dtype
 from iaprof.formats.wire.unwind_rules import Walked
-from iaprof.record.unwinding.learning import Learning
+from iaprof.record.unwinding.learner_process import LearnerProcess
 
 LONGEST_S = 60
 
@@ -20,14 +20,14 @@ class Walking:
     """The learner of some probes; also a context manager."""
 
     def __init__(self, probes: LaunchProbes) -> None:
-        """Returns when it is ready, and has finished what was copied before."""
-        self._probes, self.learning = probes, Learning(probes)
+        """Starts the learner, and waits until it has finished what was copied before."""
+        self._probes, self.learner = probes, LearnerProcess(probes)
         self._dtype = stack_dtype(probes.depth)
         self._stacks: dict[int, tuple[list[int], Walked]] = {}
-        self.guessed: dict[int, list[bool]] = {}  # of each address of a stack, by id: whether it was a guess
-        self.finished = 0  # stacks that it finished
-        self.kept: set[int] = set()  # those that it left to the recording's end
-        self._take(self.learning.wait())
+        self.guessed: dict[int, list[bool]] = {}  # by stack id: whether each address was guessed
+        self.finished = 0  # finished stacks
+        self.kept: set[int] = set()  # ids of stacks whose copies were given back for the recording's end
+        self._take(self.learner.wait())
         self.stacks()
         self._stacks.clear()
 
@@ -35,15 +35,15 @@ class Walking:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.learning.close()
+        self.learner.close()
 
     def stacks(self) -> dict[int, tuple[list[int], Walked]]:
-        """Addresses and how the walk ended, by id, of all stacks so far; what was copied before is finished."""
+        """By id, of all stacks so far: addresses, and how the walk ended; stacks copied before are finished."""
         deadline = time.monotonic() + LONGEST_S
-        while not self.learning.has_finished() and time.monotonic() < deadline:
+        while not self.learner.has_finished() and time.monotonic() < deadline:
             time.sleep(0.002)
-            self._take(list(self.learning.read()))
-        self._take(list(self.learning.read()))
+            self._take(list(self.learner.read()))
+        self._take(list(self.learner.read()))
         return self._stacks
 
     def _take(self, messages: list[bytes]) -> None:
@@ -67,7 +67,7 @@ class Walking:
         bits = np.unpackbits(record["guessed"].view(np.uint8), count=depth, bitorder="little")
         known = self.guessed.get(number, [])
         self.guessed[number] = known[: len(before)] + bits.astype(bool).tolist()
-        if before and known[len(before)]:  # how that was found, only BPF knows
+        if before and known[len(before)]:  # only BPF knows how it found this address
             self.guessed[number][len(before)] = True
         ips = before + record["ips"][:depth].tolist()
         self._stacks[number] = ips, Walked(int(record["walked"]) & (1 << KEPT_SHIFT) - 1)

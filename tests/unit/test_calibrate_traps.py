@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Breakpoints at the calls of a library: what it calls is seen, and it does what it did."""
+"""Breakpoints at the calls of a library: its calls are noted, and it still works."""
 
 import json
 import subprocess
@@ -20,8 +20,8 @@ __attribute__((noipa)) long both(void *object, void *other)
 }
 """
 
-# Prints what `both` gives, and of each call with an object as the first argument which function it calls, the second
-# argument if it is small, and the first two words to which it leads. At its end nothing handles breakpoints any more.
+# Prints the result of `both`, and for each call with an object as first argument: the called function, the second
+# argument if it is small, and the first two words it points to. At the end breakpoints have no handler any more.
 PROGRAM = """
 import ctypes, json, os, struct, sys
 library, *sys.path[:] = sys.argv[1:]
@@ -88,5 +88,5 @@ def test_calls_with_an_argument_are_seen(tmp_path: Path) -> None:
         (("--breakpoint",), "-Wl,--eh-frame-hdr", "somebody has breakpoints in it"),
     ],
 )
-def test_what_is_in_the_way_is_said(tmp_path: Path, options: tuple[str, ...], link: str, problem: str) -> None:
+def test_obstacles_are_reported(tmp_path: Path, options: tuple[str, ...], link: str, problem: str) -> None:
     assert run(tmp_path, *options, link=link) == {"problem": problem}

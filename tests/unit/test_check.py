@@ -1,4 +1,4 @@
-"""What `iaprof check` makes of a machine: each subject by itself, hostile files included, and how it is printed."""
+"""`iaprof check`: each subject by itself, also with hostile files, and the output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from iaprof.cli.main import main
 from iaprof.cli.verbs import check as command
 from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, stacks
-from iaprof.record.checks.launching import Launching
+from iaprof.record.checks.launching import SeenLaunches
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.sources.xe import DeviceError, NotPermitted, StreamBusy
 from iaprof.symbols.unwind.frame_pointers import Prologues, read_prologues
@@ -117,7 +117,7 @@ def test_a_kernel_that_refuses_bpf(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert bpf._map().level is Level.PROBLEM
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert bpf._map().level is Level.WARNING  # it may well be for root
+    assert bpf._map().level is Level.WARNING  # root may succeed
 
 
 # ---- limits ----
@@ -234,7 +234,7 @@ def test_a_gpu_that_may_not_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 NO_EXECUTIONS = "a kernel in a closed command list counts when it is appended, not when the list is executed"
 
 
-def test_libraries_and_how_their_launches_are_had() -> None:
+def test_libraries_and_how_their_launches_are_recorded() -> None:
     def check(outcome: Outcome, probes: set[str] = frozenset(), version: str = "") -> tuple[Level, str, str]:
         found = libraries._library(outcome, probes, version)
         assert found.file == outcome.path
@@ -492,12 +492,12 @@ def test_the_decoder_in_its_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def launching(monkeypatch: pytest.MonkeyPatch, ends: WholeStacks | None, files: dict[str, str] | None = None) -> None:
-    """Has a process with a driver that launched like this while check looked."""
+    """Lets check see a process with a driver whose launches' stacks end like this."""
     driver = processes.MappedFile(1, "/opt/libze_intel_gpu.so.1", "/none")
     monkeypatch.setattr(
         stacks, "mapped", lambda name: iter([driver] if name.fullmatch(b"libze_intel_gpu.so.1") else [])
     )
-    monkeypatch.setattr(stacks, "look", lambda: None if ends is None else Launching(ends, files or {}))
+    monkeypatch.setattr(stacks, "watch_launches", lambda: None if ends is None else SeenLaunches(ends, files or {}))
 
 
 def test_where_the_stacks_of_what_launches_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What `iaprof check` says of Pythons that run: real ones, and libraries that say what no Python here says."""
+"""What `iaprof check` says of running Pythons: of real ones, and of libraries made for the other cases."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can open wh
 
 @contextlib.contextmanager
 def running(*words: str | Path, **more: Any) -> Iterator[tuple[int, str]]:
-    """The pid of a command that has begun, and the line that it printed; it ends with its input."""
+    """Yields the pid of a command that has begun, and the line that it printed; the command ends with its input."""
     command = [str(word) for word in words]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **more) as process:
         assert process.stdin is not None
@@ -54,15 +54,15 @@ def running(*words: str | Path, **more: Any) -> Iterator[tuple[int, str]]:
 
 
 def loading(library: Path, **more: Any) -> contextlib.AbstractContextManager[tuple[int, str]]:
-    """A program that has a library loaded, and is no Python."""
+    """A program that has loaded a library, and is no Python."""
     return running("cat", env=os.environ | {"LD_PRELOAD": str(library)}, **more)
 
 
 def found_in(*pids: int) -> list[tuple[str, str, str, int]]:
-    """Path, version, problem and number of processes of each interpreter that is found."""
-    with pythons.Look() as look:
-        assert look.at(pids, time.monotonic() + 60) == 0
-        return [(each.path, each.version, each.problem, len(each.pids)) for each in look.found]
+    """Path, version, problem and number of processes of each interpreter that was found."""
+    with pythons.PythonSearch() as search:
+        assert search.run(pids, time.monotonic() + 60) == 0
+        return [(each.path, each.version, each.problem, len(each.pids)) for each in search.found]
 
 
 @pytest.fixture
@@ -180,9 +180,9 @@ def test_a_file_that_its_user_may_not_read(library: Path) -> None:
 
 @needs_root
 def test_what_takes_too_long_is_not_looked_at() -> None:
-    with running(sys.executable, "-S", "-c", ECHO) as (pid, _), pythons.Look() as look:
-        assert look.at([pid, pid], time.monotonic()) == 2
-        assert look.found == []
+    with running(sys.executable, "-S", "-c", ECHO) as (pid, _), pythons.PythonSearch() as search:
+        assert search.run([pid, pid], time.monotonic()) == 2
+        assert search.found == []
 
 
 @needs_root
@@ -199,13 +199,13 @@ def test_a_process_with_many_files_is_left_when_the_time_is_over(
 
     def until_three(self: Opener, *words: Any) -> int | str:
         opened.append(words)
-        look._end = look._end if len(opened) < 3 else 0.0
+        search._end = search._end if len(opened) < 3 else 0.0
         return open_mapping(self, *words)
 
     monkeypatch.setattr(Opener, "open_mapping", until_three)
     # when
-    with running(program, *files) as (pid, _), pythons.Look() as look:
-        assert look.at([pid, pid], time.monotonic() + 60) == 2
+    with running(program, *files) as (pid, _), pythons.PythonSearch() as search:
+        assert search.run([pid, pid], time.monotonic() + 60) == 2
     # then
     assert len(opened) == 3
 

@@ -1,4 +1,4 @@
-"""What of a container can be told from /proc/PID/cgroup, as the runtimes write it."""
+"""What /proc/PID/cgroup says of a container, as the runtimes write it."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_pids_and_odd_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     monkeypatch.setattr(containers, "_read", lambda pid, name: texts[name])
     # when
-    told = describe(3000)
+    described = describe(3000)
     # then
     expected = {"pid": 3000, "ns_pid": 7, "cgroup": "/\\xff\\xfe\x1b[2J", "container": None, "uid": 1, "gid": 5}
-    assert told == expected
-    assert json.loads(json.dumps(told)) == told
+    assert described == expected
+    assert json.loads(json.dumps(described)) == described
 
 
 @pytest.mark.parametrize(("ids", "expected"), [("1000\t0\t0\t0", 1000), ("0\t7\t0\t7", 7), ("0\t0\t0\t0", 0)])
@@ -87,13 +87,13 @@ def test_whose_rights_a_set_user_id_program_has(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_this_process_and_one_that_is_gone() -> None:
-    told = describe(os.getpid())
-    assert told["pid"] == os.getpid()
+    described = describe(os.getpid())
+    assert described["pid"] == os.getpid()
     lines = Path("/proc/self/status").read_text().splitlines()
     inside = next(line.split()[1:] for line in lines if line.startswith("NSpid:"))
-    assert told["ns_pid"] == (int(inside[-1]) if len(inside) > 1 else None)
+    assert described["ns_pid"] == (int(inside[-1]) if len(inside) > 1 else None)
     process = subprocess.Popen(["true"])
     process.wait()
-    assert (told["uid"], told["gid"]) == (os.geteuid(), os.getegid())
+    assert (described["uid"], described["gid"]) == (os.geteuid(), os.getegid())
     nothing = dict.fromkeys(("ns_pid", "cgroup", "container", "uid", "gid"))
     assert describe(process.pid) == {"pid": process.pid, **nothing}

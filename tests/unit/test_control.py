@@ -1,4 +1,4 @@
-"""`--control` as other programs use it, and as they should not."""
+"""`--control`: as other programs should use it, and misuse."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_commands_come_in_pieces_and_are_answered(tmp_path: Path) -> None:
     assert first == ["enable"]
     assert second == ["disable", r"bl\x1b[2Jah"]
     assert os.read(reader, 10) == b"ack\n"
-    # and it outlives who wrote
+    # and it outlives the writer
     os.close(writer)
     assert list(control.read()) == []
     control.close()

@@ -1,4 +1,4 @@
-"""CPU samples from BPF's records to rows: each is there once, with the ids that its stacks have in the capture."""
+"""CPU samples, from BPF's records to rows: each is there once, with the ids of its stacks in the capture."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def finished(folder: Path, *frames: tuple[FrameKind, bytes]) -> CaptureReader:
 
 
 def test_what_went_in_comes_out(tmp_path: Path) -> None:
-    # given samples in many frames, and two stacks that are one
+    # given samples in many frames, and two equal stacks
     chance = random.Random(1)
     samples = np.zeros(2000, CPU_SAMPLE)
     for name, most in (("pid", 5), ("tid", 9), ("cpu", 2), ("stack", 3), ("kernel_stack", 2)):
@@ -56,7 +56,7 @@ def test_what_went_in_comes_out(tmp_path: Path) -> None:
     assert (ends["stacks"], ends["whole"]) == ((samples["stack"] > 0).sum(),) * 2
 
 
-def test_a_damaged_frame_is_told(tmp_path: Path) -> None:
+def test_a_damaged_frame_is_reported(tmp_path: Path) -> None:
     good = np.zeros(1, CPU_SAMPLE).tobytes()
     reader = finished(tmp_path, (FrameKind.CPU_SAMPLES, good + b"rest"), (FrameKind.CPU_SAMPLES, good))
     assert len(reader.table("cpu_sample")) == 1

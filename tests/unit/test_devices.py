@@ -1,4 +1,4 @@
-"""Choosing GPUs and rates, what the driver's answers mean, GPUs' names, and the table that shows it all."""
+"""The choice of GPUs and rates, the driver's answers, GPUs' names, and the table of `iaprof devices`."""
 
 import json
 import os
@@ -55,11 +55,11 @@ BOTH = [device(0), device(1, "0001:8a:00.0")]
 )
 def test_devices_have_many_names(wanted: list[str], cards: list[str]) -> None:
     assert [chosen.card for chosen in xe.choose(BOTH, wanted)] == cards
-    assert [each.card for each in BOTH if xe.is_wanted(each, wanted)] == cards
+    assert [each.card for each in BOTH if xe.is_chosen(each, wanted)] == cards
 
 
 @pytest.mark.parametrize("name", ["card2", "2", "8a:00.0", "renderD1", "", "card", "/dev/dri", "0,card9", "²"])
-def test_an_unknown_device_is_told_with_those_that_there_are(name: str) -> None:
+def test_an_unknown_device_is_reported_with_the_known_ones(name: str) -> None:
     with pytest.raises(UsageError, match=r"card0 \(0000:03:00.0\), card1 \(0001:8a:00.0\)"):
         xe.choose(BOTH, [name])
 

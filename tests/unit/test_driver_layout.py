@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts of drivers as files, where to probe a function, and what `iaprof calibrate` makes of nonsense."""
+"""Driver layouts as files, places of probes in functions, and invalid answers to `iaprof calibrate`."""
 
 import dataclasses
 import json
@@ -32,8 +32,8 @@ from iaprof.record.calibrate import calibrate
 from iaprof.record.calibrate.answer import Code, Problem
 from iaprof.record.calibrate.entry import probe_offset
 from iaprof.record.calibrate.level_zero import read_level_zero
-from iaprof.record.calibrate.opencl import OpenCLAnswer, _way, read_opencl
-from iaprof.record.calibrate.opencl_own import Way
+from iaprof.record.calibrate.opencl import OpenCLAnswer, _handle_path, read_opencl
+from iaprof.record.calibrate.opencl_own import HandlePath
 from iaprof.record.calibrate.opencl_search import growing
 
 SHIPPED_FILES = sorted(SHIPPED.glob("*.json"))
@@ -331,7 +331,7 @@ _Answer = TypeVar("_Answer")
     ids=str,
 )
 @pytest.mark.parametrize("read", [read_level_zero, read_opencl])
-def test_nonsense_of_a_driver_is_told_from_an_answer(read: Callable[[Any], object], told: object) -> None:
+def test_nonsense_in_an_answer_is_refused(read: Callable[[Any], object], told: object) -> None:
     assert calibrate._read(ANSWER, read)
     with pytest.raises(Problem, match="it answers what makes no sense"):
         calibrate._read(told, read)
@@ -350,7 +350,7 @@ def test_places_that_no_file_has_are_nonsense(own: list[Any]) -> None:
 
 
 def test_what_is_no_call_gets_no_probe(tmp_path: Path) -> None:
-    """Given a library of one function, and a process that says that its beginning calls something."""
+    """Given a library with one function, and a process that claims that a call is at its beginning."""
     (tmp_path / "one.c").write_text("int one(void) { return 1; }")
     subprocess.run(["cc", "-shared", "-o", tmp_path / "one.so", tmp_path / "one.c"], check=True)
     with (tmp_path / "one.so").open("rb") as file:
@@ -363,7 +363,7 @@ def test_what_is_no_call_gets_no_probe(tmp_path: Path) -> None:
 
 
 def opencl_answer(**told: object) -> OpenCLAnswer:
-    """What a process answers of the driver's own kernels; of all else nothing."""
+    """A process's answer with only what concerns the driver's own kernels."""
     return read_opencl(ANSWER | told)
 
 
@@ -371,7 +371,7 @@ def test_devices_must_agree_how_copies_launch_kernels() -> None:
     way, other = [192, 3368, 352, 144, 312, 16], [8, 3368, 352, 144, 312, 16]
     both, one = opencl_answer(own=[1], ways=[way, other], list=16), opencl_answer(own=[2], ways=[way], list=16)
 
-    assert _way([both, one]) == Way(*way)
-    assert _way([both, opencl_answer(own=[2], ways=[[0] * 6], list=16)]) is None
-    assert _way([both, opencl_answer(own=[2], ways=[way], list=8)]) is None
-    assert _way([both, opencl_answer(own=[], ways=[way], list=16)]) is None
+    assert _handle_path([both, one]) == HandlePath(*way)
+    assert _handle_path([both, opencl_answer(own=[2], ways=[[0] * 6], list=16)]) is None
+    assert _handle_path([both, opencl_answer(own=[2], ways=[way], list=8)]) is None
+    assert _handle_path([both, opencl_answer(own=[], ways=[way], list=16)]) is None

@@ -1,4 +1,4 @@
-"""Which driver's launches are had in which way, when a library goes into the command, and what is said of the rest."""
+"""How launches of each driver are recorded, when a library is injected into the command, and what is reported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AUTO, PROBES, ATTACH, INJECT = LaunchesBy
 
 @pytest.fixture(scope="module")
 def with_probes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that has both probes."""
+    """A library with both probes."""
     folder = tmp_path_factory.mktemp("probes")
     (folder / "p.d").write_text(
         "provider level_zero {\n probe launch_kernel(long);\n probe compile_kernel(long);\n};\n"
@@ -52,7 +52,7 @@ def without_probes(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 class Machine:
-    """A machine with these drivers, of which the recorder's libraries see nothing but the files."""
+    """A machine with drivers; the recorder's libraries see only their files."""
 
     def __init__(self, folder: Path, patch: pytest.MonkeyPatch, with_probes: Path, without: Build) -> None:
         self._folder, self._probes, self._without = folder, with_probes, without
@@ -63,7 +63,9 @@ class Machine:
         patch.setattr(drivers, "Injection", self._inject)
         for name in ("LD_LIBRARY_PATH", "ZE_ENABLE_ALT_DRIVERS", "OCL_ICD_FILENAMES", "OCL_ICD_VENDORS"):
             patch.delenv(name, raising=False)
-        self.skipped: frozenset[str] | None = None  # of what is put into the command, once it is
+        self.skipped: frozenset[str] | None = (
+            None  # drivers that the injected library leaves alone; None before it is injected
+        )
         self.injection_refuses = ""
         self.attached: list[Sequence[Probe] | Layout] = []
         self.kernel_refuses: OSError | None = None
@@ -76,7 +78,7 @@ class Machine:
 
     @property
     def library(self) -> Path:
-        """That is put into the command, as an Injection has it."""
+        """The injected library."""
         return self._copied(self._probes, self._folder / INJECTED)
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
@@ -99,7 +101,7 @@ class Machine:
         return path
 
     def layout(self, address: int) -> Path:
-        """A layout of the driver without probes whose one function is there."""
+        """Writes a layout of the driver without probes, whose only function is at this address."""
         assert self._without.build_id is not None
         build_id = self._without.build_id.hex()
         entries = (Entry("launch", Action.LAUNCH, address, 1), Entry("gone", Action.KERNEL_GONE, address, 0))
@@ -138,7 +140,7 @@ class Case:
     launches: LaunchesBy
     driver: str
     has_command: bool
-    ways: tuple[Way | None, ...]  # of the drivers and of what is put into the command
+    ways: tuple[Way | None, ...]  # of the drivers and of the injected library
     problem: str = ""
 
 
@@ -174,13 +176,13 @@ def test_ways(machine: Machine, case: Case) -> None:
     injects = Way.INJECT in case.ways
     assert (made.injection is not None) == (machine.skipped is not None) == injects
     assert made.environment({}).get("LD_PRELOAD") == ("it" if injects else None)
-    # and nobody asked for it where a remark says why it is done
-    assert bool(made.remark) == (injects and case.launches is AUTO)
+    # and a warning says why it is injected if the user has not asked for it
+    assert bool(made.warning) == (injects and case.launches is AUTO)
     made.close()
     assert machine.skipped is None
 
 
-def test_drivers_that_have_a_way_are_left_alone_by_what_is_put_into_the_command(machine: Machine) -> None:
+def test_the_injected_library_leaves_drivers_with_another_way_alone(machine: Machine) -> None:
     known, _ = machine.has("probes"), machine.has("unknown", f"{DRIVER}.2")
     made = machine.drivers(AUTO, True)
     assert [(outcome.path, outcome.way) for outcome in made.outcomes] == [
@@ -188,35 +190,35 @@ def test_drivers_that_have_a_way_are_left_alone_by_what_is_put_into_the_command(
         (str(machine.library), Way.INJECT),
     ]
     assert machine.skipped is not None and made.outcomes[0].build_id in machine.skipped
-    assert f"{DRIVER}.2: it has no probes, and its build (" in made.remark
-    assert made.remark.endswith(" is not known; the command is started as by --launches=inject")
+    assert f"{DRIVER}.2: it has no probes, and its build (" in made.warning
+    assert made.warning.endswith(" is not known; the command is started as by --launches=inject")
 
 
-def test_a_driver_that_comes_later_and_has_probes_is_told_of_where_a_library_is_in_the_command(
+def test_a_later_driver_with_probes_is_reported_if_a_library_is_injected(
     machine: Machine,
 ) -> None:
-    """The library in the command does its launches: with the driver's probes they would be there twice."""
+    """The injected library reports its launches: with the driver's probes they would be recorded twice."""
     machine.has("unknown")
     taken = machine.libraries(AUTO)
     Drivers(taken, AUTO, True)
     later = machine.has("probes", folder="later")
     [outcome] = taken.take(later)
     assert (outcome.probes, outcome.problem) == (0, "its launches are recorded in the command only")
-    # and one without is the command's
+    # and a driver without probes is left to the injected library
     other = machine.has("unknown", folder="other")
     other.write_bytes(other.read_bytes() + b"another file")
     assert [outcome.problem for outcome in taken.take(other)] == [""]
-    # also when its layout is found meanwhile
+    # even if its layout is found later
     other = machine.has("known", folder="calibrated")
     other.write_bytes(other.read_bytes() + b"a third file")
     [outcome] = taken.take(other)
     assert (outcome.probes, outcome.problem) == (0, "its launches are recorded in the command only")
 
 
-def test_a_driver_that_comes_later_and_has_a_layout_is_left_alone_by_what_is_in_the_command(
+def test_the_injected_library_leaves_later_drivers_with_layouts_alone(
     machine: Machine, without_probes: Build, tmp_path: Path
 ) -> None:
-    # given a driver of another build, which nobody knows, and one that is known and that nobody uses yet
+    # given a driver of an unknown build, and one of a known build that no process uses yet
     other = build(tmp_path / "other.so", build_id="0x" + 20 * "ab")
     (tmp_path / "lib").mkdir()
     shutil.copy(other.path, tmp_path / "lib" / DRIVER)
@@ -224,22 +226,22 @@ def test_a_driver_that_comes_later_and_has_a_layout_is_left_alone_by_what_is_in_
     taken = machine.libraries(AUTO)
     # when
     Drivers(taken, AUTO, True)
-    # then either the command's library or the recorder has its launches
+    # then either the injected library or the recorder records its launches
     assert without_probes.build_id is not None and machine.skipped is not None
     assert without_probes.build_id.hex() in machine.skipped
     assert other.build_id is not None and other.build_id.hex() not in machine.skipped
     assert [outcome.way for outcome in taken.take(later)] == [Way.ATTACH]
 
 
-def test_where_nothing_can_be_put_into_the_command(machine: Machine) -> None:
+def test_if_no_library_can_be_injected(machine: Machine) -> None:
     machine.has("unknown")
     machine.injection_refuses = "no compiler"
     with pytest.raises(IaprofError, match="no compiler"):
         machine.drivers(INJECT, True)
-    # but it was not asked for: then each driver says what can be done
+    # but if the user has not asked for it, each driver's problem says what can be done
     [outcome] = (made := machine.drivers(AUTO, True)).outcomes
     assert outcome.problem == NOT_SEEN.replace("BUILD", outcome.build_id)
-    assert (made.environment({}), made.remark) == ({}, "nothing can be put into the command: no compiler")
+    assert (made.environment({}), made.warning) == ({}, "nothing can be put into the command: no compiler")
 
 
 @pytest.mark.parametrize(
@@ -251,18 +253,18 @@ def test_a_commands_environment_leads_to_drivers(
     path = machine.has("known", folder="elsewhere")
     monkeypatch.setenv(variable, str(path.parent if variable == "LD_LIBRARY_PATH" else path))
     assert [outcome.path for outcome in machine.drivers(AUTO, True).outcomes] == [str(path)]
-    # and not where there is no command
+    # but not without a command
     assert machine.drivers(AUTO, False).outcomes == []
 
 
 @pytest.mark.parametrize(("launches", "has_command"), [(AUTO, False), (ATTACH, False), (ATTACH, True)])
-def test_opencl_of_an_unknown_build_is_told_of_when_it_is_used(
+def test_opencl_of_an_unknown_build_is_reported_when_it_is_used(
     machine: Machine, launches: LaunchesBy, has_command: bool
 ) -> None:
     path = machine.has("unknown", OPENCL)
     taken = machine.libraries(launches)
     made = Drivers(taken, launches, has_command)
-    assert (made.outcomes, made.remark, made.injection) == ([], "", None)
+    assert (made.outcomes, made.warning, made.injection) == ([], "", None)
     [outcome] = taken._take(str(path), f"{path} (deleted)")  # as it is mapped
     advice = "run 'sudo iaprof calibrate LIBRARY', or start the program by 'iaprof record --launches=inject -- COMMAND'"
     assert (outcome.problem, outcome.unused) == (f"its build ({outcome.build_id}) is not known: {advice}", False)
@@ -271,18 +273,18 @@ def test_opencl_of_an_unknown_build_is_told_of_when_it_is_used(
 def test_a_command_is_injected_for_opencl_of_an_unknown_build(machine: Machine) -> None:
     level_zero, opencl = machine.has("probes"), machine.has("unknown", OPENCL)
     made = machine.drivers(AUTO, True)
-    # Level Zero has a way of its own
+    # Level Zero's launches are recorded in another way
     assert [(outcome.path, outcome.way) for outcome in made.outcomes] == [
         (str(level_zero), Way.PROBES),
         (str(machine.library), Way.INJECT),
     ]
     assert machine.skipped is not None and made.outcomes[0].build_id in machine.skipped
     assert LEVEL_ZERO in machine.skipped and OPENCL not in machine.skipped
-    assert made.remark.startswith(f"{opencl}: its build (")
-    assert made.remark.endswith(") is not known; the command is started as by --launches=inject")
+    assert made.warning.startswith(f"{opencl}: its build (")
+    assert made.warning.endswith(") is not known; the command is started as by --launches=inject")
 
 
-def test_level_zero_s_drivers_that_come_later_have_their_own_ways_where_only_opencl_s_is_unknown(
+def test_later_level_zero_drivers_keep_their_ways_if_only_opencl_s_is_unknown(
     machine: Machine,
 ) -> None:
     machine.has("probes")
@@ -297,16 +299,16 @@ def test_level_zero_s_drivers_that_come_later_have_their_own_ways_where_only_ope
     assert [outcome.problem.partition(" (")[0] for outcome in taken.take(unknown)] == [
         "it has no probes, and its build"
     ]
-    # and OpenCL's is the command's, when it is mapped
+    # and OpenCL's driver is left to the injected library when it is mapped
     assert [outcome.problem for outcome in taken._take(str(opencl), f"{opencl} (deleted)")] == [""]
 
 
-def test_opencl_that_nothing_can_be_put_into_the_command_for_is_told_of_when_it_is_used(machine: Machine) -> None:
+def test_opencl_is_reported_when_it_is_used_if_no_library_can_be_injected(machine: Machine) -> None:
     path = machine.has("unknown", OPENCL)
     machine.injection_refuses = "no compiler"
     taken = machine.libraries(AUTO)
     made = Drivers(taken, AUTO, True)
-    assert (made.outcomes, made.remark) == ([], "nothing can be put into the command: no compiler")
+    assert (made.outcomes, made.warning) == ([], "nothing can be put into the command: no compiler")
     [outcome] = taken._take(str(path), f"{path} (deleted)")  # as it is mapped
     assert "is not known: run 'sudo iaprof calibrate" in outcome.problem
 

@@ -1,4 +1,4 @@
-"""Entry points of drivers get the names that layouts have for them."""
+"""Drivers' entry points get names from layouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STRIPPED = "it is stripped"
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stripped library, and a layout that knows where one of its functions is, a few bytes behind its beginning."""
+    """A stripped library, and a layout with one of its functions, at a few bytes past its beginning."""
     source, library = tmp_path / "driver.c", tmp_path / "libdriver.so"
     source.write_text("int launch(int n) { return n * 3; }\n")
     # Offsets and addresses differ, as some linkers make them.

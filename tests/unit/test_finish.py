@@ -1,4 +1,4 @@
-"""From spool to capture: what is absurd is counted, and what is not is all there."""
+"""From spool to capture: absurd content is counted, and everything else is there."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from iaprof.formats.wire.sideband import comm_record
 from iaprof.record.capture import finish as finishing
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
-from iaprof.record.symbolize.needed import ForSymbols
+from iaprof.record.symbolize.needed import SymbolInputs
 from iaprof.symbols.python.layout import layout_of
 
 KERNEL = {"pid": 1, "path": "/x", "digest": "00", "size": 3, "content": True}
@@ -50,7 +50,7 @@ JUNK = [None, 1, -1, 1 << 70, 1.5, float("nan"), "x", "\ud800", [], {}]
 
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
 def test_junk_in_every_member(tmp_path: Path, junk: Any) -> None:
-    # given a good loss and a good kernel among those of which one member is junk
+    # given a good loss and a good kernel, among others of which one member is junk
     losses = [LOSS, *(LOSS | {name: junk} for name in LOSS)]
     kernels = [KERNEL, *(KERNEL | {name: junk} for name in KERNEL)]
     frames = [
@@ -74,7 +74,7 @@ def test_junk_in_every_member(tmp_path: Path, junk: Any) -> None:
 def test_a_root_that_is_no_path_is_not_looked_into(tmp_path: Path, root: Any) -> None:
     roots: list[Any] = []
 
-    def look(known: ForSymbols, _writer: object) -> dict[str, Any]:
+    def write_symbols(known: SymbolInputs, _writer: object) -> dict[str, Any]:
         roots.extend(known.roots.values())
         return {}
 
@@ -82,7 +82,7 @@ def test_a_root_that_is_no_path_is_not_looked_into(tmp_path: Path, root: Any) ->
     for each in (root, "/srv/r\udcff"):
         spool.write(FrameKind.PROCESS, as_json({"pid": 7, "root": each}))
     spool.close()
-    finish(SpoolReader(tmp_path / "s"), tmp_path / "c", write_symbols=look)
+    finish(SpoolReader(tmp_path / "s"), tmp_path / "c", write_symbols=write_symbols)
     # then all that are can be given to the kernel
     assert [os.fsencode(each) for each in roots] == [b"/srv/r\xff"]
     assert len(damaged(CaptureReader(tmp_path / "c"))) == (root == "\ud800")
@@ -96,7 +96,7 @@ def test_frames_without_the_form_of_their_kind(tmp_path: Path, payload: bytes) -
     assert reader.header["recovered"]
 
 
-def test_a_side_band_that_ends_in_no_record_is_told(tmp_path: Path) -> None:
+def test_a_side_band_that_ends_in_a_cut_record_is_reported(tmp_path: Path) -> None:
     lost = struct.pack("<IHHQQ", 2, 0, 24, 1, (1 << 64) - 1) * 2
     cut = struct.pack("<IHH", 2, 0, 16) + bytes(8)  # a LOST record without its count
     reader = captured(tmp_path, (FrameKind.SIDEBAND, comm_record(5, 2, b"x") + cut + lost + b"rest", 0))
@@ -151,17 +151,17 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
         SpoolReader(tmp_path / "s")
 
 
-def test_an_interpreter_of_what_is_no_process_is_none(tmp_path: Path) -> None:
-    told = {"types": [1, 2], "layout": asdict(layout_of(11, 0x030B0000, lambda _: b""))}
+def test_interpreters_of_impossible_pids_are_ignored(tmp_path: Path) -> None:
+    members = {"types": [1, 2], "layout": asdict(layout_of(11, 0x030B0000, lambda _: b""))}
     launches = np.zeros(2, LAUNCH)
     launches["pid"], launches["stack"] = 7, 5
-    frames = [(FrameKind.INTERPRETER, as_json(told | {"pid": pid}), 0) for pid in (1 << 40, -1)]
+    frames = [(FrameKind.INTERPRETER, as_json(members | {"pid": pid}), 0) for pid in (1 << 40, -1)]
     reader = captured(tmp_path, *frames, (FrameKind.LAUNCHES, launches.tobytes(), 0))
     assert reader.count("launch") == 2
     assert reader.header["python_stacks"]["launches"]["none"] == 0
 
 
-def test_totals_tell_of_nothing_that_there_was_none_of(tmp_path: Path) -> None:
+def test_totals_of_an_empty_recording_are_zero(tmp_path: Path) -> None:
     # given a recording in which nothing happened
     totals = captured(tmp_path).header["totals"]
     # then each total that the format describes is there, and 0; samples are those of imported texts
@@ -172,13 +172,13 @@ def test_totals_tell_of_nothing_that_there_was_none_of(tmp_path: Path) -> None:
 
 
 def test_code_objects_are_not_kept_as_they_came(tmp_path: Path) -> None:
-    told = {"pid": 1, "types": [1, 2], "layout": vars(layout_of(11, 0x030B0000, lambda _: b""))}
+    members = {"pid": 1, "types": [1, 2], "layout": vars(layout_of(11, 0x030B0000, lambda _: b""))}
     records = np.zeros(100, CODE)
     records["pid"] = 1
     spool = Spool(tmp_path / "s")
     for _ in range(50):
         spool.write(FrameKind.CODES, records.tobytes())
-    spool.write(FrameKind.INTERPRETER, as_json(told))  # which may come later than its first code objects
+    spool.write(FrameKind.INTERPRETER, as_json(members))  # which may come later than its first code objects
     spool.close()
     tracemalloc.start()
     finish(SpoolReader(tmp_path / "s"), tmp_path / "c")

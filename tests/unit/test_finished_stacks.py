@@ -1,4 +1,4 @@
-"""Where the recorder writes stacks that were finished later, and how many copies of unfinished ones it keeps."""
+"""Into which spool the recorder writes finished stacks, and how many copies of unfinished ones it keeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.wire.launches import COPY, stack_dtype
-from iaprof.record.capture.journal import BOTH_NS, Journal
+from iaprof.record.capture.journal import OVERLAP_NS, Journal
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.sources import finished_stacks as module
 from iaprof.record.sources.finished_stacks import FinishedStacks
@@ -35,7 +35,7 @@ def journal(spool: Spool) -> Journal:
 
 
 def ids(spool: Spool, *kinds: FrameKind) -> Iterator[int]:
-    """Of the stacks and copies in a spool."""
+    """The ids of stacks and copies in a spool."""
     reader = SpoolReader(spool.path)
     for frame in reader.frames(set(kinds)):
         yield int(np.frombuffer(frame.payload[:8], np.uint64)[0])
@@ -44,21 +44,21 @@ def ids(spool: Spool, *kinds: FrameKind) -> Iterator[int]:
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Spool:
-    """One that recording begins with."""
+    """The first spool of a recording."""
     return Spool(tmp_path / "1.spool")
 
 
 def test_a_stack_goes_where_its_launches_are(tmp_path: Path, spool: Spool) -> None:
-    # given another spool was begun
+    # given a second spool
     stacks, written = FinishedStacks(DEPTH, None), journal(spool)  # type: ignore[arg-type]
     stacks._journal = written
     other = Spool(tmp_path / "2.spool")
-    written.go_on_in(other)
+    written.switch_to(other)
     began = written._began_ns
     # when
-    stacks._keep_finished([stack(1, began - 2 * BOTH_NS), stack(2, began - 1), stack(3, began + 1)])
-    written.end_before()
-    stacks._keep_finished([stack(4, began - 2 * BOTH_NS), stack(5, began - 1)])
+    stacks._keep_finished([stack(1, began - 2 * OVERLAP_NS), stack(2, began - 1), stack(3, began + 1)])
+    written.end_previous()
+    stacks._keep_finished([stack(4, began - 2 * OVERLAP_NS), stack(5, began - 1)])
     # then
     assert list(ids(spool, FrameKind.STACKS)) == [1, 2]
     assert list(ids(other, FrameKind.STACKS)) == [2, 3, 5]

@@ -1,4 +1,4 @@
-"""In which files of a process an interpreter is looked for, and what of that other processes share."""
+"""In which of a process's files an interpreter is searched, and which results other processes share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from iaprof.record.symbolize.opener import Opener
-from iaprof.record.unwinding.interpreters import Search
+from iaprof.record.unwinding.interpreters import InterpreterSearch
 from iaprof.record.unwinding.mappings import Images
 from iaprof.sandbox.answers import AnswerError
 from iaprof.symbols.python.layout import layout_of
@@ -46,15 +46,15 @@ def library(images: Images, start: int, offset: int = 0) -> Mapping:
     return mapping(images, LIBRARY, b"/usr/lib/libpython3.11.so.1.0", start, offset)
 
 
-def runtime(search: Search, *mappings: Mapping) -> int | None:
+def runtime(search: InterpreterSearch, *mappings: Mapping) -> int | None:
     found = search.find(mappings)
     assert found is None or not isinstance(found[1], str)
     return found[0].start + found[1].runtime if found is not None and not isinstance(found[1], str) else None
 
 
 def test_libpython_behind_many_extension_modules_is_found(images: Images) -> None:
-    """What is loaded later lies below: a running program has them before libpython."""
-    search = Search(cast(Finishing, Files(images)), images)
+    """Libraries loaded later have lower addresses: extension modules come before libpython."""
+    search = InterpreterSearch(cast(Finishing, Files(images)), images)
     program = mapping(images, PROGRAM, b"/usr/bin/python3.11", 0x1000)
     modules = [
         mapping(images, 10 + n, b"/lib/_m%d.cpython-311-x86_64-linux-gnu.so" % n, 0x10_0000 * (n + 1))
@@ -63,15 +63,15 @@ def test_libpython_behind_many_extension_modules_is_found(images: Images) -> Non
     assert runtime(search, program, *modules, library(images, 0x7F00_0000_0000)) == 0x7F00_0000_0000 + RUNTIME
 
 
-def test_who_maps_another_part_of_a_file_misleads_nobody_else(images: Images) -> None:
-    search = Search(cast(Finishing, Files(images)), images)
+def test_processes_that_map_different_parts_of_a_file_get_their_own_addresses(images: Images) -> None:
+    search = InterpreterSearch(cast(Finishing, Files(images)), images)
     assert runtime(search, library(images, 0x20_0000, offset=0x1000)) == 0x20_0000 - 0x1000 + RUNTIME
     assert runtime(search, library(images, 0x40_0000, offset=0x5000)) == 0x40_0000 - 0x5000 + RUNTIME
 
 
 def test_a_file_that_could_not_be_read_once_is_read_for_the_next_process(images: Images) -> None:
     files = Files(images)
-    search, files.fails = Search(cast(Finishing, files), images), 1
+    search, files.fails = InterpreterSearch(cast(Finishing, files), images), 1
     assert runtime(search, library(images, 0x40_0000)) is None
     assert search.failures == 1
     assert runtime(search, library(images, 0x40_0000)) == 0x40_0000 + RUNTIME

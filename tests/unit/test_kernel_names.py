@@ -1,4 +1,4 @@
-"""The names of launches in a capture: whole where a module of the process has them, and marked where they are cut."""
+"""Kernels' names in launches: whole if a module of the process has them, and marked where they are cut."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from iaprof.record.capture.launch_rows import NAME_BYTES_PER_GROUP, launch_rows
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.kernels.kernel_names import KernelNames
 from iaprof.record.kernels.placed_elf import PlacedKernel, compose
-from unit.test_described import Piece, described
+from unit.test_dumped import Chunk, dumped_kernel
 from unit.zebins import debug_elf, plain_zebin
 
 PLACE = 0xFFFF_8001_0000_0000  # sign-extended, as some devices have it
@@ -33,7 +33,7 @@ assert len(PREFIX) > 63
 
 @dataclass(frozen=True)
 class Launched:
-    """A launch with the name that it has room for."""
+    """A launch with as much of the name as a record holds."""
 
     name: str
     address: int = PLACE
@@ -62,7 +62,7 @@ def module(spool: Spool, elf: bytes, pid: int = 7, time: int = 100, with_content
 
 
 def names_of(spool: Spool) -> list[str]:
-    """Of the launches, in their order."""
+    """The names of launches, in their order."""
     spool.close()
     output = spool.path.with_name("capture")
     finish(SpoolReader(spool.path), output)
@@ -83,7 +83,7 @@ def launch(spool: Spool, *launches: Launched) -> None:
 def test_a_name_is_as_long_as_the_module_says(spool: Spool, length: int) -> None:
     name = "k" * length
     launch(spool, Launched(name), Launched(name))
-    module(spool, elf_of((name, PLACE)))  # whatever comes first
+    module(spool, elf_of((name, PLACE)))  # in any order
     assert names_of(spool) == [name, name]
 
 
@@ -95,7 +95,7 @@ def test_names_that_begin_alike_go_by_their_addresses(spool: Spool) -> None:
     module(spool, elf_of(*other), pid=8)
     order = random.Random(1).choices(range(50), k=500)
     launch(spool, *(Launched(PREFIX, PLACE + 4096 * n, pid) for n in order for pid in (7, 8)))
-    # an address is the same whether it is sign-extended or not
+    # sign-extended or not, an address is the same
     launch(spool, Launched(PREFIX, PLACE + 4096 & (1 << 48) - 1))
     expected = [names[n][0] for n in order for names in (kernels, other)]
     assert names_of(spool) == [*expected, kernels[1][0]]
@@ -108,8 +108,8 @@ def test_another_kernel_at_the_same_place_goes_by_time(spool: Spool) -> None:
     assert names_of(spool) == [f"{PREFIX}{time}" for time in (100, 100, 100, 200, 200, 300, 300)]
 
 
-def test_what_nobody_knows_stays_cut_and_says_so(spool: Spool) -> None:
-    # given a kernel that no module has at its address, be there one of a name that begins alike or not
+def test_unknown_names_stay_cut_and_are_marked(spool: Spool) -> None:
+    # given a kernel that no module has at its address, with or without another one whose name begins alike
     module(spool, elf_of((f"{PREFIX}1", PLACE)))
     module(spool, elf_of((f"{PREFIX}2", PLACE), ("short", PLACE + 4096)), pid=9)
     elsewhere, other_process = Launched(PREFIX, PLACE + 64), Launched(PREFIX, PLACE, 8)
@@ -120,7 +120,7 @@ def test_what_nobody_knows_stays_cut_and_says_so(spool: Spool) -> None:
     assert names_of(spool) == [cut, cut, "y" * 63 + "…", "y" * 62, "short"]
 
 
-def test_without_an_address_only_one_that_is_alone_is_meant(spool: Spool) -> None:
+def test_without_an_address_only_a_unique_name_is_used(spool: Spool) -> None:
     module(spool, elf_of((f"{PREFIX}1", PLACE), ("z" * 80, PLACE + 64)))
     module(spool, elf_of((f"{PREFIX}1", PLACE), (f"{PREFIX}2", PLACE + 64)), pid=8)
     module(spool, elf_of((f"{PREFIX}unplaced", 0)), pid=9)
@@ -137,11 +137,11 @@ def test_a_module_that_another_process_has_too_comes_without_content(spool: Spoo
     assert names_of(spool) == [f"{PREFIX}1"]
 
 
-def test_names_of_kernels_that_were_described_by_their_launch(spool: Spool) -> None:
-    # given two that begin alike, of one of which no code has come
+def test_names_of_dumped_kernels(spool: Spool) -> None:
+    # given two dumped kernels whose names begin alike; of one no code has come
     names = [f"{PREFIX}{n}" for n in range(2)]
-    pieces = [*described(names[0], b"code", address=PLACE), Piece(names[1].encode(), address=PLACE + 4096)]
-    for piece in pieces:
+    chunks = [*dumped_kernel(names[0], b"code", address=PLACE), Chunk(names[1].encode(), address=PLACE + 4096)]
+    for piece in chunks:
         spool.write(FrameKind.PIECE, piece.frame(), time=500)
     launch(spool, *(Launched(PREFIX, PLACE + 4096 * n, time=2_000_000) for n in (0, 1)))
     assert names_of(spool) == names
@@ -155,14 +155,14 @@ def test_names_may_be_any_bytes(spool: Spool) -> None:
 
 
 def test_long_names_of_many_launches_need_little_memory() -> None:
-    # given many launches of kernels with names as long as they can be
+    # given many launches of kernels with names of the greatest length
     names = KernelNames()
     for number in range(100):
         names.add(7, 1, PLACE + 64 * number, (PREFIX + f"{number:05}").ljust(16_000, "n").encode())
     launches = records(Launched(PREFIX, PLACE + 64 * (number % 100)) for number in range(20_000))
     # when
     groups = list(launch_rows(launches, names))
-    # then they come in groups of which each is small, and together all
+    # then they come in small groups, which together have all of them
     assert max(group.nbytes for group in groups) < 1.5 * NAME_BYTES_PER_GROUP
     assert sum(map(len, groups)) == 20_000
     assert [name.as_py()[: len(PREFIX) + 5] for group in groups for name in group.field("name")][:3] == [
@@ -175,13 +175,13 @@ def test_names_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     names = KernelNames()
     for number in range(20):
         names.add(7, 1, PLACE + 64 * number, f"{PREFIX}{number:03}".encode())
-    found = names.of(records(Launched(PREFIX, PLACE + 64 * number) for number in range(20)))
+    found = names.for_launches(records(Launched(PREFIX, PLACE + 64 * number) for number in range(20)))
     whole = [text for text in found.texts if not text.endswith("…") and len(text) > 63]
     assert 5 < len(whole) < 20
 
 
 def test_kept_names_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given the shortest that are kept, each of another place
+    # given the shortest names that are kept, each of another address
     most = 8 << 20
     monkeypatch.setattr("iaprof.record.kernels.kernel_names.MAX_KEPT_BYTES", most)
     names = KernelNames()
@@ -195,7 +195,7 @@ def test_kept_names_need_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_many_kernels_at_one_address_are_looked_through_once() -> None:
-    # given a process that says that all of its kernels are at one address, and launches each
+    # given a process that claims that all its kernels have one address, and launches each
     number, compared = 300, Counter[str]()
 
     class Name(bytes):
@@ -207,9 +207,11 @@ def test_many_kernels_at_one_address_are_looked_through_once() -> None:
     for each in range(number):
         names.add(7, 1, PLACE, Name(b"%08d" % each + b"n" * NAME_BYTES))
     # when
-    found = names.of(records(Launched(f"{each:08}".ljust(100, "n"), PLACE) for each in range(number)))
+    found = names.for_launches(records(Launched(f"{each:08}".ljust(100, "n"), PLACE) for each in range(number)))
     # then
-    assert [found.texts[index] for index in found.of] == [f"{each:08}" + "n" * NAME_BYTES for each in range(number)]
+    assert [found.texts[index] for index in found.indices] == [
+        f"{each:08}" + "n" * NAME_BYTES for each in range(number)
+    ]
     assert compared["names"] <= number
 
 

@@ -1,4 +1,4 @@
-"""Stacks of launches in a capture: finished ones in place of unfinished ones, equal ones once, and how they ended."""
+"""Launches' stacks in a capture: finished ones replace unfinished ones, equal ones are one row, with their ends."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def launches(*stacks: int, flags: int = 0) -> bytes:
 
 def mappings(pid: int = PID) -> bytes:
     files = (DRIVER, b"/opt/libze_intel_gpu.so.1"), (LIBRARY, b"/opt/libfoo.so")
-    told = (mapping_record(1, pid, start, 0x10000, 0, path, b"", (8, 1, start)) for start, path in files)
-    return comm_record(1, pid, b"app") + b"".join(told)
+    counts = (mapping_record(1, pid, start, 0x10000, 0, path, b"", (8, 1, start)) for start, path in files)
+    return comm_record(1, pid, b"app") + b"".join(counts)
 
 
 def captured(
@@ -93,7 +93,7 @@ def test_stacks_that_come_one_by_one_share_a_row_group(tmp_path: Path) -> None:
 
 
 def test_stacks_by_frame_pointers_are_cut_where_they_leave_the_code(tmp_path: Path) -> None:
-    # given the same path twice, with other data behind it, a deep one, and one that the side-band cannot tell
+    # given the same path twice, followed by different data; a deep one; and one that the side-band does not know
     whole = [DRIVER + number for number in range(DEPTH)]
     sent = [stack(5, *PATH, 0x900000), stack(6, *PATH, 0x910000, LIBRARY + 8), stack(8, 1, 2, 3, pid=99)]
     sent = [*sent, stack(7, *whole, walked=Walked.DEEP, guessed=0b111110)]
@@ -103,7 +103,7 @@ def test_stacks_by_frame_pointers_are_cut_where_they_leave_the_code(tmp_path: Pa
         (FrameKind.LAUNCHES, launches(5, 6, 7, 8)),
         follows_frame_pointers=True,
     )
-    # then they are one, and nothing says how they ended, or that each caller is a guess
+    # then the first two are one row, which does not say how it ended, nor that its callers are guesses
     found = rows(reader)
     assert {id_: row["ips"] for id_, row in found.items()} == {5: [*PATH], 7: whole, 8: [1, 2, 3]}
     assert {id_ for id_, row in found.items() if row["truncated"]} == {7}
@@ -134,7 +134,7 @@ def test_stacks_say_how_they_ended(tmp_path: Path) -> None:
 
 
 def test_a_finished_stack_takes_the_place_of_the_one_that_bpf_sent(tmp_path: Path) -> None:
-    # given one that comes before, and one that comes behind what was unfinished
+    # given a finished stack that comes before the unfinished one, and one that comes after it
     sent = [stack(id_, *PATH[:1], walked=Walked.MISSED) for id_ in (5, 6)]
     reader = captured(
         tmp_path,
@@ -142,16 +142,16 @@ def test_a_finished_stack_takes_the_place_of_the_one_that_bpf_sent(tmp_path: Pat
         (FrameKind.STACKS, stack(5, *PATH) + sent[1]),
         (FrameKind.LAUNCHES, launches(5, 6)),
     )
-    # then they are one
+    # then each pair is one row
     assert [(row["ips"], row["ended"]) for row in rows(reader).values()] == [([*PATH], "whole")]
     assert len(set(reader.table("launch")["stack"].to_pylist()) & rows(reader).keys()) == 1
 
 
 @pytest.mark.parametrize("is_early", [False, True])
-def test_what_was_finished_from_the_middle_has_what_was_walked_before(tmp_path: Path, is_early: bool) -> None:
+def test_a_stack_finished_from_the_middle_has_bpf_s_addresses_first(tmp_path: Path, is_early: bool) -> None:
     sent = stack(5, 1, 2, 3, walked=Walked.MISSED, guessed=0b100)
     rest = stack(5, 3, 4, 5, 6, 7, walked=Walked.STUCK | 2 << KEPT_SHIFT, guessed=0b1000, interrupted=0b10)
-    # which the recorder may read before what BPF sent, and once more
+    # which the recorder may read before BPF's part, and twice
     parts = [sent, rest, rest][:: -1 if is_early else 1]
     (row,) = rows(captured(tmp_path, *((FrameKind.STACKS, part) for part in parts))).values()
     assert row["ips"] == [1, 2, 3, 4, 5, 6]  # no more than the limit
@@ -159,7 +159,7 @@ def test_what_was_finished_from_the_middle_has_what_was_walked_before(tmp_path: 
     assert row["ended"] == "stuck"
 
 
-def test_the_rest_of_a_stack_without_its_beginning_is_none(tmp_path: Path) -> None:
+def test_the_end_of_a_stack_without_its_beginning_is_dropped(tmp_path: Path) -> None:
     (row,) = rows(captured(tmp_path, (FrameKind.STACKS, stack(5, 3, 4, walked=2 << KEPT_SHIFT)))).values()
     assert (row["ips"], row["ended"]) == ([], "unfinished")
 
@@ -167,7 +167,7 @@ def test_the_rest_of_a_stack_without_its_beginning_is_none(tmp_path: Path) -> No
 def test_marks_are_where_there_are_some(tmp_path: Path) -> None:
     sent = stack(5, *PATH, interrupted=1) + stack(6, *PATH, 9, guessed=0b110, interrupted=0b1000)
     found = rows(captured(tmp_path, (FrameKind.STACKS, sent)))
-    assert found[5]["marks"] is None  # the innermost is never a return address
+    assert found[5]["marks"] is None  # the innermost address is never a return address
     assert found[6]["marks"] == [0, 1, 1, 2]
 
 
@@ -199,7 +199,7 @@ def test_equal_stacks_are_one_unless_they_ended_differently(tmp_path: Path) -> N
 
 
 def test_copies_of_unfinished_stacks_are_finished_at_the_end(tmp_path: Path) -> None:
-    # given copies of three stacks, of which one was finished meanwhile
+    # given copies of three stacks, of which one was finished while recording
     copies = np.zeros(6, COPY)
     copies["id"], copies["address"] = [5, 5, 6, 6, 7, 7], [4096, 8192] * 3
     given: list[list[int]] = []
@@ -221,19 +221,19 @@ def test_copies_of_unfinished_stacks_are_finished_at_the_end(tmp_path: Path) -> 
         (FrameKind.LAUNCHES, launches(5, 5, 7, flags=LaunchFlags.PRESUMED)),
         finish_stacks=finish_stacks,
     )
-    # then the others are
+    # then the other two are finished
     assert given == [[5], [5], [7], [7]]
     assert sorted(row["ended"] for row in rows(reader).values()) == ["unfinished", "whole", "whole"]
-    # and it is said how many launches that concerns, and of which process the unfinished are
-    told = ends(reader)
-    assert (told["stacks"], told["whole"], told["late"], told["presumed"]) == (6, 4, 3, 3)
-    (process,) = told["processes"]
+    # and the header says how many launches have late stacks, and which process has the unfinished one
+    counts = ends(reader)
+    assert (counts["stacks"], counts["whole"], counts["late"], counts["presumed"]) == (6, 4, 3, 3)
+    (process,) = counts["processes"]
     assert process == {"pid": PID, "stacks": 6, "count": 2, "deep": 0, "guessed": 0, "late": 3, "presumed": 3}
 
 
 @pytest.mark.parametrize("kind", ["launches", "cpu_samples"])
 def test_what_was_finished_late_or_presumed_is_counted_by_process(tmp_path: Path, kind: str) -> None:
-    # given three equal stacks, of which one is finished while recording, and one of another process
+    # given three equal stacks, of which one was finished while recording, and one of another process
     ids = {5: PID, 6: PID, 7: PID, 8: OTHER}
     late = (5, 7, 8)
     copies = np.zeros(len(late), COPY)
@@ -262,17 +262,17 @@ def test_what_was_finished_late_or_presumed_is_counted_by_process(tmp_path: Path
     )
     # then
     assert len(rows(reader)) == 2
-    told = reader.header["stack_ends"][kind]
-    assert (told["stacks"], told["whole"], told["late"], told["presumed"]) == (46, 46, 3 + 2 + 1, 3)
+    counts = reader.header["stack_ends"][kind]
+    assert (counts["stacks"], counts["whole"], counts["late"], counts["presumed"]) == (46, 46, 3 + 2 + 1, 3)
     nothing = {"count": 0, "deep": 0, "guessed": 0}
-    assert told["processes"] == [
+    assert counts["processes"] == [
         {"pid": PID, "stacks": 45, **nothing, "late": 5, "presumed": 2},
         {"pid": OTHER, "stacks": 1, **nothing, "late": 1, "presumed": 1},
     ]
 
 
-def test_the_library_is_told_in_which_a_caller_was_guessed(tmp_path: Path) -> None:
-    # given a caller of the library's code, one of the driver's, and two of the library's, each with a whole stack
+def test_guessed_callers_are_counted_by_library(tmp_path: Path) -> None:
+    # given guessed callers of code in the library, in the driver, and twice in the library, each with a whole stack
     sent = (
         stack(5, LIBRARY + 1, DRIVER + 8, LIBRARY + 64, guessed=0b10)
         + stack(6, LIBRARY + 1, DRIVER + 8, LIBRARY + 64, LIBRARY + 65, guessed=0b100)
@@ -281,23 +281,23 @@ def test_the_library_is_told_in_which_a_caller_was_guessed(tmp_path: Path) -> No
         + stack(9, DRIVER, LIBRARY + 9)
     )
     reader = captured(tmp_path, (FrameKind.STACKS, sent), (FrameKind.LAUNCHES, launches(5, 6, 6, 7, 8, 9)))
-    told = ends(reader)
-    assert (told["stacks"], told["whole"], told["guessed"]) == (6, 6, 5)
-    assert told["guesses"] == [
+    counts = ends(reader)
+    assert (counts["stacks"], counts["whole"], counts["guessed"]) == (6, 6, 5)
+    assert counts["guesses"] == [
         {"library": "libfoo.so", "count": 3},
         {"library": "libze_intel_gpu.so.1", "count": 2},
     ]
-    assert [(each["pid"], each["stacks"], each["guessed"]) for each in told["processes"]] == [
+    assert [(each["pid"], each["stacks"], each["guessed"]) for each in counts["processes"]] == [
         (PID, 5, 4),
         (OTHER, 1, 1),
     ]
-    # and reports tell the same from the stacks themselves
+    # and reports derive the same from the stacks themselves
     stacks = reader.stacks(np.array([5, 6, 7, 8, 9], np.uint64))
     spaces = AddressSpaces(reader.table("mapping"), reader.table("process"))
     weights = {5: 1, 6: 2, 7: 1, 8: 1, 9: 1}
-    assert CpuFrames(stacks, spaces, CaptureNames(reader), are_cut=True).ends(weights).to_json() == told
+    assert CpuFrames(stacks, spaces, CaptureNames(reader), are_cut=True).ends(weights).to_json() == counts
 
 
-def test_what_says_that_it_ended_in_a_way_that_does_not_exist_is_unfinished(tmp_path: Path) -> None:
+def test_a_stack_with_an_unknown_ending_is_unfinished(tmp_path: Path) -> None:
     (row,) = rows(captured(tmp_path, (FrameKind.STACKS, stack(5, *PATH, walked=200)))).values()
     assert row["ended"] == "unfinished"

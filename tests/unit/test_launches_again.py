@@ -1,4 +1,4 @@
-"""What another output file gets of what was read when the one before ended."""
+"""What the next output file gets of records that were read when the previous one ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEPTH = 16
 
 
 class Ring:
-    """A ring buffer with some records, which are read once."""
+    """A ring buffer with some records, which can be read once."""
 
     def __init__(self, dtype: Any = np.uint8, count: int = 0) -> None:
         self._records = np.zeros(count, dtype)
@@ -27,14 +27,14 @@ class Ring:
 
 
 class Code:
-    """What takes GPU code, of which there is none."""
+    """A source of GPU code without any."""
 
-    def keep_pieces(self, pieces: Any, now: int) -> None:
+    def keep_chunks(self, pieces: Any, now: int) -> None:
         assert not len(pieces)
 
 
 def test_stacks_of_the_first_launches_come_with_their_python() -> None:
-    # given stacks of the new epoch that were sent before the old one's last launches were read
+    # given stacks of the new epoch, sent before the last launches of the old epoch were read
     rings = {name: Ring() for name in ("launches", "list_events", "samples", "waits", "compiled", "chunks", "modules")}
     rings |= {"stacks": Ring(stack_dtype(DEPTH), 2), "python_stacks": Ring(PYTHON_STACK, 2), "codes": Ring(CODE, 3)}
     short = np.zeros(0, WAIT)
@@ -53,5 +53,5 @@ def test_stacks_of_the_first_launches_come_with_their_python() -> None:
     launches.end_part(5)
     assert written == sent
     launches.begin_part(6)
-    # then both files have all of it
+    # then both files have all stacks and frames of Python
     assert written == sent * 2

@@ -1,4 +1,4 @@
-"""What the loop owes those who wait."""
+"""The loop: timers, unfinished work, and readers that remove one another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from iaprof.record.loop import Loop
 from limits import Within
 
 
-def test_timers_come_in_order_and_a_rhythm_leaves_out_what_it_missed() -> None:
+def test_timers_run_in_order_and_missed_periods_are_skipped() -> None:
     loop, seen = Loop(), []
     now = time.monotonic_ns()
     loop.at(now + 4_000_000, lambda: seen.append("late"))
@@ -27,25 +27,25 @@ def test_timers_come_in_order_and_a_rhythm_leaves_out_what_it_missed() -> None:
     loop.close()
 
 
-def test_work_that_is_left_is_done_without_waiting(within: Within) -> None:
+def test_unfinished_work_goes_on_without_waiting(within: Within) -> None:
     loop, left = Loop(), [3]
     loop.every(10_000_000_000, lambda: None)
 
     def work() -> None:
         left[0] -= 1
         if not left[0]:
-            loop.done_with("work")
+            loop.stop_calling("work")
 
-    loop.go_on_with("work", work)
+    loop.keep_calling("work", work)
     with within(1):
         for _ in range(3):
             loop.turn()
         assert left == [0]
-        assert not loop.has_left("work")
+        assert not loop.is_calling("work")
     loop.close()
 
 
-def test_a_reader_may_take_another_away_and_a_closed_descriptor_is_forgotten() -> None:
+def test_a_reader_may_remove_another_and_a_closed_descriptor_is_forgotten() -> None:
     loop, seen = Loop(), []
     pipes = [os.pipe(), os.pipe()]
     for reading, writing in pipes:

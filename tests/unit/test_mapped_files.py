@@ -1,4 +1,4 @@
-"""What is known of files without a build-id that were mapped."""
+"""Which mapped files without a build-id are known."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECOND = 1_000_000_000
 
 
 def mapped(*records: tuple[int, tuple[int, int, int]], build_id: bytes = b"") -> MappedFiles:
-    """Of one path: when, and device and inode."""
+    """Mappings of one path: time, and device and inode."""
     band = SideBand()
     for when, inode in records:
         decode(mapping_record(when, 5, 0x1000, 0x1000, 0, PATH.encode(), build_id, inode), band)
@@ -27,7 +27,7 @@ def mapped(*records: tuple[int, tuple[int, int, int]], build_id: bytes = b"") ->
 
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A header whose clocks stood as they do now: the wall clock 1000 s ahead, with ticks of 4 ms."""
+    """A header with the current clocks: the wall clock 1000 s ahead, with ticks of 4 ms."""
     monkeypatch.setattr(time, "monotonic_ns", lambda: 50 * SECOND)
     monkeypatch.setattr(time, "time_ns", lambda: 1050 * SECOND)
     monkeypatch.setattr(time, "clock_getres", lambda clock: 0.004)

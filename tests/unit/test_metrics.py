@@ -41,7 +41,7 @@ def packed(*rows: tuple[int, ...]) -> bytes:
 
 
 def decoded(meta: bytes, *rows: tuple[int, ...]) -> list[tuple[Any, ...]]:
-    """(time, stream, pid, name, value) of each metric row."""
+    """Decodes metric rows: (time, stream, pid, name, value)."""
     return [tuple(row.values()) for row in decode(meta, packed(*rows)).to_pylist()]
 
 
@@ -249,11 +249,11 @@ class Machine:
         return os.dup(group_fd)
 
     def count(self, *counts: int) -> None:
-        """What the last group says at its next read."""
+        """Sets what the last group returns at its next read."""
         os.write(self._group[1], packed((len(counts), *counts)))
 
     def unplug(self) -> None:
-        """The last group's PMU is no more: its events read as ended."""
+        """Makes the last group's PMU vanish: reads of its events return nothing."""
         os.close(self._group[1])
 
     def after(self, seconds: float) -> None:
@@ -291,7 +291,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def metered(*engines: xe.Engine, gts: int = 1) -> list[MeteredGt]:
-    """The GTs of one card, which has a stream from 5 on for each."""
+    """The GTs of one card, whose streams are numbered from 5 on."""
     all_gts = tuple(xe.Gt(index, index, (20, 1, 0)) for index in range(gts))
     device = xe.Device(
         path="/dev/dri/renderD128",
@@ -309,7 +309,7 @@ def metered(*engines: xe.Engine, gts: int = 1) -> list[MeteredGt]:
 
 
 def taken(measured: Metrics) -> list[tuple[str, int | None, float]]:
-    """(name, stream or pid, value) of all that was measured."""
+    """All that was measured: (name, stream or pid, value)."""
     rows = [row for meta, data in measured.take() for row in decode(meta, data).to_pylist()]
     return [(row["name"], row["pid"] if row["stream"] is None else row["stream"], row["value"]) for row in rows]
 
@@ -406,7 +406,7 @@ def test_an_engine_is_its_gt_s(machine: Machine) -> None:
     measured.close()
 
 
-def test_what_is_not_there_is_told_in_sentences(machine: Machine) -> None:
+def test_what_is_missing_is_reported_in_sentences(machine: Machine) -> None:
     measured = Metrics(metered(COMPUTE))
     measured.sample()
     machine.after(1)
@@ -442,7 +442,7 @@ def test_the_kernel_refuses_an_engine_and_the_others_are_measured(
     measured.close()
 
 
-def test_a_device_that_vanishes_is_told_once_and_what_was_read_stays(machine: Machine) -> None:
+def test_a_device_that_vanishes_is_reported_once_and_what_was_read_stays(machine: Machine) -> None:
     machine.pmu(CARD)
     machine.write("drm/renderD128/device/hwmon/hwmon0/fan1_input", 900)
     measured = Metrics(metered(COMPUTE))
@@ -504,7 +504,7 @@ def test_what_is_taken_piece_by_piece_is_whole(machine: Machine) -> None:
 
 
 def test_from_the_spool_to_the_capture_and_a_damaged_frame_is_counted(machine: Machine, tmp_path: Path) -> None:
-    # given what was taken in pieces, and one piece that is cut short
+    # given metrics in several frames, one of which is cut short
     machine.pmu(CARD)
     measured = Metrics(metered())
     spool = Spool(tmp_path / "s")
@@ -532,7 +532,7 @@ def test_from_the_spool_to_the_capture_and_a_damaged_frame_is_counted(machine: M
 
 @pytest.mark.root
 def test_the_kernel_s_own_groups(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a PMU that is the kernel's software PMU: its event 0 counts a CPU's time in ns, here as the engine's
+    # given the kernel's software PMU as the card's: its event 0 counts a CPU's time in ns, here as the engine's
     events = EVENTS | {f"engine-{what}-ticks": "event=0" for what in ("active", "total")}
     events |= {f"gt-{what}-frequency.unit": "none" for what in ("actual", "requested")}
     machine.pmu(CARD, events=events, form=FORM | dict.fromkeys(("engine_class", "gt"), "config2:0-63"))

@@ -1,4 +1,4 @@
-"""Debug ELFs made from what is seen of an unpatched driver: they say what the driver's own say, or less."""
+"""Debug ELFs made for drivers without probes: they contain what the driver's own debug ELFs do, or less."""
 
 import struct
 
@@ -15,7 +15,7 @@ HIGH = 0xFFFF_8000_0000_1000
 
 
 def launched(device: str, module: str) -> list[PlacedKernel]:
-    """Every kernel, as the driver's debug ELF has it: with the address as it is there."""
+    """All kernels of a module, from the driver's debug ELF."""
     data = debug_elf(device, module)
     texts = [section for section in read_sections(data) if section.name.startswith(".text.")]
     names = [section.name.removeprefix(".text.") for section in texts]
@@ -26,7 +26,7 @@ def launched(device: str, module: str) -> list[PlacedKernel]:
 
 
 def contents(data: bytes) -> dict[str, tuple[int, bytes]]:
-    """Address and bytes of every section, by name."""
+    """Address and bytes of each section, by name."""
     return {s.name: (s.address, data[s.offset : s.offset + s.size]) for s in read_sections(data) if s.size}
 
 
@@ -56,7 +56,7 @@ def test_it_is_what_the_driver_would_have_said(device, module):
 
 
 def test_the_code_is_that_which_ran():
-    """The driver writes addresses into it and has padding behind it; neither makes it another kernel."""
+    """The driver writes addresses into the code and pads it; both are still the same kernel."""
     (kernel,) = launched("bmg", "attention")
     (plain,) = read_zebin(plain_zebin("bmg", "attention")).kernels
     code = bytearray(kernel.code)
@@ -82,7 +82,7 @@ def test_where_code_could_not_be_had_the_zebins_stays(length):
 @pytest.mark.parametrize("address", [HIGH, 0x8000_0000_1000, 0x40])
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_kernels_that_were_not_launched_are_not_there(number, address):
-    """Nor are their lines: not even at small addresses, where those of the zebin are before it is placed."""
+    """Nor are their lines, not even at the small addresses that they have in the zebin."""
     theirs = read_zebin(debug_elf("lnl", "matmul")).kernels[number]
     launch = PlacedKernel(theirs.name, address, theirs.code)
 
@@ -181,7 +181,7 @@ def test_no_kernels(binary):
 
 @pytest.mark.parametrize("binary", [None, TWO])
 def test_odd_places_are_kept(binary):
-    """Over each other, at address 0, at the end of all addresses: what to make of it is the report's."""
+    """Overlapping kernels, at address 0 and at the highest addresses: the report has to deal with them."""
     kernels = [PlacedKernel("k", (1 << 64) - 32, b"1" * 64), PlacedKernel("l", (1 << 64) - 16, b"2" * 64)]
     assert found(compose(binary, kernels)) == expected(kernels)
     assert found(compose(binary, [PlacedKernel("k", 0, b"1" * 64)])) == [("k", 0, b"1" * 64)]
@@ -212,7 +212,7 @@ def test_symbols_for_other_tools():
 
 
 def test_relocations_that_share_their_bytes(within):
-    """A million of them take no time; where sections name the same ones again and again, they are left alone."""
+    """A million relocations take no time; sections that share the same bytes again and again are refused."""
     plain = relocated(*[(0, 1, 1, 0)] * 1_000_000)
     with within(5):
         made = compose(plain, [PlacedKernel("k", HIGH, bytes(64))])
@@ -228,7 +228,7 @@ def test_relocations_that_share_their_bytes(within):
 
 @given(st.data())
 def test_damaged_zebins(data):
-    """Whatever the zebin is, the kernels that ran are there, under their names and at their addresses."""
+    """Whatever the zebin is, the launched kernels are there with their names and addresses."""
     device, module = data.draw(st.sampled_from([("bmg", "attention"), ("ptl", "matmul")]))
     binary, kernels = bytearray(plain_zebin(device, module)), launched(device, module)
     tables = [section for section in read_sections(bytes(binary)) if section.name in (".symtab", ".rela.debug_info")]

@@ -1,4 +1,4 @@
-"""Frames of Python of stacks: where they are put, and which code object's name and line they get."""
+"""Python frames of stacks: their places among C frames, and the names and lines of their code objects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def content(value: bytes) -> bytes:
 
 
 def code(address: int, name: str, time: int = 1, of: CodeType | None = None, file: str = "/a.py") -> Records:
-    """CODE[n], as many as the table of lines needs."""
+    """CODE[n], as many as the line table needs."""
     table = content(of.co_linetable if of else b"")
     record = np.zeros(-(-len(table) // TABLE), CODE)
     record["time"], record["pid"], record["code"], record["identity"] = time, PID, address, time
@@ -55,7 +55,7 @@ def code(address: int, name: str, time: int = 1, of: CodeType | None = None, fil
 
 
 def walked(number: int, *frames: tuple[int, int], cfas: tuple[int, ...] = CFAS, **members: int) -> Records:
-    """PYTHON_STACK[1]: code object, or END, and instruction or place of each."""
+    """PYTHON_STACK[1], of frames: code object, or END; and instruction, or the end's address."""
     record = np.zeros(1, PYTHON_STACK)
     given = {"id": number, "time": 5, "pid": PID, "state": PythonState.WHOLE, "sp": SP, "count": len(frames)}
     for name, value in {**given, "depth": len(cfas), **members}.items():
@@ -66,7 +66,7 @@ def walked(number: int, *frames: tuple[int, int], cfas: tuple[int, ...] = CFAS, 
 
 
 def frames_of(stacks: PythonStacks, number: int) -> list[tuple[str, int, int]]:
-    """Name, line and frame of C."""
+    """Name, line and C frame of each Python frame."""
     frames, _ = stacks.columns(np.array([number], np.uint64))
     names = {row["id"]: row["name"] for row in stacks.code_rows().to_pylist()} | {NO_CODE: "?"}
     return [(names[frame["code"]], frame["line"], frame["at"]) for frame in frames.to_pylist()[0]]
@@ -92,8 +92,8 @@ def test_a_loop_that_is_in_no_frame_of_c_is_marked(stacks: PythonStacks, end: in
     assert frames_of(stacks, 1) == [("first", 0, NOWHERE), ("second", 0, NOWHERE)]
 
 
-def test_what_user_space_finished_tells_where_frames_are(stacks: PythonStacks) -> None:
-    # given a stack of which BPF walked one frame, and another one of which user space went on from the second
+def test_the_learner_s_cfas_place_frames(stacks: PythonStacks) -> None:
+    # given a stack of which BPF walked one frame, and another that the learner continued from the second frame
     stacks.add(walked(1, (FIRST, 0), (END, 1250), cfas=(0,)))
     stacks.add(walked(1, state=PythonState.NONE))
     stacks.add(walked(2, (FIRST, 0), (END, 1250), cfas=(1100, 0)))
@@ -150,23 +150,23 @@ def test_a_code_object_that_did_not_come_has_no_name(stacks: PythonStacks) -> No
     stacks.add(walked(1, (0x500000, 0), (END, 1000), pid=OTHER))
     stacks.add(walked(2, (0x600000, 0), (END, 1000)))
     assert frames_of(stacks, 1) == frames_of(stacks, 2) == [("?", 0, 0)]
-    assert stacks.unbelieved == 0
+    assert stacks.damaged == 0
 
 
 @pytest.mark.parametrize(
     ("member", "byte", "value"), [("qualname", 32, 0xFF), ("qualname", 8, 1), ("filename", 9, 1), ("table", 10, 1)]
 )
 def test_where_a_frame_has_no_code_object_python_ends(stacks: PythonStacks, member: str, byte: int, value: int) -> None:
-    # given memory whose objects are of other types, or not what objects of these types are
+    # given memory with objects of other types, or with invalid content
     damaged = code(0x400000, "x")
     damaged[member][0, byte] = value
     stacks.add_codes(damaged)
     # when
     stacks.add(walked(1, (FIRST, 0), (0x400000, 0), (SECOND, 0), (END, 1000)))
-    # then nothing of it or behind it is believed
+    # then this frame and all after it are dropped
     assert frames_of(stacks, 1) == [("first", 0, 0)]
     assert stacks.columns(np.array([1], np.uint64))[1].to_pylist() == ["damaged"]
-    assert stacks.unbelieved == 2
+    assert stacks.damaged == 2
 
 
 def test_after_exec_code_objects_are_of_another_interpreter(stacks: PythonStacks) -> None:
@@ -198,13 +198,13 @@ def test_a_long_table_of_lines_comes_in_parts(stacks: PythonStacks, is_sent_twic
 
 
 def test_launches_are_counted_by_what_their_stacks_tell(stacks: PythonStacks) -> None:
-    # given stacks: whole; of an unknown code object; deep and without a place; damaged; and without any frame
+    # given stacks: whole; with an unknown code object; deep and without a place; damaged; and without frames
     stacks.add(walked(1, (FIRST, 0), (END, 1150)))
     stacks.add(walked(2, (0x700000, 0), (END, 1150)))
     stacks.add(walked(3, (FIRST, 0), (END, 5), state=PythonState.DEEP))
     stacks.add(walked(4, state=PythonState.DAMAGED))
     stacks.columns(np.arange(1, 6, dtype=np.uint64))
-    # when so many launches have each, and some of another process or without a stack
+    # when launches have these, some of another process or without a stack
     counting = PythonCounting(stacks)
     ids = np.repeat(np.array([1, 2, 3, 4, 5, 0, 6], np.uint64), [10, 1, 2, 4, 8, 16, 32])
     pids = np.repeat(np.array([PID, PID, PID, PID, PID, PID, OTHER], np.uint32), [10, 1, 2, 4, 8, 16, 32])
@@ -230,10 +230,10 @@ def test_equal_frames_have_equal_contents_wherever_their_loops_are(stacks: Pytho
     stacks.add(walked(1, (FIRST, 4), (END, 1150)))
     stacks.add(walked(2, (FIRST, 4), (END, 1151)))
     stacks.add(walked(3, (FIRST, 6), (END, 1150)))
-    # another function that was made at the same address
+    # another function at the same address
     stacks.add(walked(5, (FIRST, 4), (END, 1150), time=20))
     stacks.add_codes(code(FIRST, "made later", time=10))
-    assert len(set(stacks.contents(np.array([1, 5], np.uint64)).tolist())) == 2
-    one, same, other, none = stacks.contents(np.array([1, 2, 3, 4], np.uint64)).tolist()
+    assert len(set(stacks.content_hashes(np.array([1, 5], np.uint64)).tolist())) == 2
+    one, same, other, none = stacks.content_hashes(np.array([1, 2, 3, 4], np.uint64)).tolist()
     assert one == same != other
     assert none == 0

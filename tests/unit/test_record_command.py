@@ -61,14 +61,14 @@ def test_a_signal_may_do_something_else_once() -> None:
     done: list[str] = []
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGINT)
-        signals.instead = lambda: done.append("skipped")
+        signals.call_once = lambda: done.append("skipped")
         # when a second signal arrives
         os.kill(os.getpid(), signal.SIGINT)
         # then it cuts that short, and does not quit
         assert done == ["skipped"]
         assert signals.count == 1
         # and the next one quits
-        signals.farewell = lambda: ""
+        signals.exit_message = lambda: ""
         with pytest.raises(SystemExit):
             os.kill(os.getpid(), signal.SIGINT)
 

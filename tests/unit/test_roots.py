@@ -1,4 +1,4 @@
-"""Which roots of processes are kept open, for how long, and how many."""
+"""Which roots of processes are kept, for how long, and how many."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OURS = ("mnt:[1]", "/")
 
 
 class Machine:
-    """Processes with their roots; what is kept of them are descriptors of a folder."""
+    """Processes with their roots; descriptors of `/` stand for the roots' descriptors."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.places = {os.getpid(): OURS}
@@ -62,7 +62,7 @@ def kept(machine: Machine, spool: Spool) -> Iterator[Roots]:
     loop.close()
 
 
-def told(spool: Spool, kind: FrameKind = FrameKind.PROCESS) -> list[dict[str, Any]]:
+def written(spool: Spool, kind: FrameKind = FrameKind.PROCESS) -> list[dict[str, Any]]:
     return [json.loads(frame.payload) for frame in SpoolReader(spool.path).frames() if frame.kind is kind]
 
 
@@ -70,78 +70,78 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_of_a_process_in_our_root_nothing_is_kept(kept: Roots, machine: Machine, spool: Spool) -> None:
+def test_our_own_root_is_not_kept(kept: Roots, machine: Machine, spool: Spool) -> None:
     before = open_files()
     kept.keep(machine.add(7, 1))
     kept.keep(8)  # that ended
-    assert (kept.by_process(), told(spool), open_files()) == ({}, [], before)
+    assert (kept.by_process(), written(spool), open_files()) == ({}, [], before)
 
 
-def test_of_a_root_folder_of_ours_the_path_is_written_down(kept: Roots, machine: Machine, spool: Spool) -> None:
+def test_of_a_root_in_our_mount_namespace_the_path_is_written(kept: Roots, machine: Machine, spool: Spool) -> None:
     before = open_files()
     kept.keep(machine.add(7, 1, "/srv/root", uid=5))
     kept.keep(7)
-    assert [(row["pid"], row["root"], row["uid"]) for row in told(spool)] == [(7, "/srv/root", 5)]
+    assert [(row["pid"], row["root"], row["uid"]) for row in written(spool)] == [(7, "/srv/root", 5)]
     assert (kept.by_process(), open_files()) == ({}, before)
 
 
-def test_processes_of_one_namespace_share_what_is_kept(kept: Roots, machine: Machine, spool: Spool) -> None:
+def test_processes_of_one_namespace_share_a_kept_root(kept: Roots, machine: Machine, spool: Spool) -> None:
     before = open_files()
     for pid in (7, 8, 9):
         kept.keep(machine.add(pid, 2))
     assert open_files() == before + 2
     assert set(kept.by_process()) == {7, 8, 9}
     assert len(set(kept.by_process().values())) == 1
-    assert {row["root"] for row in told(spool)} == {""}
+    assert {row["root"] for row in written(spool)} == {""}
     kept.keep(machine.add(10, 2, "/inner"))
     assert open_files() == before + 4
     kept.close()
     assert open_files() == before
 
 
-def test_a_namespace_is_given_back_when_its_processes_ended_a_while_ago(kept: Roots, machine: Machine) -> None:
+def test_a_namespace_is_released_some_time_after_its_processes_ended(kept: Roots, machine: Machine) -> None:
     before = open_files()
     kept.keep(machine.add(7, 2))
     kept.keep(machine.add(8, 2))
     del machine.places[7]
     for _ in range(3):
         machine.now += LINGER_NS
-        kept.look()
+        kept.release_unused()
     assert set(kept.by_process()) == {7, 8}
-    # also where another process got the number
+    # also if another process got its pid
     machine.add(8, 1)
-    kept.look()
+    kept.release_unused()
     machine.now += LINGER_NS
-    kept.look()
+    kept.release_unused()
     assert set(kept.by_process()) == {7, 8}
     machine.now += 1
-    kept.look()
+    kept.release_unused()
     assert (kept.by_process(), open_files()) == ({}, before)
 
 
-def test_one_user_cannot_have_all_that_is_kept(kept: Roots, machine: Machine, spool: Spool) -> None:
+def test_one_user_cannot_use_up_all_kept_roots(kept: Roots, machine: Machine, spool: Spool) -> None:
     for pid in range(100, 100 + 2 * MOST_OF_ONE_USER):
         kept.keep(machine.add(pid, pid, uid=1000))
     assert len(kept.by_process()) == MOST_OF_ONE_USER
     for pid in range(1000, 1000 + 2 * MOST_KEPT):
         kept.keep(machine.add(pid, pid))
     assert len(kept.by_process()) == MOST_KEPT
-    # what there was no room for is told, once for each process
+    # refused roots are counted, once for each process
     kept.keep(100 + MOST_OF_ONE_USER)
-    kept.look()
-    kept.look()
-    (loss,) = told(spool, FrameKind.LOSS)
+    kept.release_unused()
+    kept.release_unused()
+    (loss,) = written(spool, FrameKind.LOSS)
     assert (loss["source"], loss["what"]) == ("names", "mount namespaces")
     assert loss["count"] == 2 * MOST_OF_ONE_USER + 2 * MOST_KEPT - MOST_KEPT
 
 
-def test_a_namespace_of_nobody_known_is_not_kept(kept: Roots, machine: Machine) -> None:
+def test_a_namespace_of_an_unknown_user_is_not_kept(kept: Roots, machine: Machine) -> None:
     # given a process that ends before its user is read
     pid = machine.add(100, 2)
     machine.users[pid] = None
     # when
     kept.keep(pid)
-    # then it counts for nobody, not for root
+    # then its root counts for no user, not even root
     assert kept.by_process() == {}
 
 
@@ -149,19 +149,19 @@ def test_how_many_processes_are_remembered_is_bounded(kept: Roots, machine: Mach
     for pid in range(10_000, 10_000 + roots.MOST_PROCESSES + 10):
         kept.keep(machine.add(pid, 2))
     assert len(kept.by_process()) == roots._MOST_OF_ONE_ROOT
-    assert len(kept._told) == roots.MOST_PROCESSES
+    assert len(kept._described) == roots.MOST_PROCESSES
 
 
-def test_another_spool_has_what_is_still_of_use(kept: Roots, machine: Machine, spool: Spool) -> None:
+def test_another_spool_has_the_roots_that_are_still_of_use(kept: Roots, machine: Machine, spool: Spool) -> None:
     for pid, namespace, folder in ((7, 1, "/srv/a"), (8, 1, "/srv/b"), (9, 2, "/"), (10, 3, "/")):
         kept.keep(machine.add(pid, namespace, folder))
-    before = len(told(spool))
+    before = len(written(spool))
     for pid in (8, 9):
         del machine.places[pid]
-    kept.tell_again()
-    assert [row["pid"] for row in told(spool)[before:]] == [7, 8, 9, 10]
-    kept.tell_again()  # what ended has no launches and stacks in there any more
-    assert [row["pid"] for row in told(spool)[before + 4 :]] == [7, 9, 10]
+    kept.write_again()
+    assert [row["pid"] for row in written(spool)[before:]] == [7, 8, 9, 10]
+    kept.write_again()  # ended processes have no more launches and stacks in the third spool
+    assert [row["pid"] for row in written(spool)[before + 4 :]] == [7, 9, 10]
 
 
 def test_the_namespace_of_a_real_process_is_ours() -> None:

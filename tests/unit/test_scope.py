@@ -1,4 +1,4 @@
-"""Who belongs to `-p`, whatever the order in which the CPUs' buffers tell of it."""
+"""The scope of `-p`, in whatever order the buffers of several CPUs are read."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ EXIT, FORK = 4, 7
 
 
 def task(kind: int, pid: int, ppid: int, time_ns: int, tid: int = 0) -> bytes:
-    """A FORK or EXIT record, include/uapi/linux/perf_event.h; of a thread where `tid` says so."""
+    """A FORK or EXIT record (include/uapi/linux/perf_event.h); of a thread if `tid` is given."""
     body = struct.pack("<IIIIQ", pid, ppid, tid or pid, ppid, time_ns) + struct.pack("<IIQII", pid, pid, time_ns, 0, 0)
     return struct.pack("<IHH", kind, 0, 8 + len(body)) + body
 
 
 class Probes:
-    """What the BPF map of others holds."""
+    """The excluded processes in the BPF map."""
 
     def __init__(self) -> None:
         self.others: set[int] = set()
@@ -46,7 +46,7 @@ class Journal:
 
 @pytest.fixture
 def scope() -> tuple[Scope, Probes, Journal]:
-    """This process is meant, and process 1, with all else, is not."""
+    """This process is in scope; process 1 and all others are not."""
     scope, probes, journal = Scope([os.getpid()]), Probes(), Journal()
     scope.start(journal, probes)  # type: ignore[arg-type]
     return scope, probes, journal
@@ -56,7 +56,7 @@ Given = tuple[Scope, Probes, Journal]
 ME, CHILD, GRANDCHILD, STRANGER = os.getpid(), 4_000_001, 4_000_002, 4_000_003
 
 
-def test_children_that_run_already_are_meant_and_all_else_is_not() -> None:
+def test_running_children_are_in_scope_and_other_processes_are_not() -> None:
     child = subprocess.Popen(["sleep", "60"])
     try:
         scope, probes, journal = Scope([ME]), Probes(), Journal()
@@ -70,11 +70,11 @@ def test_children_that_run_already_are_meant_and_all_else_is_not() -> None:
     assert not {ME, child.pid} & probes.others
 
 
-def test_a_grandchild_that_is_told_of_before_its_parent(scope: Given) -> None:
+def test_a_grandchild_whose_fork_is_read_before_its_parent_s(scope: Given) -> None:
     who, probes, journal = scope
-    # given the grandchild's fork in one read, and the child's, which came before it, in the next
+    # given the grandchild's fork in one read, and the child's earlier fork in the next
     who.follow([task(FORK, GRANDCHILD, CHILD, 20)])
-    assert GRANDCHILD not in probes.others  # nobody knows: it is recorded
+    assert GRANDCHILD not in probes.others  # recorded while unknown
     who.follow([task(FORK, STRANGER, 1, 30), task(FORK, CHILD, ME, 10)])
     # then
     assert {CHILD, GRANDCHILD} <= set(who.pids)
@@ -102,7 +102,7 @@ def test_threads_are_no_processes(scope: Given) -> None:
     who.follow([task(FORK, ME, ME, 10, tid=CHILD), task(EXIT, ME, ME, 20, tid=CHILD)])
     assert CHILD not in who.pids
     who.follow([task(FORK, CHILD, ME, 30)])
-    assert CHILD in who.pids  # its parent is still meant after a thread of it ended
+    assert CHILD in who.pids  # its parent stays in scope after one of its threads ended
     assert not probes.others & {ME, CHILD}
 
 

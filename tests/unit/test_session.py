@@ -1,4 +1,4 @@
-"""A session goes through whatever sources it has, step by step, and knows none of them."""
+"""A session calls its sources' methods in order, and needs to know nothing else of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from iaprof.record import session as module
 from iaprof.record.capture.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
-from iaprof.record.session import Audience, Session
+from iaprof.record.session import Callbacks, Session
 from iaprof.record.signals import StopSignals
 from iaprof.record.sources.source import Source
 from iaprof.symbols.names.which import Symbols
@@ -28,7 +28,7 @@ OFTEN = {"read", "losses", "has_ended_part"}
 
 
 class MadeUp(Source):
-    """Writes down in which order it is called."""
+    """A source that notes the order of its calls."""
 
     def __init__(self, name: str, calls: list[tuple[str, str]], does: dict[str, Callable[[], object]]) -> None:
         self._name, self._calls, self._does = name, calls, does
@@ -64,7 +64,7 @@ class MadeUp(Source):
 
 
 class Recording:
-    """What a session needs, with two sources; `does` says what else happens in a step of the second one."""
+    """A session with two sources; `does` are additional actions in steps of the second one."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **does: Callable[[], object]) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -80,9 +80,9 @@ class Recording:
         return self.sources
 
     def run(self, options: Options, signals: StopSignals) -> dict[str, Any]:
-        """Records; gives the capture's header."""
-        audience = Audience(lambda _: None, lambda _: None, lambda *_: self.part())
-        session = Session(options, signals, audience)
+        """Records; returns the capture's header."""
+        callbacks = Callbacks(lambda _: None, lambda _: None, lambda *_: self.part())
+        session = Session(options, signals, callbacks)
         try:
             session.run()
             return session.finish()[0]
@@ -90,7 +90,7 @@ class Recording:
             session.close()
 
     def steps(self) -> list[str]:
-        """The steps in their order, without those that come often."""
+        """The steps in their order, without frequent ones."""
         calls = [call for call in self.calls if call[0] not in OFTEN and call[0] != "close"]
         steps = [(step, [name for _, name in both]) for step, both in groupby(calls, lambda call: call[0])]
         assert all(names == ["one", "two"] for _, names in steps), steps
@@ -98,7 +98,7 @@ class Recording:
 
 
 def test_each_step_is_taken_with_every_source_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a recording that pauses, samples again, goes on in another file, and ends when the first one is a capture
+    # given a recording that pauses, resumes, rotates its output, and ends when the first part is finished
     control = tmp_path / "control"
     os.mkfifo(control)
     commands = os.open(control, os.O_RDWR)
@@ -122,7 +122,7 @@ def test_each_step_is_taken_with_every_source_in_turn(tmp_path: Path, monkeypatc
         ("losses", "one"), ("losses", "two"), ("footer", "one"), ("footer", "two"),
     ]  # fmt: skip
     assert recording.calls[-2:] == [("close", "two"), ("close", "one")]
-    # and both captures have what the sources said, the members that they always had in their order
+    # and both captures have the sources' members, in the usual order
     parts = [CaptureReader(path) for path in sorted(tmp_path.glob("cap*.parquet"))]
     assert sorted(reader.header["part"] for reader in parts) == [0, 1]
     for reader in parts:
@@ -164,6 +164,6 @@ def test_nothing_is_left_of_a_recording_whose_source_cannot_start(
 
 
 def test_every_step_is_one_of_the_table() -> None:
-    """The interface's docstring says when each method is called."""
+    """The table in the interface's docstring has every method."""
     table = (Source.__doc__ or "").partition("methods\n")[2].partition("\n\n")[0]
     assert set(STEPS) <= set(table.replace(",", " ").replace(";", " ").split())

@@ -1,4 +1,4 @@
-"""Side-band records: what the kernel writes is read whole, and what it never wrote does no harm."""
+"""Side-band records: all that the kernel writes is read, and anything else does no harm."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def lost(count: int) -> bytes:
 @pytest.mark.parametrize(
     "bad", [comm_record(1, 2, b"x")[:-8], record(3, bytes(33)), bytes(8), struct.pack("<IHH", 3, 0, 0) + bytes(8)]
 )
-def test_what_follows_the_last_record_is_told(bad: bytes) -> None:
+def test_what_follows_the_last_record_is_reported(bad: bytes) -> None:
     band = SideBand()
     with pytest.raises(ValueError, match=f"^{len(bad)} of its bytes are no records"):
         decode(comm_record(3, 7, b"x") + bad, band)
@@ -56,7 +56,7 @@ def test_any_bytes_are_read_or_refused(data: bytes, where: int, change: bytes) -
             decode(damaged, band)
         except ValueError as error:
             assert "of its bytes are no records" in str(error)
-        # then what was taken can be read
+        # then what was accepted can be read
         list(process_events(damaged)), list(mapped_paths(damaged)), process_records(damaged, {2})
         assert len(band.processes.time) == len(band.processes.event)
 
@@ -73,7 +73,7 @@ def captured(folder: Path, *frames: tuple[int, int, bytes], depth: int = 127) ->
 
 
 def test_a_loss_lies_in_its_span(tmp_path: Path) -> None:
-    # given CPU 3, of which something was lost before it was read at 30, as the records after that read say
+    # given CPU 3, which lost something before it was read at 30, as the records after that read say
     some = comm_record(1, 1, b"x")
     frames = [(10, 0, some), (20, 3, some), (30, 3, some), (35, 0, lost(2))]
     reader = captured(tmp_path, *frames, (40, 3, lost(7) + some))
@@ -83,7 +83,7 @@ def test_a_loss_lies_in_its_span(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_what_is_mapped_wakes_at_once(within: Within) -> None:
-    # given somebody who reads only when woken
+    # given a reader that reads only when woken
     buffers = SideBandBuffers()
     band = SideBand()
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Probes at instructions that the kernel single-steps: what is said of a driver that has nothing better."""
+"""Probes on instructions that the kernel single-steps: what is reported of a driver without better ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from iaprof.record.checks import libraries as checks
 from iaprof.record.checks.result import Level
 
 FIELD = Field((0,))
-# What functions begin with. What the first three do is unknown to `probe_offset`, or changes the arguments.
+# Beginnings of functions. `probe_offset` does not know the first three instructions, or they change the arguments.
 STARTS = {
     "loads": "endbr64; mov 8(%rsi), %rsi; push %rbx; pop %rbx",
     "compares": "cmpq $0, (%rsi); je 1f; 1:",
@@ -31,7 +31,7 @@ STARTS = {
 
 
 def driver(folder: Path, names: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Layout]:
-    """A driver whose launch functions begin like that, with a layout that has the best places for its probes."""
+    """A driver whose launch functions begin so, with a layout that has the best places for its probes."""
     source, path = folder / "d.c", folder / "libze_intel_gpu.so.1"
     others = {"gone": Action.KERNEL_GONE, "execute": Action.EXECUTE}
     functions = {name: STARTS[name] for name in names} | dict.fromkeys(others, "endbr64; xor %eax, %eax")
@@ -77,7 +77,7 @@ def test_a_driver_without_an_emulated_instruction_to_be_had(tmp_path: Path, monk
 
     assert (outcome.problem, outcome.probes) == ("", len(layout.entries))
     assert outcome.single_stepped == ("loads", "compares", "swaps")
-    # and who asks beforehand is told
+    # and `iaprof check` reports it, too
     check = checks._library(outcome, set(), "1")
     assert check.level is Level.WARNING
     assert check.text.endswith(

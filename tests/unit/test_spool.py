@@ -1,4 +1,4 @@
-"""The spool survives everything that can happen to its end."""
+"""The spool survives whatever happens to its end."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def test_frames_come_back_as_written(tmp_path: Path) -> None:
 
 
 def test_cut_at_every_byte(tmp_path: Path) -> None:
-    # given a spool, and how long it was after each frame
+    # given a spool, and its length after each frame
     written = write(tmp_path / "s")
     data = (tmp_path / "s").read_bytes()
     for length in range(8, len(data)):
@@ -45,7 +45,7 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
         # when
         reader = SpoolReader(tmp_path / "cut")
         frames = [(f.kind, f.payload) for f in reader.frames()]
-        # then what is whole is there, and the rest is counted
+        # then the whole frames are there, and the rest is counted
         assert frames == written[: len(frames)]
         assert len(frames) < len(written)
         assert reader.cut == length - 8 - sum(36 + len(payload) for _, payload in frames)

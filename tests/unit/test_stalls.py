@@ -1,4 +1,4 @@
-"""The three record layouts, against the bit positions of the driver, written down here a second time."""
+"""The three record layouts, compared with the driver's bit positions, which are repeated here."""
 
 import os
 from typing import Any
@@ -31,7 +31,7 @@ XE3P = {
 
 @pytest.mark.parametrize(("layout", "fields"), [(records.PVC, PVC), (records.XE2, XE2), (records.XE3P, XE3P)])
 def test_every_field_of_random_records(layout: RecordLayout, fields: dict[str, tuple[int, int]]) -> None:
-    # given records whose every field is random, also those that are not kept
+    # given records with random bits in every field, also those that are not kept
     random = np.random.default_rng(7)
     expected: dict[str, list[int]] = {name: [] for name in fields}
     raw = b""
@@ -44,7 +44,7 @@ def test_every_field_of_random_records(layout: RecordLayout, fields: dict[str, t
         raw += record.to_bytes(64, "little")
     # when they are reduced to their significant words and decoded
     words = layout.columns(np.frombuffer(raw, np.uint64).reshape(-1, 8))
-    # then all comes out
+    # then all fields are as before
     assert len(words) == layout.words
     assert layout.ips(words).tolist() == [(ip << 3) & (1 << 64) - 1 for ip in expected["ip"]]
     for reason in REASONS:
@@ -81,7 +81,7 @@ def test_layout_by_ip_version(version: tuple[int, int], layout: RecordLayout | N
     ],
 )
 def test_a_version_of_no_gpu_that_is_known_is_a_guess(version: tuple[int, int], layout: RecordLayout | None) -> None:
-    """One that the decoder does not know, either."""
+    """The decoder does not know it, either."""
     assert generations.is_guess(*version) is (layout is not None)
     assert (generations.platform_of(*version) is None) is (layout is not None)
     if layout is not None:
@@ -89,7 +89,7 @@ def test_a_version_of_no_gpu_that_is_known_is_a_guess(version: tuple[int, int], 
 
 
 def test_a_read_of_no_whole_records_is_a_loss_and_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a driver that gives two records, then one and a half, then one
+    # given a driver that returns two records, then one and a half, then one
     there, driver = os.pipe()
     os.set_blocking(there, False)
     monkeypatch.setattr(xe, "open_stream", lambda *_: there)

@@ -1,4 +1,4 @@
-"""One record of N: exactly one of each N in a row, however the reads cut the stream."""
+"""One record of N: exactly one of each N successive records, however reads divide the stream."""
 
 import numpy as np
 import pytest
@@ -8,14 +8,14 @@ from iaprof.record.sources.subsample import Subsample
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 100])
 def test_exactly_one_of_each_n_whatever_the_reads(n: int) -> None:
-    # given reads of random lengths, empty ones too
+    # given reads of random lengths, also empty ones
     random = np.random.default_rng(n)
     subsample = Subsample(n, np.random.default_rng(1))
     kept, position = [], 0
     for length in [0, 1, n, n - 1, n + 1, *random.integers(0, 3 * n + 5, 400)]:
         # when
         places = subsample.keep(int(length))
-        # then each is one of this read's
+        # then each kept record is one of this read
         assert ((places >= 0) & (places < length)).all()
         kept += (places + position).tolist()
         position += int(length)
@@ -25,8 +25,8 @@ def test_exactly_one_of_each_n_whatever_the_reads(n: int) -> None:
     assert blocks[blocks < whole].tolist() == list(range(whole))
 
 
-def test_a_rhythm_in_the_stream_finds_no_echo() -> None:
-    """A stream whose every tenth record is another kind: of the kept ones a tenth is, too."""
+def test_a_periodic_pattern_in_the_stream_distorts_nothing() -> None:
+    """In a stream whose every tenth record is of another kind, a tenth of the kept records is, too."""
     kept = Subsample(10, np.random.default_rng(3)).keep(1_000_000)
     special = np.count_nonzero(kept % 10 == 0)
     assert 9_000 < special < 11_000

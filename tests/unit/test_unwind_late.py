@@ -1,4 +1,4 @@
-"""Stacks that are finished when the recording ends: who breaks the child that does it leaves time for others."""
+"""Stacks finished when the recording ends: processes that break the child leave time for others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iaprof.formats.wire.launches import COPY, stack_dtype
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.unwinding import late as module
 from iaprof.record.unwinding.late import LateFinishing
-from iaprof.record.unwinding.misses import MOST_FAILURES
+from iaprof.record.unwinding.unfinished import MOST_FAILURES
 from iaprof.symbols.unwind.finishing import Finished
 from iaprof.symbols.unwind.walk import HowFound
 
@@ -21,7 +21,7 @@ DEPTH, BREAKS = 8, 666  # a process id
 
 
 class Spaces:
-    """Nothing is mapped anywhere, and the process is remembered for `Finishing`."""
+    """Address spaces without mappings, which note the processes asked for."""
 
     asked: list[int]
 
@@ -57,17 +57,17 @@ def spaces(monkeypatch: pytest.MonkeyPatch) -> Spaces:
 
 
 def copies(*pids: int) -> Iterator[np.ndarray[Any, Any]]:
-    """COPY[1] for each of these, whose ids count from 1."""
+    """COPY[1] for each of these processes; the ids count from 1."""
     for number, pid in enumerate(pids, 1):
         records = np.zeros(1, COPY)
         records["id"], records["pid"], records["depth"], records["address"] = number, pid, 1, 4096
         yield records
 
 
-def test_a_process_whose_stacks_break_the_child_keeps_nobody_from_theirs(spaces: Spaces) -> None:
+def test_a_process_whose_stacks_break_the_child_does_not_stop_others(spaces: Spaces) -> None:
     late = LateFinishing(None, spaces, DEPTH)  # type: ignore[arg-type]
     messages = late.finish(copies(*[BREAKS] * (MOST_FAILURES + 3), 7, BREAKS, 8))
-    # then its further ones are not tried, and the others are finished
+    # then the process's other stacks are not tried, and those of other processes are finished
     found = [np.frombuffer(message, stack_dtype(DEPTH))[0] for message in messages]
     assert [(int(record["id"]), int(record["pid"])) for record in found] == [
         (MOST_FAILURES + 4, 7),

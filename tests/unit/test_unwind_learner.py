@@ -1,4 +1,4 @@
-"""The learner's order of work: processes take turns, what is too much is left out, and who breaks its reader waits."""
+"""The learner's order of work: processes take turns, excess copies are dropped, and breaking its child has limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from iaprof.record.unwinding.learner import (
     Learner,
 )
 from iaprof.record.unwinding.mappings import ImageGone
-from iaprof.record.unwinding.misses import MOST_FAILURES
+from iaprof.record.unwinding.unfinished import MOST_FAILURES
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finished
 from iaprof.symbols.unwind.walk import HowFound
@@ -50,7 +50,7 @@ def copied(number: int, pid: int, is_sample: bool = False) -> np.ndarray:
 
 
 class Table:
-    """Rules that were written."""
+    """Stands for BPF's table of rules."""
 
     bits, is_crowded = 10, False
 
@@ -62,27 +62,27 @@ class Table:
 
 
 class Spaces:
-    """What BPF would be told of processes and missed paths."""
+    """Stands for BPF's maps of processes and paths."""
 
     def __init__(self) -> None:
-        self.said: list[tuple[str, int]] = []
+        self.calls: list[tuple[str, int]] = []
         self.times_loaded = 0
 
     def loads(self, pid: int) -> int:
         return self.times_loaded
 
     def set(self, pid: int, generation: object, space: int, bits: int) -> None:
-        self.said.append(("space", space))
+        self.calls.append(("space", space))
 
     def walk_again(self, path: int) -> None:
-        self.said.append(("walk_again", path))
+        self.calls.append(("walk_again", path))
 
     def keep_stack(self, path: int, number: int, until: int) -> None:
-        self.said.append(("keep_stack", path))
+        self.calls.append(("keep_stack", path))
 
 
 class Finishing:
-    """Answers as it is told to."""
+    """Stands for the child that finishes stacks."""
 
     def __init__(self) -> None:
         self.answer: Finished | Exception = Finished([1, 2], [HowFound.INTERRUPTED, HowFound.BY_RULE], Walked.WHOLE)
@@ -95,7 +95,7 @@ class Finishing:
         return self.answer
 
 
-class Tried:
+class TestedLearner:
     """A learner without its children."""
 
     def __init__(self) -> None:
@@ -104,11 +104,11 @@ class Tried:
         self.learner._finishing = self.finishing  # type: ignore[assignment]
 
     def finish(self, *copies: np.ndarray) -> list[tuple[int, Walked] | int]:
-        """Id and end of each stack that it finished, and ids of copies that it gave back, in its order."""
+        """Ids and ends of finished stacks, and ids of copies that were given back, in order."""
         self.learner.take(np.concatenate(copies))
         messages: list[bytes] = []
-        while self.learner.waits:
-            messages += self.learner.next()
+        while self.learner.has_work:
+            messages += self.learner.step()
         return [_read(message) for message in messages]
 
 
@@ -120,60 +120,60 @@ def _read(message: bytes) -> tuple[int, Walked] | int:
 
 
 @pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> Tried:
+def tested(monkeypatch: pytest.MonkeyPatch) -> TestedLearner:
     monkeypatch.setattr(module, "executable", lambda pid, images: MAPPED)
     monkeypatch.setattr(module, "_born", lambda pid: 0)
     monkeypatch.setattr(module, "rights_of", lambda pid: Rights(pid // 100, 0))
-    return Tried()
+    return TestedLearner()
 
 
 def whole(numbers: Sequence[int]) -> list[tuple[int, Walked]]:
     return [(number, Walked.WHOLE) for number in numbers]
 
 
-def test_processes_take_turns(tried: Tried) -> None:
-    assert tried.finish(*(copied(number, 100) for number in (1, 2, 3)), copied(4, 200)) == whole([1, 4, 2, 3])
+def test_processes_take_turns(tested: TestedLearner) -> None:
+    assert tested.finish(*(copied(number, 100) for number in (1, 2, 3)), copied(4, 200)) == whole([1, 4, 2, 3])
 
 
-def test_cpu_samples_take_no_more_than_their_share_of_the_time(tried: Tried) -> None:
-    # given no time is left for them
+def test_cpu_samples_take_no_more_than_their_share_of_the_time(tested: TestedLearner) -> None:
+    # given that the time for samples is used up
     now = [0.0]
-    tried.learner._for_samples = Budget(0.1, 1.0, lambda: now[0])
-    with tried.learner._for_samples.spent():
+    tested.learner._sample_budget = Budget(0.1, 1.0, lambda: now[0])
+    with tested.learner._sample_budget.spent():
         now[0] += 1.5
-    # when both come, only the launch's is finished
-    assert tried.finish(copied(1, 100, is_sample=True), copied(2, 100)) == whole([2])
-    assert tried.learner.patience_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
-    # but later, or when the recording ends
+    # when both come, only the launch's stack is finished
+    assert tested.finish(copied(1, 100, is_sample=True), copied(2, 100)) == whole([2])
+    assert tested.learner.poll_timeout_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
+    # but the samples' stacks are finished later, or when the recording ends
     now[0] += 10
-    assert tried.finish(copied(3, 200)) == whole([3, 1])
-    with tried.learner._for_samples.spent():
+    assert tested.finish(copied(3, 200)) == whole([3, 1])
+    with tested.learner._sample_budget.spent():
         now[0] += 20
-    assert tried.finish(copied(4, 100, is_sample=True)) == []
-    tried.learner.is_ending = True
-    assert tried.finish(copied(5, 200)) == whole([5, 4])
+    assert tested.finish(copied(4, 100, is_sample=True)) == []
+    tested.learner.is_ending = True
+    assert tested.finish(copied(5, 200)) == whole([5, 4])
 
 
-def test_cpu_samples_wait_until_no_launch_does(tried: Tried) -> None:
+def test_cpu_samples_wait_until_no_launch_does(tested: TestedLearner) -> None:
     copies = [copied(number, 100, is_sample=True) for number in range(1, MOST_SAMPLES + 2)]
-    found = tried.finish(*copies, copied(1000, 100), copied(1001, 200))
+    found = tested.finish(*copies, copied(1000, 100), copied(1001, 200))
     assert found == whole([1000, 1001, *range(2, MOST_SAMPLES + 2)])
 
 
-def test_the_recorder_waits_only_for_what_came_before_it_asked(tried: Tried) -> None:
-    tried.learner.take(np.concatenate([copied(1, 100), copied(2, 100)]))
+def test_the_recorder_waits_only_for_what_came_before_it_asked(tested: TestedLearner) -> None:
+    tested.learner.take(np.concatenate([copied(1, 100), copied(2, 100)]))
     asked = time.monotonic()
-    tried.learner.take(copied(3, 200))
+    tested.learner.take(copied(3, 200))
     found = []
-    while not tried.learner.is_done_with(asked):
-        found += [_read(message) for message in tried.learner.next()]
+    while not tested.learner.has_finished(asked):
+        found += [_read(message) for message in tested.learner.step()]
     assert found == whole([1, 3, 2])
-    assert tried.learner.is_done_with(asked)
+    assert tested.learner.has_finished(asked)
 
 
-def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tried: Tried) -> None:
+def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tested: TestedLearner) -> None:
     copies = [copied(number, 100) for number in range(1, MOST_WAITING + 3)]
-    found = tried.finish(copied(0, 200), *copies)
+    found = tested.finish(copied(0, 200), *copies)
     # and the recording's end gets them
     assert found[:3] == [1, 2, 3]
     finished = [each for each in found if isinstance(each, tuple)]
@@ -181,22 +181,22 @@ def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tried: Trie
     assert finished[:2] == whole([0, 4])
 
 
-def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(tried: Tried) -> None:
-    tried.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {(1, True): Rule(RuleKind.END)})
-    tried.finish(copied(1, 100))
-    assert tried.table.written == [(1, 1, RuleKind.END)]
-    tried.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {(1, True): HARD})
-    tried.finish(copied(2, 100))
-    tried.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.STUCK)
-    tried.finish(copied(3, 100))
-    assert [said for said in tried.spaces.said if said[0] != "space"] == [
+def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(tested: TestedLearner) -> None:
+    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {(1, True): Rule(RuleKind.END)})
+    tested.finish(copied(1, 100))
+    assert tested.table.written == [(1, 1, RuleKind.END)]
+    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {(1, True): HARD})
+    tested.finish(copied(2, 100))
+    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.STUCK)
+    tested.finish(copied(3, 100))
+    assert [calls for calls in tested.spaces.calls if calls[0] != "space"] == [
         ("walk_again", 101),
         ("keep_stack", 102),
         ("keep_stack", 103),
     ]
 
 
-def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tried: Tried) -> None:
+def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tested: TestedLearner) -> None:
     other = GUESS._replace(cfa=24)
     for number, rules in enumerate(
         (
@@ -205,151 +205,153 @@ def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tried: T
             {(3, INSTRUCTION): GUESS, (128, BLOCK): GUESS},
         )
     ):
-        tried.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, rules)
-        tried.finish(copied(number, 100))
-    # an instruction's own holds at once, what was found otherwise once never
-    assert [address for _, address, _ in tried.table.written] == [1, 2, 64, 3]
-    assert [said for said, _ in tried.spaces.said if said != "space"] == ["walk_again"] * 3
+        tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, rules)
+        tested.finish(copied(number, 100))
+    # a rule of an instruction holds at once; a guess for a block that was made otherwise before never does
+    assert [address for _, address, _ in tested.table.written] == [1, 2, 64, 3]
+    assert [calls for calls, _ in tested.spaces.calls if calls != "space"] == ["walk_again"] * 3
 
 
 def test_mappings_are_read_again_where_a_stack_leads_to_none_of_them(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
+    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a process whose code grows without the kernel counting it
-    tried.finish(copied(1, 100))
+    tested.finish(copied(1, 100))
     grown = (*MAPPED, Mapping(0x9000, 0xA000, 0, -1))
     monkeypatch.setattr(module, "executable", lambda pid, images: grown)
-    tried.finish(copied(2, 100))
-    # when a stack leads there
-    tried.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.STUCK, met_unknown=True)
-    before = tried.finishing.asked
-    tried.finish(copied(3, 100))
+    tested.finish(copied(2, 100))
+    # when a stack leads to the new code
+    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.STUCK, met_unknown=True)
+    before = tested.finishing.asked
+    tested.finish(copied(3, 100))
     # then it is walked again, in another space
-    assert tried.finishing.asked == before + 2
-    assert [space for said, space in tried.spaces.said if said == "space"] == [1, 1, 2]
-    # and once only if nothing has changed
-    tried.finish(copied(4, 100))
-    assert tried.finishing.asked == before + 3
+    assert tested.finishing.asked == before + 2
+    assert [space for calls, space in tested.spaces.calls if calls == "space"] == [1, 1, 2]
+    # and only once if nothing has changed
+    tested.finish(copied(4, 100))
+    assert tested.finishing.asked == before + 3
 
 
-def test_a_library_that_was_loaded_meanwhile_teaches_nothing(tried: Tried) -> None:
+def test_a_library_that_was_loaded_meanwhile_teaches_nothing(tested: TestedLearner) -> None:
     # given
-    tried.spaces.times_loaded = 1  # and the copy says 0
-    # then the recording's end gets it
-    assert tried.finish(copied(1, 100)) == [1]
-    assert tried.table.written == tried.spaces.said == []
+    tested.spaces.times_loaded = 1  # and the copy says 0
+    # then its copies are given back
+    assert tested.finish(copied(1, 100)) == [1]
+    assert tested.table.written == tested.spaces.calls == []
 
 
 def test_a_process_that_is_gone_leaves_its_copies_to_the_recording_s_end(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
+    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "executable", lambda pid, images: ())
-    assert tried.finish(copied(1, 100), copied(2, 100)) == [1, 2]
+    assert tested.finish(copied(1, 100), copied(2, 100)) == [1, 2]
 
 
 def test_a_process_whose_files_break_the_reader_waits_and_others_do_not(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
+    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given
-    tried.finishing.answer = IaprofError("the child died")
+    tested.finishing.answer = IaprofError("the child died")
     numbers = range(MOST_FAILURES + 3)
-    assert tried.finish(*(copied(number, 100) for number in numbers)) == [*numbers]  # for the recording's end
-    assert tried.finish(copied(49, 100, is_sample=True)) == []
-    assert tried.finishing.asked == MOST_FAILURES
+    assert tested.finish(*(copied(number, 100) for number in numbers)) == [*numbers]  # for the recording's end
+    assert tested.finish(copied(49, 100, is_sample=True)) == []
+    assert tested.finishing.asked == MOST_FAILURES
     # when
-    tried.finishing.answer = WHOLE
+    tested.finishing.answer = WHOLE
     # then
-    assert tried.finish(copied(50, 100), copied(51, 101)) == [50, *whole([51])]
-    # and not for ever
-    monkeypatch.setattr(module, "FORGIVEN_S", 0.0)
-    assert tried.finish(copied(52, 100)) == whole([52])
+    assert tested.finish(copied(50, 100), copied(51, 101)) == [50, *whole([51])]
+    # and not forever
+    monkeypatch.setattr(module, "FORGET_FAILURES_S", 0.0)
+    assert tested.finish(copied(52, 100)) == whole([52])
 
 
-def test_a_process_whose_interpreters_break_the_reader_waits(tried: Tried, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_whose_interpreters_break_the_reader_waits(
+    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked: list[int] = []
 
     class Breaking:
         failures = 0
 
-        def look(self, pid: int, born: int, mappings: object) -> list[bytes]:
+        def search(self, pid: int, born: int, mappings: object) -> list[bytes]:
             looked.append(pid)
             self.failures += 1
             return []
 
-    tried.learner._interpreters = Breaking()  # type: ignore[assignment]
+    tested.learner._interpreters = Breaking()  # type: ignore[assignment]
     for _ in range(MOST_FAILURES + 3):
-        tried.learner.look_for_python(100)
-        tried.learner.look_for_python(100)  # which is the same request
-        tried.learner.next()
-        assert not tried.learner.waits
+        tested.learner.look_for_python(100)
+        tested.learner.look_for_python(100)  # which is the same request
+        tested.learner.step()
+        assert not tested.learner.has_work
     assert looked == [100] * MOST_FAILURES
-    tried.learner.look_for_python(200)
-    tried.learner.next()
+    tested.learner.look_for_python(200)
+    tested.learner.step()
     assert looked[-1] == 200
 
 
-def test_interpreters_are_looked_for_when_no_launch_waits_and_only_so_long(tried: Tried) -> None:
+def test_interpreters_are_looked_for_when_no_launch_waits_and_only_so_long(tested: TestedLearner) -> None:
     now = [0.0]
-    tried.learner._for_looks = Budget(0.1, 1.0, lambda: now[0])
-    tried.learner.look_for_python(300)
-    tried.learner.take(copied(1, 100))
-    assert len(tried.learner.next()) == 1
-    assert tried.learner.waits
-    with tried.learner._for_looks.spent():
+    tested.learner._search_budget = Budget(0.1, 1.0, lambda: now[0])
+    tested.learner.look_for_python(300)
+    tested.learner.take(copied(1, 100))
+    assert len(tested.learner.step()) == 1
+    assert tested.learner.has_work
+    with tested.learner._search_budget.spent():
         now[0] += 1.5
-    assert not tried.learner.waits
-    assert tried.learner.patience_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
+    assert not tested.learner.has_work
+    assert tested.learner.poll_timeout_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
 
 
-def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tried: Tried) -> None:
+def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tested: TestedLearner) -> None:
     # given
-    tried.finishing.answer = IaprofError("the child died")
+    tested.finishing.answer = IaprofError("the child died")
     numbers = range(MOST_FAILURES_OF_A_USER + 3)
-    assert tried.finish(*(copied(number, 100 + number) for number in numbers)) == [*numbers]
-    assert tried.finishing.asked == MOST_FAILURES_OF_A_USER
+    assert tested.finish(*(copied(number, 100 + number) for number in numbers)) == [*numbers]
+    assert tested.finishing.asked == MOST_FAILURES_OF_A_USER
     # when
-    tried.finishing.answer = WHOLE
+    tested.finishing.answer = WHOLE
     # then
-    assert tried.finish(copied(50, 199), copied(51, 200)) == [50, *whole([51])]
+    assert tested.finish(copied(50, 199), copied(51, 200)) == [50, *whole([51])]
 
 
-def test_that_a_process_changed_is_nobody_s_failure(tried: Tried) -> None:
-    tried.finishing.answer = ImageGone("it is gone")
-    found = tried.finish(*(copied(number, 100) for number in range(MOST_FAILURES + 3)))
+def test_a_process_that_has_changed_is_no_failure(tested: TestedLearner) -> None:
+    tested.finishing.answer = ImageGone("it is gone")
+    found = tested.finish(*(copied(number, 100) for number in range(MOST_FAILURES + 3)))
     assert found == list(range(MOST_FAILURES + 3))
 
 
 def test_a_copy_of_which_the_end_is_missing_is_finished_when_no_more_comes(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
+    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tried.finish(copied(1, 100)[:1]) == []
-    assert tried.learner.patience_ms
+    assert tested.finish(copied(1, 100)[:1]) == []
+    assert tested.learner.poll_timeout_ms
     monkeypatch.setattr(module, "STALE_S", 0.0)
-    assert tried.finish(copied(2, 100)[:0]) == whole([1])
-    assert tried.learner.patience_ms is None
+    assert tested.finish(copied(2, 100)[:0]) == whole([1])
+    assert tested.learner.poll_timeout_ms is None
 
 
-def test_what_a_busy_machine_leaves_no_time_for_goes_to_the_recording_s_end(
-    tried: Tried, monkeypatch: pytest.MonkeyPatch
+def test_copies_that_a_busy_machine_has_no_time_for_are_left_to_the_recording_s_end(
+    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given copies of two launches and a CPU sample, one launch's without its end, and no time for any
+    # given copies of two launches' stacks and a CPU sample's, one launch's without its end, and no time for any
     copies = np.concatenate([copied(1, 100), copied(2, 100, is_sample=True), copied(3, 200)[:1]])
-    ring = SimpleNamespace(misfits=0, fileno=lambda: there, read=lambda: copies)
-    there, _kernel = os.pipe()
+    ring = SimpleNamespace(misfits=0, fileno=lambda: readable, read=lambda: copies)
+    readable, _writable = os.pipe()
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(module, "ENDING_S", 0.0)
-    monkeypatch.setattr(tried.learner, "next", list)
+    monkeypatch.setattr(tested.learner, "step", list)
     # when the recording ends
     recorder.shutdown(socket.SHUT_WR)
-    module._serve(tried.learner, ring, channel)  # type: ignore[arg-type]
+    module._serve(tested.learner, ring, channel)  # type: ignore[arg-type]
     channel.close()
-    # then
+    # then the launches' copies come back
     messages = list(iter(lambda: recorder.recv(1 << 16), b""))
     assert messages[0] == READY
     assert [_read(message) for message in messages[1:]] == [3, 1]
 
 
-def test_copies_of_another_length_are_told() -> None:
+def test_copies_of_another_length_are_reported() -> None:
     # given a ring buffer with two of them, and a recorder that ends
     class Ring:
         misfits = 0
@@ -367,7 +369,7 @@ def test_copies_of_another_length_are_told() -> None:
     os.set_blocking(there, False)
     os.write(kernel, b"12")
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    idle = SimpleNamespace(waits=False, patience_ms=-1, is_ending=False, take=lambda _: None, rest=list)
+    idle = SimpleNamespace(has_work=False, poll_timeout_ms=-1, is_ending=False, take=lambda _: None, rest=list)
     # when
     module._serve(idle, Ring(), channel)
     # then

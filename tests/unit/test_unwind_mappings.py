@@ -1,4 +1,4 @@
-"""What the learner reads of running processes: executable mappings with numbers for their files, and memory."""
+"""What the learner reads of running processes: executable mappings, whose files are numbered, and memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_processes_of_the_same_program_share_the_numbers_of_its_files(images: Im
     assert [(each.offset, each.end - each.start) for each in found[0]] == [
         (each.offset, each.end - each.start) for each in found[1]
     ]
-    # and nothing is left of a process that has ended
+    # and a process that has ended has no mappings
     assert executable(one.pid, images) == ()
     assert rights_of(one.pid) is None
 
@@ -76,7 +76,7 @@ def test_a_file_that_could_not_be_opened_in_time_may_be_opened_later(
 
 
 def test_a_file_that_nobody_maps_any_more_is_gone(images: Images) -> None:
-    # given a file that a process had mapped that has ended
+    # given a file that was mapped by a process that has ended
     with subprocess.Popen([sys.executable, "-c", RUNS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None
         program.stdout.readline()
@@ -93,7 +93,7 @@ def test_memory_is_read_a_page_at_a_time() -> None:
     page = (ctypes.addressof(content) + PAGE) & -PAGE
     ctypes.memset(page, 7, PAGE)
     assert Memory(os.getpid()).page(page) == bytes([7]) * PAGE
-    # and what is not there is nothing
+    # and missing memory is empty
     assert Memory(os.getpid()).page(PAGE) == b""
     assert Memory(os.getpid()).page(1 << 70) == b""
     assert Memory((1 << 22) + 1).page(page) == b""

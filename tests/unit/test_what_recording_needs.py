@@ -1,4 +1,4 @@
-"""What a machine lacks for recording is told in one sentence: root, bcc, kernel headers."""
+"""What a machine lacks for recording is reported in one sentence: root, bcc, kernel headers."""
 
 import ctypes
 import errno
@@ -76,7 +76,7 @@ def test_split_headers_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     private.mkdir()
     # when
     headers.find_headers({}).prepare(private)
-    # then all four are there
+    # then all four are found
     joined = Path(os.environ["BCC_KERNEL_SOURCE"])
     assert joined.is_relative_to(private)
     for path in ("include/generated/a.h", "include/linux/c.h", "arch/x86/b.h", "arch/x86/d.h"):
@@ -89,7 +89,7 @@ def test_split_headers_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 def test_a_kernel_without_uprobe_links_is_told_from_another_tool_s_probe(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, of_a_folder: int, told: str
 ) -> None:
-    # given a kernel that refuses to attach, and what it says where a folder is in the place of the library
+    # given a kernel that refuses to attach, and its error if the library is a folder
     def refuses(command: int, attributes: bytes) -> int:
         path = ctypes.string_at(struct.unpack_from("<Q", attributes, 16)[0]).decode()
         refusal = of_a_folder if Path(path).is_dir() else errno.EINVAL

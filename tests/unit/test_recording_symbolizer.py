@@ -1,4 +1,4 @@
-"""With whose rights the end of a recording has files opened, and whose perf map it takes."""
+"""With which rights the symbolizer of a recording opens files, and which perf maps it accepts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from iaprof.formats.wire.sideband import Mappings
 from iaprof.record.symbolize import symbolizer as naming
 from iaprof.record.symbolize.mapped_files import MappedFiles
 from iaprof.record.symbolize.opener import Opener
-from iaprof.record.symbolize.symbolizer import RecordedNaming
+from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import boot_id
 from iaprof.symbols.names.modules import Module, ModuleKind
@@ -24,7 +24,7 @@ GONE = (1 << 22) + 1  # pids are lower: PID_MAX_LIMIT of linux/threads.h
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the opener is asked for."""
+    """The opener's requests."""
     requests: list[dict[str, Any]] = []
 
     def refuse(_: Opener, request: dict[str, Any], rights: naming.Rights, root: int | None = None) -> str:
@@ -35,26 +35,26 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return requests
 
 
-def recorded(pid: int, roots: dict[int, int | str] | None = None, **described: int) -> RecordedNaming:
+def recorded(pid: int, roots: dict[int, int | str] | None = None, **described: int) -> RecordingSymbolizer:
     process = dict.fromkeys(field.name for field in KINDS["process"])
     process |= {"time_ns": 1, "pid": pid, "tid": pid, "event": "described", "uid": USER, "gid": USER, **described}
     processes = pa.Table.from_struct_array(pa.array([process], KINDS["process"]))
     mappings = pa.Table.from_struct_array(pa.array([], KINDS["mapping"]))
     header = {"host": {"boot_id": boot_id()}}
     spaces = AddressSpaces(mappings, processes)
-    return RecordedNaming(header, spaces, mappings, processes, everything=False, roots=roots)
+    return RecordingSymbolizer(header, spaces, mappings, processes, everything=False, roots=roots)
 
 
-def name(naming_: RecordedNaming, pid: int) -> str:
+def name(naming_: RecordingSymbolizer, pid: int) -> str:
     one = np.ones(1, np.uint64)
     with naming_:
         return naming_.name(Module(ModuleKind.GENERATED, pid=pid), one, one).problem
 
 
-def test_who_was_recorded_as_a_user_is_not_root_later(
+def test_a_process_recorded_as_a_user_s_gets_no_rights_of_root_later(
     monkeypatch: pytest.MonkeyPatch, asked: list[dict[str, Any]]
 ) -> None:
-    # given a process that executed a program of root's since, or left its pid to one
+    # given a process that has executed a program of root's since, or whose pid has become a root process's
     monkeypatch.setattr(naming, "describe", lambda pid: {"uid": 0, "gid": 0})
     # when
     name(recorded(1), 1)
@@ -80,7 +80,7 @@ def test_a_perf_map_in_a_root_that_is_kept_is_looked_for_there(asked: list[dict[
 
 
 def file_of(pid: int, inode: int | None = 7, build_id: bytes | None = None) -> tuple[AddressSpaces, pa.Table, Module]:
-    """What a process mapped, as a stack met it."""
+    """The mapping of one file, and the module of an address in it."""
     row = {"time_ns": 5, "pid": pid, "start": 0x1000, "length": 0x1000, "offset": 0, "path": "/lib/x.so",
            "build_id": build_id, "inode": inode}  # fmt: skip
     mappings = pa.Table.from_struct_array(pa.array([row], KINDS["mapping"]))
@@ -90,14 +90,14 @@ def file_of(pid: int, inode: int | None = 7, build_id: bytes | None = None) -> t
 
 
 def asked_for(header: dict[str, Any], inode: int | None, build_id: bytes | None, roots: dict[int, int | str]) -> str:
-    """Names an address in a file of a process that is gone; gives the problem."""
+    """Names an address in a file of a process that has ended; returns the problem."""
     spaces, mappings, module = file_of(GONE, inode, build_id)
     files = MappedFiles()
     if build_id is None:
         files.add(Mappings(time=[5], path=["/lib/x.so"], inode=[inode], device=[3]))
     processes = pa.Table.from_struct_array(pa.array([], KINDS["process"]))
     one = np.ones(1, np.uint64)
-    with RecordedNaming(header, spaces, mappings, processes, False, files, roots) as naming_:
+    with RecordingSymbolizer(header, spaces, mappings, processes, False, files, roots) as naming_:
         return naming_.name(module, one, one).problem
 
 
@@ -110,13 +110,13 @@ def test_files_of_a_root_that_is_kept_are_looked_for_there_first(
     asked_for(header, 7 if build_id is None else None, build_id, {GONE: "/srv/root"})
     where = [(each["root"], bytes.fromhex(each.get("below", "")).decode(), each["pid"]) for each in asked]
     assert where == [(44, "", 0), (None, "", 0), (None, "/srv/root", 0), (None, "", 0)]
-    # and whatever has no build-id must be the very file
+    # and a file without a build-id must be the very file
     assert {None if each["same"] is None else tuple(each["same"][:2]) for each in asked} == (
         {(3, 7)} if build_id is None else {None}
     )
 
 
-def test_a_namespace_that_could_not_be_kept_is_told(asked: list[dict[str, Any]]) -> None:
+def test_a_namespace_that_could_not_be_kept_is_reported(asked: list[dict[str, Any]]) -> None:
     header = {"host": {"boot_id": boot_id()}}
     problem = asked_for(header, None, b"12345678", {GONE: ""})
     assert f"process {GONE} is gone, and its mount namespace with it" in problem

@@ -1,4 +1,4 @@
-"""What goes from one output file into the next: enough, and no more."""
+"""The rotation state: what the next output file needs of the one before, and no more."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, LaunchFlags, ListEvent, stack_dtype
 from iaprof.formats.wire.sideband import SideBand, decode, mapping_record, running_record
-from iaprof.record.capture import rotation_lists as carried_lists
-from iaprof.record.capture.rotation_state import LINGER_NS, Carry
+from iaprof.record.capture import rotation_lists
+from iaprof.record.capture.rotation_state import LINGER_NS, RotationState
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 
 DEPTH = 4
@@ -21,7 +21,7 @@ SECOND = 1_000_000_000
 
 
 def launches(*rows: tuple[int, int, int, int]) -> bytes:
-    """Launches of (time, pid, address, stack)."""
+    """LAUNCH records of (time, pid, address, stack)."""
     records = np.zeros(len(rows), LAUNCH)
     for record, (time, pid, address, stack) in zip(records, rows, strict=True):
         record["time"], record["pid"], record["address"], record["stack"] = time, pid, address, stack
@@ -35,7 +35,7 @@ def stacks(*ids: int) -> bytes:
 
 
 def appended(*rows: tuple[int, int, int, int, int]) -> bytes:
-    """Launches of (time, pid, address, stack, list)."""
+    """LAUNCH records of (time, pid, address, stack, list)."""
     records = np.zeros(len(rows), LAUNCH)
     for record, row in zip(records, rows, strict=True):
         for name, value in zip(("time", "pid", "address", "stack", "list"), row, strict=True):
@@ -44,7 +44,7 @@ def appended(*rows: tuple[int, int, int, int, int]) -> bytes:
 
 
 def events(*rows: tuple[int, int, ListEvent, int, tuple[int, ...]]) -> bytes:
-    """What happened: (time, pid, event, stack, lists)."""
+    """LIST_EVENT records of (time, pid, event, stack, lists)."""
     records = np.zeros(len(rows), LIST_EVENT)
     for record, (time, pid, event, stack, lists) in zip(records, rows, strict=True):
         record["time"], record["pid"], record["event"], record["stack"] = time, pid, event, stack
@@ -52,16 +52,16 @@ def events(*rows: tuple[int, int, ListEvent, int, tuple[int, ...]]) -> bytes:
     return records.tobytes()
 
 
-def held(frames: list[tuple[FrameKind, bytes, int]]) -> set[tuple[int, int, int]]:
-    """Launches that are carried over: (time, address, list); all marked."""
+def kept_launches(frames: list[tuple[FrameKind, bytes, int]]) -> set[tuple[int, int, int]]:
+    """Launches in the rotation state, all marked: (time, address, list)."""
     found = [np.frombuffer(data, LAUNCH) for kind, data, _ in frames if kind is FrameKind.LAUNCHES]
     rows = np.concatenate([np.empty(0, LAUNCH), *found])
     assert (rows["flags"] == LaunchFlags.CARRIED).all()
     return {tuple(row) for row in rows[["time", "address", "list"]].tolist()}
 
 
-def told(frames: list[tuple[FrameKind, bytes, int]]) -> set[tuple[int, str, int]]:
-    """Events that are carried over: (time, event, list); all marked, each of one list."""
+def kept_events(frames: list[tuple[FrameKind, bytes, int]]) -> set[tuple[int, str, int]]:
+    """Events in the rotation state, all marked, of one list each: (time, event, list)."""
     found = [np.frombuffer(data, LIST_EVENT) for kind, data, _ in frames if kind is FrameKind.LISTS]
     rows = np.concatenate([np.empty(0, LIST_EVENT), *found])
     assert (rows["flags"] == LaunchFlags.CARRIED).all()
@@ -79,13 +79,13 @@ def ended(pid: int, time: int) -> bytes:
     return struct.pack("<IHH", 4, 0, 8 + len(body)) + body
 
 
-def carried(folder: Path) -> list[tuple[FrameKind, bytes, int]]:
-    """The frames that are carried over from the spool in `folder`."""
-    reader, carry = SpoolReader(folder / "s"), Carry()
+def state_frames(folder: Path) -> list[tuple[FrameKind, bytes, int]]:
+    """The frames of the rotation state, from the spool in `folder`."""
+    reader, state = SpoolReader(folder / "s"), RotationState()
     for frame in reader.frames():
-        carry.add(frame)
+        state.add(frame)
     fd = os.open(folder / "carry", os.O_RDWR | os.O_CREAT)
-    carry.write(reader, fd)
+    state.write(reader, fd)
     other = Spool(folder / "t")
     other.take_over(fd)
     os.close(fd)
@@ -94,7 +94,7 @@ def carried(folder: Path) -> list[tuple[FrameKind, bytes, int]]:
     return [(frame.kind, frame.payload, frame.part) for frame in SpoolReader(folder / "t").frames()]
 
 
-def test_the_last_launch_of_each_kernel_with_its_stack_and_modules_of_who_runs(tmp_path: Path) -> None:
+def test_each_kernel_s_last_launch_is_kept_with_stack_and_modules(tmp_path: Path) -> None:
     # given
     alive, gone, lingering = 10, 11, 12
     now = 100 * SECOND
@@ -112,7 +112,7 @@ def test_the_last_launch_of_each_kernel_with_its_stack_and_modules_of_who_runs(t
     spool.write(FrameKind.SIDEBAND, ends, time=now)
     spool.close()
     # when
-    frames = carried(tmp_path)
+    frames = state_frames(tmp_path)
     # then
     found = np.concatenate([np.frombuffer(data, LAUNCH) for kind, data, _ in frames if kind is FrameKind.LAUNCHES])
     assert sorted(zip(found["time"], found["pid"], found["stack"], strict=True)) == [
@@ -124,14 +124,14 @@ def test_the_last_launch_of_each_kernel_with_its_stack_and_modules_of_who_runs(t
     )
     assert sorted(kept["id"]) == [1, 2, 4]
     assert (kept["time"] == now).all()
-    # and a content that a process has is there, whoever had it first
+    # and a running process keeps its content, whichever process had it first
     modules = [(json.loads(data[:part]), data[part:]) for kind, data, part in frames if kind is FrameKind.KERNEL]
     assert {about["digest"] for about, _ in modules} == {"aa", "cc"}
     assert {about["digest"]: elf for about, elf in modules if elf} == {"aa": b"one", "cc": b"dri"}
 
 
-def test_the_mappings_of_who_ended_and_of_its_parents(tmp_path: Path) -> None:
-    # given a process that ended a moment ago, whose parent mapped what it runs, and a stranger
+def test_mappings_of_ended_processes_and_their_parents_are_kept(tmp_path: Path) -> None:
+    # given a process that ended just now, whose parent mapped what it runs, and an unrelated process
     now, parent, child, stranger = 100 * SECOND, 5, 12, 13
     spool = Spool(tmp_path / "s")
     spool.write(FrameKind.LAUNCHES, launches((5, child, 7, 1), (6, stranger, 7, 1)), time=6)
@@ -141,7 +141,7 @@ def test_the_mappings_of_who_ended_and_of_its_parents(tmp_path: Path) -> None:
     spool.close()
     # when
     found = SideBand()
-    for kind, payload, _ in carried(tmp_path):
+    for kind, payload, _ in state_frames(tmp_path):
         if kind is FrameKind.SIDEBAND:
             decode(payload, found)
     # then
@@ -149,22 +149,24 @@ def test_the_mappings_of_who_ended_and_of_its_parents(tmp_path: Path) -> None:
     assert list(zip(found.processes.pid, found.processes.ppid, strict=True)) == [(parent, 1), (child, parent)]
 
 
-def test_nothing_to_carry(tmp_path: Path) -> None:
+def test_a_spool_without_launches_leaves_no_rotation_state(tmp_path: Path) -> None:
     Spool(tmp_path / "s").close()
-    assert carried(tmp_path) == []
+    assert state_frames(tmp_path) == []
 
 
 A, B, C, D = 0xA0, 0xB0, 0xC0, 0xD0
 
 
 @pytest.mark.parametrize("most", [1, 1 << 17])
-def test_what_lists_hold_that_can_be_executed_later(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given that what no list holds any more is forgotten early, or never
-    monkeypatch.setattr(carried_lists, "MOST_APPENDED", max(most, 4))
+def test_launches_in_lists_that_may_be_executed_later_are_kept(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given that launches in no list are dropped early, or never
+    monkeypatch.setattr(rotation_lists, "MOST_APPENDED", max(most, 4))
     pid = 10
     spool = Spool(tmp_path / "s")
     spool.write(FrameKind.STACKS, stacks(1, 2, 3, 4, 5), part=DEPTH, time=1)
-    # given one list that was executed, one that was filled twice, one that was destroyed and one that is being filled
+    # given a list that was executed, one that was filled twice, one that was destroyed, and one that is being filled
     rows = [(1, pid, 0x100, 1, A), (2, pid, 0x200, 2, A), (3, pid, 0x300, 3, B), (4, pid, 0x400, 3, C)]
     spool.write(FrameKind.LAUNCHES, appended(*rows), time=4)
     spool.write(FrameKind.LISTS, events((5, pid, ListEvent.CLOSE, 0, (A,)), (6, pid, ListEvent.CLOSE, 0, (B,))), time=6)
@@ -177,32 +179,45 @@ def test_what_lists_hold_that_can_be_executed_later(most: int, tmp_path: Path, m
     spool.close()
 
     # when
-    frames = carried(tmp_path)
+    frames = state_frames(tmp_path)
 
-    # then those that are in a list are there with it, and the last of other kernels without
-    assert held(frames) == {(1, 0x100, A), (2, 0x200, A), (52, 0x500, B), (53, 0x600, D), (3, 0x300, 0), (4, 0x400, 0)}
-    assert told(frames) == {(5, "CLOSE", A), (39, "EXECUTE", A), (6, "CLOSE", B), (39, "EXECUTE", B), (50, "RESET", B)}
+    # then launches in a list keep it, and the last launches of other kernels have none
+    assert kept_launches(frames) == {
+        (1, 0x100, A),
+        (2, 0x200, A),
+        (52, 0x500, B),
+        (53, 0x600, D),
+        (3, 0x300, 0),
+        (4, 0x400, 0),
+    }
+    assert kept_events(frames) == {
+        (5, "CLOSE", A),
+        (39, "EXECUTE", A),
+        (6, "CLOSE", B),
+        (39, "EXECUTE", B),
+        (50, "RESET", B),
+    }
     kept = [np.frombuffer(data, stack_dtype(DEPTH)) for kind, data, _ in frames if kind is FrameKind.STACKS]
     assert sorted(np.concatenate(kept)["id"].tolist()) == [1, 2, 3, 4, 5]
 
 
-def test_nothing_of_lists_of_who_has_ended(tmp_path: Path) -> None:
+def test_lists_of_ended_processes_are_dropped(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s")
     spool.write(FrameKind.LAUNCHES, appended((1, 10, 0x100, 1, A)), time=1)
     spool.write(FrameKind.LISTS, events((2, 10, ListEvent.EXECUTE, 1, (A,))), time=2)
     spool.write(FrameKind.SIDEBAND, ended(10, 3), time=3 + 2 * LINGER_NS)
     spool.close()
-    frames = carried(tmp_path)
-    assert (held(frames), told(frames)) == (set(), set())
+    frames = state_frames(tmp_path)
+    assert (kept_launches(frames), kept_events(frames)) == (set(), set())
 
 
 def test_what_has_no_room_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carried_lists, "MOST_APPENDED", 2)
+    monkeypatch.setattr(rotation_lists, "MOST_APPENDED", 2)
     spool = Spool(tmp_path / "s")
     spool.write(FrameKind.LAUNCHES, appended(*((n, 10, n * 64, 1, A) for n in range(1, 6))), time=5)
     spool.write(FrameKind.LISTS, events((6, 10, ListEvent.CLOSE, 0, (A,))), time=6)
     spool.close()
-    frames = carried(tmp_path)
-    assert {row for row in held(frames) if row[2]} == {(4, 4 * 64, A), (5, 5 * 64, A)}
+    frames = state_frames(tmp_path)
+    assert {row for row in kept_launches(frames) if row[2]} == {(4, 4 * 64, A), (5, 5 * 64, A)}
     losses = [json.loads(data) for kind, data, _ in frames if kind is FrameKind.LOSS]
     assert [(loss["source"], loss["what"], loss["count"]) for loss in losses] == [("launches", "not carried", 3)]

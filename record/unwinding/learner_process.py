@@ -1,4 +1,4 @@
-"""The recorder's side of the learner: starts it, takes what it sends, and starts another when it died."""
+"""The recorder's side of the learner: starts it, reads its messages, and restarts it when it dies."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from iaprof.sandbox.worker import ONE_THREAD, Worker
 
 MOST_STARTS = 4
 READY, SYNC = b"r", b"s"  # see learner.py, which is not imported here: it takes memory
-READY_S = 30.0  # for its start, on a busy machine: before, no stack of a launch would be finished
+READY_S = 30.0  # for the learner's start, on a busy machine: it finishes no stack of a launch before
 SYNC_S = 5.0
-LAST_WAIT_S = 10.0  # for what is left, when the recording ends; the learner gives the rest back after ENDING_S
-_MOST_MESSAGES = 1000  # that are taken at once
+LAST_WAIT_S = 10.0  # for the rest, when the recording ends; the learner gives it back after ENDING_S
+_MOST_MESSAGES = 1000  # read at once
 _LONGEST = 1 << 16
-_LOOK = struct.Struct("<I")
+_SEARCH_REQUEST = struct.Struct("<I")
 _CHANNEL_BYTES = 8 << 20
 _DYING_S = 0.2
-_NICE = -5  # a launch of an unknown path is copied until it is known: who makes it known goes first
+_NICE = -5  # BPF copies each launch's stack of an unknown path until its rules are written
 _DESCRIPTORS = ("copies", "rules", "spaces", "loads", "missed_paths", "pythons")
 
 
-class Learning:
-    """The process."""
+class LearnerProcess:
+    """The learner's process."""
 
     def __init__(self, probes: LaunchProbes) -> None:
-        """Starts it.
+        """Starts the learner.
 
         Args:
-            probes: whose stacks it finishes; they are closed after it.
+            probes: the source of unfinished stacks; they must be closed after the learner.
 
         Raises:
-            OSError: it cannot be started.
+            OSError: the process cannot be started.
         """
         self._maps = {name: probes.maps[name] for name in _DESCRIPTORS}
         self._numbers = {
@@ -47,9 +47,9 @@ class Learning:
             "depth": probes.depth,
         }
         self._starts = 0
-        self._ended_cpu_s = 0.0  # of processes that ended
+        self._ended_cpu_s = 0.0  # of learners that have ended
         self.is_ready = False  # to finish stacks
-        self._asked_s: float | None = None  # when, if there was no answer yet
+        self._asked_s: float | None = None  # time of the last SYNC; None if it was answered
         self._was_asked = False
         self._child: Worker | None = None
         self._start()
@@ -60,7 +60,8 @@ class Learning:
             "iaprof.record.unwinding.learner:main",
             json.dumps(settings),
             channel=socket.SOCK_SEQPACKET,
-            # Copies that it gives back are many, and the recorder may be busy; so may be processes to look into.
+            # It gives back many copies, and the recorder may be slow to read them; also requests to search processes
+            # queue up.
             queue_bytes=_CHANNEL_BYTES,
             files=list(self._maps.values()),
             environment=ONE_THREAD,
@@ -71,11 +72,11 @@ class Learning:
         self._starts += 1
 
     def fileno(self) -> int:
-        """Readable when something came; -1 when no process is there any more."""
+        """Returns a descriptor that is readable when a message has come; -1 when no learner is running any more."""
         return self._child.channel.fileno() if self._child is not None else -1
 
     def read(self) -> Iterator[bytes]:
-        """What it sent: each a record of stack_dtype, or of COPY for a stack that the recording's end may finish."""
+        """Yields messages: finished stacks, copies for the recording's end to finish, interpreters: see learner.py."""
         for _ in range(_MOST_MESSAGES):
             if self._child is None:
                 return
@@ -95,7 +96,7 @@ class Learning:
             self.is_ready = True
 
     def wait(self) -> list[bytes]:
-        """Waits until it is ready, but no longer than READY_S; gives what it sent by then."""
+        """Waits until the learner is ready, at most READY_S; returns the messages that came."""
         sent: list[bytes] = []
         deadline = time.monotonic() + READY_S
         while not self.is_ready and self._child is not None and (left := deadline - time.monotonic()) > 0:
@@ -104,13 +105,13 @@ class Learning:
         return sent
 
     def look_for_python(self, pid: int) -> None:
-        """Has it look for an interpreter in a process."""
+        """Has the learner search a process for an interpreter."""
         if self._child is not None:
             with contextlib.suppress(OSError):
-                self._child.channel.send(_LOOK.pack(pid))
+                self._child.channel.send(_SEARCH_REQUEST.pack(pid))
 
     def has_finished(self) -> bool:
-        """Whether all stacks are finished that were copied when this was asked first; true, too, after SYNC_S."""
+        """Asks, at the first call, whether all stacks copied so far are finished; true if so, and after SYNC_S."""
         if self._asked_s is None and not self._was_asked and self._child is not None:
             with contextlib.suppress(OSError):
                 self._child.channel.send(SYNC)
@@ -136,23 +137,23 @@ class Learning:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU time of it, and of its own children that have ended, so far."""
+        """CPU time so far of the learner and of its children that have ended."""
         return self._ended_cpu_s + (self._child.cpu_seconds_so_far() if self._child is not None else 0.0)
 
     def finish(self) -> list[bytes]:
-        """Ends it when it has finished what is left, or after LAST_WAIT_S; gives that."""
-        left: list[bytes] = []
+        """Ends the learner when it has finished the rest, or after LAST_WAIT_S; returns its last messages."""
+        messages: list[bytes] = []
         if self._child is None:
-            return left
+            return messages
         self._child.channel.shutdown(socket.SHUT_WR)
-        self._starts = MOST_STARTS  # its end is no death
+        self._starts = MOST_STARTS  # it is not restarted now
         deadline = time.monotonic() + LAST_WAIT_S
         while self._child is not None and (wait := deadline - time.monotonic()) > 0:
             select.select([self._child.channel], [], [], wait)
-            left += self.read()
+            messages += self.read()
         self._end()
-        return left
+        return messages
 
     def close(self) -> None:
-        """Ends it at once."""
+        """Ends the learner at once."""
         self._end()

@@ -1,0 +1,137 @@
+"""Stacks that BPF could not walk to their end, made of the copies that it sent, and the records of finished ones."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
+from iaprof.symbols.unwind.cfi import R12, R13, R14, R15, RBP, RBX, RETURN_ADDRESS, RSP
+from iaprof.symbols.unwind.finishing import Finished, StackCopy
+from iaprof.symbols.unwind.walk import PAGE, HowFound
+
+MOST_FAILURES = 2  # of the child that finishes stacks, for one process
+
+_START = (RETURN_ADDRESS, RSP, RBP, RBX, R12, R13, R14, R15)  # members of `start` in COPY
+
+
+@dataclass
+class UnfinishedStack:
+    """A stack whose memory BPF has copied for the learner to walk."""
+
+    record: np.void  # the first COPY record that came
+    pages: dict[int, bytes] = field(default_factory=dict)  # by address
+    since: float = field(default_factory=time.monotonic)  # time.monotonic() when it came
+
+    @property
+    def pid(self) -> int:
+        """The stack's process."""
+        return int(self.record["pid"])
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether the stack is of a CPU sample."""
+        return bool(self.record["is_sample"])
+
+    def add(self, record: np.void) -> bool:
+        """Adds a COPY record; returns whether it was the stack's last."""
+        address = int(record["address"])
+        if address:
+            self.pages[address] = record["page"].tobytes()
+        return not address
+
+    @property
+    def begins_at_probe(self) -> bool:
+        """Whether the copied memory begins at the probe, and not where BPF's walk ended."""
+        return int(self.record["depth"]) == 1 or (int(self.record["start"]["sp"]) & -PAGE) in self.pages
+
+    def limit(self, depth: int) -> int:
+        """Returns how many addresses to find, of a stack of at most `depth`."""
+        return depth if self.begins_at_probe else depth - int(self.record["depth"]) + 1
+
+    def copy(self) -> StackCopy:
+        """Returns the registers and memory to start the walk with."""
+        record = self.record
+        if self.begins_at_probe:
+            registers = dict(zip(_START, record["start"].tolist(), strict=True))
+            return StackCopy(registers, HowFound.INTERRUPTED, self.pages)
+        ip, sp, bp = (int(record[name]) for name in ("ip", "sp", "bp"))
+        found = HowFound.INTERRUPTED if record["is_exact"] else HowFound.BY_RULE
+        return StackCopy({RETURN_ADDRESS: ip, RSP: sp, RBP: bp}, found, self.pages)
+
+    def finished_records(self, finished: Finished, depth: int) -> list[bytes]:
+        """Returns a record of stack_dtype(depth) for the finished stack, after a PYTHON_STACK if it has Python."""
+        record = np.zeros((), stack_dtype(depth))
+        for name in ("id", "time", "pid"):
+            record[name] = self.record[name]
+        record["depth"] = len(finished.ips)
+        record["walked"] = finished.ending
+        if not self.begins_at_probe:
+            record["walked"] |= np.uint64(int(self.record["depth"]) - 1 << KEPT_SHIFT)
+        record["ips"][: len(finished.ips)] = np.array(finished.ips, np.uint64)
+        record["guessed"] = _bits(finished, HowFound.BY_GUESS)
+        record["interrupted"] = _bits(finished, HowFound.INTERRUPTED)
+        if not self.record["has_python"]:
+            return [record.tobytes()]
+        frames = np.zeros((), PYTHON_STACK)
+        for name in ("id", "time", "pid"):
+            frames[name] = self.record[name]
+        frames["depth"] = len(finished.ips)
+        frames["kept"] = 0 if self.begins_at_probe else int(self.record["depth"]) - 1
+        frames["sp"] = self.record["start"]["sp"]
+        frames["cfas"][: len(finished.cfas)] = np.array(finished.cfas, np.uint64)
+        return [frames.tobytes(), record.tobytes()]
+
+    def copies(self) -> list[bytes]:
+        """Returns the stack's COPY records."""
+        records = np.repeat(self.record, len(self.pages))
+        for record, (address, page) in zip(records, self.pages.items(), strict=True):
+            record["address"], record["page"] = address, np.void(page)
+        return [record.tobytes() for record in records]
+
+
+class StackQueue:
+    """Unfinished stacks that wait for their turn; processes take turns."""
+
+    def __init__(self, most: int) -> None:
+        """Args: the most stacks; past it, the oldest stack of the process with most stacks is dropped."""
+        self._most = most
+        self._queues: dict[int, deque[UnfinishedStack]] = {}  # by process, in order
+
+    def __bool__(self) -> bool:
+        return bool(self._queues)
+
+    def add(self, stack: UnfinishedStack) -> UnfinishedStack | None:
+        """Adds a stack after the others of its process; returns the stack that is dropped for it."""
+        self._queues.setdefault(stack.pid, deque()).append(stack)
+        if sum(map(len, self._queues.values())) <= self._most:
+            return None
+        pid = max(self._queues, key=lambda pid: len(self._queues[pid]))
+        dropped = self._queues[pid].popleft()
+        if not self._queues[pid]:
+            del self._queues[pid]
+        return dropped
+
+    def take(self) -> UnfinishedStack:
+        """Removes and returns the next stack; there must be one."""
+        pid = next(iter(self._queues))
+        queue = self._queues.pop(pid)
+        stack = queue.popleft()
+        if queue:
+            self._queues[pid] = queue  # after the other processes
+        return stack
+
+    def oldest(self) -> float:
+        """Returns when the oldest stack came, time.monotonic(); inf without stacks."""
+        return min((stack.since for queue in self._queues.values() for stack in queue), default=math.inf)
+
+
+def _bits(finished: Finished, how: HowFound) -> NDArray[np.uint64]:
+    is_found_so = np.zeros(MAX_DEPTH, bool)
+    is_found_so[: len(finished.how_found)] = np.array(finished.how_found) == how
+    return np.packbits(is_found_so, bitorder="little").view(np.uint64)
