@@ -73,5 +73,5 @@ def main() -> None:
     os.setpriority(os.PRIO_PROCESS, 0, 0)  # the recorder goes first
     line = sys.stdin.readline()
     if line:
-        limit_memory(half_of_available())  # root's process on a production machine; the spool stays if the limit is reached
+        limit_memory(half_of_available())  # root's process on a production machine; the spool stays if it is reached
         _say(_serve(json.loads(line)))

@@ -73,7 +73,7 @@ def symbol_writer(
         ) as symbolizer:
             previous = signal.signal(signal.SIGINT, skip)
             try:
-                counts = write_names(writer, modules, symbolizer, progress, patience, inputs.add_names)
+                counts = write_names(writer, modules, symbolizer, progress, cancellation, inputs.add_names)
             finally:
                 signal.signal(signal.SIGINT, previous)
         return {"which": which.value, **counts, "cpu_s": round(cpu_seconds() + children_cpu_seconds() - before, 3)}

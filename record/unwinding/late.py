@@ -44,7 +44,7 @@ class LateFinishing:
         end = time.monotonic() + MOST_SECONDS
         records = (record for array in copies for record in array)
         failures = Counter[int]()  # by process
-        with Finishing(lambda number: self._symbolizer.open(self._modules[number]), patience_s=_PATIENCE_S) as finishing:
+        with Finishing(self._open, patience_s=_PATIENCE_S) as finishing:
             for _, stack_records in groupby(records, key=lambda record: int(record["id"])):
                 stack = None
                 for record in stack_records:
@@ -58,6 +58,10 @@ class LateFinishing:
                     yield from self._finish(finishing, stack)
                 except IaprofError:  # the stack stays unfinished
                     failures[stack.pid] += 1
+
+    def _open(self, number: int) -> int | None:
+        """Opens the file of a module's number; None if it cannot be had."""
+        return self._symbolizer.open(self._modules[number])
 
     def _finish(self, finishing: Finishing, stack: UnfinishedStack) -> list[bytes]:
         mapped = self._spaces.mapped(int(stack.record["pid"]), int(stack.record["time"]))
