@@ -96,7 +96,7 @@ static __always_inline enum phase begin_frames(struct scratch *scratch, const st
 }
 
 static __always_inline u64 thread_pointer(void) {
-    return *(u64 *)((u8 *)current_task() + TASK_FSBASE);
+    return *(u64 *)((u8 *)this_task() + TASK_FSBASE);
 }
 
 /* Whether this is the current thread's state, and still in its interpreter's list: freed memory may keep its content. The

@@ -48,7 +48,7 @@ static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 ti
     if (IN_USER(ctx)) {
         BEGIN_WALK(scratch, user->pid, &ctx->regs);
     } else {
-        struct pt_regs *regs = (struct pt_regs *)registers_of(current_task());
+        struct pt_regs *regs = (struct pt_regs *)registers_of(this_task());
         BEGIN_WALK(scratch, user->pid, regs);
     }
     if (!scratch->copied.of.mm || !scratch->copied.start.ip) { /* a thread of the Linux kernel */

@@ -179,7 +179,7 @@ static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now)
         now->mm = 1;
         return;
     }
-    u8 *task = (u8 *)current_task();
+    u8 *task = (u8 *)this_task();
     u64 mm = *(u64 *)(task + TASK_MM), leader = *(u64 *)(task + TASK_GROUP_LEADER);
     u64 *loaded = loads.lookup(&pid);
     now->born = leader ? *(u64 *)((u8 *)leader + TASK_START_BOOTTIME) : 0;
@@ -442,7 +442,7 @@ static __always_inline long send_pages(struct scratch *scratch, u64 from) {
 /* Returns the stack pointer of the code that a signal interrupted, if the handler runs on an alternate stack, else 0. The
  * kernel has saved it on that stack in a struct ucontext, which also contains the stack's address and size. */
 static __always_inline u64 interrupted_stack(struct scratch *scratch) {
-    u8 *task = (u8 *)current_task();
+    u8 *task = (u8 *)this_task();
     u64 start = *(u64 *)(task + TASK_SAS_SS_SP), size = *(u64 *)(task + TASK_SAS_SS_SIZE);
     u64 at = (scratch->sp + 15) & -16ULL;
     if (scratch->sp - start >= size)

@@ -33,7 +33,7 @@ BPF_RINGBUF_OUTPUT(waited, ANY);
 static __always_inline u64 thread_identity(void) {
     if (FRAME_POINTERS_ONLY)
         return 1;
-    u8 *task = (u8 *)current_task();
+    u8 *task = (u8 *)this_task();
     u64 mm = 0;
     bpf_probe_read_kernel(&mm, 8, task + TASK_MM); /* as a number, which the verifier lets us compute with, not as a pointer */
     return mixed(*(u64 *)(task + TASK_START_BOOTTIME), mm);
