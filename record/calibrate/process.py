@@ -86,8 +86,8 @@ class Process:
         """
         libraries = f"/proc/self/fd/{folder}"
         linked = [] if folder is None else [f"{libraries}/{DYNAMIC_LINKER}", "--library-path", libraries]
-        # Our own Python drops its rights itself, in child.py: nobody may be unable to read it. Another system's dynamic
-        # linker and C library never get root's rights: root of a container could have written them.
+        # Our own Python drops its rights itself, in child.py: the user nobody may be unable to read it. Another
+        # system's dynamic linker and C library never get root's rights: root of a container could have written them.
         inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         with (
             tempfile.TemporaryFile() as answer,
