@@ -207,7 +207,7 @@ class SpoolError(IaprofError):
 
 
 class SpoolReader:
-    """Reads a spool, which may be cut off, and damaged on purpose."""
+    """Reads a spool, which may be cut off, and come from anyone."""
 
     def __init__(self, path: Path) -> None:
         """Opens a spool.

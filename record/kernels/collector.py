@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from iaprof.sandbox.worker import Worker
 
 TIMEOUT_NS = 2_000_000_000
-MOST_WAIT_NS = 500_000_000  # of the time between two reads: when the recorder stood still, the child may have, too
+MOST_COUNTED_NS = 500_000_000  # of the time between two reads: if the recorder stood still, perhaps the child did, too
 MAX_WAITING = 8192
 MAX_WAITING_OF_ONE_USER = 4096
 MAX_HANGS_OF_ONE_USER = 8  # a file system in user space can keep even a killed child, and its memory, forever
@@ -154,7 +154,7 @@ class DebugElfCollector:
             answer, fds = self._child.receive()
         except BlockingIOError:
             now = time.monotonic_ns()
-            self._waited_ns += min(now - self._read_ns, MOST_WAIT_NS)
+            self._waited_ns += min(now - self._read_ns, MOST_COUNTED_NS)
             self._read_ns = now
             if self._waited_ns < TIMEOUT_NS:
                 return None

@@ -98,7 +98,7 @@ def _check_start(chunk: bytes) -> None:
 
 
 def _open(path_fd: int, owner: int | None, same: list[int] | None) -> int:
-    """Opens the file behind an O_PATH descriptor for reading; refuses irregular files, and other owners than `owner`.
+    """Opens the file behind an O_PATH descriptor for reading; refuses all but regular files of `owner`.
 
     With `same` it must be the file of that device and inode, and unchanged from that time on.
     """

@@ -18,7 +18,7 @@ def installed(libraries: Libraries, for_command: bool) -> Iterator[Outcome]:
     """Puts probes into the drivers in the folders where programs find them; yields the outcomes.
 
     Args:
-        libraries: puts the probes.
+        libraries: probes them.
         for_command: includes drivers that our environment names.
     """
     env = os.environ if for_command else {}

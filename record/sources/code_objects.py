@@ -22,7 +22,7 @@ MIN_CHUNK_BYTES = 4096  # what a chunk counts for at least: putting a million ti
 
 
 class CodeObjects(Source):
-    """The debug-ELF collector, and the chunks of kernels and modules; the source of launches hands both on."""
+    """The debug-ELF collector, and chunks of kernels and modules; BPF's records for both come from `Launches`."""
 
     def __init__(self, collector: DebugElfCollector) -> None:
         self._collector = collector

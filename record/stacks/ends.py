@@ -232,7 +232,7 @@ def _by_process(
 
 
 def _by_finishing(counted: StackCounts) -> Iterator[ProcessEnd]:
-    """Yields, by process, how many stacks were presumed and how many were late."""
+    """Yields, by process, how many launches or samples have a presumed stack, and how many a late one."""
     for pid, count in zip(*(column.tolist() for column in counted.presumed.total()), strict=True):
         yield ProcessEnd(pid, 0, 0, presumed=count)
     for pid, count in zip(*(column.tolist() for column in counted.late.total()), strict=True):

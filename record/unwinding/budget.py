@@ -17,7 +17,7 @@ class Budget:
 
     @property
     def wait_s(self) -> float:
-        """Seconds until some time is available; 0 if some is."""
+        """Seconds until time is available; 0 if it is now."""
         now = self._clock()
         self._left_s = min(self._left_s + self._share * (now - self._at), self._most_s)
         self._at = now
