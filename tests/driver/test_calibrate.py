@@ -10,11 +10,11 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
+import elf_sections
 from conftest import descendants
 from driver.driver import HERE, Driver
 from iaprof.bpf.probes.driver_layout import Action, Field, Layout, find_layout
@@ -128,8 +128,7 @@ def test_finds_paths_through_objects_of_another_shape(tmp_path: Path, monkeypatc
     assert (layout.module, layout.module_bias) == (Field((module,)), bias)
     assert (layout.binary, layout.binary_size) == (Field((module, binary)), Field((module, length)))
     with library.open("rb") as file:
-        symbols: Any = ELFFile(file).get_section_by_name(".dynsym")
-        at = {symbol.name: symbol["st_value"] for symbol in symbols.iter_symbols()}
+        at = {symbol.name: symbol["st_value"] for symbol in elf_sections.symbols(ELFFile(file)).iter_symbols()}
     assert layout.classes == (at["of_immutables"],)
     # push and je are emulated, with an endbr64 of 4 bytes and a test of 3 before them; sub and xor are not.
     assert {(entry.action, entry.address) for entry in layout.entries} == {

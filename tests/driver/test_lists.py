@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
 
+import elf_sections
 from driver.driver import DEVICES, LIBRARIES, Driver, compile_workload, zebin
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
@@ -112,9 +112,7 @@ def places(loader: Path) -> list[Place]:
     """The loader's own functions that execute lists: each call passes there once."""
     with loader.open("rb") as file:
         elf = ELFFile(file)
-        exports = elf.get_section_by_name(".dynsym")
-        assert isinstance(exports, SymbolTableSection)
-        symbols = {symbol.name: symbol["st_value"] for symbol in exports.iter_symbols()}
+        symbols = {symbol.name: symbol["st_value"] for symbol in elf_sections.symbols(elf).iter_symbols()}
         (code,) = [each for each in elf.iter_segments("PT_LOAD") if each["p_flags"] & 1]
         return [Place(name, loader, symbols[name] - code["p_vaddr"] + code["p_offset"]) for name in CALLS]
 

@@ -63,10 +63,11 @@ class Recording:
         """
         try:
             for number, go in enumerate(goes, 1):
-                until(
-                    lambda number=number: self._known(program.pid) >= number or program.poll() is not None,
-                    self._recorder,
-                )
+
+                def known(least: int = number) -> bool:
+                    return self._known(program.pid) >= least or program.poll() is not None
+
+                until(known, self._recorder)
                 assert program.poll() is None
                 go.touch()
             assert program.wait(LONGEST_WAIT_S) == 0

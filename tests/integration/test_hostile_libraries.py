@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection
 
+import elf_sections
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import MAX_OF_ONE_OWNER, Outcome
 from iaprof.formats.capture.reader import CaptureReader
@@ -81,7 +83,7 @@ def outcomes(probes: LaunchProbes, *paths: Path) -> list[Outcome]:
 
 def note_offset(library: bytes) -> int:
     """Where the first note's three addresses stand."""
-    section = ELFFile(io.BytesIO(library)).get_section_by_name(".note.stapsdt")
+    section = elf_sections.section(ELFFile(io.BytesIO(library)), ".note.stapsdt", NoteSection)
     return int(section["sh_offset"]) + 12 + 8
 
 
@@ -102,7 +104,7 @@ def test_an_address_elsewhere_places_no_probe(folder: Path, library: bytes, prob
 def test_two_probes_in_one_place(folder: Path, library: bytes, probes: LaunchProbes) -> None:
     # given notes that place both probes at one instruction, with a semaphore each, which no kernel can keep
     changed = bytearray(library)
-    section = ELFFile(io.BytesIO(library)).get_section_by_name(".note.stapsdt")
+    section = elf_sections.section(ELFFile(io.BytesIO(library)), ".note.stapsdt", NoteSection)
     first, *others = (note["n_offset"] + 12 + 8 for note in section.iter_notes())
     for other in others:
         changed[other : other + 8] = changed[first : first + 8]
@@ -288,8 +290,8 @@ def test_a_recording_among_hostile_libraries(folder: Path, library: bytes) -> No
     launches = sum(launch.count for launch in hardware.ledger().launches)
     ours = {launch.pid for launch in hardware.ledger().launches}
     assert sum(pid in ours for pid in reader.table("launch", ("pid",))["pid"].to_pylist()) == launches
-    told = losses(folder.parent / "c", hardware.ledger())
-    assert {loss["what"] for loss in told} == {"library"}, told
+    lost = losses(folder.parent / "c", hardware.ledger())
+    assert {loss["what"] for loss in lost} == {"library"}, lost
     details = [row["detail"] for row in reader.table("loss").to_pylist()]
     assert any("outside its executable segments" in detail for detail in details)
     assert len(details) <= MAX_OF_ONE_OWNER + 1

@@ -53,6 +53,7 @@ def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
     # then
     with within(LONGEST_S):
         ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
         assert (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
     learning.close()
     probes.close()

@@ -163,7 +163,7 @@ def test_a_mount_namespace_that_vanishes(build_ids: bool, hardware: Hardware, tm
     copies = runtime.Programs(inside / runtime.LIBRARY, inside / "workload")
     # when it launches there, long enough to be probed there
     words = [*matmul(copies, runtime.debug_elf("bmg", "matmul")), "--rate", "100"]
-    command = [*UNSHARED, IN_A_TMPFS, "sh", inside, programs.workload.parent, *words]
+    command: list[str | Path] = [*UNSHARED, IN_A_TMPFS, "sh", inside, programs.workload.parent, *words]
     record(hardware, tmp_path / "c", programs.library, *command)
     # then
     check_named(tmp_path / "c", str(inside))
@@ -176,7 +176,7 @@ def test_recover_names_what_still_lies_where_it_did(hardware: Hardware, tmp_path
     root = tmp_path / "root"
     programs = made_root(root, build_ids=False)
     script = '"$@"; sleep 1; kill -KILL $PPID'  # a recorder that is killed has written all that is older than 250 ms
-    words = ["sh", "-c", script, "sh", *IN_THE_ROOT, root, *WORDS]
+    words: list[str | Path] = ["sh", "-c", script, "sh", *IN_THE_ROOT, root, *WORDS]
     record(hardware, tmp_path / "c", programs.library, *words, code=-signal.SIGKILL)
     # when
     subprocess.run([*IAPROF, "recover", tmp_path / "c.spool"], check=True, capture_output=True)

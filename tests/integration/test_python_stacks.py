@@ -63,8 +63,8 @@ def launching(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = runtime.build().library
     source = runtime.SOURCES / "launching_module.c"
     flags = [*runtime.COMMON, "-std=gnu11", "-O2", "-fPIC", "-shared", f"-I{runtime.SOURCES}"]
-    command = [os.environ.get("CC", "cc"), *flags, "-o", output, source, library, f"-Wl,-rpath,{library.parent}"]
-    subprocess.run(command, check=True)
+    links = [str(library), f"-Wl,-rpath,{library.parent}"]
+    subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", str(output), str(source), *links], check=True)
     return output
 
 
@@ -95,7 +95,7 @@ def run(folder: Path, python: Path, launching: Path, own_names: list[Path], *opt
             "LAUNCHING_ELF": str(runtime.debug_elf("bmg", "matmul")),
             "LAUNCHING_KERNEL": "multiply_basic",
         }
-        words = ("--", python, *options, program, launching, told, str(LAUNCHES))
+        words: list[str | Path] = ["--", python, *options, program, launching, told, str(LAUNCHES)]
         done = iaprof("record", "-o", capture, *words, env=environment(hardware) | variables)
     assert done.code == 0, done.err
     pid = told.read_text()

@@ -271,8 +271,8 @@ def recorded(known: Built, folder: Path, *options: str, script: str, waits: bool
     with Hardware(folder / "gpu") as hardware:
         environment = {"LD_LIBRARY_PATH": str(known.library.parent), "P": str(known.waiting)}
         asked = ["--waits"] if waits else []
-        command = ["record", "-f", "-o", folder / "c.parquet", *asked, *options, "--", "sh", "-c", script]
-        done = iaprof(*command, env=hardware.env() | environment)
+        command = [*asked, *options, "--", "sh", "-c", script]
+        done = iaprof("record", "-f", "-o", folder / "c.parquet", *command, env=hardware.env() | environment)
     assert done.code == 0, done.err
     return CaptureReader(folder / "c.parquet")
 

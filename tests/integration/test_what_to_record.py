@@ -251,7 +251,12 @@ def test_rotation_by_size_and_by_time(tmp_path: Path) -> None:
         recorder = start(hardware, capture, "--switch-output", "0.6s", "--max-files", "2")
         program = launch_in(hardware, tmp_path, workload("matmul", "--seconds", 600))
         seen: set[Path] = set()
-        until(lambda: seen.update(parts(capture)) or len(seen) >= 3, recorder)
+
+        def three_seen() -> bool:
+            seen.update(parts(capture))
+            return len(seen) >= 3
+
+        until(three_seen, recorder)
         program.terminate()
         assert program.wait() == 0
         ended(recorder)

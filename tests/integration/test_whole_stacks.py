@@ -78,7 +78,7 @@ def of_gdb(strays: Strays, told: Path) -> list[tuple[str, int]]:
     """The frames of one launch, the innermost first: file and offset of what the next one returns to."""
     library = strays.runtime / "libze_intel_gpu.so.1"
     at = {library: [offset_of(library, "zeCommandListAppendLaunchKernel")]}
-    command = [strays.program, "1", "heap"]
+    command: list[str | Path] = [strays.program, "1", "heap"]
     (stop,) = stops(command, told.parent, memory=True, places=at, environment=strays.environment(told))
     assert len(stop.places) > 5
     return [(path.name, offset) for path, offset in stop.places]

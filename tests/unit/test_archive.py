@@ -270,10 +270,8 @@ from iaprof.cli.main import main
 resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room}))
 main()
 """
-    words = ["archive", path, "-o", tmp_path / "old", "--force"]
-    done = subprocess.run(
-        [sys.executable, "-c", script, *words], capture_output=True, text=True, timeout=120, check=False
-    )
+    words: list[str | Path] = [sys.executable, "-c", script, "archive", path, "-o", tmp_path / "old", "--force"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"iaprof: {tmp_path}/old cannot be written: File too large\n"
     assert sorted(each.name for each in tmp_path.iterdir()) == ["c", "old"]

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from bench import generated_cpp
 from bench.symbolizer import MEANT, SAME, difference, differences, llvm_symbolizer
 from fuzz import fuzz_binaries, make_seeds
+from iaprof.sandbox.answers import AnswerError
 from iaprof.symbols.files import cache as cache_module
 from iaprof.symbols.files.cache import Cache, key_of, usual_folder
 from iaprof.symbols.names import binaries as binaries_module
@@ -302,7 +304,7 @@ def test_an_xz_bomb_is_not_unpacked(tmp_path: Path, binaries: Binaries) -> None:
 @pytest.mark.parametrize("claimed", [1 << 62, 1 << 32, 256 << 20])
 def test_a_compressed_section_that_claims_gigabytes_is_not_unpacked(claimed: int, binaries: Binaries) -> None:
     content = bytearray(SEEDS["compressed.so"])
-    struct.pack_into("<Q", content, bounds_of(content, ".debug_str")[0] + 8, claimed)
+    struct.pack_into("<Q", content, bounds_of(bytes(content), ".debug_str")[0] + 8, claimed)
 
     result = named(binaries, bytes(content))
 
@@ -344,7 +346,7 @@ def test_a_file_that_shrinks_while_it_is_read_costs_its_names_only(
     path.write_bytes(GOOD)
     make = binaries_module._make
 
-    def shrink(*arguments: object) -> str:
+    def shrink(*arguments: Any) -> int | str:
         os.truncate(path, size)
         return make(*arguments)
 
@@ -553,7 +555,7 @@ def test_columns_out_of_bounds_are_nonsense(column: int, value: int) -> None:
         return
     columns[column] = value
     file = opened(struct.pack("<6q", *columns) + b"\0f")
-    with pytest.raises(binaries_module.AnswerError):
+    with pytest.raises(AnswerError):
         binaries_module._checked_names(good, file)
     os.close(file)
 
@@ -584,5 +586,5 @@ def test_nonsense_for_facts_is_refused(change: dict[str, object]) -> None:
         "second_file": False,
     }
     assert binaries_module._checked_facts(good)[0].debuglink == ("x.debug", 1)
-    with pytest.raises(binaries_module.AnswerError):
+    with pytest.raises(AnswerError):
         binaries_module._checked_facts(good | change)

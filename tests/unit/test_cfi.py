@@ -110,17 +110,23 @@ def test_an_image_without_a_table_is_read_through() -> None:
 
 def test_an_image_without_a_table_is_read_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     # given its first entry is damaged
-    data, times = bytearray(LIBRARIES[2].read_bytes()), []
+    data, times = bytearray(LIBRARIES[2].read_bytes()), 0
     header, table = table_of(data)
     struct.pack_into("<I", data, header, 0)
     entries = table + 4 + struct.unpack_from("<i", data, table + 4)[0]
     data[entries + 8] = 77  # the version
     frames = CallFrames(bytes(data))
     read = frames._entries
-    monkeypatch.setattr(frames, "_entries", lambda: times.append(1) or read())
+
+    def counted() -> object:
+        nonlocal times
+        times += 1
+        return read()
+
+    monkeypatch.setattr(frames, "_entries", counted)
     # when, then
     assert [frames.row(address) for address in (1 << 16, 1 << 17, 1 << 18)] == [None] * 3
-    assert len(times) == 1
+    assert times == 1
     assert not frames.has_functions
 
 

@@ -313,7 +313,7 @@ def test_opencl_that_nothing_can_be_put_into_the_command_for_is_told_of_when_it_
 
 def test_a_library_that_has_no_build_id(machine: Machine, tmp_path: Path) -> None:
     plain = build(tmp_path / "plain.so", build_id="none")
-    [outcome] = machine.libraries(ATTACH).take(shutil.copy(plain.path, tmp_path / DRIVER))
+    [outcome] = machine.libraries(ATTACH).take(Path(shutil.copy(plain.path, tmp_path / DRIVER)))
     assert (outcome.build_id, outcome.problem) == ("", f"its build (without a build-id) is not known: {CALIBRATE}")
 
 

@@ -103,7 +103,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "_FEWEST_GROUPS", 2)
-    monkeypatch.setattr(joining.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
 
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,7 +130,7 @@ def test_a_kernel_with_all_its_modules_takes_less_than_half_a_second() -> None:
     text = b"".join(
         b"%016x t some_function_of_a_module_%d\t[module]\n" % (0xFFFFFFFF81000000 + 64 * i, i) for i in range(300_000)
     )
-    addresses = np.arange(0, 300_000, 15, np.uint64) * np.uint64(64) + np.uint64(0xFFFFFFFF81000001)
+    addresses = np.arange(0, 300_000, 15).astype(np.uint64) * np.uint64(64) + np.uint64(0xFFFFFFFF81000001)
     # when
     begin = time.process_time()
     found = KernelSymbols(io.BytesIO(text), "kallsyms").name(KERNEL, addresses, addresses)

@@ -87,8 +87,8 @@ def test_what_is_no_regular_file_is_not_opened(library: Build, binaries: Binarie
     # and what is not there
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
-    for path in ("dangling", "absent", "fifo/below", "x" * 300, "lib/" * 2000, "zero\0byte", "\ud800"):
-        _, _, problem = name(binaries, library, path=f"{tmp_path}/{path}")
+    for missing in ("dangling", "absent", "fifo/below", "x" * 300, "lib/" * 2000, "zero\0byte", "\ud800"):
+        _, _, problem = name(binaries, library, path=f"{tmp_path}/{missing}")
         assert problem == f"no file with its build-id ({library.module().build_id.hex()}) was found"  # type: ignore[union-attr]
     assert "cannot be opened" in name(binaries, library, path=tmp_path / "loop")[2]
     (tmp_path / "text").write_text("no ELF file")

@@ -94,7 +94,9 @@ def test_damaged_unwind_data_is_no_more_than_wrong(seed: int) -> None:
     content = bytearray(Path(library).read_bytes())
     with open(library, "rb") as file:
         elf = read_elf(file.fileno())
-        places = [elf.sections[elf.section(name)] for name in (".eh_frame", ".eh_frame_hdr")]
+        indices = [elf.section(name) for name in (".eh_frame", ".eh_frame_hdr")]
+        places = [elf.sections[index] for index in indices if index is not None]
+    assert len(places) == 2
     for section in places:
         for _ in range(2000):
             content[section.offset + rng.randrange(section.size)] = rng.randrange(256)

@@ -113,8 +113,8 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def built(folder: Path, source: str, *flags: str) -> bytes:
     output = folder / "library.so"
-    words = [os.environ.get("CC", "cc"), "-shared", "-nostdlib", *flags, "-x", "c", "-", "-o", output]
-    subprocess.run(words, input=source.encode(), check=True)
+    words = [os.environ.get("CC", "cc"), "-shared", "-nostdlib", *flags, "-x", "c", "-", "-o"]
+    subprocess.run([*words, output], input=source.encode(), check=True)
     return output.read_bytes()
 
 
@@ -269,7 +269,7 @@ def test_a_truncated_file_is_an_error_or_holds_nothing(image: bytes) -> None:
 
 def test_damage_is_an_error_or_holds_nothing(image: bytes) -> None:
     whole, chance = patched(image, published()), random.Random(1)
-    outcomes = set()
+    outcomes: set[type[object]] = set()
     for _ in range(3000):
         damaged = bytearray(whole)
         for _ in range(chance.randrange(1, 9)):

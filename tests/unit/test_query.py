@@ -323,6 +323,7 @@ def test_invalid_queries_are_refused(
 
 
 def test_the_process_ends_without_further_output(path: Path) -> None:
-    command = [sys.executable, "-m", "iaprof", "query", path, "SELECT sum(samples) AS n FROM samples"]
+    command: list[str | Path] = [sys.executable, "-m", "iaprof", "query", path]
+    command += ["SELECT sum(samples) AS n FROM samples"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr) == ("n\n8\n", "")

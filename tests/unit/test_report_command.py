@@ -117,7 +117,7 @@ def test_without_a_stderr_the_summary_is_left_out(good: Path) -> None:
 
 def test_folded_text_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     path = capture(tmp_path / "c", stall=[stall(9, record(ADDRESS, sbid=3))], launch=[launch(2, 7, ADDRESS, name="é")])
-    command = [sys.executable, "-m", "iaprof", "report", path, "-q"]
+    command: list[str | Path] = [sys.executable, "-m", "iaprof", "report", path, "-q"]
     done = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert "é_[G]".encode() in done.stdout
 

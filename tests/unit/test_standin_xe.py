@@ -178,7 +178,7 @@ def client(
     """Run CLIENT and `body` under the preload; what it said. A line before that is an order, whose end it waits for."""
     with subprocess.Popen(
         [sys.executable, "-c", CLIENT + textwrap.dedent(body)],
-        env=os.environ | {"PYTHONPATH": str(TESTS)} | hardware.env() | (environment or {}),
+        env={**os.environ, "PYTHONPATH": str(TESTS), **hardware.env(), **(environment or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -1330,6 +1330,10 @@ def test_overflows_are_made_and_dropped_as_ordered(tmp_path: Path, programs: Pro
 
 def test_waiting_for_all_that_the_gpu_does(hardware: Hardware) -> None:
     # given a test that launched something, and a flood and overflows that take longer
+    def flood() -> None:
+        hardware.flood(1000, 0.3)
+        hardware.overflow(1, 0.01)
+
     said = client(
         hardware,
         """
@@ -1342,7 +1346,7 @@ def test_waiting_for_all_that_the_gpu_does(hardware: Hardware) -> None:
         print("wait", flush=True), sys.stdin.readline()
         say(took=time.monotonic() - early, first=refusal(os.read, stream, 1 << 24), size=len(drain(stream)[0]) // 64)
         """,
-        begin=lambda: (hardware.flood(1000, 0.3), hardware.overflow(1, 0.01))[0],
+        begin=flood,
         wait=hardware.wait,
     )
     assert said["took"] > 0.2

@@ -47,7 +47,7 @@ class Checkout:
         self.git("commit", "--quiet", "--allow-empty", "--message", "x")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, self.root / "scripts" / "test-repeat", *words]
+        command = [sys.executable, str(self.root / "scripts" / "test-repeat"), *words]
         env = os.environ | {"XDG_CACHE_HOME": str(self.cache)}
         env.pop("IAPROF_TEST_SHUFFLE", None)  # this test may itself run in random order
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

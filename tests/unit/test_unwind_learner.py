@@ -182,10 +182,11 @@ def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tried: Trie
 
 
 def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(tried: Tried) -> None:
-    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE, {(1, True): Rule(RuleKind.END)})
+    at = (1, RuleScope.INSTRUCTION)
+    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE, {at: Rule(RuleKind.END)})
     tried.finish(copied(1, 100))
     assert tried.table.written == [(1, 1, RuleKind.END)]
-    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE, {(1, True): HARD})
+    tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.WHOLE, {at: HARD})
     tried.finish(copied(2, 100))
     tried.finishing.answer = Finished([1], [Found.INTERRUPTED], Walked.STUCK)
     tried.finish(copied(3, 100))
@@ -237,7 +238,8 @@ def test_a_library_that_was_loaded_meanwhile_teaches_nothing(tried: Tried) -> No
     tried.spaces.times_loaded = 1  # and the copy says 0
     # then the recording's end gets it
     assert tried.finish(copied(1, 100)) == [1]
-    assert tried.table.written == tried.spaces.said == []
+    assert tried.table.written == []
+    assert tried.spaces.said == []
 
 
 def test_a_process_that_is_gone_leaves_its_copies_to_the_recording_s_end(
@@ -347,8 +349,9 @@ def test_copies_of_another_length_are_told() -> None:
     os.set_blocking(there, False)
     os.write(kernel, b"12")
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    idle = SimpleNamespace(waits=False, patience_ms=-1, is_ending=False, take=lambda _: None)
+    idle: Any = SimpleNamespace(waits=False, patience_ms=-1, is_ending=False, take=lambda _: None)
+    ring: Any = Ring()
     # when
-    module._serve(idle, Ring(), channel)
+    module._serve(idle, ring, channel)
     # then
     assert [recorder.recv(100) for _ in range(3)] == [READY, MISFIT, MISFIT]

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,10 @@ BUILDS = {
 }
 
 
+def page_of(pages: dict[int, bytes], at: int) -> bytes:
+    return pages.get(at, b"")
+
+
 @pytest.mark.parametrize("options", BUILDS.values(), ids=BUILDS.keys())
 def test_stacks_are_gdb_s(tmp_path: Path, options: list[str]) -> None:
     files, kinds, count, by_signal = Files(), set(), 0, 0
@@ -78,7 +83,7 @@ def test_stacks_are_gdb_s(tmp_path: Path, options: list[str]) -> None:
             copy = Copy({n: value for n, value in stop.registers.items() if n in WALKED}, Found.INTERRUPTED, copied)
             space = spaces.setdefault(mapped, len(spaces))
             # when
-            done = finishing.finish(space, mapped, copy, LIMIT, lambda at, all_=stop.pages: all_.get(at, b""))
+            done = finishing.finish(space, mapped, copy, LIMIT, partial(page_of, stop.pages))
             # then
             assert (done.ending, [hex(ip) for ip in done.ips]) == (Walked.WHOLE, [hex(pc) for pc in stop.pcs])
             assert Found.BY_GUESS not in done.found
@@ -196,7 +201,7 @@ def test_data_on_the_stack_is_passed_over_where_a_register_leads_behind_it(tmp_p
     left = code["before"] + 5
     words = {at + 64: left, before + 96: right}
     words |= dict.fromkeys(range(before + 104, (before | PAGE - 1) - 7, 8), left)
-    opened = {0: open_libc, 1: lambda _: os.open(library, os.O_RDONLY)}
+    opened: dict[int, Callable[[int], int]] = {0: open_libc, 1: lambda _: os.open(library, os.O_RDONLY)}
     mapped = tuple(sorted((*libc, mapping)))
     done = walked(words, code["within"], at, 0, mapped, lambda image: opened[image](image), before)
     # then nobody looks at it where rbx is known to lead behind it; and there is a rule for the next time
@@ -346,7 +351,7 @@ def test_an_image_that_nobody_can_read_is_like_generated_code() -> None:
 
 def test_a_stack_is_not_walked_beyond_the_limit() -> None:
     at = 0x7FFF_0000_1000
-    words = {}
+    words: dict[int, int] = {}
     for frame in range(40):
         words |= {at + 32 * frame: at + 32 * frame + 32, at + 32 * frame + 8: 0x10100}
     done = walked(words, 0x10010, at, at, GENERATED)

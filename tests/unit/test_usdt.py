@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection
 
-from iaprof.bpf.probes.usdt import Arg, ProbeError, parse_arg, read_probes
+import elf_sections
+from iaprof.bpf.probes.library_file import ProbeError
+from iaprof.bpf.probes.usdt import Arg, parse_arg, read_probes
 from iaprof.bpf.structs import NO_REGISTER, ArgKind
 
 RAX, RDX, RCX, RBX, RSI, RDI, RBP, RSP, R8, R15, RIP = 0, 1, 2, 3, 4, 5, 6, 7, 8, 15, 16
@@ -82,7 +85,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 def note_offset(library: bytes) -> int:
     """Where the note's three addresses stand in the file."""
-    section = ELFFile(io.BytesIO(library)).get_section_by_name(".note.stapsdt")
+    section = elf_sections.section(ELFFile(io.BytesIO(library)), ".note.stapsdt", NoteSection)
     return int(section["sh_offset"]) + 12 + 8
 
 

@@ -7,8 +7,10 @@ import os
 import time
 from pathlib import Path
 
+import pytest
 from elftools.elf.elffile import ELFFile
 
+import elf_sections
 from iaprof.symbols.files import vdso
 from iaprof.symbols.files.vdso import open_vdso
 
@@ -20,8 +22,7 @@ def test_it_is_the_elf_file_that_is_mapped() -> None:
     assert fd is not None
     assert fcntl.fcntl(fd, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
     with os.fdopen(fd, "rb") as file:
-        table = ELFFile(file).get_section_by_name(".dynsym")
-        functions = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
+        functions = {symbol.name: symbol["st_value"] for symbol in elf_sections.symbols(ELFFile(file)).iter_symbols()}
         assert functions["clock_gettime"] > 0
         # and what this process calls is in it: its clock reads the vDSO at the same offset
         spans = [line.split()[0] for line in Path("/proc/self/maps").read_text().splitlines() if "[vdso]" in line]
@@ -31,7 +32,7 @@ def test_it_is_the_elf_file_that_is_mapped() -> None:
     assert time.monotonic() > 0
 
 
-def test_a_process_without_one(monkeypatch) -> None:
+def test_a_process_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     text = b"7f00-7f10 r--p 00000000 00:00 0 [vvar]\n7f10-7f20 r-xp 00000000 00:01 7 /tmp/x [vdso]\n"
     monkeypatch.setattr(vdso, "maps_of", lambda: text)
     assert open_vdso() is None

@@ -8,22 +8,26 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import iaprof
 from iaprof.sandbox.worker import Worker
+from limits import Within
 
 LONGEST_S = 120.0
+Start = Callable[..., Worker]
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> Iterator[Start]:
     """Starts a child that runs a script."""
-    started = []
+    started: list[Worker] = []
 
-    def start(source, *arguments, **how):
+    def start(source: str, *arguments: object, **how: Any) -> Worker:
         script = tmp_path / f"script{len(started)}.py"
         script.write_text(source)
         started.append(Worker("runpy:run_path", script, **how))
@@ -34,7 +38,7 @@ def run(tmp_path):
         worker.close()
 
 
-def told(run, source, **how):
+def told(run: Start, source: str, **how: Any) -> Any:
     """What a script prints as JSON."""
     with tempfile.TemporaryFile() as output:
         worker = run(source, output=output, errors=None, **how)
@@ -54,14 +58,17 @@ print(json.dumps({"files": files, "stdin": os.readlink("/proc/self/fd/0"), "envi
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_child_has_what_it_is_given_and_nothing_else(run, tmp_path, monkeypatch, bare):
+def test_a_child_has_what_it_is_given_and_nothing_else(
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: bool
+) -> None:
     # given a process with an environment and open files that children would inherit
     monkeypatch.setenv("SECRET", "1")
     secret, given = (os.open(tmp_path / name, os.O_CREAT | os.O_RDWR) for name in ("secret", "given"))
     os.set_inheritable(secret, True)
     # when
     child = told(run, STATE, bare=bare, files=[given], environment={"GIVEN": "1"}, folder="/")
-    os.close(secret), os.close(given)
+    os.close(secret)
+    os.close(given)
     # then
     assert child["files"] == {str(given): str(tmp_path / "given")}
     assert child["stdin"] == "/dev/null"
@@ -71,7 +78,9 @@ def test_a_child_has_what_it_is_given_and_nothing_else(run, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_neither_environment_nor_folder_change_what_a_child_imports(run, tmp_path, monkeypatch, bare):
+def test_neither_environment_nor_folder_change_what_a_child_imports(
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: bool
+) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('mine')")
     (tmp_path / "runpy.py").write_text("raise SystemExit('mine')")
     planted = {"PYTHONPATH": str(tmp_path), "PYTHONSTARTUP": str(tmp_path / "json.py"), "PYTHONHOME": str(tmp_path)}
@@ -79,7 +88,9 @@ def test_neither_environment_nor_folder_change_what_a_child_imports(run, tmp_pat
     assert str(tmp_path) not in child["path"]
 
 
-def test_a_child_finds_modules_where_this_process_does_and_a_bare_one_only_ours(run, tmp_path, monkeypatch):
+def test_a_child_finds_modules_where_this_process_does_and_a_bare_one_only_ours(
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     assert told(run, STATE)["path"][0] == str(tmp_path / "elsewhere")
@@ -89,7 +100,7 @@ def test_a_child_finds_modules_where_this_process_does_and_a_bare_one_only_ours(
     assert not {"site", "numpy", "subprocess"} & set(bare["modules"])
 
 
-def test_messages_take_open_files_along(run, tmp_path):
+def test_messages_take_open_files_along(run: Start, tmp_path: Path) -> None:
     worker = run(
         """
 import json, os, socket
@@ -117,7 +128,7 @@ socket.send_fds(channel, [b'{"done": true}'], [copy])
         worker.send({})
 
 
-def test_how_it_ended_and_what_it_took(run):
+def test_how_it_ended_and_what_it_took(run: Start) -> None:
     worker = run("import time\nwhile time.process_time() < 0.1: pass\nraise SystemExit(3)")
     assert worker.wait(LONGEST_S)
     assert worker.has_ended()
@@ -129,7 +140,7 @@ def test_how_it_ended_and_what_it_took(run):
         os.waitpid(worker.pid, os.WNOHANG)
 
 
-def test_nobody_waits_longer_than_he_says(run, within):
+def test_nobody_waits_longer_than_he_says(run: Start, within: Within) -> None:
     worker = run("import time\nwhile True: pass")
     with within(1):
         assert not worker.wait(0.05)
@@ -145,7 +156,7 @@ STARTS = "import os, subprocess, sys\nprint(subprocess.Popen(['sleep', '600']).p
 
 
 @pytest.mark.parametrize("ends", ["by itself", "killed"])
-def test_what_it_started_ends_with_it(run, ends):
+def test_what_it_started_ends_with_it(run: Start, ends: str) -> None:
     with tempfile.TemporaryFile() as output:
         worker = run(STARTS + ("" if ends == "by itself" else "while True: pass"), output=output)
         deadline = time.monotonic() + LONGEST_S
@@ -161,15 +172,15 @@ def test_what_it_started_ends_with_it(run, ends):
         time.sleep(0.01)
 
 
-def is_running(pid):
+def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except FileNotFoundError:
         return False
 
 
-def test_without_room_for_a_process_nothing_stays_open(monkeypatch):
-    def refuse(*_, **__):
+def test_without_room_for_a_process_nothing_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
