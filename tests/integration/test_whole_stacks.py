@@ -167,7 +167,7 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     # and the same of CPU samples
     stacks = [row["stack"] for row in CaptureReader(capture).table("cpu_sample").to_pylist() if row["stack"]]
     assert document["recorded_stack_ends"]["cpu_samples"]["stacks"] == len(stacks)
-    assert f" of {len(stacks):,} CPU samples (" in done.err or not stacks
+    assert (f" of {len(stacks):,} CPU samples (" in done.err) == bool(stacks)
     # and why stands in place of the missing frames
     shown_stacks = {tuple(line.split(";-;")[0].split(";")[2:]) for line in folded(capture).splitlines()}
     assert {frames for frames in shown_stacks if frames and frames[-1] == LAUNCH_FUNCTION} == {

@@ -31,7 +31,9 @@ def shared() -> Iterator[Sandbox]:
 @pytest.mark.parametrize(("device", "module"), MODULES)
 def test_every_instruction_is_what_iga64_prints(device: str, module: str, shared: Sandbox) -> None:
     decoder = Decoder(PLATFORMS[device], shared)
-    for kernel in read_zebin(debug_elf(device, module)).kernels:
+    kernels = read_zebin(debug_elf(device, module)).kernels
+    assert [kernel.name for kernel in kernels] == KERNELS[module]
+    for kernel in kernels:
         expected = disassembly(device, module, kernel.name)
         found = decoder.disasm(kernel.code)
         assert [(each.address, each.text) for each in found] == expected
@@ -70,12 +72,16 @@ def test_less_than_an_instruction_is_refused(shared: Sandbox, length: int) -> No
 @pytest.mark.parametrize("length", [8, 9, 15, 16, 17, 24, 100])
 def test_cut_code_never_crashes(shared: Sandbox, length: int) -> None:
     decoder = Decoder(Platform.XE2, shared)
+    longest = 0
     for start in range(0, 512, 8):
         try:
             found = decoder.disasm(CODE[start : start + length])
         except DecodeError as error:
             found = list(error.instructions)
-        assert sum(each.size for each in found) <= length
+        size = sum(each.size for each in found)
+        assert size <= length
+        longest = max(longest, size)
+    assert longest > max(0, length - 16)
 
 
 def test_errors_carry_igas_message_and_what_was_decoded(shared: Sandbox) -> None:
@@ -93,6 +99,7 @@ def test_random_bytes_never_crash(shared: Sandbox) -> None:
     generator = random.Random(5)
     for platform in Platform:
         decoder = Decoder(platform, shared)
+        decoded = 0
         for _ in range(40):
             code = generator.randbytes(generator.randrange(8, 400))
             try:
@@ -101,6 +108,8 @@ def test_random_bytes_never_crash(shared: Sandbox) -> None:
                 assert str(error)
                 found = list(error.instructions)
             assert all(each.mnemonic and each.size in (8, 16) for each in found)
+            decoded += len(found)
+        assert decoded > 100
 
 
 def test_the_wrong_platforms_code(shared: Sandbox) -> None:

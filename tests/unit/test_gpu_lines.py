@@ -32,7 +32,9 @@ def names(frames: Sequence[DwarfFrame]) -> list[str]:
 def test_every_instruction_has_the_file_and_line_that_readelf_gives(device: str, module: str) -> None:
     data = debug_elf(device, module)
     rows = line_rows(device, module)
-    for number, kernel in enumerate(read_zebin(data).kernels):
+    kernels = read_zebin(data).kernels
+    assert [kernel.name for kernel in kernels] == KERNELS[module]
+    for number, kernel in enumerate(kernels):
         frames = frames_by_offset(data, number)
         checked = 0
         for offset, _ in disassembly(device, module, kernel.name):

@@ -86,23 +86,27 @@ def test_too_many_addresses_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -
     assert outermost(content, np.zeros(2, np.uint64)) is None
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_damaged_unwind_data_is_no_more_than_wrong(seed: int) -> None:
-    # given a library whose unwind data is damaged in many places
-    rng = random.Random(seed)
+def test_damaged_unwind_data_is_no_more_than_wrong() -> None:
     library = re.search(r"/\S+/libc\.so\.6", Path("/proc/self/maps").read_text())[0]  # type: ignore[index]
-    content = bytearray(Path(library).read_bytes())
+    whole = Path(library).read_bytes()
     with open(library, "rb") as file:
         elf = read_elf(file.fileno())
         indices = [elf.section(name) for name in (".eh_frame", ".eh_frame_hdr")]
         places = [elf.sections[index] for index in indices if index is not None]
     assert len(places) == 2
-    for section in places:
-        for _ in range(2000):
-            content[section.offset + rng.randrange(section.size)] = rng.randrange(256)
-    # when, then
-    found = outermost(bytes(content), np.array([rng.randrange(1 << 21) for _ in range(500)], np.uint64))
-    assert found is None or len(found) == 500
+    answered = 0
+    for seed in range(20):
+        # given a library whose unwind data is damaged in many places
+        rng, content = random.Random(seed), bytearray(whole)
+        for section in places:
+            for _ in range(2000):
+                content[section.offset + rng.randrange(section.size)] = rng.randrange(256)
+        # when, then
+        found = outermost(bytes(content), np.array([rng.randrange(1 << 21) for _ in range(500)], np.uint64))
+        if found is not None:
+            assert len(found) == 500
+            answered += 1
+    assert answered > 0
 
 
 def test_a_pointer_to_a_personality_of_unknown_encoding_is_not_read(tmp_path: Path) -> None:

@@ -157,5 +157,5 @@ def test_help_fits_a_terminal_and_has_examples(verb: str) -> None:
     done = iaprof(*[verb][: bool(verb)], "--help")
     assert done.code == 0
     assert max(len(line) for line in done.out.splitlines()) <= 100
-    assert "Examples:" in done.out or not verb
+    assert ("Examples" in done.out) == bool(verb)
     assert iaprof("--version").out.startswith("iaprof ")
