@@ -8,7 +8,6 @@ import os
 import select
 import shutil
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -23,6 +22,7 @@ from iaprof.record.calibrate import calibrate
 from iaprof.record.calibrate.calibrate import CalibrationError
 from integration.recording import IAPROF
 from unit.in_process import iaprof
+from waiting import until
 
 # Bytes: of the libraries beside the driver, the compiler's are larger. Native modules need none of it.
 LARGE = 5 << 20
@@ -185,9 +185,9 @@ def has_mapped(library: Path, pid: int) -> bool:
 def test_no_process_outlives_the_command(tmp_path: Path) -> None:
     library = compiled(tmp_path, STAYS)
     with subprocess.Popen([*IAPROF, "calibrate", library], stderr=subprocess.DEVNULL) as command:
-        while sum(has_mapped(library, pid) for pid in descendants(command.pid)) < len(calibrate.DEVICES):
-            assert command.poll() is None
-            time.sleep(0.01)
+        until(
+            lambda: sum(has_mapped(library, pid) for pid in descendants(command.pid)) >= len(calibrate.DEVICES), command
+        )
         children = [os.pidfd_open(pid) for pid in descendants(command.pid)]
         command.kill()
     for child in children:

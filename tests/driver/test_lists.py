@@ -10,7 +10,6 @@ import json
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +23,10 @@ from driver.driver import DEVICES, LIBRARIES, Driver, compile_workload, zebin
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.executions import read_fillings, read_launches
-from integration.recording import IAPROF, NO_SYMBOLS, until
+from integration.recording import IAPROF, NO_SYMBOLS
 from programs.counting import Calls, Place
 from standin.hardware import Hardware, Ledger
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -201,9 +201,7 @@ def test_lists_from_before_the_recorder_are_counted_and_said(driver: Driver, pro
         words = [str(program), "--wait-file", str(go), str(ROUNDS), *modules("bmg")]
         running = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
         try:
-            while not (tmp_path / "go.ready").exists():
-                assert running.poll() is None
-                time.sleep(0.01)
+            until((tmp_path / "go.ready").exists, running)
             script = f"touch {go}; until grep -q '^State:.Z' /proc/{running.pid}/status; do sleep 0.05; done"
             # when
             _run([*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, "--", "sh", "-c", script], tmp_path, environment)

@@ -17,10 +17,11 @@ from typing import Any, Self
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.capture.spool import FrameKind
-from integration.recording import LONGEST_WAIT_S, ended, environment, spooled, start, until
+from integration.recording import ended, environment, spooled, start
 from pythons.interpreters import HERE
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import LONGEST_WAIT_S, until
 
 PROGRAMS = HERE / "programs"
 

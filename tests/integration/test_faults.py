@@ -29,11 +29,11 @@ from integration.recording import (
     recorded_launches,
     stalls_in_spool,
     start,
-    until,
 )
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 

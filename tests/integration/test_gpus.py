@@ -24,10 +24,10 @@ from integration.recording import (
     record,
     spooled,
     start,
-    until,
 )
 from standin import runtime
 from standin.hardware import Hardware, Ledger
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 

@@ -20,9 +20,10 @@ from iaprof.bpf.probes.libraries import MAX_OF_ONE_OWNER, Outcome
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import Counter
 from iaprof.record.capture.spool import FrameKind
-from integration.recording import IN_TURN, copy_of_build, ended, losses, spooled, start, until
+from integration.recording import IN_TURN, copy_of_build, ended, losses, spooled, start
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import until
 
 pytestmark = [pytest.mark.bpf, IN_TURN]
 NOBODY = 65534
@@ -212,10 +213,13 @@ def test_a_library_in_another_mount_namespace(tmp_path: Path, probes: LaunchProb
     process = subprocess.Popen(["unshare", "-m", "sh", "-c", script], env=environment, stdout=subprocess.DEVNULL)
     # when
     found: list[Outcome] = []
-    while not found and process.poll() is None:
-        found = [outcome for outcome in probes.libraries.mapped(process.pid) if outcome.path.startswith(str(inside))]
-    while not probes.counters()[Counter.LAUNCHES] and process.poll() is None:
-        time.sleep(0.01)
+
+    def is_found() -> bool:
+        found.extend(each for each in probes.libraries.mapped(process.pid) if each.path.startswith(str(inside)))
+        return bool(found)
+
+    until(is_found, process)
+    until(lambda: probes.counters()[Counter.LAUNCHES], process)
     process.terminate()
     assert process.wait() == 0
     # then

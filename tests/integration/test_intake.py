@@ -20,6 +20,7 @@ from iaprof.record.kernels.collector import Intake, RefusedElf, TakenElf
 from integration.attacking import NOBODY, PYTHON, hanging
 from limits import Within
 from standin import runtime
+from waiting import LONGEST_WAIT_S, until
 
 pytestmark = pytest.mark.beside
 
@@ -33,18 +34,21 @@ def intake() -> Iterator[Intake]:
     opened.close()
 
 
-def ask(intake: Intake, path: str | Path, pid: int = 0, uid: int = NOBODY, wait: float = 120) -> TakenElf | RefusedElf:
+def ask(intake: Intake, path: str | Path, pid: int = 0, uid: int = NOBODY) -> TakenElf | RefusedElf:
     """What comes of one path."""
     record = np.zeros(1, COMPILED)
     record["pid"], record["uid"], record["gid"] = pid or os.getpid(), uid, uid
     record["path"] = os.fsencode(path)
     assert intake.ask(record) == 0
-    end = time.monotonic() + wait
-    while time.monotonic() < end:
+    found: list[TakenElf | RefusedElf] = []
+
+    def is_answered() -> bool:
         if (answer := intake.read()) is not None:
-            return answer
-        time.sleep(0.002)
-    raise AssertionError("no answer")
+            found.append(answer)
+        return bool(found)
+
+    until(is_answered)
+    return found[0]
 
 
 def refusal(intake: Intake, path: str | Path, **how: int) -> str:
@@ -234,10 +238,10 @@ def records(path: str | Path, count: int, uid: int) -> NDArray[np.void]:
     return asked
 
 
-def answers(intake: Intake, wait: float = 120) -> list[TakenElf | RefusedElf]:
+def answers(intake: Intake) -> list[TakenElf | RefusedElf]:
     """All that comes until there is nothing more to come."""
     found = []
-    end = time.monotonic() + wait
+    end = time.monotonic() + LONGEST_WAIT_S
     while not intake.idle:
         assert time.monotonic() < end, "no answer"
         if (answer := intake.read()) is not None:

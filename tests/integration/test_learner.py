@@ -13,9 +13,9 @@ import pytest
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.rule_table import Spaces
 from iaprof.record.unwinding.learning import MOST_STARTS, SYNC, Learning
-from integration.recording import until
 from integration.walking import LONGEST_S
 from limits import Within
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 

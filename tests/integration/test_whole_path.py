@@ -25,10 +25,10 @@ from integration.recording import (
     record,
     recorded_launches,
     start,
-    until,
 )
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 FLAMEGRAPH = Path(sys.prefix) / "bin" / "flamegraph.pl"

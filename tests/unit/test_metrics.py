@@ -31,6 +31,7 @@ from iaprof.record.sources.metrics import MeteredGt, Metrics
 from iaprof.report.views.gauges import gauges
 from unit.capturing import capture
 from unit.profiles import Row, profile
+from waiting import until
 
 S = 1_000_000_000
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -632,6 +633,10 @@ def test_the_processes_named_last_are_looked_at_and_no_descriptor_is_left(proc: 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def cpu_ticks(pid: int) -> int:
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]))
+
+
 def test_a_real_process_that_works_and_ends() -> None:
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
@@ -639,7 +644,9 @@ def test_a_real_process_that_works_and_ends() -> None:
         child.stdout.readline()
         measured = Metrics([])
         measured.watch([child.pid, os.getpid()])
-        time.sleep(0.6)
+        used = cpu_ticks(child.pid)
+        time.sleep(0.6)  # in less than half a second nobody looks
+        until(lambda: cpu_ticks(child.pid) > used + 5, child)
         measured.sample()
         use = {pid: value for _, pid, value in taken(measured)}
         assert 0 < use[child.pid] <= 130  # of one CPU; the kernel counts in hundredths of a second

@@ -19,6 +19,7 @@ from iaprof.sandbox.parent import Limits, Sandbox, SandboxDied, SandboxError, Sa
 from limits import Within
 from unit import fakeiga
 from unit.zebins import debug_elf, read_zebin_code
+from waiting import is_running, until
 
 CODE = read_zebin_code("bmg", "matmul")
 XE2 = {"platform": 0x2000000}
@@ -224,10 +225,7 @@ def test_the_child_ends_with_its_parent() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    deadline = time.monotonic() + 120
-    while Path(f"/proc/{int(done.stdout)}").exists() and status(int(done.stdout))["State"][0] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not is_running(int(done.stdout)))
 
 
 def test_the_parent_stays_light() -> None:

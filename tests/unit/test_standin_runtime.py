@@ -35,6 +35,7 @@ from iaprof.symbols.names.demangle import demangled
 from limits import Within
 from standin.hardware import MSG_KERNEL, MSG_LAUNCH, MSG_SYNC, Hardware
 from standin.runtime import SOURCES, ZEBINS, Programs, Summary, build, command, debug_elf, read_summaries
+from waiting import until
 
 DEVICES = ("bmg", "lnl", "ptl", "pvc")
 DELTA = -0x420000
@@ -195,12 +196,6 @@ class Listener:
         else:
             assert (kind, len(message)) == (MSG_SYNC, 4)
             client.send(message)
-
-    def wait_for_a_launch(self) -> None:
-        end = time.monotonic() + 120
-        while not self.launches:
-            assert time.monotonic() < end
-            time.sleep(0.01)
 
     @property
     def stacks(self) -> Counter[str]:
@@ -675,7 +670,7 @@ class TestLaunches:
             words = workload_command(programs, debug_elfs("bmg"), seconds=1, rate=1000, threads=2)
             process = subprocess.Popen(words, env=environment(STANDIN_DIR=str(gpu.folder)),
                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
-            gpu.wait_for_a_launch()
+            until(lambda: gpu.launches)
             for client in list(gpu.open):
                 client.shutdown(socket.SHUT_RDWR)
         out, err = process.communicate(timeout=120)
@@ -695,7 +690,7 @@ class TestLaunches:
             words = workload_command(programs, debug_elfs("bmg"), seconds=60, threads=2)
             process = subprocess.Popen(words, env=environment(STANDIN_DIR=str(gpu.folder)), stdout=subprocess.PIPE,
                                        text=True)  # fmt: skip
-            gpu.wait_for_a_launch()
+            until(lambda: gpu.launches)
             process.send_signal(signals)
             out, _ = process.communicate(timeout=120)
         assert process.returncode == 0

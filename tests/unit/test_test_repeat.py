@@ -8,11 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from waiting import until
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "test-repeat"
 # Tells what it was run with; is red, or does not end, where the test says so.
@@ -116,9 +117,7 @@ def test_a_red_run_names_its_tests_and_keeps_its_log(checkout: Checkout) -> None
 def test_what_is_interrupted_is_done_again(checkout: Checkout) -> None:
     checkout.hang.touch()
     with checkout.start("--only", "plain") as process:
-        while not checkout.told():
-            assert process.poll() is None
-            time.sleep(0.01)
+        until(checkout.told, process)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=120)
     assert process.returncode == 130
@@ -132,9 +131,7 @@ def test_what_is_interrupted_is_done_again(checkout: Checkout) -> None:
 def test_idle_processes_are_there_meanwhile_and_gone_afterwards(checkout: Checkout) -> None:
     checkout.hang.touch()
     with checkout.start("--only", "idle") as process:
-        while not checkout.told():
-            assert process.poll() is None
-            time.sleep(0.01)
+        until(checkout.told, process)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
@@ -150,9 +147,7 @@ def test_a_run_has_half_of_the_memory(checkout: Checkout) -> None:
 def test_two_at_once_and_what_there_is_not(checkout: Checkout) -> None:
     checkout.hang.touch()
     with checkout.start("--only", "plain") as process:
-        while not checkout.told():
-            assert process.poll() is None
-            time.sleep(0.01)
+        until(checkout.told, process)
         assert "another one runs" in checkout.repeat("--table")[2]
         process.send_signal(signal.SIGINT)
     assert "there is no condition full moon" in checkout.repeat("--only", "full moon")[2]

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ import pytest
 import iaprof
 from iaprof.sandbox.worker import Worker
 from limits import Within
+from waiting import LONGEST_WAIT_S, is_running, until
 
-LONGEST_S = 120.0
 Start = Callable[..., Worker]
 
 
@@ -42,7 +41,7 @@ def told(run: Start, source: str, **how: Any) -> Any:
     """What a script prints as JSON."""
     with tempfile.TemporaryFile() as output:
         worker = run(source, output=output, errors=None, **how)
-        assert worker.wait(LONGEST_S)
+        assert worker.wait(LONGEST_WAIT_S)
         output.seek(0)
         return json.load(output)
 
@@ -112,7 +111,7 @@ socket.send_fds(channel, [b'{"done": true}'], [copy])
 """,
         channel=socket.SOCK_SEQPACKET,
     )
-    worker.channel.settimeout(LONGEST_S)
+    worker.channel.settimeout(LONGEST_WAIT_S)
     (tmp_path / "file").write_text(" there")
     with open(tmp_path / "file", "rb") as file:
         worker.send({"word": "hello"}, [file.fileno()])
@@ -121,7 +120,7 @@ socket.send_fds(channel, [b'{"done": true}'], [copy])
     with open(copy, "rb") as file:
         assert os.pread(file.fileno(), 100, 0) == b"hello there"
     # and when it has ended
-    assert worker.wait(LONGEST_S)
+    assert worker.wait(LONGEST_WAIT_S)
     with pytest.raises(ConnectionResetError):
         worker.receive()
     with pytest.raises(OSError, match="Broken pipe"):
@@ -130,7 +129,7 @@ socket.send_fds(channel, [b'{"done": true}'], [copy])
 
 def test_how_it_ended_and_what_it_took(run: Start) -> None:
     worker = run("import time\nwhile time.process_time() < 0.1: pass\nraise SystemExit(3)")
-    assert worker.wait(LONGEST_S)
+    assert worker.wait(LONGEST_WAIT_S)
     assert worker.has_ended()
     assert worker.status == 3
     assert 0.1 <= worker.cpu_seconds == worker.cpu_seconds_so_far()
@@ -148,7 +147,7 @@ def test_nobody_waits_longer_than_he_says(run: Start, within: Within) -> None:
     while worker.cpu_seconds_so_far() == 0:
         assert not worker.has_ended()
     worker.kill()
-    assert worker.wait(LONGEST_S)
+    assert worker.wait(LONGEST_WAIT_S)
     assert worker.status == -signal.SIGKILL
 
 
@@ -159,24 +158,13 @@ STARTS = "import os, subprocess, sys\nprint(subprocess.Popen(['sleep', '600']).p
 def test_what_it_started_ends_with_it(run: Start, ends: str) -> None:
     with tempfile.TemporaryFile() as output:
         worker = run(STARTS + ("" if ends == "by itself" else "while True: pass"), output=output)
-        deadline = time.monotonic() + LONGEST_S
-        while not (said := os.pread(output.fileno(), 100, 0)).endswith(b"\n"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: os.pread(output.fileno(), 100, 0).endswith(b"\n"))
+        child = int(os.pread(output.fileno(), 100, 0))
     if ends == "by itself":
-        assert worker.wait(LONGEST_S)
+        assert worker.wait(LONGEST_WAIT_S)
     else:
-        worker.close(LONGEST_S)
-    while is_running(int(said)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False
+        worker.close(LONGEST_WAIT_S)
+    until(lambda: not is_running(child))
 
 
 def test_without_room_for_a_process_nothing_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
