@@ -8,7 +8,9 @@ import struct
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -163,24 +165,56 @@ META = (
         }
     ).map(lambda value: json.dumps(value).encode())
 )
-NUMBERS = st.lists(
-    st.sampled_from([0, 1, 5, 2**32, 2**63 - 1, MISSING, 2**64 - 1]) | st.integers(0, 2**64 - 1), max_size=40
+NUMBER = st.sampled_from([0, 1, 5, 2**32, 2**63 - 1, MISSING, 2**64 - 1]) | st.integers(0, 2**64 - 1)
+NUMBERS = st.lists(NUMBER, max_size=40)
+ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), NUMBER, NUMBER), max_size=10)
+
+
+def valid(stream: int | None, how: Derivation, columns: list[int], scale: float) -> bytes:
+    """The description of a metric in rows of four numbers."""
+    metric = Metric("m", how, tuple(columns), (3,) if how is Derivation.SHARE else (), scale)
+    return json.dumps({"stream": stream, "width": 4, "metrics": [asdict(metric)]}).encode()
+
+
+VALID = st.builds(
+    valid,
+    st.none() | st.integers(0, 5),
+    st.sampled_from(list(Derivation)),
+    st.lists(st.integers(1, 3), min_size=1, max_size=2),
+    st.floats(allow_nan=False, allow_infinity=False),
 )
 
 
-@settings(deadline=None, max_examples=500)
-@given(META, NUMBERS.map(lambda numbers: packed(tuple(numbers))) | st.binary(max_size=100))
-def test_any_bytes_are_rows_or_a_value_error(meta: bytes, rows: bytes) -> None:
-    try:
-        result = decode(meta, rows)
-    except ValueError:
-        return
-    result.validate(full=True)
-    assert result.type == KINDS["metric"]
-    for row in result.to_pylist():
-        assert row["name"].isprintable()
-        assert abs(row["value"]) < float("inf")
-        assert (row["stream"] is None) != (row["pid"] is None)
+def test_any_bytes_are_rows_or_a_value_error() -> None:
+    outcomes: Counter[str] = Counter()
+
+    @settings(deadline=None, max_examples=500)
+    @given(META, NUMBERS.map(lambda numbers: packed(tuple(numbers))) | st.binary(max_size=100))
+    def any_bytes(meta: bytes, rows: bytes) -> None:
+        check(meta, rows)
+
+    @settings(deadline=None, max_examples=500)
+    @given(VALID, ROWS.map(lambda rows: packed(*rows)))
+    def any_numbers(meta: bytes, rows: bytes) -> None:
+        check(meta, rows)
+
+    def check(meta: bytes, rows: bytes) -> None:
+        try:
+            result = decode(meta, rows)
+        except ValueError:
+            outcomes["refused"] += 1
+            return
+        result.validate(full=True)
+        assert result.type == KINDS["metric"]
+        for row in result.to_pylist():
+            assert row["name"].isprintable()
+            assert abs(row["value"]) < float("inf")
+            assert (row["stream"] is None) != (row["pid"] is None)
+            outcomes["rows"] += 1
+
+    any_bytes()
+    any_numbers()
+    assert min(outcomes["refused"], outcomes["rows"]) > 100, outcomes
 
 
 @pytest.mark.parametrize(

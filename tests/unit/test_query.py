@@ -149,7 +149,7 @@ def test_the_join_is_made_only_for_samples(path: Path) -> None:
 
 def test_every_kind_of_rows_has_a_readable_view(path: Path) -> None:
     with Database(CaptureReader(path), lambda: PROFILE) as database:
-        tables = database.tables()
+        tables = list(database.tables())
         assert {"stalls", "samples"} < {name for name, *_ in tables}
         for name, _, columns in tables:
             assert database.query(f"SELECT * FROM {name}")[0] == columns
