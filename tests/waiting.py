@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -27,10 +28,21 @@ def until(
     deadline, pause_s = time.monotonic() + longest_s, 0.005
     while not is_so():
         if process is not None and process.poll() is not None:
-            raise AssertionError(process.stderr.read() if process.stderr else "")
+            raise AssertionError(_said(process))
         assert time.monotonic() < deadline
         time.sleep(pause_s)
         pause_s = min(1.2 * pause_s, 0.1)  # each check takes time from what it waits for
+
+
+def _said(process: subprocess.Popen[Any]) -> str:
+    """Returns what a process that ended wrote to stderr, which its children may still have open."""
+    if process.stderr is None:
+        return ""
+    os.set_blocking(process.stderr.fileno(), False)
+    try:
+        return os.read(process.stderr.fileno(), 1 << 16).decode(errors="replace")
+    except BlockingIOError:
+        return ""
 
 
 def is_running(pid: int) -> bool:

@@ -25,7 +25,6 @@ from standin.hardware import Hardware, Ledger
 from waiting import LONGEST_WAIT_S, until
 
 IAPROF = [sys.executable, "-m", "iaprof"]
-
 NO_SYMBOLS = ("--symbols", "none")  # naming all that runs takes longer than most tests
 # One worker has these, one after the other: those that crowd the machine with hostile or many processes, which every
 # recorder of that time sees, and those that this would disturb, as they count losses.

@@ -233,8 +233,7 @@ def test_a_spool_that_is_swapped_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_vanishes_for_good(tmp_path: Path) -> None:
-    hardware = Hardware(tmp_path / "gpu")
-    with hardware:
+    with Hardware(tmp_path / "gpu") as hardware:
         # given
         recorder = start(hardware, tmp_path / "c")
         until_recording(recorder)
