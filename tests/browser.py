@@ -11,8 +11,9 @@ from typing import Literal
 
 from playwright.sync_api import Browser, BrowserContext, Page, Route, sync_playwright
 
+from waiting import LONGEST_WAIT_S
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-LONGEST_WAIT_S = 120.0
 
 
 @contextlib.contextmanager

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from driver import driver as level_zero, opencl
+from driver.driver import WAYS
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.zebin import canonical
 from iaprof.record.kernels.injection import Injection
 
+ALL_WAYS = ("--ways", ",".join(WAYS))  # options of the Level Zero workload
 _PIDS = re.compile(r"^\d+(?=-)")
 
 
@@ -46,6 +49,12 @@ class Recorder:
     def left(self) -> set[str]:
         """Files that the library left."""
         return {path.name for path in self.injection.library.parent.iterdir()} - {"skip", self.injection.library.name}
+
+
+def ledger_elfs(kernels: Sequence[level_zero.Kernel] | Sequence[opencl.Kernel]) -> Counter[tuple[int, bytes]]:
+    """Returns how many debug ELFs the ledgers of workloads name, by process and content."""
+    files = {kernel.debug_elf: kernel.pid for kernel in kernels}
+    return Counter((pid, path.read_bytes()) for path, pid in files.items())
 
 
 def run(words: Sequence[str | Path], environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:

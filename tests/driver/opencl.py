@@ -15,12 +15,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pytest
+
 from driver.driver import LIBRARIES, ZEBINS, Driver, compile_workload, read_lines, run_workload, zebin
 from iaprof.bpf.probes.driver_layout import Field
 from iaprof.bpf.probes.library_file import LibraryFile
 
 MATMUL = ZEBINS / "src" / "matmul.cl"
 WAYS = ("in-order", "out-of-order", "task", "count")
+on_tiles = pytest.mark.parametrize(
+    ("hierarchy", "options"),
+    [
+        ("COMPOSITE", ("--parts", 1)),
+        ("COMPOSITE", ("--parts", 1, "--gpu", 1)),
+        ("COMPOSITE", ()),
+        ("FLAT", ("--gpu", 1)),
+    ],
+    ids=["first", "second", "whole", "flat"],
+)
+"""How programs see a GPU of two tiles (ZE_FLAT_DEVICE_HIERARCHY), and the workload's options that choose a tile."""
 
 
 @dataclass(frozen=True)

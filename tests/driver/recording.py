@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -21,6 +20,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.zebin import canonical, read_zebin
 from integration.recording import IAPROF, NO_SYMBOLS
 from standin.hardware import Hardware, Ledger
+from waiting import until
 
 EACH_WAY = ("--ways", ",".join(WAYS), "--one-way")
 # All processes have their kernels at the same addresses: in whose name one executes, nobody can know.
@@ -70,9 +70,7 @@ def record_running(driver: Driver, device: str, folder: Path, command: Sequence[
         words = [*command, "--wait-file", str(go)]
         program = subprocess.Popen(words, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
         try:
-            while not (folder / "go.ready").exists():
-                assert program.poll() is None
-                time.sleep(0.01)
+            until((folder / "go.ready").exists, program)
             # What the recorder starts, it starts when its probes are in.
             script = f"touch {go}; until grep -q '^State:.Z' /proc/{program.pid}/status; do sleep 0.05; done"
             done = run_recorder(folder, environment, "attach", ["sh", "-c", script])

@@ -8,13 +8,12 @@ import os
 import select
 import shutil
 import subprocess
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
 
+import elf_sections
 from conftest import descendants
 from driver.driver import HERE, Driver
 from iaprof.bpf.probes.driver_layout import Action, Field, Layout, find_layout
@@ -23,6 +22,7 @@ from iaprof.record.calibrate import calibrate
 from iaprof.record.calibrate.calibrate import CalibrationError
 from integration.recording import IAPROF
 from unit.in_process import iaprof
+from waiting import until
 
 # Bytes: of the libraries beside the driver, the compiler's are larger. Native modules need none of it.
 LARGE = 5 << 20
@@ -128,8 +128,7 @@ def test_finds_paths_through_objects_of_another_shape(tmp_path: Path, monkeypatc
     assert (layout.module, layout.module_bias) == (Field((module,)), bias)
     assert (layout.binary, layout.binary_size) == (Field((module, binary)), Field((module, length)))
     with library.open("rb") as file:
-        symbols: Any = ELFFile(file).get_section_by_name(".dynsym")
-        at = {symbol.name: symbol["st_value"] for symbol in symbols.iter_symbols()}
+        at = {symbol.name: symbol["st_value"] for symbol in elf_sections.symbols(ELFFile(file)).iter_symbols()}
     assert layout.classes == (at["of_immutables"],)
     # push and je are emulated, with an endbr64 of 4 bytes and a test of 3 before them; sub and xor are not.
     assert {(entry.action, entry.address) for entry in layout.entries} == {
@@ -186,9 +185,9 @@ def has_mapped(library: Path, pid: int) -> bool:
 def test_no_process_outlives_the_command(tmp_path: Path) -> None:
     library = compiled(tmp_path, STAYS)
     with subprocess.Popen([*IAPROF, "calibrate", library], stderr=subprocess.DEVNULL) as command:
-        while sum(has_mapped(library, pid) for pid in descendants(command.pid)) < len(calibrate.DEVICES):
-            assert command.poll() is None
-            time.sleep(0.01)
+        until(
+            lambda: sum(has_mapped(library, pid) for pid in descendants(command.pid)) >= len(calibrate.DEVICES), command
+        )
         children = [os.pidfd_open(pid) for pid in descendants(command.pid)]
         command.kill()
     for child in children:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from elftools.elf.elffile import ELFFile
 
+import elf_sections
 from driver.copies import Copies, Functions, read_copies
 from driver.driver import DEVICES, HERE, LIBRARIES, compile_workload
 from driver.opencl import OpenCL
@@ -92,9 +93,9 @@ def record_with_gpu(
 def places(loader: Path) -> Iterator[Place]:
     """The loader's own functions that enqueue: each call of one passes there once."""
     with loader.open("rb") as file:
-        elf: Any = ELFFile(file)
+        elf = ELFFile(file)
         (code,) = [each for each in elf.iter_segments("PT_LOAD") if each["p_flags"] & 1]
-        for symbol in elf.get_section_by_name(".dynsym").iter_symbols():
+        for symbol in elf_sections.symbols(elf).iter_symbols():
             if symbol.name.startswith("clEnqueue") and symbol["st_value"]:
                 yield Place(symbol.name, loader, symbol["st_value"] - code["p_vaddr"] + code["p_offset"])
 

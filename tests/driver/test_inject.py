@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the preloaded library tells is what the workload says, which does what it does without the library."""
+"""What the preloaded library tells is what the workload says."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import subprocess
 import sys
@@ -14,15 +13,12 @@ from typing import Any
 
 import pytest
 
-from driver.driver import DEVICES, WAYS, Driver, Kernel, read_ledger, zebin
-from driver.injecting import Recorder, files_of, run
+from driver.driver import DEVICES, Driver, Kernel, read_ledger, zebin
+from driver.injecting import ALL_WAYS, Recorder, ledger_elfs, run
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.zebin import canonical
-from iaprof.record.kernels.injection import Injection
 
 pytestmark = [pytest.mark.driver, pytest.mark.bpf]
-
-ALL_WAYS = ("--ways", ",".join(WAYS))
 
 
 def ledger_launches(kernels: Sequence[Kernel]) -> Counter[tuple[Any, ...]]:
@@ -31,11 +27,6 @@ def ledger_launches(kernels: Sequence[Kernel]) -> Counter[tuple[Any, ...]]:
         place = (canonical(kernel.function_pointer), kernel.isa.stat().st_size, kernel.name.encode())
         counted[kernel.pid, kernel.tid, *place] += sum(kernel.launches.values())
     return counted
-
-
-def ledger_elfs(kernels: Sequence[Kernel]) -> Counter[tuple[int, bytes]]:
-    files = {kernel.debug_elf: kernel.pid for kernel in kernels}
-    return Counter((pid, path.read_bytes()) for path, pid in files.items())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -152,46 +143,3 @@ def test_a_driver_that_is_recorded_in_another_way_is_left_alone(
     assert len(read_ledger(done.stdout, tmp_path)) == 3
     assert not recorder.launches()
     assert not recorder.elfs()
-
-
-# --- with and without the library
-
-
-def told(done: subprocess.CompletedProcess[str], folder: Path) -> tuple[object, ...]:
-    """What a program did, but for what differs from run to run: ids, handles, durations, which thread prints first."""
-    kernels = [
-        dataclasses.replace(kernel, pid=0, tid=0, handle=0, ns={}, debug_elf=Path(), isa=Path())
-        for kernel in read_ledger(done.stdout, folder)
-    ]
-    return done.returncode, done.stderr, sorted(map(repr, kernels)), files_of(folder)
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_program_does_and_leaves_what_it_does_without(driver: Driver, damaged: bool, tmp_path: Path) -> None:
-    """Given a workload that ends well, and one whose module the runtime refuses."""
-    module = zebin("bmg", "matmul")
-    if damaged:
-        (tmp_path / "damaged.zebin").write_bytes(module.read_bytes()[:100])
-        module = tmp_path / "damaged.zebin"
-    command = driver.command([module], "--threads", 2, "--rounds", 2, *ALL_WAYS)
-    environment = driver.environment("bmg")
-    injection = Injection()
-    plain = run(command, environment, tmp_path / "without")
-
-    injected = run(command, injection.environment(environment), tmp_path / "with")
-
-    assert plain.returncode == damaged
-    assert bool(plain.stdout) != damaged
-    assert told(injected, tmp_path / "with") == told(plain, tmp_path / "without")
-    injection.close()
-
-
-@pytest.mark.alone  # any recorder of the machine takes the library's probes
-def test_nothing_is_written_while_nobody_records(driver: Driver, tmp_path: Path) -> None:
-    injection = Injection()
-
-    done = run(driver.command([zebin("bmg", "matmul")]), injection.environment(driver.environment("bmg")), tmp_path)
-
-    assert len(read_ledger(done.stdout, tmp_path)) == 3
-    assert {path.name for path in injection.library.parent.iterdir()} == {"skip", injection.library.name}
-    injection.close()

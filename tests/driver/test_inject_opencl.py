@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the preloaded library tells of OpenCL programs is what the workload says, which does what it does without it."""
+"""What the preloaded library tells of OpenCL programs is what the workload says."""
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
@@ -14,12 +13,12 @@ import pytest
 
 from driver.copies import Functions
 from driver.driver import DEVICES, zebin
-from driver.injecting import Recorder, files_of, run
-from driver.opencl import MATMUL, WAYS, Kernel, OpenCL, read_ledger
+from driver.injecting import Recorder, ledger_elfs, run
+from driver.opencl import MATMUL, WAYS, Kernel, OpenCL, on_tiles, read_ledger
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.zebin import read_zebin
-from iaprof.record.kernels.injection import Injection, built_library
+from iaprof.record.kernels.injection import built_library
 from integration.recording import IAPROF, NO_SYMBOLS
 from standin.hardware import Hardware
 
@@ -41,11 +40,6 @@ def ledger_launches(kernels: Sequence[Kernel]) -> Counter[tuple[Any, ...]]:
     for kernel in kernels:
         counted[kernel.pid, kernel.tid, *in_debug_elf(kernel), kernel.name.encode()] += sum(kernel.launches.values())
     return counted
-
-
-def ledger_elfs(kernels: Sequence[Kernel]) -> Counter[tuple[int, bytes]]:
-    files = {kernel.debug_elf: kernel.pid for kernel in kernels}
-    return Counter((pid, path.read_bytes()) for path, pid in files.items())
 
 
 def run_workload(
@@ -149,16 +143,7 @@ def test_a_handle_that_becomes_another_kernel_s_leads_to_that(
     assert recorder.elfs() >= ledger_elfs(kernels)
 
 
-@pytest.mark.parametrize(
-    ("hierarchy", "options"),
-    [
-        ("COMPOSITE", ("--parts", 1)),
-        ("COMPOSITE", ("--parts", 1, "--gpu", 1)),
-        ("COMPOSITE", ()),
-        ("FLAT", ("--gpu", 1)),
-    ],
-    ids=["first", "second", "whole", "flat"],
-)
+@on_tiles
 def test_launches_on_tiles_are_told(
     opencl: OpenCL, recorder: Recorder, hierarchy: str, options: tuple[str | int, ...], tmp_path: Path
 ) -> None:
@@ -206,49 +191,6 @@ def test_a_driver_that_is_recorded_in_another_way_is_left_alone(
     assert len(kernels) == 3
     assert not recorder.launches()
     assert not recorder.elfs()
-
-
-# --- with and without the library
-
-
-def told(done: subprocess.CompletedProcess[str], folder: Path) -> tuple[object, ...]:
-    """What a program did, but for what differs from run to run: ids, handles, which thread prints first."""
-    kernels = [
-        dataclasses.replace(kernel, pid=0, tid=0, handle=0, debug_elf=Path(), isa=Path())
-        for kernel in read_ledger(done.stdout, folder)
-    ]
-    return done.returncode, done.stderr, sorted(map(repr, kernels)), files_of(folder)
-
-
-@pytest.mark.parametrize("damaged", [False, True])
-def test_a_program_does_and_leaves_what_it_does_without(opencl: OpenCL, damaged: bool, tmp_path: Path) -> None:
-    """Given a workload that ends well, and one whose program the runtime refuses."""
-    program = zebin("bmg", "matmul")
-    if damaged:
-        (tmp_path / "damaged.zebin").write_bytes(program.read_bytes()[:100])
-        program = tmp_path / "damaged.zebin"
-    command = opencl.command([program, MATMUL], "--threads", 2, "--rounds", 2)
-    environment = opencl.environment("bmg")
-    injection = Injection()
-    plain = run(command, environment, tmp_path / "without")
-
-    injected = run(command, injection.environment(environment), tmp_path / "with")
-
-    assert plain.returncode == damaged
-    assert bool(plain.stdout) != damaged
-    assert told(injected, tmp_path / "with") == told(plain, tmp_path / "without")
-    injection.close()
-
-
-@pytest.mark.alone  # any recorder of the machine takes the library's probes
-def test_nothing_is_written_while_nobody_records(opencl: OpenCL, tmp_path: Path) -> None:
-    injection = Injection()
-
-    done = run(opencl.command([MATMUL]), injection.environment(opencl.environment("bmg")), tmp_path)
-
-    assert len(read_ledger(done.stdout, tmp_path)) == 3
-    assert {path.name for path in injection.library.parent.iterdir()} == {"skip", injection.library.name}
-    injection.close()
 
 
 # --- a whole recording

@@ -10,7 +10,6 @@ import json
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +17,16 @@ from typing import Any
 
 import pytest
 from elftools.elf.elffile import ELFFile
-from elftools.elf.sections import SymbolTableSection
 
+import elf_sections
 from driver.driver import DEVICES, LIBRARIES, Driver, compile_workload, zebin
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.executions import read_fillings, read_launches
-from integration.recording import IAPROF, NO_SYMBOLS, until
+from integration.recording import IAPROF, NO_SYMBOLS
 from programs.counting import Calls, Place
 from standin.hardware import Hardware, Ledger
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -112,9 +112,7 @@ def places(loader: Path) -> list[Place]:
     """The loader's own functions that execute lists: each call passes there once."""
     with loader.open("rb") as file:
         elf = ELFFile(file)
-        exports = elf.get_section_by_name(".dynsym")
-        assert isinstance(exports, SymbolTableSection)
-        symbols = {symbol.name: symbol["st_value"] for symbol in exports.iter_symbols()}
+        symbols = {symbol.name: symbol["st_value"] for symbol in elf_sections.symbols(elf).iter_symbols()}
         (code,) = [each for each in elf.iter_segments("PT_LOAD") if each["p_flags"] & 1]
         return [Place(name, loader, symbols[name] - code["p_vaddr"] + code["p_offset"]) for name in CALLS]
 
@@ -203,9 +201,7 @@ def test_lists_from_before_the_recorder_are_counted_and_said(driver: Driver, pro
         words = [str(program), "--wait-file", str(go), str(ROUNDS), *modules("bmg")]
         running = subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True)
         try:
-            while not (tmp_path / "go.ready").exists():
-                assert running.poll() is None
-                time.sleep(0.01)
+            until((tmp_path / "go.ready").exists, running)
             script = f"touch {go}; until grep -q '^State:.Z' /proc/{running.pid}/status; do sleep 0.05; done"
             # when
             _run([*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, "--", "sh", "-c", script], tmp_path, environment)

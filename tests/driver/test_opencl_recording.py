@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from driver.driver import zebin
-from driver.opencl import MATMUL, Kernel, OpenCL, read_ledger
+from driver.opencl import MATMUL, Kernel, OpenCL, on_tiles, read_ledger
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.zebin import CALLED_FUNCTIONS, canonical, read_zebin
 from integration.recording import IAPROF, NO_SYMBOLS
@@ -93,16 +93,7 @@ def test_a_kernel_for_two_gpus_is_recorded_where_each_has_it(opencl: OpenCL, dev
     assert placed(recording.modules) == placed(kernel.debug_elf.read_bytes() for kernel in recording.kernels)
 
 
-@pytest.mark.parametrize(
-    ("hierarchy", "options"),
-    [
-        ("COMPOSITE", ("--parts", 1)),
-        ("COMPOSITE", ("--parts", 1, "--gpu", 1)),
-        ("COMPOSITE", ()),
-        ("FLAT", ("--gpu", 1)),
-    ],
-    ids=["first", "second", "whole", "flat"],
-)
+@on_tiles
 def test_launches_on_tiles_are_recorded(
     opencl: OpenCL, hierarchy: str, options: tuple[str | int, ...], tmp_path: Path
 ) -> None:

@@ -110,17 +110,8 @@ def _built() -> Path:
     flags = [*runtime.COMMON, "-O1", f"-I{probes}"]
     (folder / "library.c").write_text(LIBRARY)
     (folder / "setuid.c").write_text(SETUID)
-    words = [
-        "cc",
-        *flags,
-        "-fPIC",
-        "-shared",
-        "-o",
-        folder / runtime.LIBRARY,
-        folder / "library.c",
-        probes / "probes.o",
-    ]
-    subprocess.run(words, check=True)
+    words: list[str | Path] = ["cc", *flags, "-fPIC", "-shared", folder / "library.c", probes / "probes.o"]
+    subprocess.run([*words, "-o", folder / runtime.LIBRARY], check=True)
     defines = [f'-DLIBRARY="{folder / runtime.LIBRARY}"', f'-DGATE="{GATE}"']
     subprocess.run(["cc", *flags, *defines, "-o", folder / "setuid", folder / "setuid.c", "-ldl"], check=True)
     folder.chmod(0o755)

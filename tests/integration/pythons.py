@@ -17,10 +17,11 @@ from typing import Any, Self
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.capture.spool import FrameKind
-from integration.recording import LONGEST_WAIT_S, ended, environment, spooled, start, until
+from integration.recording import ended, environment, spooled, start
 from pythons.interpreters import HERE
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import LONGEST_WAIT_S, until
 
 PROGRAMS = HERE / "programs"
 
@@ -63,10 +64,11 @@ class Recording:
         """
         try:
             for number, go in enumerate(goes, 1):
-                until(
-                    lambda number=number: self._known(program.pid) >= number or program.poll() is not None,
-                    self._recorder,
-                )
+
+                def known(least: int = number) -> bool:
+                    return self._known(program.pid) >= least or program.poll() is not None
+
+                until(known, self._recorder)
                 assert program.poll() is None
                 go.touch()
             assert program.wait(LONGEST_WAIT_S) == 0

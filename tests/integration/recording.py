@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,9 +22,9 @@ from iaprof.record.capture.spool import FrameKind, SpoolReader
 from iaprof.record.session import NICE, TICK_NS
 from standin import runtime
 from standin.hardware import Hardware, Ledger
+from waiting import LONGEST_WAIT_S, until
 
 IAPROF = [sys.executable, "-m", "iaprof"]
-LONGEST_WAIT_S = 120.0  # for anything: who waits longer waits in vain
 NO_SYMBOLS = ("--symbols", "none")  # naming all that runs takes longer than most tests
 # One worker has these, one after the other: those that crowd the machine with hostile or many processes, which every
 # recorder of that time sees, and those that this would disturb, as they count losses.
@@ -75,14 +74,15 @@ def start(
     return recorder
 
 
-def is_recording(recorder: int) -> bool:
-    """Whether that process samples, and has started the command: what comes last is that it raises its priority."""
-    return os.getpriority(os.PRIO_PROCESS, recorder) == NICE
-
-
 def until_recording(recorder: subprocess.Popen[Any]) -> None:
-    """Waits until a recorder that was started records."""
-    until(lambda: is_recording(recorder.pid), recorder)
+    """Waits until a recorder samples, and has started the command: raising its priority is its last step."""
+    until(lambda: os.getpriority(os.PRIO_PROCESS, recorder.pid) == NICE, recorder)
+
+
+def voluntary_switches(pid: int) -> int:
+    """Returns how often a process has waited for something."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("voluntary_ctxt_switches:")))
 
 
 def spool_of(capture: Path) -> Path:
@@ -134,17 +134,6 @@ def has_stalls(capture: Path) -> bool:
         return any(True for _ in reader.frames({FrameKind.STALLS}))
     finally:
         reader.close()
-
-
-def until(is_so: Callable[[], object], recorder: subprocess.Popen[Any] | None = None) -> None:
-    """Waits for a state, which can no longer come once the recorder has ended."""
-    deadline, pause_s = time.monotonic() + LONGEST_WAIT_S, 0.005
-    while not is_so():
-        if recorder is not None and recorder.poll() is not None:
-            raise AssertionError(recorder.stderr.read() if recorder.stderr else "")
-        assert time.monotonic() < deadline
-        time.sleep(pause_s)
-        pause_s = min(1.2 * pause_s, 0.1)  # looking takes time from what is waited for
 
 
 def ended(recorder: subprocess.Popen[str], interrupt: bool = True) -> str:

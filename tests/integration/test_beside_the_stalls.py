@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
+import select
 import signal
 import statistics
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -20,11 +21,17 @@ from integration.recording import IAPROF, environment, iaprof, record
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import LONGEST_WAIT_S
 
 pytestmark = pytest.mark.bpf
 
 # Says who it is, and takes so many seconds of a CPU, in which others may have had their turns.
-BUSY = "import os, time; print(os.getpid())\nwhile time.process_time() < {}: sum(range(1000))"
+BUSY = """
+import os, time
+print(os.getpid())
+while time.process_time() < {}:
+    sum(range(1000)), open("/proc/self/stat").read()
+"""
 
 
 def workload(*options: str | float) -> list[str]:
@@ -87,6 +94,7 @@ def test_what_the_cpus_did_meanwhile(tmp_path: Path) -> None:
     leaves = [stacks[sample["stack"]]["ips"][0] for sample in mine if sample["stack"]]
     assert sum(any(start <= ip < end for start, end in mapped) for ip in leaves) > 0.9 * len(leaves)
     kernel = [stacks[sample["kernel_stack"]]["ips"] for sample in samples if sample["kernel_stack"]]
+    assert kernel
     assert all(ip >= 1 << 63 for ips in kernel for ip in ips)
     # on the recording's clock
     assert reader.header["clock"]["monotonic_ns"] < samples[0]["time_ns"] < reader.header["end_ns"]
@@ -99,23 +107,15 @@ def test_what_the_cpus_did_meanwhile(tmp_path: Path) -> None:
 def on_a_terminal(hardware: Hardware, *words: str | Path) -> str:
     """What a recorder of two seconds writes to a terminal of 80 columns."""
     leader, follower = pty.openpty()
-    os.set_blocking(leader, False)
     command = [*IAPROF, "record", *map(str, words)]
     recorder = subprocess.Popen(
         command, env=os.environ | environment(hardware) | {"COLUMNS": "80"}, stderr=follower, stdout=follower
     )
     os.close(follower)
     written = b""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            if not (piece := os.read(leader, 4096)):
-                break
+    with contextlib.suppress(OSError):  # the other end is closed
+        while select.select([leader], [], [], LONGEST_WAIT_S)[0] and (piece := os.read(leader, 4096)):
             written += piece
-        except BlockingIOError:
-            time.sleep(0.02)
-        except OSError:  # the other end is closed
-            break
     os.close(leader)
     assert recorder.wait(120) == 0
     return written.decode()

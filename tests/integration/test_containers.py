@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +14,10 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.symbolize.containers import describe
 from integration.attacking import PYTHON
-from integration.recording import IAPROF, by_instruction, folded, has_met, ledger_by_instruction, until, until_recording
+from integration.recording import IAPROF, by_instruction, folded, has_met, ledger_by_instruction, until_recording
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 ID = "5f2504e04f8911d39a0c0305e82c3301" * 2
@@ -55,9 +55,7 @@ def cgroup() -> Iterator[Path]:
     path = top / f"iaprof-test-{os.getpid()}.slice" / f"docker-{ID}.scope"
     path.mkdir(parents=True)
     yield path
-    end = time.monotonic() + 120
-    while (path / "cgroup.procs").read_text() and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: not (path / "cgroup.procs").read_text())
     path.rmdir()
     path.parent.rmdir()
 

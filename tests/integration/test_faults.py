@@ -29,11 +29,11 @@ from integration.recording import (
     recorded_launches,
     stalls_in_spool,
     start,
-    until,
 )
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -144,14 +144,22 @@ def test_killed_at_ten_random_moments(tmp_path: Path, within: Within, seed: int)
                 capture = tmp_path / f"c{attempt}"
                 began = hardware.ledger()
                 recorder = start(hardware, capture)
-                until(lambda most=began.samples_captured: hardware.ledger().samples_captured > most, recorder)
+
+                def captures(most: int = began.samples_captured) -> bool:
+                    return hardware.ledger().samples_captured > most
+
+                until(captures, recorder)
                 time.sleep(moments.uniform(0.05, 0.6))
                 early = hardware.ledger()
                 if within.measures:
                     time.sleep(0.5)
                 else:  # until a recorder that hardly gets to run has written, too, what it had read
                     least = early.records_captured - began.records_captured
-                    until(lambda capture=capture, least=least: stalls_in_spool(capture) >= least, recorder)
+
+                    def has_written(capture: Path = capture, least: int = least) -> bool:
+                        return stalls_in_spool(capture) >= least
+
+                    until(has_written, recorder)
                 recorder.send_signal(signal.SIGKILL)
                 recorder.communicate()
                 # when (the next one records meanwhile)

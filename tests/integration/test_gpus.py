@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,10 +24,10 @@ from integration.recording import (
     record,
     spooled,
     start,
-    until,
 )
 from standin import runtime
 from standin.hardware import Hardware, Ledger
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -35,8 +36,8 @@ def workload(*options: str | float) -> list[str]:
     return runtime.command([runtime.debug_elf("bmg", "matmul")], *options)
 
 
-def losses(capture: Path, ledger: Ledger) -> dict[tuple[str, str], list[dict[str, object]]]:
-    found: dict[tuple[str, str], list[dict[str, object]]] = {}
+def losses(capture: Path, ledger: Ledger) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in all_losses(capture, ledger):
         found.setdefault((row["source"], row["what"]), []).append(row)
     return found
@@ -137,8 +138,8 @@ def test_a_card_that_appears_and_one_that_vanishes_and_comes_back(tmp_path: Path
     assert "renderD129 appeared" in (tmp_path / "said").read_text()
     found = losses(tmp_path / "c", ledger)
     [gap] = [row for (source, what), rows in found.items() if what == "gap" for row in rows]
-    assert gap["begin_ns"] <= gone  # type: ignore[operator]
-    assert back <= gap["time_ns"] <= again  # type: ignore[operator]
+    assert gap["begin_ns"] <= gone
+    assert back <= gap["time_ns"] <= again
 
 
 def test_a_card_that_vanishes_for_good(tmp_path: Path) -> None:

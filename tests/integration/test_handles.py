@@ -117,7 +117,8 @@ Wholes = dict[tuple[ChunkOf, int, int], bytes]
 def put_together(*batches: NDArray[np.void]) -> Wholes:
     """Pieces as wholes; all of each have to be there, once."""
     parts: dict[tuple[ChunkOf, int, int], dict[int, bytes]] = {}
-    totals, generations = {}, {}
+    totals: dict[tuple[ChunkOf, int, int], int] = {}
+    generations: dict[int, int] = {}
     for piece in np.concatenate(batches):
         what = ChunkOf(int(piece["what"]))
         generation = generations.setdefault(int(piece["module_time"]), len(generations))
@@ -271,7 +272,12 @@ def test_threads_that_launch_a_kernel_at_the_same_time_leave_no_gap(attached: At
     of_module, of_code = (2 * most * CHUNK_BYTES + 5 for most in (MOST_MODULE_CHUNKS, MOST_CODE_CHUNKS))
     module = LoadedModule(noise(of_module))
     kernel = attached.driver.kernel(b"k", noise(of_code, 2), 0, module)
-    threads = [Thread(target=lambda: [attached.driver.launch(kernel.value) for _ in range(200)]) for _ in range(4)]
+
+    def launch() -> None:
+        for _ in range(200):
+            attached.driver.launch(kernel.value)
+
+    threads = [Thread(target=launch) for _ in range(4)]
     # when (a call of the driver lets other threads run)
     for thread in threads:
         thread.start()
@@ -587,7 +593,7 @@ def test_what_leads_astray_is_a_launch_without_a_kernel(
     for value in values:
         kernel = driver.kernel(b"k", b"code")
         of, member = part.split(".")
-        setattr(getattr(kernel, of), member, named.get(value, value))
+        setattr(getattr(kernel, of), member, named[value] if isinstance(value, str) else value)
         kernels.append(kernel)
         driver.launch(kernel.value)
 

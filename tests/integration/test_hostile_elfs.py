@@ -37,10 +37,11 @@ from integration.attacking import (
     hanging,
     library,
 )
-from integration.recording import IAPROF, IN_TURN, NO_SYMBOLS, ended, environment, spool_of, until, until_recording
+from integration.recording import IAPROF, IN_TURN, NO_SYMBOLS, ended, environment, spool_of, until_recording
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import until
 
 pytestmark = [pytest.mark.bpf, IN_TURN]
 

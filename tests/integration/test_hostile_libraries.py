@@ -12,15 +12,18 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection
 
+import elf_sections
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import MAX_OF_ONE_OWNER, Outcome
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import Counter
 from iaprof.record.capture.spool import FrameKind
-from integration.recording import IN_TURN, copy_of_build, ended, losses, spooled, start, until
+from integration.recording import IN_TURN, copy_of_build, ended, losses, spooled, start
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import until
 
 pytestmark = [pytest.mark.bpf, IN_TURN]
 NOBODY = 65534
@@ -81,7 +84,7 @@ def outcomes(probes: LaunchProbes, *paths: Path) -> list[Outcome]:
 
 def note_offset(library: bytes) -> int:
     """Where the first note's three addresses stand."""
-    section = ELFFile(io.BytesIO(library)).get_section_by_name(".note.stapsdt")
+    section = elf_sections.section(ELFFile(io.BytesIO(library)), ".note.stapsdt", NoteSection)
     return int(section["sh_offset"]) + 12 + 8
 
 
@@ -102,7 +105,7 @@ def test_an_address_elsewhere_places_no_probe(folder: Path, library: bytes, prob
 def test_two_probes_in_one_place(folder: Path, library: bytes, probes: LaunchProbes) -> None:
     # given notes that place both probes at one instruction, with a semaphore each, which no kernel can keep
     changed = bytearray(library)
-    section = ELFFile(io.BytesIO(library)).get_section_by_name(".note.stapsdt")
+    section = elf_sections.section(ELFFile(io.BytesIO(library)), ".note.stapsdt", NoteSection)
     first, *others = (note["n_offset"] + 12 + 8 for note in section.iter_notes())
     for other in others:
         changed[other : other + 8] = changed[first : first + 8]
@@ -210,10 +213,13 @@ def test_a_library_in_another_mount_namespace(tmp_path: Path, probes: LaunchProb
     process = subprocess.Popen(["unshare", "-m", "sh", "-c", script], env=environment, stdout=subprocess.DEVNULL)
     # when
     found: list[Outcome] = []
-    while not found and process.poll() is None:
-        found = [outcome for outcome in probes.libraries.mapped(process.pid) if outcome.path.startswith(str(inside))]
-    while not probes.counters()[Counter.LAUNCHES] and process.poll() is None:
-        time.sleep(0.01)
+
+    def is_found() -> bool:
+        found.extend(each for each in probes.libraries.mapped(process.pid) if each.path.startswith(str(inside)))
+        return bool(found)
+
+    until(is_found, process)
+    until(lambda: probes.counters()[Counter.LAUNCHES], process)
     process.terminate()
     assert process.wait() == 0
     # then
@@ -288,8 +294,8 @@ def test_a_recording_among_hostile_libraries(folder: Path, library: bytes) -> No
     launches = sum(launch.count for launch in hardware.ledger().launches)
     ours = {launch.pid for launch in hardware.ledger().launches}
     assert sum(pid in ours for pid in reader.table("launch", ("pid",))["pid"].to_pylist()) == launches
-    told = losses(folder.parent / "c", hardware.ledger())
-    assert {loss["what"] for loss in told} == {"library"}, told
+    lost = losses(folder.parent / "c", hardware.ledger())
+    assert {loss["what"] for loss in lost} == {"library"}, lost
     details = [row["detail"] for row in reader.table("loss").to_pylist()]
     assert any("outside its executable segments" in detail for detail in details)
     assert len(details) <= MAX_OF_ONE_OWNER + 1

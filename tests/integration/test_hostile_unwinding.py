@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from elftools.dwarf.callframe import FDE
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import Section
 
+import elf_sections
 from iaprof.formats.wire.launches import MAX_DEPTH, Counter
 from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import Call, Probed, probed
@@ -42,10 +44,10 @@ def hostile(folder: Path) -> Path:
     program = build(folder, "hostile.c", "-O2", HERE / "hostile.S")
     with program.open("r+b") as file:
         elf = ELFFile(file)
-        (liar,) = elf.get_section_by_name(".symtab").get_symbol_by_name("liar")
+        liar = elf_sections.symbol(elf, "liar", ".symtab")
         entries = [each for each in elf.get_dwarf_info().EH_CFI_entries() if isinstance(each, FDE)]
         (entry,) = [each for each in entries if each["initial_location"] == liar["st_value"]]
-        file.seek(elf.get_section_by_name(".eh_frame")["sh_offset"] + entry.offset + RANGE_AT)
+        file.seek(elf_sections.section(elf, ".eh_frame", Section)["sh_offset"] + entry.offset + RANGE_AT)
         file.write(struct.pack("<I", 1 << 28))
     return program
 

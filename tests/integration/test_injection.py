@@ -129,8 +129,15 @@ def test_another_file_of_that_name_is_not_loaded(injected: Injection) -> None:
     """Given a program that outlives the recording, and then another file at the library's path."""
     command = ["sh", "-c", f"echo ready; read line; {CHILD}"]
     environment = injected.environment(ENVIRONMENT)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
+    with subprocess.Popen(
+        command,
+        env=environment,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         injected.library.unlink()
         injected.library.write_text("no library")
@@ -320,8 +327,8 @@ def opencl_drivers(tmp_path: Path) -> Path:
     """A folder with an OpenCL driver, one with a read-only table, and one of another name."""
     (tmp_path / "driver.c").write_text(OPENCL_DRIVER)
     for name, table in (("libigdrcl.so", ""), ("libigdrcl.so.const", "const"), ("libpocl.so", "")):
-        words = ["cc", "-shared", "-fPIC", f"-DTABLE={table}", "-Wl,-z,relro,-z,now", tmp_path / "driver.c"]
-        subprocess.run([*words, "-o", tmp_path / name], check=True)
+        flags = ["-shared", "-fPIC", f"-DTABLE={table}", "-Wl,-z,relro,-z,now"]
+        subprocess.run(["cc", *flags, tmp_path / "driver.c", "-o", tmp_path / name], check=True)
     return tmp_path
 
 

@@ -20,9 +20,10 @@ from iaprof.bpf.probes.usdt import Probe, read_probes
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.sizes import Sizes
 from iaprof.formats.wire.launches import LAUNCH, MAX_DEPTH, Counter, LaunchFlags
-from integration.recording import IN_TURN, copy_of_build
+from integration.recording import IN_TURN, copy_of_build, voluntary_switches
 from limits import Within
 from standin import runtime
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -155,6 +156,7 @@ def test_stacks_whose_ids_collide_all_arrive(folder: Path, closing: list[LaunchP
     run(folder, "--launches", 300, "--rate", 0)
     # then every launch has a stack, and all different stacks are there
     launches, stacks = probes.launches.read(), probes.stacks.read()
+    assert len(launches) == 300
     assert not (launches["flags"] & LaunchFlags.NO_STACK).any()
     assert set(launches["stack"].tolist()) <= set(stacks["id"].tolist())
     assert probes.counters()[Counter.STACKS_COLLIDED] > 0
@@ -217,6 +219,12 @@ def test_a_stack_deeper_than_the_limit_is_as_deep_as_the_limit(folder: Path, clo
     assert 0 < len(deep) < truncated == probes.counters()[Counter.STACKS_TRUNCATED] < 40
 
 
+def until_launched(probes: LaunchProbes, process: subprocess.Popen[bytes], more: int) -> None:
+    """Waits until the process has launched so often again."""
+    before = probes.counters()[Counter.LAUNCHES]
+    until(lambda: probes.counters()[Counter.LAUNCHES] >= before + more, process)
+
+
 def test_in_a_new_epoch_every_stack_travels_again(folder: Path, closing: list[LaunchProbes]) -> None:
     # given a process that launches all the time
     probes = probes_on(folder, Sizes(launch_pages=4096))
@@ -225,10 +233,7 @@ def test_in_a_new_epoch_every_stack_travels_again(folder: Path, closing: list[La
     launches, stacks = [], []
     # when epochs begin meanwhile, in each of which it launches
     for _ in range(14):
-        before = probes.counters()[Counter.LAUNCHES]
-        while probes.counters()[Counter.LAUNCHES] < before + 100:
-            assert process.poll() is None
-            time.sleep(0.01)
+        until_launched(probes, process, 100)
         launches.append(probes.launches.read())
         first = probes.stacks.read()
         probes.new_epoch()
@@ -337,8 +342,7 @@ def test_detaching_many_libraries_takes_as_long_as_one(
     assert [outcome.problem for outcome in outcomes] == [""] * 15
     process = start(builds[7], "--seconds", 60, "--rate", 100)
     try:
-        while not probes.counters()[Counter.LAUNCHES]:
-            assert process.poll() is None
+        until_launched(probes, process, 1)
         assert 0 not in semaphores(process.pid, programs.library, offsets)
         # when
         began = time.monotonic()
@@ -347,12 +351,9 @@ def test_detaching_many_libraries_takes_as_long_as_one(
         # then: one after the other they would take 15 times two of the kernel's grace periods, of 50 ms and more
         within.took(took, 0.75)
         # (a recorder that somebody else runs on this machine meanwhile holds it up, too)
-        deadline = time.monotonic() + 120
-        while semaphores(process.pid, programs.library, offsets) != {0}:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        fired = probes.counters()[Counter.LAUNCHES]
-        time.sleep(0.1)
+        until(lambda: semaphores(process.pid, programs.library, offsets) == {0}, process)
+        fired, waited = probes.counters()[Counter.LAUNCHES], voluntary_switches(process.pid)
+        until(lambda: voluntary_switches(process.pid) > waited + 10, process)  # it waits between any two launches
         assert probes.counters()[Counter.LAUNCHES] == fired
     finally:
         process.kill()
@@ -415,7 +416,7 @@ def test_records_of_another_length_are_counted_and_not_read(folder: Path, closin
     probes = probes_on(folder)
     closing.append(probes)
     longer = np.dtype([("launch", LAUNCH), ("more", "<u8")])
-    loaded = probes._now()
+    loaded = probes._wait_loaded()
     ring = RingBuffer(loaded.fds["launches"], Sizes().launch_pages * os.sysconf("SC_PAGE_SIZE"), longer)
     # when
     run(folder, "--launches", 100, "--rate", 0)

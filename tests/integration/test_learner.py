@@ -13,9 +13,9 @@ import pytest
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.rule_table import Spaces
 from iaprof.record.unwinding.learner_process import MOST_STARTS, SYNC, LearnerProcess
-from integration.recording import until
 from integration.walking import LONGEST_S
 from limits import Within
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -54,6 +54,7 @@ def test_a_learner_whose_recorder_is_gone_ends_without_a_word(
     # then
     with within(LONGEST_S):
         ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
         assert (ended.si_code, ended.si_status) == (os.CLD_EXITED, 0)
     learner.close()
     probes.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from integration.recording import IAPROF
+from integration.recording import IAPROF, until_ticked
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 NO_BUILD_ID = ("-Wl,--build-id=none",)
@@ -69,12 +69,19 @@ def with_its_libraries(programs: runtime.Programs, root: Path) -> None:
             shutil.copy(path, root / path.lstrip("/"))
 
 
-def record(hardware: Hardware, capture: Path, library: Path, *command: str | Path, code: int = 0) -> None:
-    """Records a command whose library gets its probes before it is mapped."""
-    words = [*IAPROF, "record", "-o", capture, "--symbols", "needed", "--", *command]
-    env = os.environ | hardware.env() | {"LD_LIBRARY_PATH": str(library.parent)}
+def recording(
+    hardware: Hardware, capture: Path, library: Path, *command: str | Path
+) -> tuple[list[str | Path], dict[str, str]]:
+    """Returns the words and the environment that record a command whose library gets its probes before it is mapped."""
+    words: list[str | Path] = [*IAPROF, "record", "-o", capture, "--symbols", "needed", "--", *command]
+    return words, os.environ | hardware.env() | {"LD_LIBRARY_PATH": str(library.parent)}
+
+
+def record(hardware: Hardware, capture: Path, library: Path, *command: str | Path) -> None:
+    """Records a command to its end."""
+    words, env = recording(hardware, capture, library, *command)
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def names_in(capture: Path, path: str) -> tuple[set[str], str]:
@@ -163,7 +170,7 @@ def test_a_mount_namespace_that_vanishes(build_ids: bool, hardware: Hardware, tm
     copies = runtime.Programs(inside / runtime.LIBRARY, inside / "workload")
     # when it launches there, for long enough to get probes
     words = [*matmul(copies, runtime.debug_elf("bmg", "matmul")), "--rate", "100"]
-    command = [*UNSHARED, IN_A_TMPFS, "sh", inside, programs.workload.parent, *words]
+    command: list[str | Path] = [*UNSHARED, IN_A_TMPFS, "sh", inside, programs.workload.parent, *words]
     record(hardware, tmp_path / "c", programs.library, *command)
     # then
     check_named(tmp_path / "c", str(inside))
@@ -175,9 +182,15 @@ def test_recover_names_what_still_lies_where_it_did(hardware: Hardware, tmp_path
     # given
     root = tmp_path / "root"
     programs = made_root(root, build_ids=False)
-    script = '"$@"; sleep 1; kill -KILL $PPID'  # a killed recorder has written all that is older than 250 ms
-    words = ["sh", "-c", script, "sh", *IN_THE_ROOT, root, *WORDS]
-    record(hardware, tmp_path / "c", programs.library, *words, code=-signal.SIGKILL)
+    ended, gate = tmp_path / "ended", tmp_path / "gate"
+    script = f'"$@"; touch {ended}; until [ -e {gate} ]; do sleep 0.05; done'
+    words: list[str | Path] = ["sh", "-c", script, "sh", *IN_THE_ROOT, root, *WORDS]
+    command, env = recording(hardware, tmp_path / "c", programs.library, *words)
+    with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as recorder:
+        until(ended.exists, recorder)
+        until_ticked(tmp_path / "c", recorder)
+        recorder.kill()
+        gate.touch()
     # when
     subprocess.run([*IAPROF, "recover", tmp_path / "c.spool"], check=True, capture_output=True)
     # then

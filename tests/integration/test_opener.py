@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from iaprof.record.symbolize.opener import Opener, Rights
 from integration.attacking import NOBODY
+from waiting import until
 
 pytestmark = [pytest.mark.root, pytest.mark.beside]
 CHROOT = "import os, sys; os.chroot(sys.argv[1]); os.chdir('/'); print(1, flush=True); sys.stdin.read()"
@@ -98,10 +98,7 @@ def test_a_mapped_file_that_its_process_could_not_read(opener: Opener, folder: P
     program.write_bytes(Path("/bin/sleep").read_bytes())
     program.chmod(0o711)
     process = subprocess.Popen([program, "60"], user=NOBODY, group=NOBODY, extra_groups=[])
-    deadline = time.monotonic() + 120
-    while str(program) not in Path(f"/proc/{process.pid}/maps").read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: str(program) in Path(f"/proc/{process.pid}/maps").read_text(), process)
     # when, then
     assert opener.open_mapped(process.pid, str(program), 0, STRANGER) == "Permission denied"
     assert read(opener.open_mapped(process.pid, str(program), 0, ROOT)).startswith(b"\x7fELF")

@@ -12,19 +12,10 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from integration.attacking import NOBODY
-from integration.recording import (
-    IAPROF,
-    NO_SYMBOLS,
-    environment,
-    has_stalls,
-    iaprof,
-    record,
-    spool_of,
-    until,
-    until_recording,
-)
+from integration.recording import IAPROF, NO_SYMBOLS, environment, has_stalls, iaprof, record, spool_of, until_recording
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 THIRD = 65533

@@ -63,8 +63,8 @@ def launching(tmp_path_factory: pytest.TempPathFactory) -> Path:
     library = runtime.build().library
     source = runtime.SOURCES / "launching_module.c"
     flags = [*runtime.COMMON, "-std=gnu11", "-O2", "-fPIC", "-shared", f"-I{runtime.SOURCES}"]
-    command = [os.environ.get("CC", "cc"), *flags, "-o", output, source, library, f"-Wl,-rpath,{library.parent}"]
-    subprocess.run(command, check=True)
+    links = [str(library), f"-Wl,-rpath,{library.parent}"]
+    subprocess.run([os.environ.get("CC", "cc"), *flags, "-o", str(output), str(source), *links], check=True)
     return output
 
 
@@ -95,7 +95,7 @@ def run(folder: Path, python: Path, launching: Path, own_names: list[Path], *opt
             "LAUNCHING_ELF": str(runtime.debug_elf("bmg", "matmul")),
             "LAUNCHING_KERNEL": "multiply_basic",
         }
-        words = ("--", python, *options, program, launching, told, str(LAUNCHES))
+        words: list[str | Path] = ["--", python, *options, program, launching, told, str(LAUNCHES)]
         done = iaprof("record", "-o", capture, *words, env=environment(hardware) | variables)
     assert done.code == 0, done.err
     pid = told.read_text()
@@ -135,6 +135,7 @@ def test_functions_of_python_follow_one_another(
     # then what stands before Python's functions is the C library's first one only: not the interpreter, and nothing
     # of what the walk met behind it
     python = [f"py::{name}:{recorded.program}" for name in ("<module>", "train", "step")]
+    assert recorded.stacks
     for frames in recorded.stacks:
         begin = frames.index(python[0])
         assert all(re.fullmatch(r"\[libc\.so\.6\+0x[0-9a-f]+\]|__libc_start.*", frame) for frame in frames[:begin])
@@ -143,8 +144,9 @@ def test_functions_of_python_follow_one_another(
     assert [path.suffix for path in own_names] == [kind]
     own_names[0].unlink()
     assert stacks_of(folded(recorded.capture), recorded.pid) == recorded.stacks
-    whole = iaprof("report", recorded.capture, "--no-hide-cpython")
-    for frames in stacks_of(whole.out, recorded.pid):
+    whole = stacks_of(iaprof("report", recorded.capture, "--no-hide-cpython").out, recorded.pid)
+    assert whole
+    for frames in whole:
         places = [frames.index(function) for function in python]
         assert all(later - earlier > 2 for earlier, later in pairwise(places))
         assert len(frames) > 15
@@ -163,8 +165,9 @@ def test_a_python_without_frame_pointers_has_whole_stacks(
     # when
     recorded = run(tmp_path, python, launching, own_names)
     # then stacks begin with the program's start, and all of their frames are frames
-    whole = iaprof("report", recorded.capture, "--no-hide-cpython")
-    for frames in stacks_of(whole.out, recorded.pid):
+    whole = stacks_of(iaprof("report", recorded.capture, "--no-hide-cpython").out, recorded.pid)
+    assert whole
+    for frames in whole:
         assert frames[0] == "_start"
         assert list(frames[-3:]) == ["launching_launch", "launch_kernel", LAUNCH_FUNCTION]
         assert len(frames) > 10

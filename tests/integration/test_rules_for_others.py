@@ -105,14 +105,19 @@ def test_more_rules_than_there_is_room_for_at_first(tmp_path: Path) -> None:
     ]
     (tmp_path / "many.c").write_text("\n".join(lines))
     program = build(tmp_path, str(tmp_path / "many.c"), "-O1")
-    piped = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
-    with probed(program) as seen, subprocess.Popen([program], **piped) as process:
+    with (
+        probed(program) as seen,
+        subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        go, called = process.stdin, process.stdout
 
         def call_all() -> dict[int, Call]:
             calls: dict[int, Call] = {}
             for _ in range(FUNCTIONS // AT_ONCE):
-                process.stdin.write(b"x")
-                process.stdout.read(1)
+                go.write(b"x")
+                called.read(1)
                 calls |= {call.number: call for call in seen.calls() if call.pid == process.pid}
             return calls
 
@@ -122,7 +127,7 @@ def test_more_rules_than_there_is_room_for_at_first(tmp_path: Path) -> None:
         call_all()
         missed = seen.counted(Counter.STACKS_MISSED) + seen.counted(Counter.STACKS_PRESUMED)
         again = call_all()
-        process.stdin.close()
+        go.close()
         # then BPF has rules for nearly all of them, and no stack changed
         missed_again = seen.counted(Counter.STACKS_MISSED) + seen.counted(Counter.STACKS_PRESUMED) - missed
         assert missed_again < FUNCTIONS / 20

@@ -78,7 +78,7 @@ def lineage(folder: Path, rounds: int, children: int, *libraries: Path) -> tuple
     elf = str(runtime.debug_elf("bmg", "matmul"))
     settings = {"LAUNCHING_ELF": elf, "LAUNCHING_KERNEL": "multiply_basic"}
     with Hardware(folder / "gpu") as hardware:
-        words = (program, told, str(rounds), str(children), *libraries)
+        words: list[str | Path] = [program, told, str(rounds), str(children), *libraries]
         done = iaprof("record", "-o", capture, "--", *words, env=environment(hardware) | settings)
     assert done.code == 0, done.err
     return told.read_text().splitlines(), CaptureReader(capture)

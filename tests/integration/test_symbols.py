@@ -164,8 +164,9 @@ def test_a_binary_that_is_replaced_while_it_runs(hardware: Hardware, tmp_path: P
     folder = copy_of_build(tmp_path / "build")
     programs = runtime.Programs(folder / runtime.LIBRARY, folder / "workload")
     words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 100, programs=programs)
-    replace = f"sleep 0.3; rm {programs.workload}; cp /bin/true {programs.workload}"
-    script = f"{' '.join(words)} > /dev/null & {replace}; wait"
+    until_mapped = f"while [ -e /proc/$!/exe ] && ! grep -q {runtime.LIBRARY} /proc/$!/maps; do sleep 0.01; done"
+    replace = f"rm {programs.workload}; cp /bin/true {programs.workload}"
+    script = f"{' '.join(words)} > /dev/null & {until_mapped}; {replace}; wait"
     # when
     record(hardware, tmp_path / "c", *NAMED, "--", "sh", "-c", script)
     # then the capture has either the names of what ran, or says that they could not be had

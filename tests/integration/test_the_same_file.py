@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,12 +109,13 @@ def test_what_a_process_puts_in_place_of_its_file(opener: Opener, folder: Path) 
     path = file_of(folder / "lib.so")
     same = now(path)
     # when, then
-    for swap in (
+    swaps: list[Callable[[], None]] = [
         lambda: path.symlink_to(folder / "secret"),
         lambda: os.mkfifo(path),
         lambda: path.mkdir(),
         lambda: path.symlink_to("/dev/zero"),
-    ):
+    ]
+    for swap in swaps:
         path.unlink()
         swap()
         for below in (None, str(folder.parent)):

@@ -27,6 +27,7 @@ from integration.recording import NO_SYMBOLS, iaprof
 from integration.test_handles import Attached
 from integration.walking import Walking
 from standin.hardware import Hardware
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 MS = 1_000_000
@@ -86,6 +87,7 @@ def run(attached: Attached, *words: str | int) -> tuple[int, list[Told], NDArray
 
 def assert_measured(waits: NDArray[np.void], told: list[Told]) -> None:
     """Each wait of the program is there once, within what the program measured around it, and nearly as long."""
+    assert told
     left = sorted(told, key=lambda each: (each.tid, each.begin))
     rows = waits[np.lexsort((waits["begin"], waits["tid"]))]
     assert rows["tid"].tolist() == [each.tid for each in left]
@@ -129,6 +131,7 @@ def test_short_waits_are_added_up_by_thread_and_call(attached: Attached) -> None
     short = waits[waits["flags"] & WaitFlags.ADDED_UP > 0]
     others = waits[waits["flags"] & WaitFlags.ADDED_UP == 0]  # in which the thread was not given a CPU
     assert (others["waited"] >= SHORT_NS).all()
+    assert len(told) == threads
     for each in told:
         own = short[short["tid"] == each.tid]
         assert int(own["count"].sum()) + int((others["tid"] == each.tid).sum()) == many
@@ -176,9 +179,7 @@ def test_a_wait_that_goes_on_is_known_with_its_stack(attached: Attached) -> None
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-        deadline = time.monotonic() + 60
-        while not attached.probes.unended_waits(time.monotonic_ns())["stack"].any() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: attached.probes.unended_waits(time.monotonic_ns())["stack"].any(), process)
         now = time.monotonic_ns()
         left = attached.probes.unended_waits(now)
         stacks = walking.stacks()
@@ -271,8 +272,8 @@ def recorded(known: Built, folder: Path, *options: str, script: str, waits: bool
     with Hardware(folder / "gpu") as hardware:
         environment = {"LD_LIBRARY_PATH": str(known.library.parent), "P": str(known.waiting)}
         asked = ["--waits"] if waits else []
-        command = ["record", "-f", "-o", folder / "c.parquet", *asked, *options, "--", "sh", "-c", script]
-        done = iaprof(*command, env=hardware.env() | environment)
+        command = [*asked, *options, "--", "sh", "-c", script]
+        done = iaprof("record", "-f", "-o", folder / "c.parquet", *command, env=hardware.env() | environment)
     assert done.code == 0, done.err
     return CaptureReader(folder / "c.parquet")
 

@@ -26,11 +26,11 @@ from integration.recording import (
     losses,
     record,
     start,
-    until,
 )
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware, Ledger
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -67,6 +67,7 @@ def test_one_process_and_the_children_it_has_later(tmp_path: Path) -> None:
     others = [line for line in lines if line.startswith("[other process]")]
     expected = ledger_by_stack(ledger)
     assert by_stack(ours, ledger) == Counter({key: n for key, n in expected.items() if key[0] != other.pid})
+    assert others
     assert all(f";{other.pid};[not recorded];-;" in line for line in others)
     assert sum(int(line.rsplit(" ", 1)[1]) for line in others) == sum(
         n for key, n in expected.items() if key[0] == other.pid
@@ -251,7 +252,12 @@ def test_rotation_by_size_and_by_time(tmp_path: Path) -> None:
         recorder = start(hardware, capture, "--switch-output", "0.6s", "--max-files", "2")
         program = launch_in(hardware, tmp_path, workload("matmul", "--seconds", 600))
         seen: set[Path] = set()
-        until(lambda: seen.update(parts(capture)) or len(seen) >= 3, recorder)
+
+        def three_seen() -> bool:
+            seen.update(parts(capture))
+            return len(seen) >= 3
+
+        until(three_seen, recorder)
         program.terminate()
         assert program.wait() == 0
         ended(recorder)
@@ -283,7 +289,9 @@ def test_another_file_does_not_wait_for_stacks_and_the_one_before_gets_them(tmp_
         assert program.wait() == 0
         ended(recorder)
     # then
-    for number, part in enumerate(parts(capture)):
+    captures = parts(capture)
+    assert len(captures) == 2
+    for number, part in enumerate(captures):
         reader = CaptureReader(part)
         assert reader.header["part"] == number
         assert reader.header["end_ns"] < changed_ns or number == 1

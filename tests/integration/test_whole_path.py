@@ -25,10 +25,10 @@ from integration.recording import (
     record,
     recorded_launches,
     start,
-    until,
 )
 from standin import runtime
 from standin.hardware import Hardware
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 FLAMEGRAPH = Path(sys.prefix) / "bin" / "flamegraph.pl"
@@ -175,11 +175,12 @@ def test_iaprof_text_has_the_same_sums(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         record(hardware, tmp_path / "c", "--", *runtime.command(both_modules("bmg"), "--seconds", 2.5))
     # when
-    done = iaprof("report", tmp_path / "c", "-o", tmp_path / "c.iaprof.txt", "--interval", 0.5)
+    done = iaprof("report", tmp_path / "c", "-o", tmp_path / "c.iaprof.txt", "--interval", "0.5")
     assert done.code == 0, done.err
     # then every id was defined before, every line has its fields, and the sums are the ledger's
     strings: dict[str, str] = {}
-    total, intervals, kernel = 0, [], None
+    total, kernel = 0, None
+    intervals: list[float] = []
     for line in (tmp_path / "c.iaprof.txt").read_text().splitlines():
         match line.split("\t"):
             case ["string", id_, text]:

@@ -78,7 +78,7 @@ def of_gdb(strays: Strays, told: Path) -> list[tuple[str, int]]:
     """The frames of one launch, the innermost first: file and offset of what the next one returns to."""
     library = strays.runtime / "libze_intel_gpu.so.1"
     at = {library: [offset_of(library, "zeCommandListAppendLaunchKernel")]}
-    command = [strays.program, "1", "heap"]
+    command: list[str | Path] = [strays.program, "1", "heap"]
     (stop,) = stops(command, told.parent, memory=True, places=at, environment=strays.environment(told))
     assert len(stop.places) > 5
     return [(path.name, offset) for path, offset in stop.places]
@@ -167,7 +167,7 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     # and the same of CPU samples
     stacks = [row["stack"] for row in CaptureReader(capture).table("cpu_sample").to_pylist() if row["stack"]]
     assert document["recorded_stack_ends"]["cpu_samples"]["stacks"] == len(stacks)
-    assert f" of {len(stacks):,} CPU samples (" in done.err or not stacks
+    assert (f" of {len(stacks):,} CPU samples (" in done.err) == bool(stacks)
     # and why stands in place of the missing frames
     shown_stacks = {tuple(line.split(";-;")[0].split(";")[2:]) for line in folded(capture).splitlines()}
     assert {frames for frames in shown_stacks if frames and frames[-1] == LAUNCH_FUNCTION} == {

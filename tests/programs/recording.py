@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,6 +24,7 @@ from integration.recording import IAPROF
 from programs.counting import Calls
 from programs.programs import Programs, Run
 from standin.hardware import Hardware
+from waiting import until
 
 Places = tuple[tuple[str, int], ...]  # files and offsets in them
 LONGEST = 240  # seconds that a recording may take on a busy machine
@@ -158,11 +158,8 @@ def record_running(programs: Programs, run: Run, folder: Path, *options: str) ->
         with (folder / "out").open("w") as out:
             program = subprocess.Popen(words, cwd=folder, env=environment, stdout=out, stderr=out)
         try:
-            deadline = time.monotonic() + LONGEST
-            while not ready.exists():
-                assert program.poll() is None, (folder / "out").read_text()
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: ready.exists() or program.poll() is not None, longest_s=LONGEST)
+            assert program.poll() is None, (folder / "out").read_text()
             before = calls.total()
             traced = (folder / "trace").stat().st_size if (folder / "trace").exists() else 0
             # What the recorder starts, it starts when its probes are in.

@@ -14,7 +14,6 @@ import json
 import os
 import pickle
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,10 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+from waiting import until
+
 HERE = Path(__file__).resolve().parent
+LONGEST_S = 600.0  # until gdb has stopped a program hundreds of times
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,7 @@ def stops(
         environment["HOLD"] = str(hold)
     with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as gdb:
         if before_the_end is not None:
-            while not hold.with_suffix(".reached").exists() and gdb.poll() is None:
-                time.sleep(0.005)
+            until(lambda: hold.with_suffix(".reached").exists() or gdb.poll() is not None, longest_s=LONGEST_S)
             before_the_end()
             hold.unlink()
     assert gdb.returncode == 0

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import numpy as np
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection
 
+import elf_sections
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Symbolized, Symbolizer
 
@@ -49,9 +51,8 @@ def build(path: Path, function: str = "here", build_id: str = "sha1") -> Build:
     with path.open("rb") as file:
         elf = ELFFile(file)
         note = elf.get_section_by_name(".note.gnu.build-id")
-        (symbol,) = elf.get_section_by_name(".symtab").get_symbol_by_name(function)
-        (offset,) = elf.address_offsets(symbol["st_value"])
-        own_build_id = None if note is None else bytes.fromhex(next(note.iter_notes())["n_desc"])
+        (offset,) = elf.address_offsets(elf_sections.symbol(elf, function, ".symtab")["st_value"])
+        own_build_id = bytes.fromhex(next(note.iter_notes())["n_desc"]) if isinstance(note, NoteSection) else None
     return Build(path, own_build_id, offset)
 
 

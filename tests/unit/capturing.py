@@ -45,7 +45,7 @@ def launch(time_ns: int, pid: int, address: int, stack: int = 1, size: int = 64,
     return row | more
 
 
-def capture(path: Path, header: dict[str, Any] | None = None, **kinds: list[dict[str, Any]]) -> Path:
+def capture(path: Path, header: dict[str, Any] | None = None, /, **kinds: list[dict[str, Any]]) -> Path:
     """A capture with one row group per kind."""
     with path.open("wb") as file:
         writer = CaptureWriter(file)

@@ -19,7 +19,7 @@ SECTION = {"type": (4, "<I"), "flags": (8, "<Q"), "offset": (24, "<Q"), "size": 
 
 def header_of(content: bytes, name: str) -> int:
     """The offset of a section's header."""
-    (table,) = struct.unpack_from("<Q", content, 40)
+    table = int.from_bytes(content[40:48], "little")
     count, strings = struct.unpack_from("<HH", content, 60)
     (names,) = struct.unpack_from("<Q", content, table + 64 * strings + 24)
     for index in range(count):

@@ -211,7 +211,8 @@ def test_a_capture(recorded: Path, tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text((FOLDER / "src" / name).read_text())
         os.utime(tmp_path / name, (10**9 + 5, 10**9 + 5 if name == "lib/tile.h" else 10**8))
-    command = [sys.executable, "-m", "iaprof", "annotate", recorded, "local_access$", "--source-dir", tmp_path]
+    command: list[str | Path] = [sys.executable, "-m", "iaprof", "annotate", recorded]
+    command += ["local_access$", "--source-dir", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     text = done.stdout
     assert text.startswith(

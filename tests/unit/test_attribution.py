@@ -1,6 +1,6 @@
 """The rules of attribution: a small capture for each."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +54,8 @@ def joined(
     launches = pa.Table.from_pylist(kinds.get("launch", []), pa.schema(list(KINDS["launch"])))
     processes = pa.Table.from_pylist(process or [], pa.schema(list(KINDS["process"])))
     placed = place_kernels(launches, compilations or [], processes=processes)
-    known = {
-        i: np.array(starts[p.name], np.uint64) for i, p in enumerate(placed.placements) if p.name in (starts or {})
-    }
+    starts = starts or {}
+    known = {i: np.array(starts[p.name], np.uint64) for i, p in enumerate(placed.placements) if p.name in starts}
     result, _ = join(reader, Task(placed, 0, rule=rule or Rule(), starts=known))
     found: Counter[tuple[int, int, str, str, int]] = Counter()
     for index, ip, counts in zip(result.site.tolist(), result.ip.tolist(), result.counts.tolist(), strict=True):
@@ -202,7 +201,7 @@ def test_launches_in_many_time_buckets_add_up(tmp_path: Path) -> None:
     # given alternating launches of two sites every 10 ns, and reads of 5 ns at changing phases
     launches = [launch(10 * n, 7, A, 11 + n % 2, name="a") for n in range(1, 400)]
     for horizon in (1, 7, 64, 1000):
-        expected: Counter[int] = Counter()
+        expected: defaultdict[int, float] = defaultdict(float)
         stalls = []
         for n in range(60):
             begin, end = 61 * n + 20, 61 * n + 25

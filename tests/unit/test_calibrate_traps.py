@@ -65,7 +65,7 @@ def run(folder: Path, *options: str, link: str = "-Wl,--eh-frame-hdr") -> object
     library = folder / "library.so"
     command = ("cc", "-O1", "-shared", "-fPIC", "-Wl,-Bsymbolic", link, "source.c", "-o", library)
     subprocess.run(command, cwd=folder, check=True)
-    words = [sys.executable, "-I", "-c", PROGRAM, library, *filter(None, sys.path), *options]
+    words: list[str | Path] = [sys.executable, "-I", "-c", PROGRAM, library, *filter(None, sys.path), *options]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 

@@ -6,11 +6,13 @@ import json
 import os
 import random
 import re
+import resource
+import shutil
 import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +22,10 @@ from iaprof.bpf.probes.libraries import Outcome, Way
 from iaprof.cli.main import main
 from iaprof.cli.verbs import check as command
 from iaprof.formats.header.whole_stacks import WholeStacks
-from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, packages, processes, stacks
+from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, processes, stacks
 from iaprof.record.checks.launching import SeenLaunches
 from iaprof.record.checks.result import Check, Level
+from iaprof.record.sources import xe
 from iaprof.record.sources.xe import DeviceError, NotPermitted, StreamBusy
 from iaprof.symbols.unwind.frame_pointers import Prologues, read_prologues
 from limits import Within
@@ -83,7 +86,7 @@ def test_only_root_records(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_bcc(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bpf, "bcc_version", lambda: None)
-    monkeypatch.setattr(packages.shutil, "which", lambda name: name == "apt")
+    monkeypatch.setattr(shutil, "which", lambda name: name == "apt")
     check = bpf._bcc()
     assert (check.level, check.mend) == (Level.PROBLEM, "sudo apt install python3-bpfcc")
 
@@ -93,7 +96,7 @@ def test_without_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("iaprof.bpf.compile.headers._own_headers", list)
     monkeypatch.setattr("iaprof.bpf.compile.headers._has_archive", lambda: False)
     monkeypatch.setattr("iaprof.bpf.compile.headers._split_headers", lambda: None)
-    monkeypatch.setattr(packages.shutil, "which", lambda name: name == "dnf")
+    monkeypatch.setattr(shutil, "which", lambda name: name == "dnf")
     check = bpf._headers()
     assert (check.level, check.mend) == (Level.PROBLEM, "sudo dnf install kernel-devel-$(uname -r)")
 
@@ -161,7 +164,7 @@ def test_sysctls(
 
 def test_too_few_open_files(sysctls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "possible_cpus", lambda: list(range(512)))
-    monkeypatch.setattr(limits.resource, "getrlimit", lambda which: (1024, 4096))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
     check = by_name(limits.checks(tmp_path))["open files"]
     assert (check.level, check.mend) == (Level.PROBLEM, "ulimit -n 1280")
 
@@ -198,10 +201,10 @@ def test_gpus_that_work_make_others_a_warning(monkeypatch: pytest.MonkeyPatch) -
             raise StreamBusy("held")
         return os.open(os.devnull, os.O_RDONLY)
 
-    monkeypatch.setattr(gpus.xe, "render_nodes", lambda: ["/dev/dri/renderD128", *cards])
-    monkeypatch.setattr(gpus.xe, "open_device", open_device)
-    monkeypatch.setattr(gpus.xe, "open_stream", open_stream)
-    monkeypatch.setattr(gpus.xe, "card_name", lambda path: f"card{int(path[-3:]) - 128}")
+    monkeypatch.setattr(xe, "render_nodes", lambda: ["/dev/dri/renderD128", *cards])
+    monkeypatch.setattr(xe, "open_device", open_device)
+    monkeypatch.setattr(xe, "open_stream", open_stream)
+    monkeypatch.setattr(xe, "card_name", lambda path: f"card{int(path[-3:]) - 128}")
     before = os.listdir("/proc/self/fd")
     # when, then
     checks = list(gpus.checks())
@@ -223,7 +226,7 @@ def test_a_gpu_that_may_not_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_stream(*_: object) -> int:
         raise NotPermitted("no")
 
-    monkeypatch.setattr(gpus.xe, "open_stream", open_stream)
+    monkeypatch.setattr(xe, "open_stream", open_stream)
     check = gpus._gt("card0", device(), device().gts[0])
     assert (check.level, check.mend) == (Level.PROBLEM, "sudo sysctl dev.xe.observation_paranoid=0")
 
@@ -235,8 +238,8 @@ NO_EXECUTIONS = "a kernel in a closed command list counts when it is appended, n
 
 
 def test_libraries_and_how_their_launches_are_recorded() -> None:
-    def check(outcome: Outcome, probes: set[str] = frozenset(), version: str = "") -> tuple[Level, str, str]:
-        found = libraries._library(outcome, probes, version)
+    def check(outcome: Outcome, probes: Iterable[str] = (), version: str = "") -> tuple[Level, str, str]:
+        found = libraries._library(outcome, set(probes), version)
         assert found.file == outcome.path
         return found.level, found.text, found.mend
 

@@ -3,7 +3,9 @@
 import random
 import re
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from iaprof.gpu.intel.generations import Platform, platform_of
 from iaprof.report.gpu import iga
 from iaprof.report.gpu.decoder import DecodeError, Decoder, DecoderUnavailable
 from iaprof.report.gpu.sandbox import gpu_sandbox
-from iaprof.sandbox.parent import Limits
+from iaprof.sandbox.parent import Limits, Sandbox
 from unit import fakeiga
 from unit.zebins import KERNELS, MODULES, PLATFORMS, debug_elf, disassembly, read_zebin_code
 
@@ -21,15 +23,17 @@ CODE = read_zebin_code("bmg", "attention")
 
 
 @pytest.fixture(scope="module")
-def shared():
+def shared() -> Iterator[Sandbox]:
     with gpu_sandbox() as sandbox:
         yield sandbox
 
 
 @pytest.mark.parametrize(("device", "module"), MODULES)
-def test_every_instruction_is_what_iga64_prints(device, module, shared):
+def test_every_instruction_is_what_iga64_prints(device: str, module: str, shared: Sandbox) -> None:
     decoder = Decoder(PLATFORMS[device], shared)
-    for kernel in read_zebin(debug_elf(device, module)).kernels:
+    kernels = read_zebin(debug_elf(device, module)).kernels
+    assert [kernel.name for kernel in kernels] == KERNELS[module]
+    for kernel in kernels:
         expected = disassembly(device, module, kernel.name)
         found = decoder.disasm(kernel.code)
         assert [(each.address, each.text) for each in found] == expected
@@ -45,12 +49,12 @@ def test_every_instruction_is_what_iga64_prints(device, module, shared):
             assert set(each.targets) <= set(starts)
 
 
-def test_every_kernel_is_covered():
+def test_every_kernel_is_covered() -> None:
     assert len(MODULES) == 8
     assert sum(len(KERNELS[module]) for _, module in MODULES) == 16
 
 
-def test_addresses_count_from_the_one_given(shared):
+def test_addresses_count_from_the_one_given(shared: Sandbox) -> None:
     decoder = Decoder(Platform.XE2, shared)
     plain, moved = decoder.disasm(CODE), decoder.disasm(CODE, 0x8000_0000_0000)
     assert [each.address + 0x8000_0000_0000 for each in plain] == [each.address for each in moved]
@@ -60,23 +64,27 @@ def test_addresses_count_from_the_one_given(shared):
 
 
 @pytest.mark.parametrize("length", range(8))
-def test_less_than_an_instruction_is_refused(shared, length):
+def test_less_than_an_instruction_is_refused(shared: Sandbox, length: int) -> None:
     with pytest.raises(DecodeError, match="shortest has 8"):
         Decoder(Platform.XE2, shared).disasm(CODE[:length])
 
 
 @pytest.mark.parametrize("length", [8, 9, 15, 16, 17, 24, 100])
-def test_cut_code_never_crashes(shared, length):
+def test_cut_code_never_crashes(shared: Sandbox, length: int) -> None:
     decoder = Decoder(Platform.XE2, shared)
+    longest = 0
     for start in range(0, 512, 8):
         try:
             found = decoder.disasm(CODE[start : start + length])
         except DecodeError as error:
             found = list(error.instructions)
-        assert sum(each.size for each in found) <= length
+        size = sum(each.size for each in found)
+        assert size <= length
+        longest = max(longest, size)
+    assert longest > max(0, length - 16)
 
 
-def test_errors_carry_igas_message_and_what_was_decoded(shared):
+def test_errors_carry_igas_message_and_what_was_decoded(shared: Sandbox) -> None:
     damaged = CODE[:0x40] + b"\xff" * 16 + CODE[0x50:]
     with pytest.raises(DecodeError, match=re.escape("PC[0x40] error decoding instruction")) as caught:
         Decoder(Platform.XE2, shared).disasm(damaged)
@@ -87,10 +95,11 @@ def test_errors_carry_igas_message_and_what_was_decoded(shared):
     assert by_address[len(CODE) - 16] == "illegal", "the compiler's own, which is no error"
 
 
-def test_random_bytes_never_crash(shared):
+def test_random_bytes_never_crash(shared: Sandbox) -> None:
     generator = random.Random(5)
     for platform in Platform:
         decoder = Decoder(platform, shared)
+        decoded = 0
         for _ in range(40):
             code = generator.randbytes(generator.randrange(8, 400))
             try:
@@ -99,14 +108,16 @@ def test_random_bytes_never_crash(shared):
                 assert str(error)
                 found = list(error.instructions)
             assert all(each.mnemonic and each.size in (8, 16) for each in found)
+            decoded += len(found)
+        assert decoded > 100
 
 
-def test_the_wrong_platforms_code(shared):
+def test_the_wrong_platforms_code(shared: Sandbox) -> None:
     with pytest.raises(DecodeError):
         Decoder(Platform.XE_HPC, shared).disasm(CODE)
 
 
-def test_it_survives_the_death_of_its_child(tmp_path, monkeypatch):
+def test_it_survives_the_death_of_its_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.ABORT)))
     with Decoder(Platform.XE2) as decoder:
         for _ in range(2):
@@ -115,7 +126,7 @@ def test_it_survives_the_death_of_its_child(tmp_path, monkeypatch):
             assert [each.mnemonic for each in decoder.disasm(bytes(32))] == ["nop"] * 4
 
 
-def test_it_does_not_wait_for_a_library_that_loops(tmp_path, monkeypatch):
+def test_it_does_not_wait_for_a_library_that_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.LOOP)))
     with gpu_sandbox(Limits(seconds=5)) as sandbox:
         decoder = Decoder(Platform.XE2, sandbox)
@@ -124,13 +135,13 @@ def test_it_does_not_wait_for_a_library_that_loops(tmp_path, monkeypatch):
         assert len(decoder.disasm(bytes(32))) == 4
 
 
-def test_without_a_library_it_names_the_package(tmp_path, monkeypatch):
+def test_without_a_library_it_names_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(tmp_path / "none.so"))
     with Decoder(Platform.XE2) as decoder, pytest.raises(DecoderUnavailable, match=r"none\.so.*install libigc2"):
         decoder.disasm(CODE)
 
 
-def test_a_library_that_is_none(tmp_path, monkeypatch):
+def test_a_library_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "libiga64.so").write_bytes(b"\x7fELF, but not much of one")
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(tmp_path / "libiga64.so"))
     with Decoder(Platform.XE2) as decoder, pytest.raises(DecoderUnavailable, match="install libigc2"):
@@ -140,7 +151,7 @@ def test_a_library_that_is_none(tmp_path, monkeypatch):
         decoder.disasm(CODE)
 
 
-def test_a_library_that_is_too_old_for_the_platform(tmp_path, monkeypatch):
+def test_a_library_that_is_too_old_for_the_platform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.ABORT)))
     with (
         Decoder(Platform.XE3) as decoder,
@@ -149,7 +160,7 @@ def test_a_library_that_is_too_old_for_the_platform(tmp_path, monkeypatch):
         decoder.disasm(CODE)
 
 
-def test_where_the_library_is_looked_for(monkeypatch):
+def test_where_the_library_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("IAPROF_IGA_LIBRARY", raising=False)
     assert iga.candidates() == [f"{sys.prefix}/lib/iaprof/libiga64.so.2", "libiga64.so.2", "libiga64.so.1"]
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", "/opt/libiga64.so")
@@ -174,5 +185,5 @@ def test_where_the_library_is_looked_for(monkeypatch):
         ((40, 0), None),
     ],
 )
-def test_platform_of_an_ip_version(version, platform):
+def test_platform_of_an_ip_version(version: tuple[int, int], platform: Platform | None) -> None:
     assert platform_of(*version) is platform

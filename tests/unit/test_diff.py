@@ -115,7 +115,7 @@ def test_an_empty_profile_against_another(by: str, relative: bool) -> None:
     assert difference(joined(empty, empty), by, 20, relative).entries == []
     found = difference(joined(empty, AFTER), by, 20, relative)
     assert {entry.state for entry in found.entries} == {"new"}
-    assert found.total.values == (0.0, pytest.approx(100.0 if relative else 200.0))
+    assert found.total.values == pytest.approx((0.0, 100.0 if relative else 200.0))
     found = difference(joined(BEFORE, empty), by, 20, relative)
     assert {entry.state for entry in found.entries} == {"gone"}
 

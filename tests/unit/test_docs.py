@@ -70,15 +70,19 @@ def test_tests_that_the_threat_model_names_exist() -> None:
     security = (ROOT / "docs" / "security.md").read_text()
     sources = {path: path.read_text() for path in (ROOT / "tests").rglob("test_*.py")}
     files = set(re.findall(r"`(test_\w+\.py)`", security))
+    assert files
     assert files <= {path.name for path in sources}
     for name in re.findall(r"`(test_\w+)`", security):
         assert any(f"def {name}(" in source for source in sources.values()), name
 
 
 def test_links_between_pages_lead_somewhere() -> None:
+    links = 0
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\(([^)#:]+\.md)\)", page.read_text()):
             assert (page.parent / target).is_file(), (page.name, target)
+            links += 1
+    assert links > len(PAGES)
 
 
 def test_the_readme_lists_every_page() -> None:

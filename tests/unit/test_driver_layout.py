@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import pytest
 from elftools.elf.elffile import ELFFile
 
+import elf_sections
 from iaprof.bpf.probes import driver_layout
 from iaprof.bpf.probes.driver_layout import (
     MAX_ENTRIES,
@@ -29,7 +30,7 @@ from iaprof.bpf.probes.driver_layout import (
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.probes.packed_layout import packed_layout
 from iaprof.record.calibrate import calibrate
-from iaprof.record.calibrate.answer import Code, Problem
+from iaprof.record.calibrate.answer import Answer, Code, Problem
 from iaprof.record.calibrate.entry import probe_offset
 from iaprof.record.calibrate.level_zero import read_level_zero
 from iaprof.record.calibrate.opencl import OpenCLAnswer, _handle_path, read_opencl
@@ -311,7 +312,7 @@ def test_other_arguments_may_be_gone() -> None:
 
 OF_HANDLES = {kind: {"functions": [1, 2], "bias": 16} for kind in ("Kernel", "Program")}
 ANSWER: dict[str, Any] = {"version": "1", "functions": {}, "candidates": {}, "gone": OF_HANDLES}
-_Answer = TypeVar("_Answer")
+_Answer = TypeVar("_Answer", bound=Answer)
 
 
 @pytest.mark.parametrize(
@@ -331,7 +332,7 @@ _Answer = TypeVar("_Answer")
     ids=str,
 )
 @pytest.mark.parametrize("read", [read_level_zero, read_opencl])
-def test_nonsense_in_an_answer_is_refused(read: Callable[[Any], object], told: object) -> None:
+def test_nonsense_in_an_answer_is_refused(read: Callable[[Any], Answer], told: object) -> None:
     assert calibrate._read(ANSWER, read)
     with pytest.raises(Problem, match="it answers what makes no sense"):
         calibrate._read(told, read)
@@ -356,8 +357,7 @@ def test_what_is_no_call_gets_no_probe(tmp_path: Path) -> None:
     with (tmp_path / "one.so").open("rb") as file:
         elf = LibraryFile(file)
         symbols = ELFFile(file)
-        (symbol,) = symbols.get_section_by_name(".dynsym").get_symbol_by_name("one")
-        (place,) = symbols.address_offsets(symbol["st_value"])
+        (place,) = symbols.address_offsets(elf_sections.symbol(symbols, "one")["st_value"])
         with pytest.raises(Problem, match="a call that is none"):
             Code(elf, file).call(place)
 

@@ -315,7 +315,7 @@ def test_opencl_is_reported_when_it_is_used_if_no_library_can_be_injected(machin
 
 def test_a_library_that_has_no_build_id(machine: Machine, tmp_path: Path) -> None:
     plain = build(tmp_path / "plain.so", build_id="none")
-    [outcome] = machine.libraries(ATTACH).take(shutil.copy(plain.path, tmp_path / DRIVER))
+    [outcome] = machine.libraries(ATTACH).take(Path(shutil.copy(plain.path, tmp_path / DRIVER)))
     assert (outcome.build_id, outcome.problem) == ("", f"its build (without a build-id) is not known: {CALIBRATE}")
 
 

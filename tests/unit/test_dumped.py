@@ -237,16 +237,20 @@ def test_chunks_that_overlap_or_lie_outside(tmp_path: Path) -> None:
 
 def test_random_chunks_do_no_harm(tmp_path: Path) -> None:
     rng = random.Random(1)
-    sent: list[Chunk | bytes] = [rng.randbytes(rng.randrange(200)) for _ in range(300)]
-    for _ in range(300):
+    # given a kernel of a process of its own among them
+    sent: list[Chunk | bytes] = [*dumped_kernel("k", b"c" * 2500, pid=9)]
+    sent += [rng.randbytes(rng.randrange(200)) for _ in range(300)]
+    for _ in range(3000):
         numbers = {name: rng.randrange(4) for name in ("what", "address", "pid", "module", "offset", "total")}
         sent.append(Chunk(rng.randbytes(rng.randrange(4)), **numbers))
     rng.shuffle(sent)
     reader = captured(spooled(tmp_path / "s", sent))
     assert damaged(reader) > 0
     assert unfinished(reader) > 0
-    for _, _, kernels in modules_of(reader):
-        assert kernels
+    modules = modules_of(reader)
+    assert (9, 100, [("k", PLACE, b"c" * 2500)]) in modules
+    assert len(modules) > 1
+    assert all(kernels for _, _, kernels in modules)
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe\xc3", b"a;b\n\x1b[31m", b"n" * 5000], ids=["no text", "odd", "long"])

@@ -53,6 +53,8 @@ def test_all_of_it_is_what_pyelftools_reads(path: Path) -> None:
                 tuple(section[f"sh_{name}"] for name in SECTION) for section in theirs.iter_sections()
             ]
             assert list(ours.indices) == list(dict.fromkeys(section.name for section in theirs.iter_sections()))
+        tables = [section for section in theirs.iter_sections() if isinstance(section, SymbolTableSection)]
+        assert sum(table.num_symbols() for table in tables) > 10
         for section in theirs.iter_sections():
             if isinstance(section, NoteSection):
                 assert [(note.name.decode(), note.description) for note in ours.notes_of(section.name)] == [

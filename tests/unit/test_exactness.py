@@ -4,6 +4,7 @@ import io
 import json
 import random
 from collections import Counter
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import Export
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS
-from iaprof.gpu.intel.generations import Platform
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.instructions import read_instructions
 from iaprof.report.gpu.module import NO_DECODER, GpuFrame, GpuKernel, GpuModule, GpuModuleLoader
@@ -96,7 +96,7 @@ def test_sums(tmp_path: Path, seed: int) -> None:
 class TwoGenerations(GpuModuleLoader):
     """Loads every module as one kernel with an instruction named after the platform."""
 
-    def load(self, elf: bytes, platform: Platform | None, only: object = None, texts: bool = True) -> GpuModule:
+    def load(self, elf: bytes, platform: IntEnum | None, only: object = None, texts: bool = True) -> GpuModule:
         columns = {"offset": [0], "size": [16], "mnemonic": [0]}
         decoded = None if platform is None else read_instructions(columns, [platform.name.lower()], 64)
         frames = ((GpuFrame("k", "k.cl", 1),),)

@@ -50,7 +50,7 @@ def test_a_chain_without_an_end_is_left(style: str, tmp_path: Path) -> None:
     assert index is not None
     start, size = elf.sections[index].offset, elf.sections[index].size
     content[start : start + size] = (round_and_round if style == "sysv" else all_the_same)(
-        content[start : start + size]
+        bytes(content[start : start + size])
     )
     began = time.process_time()
     assert elf.exported(b"missing") is None
@@ -70,4 +70,4 @@ def all_the_same(table: bytes) -> bytes:
     buckets, first, bloom_words = struct.unpack_from("<III", table)
     head = 16 + 8 * bloom_words
     chain = (len(table) - head) // 4 - buckets
-    return table[:head] + struct.pack("<I", first) * buckets + struct.pack("<I", hashed & ~1) * chain
+    return b"".join((table[:head], struct.pack("<I", first) * buckets, struct.pack("<I", hashed & ~1) * chain))

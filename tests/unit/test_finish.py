@@ -45,7 +45,7 @@ def damaged(reader: CaptureReader) -> list[str]:
     return [row["detail"] for row in reader.table("loss").to_pylist() if row["what"] == "damaged"]
 
 
-JUNK = [None, 1, -1, 1 << 70, 1.5, float("nan"), "x", "\ud800", [], {}]
+JUNK: list[Any] = [None, 1, -1, 1 << 70, 1.5, float("nan"), "x", "\ud800", [], {}]
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=repr)

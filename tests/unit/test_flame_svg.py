@@ -297,7 +297,8 @@ def shown(page: Page) -> dict[str, tuple[int, int]]:
 
 
 def focused(page: Page) -> str:
-    return page.evaluate("document.activeElement.querySelector('title')?.textContent ?? ''").rpartition(" (")[0]
+    title: str = page.evaluate("document.activeElement.querySelector('title')?.textContent ?? ''")
+    return title.rpartition(" (")[0]
 
 
 def frame(page: Page, name: str) -> None:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,7 +171,7 @@ def test_no_addresses_or_an_empty_perf_map_give_no_names() -> None:
 def test_a_million_lines_take_less_than_a_second() -> None:
     # given
     text = b"".join(b"%x 30 py::function_%d:/some/file.py\n" % (0x7F0000000000 + i * 64, i) for i in range(1_000_000))
-    addresses = np.arange(0, 1_000_000, 50, np.uint64) * np.uint64(64) + np.uint64(0x7F0000000011)
+    addresses = np.arange(0, 1_000_000, 50).astype(np.uint64) * np.uint64(64) + np.uint64(0x7F0000000011)
     # when
     begin = time.process_time()
     names, skipped = read_perf_map(text, addresses)
@@ -417,28 +418,28 @@ def test_a_child_that_takes_too_long_costs_only_names(tmp_path: Path) -> None:
     assert symbolized.problem.startswith("its perf map: ")
 
 
+HONEST: dict[str, Any] = {
+    "index": [0], "function": [0], "file": [0], "line": [0], "strings": ["a"], "problem": "",
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         None,
         {},
         {"index": [0]},
-        *(
-            {"index": [0], "function": [0], "file": [0], "line": [0], "strings": ["a"], "problem": ""} | change
-            for change in (
-                {"index": [2]},
-                {"index": [-1]},
-                {"index": [0, 0], "function": [0, 0], "file": [0, 0], "line": [0, 0]},
-                {"function": [1]},
-                {"file": [True]},
-                {"line": []},
-                {"line": [1 << 32]},
-                {"strings": ["a" * (LONGEST_NAME + 1)]},
-                {"strings": ["\ud800"]},
-                {"strings": "a"},
-                {"problem": None},
-            )
-        ),
+        HONEST | {"index": [2]},
+        HONEST | {"index": [-1]},
+        HONEST | {"index": [0, 0], "function": [0, 0], "file": [0, 0], "line": [0, 0]},
+        HONEST | {"function": [1]},
+        HONEST | {"file": [True]},
+        HONEST | {"line": []},
+        HONEST | {"line": [1 << 32]},
+        HONEST | {"strings": ["a" * (LONGEST_NAME + 1)]},
+        HONEST | {"strings": ["\ud800"]},
+        HONEST | {"strings": "a"},
+        HONEST | {"problem": None},
     ],
 )
 def test_invalid_answers_of_the_child_name_nothing(

@@ -1,10 +1,13 @@
 """Lines and inlined functions of GPU code: what readelf says of real kernels, and DWARF made by hand."""
 
+from collections.abc import Callable, Sequence
+
 import pytest
 
 from iaprof.formats.zebin import read_zebin
 from iaprof.report.gpu.frames import DwarfFrame, read_debug_info
 from iaprof.symbols.names.demangle import demangled
+from limits import Within
 from unit import elfwriter as elf
 from unit.elfwriter import Addr, Die
 from unit.zebins import KERNELS, MODULES, SOURCES, debug_elf, disassembly, line_rows
@@ -12,7 +15,7 @@ from unit.zebins import KERNELS, MODULES, SOURCES, debug_elf, disassembly, line_
 START = 0xFFFF_8000_0000_1000
 
 
-def frames_by_offset(data: bytes, kernel: int = 0):
+def frames_by_offset(data: bytes, kernel: int = 0) -> Callable[[int], tuple[DwarfFrame, ...]]:
     """A function that gives the frames at an offset of a kernel."""
     read = read_debug_info(data)
     segments = read.segments(read_zebin(data).kernels[kernel])
@@ -21,15 +24,17 @@ def frames_by_offset(data: bytes, kernel: int = 0):
     return lambda offset: [segment.frames for segment in segments if segment.offset <= offset][-1]
 
 
-def names(frames) -> list[str]:
+def names(frames: Sequence[DwarfFrame]) -> list[str]:
     return [frame.function for frame in frames]
 
 
 @pytest.mark.parametrize(("device", "module"), MODULES)
-def test_every_instruction_has_the_file_and_line_that_readelf_gives(device, module):
+def test_every_instruction_has_the_file_and_line_that_readelf_gives(device: str, module: str) -> None:
     data = debug_elf(device, module)
     rows = line_rows(device, module)
-    for number, kernel in enumerate(read_zebin(data).kernels):
+    kernels = read_zebin(data).kernels
+    assert [kernel.name for kernel in kernels] == KERNELS[module]
+    for number, kernel in enumerate(kernels):
         frames = frames_by_offset(data, number)
         checked = 0
         for offset, _ in disassembly(device, module, kernel.name):
@@ -40,7 +45,7 @@ def test_every_instruction_has_the_file_and_line_that_readelf_gives(device, modu
 
 
 @pytest.mark.parametrize("device", ["bmg", "lnl", "pvc", "ptl"])
-def test_inlined_functions_of_the_cpp_kernel(device):
+def test_inlined_functions_of_the_cpp_kernel(device: str) -> None:
     data = debug_elf(device, "attention")
     (kernel,) = read_zebin(data).kernels
     frames = frames_by_offset(data)
@@ -67,7 +72,7 @@ def test_inlined_functions_of_the_cpp_kernel(device):
 
 
 @pytest.mark.parametrize("device", ["bmg", "lnl", "pvc", "ptl"])
-def test_inlined_functions_of_the_c_kernels(device):
+def test_inlined_functions_of_the_c_kernels(device: str) -> None:
     data = debug_elf(device, "matmul")
     seen = []
     for number, name in enumerate(KERNELS["matmul"]):
@@ -103,11 +108,17 @@ def test_inlined_functions_of_the_c_kernels(device):
         ("", ""),
     ],
 )
-def test_demangled(symbol, name):
+def test_demangled(symbol: str, name: str) -> None:
     assert demangled(symbol) == name
 
 
-def module(*children: Die, rows=None, files=None, symbols=None, ranges: bytes = b"") -> bytes:
+def module(
+    *children: Die,
+    rows: list[tuple[int, int, int | None]] | None = None,
+    files: list[str] | None = None,
+    symbols: list[elf.Symbol] | None = None,
+    ranges: bytes = b"",
+) -> bytes:
     """A kernel `k` of 128 bytes at START with one unit that has these children."""
     unit = Die(
         elf.COMPILE_UNIT,
@@ -117,7 +128,7 @@ def module(*children: Die, rows=None, files=None, symbols=None, ranges: bytes = 
     return elf.zebin([elf.kernel("k", bytes(128), START), *elf.dwarf(unit, rows, files, ranges)], symbols)
 
 
-def function(name: str, start: int | None = None, size: int = 0, *children: Die, **attributes) -> Die:
+def function(name: str, start: int | None = None, size: int = 0, *children: Die, **attributes: int) -> Die:
     place = {} if start is None else {elf.LOW_PC: Addr(START + start), elf.HIGH_PC: size}
     declared = {elf.DECL_FILE: 1, elf.DECL_LINE: attributes.get("line", 1)}
     return Die(elf.SUBPROGRAM, {elf.NAME: name, **declared, **place}, list(children))
@@ -128,7 +139,7 @@ def inlined(origin: Die, line: int, start: int | None = None, size: int = 0, *ch
     return Die(elf.INLINED, {elf.ORIGIN: origin, elf.CALL_FILE: 1, elf.CALL_LINE: line, **place}, list(children))
 
 
-def test_rows_last_until_the_next_and_their_sequence_ends():
+def test_rows_last_until_the_next_and_their_sequence_ends() -> None:
     rows = [(START, 1, 3), (START + 16, 1, 4), (START + 16, 2, 5), (START + 32, 2, 0), (START + 48, 2, None)]
     frames = frames_by_offset(module(function("k", 0, 64), rows=rows, files=["a.cl", "b.h"]))
     assert frames(0) == frames(8) == (DwarfFrame("k", "/src/a.cl", 3),)
@@ -137,17 +148,17 @@ def test_rows_last_until_the_next_and_their_sequence_ends():
     assert frames(48) == frames(100) == (DwarfFrame("k", "", 0),)
 
 
-def test_wrong_file_numbers_name_no_file():
+def test_wrong_file_numbers_name_no_file() -> None:
     frames = frames_by_offset(module(rows=[(START, 7, 3), (START + 16, 0, 4), (START + 32, 1, None)]))
     assert (frames(0), frames(16)) == ((DwarfFrame("k", "", 3),), (DwarfFrame("k", "", 4),))
 
 
-def test_line_numbers_below_zero_are_none():
+def test_line_numbers_below_zero_are_none() -> None:
     frames = frames_by_offset(module(rows=[(START, 1, -5), (START + 32, 1, None)]))
     assert frames(0) == (DwarfFrame("k", "/src/a.cl", 0),)
 
 
-def test_calls_inside_calls_are_outermost_first():
+def test_calls_inside_calls_are_outermost_first() -> None:
     inner, outer = function("inner", line=50), function("outer", line=60)
     block = Die(elf.BLOCK, {elf.LOW_PC: Addr(START + 16), elf.HIGH_PC: 64}, [inlined(inner, 61, 32, 16)])
     kernel = function("k", 0, 128, inlined(outer, 7, 16, 64, block), line=69)
@@ -160,7 +171,7 @@ def test_calls_inside_calls_are_outermost_first():
     assert names(frames(80)) == ["k"]
 
 
-def test_a_call_without_addresses_is_found_by_its_lines():
+def test_a_call_without_addresses_is_found_by_its_lines() -> None:
     """Of two calls of one function the nearer one; and never one whose lines these are not."""
     helper = function("helper", line=3)
     near = Die(elf.BLOCK, {elf.LOW_PC: Addr(START + 64), elf.HIGH_PC: 32}, [inlined(helper, 22)])
@@ -171,7 +182,7 @@ def test_a_call_without_addresses_is_found_by_its_lines():
     assert names(frames(0)) == names(frames(80)) == ["k"]
 
 
-def test_lines_behind_a_lambda_are_not_the_lambdas():
+def test_lines_behind_a_lambda_are_not_the_lambdas() -> None:
     """A lambda is declared inside the function around it: the lines that follow may be either's."""
     closure = function("operator()", line=21)
     outer = function("k", 0, 128, Die(elf.CLASS, {}, [closure]), inlined(closure, 25), line=20)
@@ -179,7 +190,7 @@ def test_lines_behind_a_lambda_are_not_the_lambdas():
     assert names(frames(0)) == ["k"]
 
 
-def test_names_come_through_origins_and_specifications():
+def test_names_come_through_origins_and_specifications() -> None:
     declared = Die(elf.SUBPROGRAM, {elf.NAME: "f", elf.LINKAGE: "_ZN1n1C1fEv"})
     defined = Die(elf.SUBPROGRAM, {elf.SPECIFICATION: declared})
     plain = Die(elf.SUBPROGRAM, {elf.NAME: "g"})
@@ -191,7 +202,7 @@ def test_names_come_through_origins_and_specifications():
     assert names(frames(32)) == ["k", "[unnamed function]"]
 
 
-def test_a_subroutine_stands_under_its_kernel():
+def test_a_subroutine_stands_under_its_kernel() -> None:
     data = module(function("k", 0, 64), function("sub", 64, 32), rows=[(START, 1, 9), (START + 128, 1, None)])
     assert names(frames_by_offset(data)(64)) == ["k", "sub"]
     data = module(symbols=[elf.Symbol("k", 0, START, 64), elf.Symbol("_Z3subv", 0, START + 64, 32)])
@@ -199,7 +210,7 @@ def test_a_subroutine_stands_under_its_kernel():
     assert [names(frames(offset)) for offset in (0, 64, 96)] == [["k"], ["k", "sub()"], ["k"]]
 
 
-def test_functions_that_kernels_share_and_call_are_frames_without_one():
+def test_functions_that_kernels_share_and_call_are_frames_without_one() -> None:
     """The compiler puts them into a section of their own, the first of them at its beginning."""
     symbols = [elf.Symbol("_Z3onev", 0, START, 64), elf.Symbol("_Z3twov", 0, START + 64, 64)]
     sections = [elf.kernel("Intel_Symbol_Table_Void_Program", bytes(128), START)]
@@ -212,7 +223,7 @@ def test_functions_that_kernels_share_and_call_are_frames_without_one():
         assert names(frames(64)) == ["[called functions]", "two()"]
 
 
-def test_references_that_loop():
+def test_references_that_loop() -> None:
     one, two = Die(elf.SUBPROGRAM), Die(elf.SUBPROGRAM)
     one.attributes, two.attributes = {elf.ORIGIN: two}, {elf.SPECIFICATION: one}
     itself = Die(elf.SUBPROGRAM)
@@ -222,7 +233,7 @@ def test_references_that_loop():
     assert names(frames(0)) == names(frames(16)) == ["k", "[unnamed function]"]
 
 
-def test_calls_nested_without_end_are_cut():
+def test_calls_nested_without_end_are_cut() -> None:
     helper = function("h")
     deep = inlined(helper, 0, 0, 128)
     for line in range(300):
@@ -231,7 +242,7 @@ def test_calls_nested_without_end_are_cut():
     assert 50 < len(frames(0)) < 200
 
 
-def test_siblings_that_point_back_are_not_followed(within):
+def test_siblings_that_point_back_are_not_followed(within: Within) -> None:
     kernel = function("k", 0, 128)
     child = Die(elf.BLOCK, {elf.SIBLING: kernel}, [Die(elf.BLOCK)])
     kernel.children = [child, inlined(function("other"), 1, 0, 16)]
@@ -255,7 +266,7 @@ def test_siblings_that_point_back_are_not_followed(within):
         (".debug_line", b"\x10\x00\x00\x00\x04\x00\xff\xff\xff\x00" + b"\x01" * 10),
     ],
 )
-def test_damaged_parts_cost_their_frames_and_are_told(damage, within):
+def test_damaged_parts_cost_their_frames_and_are_told(damage: tuple[str, bytes], within: Within) -> None:
     unit = Die(elf.COMPILE_UNIT, {elf.NAME: "a.cl", elf.STMT_LIST: 0}, [function("k", 0, 128)])
     sections = elf.dwarf(unit, [(START, 1, 3), (START + 128, 1, None)])
     for section in sections:

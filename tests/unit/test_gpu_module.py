@@ -2,6 +2,9 @@
 
 import copy
 import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,19 +13,20 @@ from iaprof.gpu.intel.generations import Platform
 from iaprof.report.gpu import module as gpu_module
 from iaprof.report.gpu.module import GpuFrame, GpuModuleLoader, InstructionInfo
 from iaprof.report.gpu.sandbox import gpu_sandbox
-from iaprof.sandbox.parent import Limits, SandboxDied
+from iaprof.sandbox.parent import Limits, Sandbox, SandboxDied
+from limits import Within
 from unit import elfwriter as elf, fakeiga
 from unit.zebins import KERNELS, MODULES, PLATFORMS, debug_elf, disassembly, line_rows, plain_zebin
 
 
 @pytest.fixture(scope="module")
-def modules():
+def modules() -> Iterator[GpuModuleLoader]:
     with GpuModuleLoader() as made:
         yield made
 
 
 @pytest.mark.parametrize(("device", "module"), MODULES)
-def test_every_instruction_of_real_modules(modules, device, module):
+def test_every_instruction_of_real_modules(modules: GpuModuleLoader, device: str, module: str) -> None:
     loaded = modules.load(debug_elf(device, module), PLATFORMS[device])
     assert loaded.problems == ()
     assert [kernel.name for kernel in loaded.kernels] == KERNELS[module]
@@ -38,7 +42,7 @@ def test_every_instruction_of_real_modules(modules, device, module):
             assert (each.frames[-1].file, each.frames[-1].line) == rows.at(kernel.address + each.offset)
 
 
-def test_inlined_functions_are_frames(modules):
+def test_inlined_functions_are_frames(modules: GpuModuleLoader) -> None:
     (kernel,) = modules.load(debug_elf("ptl", "attention"), Platform.XE3).kernels
     seen = " ".join(frame.function for each in kernel.instructions for frame in each.frames)
     for name in (
@@ -52,7 +56,7 @@ def test_inlined_functions_are_frames(modules):
         assert name in seen
 
 
-def test_offsets_at_which_nothing_starts(modules):
+def test_offsets_at_which_nothing_starts(modules: GpuModuleLoader) -> None:
     kernel = modules.load(debug_elf("bmg", "matmul"), Platform.XE2).kernels[0]
     assert kernel.instructions[0].size == 16
     inside = kernel.at(8)
@@ -64,7 +68,7 @@ def test_offsets_at_which_nothing_starts(modules):
         )
 
 
-def test_only_some_kernels(modules):
+def test_only_some_kernels(modules: GpuModuleLoader) -> None:
     whole = modules.load(debug_elf("bmg", "matmul"), Platform.XE2)
     address = whole.kernels[1].address
     part = modules.load(debug_elf("bmg", "matmul"), Platform.XE2, only=[address | 0xFFFF << 48])
@@ -74,14 +78,14 @@ def test_only_some_kernels(modules):
     assert part.kernels[0].at(0).frames == (GpuFrame("multiply_basic", "", 0),)
 
 
-def test_an_unknown_generation(modules):
+def test_an_unknown_generation(modules: GpuModuleLoader) -> None:
     loaded = modules.load(debug_elf("bmg", "matmul"), None)
     assert any("generation is not known" in problem for problem in loaded.problems)
     info = loaded.kernels[1].at(0)
     assert (info.mnemonic, info.frames[0].line) == ("[no decoder]", 13)
 
 
-def test_without_a_library(monkeypatch, tmp_path):
+def test_without_a_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(tmp_path / "none.so"))
     with GpuModuleLoader() as modules:
         loaded = modules.load(debug_elf("bmg", "matmul"), Platform.XE2)
@@ -91,7 +95,7 @@ def test_without_a_library(monkeypatch, tmp_path):
     assert (info.mnemonic, info.size, info.frames[-1].line > 0) == ("[no decoder]", 0, True)
 
 
-def test_without_debug_information(modules):
+def test_without_debug_information(modules: GpuModuleLoader) -> None:
     code = read_zebin(debug_elf("bmg", "matmul")).kernels[0].code
     loaded = modules.load(elf.zebin([elf.kernel("_ZTSZ4mainEUlvE_", code, 0x1000)]), Platform.XE2)
     (kernel,) = loaded.kernels
@@ -101,14 +105,14 @@ def test_without_debug_information(modules):
     assert {each.frames for each in kernel.instructions} == {(GpuFrame("main::{lambda()#1}", "", 0),)}
 
 
-def test_a_plain_zebin_has_instructions_but_no_lines(modules):
+def test_a_plain_zebin_has_instructions_but_no_lines(modules: GpuModuleLoader) -> None:
     loaded = modules.load(plain_zebin("bmg", "matmul"), Platform.XE2)
     assert any("no GPU addresses" in problem for problem in loaded.problems)
     assert loaded.kernels[0].instructions
     assert loaded.kernels[0].instructions[5].frames == (GpuFrame("multiply_basic", "", 0),)
 
 
-def test_code_that_is_none(modules):
+def test_code_that_is_none(modules: GpuModuleLoader) -> None:
     code = read_zebin(debug_elf("bmg", "matmul")).kernels[0].code
     sections = [
         elf.kernel("empty", b"", 0x1000),
@@ -135,14 +139,14 @@ def test_code_that_is_none(modules):
         (debug_elf("bmg", "matmul")[:20_000], "cut short"),
     ],
 )
-def test_what_is_no_zebin_is_a_problem(modules, data, why):
+def test_what_is_no_zebin_is_a_problem(modules: GpuModuleLoader, data: bytes, why: str) -> None:
     loaded = modules.load(data, Platform.XE2)
     assert loaded.kernels == ()
     (problem,) = loaded.problems
     assert why in problem
 
 
-def test_a_decoder_that_dies_on_one_kernel(monkeypatch, tmp_path):
+def test_a_decoder_that_dies_on_one_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Everything else is there all the same: lines, names, and the other kernels' instructions."""
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.ABORT)))
     data = bytearray(debug_elf("bmg", "matmul"))
@@ -157,7 +161,7 @@ def test_a_decoder_that_dies_on_one_kernel(monkeypatch, tmp_path):
     assert "'multiply_local_access' was not decoded: the reader process died of SIGABRT" in problem
 
 
-def test_a_decoder_that_dies_on_everything(monkeypatch, tmp_path, within):
+def test_a_decoder_that_dies_on_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, within: Within) -> None:
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.ABORT)))
     with GpuModuleLoader() as modules:
         data = elf.zebin([elf.kernel(f"k{number}", b"E" * 64, number << 12) for number in range(1, 100)])
@@ -166,14 +170,14 @@ def test_a_decoder_that_dies_on_everything(monkeypatch, tmp_path, within):
     assert {kernel.at(0).mnemonic for kernel in loaded.kernels} == {"[undecodable]"}
 
 
-def test_lines_that_take_too_long_cost_only_lines():
+def test_lines_that_take_too_long_cost_only_lines() -> None:
     with gpu_sandbox(Limits(stage_seconds=0.0005)) as sandbox:
         loaded = GpuModuleLoader(sandbox).load(debug_elf("bmg", "attention"), None)
     assert any("debug information takes too long to read" in problem for problem in loaded.problems)
     assert loaded.kernels[0].at(0).frames == (GpuFrame("attention_scores", "", 0),)
 
 
-def test_modules_that_waste_too_much_time_cost_the_others_their_lines(monkeypatch):
+def test_modules_that_waste_too_much_time_cost_the_others_their_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_module, "_MAX_PROBLEM_SECONDS", 1e-9)
     with GpuModuleLoader() as modules:
         assert modules.load(debug_elf("bmg", "attention"), Platform.XE2).problems == ()
@@ -183,7 +187,7 @@ def test_modules_that_waste_too_much_time_cost_the_others_their_lines(monkeypatc
     assert left.problems == ("it was not read: modules before it took too long",)
 
 
-def test_no_child_at_all(monkeypatch):
+def test_no_child_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/nonexistent/python")
     with GpuModuleLoader() as modules:
         loaded = modules.load(debug_elf("bmg", "attention"), Platform.XE2)
@@ -191,7 +195,7 @@ def test_no_child_at_all(monkeypatch):
     assert "cannot be started" in loaded.problems[0]
 
 
-def test_cut_short_anywhere(modules):
+def test_cut_short_anywhere(modules: GpuModuleLoader) -> None:
     whole = debug_elf("lnl", "attention")
     for length in range(0, len(whole), 211):
         loaded = modules.load(whole[:length], Platform.XE2)
@@ -200,15 +204,16 @@ def test_cut_short_anywhere(modules):
 
 
 @pytest.mark.parametrize(("device", "module"), [("bmg", "attention"), ("pvc", "matmul"), ("ptl", "attention")])
-def test_flipped_bytes(modules, within, device, module):
+def test_flipped_bytes(modules: GpuModuleLoader, within: Within, device: str, module: str) -> None:
     """A hundred damaged copies each, most of them where code and DWARF are: never an exception, and quick."""
     whole = debug_elf(device, module)
     generator = random.Random(f"{device} {module}")
     names = [b".debug_info", b".debug_abbrev", b".debug_line", b".debug_ranges"]
     assert all(name in whole for name in names)
     first = whole.index(b"clang version") - 40 if b"clang version" in whole else 0x5000
+    loads, kernels, problems = 100, 0, 0
     with within(30):
-        for _ in range(100):
+        for _ in range(loads):
             data = bytearray(whole)
             low, high = generator.choice([(0, len(data)), (0x500, 0x1500), (first, first + 0x1800), (64, 0x600)])
             for _ in range(generator.choice([1, 3, 30])):
@@ -217,24 +222,29 @@ def test_flipped_bytes(modules, within, device, module):
             for kernel in loaded.kernels:
                 for offset in range(-8, kernel.code_size + 8, 8):
                     assert kernel.at(offset).frames
-            assert all(isinstance(problem, str) and problem for problem in loaded.problems)
+            assert all(problem.strip() for problem in loaded.problems)
+            kernels += len(loaded.kernels)
+            problems += bool(loaded.problems)
+    assert kernels > loads / 2
+    assert 0 < problems < loads
 
 
-class Liar:
+class Liar(Sandbox):
     """Stands in for a sandbox whose child is in an attacker's hands."""
 
-    def __init__(self, answer):
+    def __init__(self, answer: Any) -> None:
+        super().__init__("nobody")
         self.answer = answer
 
-    def call(self, operation, parameters, data):
+    def call(self, operation: str, *_: object, **__: object) -> Any:
         if operation == "module":
             return self.answer
         raise SandboxDied("it died")
 
 
-def damaged(value, generator, depth=0):
+def damaged(value: Any, generator: random.Random, depth: int = 0) -> Any:
     """A copy of the answer in which one thing, somewhere, is something else."""
-    rubbish = [None, -1, 1 << 70, 3.5, "\ud800", "x", [], {}, True, [[]], [1, 2, 3], {"offset": [0]}]
+    rubbish: list[Any] = [None, -1, 1 << 70, 3.5, "\ud800", "x", [], {}, True, [[]], [1, 2, 3], {"offset": [0]}]
     if depth > 1 and generator.random() < 0.3:
         return copy.deepcopy(generator.choice(rubbish))
     if isinstance(value, dict) and value:
@@ -250,7 +260,7 @@ def damaged(value, generator, depth=0):
     return copy.deepcopy(generator.choice(rubbish))
 
 
-def test_problems_are_for_people(modules):
+def test_problems_are_for_people(modules: GpuModuleLoader) -> None:
     names = [f"\x1b[31m{number}\n" for number in range(100)]
     loaded = modules.load(elf.zebin([elf.kernel(name, b"123") for name in names]), Platform.XE2)
     assert len(loaded.problems) == 21
@@ -259,13 +269,13 @@ def test_problems_are_for_people(modules):
     assert [kernel.name for kernel in loaded.kernels] == names
 
 
-def test_answers_of_a_child_in_an_attackers_hands():
+def test_answers_of_a_child_in_an_attackers_hands() -> None:
     data = debug_elf("bmg", "matmul")
     with gpu_sandbox() as sandbox:
         honest = sandbox.call("module", {"platform": int(Platform.XE2), "only": None, "decode": True}, data)
     assert len(GpuModuleLoader(Liar(honest)).load(data, Platform.XE2).kernels) == 3
     generator = random.Random(6)
-    refused = 0
+    refused = instructions = 0
     for _ in range(1500):
         loaded = GpuModuleLoader(Liar(damaged(honest, generator))).load(data, Platform.XE2)
         refused += any("nonsense" in problem for problem in loaded.problems)
@@ -275,4 +285,6 @@ def test_answers_of_a_child_in_an_attackers_hands():
                 info = kernel.at(offset)
                 "".join([info.mnemonic, info.text, *(frame.function + frame.file for frame in info.frames)]).encode()
                 assert all(type(frame.line) is int for frame in info.frames)
+                instructions += info.size > 0
     assert refused > 700
+    assert instructions > 700

@@ -12,7 +12,7 @@ import pytest
 from iaprof.formats.zebin import ZebinKernel, read_sections, read_zebin
 from iaprof.record.kernels.placed_elf import PlacedKernel, compose
 from iaprof.report.gpu.frames import read_debug_info
-from iaprof.report.gpu.functions import Scope
+from iaprof.report.gpu.functions import FunctionTree, Scope
 from iaprof.report.gpu.lines import LineRange
 from iaprof.report.gpu.units import UnitCode, place_units
 from unit.zebins import FOLDER, SOURCES, debug_elf, plain_zebin
@@ -67,7 +67,7 @@ def check(data: bytes, device: str, launched: list[str]) -> None:
 
 
 @pytest.mark.parametrize("device", UNPLACED)
-def test_the_driver_left_units_at_zero(device):
+def test_the_driver_left_units_at_zero(device: str) -> None:
     """Else the other tests show nothing: what .debug_info says of them has no address."""
     assert set(line_tables(device)) == set(NAMES)
     data = debug_elf(device, "vectors")
@@ -83,13 +83,13 @@ def test_the_driver_left_units_at_zero(device):
 
 
 @pytest.mark.parametrize("device", UNPLACED)
-def test_every_kernel_has_its_own_lines_in_the_drivers_debug_elf(device):
+def test_every_kernel_has_its_own_lines_in_the_drivers_debug_elf(device: str) -> None:
     check(debug_elf(device, "vectors"), device, NAMES)
 
 
 @pytest.mark.parametrize("device", UNPLACED)
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_and_in_what_is_made_of_launched_kernels(device, count):
+def test_and_in_what_is_made_of_launched_kernels(device: str, count: int) -> None:
     """Units of kernels that were not launched are nobody's, although some have the size of one that was."""
     data = debug_elf(device, "vectors")
     texts = {section.name: section for section in read_sections(data)}
@@ -102,14 +102,15 @@ def test_and_in_what_is_made_of_launched_kernels(device, count):
         check(compose(plain_zebin(device, "vectors"), some), device, [kernel.name for kernel in some])
 
 
-class Functions:
+class Functions(FunctionTree):
     """Stands in for what was read of functions: their number is their name's place in this list."""
 
     def __init__(self, *names: set[str]) -> None:
-        self._names = names
+        super().__init__()
+        self._of_each = names
 
     def names(self, function: int | None) -> set[str]:
-        return self._names[function or 0]
+        return self._of_each[function or 0]
 
 
 def kernel(name: str, address: int, size: int, code: int = 256) -> ZebinKernel:
@@ -131,26 +132,26 @@ def places(each: UnitCode) -> list[int]:
 K, L, M = kernel("k", 0x1000, 64), kernel("_Z1lv", 0x2000, 128), kernel("m", 0x3000, 64)
 
 
-def test_a_mangled_name_counts_as_well():
+def test_a_mangled_name_counts_as_well() -> None:
     units = [unit(0, 64), unit(1, 64)]
     assert place_units(units, [K, L], (), Functions({"l", "_Z1lv"}, {"k"})) == []
     assert [places(each) for each in units] == [[0x2000] * 3, [0x1000] * 3]
 
 
 @pytest.mark.parametrize(("start", "lines"), [(0x1000, 0), (0, 0x1000)])
-def test_a_unit_that_is_placed_in_part_needs_no_name(start, lines):
+def test_a_unit_that_is_placed_in_part_needs_no_name(start: int, lines: int) -> None:
     one = unit(0, start + 64, start, lines)
     assert place_units([one], [K, L, M], (), Functions({"m"})) == []
     assert places(one) == [0x1000] * 3
 
 
-def test_without_a_name_the_only_one_of_its_size_counts():
+def test_without_a_name_the_only_one_of_its_size_counts() -> None:
     units = [unit(0, 128), unit(1, 64), unit(2, 64)]
     assert place_units(units, [K, L, M], (), Functions({"?"}, {"m"}, {"!"})) == []
     assert [places(each) for each in units] == [[0x2000] * 3, [0x3000] * 3, [0x1000] * 3]
 
 
-def test_the_last_unit_is_the_last_kernels_if_it_fits():
+def test_the_last_unit_is_the_last_kernels_if_it_fits() -> None:
     units = [unit(0, 64), unit(1, 40)]
     assert place_units(units, [K, L], (), Functions({"k"}, {"?"})) == []
     assert places(units[1]) == [0x2000] * 3
@@ -160,7 +161,7 @@ def test_the_last_unit_is_the_last_kernels_if_it_fits():
     assert places(large) == [0] * 3
 
 
-def test_what_could_be_several_kernels_stays_where_it_is_and_is_told():
+def test_what_could_be_several_kernels_stays_where_it_is_and_is_told() -> None:
     units = [unit(0, 64), unit(1, 64)]
     assert place_units(units, [K, M], (), Functions({"first"}, {"second"})) == [
         "it is not known which kernel the source lines of first belong to",
@@ -169,19 +170,19 @@ def test_what_could_be_several_kernels_stays_where_it_is_and_is_told():
     assert [places(each) for each in units] == [[0] * 3] * 2
 
 
-def test_two_of_one_name_are_told_apart_by_nothing():
+def test_two_of_one_name_are_told_apart_by_nothing() -> None:
     units = [unit(0, 64), unit(0, 64)]
     place_units(units, [K, L], (), Functions({"k"}))
     assert [places(each) for each in units] == [[0] * 3] * 2
 
 
-def test_nothing_is_told_where_no_kernel_lacks_lines():
+def test_nothing_is_told_where_no_kernel_lacks_lines() -> None:
     units = [unit(0, 0x1040, 0x1000), unit(1, 64)]
     assert place_units(units, [K], (), Functions({"k"}, {"helper"})) == []
     assert places(units[1]) == [0] * 3
 
 
-def test_a_kernel_that_was_not_launched_is_no_other_one():
+def test_a_kernel_that_was_not_launched_is_no_other_one() -> None:
     one = unit(0, 64)
     assert place_units([one], [K], {"m"}, Functions({"m"})) == []
     assert places(one) == [0] * 3

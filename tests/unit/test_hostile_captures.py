@@ -162,10 +162,12 @@ def test_a_small_file_of_very_many_values(tmp_path: Path, monkeypatch: pytest.Mo
         reports(path)
 
 
-JUNK = [None, True, -1, 1 << 70, 1e400, float("nan"), "x", [], {}, [[]], [{}], [None], {"monotonic_ns": 1 << 64},
-        {"monotonic_ns": -1}, [{"source": "a", "what": [], "count": 1}], [{"source": 1, "what": "b", "count": None}],
-        [{"layout": "xe2", "ip_version": [1e400, 1]}], [{"layout": ["xe2"], "ip_version": [20, 1]}],
-        {"cpu_s": "x", "peak_bytes": []}, {"stalls": "x"}]  # fmt: skip
+JUNK: list[Any] = [
+    None, True, -1, 1 << 70, 1e400, float("nan"), "x", [], {}, [[]], [{}], [None], {"monotonic_ns": 1 << 64},
+    {"monotonic_ns": -1}, [{"source": "a", "what": [], "count": 1}], [{"source": 1, "what": "b", "count": None}],
+    [{"layout": "xe2", "ip_version": [1e400, 1]}], [{"layout": ["xe2"], "ip_version": [20, 1]}],
+    {"cpu_s": "x", "peak_bytes": []}, {"stalls": "x"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("member", ["clock", "streams", "totals", "losses", "cost", "end_ns", "format"])

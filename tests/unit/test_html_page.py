@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from iaprof.formats.page.data import payload
 from iaprof.formats.page.html import HtmlPage
 from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin, Profile, StackOptions
 from iaprof.gpu.intel.reasons import REASONS
+from limits import Within
 
 from .profiles import Row, counts, profile
 
@@ -157,7 +159,7 @@ def in_range(first: int, last: int) -> int:
 # ---- the data
 
 
-def decoded(data: bytes) -> dict[str, dict[str, list[int] | list[str]]]:
+def decoded(data: bytes) -> dict[str, dict[str, Any]]:
     """The trees of a payload, unpacked."""
     raw = gzip.decompress(data)
     end = 4 + int.from_bytes(raw[:4], "little")
@@ -178,7 +180,7 @@ def decoded(data: bytes) -> dict[str, dict[str, list[int] | list[str]]]:
     return trees
 
 
-def stacks(tree: dict[str, list[int] | list[str]]) -> dict[tuple[tuple[str, ...], int, int], int]:
+def stacks(tree: dict[str, Any]) -> dict[tuple[tuple[str, ...], int, int], int]:
     """Samples by stack, reason and interval."""
     path: list[str] = []
     paths = []
@@ -226,7 +228,7 @@ _SEEDS = st.lists(
 
 @settings(max_examples=40, deadline=None)
 @given(_SEEDS)
-def test_every_stack_keeps_its_samples_by_reason_and_interval(seeds):
+def test_every_stack_keeps_its_samples_by_reason_and_interval(seeds: list[tuple[int, int, int, int, int]]) -> None:
     made = random_rows(seeds)
 
     trees = decoded(payload(Export(made, interval_s=0.02), StackOptions(), {}))
@@ -242,7 +244,9 @@ def test_every_stack_keeps_its_samples_by_reason_and_interval(seeds):
 
 @settings(max_examples=40, deadline=None)
 @given(_SEEDS, st.integers(0, 12), st.integers(1, 8))
-def test_merged_frames_keep_the_sums(seeds, most_nodes, most_entries):
+def test_merged_frames_keep_the_sums(
+    seeds: list[tuple[int, int, int, int, int]], most_nodes: int, most_entries: int
+) -> None:
     """In every interval, for every reason, and in every kept frame."""
     export = Export(random_rows(seeds), interval_s=0.02)
     whole = stacks(decoded(payload(export, StackOptions(), {}))["stalls"])
@@ -279,7 +283,7 @@ def totals(found: dict[tuple[tuple[str, ...], int, int], int], reasons: bool = F
     return sums
 
 
-def test_frames_below_the_limit_are_merged():
+def test_frames_below_the_limit_are_merged() -> None:
     trees = decoded(payload(EXPORT, StackOptions(percent_limit=20), {}))
 
     found = stacks(trees["stalls"])
@@ -291,7 +295,7 @@ def test_frames_below_the_limit_are_merged():
     ]
 
 
-def test_names_are_bounded():
+def test_names_are_bounded() -> None:
     launch = Launch("p", 1, tuple(f"{number}{'x' * 1_000_000}" for number in range(8)))
     made = profile([Row(0, launch, MATMUL, SEND, 0, counts(sbid=1))], INTERVALS)
 
@@ -304,7 +308,7 @@ def test_names_are_bounded():
 # ---- the page
 
 
-def test_the_graph_shows_all_samples_and_their_number(page):
+def test_the_graph_shows_all_samples_and_their_number(page: Page) -> None:
     assert root(page) == TOTAL
     assert row(page, 3) == {"main": 105, "other": 3}
     assert row(page, 4) == {"nn::train()": 92, "nn::infer()": 13}
@@ -314,7 +318,7 @@ def test_the_graph_shows_all_samples_and_their_number(page):
     assert page.title() == "python train.py · Battlemage · box"
 
 
-def test_clicks_and_keys_zoom(page):
+def test_clicks_and_keys_zoom(page: Page) -> None:
     click(page, "nn::infer()")
     assert page.evaluate("iaprof.flame.view") == [92, 105]
     assert page.locator("#flame .details").inner_text().startswith("nn::infer() 13 stalls, 12.0 %")
@@ -336,7 +340,7 @@ def test_clicks_and_keys_zoom(page):
     assert page.evaluate("iaprof.flame.view") == [0, TOTAL]
 
 
-def test_search_shows_the_share_of_stacks_with_a_match(page):
+def test_search_shows_the_share_of_stacks_with_a_match(page: Page) -> None:
     page.keyboard.press("/")
     page.keyboard.type("INFER|^softmax$")
 
@@ -348,7 +352,7 @@ def test_search_shows_the_share_of_stacks_with_a_match(page):
     assert page.locator("#flame .share").inner_text() == "85.2 % matched, 1 name"
 
 
-def test_a_range_shows_its_own_samples(page):
+def test_a_range_shows_its_own_samples(page: Page) -> None:
     for first, last in ((0, 60), (60, 61), (60, 150), (0, 150)):
         page.evaluate("([begin, end]) => iaprof.model.select(begin, end)", [first * 0.02, last * 0.02])
         assert root(page) == in_range(first, last)
@@ -362,9 +366,10 @@ def test_a_range_shows_its_own_samples(page):
     assert page.locator("#heat .says").inner_text() == "Whole recording, 3 s: 108 stalls, 10 CPU samples."
 
 
-def test_dragging_and_clicking_select_a_range(page):
+def test_dragging_and_clicking_select_a_range(page: Page) -> None:
     canvas = page.locator("#heat canvas").first
     box = canvas.bounding_box()
+    assert box is not None
     cell = page.evaluate("iaprof.heat.cell")
 
     def at(interval: int) -> tuple[float, float]:
@@ -382,7 +387,7 @@ def test_dragging_and_clicking_select_a_range(page):
     assert page.evaluate("[iaprof.model.selection.first, iaprof.model.selection.last]") == [10, 62]
 
 
-def test_keys_select_a_range(page):
+def test_keys_select_a_range(page: Page) -> None:
     page.locator("#heat canvas").first.focus()
     for key in ("ArrowRight", "ArrowRight", *["ArrowDown"] * 10, "Enter", "ArrowDown", "Enter"):
         page.keyboard.press(key)
@@ -392,16 +397,18 @@ def test_keys_select_a_range(page):
     assert root(page) == TOTAL
 
 
-def test_leaves_first_begins_where_stacks_end(page):
+def test_leaves_first_begins_where_stacks_end(page: Page) -> None:
     page.click("button[value=inverted]")
 
     assert root(page) == TOTAL
     assert row(page, 1) == {"sbid": 90, "active": 14, "other": 3, "send": 1}
     assert row(page, 2) == {"send": 92, "add": 13, "[unknown kernel]": 3}
-    assert page.locator("#flame canvas").get_attribute("aria-label").startswith("Flame graph. Where the GPU waited")
+    label = page.locator("#flame canvas").get_attribute("aria-label")
+    assert label is not None
+    assert label.startswith("Flame graph. Where the GPU waited")
 
 
-def test_a_function_shows_its_callers_and_callees(page):
+def test_a_function_shows_its_callers_and_callees(page: Page) -> None:
     page.locator("#flame canvas").focus()
     click(page, "nn::infer()")
     page.keyboard.press("s")
@@ -415,7 +422,7 @@ def test_a_function_shows_its_callers_and_callees(page):
     assert root(page) == TOTAL
 
 
-def test_a_kernel_leads_to_its_instructions(page):
+def test_a_kernel_leads_to_its_instructions(page: Page) -> None:
     assert page.locator("[data-part=kernel]").is_hidden()
 
     click(page, "matmul")
@@ -424,7 +431,7 @@ def test_a_kernel_leads_to_its_instructions(page):
     assert page.evaluate("iaprof.model.kernel") == "matmul"
 
 
-def test_colours_have_legends(page):
+def test_colours_have_legends(page: Page) -> None:
     legend = page.locator("#flame .legend")
     kinds = ["process", "C++", "C", "Python", "OS kernel", "GPU source", "GPU instruction", "unknown"]
     assert legend.locator("li").all_inner_texts() == kinds
@@ -436,7 +443,7 @@ def test_colours_have_legends(page):
     assert {"app", "libnn.so", "[kernel]"} <= set(legend.locator("li").all_inner_texts())
 
 
-def test_cpu_samples_take_the_place_of_stalls(page):
+def test_cpu_samples_take_the_place_of_stalls(page: Page) -> None:
     page.click("button[value=cpu]")
 
     assert root(page) == 10
@@ -444,7 +451,7 @@ def test_cpu_samples_take_the_place_of_stalls(page):
     assert "What the CPUs did" in page.locator("#flame .caption").inner_text()
 
 
-def test_it_follows_the_systems_dark_mode(browser, file):
+def test_it_follows_the_systems_dark_mode(browser: Browser, file: Path) -> None:
     with opened(browser, file, dark=True) as page:
         ready(page)
         dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -454,7 +461,7 @@ def test_it_follows_the_systems_dark_mode(browser, file):
     assert (dark, light) == ("rgb(20, 21, 24)", "rgb(246, 246, 244)")
 
 
-def test_it_fits_a_telephone(browser, file):
+def test_it_fits_a_telephone(browser: Browser, file: Path) -> None:
     with opened(browser, file, width=400, height=800) as page:
         ready(page)
 
@@ -463,7 +470,7 @@ def test_it_fits_a_telephone(browser, file):
         assert page.evaluate("iaprof.flame.view") == [0, 105]
 
 
-def test_hostile_names_run_no_script(browser, tmp_path):
+def test_hostile_names_run_no_script(browser: Browser, tmp_path: Path) -> None:
     names = tuple(HOSTILE)
     launch = Launch(HOSTILE[0], 7, names, origins=tuple(Origin(CodeKind.C, name, name, 3) for name in names))
     rows = [Row(0, launch, Kernel(1, name, name), Code(name, (name,), (1,)), 8, counts(sbid=1)) for name in names]
@@ -491,7 +498,7 @@ def test_hostile_names_run_no_script(browser, tmp_path):
     assert "\u202e" not in text
 
 
-def test_a_large_recording_shows_ranges_without_instructions(browser, tmp_path):
+def test_a_large_recording_shows_ranges_without_instructions(browser: Browser, tmp_path: Path) -> None:
     whole = profile([each._replace(interval=0) for each in ROWS])
     code = Code("[instructions]", ("matmul",), (0,))
     by_time = profile([each._replace(code=code, offset=0) for each in ROWS], INTERVALS)
@@ -509,7 +516,7 @@ def test_a_large_recording_shows_ranges_without_instructions(browser, tmp_path):
         ]
 
 
-def test_a_range_names_kernels_like_the_table(browser, tmp_path):
+def test_a_range_names_kernels_like_the_table(browser: Browser, tmp_path: Path) -> None:
     notes = ["[ambiguous]", "[unknown kernel]", "k" * 3_000]
     rows = [Row(60, None, None, Code("[no binary]", (note,), ()), 64, counts(other=3)) for note in notes]
     path = written(tmp_path / "page.html", Export(profile(rows, INTERVALS), ABOUT, 0.02))
@@ -523,7 +530,7 @@ def test_a_range_names_kernels_like_the_table(browser, tmp_path):
     assert dict(zip(names, samples, strict=True)) == {"[ambiguous]": "3", "[unknown kernel]": "3", "k" * 2_000: "3"}
 
 
-def test_without_times_there_is_no_heat_map(browser, tmp_path):
+def test_without_times_there_is_no_heat_map(browser: Browser, tmp_path: Path) -> None:
     path = written(tmp_path / "page.html", Export(profile([each._replace(interval=0) for each in ROWS])))
 
     with opened(browser, path) as page:
@@ -532,7 +539,7 @@ def test_without_times_there_is_no_heat_map(browser, tmp_path):
         assert root(page) == TOTAL
 
 
-def test_the_maximum_of_frames_is_drawn_in_one_go(browser, tmp_path, within):
+def test_the_maximum_of_frames_is_drawn_in_one_go(browser: Browser, tmp_path: Path, within: Within) -> None:
     # given a thousand functions that launch 74 instructions each
     launches = [Launch("app", 7, (f"f{number}",)) for number in range(1000)]
     codes = [Code(f"op{number}", ("matmul",), (0,)) for number in range(74)]
@@ -572,7 +579,7 @@ def test_the_maximum_of_frames_is_drawn_in_one_go(browser, tmp_path, within):
     )  # one may have to wait for another process
 
 
-def test_an_empty_capture_gives_a_page(browser, tmp_path):
+def test_an_empty_capture_gives_a_page(browser: Browser, tmp_path: Path) -> None:
     path = written(tmp_path / "page.html", Export(profile([]), ABOUT, 0.02))
 
     with opened(browser, path) as page:
@@ -580,7 +587,7 @@ def test_an_empty_capture_gives_a_page(browser, tmp_path):
         assert root(page) == 0
 
 
-def test_options_set_the_initial_view(browser, tmp_path):
+def test_options_set_the_initial_view(browser: Browser, tmp_path: Path) -> None:
     options = StackOptions(inverted=True, cpu_samples=True)
     path = written(tmp_path / "page.html", EXPORT, options)
 
@@ -589,7 +596,7 @@ def test_options_set_the_initial_view(browser, tmp_path):
         assert row(page, 1) == {"wait()": 6, "nn::train()": 3, "main": 1}
 
 
-def test_only_its_own_script_may_run(file):
+def test_only_its_own_script_may_run(file: Path) -> None:
     text = file.read_text()
 
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)

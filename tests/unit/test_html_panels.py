@@ -48,7 +48,7 @@ def made_of(*kernels: str, launched: dict[int, int] | None = None) -> Profile:
 
 
 def series(values: Any, name: str = "frequency-actual-MHz", step: float = 0.01) -> Series:
-    return Series(name, "card0", np.arange(len(values)) * step, np.array(values, float))
+    return Series(name, "card0", (np.arange(len(values)) * step).astype(np.float64), np.array(values, np.float64))
 
 
 def launches(runs: list[tuple[int, float, float, int]], names: list[str]) -> Launches:

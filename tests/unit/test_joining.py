@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,7 @@ from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions, build
 from unit.capturing import HEADER, launch, record, stall
+from waiting import until
 
 MS, S = 1_000_000, 1_000_000_000
 KERNELS = [0x8000_0001_0000 + 0x400 * number for number in range(6)]
@@ -103,7 +103,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_two(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "_FEWEST_GROUPS", 2)
-    monkeypatch.setattr(joining.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
 
 
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +245,8 @@ def test_a_killed_second_process_is_reported(tmp_path: Path, monkeypatch: pytest
         else:
             helper.give(task)
             assert helper._pipe.poll(30)
-            time.sleep(0.05)  # it has filled the pipe then
+            status = Path(f"/proc/{process.pid}/status")
+            until(lambda: "\nState:\tS" in status.read_text())  # it has filled the pipe then
             process.kill()
         # then
         with pytest.raises(IaprofError, match=ENDED):
@@ -344,9 +345,8 @@ def helpers(pid: int) -> list[int]:
 
 def test_ctrl_c_leaves_no_process_and_no_file(report: subprocess.Popen[bytes], tmp_path: Path) -> None:
     # given a second process that has just started
-    deadline = time.monotonic() + 120
-    while not (found := helpers(report.pid)):
-        assert time.monotonic() < deadline and report.poll() is None
+    until(lambda: helpers(report.pid), report)
+    (helper,) = helpers(report.pid)
     # when a terminal signals its foreground process group
     os.killpg(report.pid, signal.SIGINT)
     _, said = report.communicate(timeout=120)
@@ -354,6 +354,4 @@ def test_ctrl_c_leaves_no_process_and_no_file(report: subprocess.Popen[bytes], t
     assert report.returncode not in (0, 1)
     assert b"Traceback" not in said, said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c"]
-    while os.path.exists(f"/proc/{found[0]}"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not os.path.exists(f"/proc/{helper}"))

@@ -89,8 +89,8 @@ def test_only_regular_files_are_opened(library: Build, binaries: Binaries, tmp_p
     # and paths that do not exist
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
-    for path in ("dangling", "absent", "fifo/below", "x" * 300, "lib/" * 2000, "zero\0byte", "\ud800"):
-        _, _, problem = name(binaries, library, path=f"{tmp_path}/{path}")
+    for missing in ("dangling", "absent", "fifo/below", "x" * 300, "lib/" * 2000, "zero\0byte", "\ud800"):
+        _, _, problem = name(binaries, library, path=f"{tmp_path}/{missing}")
         assert problem == f"no file with its build-id ({library.module().build_id.hex()}) was found"  # type: ignore[union-attr]
     assert "cannot be opened" in name(binaries, library, path=tmp_path / "loop")[2]
     (tmp_path / "text").write_text("no ELF file")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import time
+from functools import partial
 
 from iaprof.record.loop import Loop
 from limits import Within
@@ -46,11 +47,17 @@ def test_unfinished_work_goes_on_without_waiting(within: Within) -> None:
 
 
 def test_a_reader_may_remove_another_and_a_closed_descriptor_is_forgotten() -> None:
-    loop, seen = Loop(), []
+    loop = Loop()
+    seen: list[int] = []
+
+    def read(reading: int, other: int) -> None:
+        seen.append(reading)
+        loop.forget(other)
+
     pipes = [os.pipe(), os.pipe()]
     for reading, writing in pipes:
         other = pipes[1][0] if reading == pipes[0][0] else pipes[0][0]
-        loop.wait_for(reading, lambda r=reading, o=other: (seen.append(r), loop.forget(o)), select.EPOLLONESHOT)  # type: ignore[misc]
+        loop.wait_for(reading, partial(read, reading, other), select.EPOLLONESHOT)
         os.write(writing, b"x")
     loop.turn()
     assert len(seen) == 1

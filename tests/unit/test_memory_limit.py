@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -153,7 +154,7 @@ def test_a_spool_of_zeros_is_not_recovered_into_memory(tmp_path: Path, runs: Run
     spool.close()
     zeros = mmap.mmap(-1, 960 << 20)
     with spool.path.open("ab") as file:
-        file.write(framed(FrameKind.STALLS, zeros, time=1, part=2)[0])
+        file.write(framed(FrameKind.STALLS, memoryview(zeros), time=1, part=2)[0])
         file.truncate(file.tell() + len(zeros))
     # when
     run = runs.run("recover", spool.path, "-o", tmp_path / "cap.parquet", "--symbols=none", "--memory-limit=512M")
@@ -260,7 +261,10 @@ def test_the_limit_is_a_size(tmp_path: Path) -> None:
 READERS = ("report", "top", "diff", "annotate", "query", "info", "archive", "merge", "import", "recover", "flame")
 
 
-@pytest.mark.parametrize("verb", get_command(main.app).commands)
+COMMAND: Any = get_command(main.app)
+
+
+@pytest.mark.parametrize("verb", COMMAND.commands)
 def test_verbs_that_read_untrusted_files_have_the_option(verb: str) -> None:
     done = iaprof(verb, "--help")
     assert ("--memory-limit SIZE" in done.out) == (verb in READERS)

@@ -8,7 +8,9 @@ import struct
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from iaprof.record.sources.metrics import MeteredGt, Metrics
 from iaprof.report.views.gauges import gauges
 from unit.capturing import capture
 from unit.profiles import Row, profile
+from waiting import until
 
 S = 1_000_000_000
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -162,39 +165,72 @@ META = (
         }
     ).map(lambda value: json.dumps(value).encode())
 )
-NUMBERS = st.lists(
-    st.sampled_from([0, 1, 5, 2**32, 2**63 - 1, MISSING, 2**64 - 1]) | st.integers(0, 2**64 - 1), max_size=40
+NUMBER = st.sampled_from([0, 1, 5, 2**32, 2**63 - 1, MISSING, 2**64 - 1]) | st.integers(0, 2**64 - 1)
+NUMBERS = st.lists(NUMBER, max_size=40)
+ROWS = st.lists(st.tuples(st.integers(0, 9), st.integers(0, 2), NUMBER, NUMBER), max_size=10)
+
+
+def valid(stream: int | None, how: Derivation, columns: list[int], scale: float) -> bytes:
+    """The description of a metric in rows of four numbers."""
+    metric = Metric("m", how, tuple(columns), (3,) if how is Derivation.SHARE else (), scale)
+    return json.dumps({"stream": stream, "width": 4, "metrics": [asdict(metric)]}).encode()
+
+
+VALID = st.builds(
+    valid,
+    st.none() | st.integers(0, 5),
+    st.sampled_from(list(Derivation)),
+    st.lists(st.integers(1, 3), min_size=1, max_size=2),
+    st.floats(allow_nan=False, allow_infinity=False),
 )
 
 
-@settings(deadline=None, max_examples=500)
-@given(META, NUMBERS.map(lambda numbers: packed(tuple(numbers))) | st.binary(max_size=100))
-def test_any_bytes_are_rows_or_a_value_error(meta: bytes, rows: bytes) -> None:
-    try:
-        result = decode(meta, rows)
-    except ValueError:
-        return
-    result.validate(full=True)
-    assert result.type == KINDS["metric"]
-    for row in result.to_pylist():
-        assert row["name"].isprintable()
-        assert abs(row["value"]) < float("inf")
-        assert (row["stream"] is None) != (row["pid"] is None)
+def test_any_bytes_are_rows_or_a_value_error() -> None:
+    outcomes: Counter[str] = Counter()
+
+    @settings(deadline=None, max_examples=500)
+    @given(META, NUMBERS.map(lambda numbers: packed(tuple(numbers))) | st.binary(max_size=100))
+    def any_bytes(meta: bytes, rows: bytes) -> None:
+        check(meta, rows)
+
+    @settings(deadline=None, max_examples=500)
+    @given(VALID, ROWS.map(lambda rows: packed(*rows)))
+    def any_numbers(meta: bytes, rows: bytes) -> None:
+        check(meta, rows)
+
+    def check(meta: bytes, rows: bytes) -> None:
+        try:
+            result = decode(meta, rows)
+        except ValueError:
+            outcomes["refused"] += 1
+            return
+        result.validate(full=True)
+        assert result.type == KINDS["metric"]
+        for row in result.to_pylist():
+            assert row["name"].isprintable()
+            assert abs(row["value"]) < float("inf")
+            assert (row["stream"] is None) != (row["pid"] is None)
+            outcomes["rows"] += 1
+
+    any_bytes()
+    any_numbers()
+    assert min(outcomes["refused"], outcomes["rows"]) > 100, outcomes
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"width": 10**9}, {"stream": -1}, {"stream": True}, {"metrics": [{}]}, {"metrics": [GOOD["metrics"][0]] * 2000}]
-    + [
-        {"metrics": [GOOD["metrics"][0] | change]}
-        for change in (
-            {"columns": [3]},
-            {"columns": [0]},
-            {"of": []},
-            {"how": "x"},
-            {"scale": 1e999},
-            {"scale": 10**400},
-        )
+    [
+        {"width": 10**9},
+        {"stream": -1},
+        {"stream": True},
+        {"metrics": [{}]},
+        {"metrics": [GOOD["metrics"][0]] * 2000},
+        {"metrics": [GOOD["metrics"][0] | {"columns": [3]}]},
+        {"metrics": [GOOD["metrics"][0] | {"columns": [0]}]},
+        {"metrics": [GOOD["metrics"][0] | {"of": []}]},
+        {"metrics": [GOOD["metrics"][0] | {"how": "x"}]},
+        {"metrics": [GOOD["metrics"][0] | {"scale": 1e999}]},
+        {"metrics": [GOOD["metrics"][0] | {"scale": 10**400}]},
     ],
     ids=str,
 )
@@ -308,7 +344,7 @@ def metered(*engines: xe.Engine, gts: int = 1) -> list[MeteredGt]:
     return [MeteredGt(5 + index, device, gt) for index, gt in enumerate(all_gts)]
 
 
-def taken(measured: Metrics) -> list[tuple[str, int | None, float]]:
+def taken(measured: Metrics) -> list[tuple[str, int | None, Any]]:
     """All that was measured: (name, stream or pid, value)."""
     rows = [row for meta, data in measured.take() for row in decode(meta, data).to_pylist()]
     return [(row["name"], row["pid"] if row["stream"] is None else row["stream"], row["value"]) for row in rows]
@@ -631,6 +667,10 @@ def test_the_processes_named_last_are_looked_at_and_no_descriptor_is_left(proc: 
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def cpu_ticks(pid: int) -> int:
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[11:13]))
+
+
 def test_a_real_process_that_works_and_ends() -> None:
     command = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as child:
@@ -638,7 +678,9 @@ def test_a_real_process_that_works_and_ends() -> None:
         child.stdout.readline()
         measured = Metrics([])
         measured.watch([child.pid, os.getpid()])
-        time.sleep(0.6)
+        used = cpu_ticks(child.pid)
+        time.sleep(0.6)  # in less than half a second nobody looks
+        until(lambda: cpu_ticks(child.pid) > used + 5, child)
         measured.sample()
         use = {pid: value for _, pid, value in taken(measured)}
         assert 0 < use[child.pid] <= 130  # of one CPU; the kernel counts in hundredths of a second

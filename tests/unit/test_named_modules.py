@@ -25,15 +25,15 @@ NAMED |= set(NAME.findall((ROOT / "pyproject.toml").read_text()))
 
 
 @pytest.mark.parametrize("name", sorted(NAMED))
-def test_a_module_that_a_string_names_can_be_imported(name):
+def test_a_module_that_a_string_names_can_be_imported(name: str) -> None:
     module, _, function = name.partition(":")
     imported = importlib.import_module(module)
     assert not function or callable(getattr(imported, function))
 
 
-def test_whatever_runs_in_a_child_is_named_in_one_string():
+def test_whatever_runs_in_a_child_is_named_in_one_string() -> None:
     """Were the name put together from parts, nobody would find it here."""
-    started = {"Worker": set(), "Sandbox": set()}
+    started: dict[str, set[object]] = {"Worker": set(), "Sandbox": set()}
     for source in SOURCES:
         for node in ast.walk(ast.parse(source.read_bytes())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in started:

@@ -64,7 +64,7 @@ def test_a_page_is_opened_in_the_users_browser(good: Path, tmp_path: Path) -> No
     folder = tmp_path / "temporary"
     folder.mkdir()
     # when
-    words = [*REPORT, good, "--open", "--format=svg"]
+    words: list[str | Path] = [*REPORT, good, "--open", "--format=svg"]
     environment = os.environ | {"BROWSER": f"{browser} %s", "TMPDIR": str(folder)}
     if os.geteuid() == 0:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)

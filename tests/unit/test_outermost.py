@@ -86,21 +86,27 @@ def test_more_addresses_than_the_limit_are_not_looked_up(monkeypatch: pytest.Mon
     assert outermost(content, np.zeros(2, np.uint64)) is None
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_damaged_call_frame_information_does_no_harm(seed: int) -> None:
-    # given a library whose call frame information is damaged in many places
-    rng = random.Random(seed)
+def test_damaged_call_frame_information_does_no_harm() -> None:
     library = re.search(r"/\S+/libc\.so\.6", Path("/proc/self/maps").read_text())[0]  # type: ignore[index]
-    content = bytearray(Path(library).read_bytes())
+    whole = Path(library).read_bytes()
     with open(library, "rb") as file:
         elf = read_elf(file.fileno())
-        sections = [elf.sections[elf.section(name)] for name in (".eh_frame", ".eh_frame_hdr")]
-    for section in sections:
-        for _ in range(2000):
-            content[section.offset + rng.randrange(section.size)] = rng.randrange(256)
-    # when, then
-    flags = outermost(bytes(content), np.array([rng.randrange(1 << 21) for _ in range(500)], np.uint64))
-    assert flags is None or len(flags) == 500
+        indices = [elf.section(name) for name in (".eh_frame", ".eh_frame_hdr")]
+        sections = [elf.sections[index] for index in indices if index is not None]
+    assert len(sections) == 2
+    answered = 0
+    for seed in range(20):
+        # given a library whose call frame information is damaged in many places
+        rng, content = random.Random(seed), bytearray(whole)
+        for section in sections:
+            for _ in range(2000):
+                content[section.offset + rng.randrange(section.size)] = rng.randrange(256)
+        # when, then
+        flags = outermost(bytes(content), np.array([rng.randrange(1 << 21) for _ in range(500)], np.uint64))
+        if flags is not None:
+            assert len(flags) == 500
+            answered += 1
+    assert answered > 0
 
 
 def test_a_personality_pointer_of_unknown_encoding_does_no_harm(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def test_wheel_holds_every_source_file_and_the_licence(source: Path, wheel: Path
 @pytest.mark.slow
 def test_wheel_alone_gives_a_working_command(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
-    install = [sys.executable, "-m", "pip", "--python", tmp_path / "env", "install", "--quiet", "--no-compile"]
-    run(*install, wheel, cwd=tmp_path)
+    pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "env")]
+    run(*pip, "install", "--quiet", "--no-compile", wheel, cwd=tmp_path)
 
     assert "record" in run(tmp_path / "env/bin/iaprof", "--help", cwd=tmp_path)
     assert "--format" in run(tmp_path / "env/bin/iaprof", "report", "--help", cwd=tmp_path)

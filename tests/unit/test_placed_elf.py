@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 from iaprof.formats.zebin import CALLED_FUNCTIONS, ZebinFunction, canonical, placed_ranges, read_sections, read_zebin
 from iaprof.record.kernels.placed_elf import MOST_KERNELS, PlacedKernel, compose
 from iaprof.report.gpu.frames import read_debug_info
+from limits import Within
 from unit import elfwriter as elf
 from unit.zebins import KERNELS, MODULES, debug_elf, plain_zebin
 
@@ -40,7 +41,7 @@ def expected(kernels: list[PlacedKernel]) -> list[tuple[str, int, bytes]]:
 
 
 @pytest.mark.parametrize(("device", "module"), MODULES)
-def test_it_is_what_the_driver_would_have_said(device, module):
+def test_it_is_what_the_driver_would_have_said(device: str, module: str) -> None:
     driver = debug_elf(device, module)
     made = compose(plain_zebin(device, module), launched(device, module))
 
@@ -55,7 +56,7 @@ def test_it_is_what_the_driver_would_have_said(device, module):
         assert segments == theirs.segments(kernel)
 
 
-def test_the_code_is_that_which_ran():
+def test_the_code_is_that_which_ran() -> None:
     """The driver writes addresses into the code and pads it; both are still the same kernel."""
     (kernel,) = launched("bmg", "attention")
     (plain,) = read_zebin(plain_zebin("bmg", "attention")).kernels
@@ -73,7 +74,7 @@ def test_the_code_is_that_which_ran():
 
 
 @pytest.mark.parametrize("length", [0, 100])
-def test_where_code_could_not_be_had_the_zebins_stays(length):
+def test_where_code_could_not_be_had_the_zebins_stays(length: int) -> None:
     (kernel,) = launched("bmg", "attention")
     made = compose(plain_zebin("bmg", "attention"), [PlacedKernel(kernel.name, kernel.address, kernel.code[:length])])
     assert found(made) == expected([kernel])
@@ -81,7 +82,7 @@ def test_where_code_could_not_be_had_the_zebins_stays(length):
 
 @pytest.mark.parametrize("address", [HIGH, 0x8000_0000_1000, 0x40])
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_kernels_that_were_not_launched_are_not_there(number, address):
+def test_kernels_that_were_not_launched_are_not_there(number: int, address: int) -> None:
     """Nor are their lines, not even at the small addresses that they have in the zebin."""
     theirs = read_zebin(debug_elf("lnl", "matmul")).kernels[number]
     launch = PlacedKernel(theirs.name, address, theirs.code)
@@ -128,7 +129,7 @@ def relocated(*entries: tuple[int, int, int, int], info: int = 2, count: int = 1
     ],
     ids=["8", "by section", "low", "high", "offset in DWARF", "absolute", "other kind", "over", "far", "no symbol"],
 )
-def test_relocations(entry, written):
+def test_relocations(entry: tuple[int, int, int, int], written: bytes) -> None:
     made = compose(relocated(entry), [PlacedKernel("k", HIGH, bytes(64))])
     assert contents(made)[".debug_info"] == (0, written)
     (kernel,) = read_zebin(made).kernels
@@ -136,7 +137,7 @@ def test_relocations(entry, written):
     assert kernel.functions == (ZebinFunction("f", 32, 16),)
 
 
-def test_functions_that_kernels_call_have_no_address():
+def test_functions_that_kernels_call_have_no_address() -> None:
     zebin = elf.zebin([elf.kernel("k", b"1" * 64), elf.kernel(CALLED_FUNCTIONS, b"2" * 64)], type=elf.REL)
     kernels = [PlacedKernel("k", HIGH, b"1" * 64)]
     assert found(compose(zebin, kernels)) == expected(kernels)
@@ -165,7 +166,7 @@ NOT_THEIRS = {
 
 
 @pytest.mark.parametrize(("binary", "kernels"), NOT_THEIRS.values(), ids=NOT_THEIRS)
-def test_without_the_zebin_the_kernels_are_there(binary, kernels):
+def test_without_the_zebin_the_kernels_are_there(binary: bytes | None, kernels: list[PlacedKernel]) -> None:
     made = compose(binary, kernels)
 
     assert made == compose(None, kernels), "nothing of another module's"
@@ -174,20 +175,21 @@ def test_without_the_zebin_the_kernels_are_there(binary, kernels):
 
 
 @pytest.mark.parametrize("binary", [None, TWO])
-def test_no_kernels(binary):
+def test_no_kernels(binary: bytes | None) -> None:
     made = compose(binary, [])
-    assert found(made) == placed_ranges(made) == []
+    assert found(made) == []
+    assert placed_ranges(made) == []
 
 
 @pytest.mark.parametrize("binary", [None, TWO])
-def test_odd_places_are_kept(binary):
+def test_odd_places_are_kept(binary: bytes | None) -> None:
     """Overlapping kernels, at address 0 and at the highest addresses: the report has to deal with them."""
     kernels = [PlacedKernel("k", (1 << 64) - 32, b"1" * 64), PlacedKernel("l", (1 << 64) - 16, b"2" * 64)]
     assert found(compose(binary, kernels)) == expected(kernels)
     assert found(compose(binary, [PlacedKernel("k", 0, b"1" * 64)])) == [("k", 0, b"1" * 64)]
 
 
-def test_odd_names():
+def test_odd_names() -> None:
     kernels = [PlacedKernel("_ZTSZ4mainEUlvE_ ü\n", 0x1000, b""), PlacedKernel("", 0x2000, b"1")]
     kernels += [PlacedKernel("\udcff", 0x3000, b"2"), PlacedKernel("a\0b", 0x4000, b"3")]
     assert found(compose(None, kernels)) == [
@@ -197,12 +199,12 @@ def test_odd_names():
     ]
 
 
-def test_more_kernels_than_an_elf_file_has_room_for():
+def test_more_kernels_than_an_elf_file_has_room_for() -> None:
     made = compose(None, [PlacedKernel("k", 0x1000, b"")] * (MOST_KERNELS + 1000))
     assert placed_ranges(made) == [(0x1000, 0)] * MOST_KERNELS
 
 
-def test_symbols_for_other_tools():
+def test_symbols_for_other_tools() -> None:
     made = compose(None, [PlacedKernel("k", HIGH, b"1" * 64), PlacedKernel("longer", 0x2000, b"2" * 16)])
     strings, symbols = (contents(made)[name][1] for name in (".strtab", ".symtab"))
     assert [
@@ -211,23 +213,23 @@ def test_symbols_for_other_tools():
     ] == [(b"", 0, 0, 0), (b"k", 3, HIGH, 64), (b"longer", 4, 0x2000, 16)]
 
 
-def test_relocations_that_share_their_bytes(within):
+def test_relocations_that_share_their_bytes(within: Within) -> None:
     """A million relocations take no time; sections that share the same bytes again and again are refused."""
     plain = relocated(*[(0, 1, 1, 0)] * 1_000_000)
     with within(5):
         made = compose(plain, [PlacedKernel("k", HIGH, bytes(64))])
         assert contents(made)[".debug_info"] == (0, struct.pack("<QQQ", HIGH, 0, 0))
     (table,) = [section for section in read_sections(plain) if section.type == elf.RELA]
-    claims = {"claimed_offset": table.offset, "claimed_size": table.size - 4096}
-    again = [elf.Section(".rela.debug_info", type=elf.RELA, info=2, **claims)] * 30
-    sections = [elf.kernel("k", bytes(64)), elf.Section(".debug_info", bytes(24)), *again]
+    name, size = ".rela.debug_info", table.size - 4096
+    again = elf.Section(name, type=elf.RELA, info=2, claimed_offset=table.offset, claimed_size=size)
+    sections = [elf.kernel("k", bytes(64)), elf.Section(".debug_info", bytes(24)), *[again] * 30]
     bomb = elf.zebin([*sections, elf.Section("what they share", bytes(table.size))])
     assert read_zebin(bomb).has_debug
     assert not read_zebin(compose(bomb, [PlacedKernel("k", HIGH, bytes(64))])).has_debug
 
 
 @given(st.data())
-def test_damaged_zebins(data):
+def test_damaged_zebins(data: st.DataObject) -> None:
     """Whatever the zebin is, the launched kernels are there with their names and addresses."""
     device, module = data.draw(st.sampled_from([("bmg", "attention"), ("ptl", "matmul")]))
     binary, kernels = bytearray(plain_zebin(device, module)), launched(device, module)

@@ -157,6 +157,13 @@ def test_hostile_names_stay_strings() -> None:
 def test_every_id_refers_to_a_table_entry() -> None:
     message = written(stalled.hostile())
     strings = range(len(message.string_table))
+    assert message.function
+    assert {label.key for each in message.sample for label in each.label}
+    used = {number for each in message.sample for number in each.location_id}
+    assert len(used) > len(stalled.HOSTILE)
+    assert used <= {each.id for each in message.location}
+    functions = {line.function_id for each in message.location for line in each.line}
+    assert functions == {each.id for each in message.function}
     assert [each.id for each in message.location] == list(range(1, len(message.location) + 1))
     assert [each.id for each in message.function] == list(range(1, len(message.function) + 1))
     assert {each.mapping_id for each in message.location} <= {0, *(each.id for each in message.mapping)}

@@ -257,7 +257,7 @@ def test_programs_without_python_have_no_such_report(tmp_path: Path) -> None:
     assert "Python" not in end_line("record", path, CaptureReader(path).header, 1)
 
 
-JUNK = [None, 5, [], "x", {}, {"stacks": -1}, PythonCounts(1, 2).to_json(), PythonCounts(1, 1, 5).to_json(),
+JUNK: list[Any] = [None, 5, [], "x", {}, {"stacks": -1}, PythonCounts(1, 2).to_json(), PythonCounts(1, 1, 5).to_json(),
         {**PythonCounts(1, 1).to_json(), "none": "x"}, {**PythonCounts(1, 1).to_json(), "deep": True},
         PythonCounts(1 << 70, 1).to_json()]  # fmt: skip
 

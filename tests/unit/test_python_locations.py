@@ -61,7 +61,7 @@ LINES = [line or NO_LINE for line, _, _, _ in function.__code__.co_positions()]
 
 
 def lines_of_units(table: bytes, first: int = FIRST) -> list[int]:
-    return lines_of(table, first, range(0, 2 * len(LINES), 2)).tolist()
+    return [int(line) for line in lines_of(table, first, range(0, 2 * len(LINES), 2))]
 
 
 def test_offsets_come_in_any_order_and_an_odd_one_is_in_the_instruction() -> None:

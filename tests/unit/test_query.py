@@ -149,7 +149,9 @@ def test_the_join_is_made_only_for_samples(path: Path) -> None:
 
 def test_every_kind_of_rows_has_a_readable_view(path: Path) -> None:
     with Database(CaptureReader(path), lambda: PROFILE) as database:
-        for name, _, columns in database.tables():
+        tables = list(database.tables())
+        assert {"stalls", "samples"} < {name for name, *_ in tables}
+        for name, _, columns in tables:
             assert database.query(f"SELECT * FROM {name}")[0] == columns
 
 
@@ -301,6 +303,7 @@ def test_without_sql_the_tables_are_listed(
     assert out.count("iaprof query") == 3
     tables = json.loads(run(monkeypatch, capsys, path, "--json")[1])["tables"]
     page = (Path(__file__).resolve().parents[2] / "docs" / "query.md").read_text()
+    assert [table["name"] for table in tables][:2] == ["stalls", "samples"]
     for table in tables:
         assert f"`{table['name']}`" in page
         assert f"\n{table['name']:<12} {table['about']}\n" in f"\n{out}"
@@ -323,6 +326,7 @@ def test_invalid_queries_are_refused(
 
 
 def test_the_process_ends_without_further_output(path: Path) -> None:
-    command = [sys.executable, "-m", "iaprof", "query", path, "SELECT sum(samples) AS n FROM samples"]
+    command: list[str | Path] = [sys.executable, "-m", "iaprof", "query", path]
+    command += ["SELECT sum(samples) AS n FROM samples"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr) == ("n\n8\n", "")

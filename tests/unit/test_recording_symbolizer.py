@@ -12,7 +12,7 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.wire.sideband import Mappings
 from iaprof.record.symbolize import symbolizer as naming
 from iaprof.record.symbolize.mapped_files import MappedFiles
-from iaprof.record.symbolize.opener import Opener
+from iaprof.record.symbolize.opener import Opener, Rights
 from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import boot_id
@@ -27,7 +27,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The opener's requests."""
     requests: list[dict[str, Any]] = []
 
-    def refuse(_: Opener, request: dict[str, Any], rights: naming.Rights, root: int | None = None) -> str:
+    def refuse(_: Opener, request: dict[str, Any], rights: Rights, root: int | None = None) -> str:
         requests.append({**request, "uid": rights.uid, "root": root})
         return "it is not there"
 

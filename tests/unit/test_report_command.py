@@ -117,7 +117,7 @@ def test_without_a_stderr_the_summary_is_left_out(good: Path) -> None:
 
 def test_folded_text_is_utf_8_whatever_the_locale(tmp_path: Path) -> None:
     path = capture(tmp_path / "c", stall=[stall(9, record(ADDRESS, sbid=3))], launch=[launch(2, 7, ADDRESS, name="é")])
-    command = [sys.executable, "-m", "iaprof", "report", path, "-q"]
+    command: list[str | Path] = [sys.executable, "-m", "iaprof", "report", path, "-q"]
     done = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert "é_[G]".encode() in done.stdout
 
@@ -157,5 +157,5 @@ def test_help_fits_a_terminal_and_has_examples(verb: str) -> None:
     done = iaprof(*[verb][: bool(verb)], "--help")
     assert done.code == 0
     assert max(len(line) for line in done.out.splitlines()) <= 100
-    assert "Examples:" in done.out or not verb
+    assert ("Examples" in done.out) == bool(verb)
     assert iaprof("--version").out.startswith("iaprof ")

@@ -76,7 +76,7 @@ def ring(producer: Producer) -> Iterator[RingBuffer]:
 def numbers(ring: RingBuffer) -> list[int]:
     read = ring.read()
     assert (read["last"] == read["number"] + 2).all()
-    return read["number"].tolist()
+    return [int(number) for number in read["number"]]
 
 
 def test_records_come_in_order_when_the_buffer_wraps_around(producer: Producer, ring: RingBuffer) -> None:

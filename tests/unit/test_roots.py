@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class Machine:
         monkeypatch.setattr(
             roots, "describe", lambda pid: {"pid": pid, "uid": self.users.get(pid, 0), "gid": 0, "ns_pid": None}
         )
-        monkeypatch.setattr(roots.time, "monotonic_ns", lambda: self.now)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: self.now)
         monkeypatch.setattr(roots, "_with_ancestors", lambda pid, place: [pid])
 
     def add(self, pid: int, namespace: int, folder: str = "/", uid: int = 0) -> int:

@@ -127,5 +127,7 @@ def test_names_of_libraries_are_hostile(tmp_path: Path) -> None:
     path = captured(tmp_path / "c", stack_ends={"launches": ends.to_json()})
     for done in (iaprof("info", path), iaprof("report", path)):
         assert "\x1b" not in done.out + done.err
-    assert all("\x1b" not in text for _, said in about(CaptureReader(path)).facts for _, text in said)
+    texts = [text for _, said in about(CaptureReader(path)).facts for _, text in said]
+    assert sum("\\x1b[2J" in text for text in texts) == 2
+    assert all("\x1b" not in text for text in texts)
     assert "\x1b" not in end_line("record", path, CaptureReader(path).header, 1)

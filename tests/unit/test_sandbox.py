@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,25 +16,27 @@ import pytest
 from iaprof.report.gpu.sandbox import gpu_sandbox
 from iaprof.sandbox import parent as sandbox_module, worker
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxDied, SandboxError, SandboxRefused
+from limits import Within
 from unit import fakeiga
 from unit.zebins import debug_elf, read_zebin_code
+from waiting import is_running, until
 
 CODE = read_zebin_code("bmg", "matmul")
 XE2 = {"platform": 0x2000000}
 
 
 @pytest.fixture
-def sandbox():
+def sandbox() -> Iterator[Sandbox]:
     with gpu_sandbox() as made:
         yield made
 
 
-def status(pid: int) -> dict[str, str]:
+def status(pid: int | None) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def test_the_child_starts_with_the_first_request_and_is_reused(sandbox):
+def test_the_child_starts_with_the_first_request_and_is_reused(sandbox: Sandbox) -> None:
     assert sandbox.pid is None
     first = sandbox.call("disasm", XE2, CODE)
     pid = sandbox.pid
@@ -46,11 +49,15 @@ def test_the_child_starts_with_the_first_request_and_is_reused(sandbox):
     assert sandbox.call("disasm", XE2, CODE) == first
 
 
-def test_close_does_not_wait_long_for_a_child_that_cannot_be_killed(sandbox, within):
+def test_close_does_not_wait_long_for_a_child_that_cannot_be_killed(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, within: Within
+) -> None:
     # given a child that does not die, as if blocked in a file system in user space
     sandbox.call("disasm", XE2, CODE)
     child = sandbox._child
-    kill, child.kill = child.kill, lambda: None
+    assert child is not None
+    kill = child.kill
+    monkeypatch.setattr(child, "kill", lambda: None)
     os.kill(child.pid, signal.SIGSTOP)
     # when
     begun = time.monotonic()
@@ -65,7 +72,7 @@ def test_close_does_not_wait_long_for_a_child_that_cannot_be_killed(sandbox, wit
     within.took(took, 9)
 
 
-def test_the_child_has_given_up_its_rights(sandbox):
+def test_the_child_has_given_up_its_rights(sandbox: Sandbox) -> None:
     sandbox.call("disasm", XE2, CODE)
     child = status(sandbox.pid)
     expected = "65534" if os.geteuid() == 0 else str(os.geteuid())
@@ -82,7 +89,7 @@ def test_the_child_has_given_up_its_rights(sandbox):
     assert rows["Max address space"] == [str(1 << 30)] * 2
 
 
-def test_the_child_inherits_no_file(sandbox, tmp_path):
+def test_the_child_inherits_no_file(sandbox: Sandbox, tmp_path: Path) -> None:
     secret = os.open(tmp_path / "secret", os.O_CREAT | os.O_RDWR)
     os.set_inheritable(secret, True)
     try:
@@ -96,21 +103,28 @@ def test_the_child_inherits_no_file(sandbox, tmp_path):
         os.close(secret)
 
 
-def test_a_killed_child_is_replaced(sandbox):
-    sandbox.call("disasm", XE2, CODE)
-    os.kill(sandbox.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, sandbox.pid, os.WEXITED | os.WNOWAIT)
-    sandbox.call("disasm", XE2, CODE)
+def test_a_killed_child_is_replaced(sandbox: Sandbox) -> None:
+    first = sandbox.call("disasm", XE2, CODE)
+    pid = sandbox.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert sandbox.call("disasm", XE2, CODE) == first
+    assert sandbox.pid != pid
 
 
-def test_a_child_that_dies_during_a_request_is_replaced(tmp_path, monkeypatch, sandbox):
+def test_a_child_that_dies_during_a_request_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox
+) -> None:
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.ABORT)))
     with pytest.raises(SandboxDied, match="died of SIGABRT"):
         sandbox.call("disasm", XE2, b"E" * 16)
     assert len(sandbox.call("disasm", XE2, bytes(16))["instructions"]["offset"]) == 2
 
 
-def test_a_child_that_takes_too_long_is_killed_and_replaced(tmp_path, monkeypatch, within):
+def test_a_child_that_takes_too_long_is_killed_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within: Within
+) -> None:
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.LOOP)))
     with gpu_sandbox(Limits(seconds=5)) as sandbox:
         sandbox.call("disasm", XE2, bytes(16))
@@ -121,7 +135,9 @@ def test_a_child_that_takes_too_long_is_killed_and_replaced(tmp_path, monkeypatc
         sandbox.call("disasm", XE2, bytes(16))
 
 
-def test_a_child_that_takes_too_much_memory_dies_and_is_replaced(tmp_path, monkeypatch):
+def test_a_child_that_takes_too_much_memory_dies_and_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.HOG)))
     with gpu_sandbox(Limits(memory_bytes=400 << 20)) as sandbox:
         with pytest.raises(SandboxDied, match="SIGSEGV"):
@@ -129,27 +145,27 @@ def test_a_child_that_takes_too_much_memory_dies_and_is_replaced(tmp_path, monke
         sandbox.call("disasm", XE2, bytes(16))
 
 
-def test_refusals_come_with_their_reason(sandbox):
+def test_refusals_come_with_their_reason(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxRefused, match="not an ELF file") as caught:
         sandbox.call("module", {"platform": None, "only": None, "decode": True}, b"PAR1")
     assert caught.value.kind == "ZebinError"
     assert sandbox.pid is not None, "a refusal is no death"
 
 
-def test_an_answer_that_is_too_long_is_not_sent():
+def test_an_answer_that_is_too_long_is_not_sent() -> None:
     with gpu_sandbox(Limits(answer_bytes=1000)) as sandbox:
         with pytest.raises(SandboxRefused) as caught:
             sandbox.call("disasm", XE2, CODE)
         assert caught.value.kind == "TooLarge"
 
 
-def test_a_request_that_is_too_long_is_not_sent(sandbox, monkeypatch):
+def test_a_request_that_is_too_long_is_not_sent(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_module, "LONGEST_DATA", 1000)
     with pytest.raises(SandboxError, match="more than 1000 are not read"):
         sandbox.call("disasm", XE2, bytes(1001))
 
 
-def child_saying(monkeypatch, *answers: bytes):
+def child_saying(monkeypatch: pytest.MonkeyPatch, *answers: bytes) -> None:
     """Replaces the child's program by one that sends these answers, whatever the requests are."""
     code = f"import os\nos.write(0, {framed(json.dumps({'ok': None}).encode())!r})\n"
     for answer in answers:
@@ -174,21 +190,23 @@ def framed(text: bytes) -> bytes:
         (1 << 62).to_bytes(8, "little"),
     ],
 )
-def test_invalid_answers_raise_sandbox_died(monkeypatch, sandbox, answer):
+def test_invalid_answers_raise_sandbox_died(monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox, answer: bytes) -> None:
     child_saying(monkeypatch, answer)
     with pytest.raises(SandboxDied, match=r"nonsense|too much"):
         sandbox.call("disasm", XE2, bytes(16))
     assert sandbox.pid is None
 
 
-def test_a_child_that_ends_in_the_middle_of_its_first_answer_is_an_error(monkeypatch, sandbox):
+def test_a_child_that_ends_in_the_middle_of_its_first_answer_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox
+) -> None:
     code = f"import os; os.write(0, {framed(b'x' * 50)[:20]!r})"
     monkeypatch.setattr(worker, "_program", lambda *_: code)
     with pytest.raises(SandboxError, match="could not start: the reader process ended with status 0"):
         sandbox.call("disasm", XE2, bytes(16))
 
 
-def test_a_child_that_cannot_be_started_is_an_error(monkeypatch, sandbox):
+def test_a_child_that_cannot_be_started_is_an_error(monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox) -> None:
     monkeypatch.setattr(sys, "executable", "/nonexistent/python")
     with pytest.raises(SandboxError, match="cannot be started"):
         sandbox.call("disasm", XE2, bytes(16))
@@ -197,7 +215,9 @@ def test_a_child_that_cannot_be_started_is_an_error(monkeypatch, sandbox):
         sandbox.call("disasm", XE2, bytes(16))
 
 
-def test_environment_and_working_directory_do_not_affect_the_child(tmp_path, monkeypatch, sandbox):
+def test_environment_and_working_directory_do_not_affect_the_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox
+) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('mine')")
     (tmp_path / "iaprof").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -206,20 +226,17 @@ def test_environment_and_working_directory_do_not_affect_the_child(tmp_path, mon
     sandbox.call("disasm", XE2, CODE)
 
 
-def test_the_child_ends_with_its_parent():
+def test_the_child_ends_with_its_parent() -> None:
     code = (
         "import os; from iaprof.report.gpu.sandbox import gpu_sandbox; s = gpu_sandbox();"
         f"s.call('disasm', {XE2}, bytes(64)); print(s.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    deadline = time.monotonic() + 120
-    while Path(f"/proc/{int(done.stdout)}").exists() and status(int(done.stdout))["State"][0] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not is_running(int(done.stdout)))
 
 
-def test_parent_and_child_do_not_import_heavy_modules():
+def test_parent_and_child_do_not_import_heavy_modules() -> None:
     """Only the child imports what parses hostile bytes or is slow to import."""
     code = "import sys, iaprof.report.gpu.module, iaprof.report.gpu.decoder; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -229,7 +246,7 @@ def test_parent_and_child_do_not_import_heavy_modules():
     assert not {"numpy", "pyarrow", "typer"} & set(done.stdout.split())
 
 
-def test_a_gpu_module_can_be_sent_to_the_child(sandbox):
+def test_a_gpu_module_can_be_sent_to_the_child(sandbox: Sandbox) -> None:
     answer = sandbox.call("module", {"platform": None, "only": None, "decode": True}, debug_elf("bmg", "attention"))
     assert [kernel["name"] for kernel in answer["kernels"]] == ["attention_scores"]
 
@@ -277,7 +294,7 @@ def operations(stage_seconds):
 
 
 @pytest.fixture
-def attacker(tmp_path, monkeypatch):
+def attacker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
     (tmp_path / "attacker.py").write_text(ATTACKER)
     monkeypatch.syspath_prepend(tmp_path)
     limits = Limits(memory_bytes=200 << 20, seconds=20.0, files=3, mapped_bytes=8 << 30, written_bytes=1000)
@@ -285,7 +302,7 @@ def attacker(tmp_path, monkeypatch):
         yield made
 
 
-def test_open_files_come_with_a_request_and_are_closed_after_it(attacker, tmp_path):
+def test_open_files_come_with_a_request_and_are_closed_after_it(attacker: Sandbox, tmp_path: Path) -> None:
     (tmp_path / "a").write_text("one")
     (tmp_path / "b").write_text("two")
     with open(tmp_path / "a", "rb") as a, open(tmp_path / "b", "rb") as b:
@@ -327,12 +344,12 @@ FORBIDDEN = {
 
 
 @pytest.mark.parametrize("name", FORBIDDEN)
-def test_system_calls_that_reading_does_not_need_are_refused(attacker, name):
+def test_system_calls_that_reading_does_not_need_are_refused(attacker: Sandbox, name: str) -> None:
     number, *arguments = FORBIDDEN[name]
     assert attacker.call("system_call", {"number": number, "arguments": arguments}) == errno.EPERM
 
 
-def test_the_filter_holds_for_a_child_without_files_too(tmp_path, monkeypatch):
+def test_the_filter_holds_for_a_child_without_files_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "attacker.py").write_text(ATTACKER)
     monkeypatch.syspath_prepend(tmp_path)
     with Sandbox("attacker") as sandbox:
@@ -341,12 +358,12 @@ def test_the_filter_holds_for_a_child_without_files_too(tmp_path, monkeypatch):
         assert status(sandbox.pid)["Seccomp"] == "2"
 
 
-def test_another_architecture_s_system_calls_kill_the_child(attacker):
+def test_another_architecture_s_system_calls_kill_the_child(attacker: Sandbox) -> None:
     with pytest.raises(SandboxDied, match="SIGSYS"):
         attacker.call("other_architecture")
 
 
-def test_files_are_written_up_to_the_limit_and_only_if_opened_for_writing(attacker, tmp_path):
+def test_files_are_written_up_to_the_limit_and_only_if_opened_for_writing(attacker: Sandbox, tmp_path: Path) -> None:
     path = tmp_path / "file"
     with open(path, "wb") as file:
         attacker.call("write", {"count": 1000}, fds=[file.fileno()])
@@ -357,7 +374,7 @@ def test_files_are_written_up_to_the_limit_and_only_if_opened_for_writing(attack
         attacker.call("write", {"count": 1}, fds=[file.fileno()])
 
 
-def test_a_file_may_be_larger_than_the_memory(attacker, tmp_path):
+def test_a_file_may_be_larger_than_the_memory(attacker: Sandbox, tmp_path: Path) -> None:
     with open(tmp_path / "large", "wb+") as file:
         file.truncate(2 << 30)
         assert attacker.call("map", fds=[file.fileno()]) == 2 << 30
@@ -367,7 +384,7 @@ def test_a_file_may_be_larger_than_the_memory(attacker, tmp_path):
     assert caught.value.kind == "MemoryError"
 
 
-def test_a_file_that_shrinks_while_it_is_mapped_kills_the_child_only(attacker, tmp_path):
+def test_a_file_that_shrinks_while_it_is_mapped_kills_the_child_only(attacker: Sandbox, tmp_path: Path) -> None:
     with open(tmp_path / "file", "wb+") as file:
         file.truncate(1 << 20)
         with pytest.raises(SandboxDied, match="SIGBUS"):
@@ -376,7 +393,7 @@ def test_a_file_that_shrinks_while_it_is_mapped_kills_the_child_only(attacker, t
         assert attacker.call("map", fds=[file.fileno()]) == 1 << 20
 
 
-def test_a_request_may_have_its_own_time_limit(tmp_path, monkeypatch):
+def test_a_request_may_have_its_own_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(fakeiga.build(tmp_path, fakeiga.LOOP)))
     with gpu_sandbox() as sandbox:
         sandbox.call("disasm", XE2, bytes(16))

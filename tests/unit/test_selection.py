@@ -183,7 +183,11 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for _ in range(400):
         pid, thread = rng.choice([*CGROUPS]), rng.randrange(2)
         address = rng.choice(used[pid])
-        more = {"tid": 10 * pid + thread, "comm": rng.choice(["app", "pool 1", "web"]), "name": names[pid, address]}
+        more: dict[str, Any] = {
+            "tid": 10 * pid + thread,
+            "comm": rng.choice(["app", "pool 1", "web"]),
+            "name": names[pid, address],
+        }
         stack = rng.randrange(3)
         launches.append(launch(BEGUN + rng.randrange(10_000) * MS, pid, address, stack, **more))
     stalls = []

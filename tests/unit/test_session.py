@@ -69,7 +69,7 @@ class Recording:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **does: Callable[[], object]) -> None:
         self.calls: list[tuple[str, str]] = []
         self.sources = [MadeUp("one", self.calls, {}), MadeUp("two", self.calls, does)]
-        self.part: Callable[[], object] = lambda: None
+        self.part: Callable[[], None] = lambda: None
         monkeypatch.setattr(module, "open_sources", self._open)
 
     def _open(

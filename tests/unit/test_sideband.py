@@ -108,8 +108,9 @@ def test_what_is_mapped_wakes_at_once(within: Within) -> None:
 def test_a_storm_of_forks_loses_nothing() -> None:
     # given thousands of forks, which map nothing
     storm = "import os\nfor _ in range(5000):\n    if not (pid := os.fork()): os._exit(0)\n    os.waitpid(pid, 0)"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", f"print(flush=True)\ninput()\n{storm}"], **pipes) as process:
+    command = [sys.executable, "-c", f"print(flush=True)\ninput()\n{storm}"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
         process.stdout.readline()
         buffers = SideBandBuffers()
         band = SideBand()

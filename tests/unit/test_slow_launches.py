@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection
 
+import elf_sections
 from iaprof.bpf.probes import driver_layout
 from iaprof.bpf.probes.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.probes.libraries import Libraries, Outcome
@@ -44,11 +46,10 @@ def driver(folder: Path, names: Sequence[str], monkeypatch: pytest.MonkeyPatch) 
     subprocess.run(["cc", "-shared", "-fPIC", "-Wl,--build-id=sha1", "-o", path, source], check=True)
     with path.open("rb") as file:
         elf = ELFFile(file)
-        build_id = next(elf.get_section_by_name(".note.gnu.build-id").iter_notes())["n_desc"]
+        build_id = next(elf_sections.section(elf, ".note.gnu.build-id", NoteSection).iter_notes())["n_desc"]
         entries = []
         for name in functions:
-            (symbol,) = elf.get_section_by_name(".dynsym").get_symbol_by_name(name)
-            address = symbol["st_value"]
+            address = elf_sections.symbol(elf, name)["st_value"]
             file.seek(next(elf.address_offsets(address)))
             at = address + probe_offset(file.read(LENGTH), {0, 1})
             action = others.get(name, Action.LAUNCH)

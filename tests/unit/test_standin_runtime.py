@@ -23,15 +23,19 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import pytest
+from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
+from elftools.elf.sections import NoteSection
 
+import elf_sections
 from iaprof.symbols.names.demangle import demangled
 from limits import Within
 from standin.hardware import MSG_KERNEL, MSG_LAUNCH, MSG_SYNC, Hardware
 from standin.runtime import SOURCES, ZEBINS, Programs, Summary, build, command, debug_elf, read_summaries
+from waiting import until
 
 DEVICES = ("bmg", "lnl", "ptl", "pvc")
 DELTA = -0x420000
@@ -193,12 +197,6 @@ class Listener:
             assert (kind, len(message)) == (MSG_SYNC, 4)
             client.send(message)
 
-    def wait_for_a_launch(self) -> None:
-        end = time.monotonic() + 120
-        while not self.launches:
-            assert time.monotonic() < end
-            time.sleep(0.01)
-
     @property
     def stacks(self) -> Counter[str]:
         counts: Counter[str] = Counter()
@@ -253,7 +251,7 @@ def workload(programs: Programs, elfs: list[Path], folder: Path | None, **option
     return read_summaries(done.stdout)
 
 
-def runtime(programs: Programs, code: str, *args: object, **env: str) -> list[dict[str, object]]:
+def runtime(programs: Programs, code: str, *args: object, **env: str) -> list[dict[str, Any]]:
     """What the program told; nobody but itself raises a semaphore: recorders know the library by its name."""
     script = RUNTIME + textwrap.dedent(code)
     with tempfile.TemporaryDirectory() as folder:
@@ -273,7 +271,7 @@ def probes(library: Path) -> dict[str, tuple[int, int, str]]:
     found = {}
     with library.open("rb") as file:
         elf = ELFFile(file)
-        for note in elf.get_section_by_name(".note.stapsdt").iter_notes():
+        for note in elf_sections.section(elf, ".note.stapsdt", NoteSection).iter_notes():
             raw = note["n_desc"] if isinstance(note["n_desc"], bytes) else note["n_desc"].encode("latin-1")
             location, _, semaphore = struct.unpack_from("<QQQ", raw)
             provider, name, arguments = raw[24:].split(b"\0")[:3]
@@ -286,10 +284,9 @@ def probes(library: Path) -> dict[str, tuple[int, int, str]]:
 def symbols(path: Path) -> list[tuple[int, int, str]]:
     """Address, size and demangled name of a program's functions."""
     with path.open("rb") as file:
-        table = ELFFile(file).get_section_by_name(".symtab")
         return [
             (symbol["st_value"], symbol["st_size"], demangled(symbol.name))
-            for symbol in table.iter_symbols()
+            for symbol in elf_sections.symbols(ELFFile(file), ".symtab").iter_symbols()
             if symbol["st_info"]["type"] == "STT_FUNC" and symbol["st_size"]
         ]
 
@@ -298,14 +295,13 @@ def kernels_of(elf: Path) -> dict[str, tuple[int, int, int]]:
     """Address, section's size and symbol's size by name, as pyelftools sees them."""
     with elf.open("rb") as file:
         parsed = ELFFile(file)
-        table = parsed.get_section_by_name(".symtab")
         return {
             symbol.name: (
                 symbol["st_value"],
                 parsed.get_section(symbol["st_shndx"])["sh_size"],
                 symbol["st_size"],
             )
-            for symbol in table.iter_symbols()
+            for symbol in elf_sections.symbols(parsed, ".symtab").iter_symbols()
             if symbol["st_info"]["type"] == "STT_FUNC"
         }
 
@@ -335,11 +331,10 @@ class TestLibrary:
     def test_is_called_as_intels_and_exports_nothing_but_its_interface(self, programs: Programs) -> None:
         with programs.library.open("rb") as file:
             elf = ELFFile(file)
-            names = [tag.soname for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_SONAME")]
+            dynamic: Any = elf_sections.section(elf, ".dynamic", DynamicSection)
+            names = [tag.soname for tag in dynamic.iter_tags("DT_SONAME")]
             exported = [
-                symbol.name
-                for symbol in elf.get_section_by_name(".dynsym").iter_symbols()
-                if symbol["st_shndx"] != "SHN_UNDEF"
+                symbol.name for symbol in elf_sections.symbols(elf).iter_symbols() if symbol["st_shndx"] != "SHN_UNDEF"
             ]
         assert names == ["libze_intel_gpu.so.1"]
         assert "zeCommandListAppendLaunchKernel" in exported
@@ -495,8 +490,8 @@ class TestAddresses:
             old, new = ELFFile(before), ELFFile(after)
             for a, b in zip(old.iter_segments(), new.iter_segments(), strict=True):
                 assert b["p_vaddr"] == a["p_vaddr"] + delta
-            for a, b in zip(old.iter_sections(), new.iter_sections(), strict=True):
-                assert b["sh_addr"] == a["sh_addr"] + (delta if a.name.startswith(".text.") else 0)
+            for was, now in zip(old.iter_sections(), new.iter_sections(), strict=True):
+                assert now["sh_addr"] == was["sh_addr"] + (delta if was.name.startswith(".text.") else 0)
             pairs = zip(self.dwarf_addresses(old), self.dwarf_addresses(new), strict=True)
             moved = [(a, b) for a, b in pairs if a >> 40]  # high_pc may be a length
             assert moved
@@ -675,7 +670,7 @@ class TestLaunches:
             words = workload_command(programs, debug_elfs("bmg"), seconds=1, rate=1000, threads=2)
             process = subprocess.Popen(words, env=environment(STANDIN_DIR=str(gpu.folder)),
                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
-            gpu.wait_for_a_launch()
+            until(lambda: gpu.launches)
             for client in list(gpu.open):
                 client.shutdown(socket.SHUT_RDWR)
         out, err = process.communicate(timeout=120)
@@ -695,7 +690,7 @@ class TestLaunches:
             words = workload_command(programs, debug_elfs("bmg"), seconds=60, threads=2)
             process = subprocess.Popen(words, env=environment(STANDIN_DIR=str(gpu.folder)), stdout=subprocess.PIPE,
                                        text=True)  # fmt: skip
-            gpu.wait_for_a_launch()
+            until(lambda: gpu.launches)
             process.send_signal(signals)
             out, _ = process.communicate(timeout=120)
         assert process.returncode == 0

@@ -178,7 +178,7 @@ def client(
     """Run CLIENT and `body` under the preload; what it said. A line before that is an order, whose end it waits for."""
     with subprocess.Popen(
         [sys.executable, "-c", CLIENT + textwrap.dedent(body)],
-        env=os.environ | {"PYTHONPATH": str(TESTS)} | hardware.env() | (environment or {}),
+        env={**os.environ, "PYTHONPATH": str(TESTS), **hardware.env(), **(environment or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -479,11 +479,14 @@ def test_frequencies_are_added_up_and_rise_with_work(hardware: Hardware) -> None
             seen.append([b - a for a, b in zip(before[1:], now[1:])] + [
                 int((freq0 / name).read_text()) for name in ("act_freq", "cur_freq", "max_freq")])
             before = now
+        def until_at(frequency):
+            while int((freq0 / "act_freq").read_text()) != frequency:
+                time.sleep(0.001)
         look()
-        GPU.launch(KERNEL, 0.2)
-        time.sleep(0.1)
+        GPU.launch(KERNEL, 1)
+        until_at(2400)
         look()
-        time.sleep(0.2)
+        until_at(400)
         look()
         say(seen=seen)
         """,
@@ -642,13 +645,16 @@ def test_one_stream_per_gt_across_processes_until_the_last_copy_is_gone(hardware
         stream = open_stream(fd, (GT_ID, 0))
         mine = refusal(open_stream, fd, (GT_ID, 0))
         again = []
+        gate, opens = os.pipe()
         pid = os.fork()
         if pid == 0:
             code = refusal(open_stream, device(), (GT_ID, 0)) == "EBUSY"
-            time.sleep(0.2)
+            os.close(opens)
+            os.read(gate, 1)
             os._exit(code)
         os.close(stream)  # the child has a copy
         again.append(refusal(open_stream, fd, (GT_ID, 0)))
+        os.close(opens)
         theirs = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         stream = open_stream(fd, (GT_ID, 0))
         os.close(stream)
@@ -987,13 +993,15 @@ def test_a_killed_reader_frees_the_gt(hardware: Hardware) -> None:
         hardware,
         """
         GPU.kernel("k", KERNEL, OFFSETS)
+        gate, opens = os.pipe()
         pid = os.fork()
         if pid == 0:
             stream = started(nonblocking=False)
             while True:
                 os.read(stream, 64 * 100)
+                os.write(opens, b"x")
         GPU.launch(KERNEL, 1.0)
-        time.sleep(0.2)
+        os.read(gate, 1)
         busy = refusal(open_stream, device(), (GT_ID, 0))
         os.kill(pid, 9)
         os.waitpid(pid, 0)
@@ -1222,7 +1230,7 @@ def test_a_gpu_that_stands_still_is_silent_and_goes_on_later(hardware: Hardware,
         event = counter(engine(TOTAL))
         GPU.kernel("k", KERNEL, OFFSETS)
         GPU.launch(KERNEL, 2)  # 80,000 records
-        time.sleep(0.1)
+        readable(stream, 120)
         # when it stands still, then what was visible can be read, and no more comes
         print("freeze", flush=True), sys.stdin.readline()
         first = len(drain(stream)[0]) // 64
@@ -1330,6 +1338,10 @@ def test_overflows_are_made_and_dropped_as_ordered(tmp_path: Path, programs: Pro
 
 def test_waiting_for_all_that_the_gpu_does(hardware: Hardware) -> None:
     # given a test that launched something, and a flood and overflows that take longer
+    def flood() -> None:
+        hardware.flood(1000, 0.3)
+        hardware.overflow(1, 0.01)
+
     said = client(
         hardware,
         """
@@ -1342,7 +1354,7 @@ def test_waiting_for_all_that_the_gpu_does(hardware: Hardware) -> None:
         print("wait", flush=True), sys.stdin.readline()
         say(took=time.monotonic() - early, first=refusal(os.read, stream, 1 << 24), size=len(drain(stream)[0]) // 64)
         """,
-        begin=lambda: (hardware.flood(1000, 0.3), hardware.overflow(1, 0.01))[0],
+        begin=flood,
         wait=hardware.wait,
     )
     assert said["took"] > 0.2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from rich.cells import cell_len
 
@@ -77,7 +79,7 @@ def test_colours_need_a_terminal_without_no_color(
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(module.sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("COLUMNS", "77")

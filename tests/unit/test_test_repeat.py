@@ -8,11 +8,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
+
+from waiting import until
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "test-repeat"
 # Tells what it was run with; is red, or does not end, where the test says so.
@@ -47,7 +48,7 @@ class Checkout:
         self.git("commit", "--quiet", "--allow-empty", "--message", "x")
 
     def start(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, self.root / "scripts" / "test-repeat", *words]
+        command = [sys.executable, str(self.root / "scripts" / "test-repeat"), *words]
         env = os.environ | {"XDG_CACHE_HOME": str(self.cache)}
         env.pop("IAPROF_TEST_SHUFFLE", None)  # this test may itself run in random order
         return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -116,9 +117,7 @@ def test_a_red_run_names_its_tests_and_keeps_its_log(checkout: Checkout) -> None
 def test_what_is_interrupted_is_done_again(checkout: Checkout) -> None:
     checkout.hang.touch()
     with checkout.start("--only", "plain") as process:
-        while not checkout.told():
-            assert process.poll() is None
-            time.sleep(0.01)
+        until(checkout.told, process)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=120)
     assert process.returncode == 130
@@ -145,9 +144,7 @@ def test_another_machine_goes_on_with_results_that_are_taken_there(checkout: Che
 def test_idle_processes_are_there_meanwhile_and_gone_afterwards(checkout: Checkout) -> None:
     checkout.hang.touch()
     with checkout.start("--only", "idle") as process:
-        while not checkout.told():
-            assert process.poll() is None
-            time.sleep(0.01)
+        until(checkout.told, process)
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=120)
@@ -163,9 +160,7 @@ def test_a_run_has_half_of_the_memory(checkout: Checkout) -> None:
 def test_two_at_once_and_what_there_is_not(checkout: Checkout) -> None:
     checkout.hang.touch()
     with checkout.start("--only", "plain") as process:
-        while not checkout.told():
-            assert process.poll() is None
-            time.sleep(0.01)
+        until(checkout.told, process)
         assert "another one runs" in checkout.repeat("--table")[2]
         process.send_signal(signal.SIGINT)
     assert "there is no condition full moon" in checkout.repeat("--only", "full moon")[2]

@@ -151,7 +151,7 @@ def test_filters_that_transfers_lack_are_refused(copied: Path) -> None:
 
 
 def test_top_by_transfer(copied: Path) -> None:
-    done = iaprof("top", copied, "--by", "transfer", "-n", 1)
+    done = iaprof("top", copied, "--by", "transfer", "-n", "1")
     assert [line.split() for line in done.out.splitlines()] == [
         ["BYTES", "CALLS", "KERNELS", "FUNCTION"],
         ["9223372036.9", "GB", "2", "2", FUNCTIONS[5]],

@@ -182,10 +182,11 @@ def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tested: Tes
 
 
 def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(tested: TestedLearner) -> None:
-    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {(1, True): Rule(RuleKind.END)})
+    at = (1, RuleScope.INSTRUCTION)
+    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {at: Rule(RuleKind.END)})
     tested.finish(copied(1, 100))
     assert tested.table.written == [(1, 1, RuleKind.END)]
-    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {(1, True): HARD})
+    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {at: HARD})
     tested.finish(copied(2, 100))
     tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.STUCK)
     tested.finish(copied(3, 100))
@@ -237,7 +238,8 @@ def test_a_library_that_was_loaded_meanwhile_teaches_nothing(tested: TestedLearn
     tested.spaces.times_loaded = 1  # and the copy says 0
     # then its copies are given back
     assert tested.finish(copied(1, 100)) == [1]
-    assert tested.table.written == tested.spaces.calls == []
+    assert tested.table.written == []
+    assert tested.spaces.calls == []
 
 
 def test_a_process_that_is_gone_leaves_its_copies_to_the_recording_s_end(
@@ -336,14 +338,14 @@ def test_copies_that_a_busy_machine_has_no_time_for_are_left_to_the_recording_s_
 ) -> None:
     # given copies of two launches' stacks and a CPU sample's, one launch's without its end, and no time for any
     copies = np.concatenate([copied(1, 100), copied(2, 100, is_sample=True), copied(3, 200)[:1]])
-    ring = SimpleNamespace(misfits=0, fileno=lambda: readable, read=lambda: copies)
     readable, _writable = os.pipe()
+    ring: Any = SimpleNamespace(misfits=0, fileno=lambda: readable, read=lambda: copies)
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(module, "ENDING_S", 0.0)
     monkeypatch.setattr(tested.learner, "step", list)
     # when the recording ends
     recorder.shutdown(socket.SHUT_WR)
-    module._serve(tested.learner, ring, channel)  # type: ignore[arg-type]
+    module._serve(tested.learner, ring, channel)
     channel.close()
     # then the launches' copies come back
     messages = list(iter(lambda: recorder.recv(1 << 16), b""))
@@ -369,8 +371,9 @@ def test_copies_of_another_length_are_reported() -> None:
     os.set_blocking(there, False)
     os.write(kernel, b"12")
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    idle = SimpleNamespace(has_work=False, poll_timeout_ms=-1, is_ending=False, take=lambda _: None, rest=list)
+    idle: Any = SimpleNamespace(has_work=False, poll_timeout_ms=-1, is_ending=False, take=lambda _: None, rest=list)
+    ring: Any = Ring()
     # when
-    module._serve(idle, Ring(), channel)
+    module._serve(idle, ring, channel)
     # then
     assert [recorder.recv(100) for _ in range(3)] == [READY, MISFIT, MISFIT]

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,10 @@ BUILDS = {
 }
 
 
+def page_of(pages: dict[int, bytes], at: int) -> bytes:
+    return pages.get(at, b"")
+
+
 @pytest.mark.parametrize("options", BUILDS.values(), ids=BUILDS.keys())
 def test_finished_stacks_equal_those_of_gdb(tmp_path: Path, options: list[str]) -> None:
     files, kinds, count, by_signal = Files(), set(), 0, 0
@@ -80,7 +85,7 @@ def test_finished_stacks_equal_those_of_gdb(tmp_path: Path, options: list[str]) 
             )
             space = spaces.setdefault(mapped, len(spaces))
             # when
-            done = finishing.finish(space, mapped, copy, LIMIT, lambda at, all_=stop.pages: all_.get(at, b""))
+            done = finishing.finish(space, mapped, copy, LIMIT, partial(page_of, stop.pages))
             # then
             assert (done.ending, [hex(ip) for ip in done.ips]) == (Walked.WHOLE, [hex(pc) for pc in stop.pcs])
             assert HowFound.BY_GUESS not in done.how_found
@@ -202,7 +207,7 @@ def test_the_search_skips_data_if_rbx_keeps_the_stack_pointer(tmp_path: Path, ke
     stale = code["before"] + 5
     words = {at + 64: stale, before + 96: caller}
     words |= dict.fromkeys(range(before + 104, (before | PAGE - 1) - 7, 8), stale)
-    openers = {0: open_libc, 1: lambda _: os.open(library, os.O_RDONLY)}
+    openers: dict[int, Callable[[int], int]] = {0: open_libc, 1: lambda _: os.open(library, os.O_RDONLY)}
     mapped = tuple(sorted((*libc, mapping)))
     done = walked(words, code["within"], at, 0, mapped, lambda image: openers[image](image), before)
     # then the search skips the data if rbx points behind it, and a rule is learnt
@@ -352,7 +357,7 @@ def test_an_unreadable_image_is_treated_like_generated_code() -> None:
 
 def test_a_stack_is_not_walked_beyond_the_limit() -> None:
     at = 0x7FFF_0000_1000
-    words = {}
+    words: dict[int, int] = {}
     for frame in range(40):
         words |= {at + 32 * frame: at + 32 * frame + 32, at + 32 * frame + 8: 0x10100}
     done = walked(words, 0x10010, at, at, GENERATED)

@@ -204,6 +204,11 @@ def test_waits_are_recorded_only_if_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], asked: bool
 ) -> None:
     options: list[Options] = []
-    monkeypatch.setattr(record_command, "_record", lambda *of: options.append(of[0]) or 0)
+
+    def record(given: Options, *_: object) -> int:
+        options.append(given)
+        return 0
+
+    monkeypatch.setattr(record_command, "_record", record)
     assert run(monkeypatch, "record", "-o", tmp_path / "c", *words) == 0
     assert [each.waits for each in options] == [asked]

@@ -7,23 +7,26 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import iaprof
 from iaprof.sandbox.worker import ONE_THREAD, Worker
+from limits import Within
+from waiting import LONGEST_WAIT_S, is_running, until
 
-LONGEST_S = 120.0
+Start = Callable[..., Worker]
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path: Path) -> Iterator[Start]:
     """Returns a function that starts a worker with a script."""
-    started = []
+    started: list[Worker] = []
 
-    def start(source, *arguments, **how):
+    def start(source: str, *arguments: object, **how: Any) -> Worker:
         script = tmp_path / f"script{len(started)}.py"
         script.write_text(source)
         started.append(Worker("runpy:run_path", script, **how))
@@ -34,11 +37,11 @@ def run(tmp_path):
         worker.close()
 
 
-def told(run, source, **how):
+def told(run: Start, source: str, **how: Any) -> Any:
     """Runs a script in a worker, and returns the JSON that it prints."""
     with tempfile.TemporaryFile() as output:
         worker = run(source, output=output, errors=None, **how)
-        assert worker.wait(LONGEST_S)
+        assert worker.wait(LONGEST_WAIT_S)
         output.seek(0)
         return json.load(output)
 
@@ -54,14 +57,17 @@ print(json.dumps({"files": files, "stdin": os.readlink("/proc/self/fd/0"), "envi
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_a_worker_inherits_only_what_it_is_given(run, tmp_path, monkeypatch, bare):
+def test_a_worker_inherits_only_what_it_is_given(
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: bool
+) -> None:
     # given a process with an environment and inheritable open files
     monkeypatch.setenv("SECRET", "1")
     secret, given = (os.open(tmp_path / name, os.O_CREAT | os.O_RDWR) for name in ("secret", "given"))
     os.set_inheritable(secret, True)
     # when
     child = told(run, STATE, bare=bare, files=[given], environment={"GIVEN": "1"}, folder="/")
-    os.close(secret), os.close(given)
+    os.close(secret)
+    os.close(given)
     # then
     assert child["files"] == {str(given): str(tmp_path / "given")}
     assert child["stdin"] == "/dev/null"
@@ -71,7 +77,9 @@ def test_a_worker_inherits_only_what_it_is_given(run, tmp_path, monkeypatch, bar
 
 
 @pytest.mark.parametrize("bare", [False, True])
-def test_environment_and_working_directory_do_not_change_imports(run, tmp_path, monkeypatch, bare):
+def test_environment_and_working_directory_do_not_change_imports(
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bare: bool
+) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('mine')")
     (tmp_path / "runpy.py").write_text("raise SystemExit('mine')")
     planted = {"PYTHONPATH": str(tmp_path), "PYTHONSTARTUP": str(tmp_path / "json.py"), "PYTHONHOME": str(tmp_path)}
@@ -79,7 +87,9 @@ def test_environment_and_working_directory_do_not_change_imports(run, tmp_path, 
     assert str(tmp_path) not in child["path"]
 
 
-def test_a_worker_has_this_process_s_sys_path_and_a_bare_one_only_our_package(run, tmp_path, monkeypatch):
+def test_a_worker_has_this_process_s_sys_path_and_a_bare_one_only_our_package(
+    run: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.syspath_prepend(tmp_path / "elsewhere")
     assert told(run, STATE)["path"][0] == str(tmp_path / "elsewhere")
@@ -89,7 +99,7 @@ def test_a_worker_has_this_process_s_sys_path_and_a_bare_one_only_our_package(ru
     assert not {"site", "numpy", "subprocess"} & set(bare["modules"])
 
 
-def test_messages_can_include_open_files(run, tmp_path):
+def test_messages_can_include_open_files(run: Start, tmp_path: Path) -> None:
     worker = run(
         """
 import json, os, socket
@@ -101,7 +111,7 @@ socket.send_fds(channel, [b'{"done": true}'], [copy])
 """,
         channel=socket.SOCK_SEQPACKET,
     )
-    worker.channel.settimeout(LONGEST_S)
+    worker.channel.settimeout(LONGEST_WAIT_S)
     (tmp_path / "file").write_text(" there")
     with open(tmp_path / "file", "rb") as file:
         worker.send({"word": "hello"}, [file.fileno()])
@@ -110,16 +120,16 @@ socket.send_fds(channel, [b'{"done": true}'], [copy])
     with open(copy, "rb") as file:
         assert os.pread(file.fileno(), 100, 0) == b"hello there"
     # and when it has ended
-    assert worker.wait(LONGEST_S)
+    assert worker.wait(LONGEST_WAIT_S)
     with pytest.raises(ConnectionResetError):
         worker.receive()
     with pytest.raises(OSError, match="Broken pipe"):
         worker.send({})
 
 
-def test_status_and_cpu_time_of_an_ended_worker(run):
+def test_status_and_cpu_time_of_an_ended_worker(run: Start) -> None:
     worker = run("import time\nwhile time.process_time() < 0.1: pass\nraise SystemExit(3)")
-    assert worker.wait(LONGEST_S)
+    assert worker.wait(LONGEST_WAIT_S)
     assert worker.has_ended()
     assert worker.status == 3
     assert 0.1 <= worker.cpu_seconds == worker.cpu_seconds_so_far()
@@ -129,7 +139,7 @@ def test_status_and_cpu_time_of_an_ended_worker(run):
         os.waitpid(worker.pid, os.WNOHANG)
 
 
-def test_a_wait_has_a_time_limit(run, within):
+def test_a_wait_has_a_time_limit(run: Start, within: Within) -> None:
     worker = run("import time\nwhile True: pass")
     with within(1):
         assert not worker.wait(0.05)
@@ -137,7 +147,7 @@ def test_a_wait_has_a_time_limit(run, within):
     while worker.cpu_seconds_so_far() == 0:
         assert not worker.has_ended()
     worker.kill()
-    assert worker.wait(LONGEST_S)
+    assert worker.wait(LONGEST_WAIT_S)
     assert worker.status == -signal.SIGKILL
 
 
@@ -145,31 +155,20 @@ STARTS = "import os, subprocess, sys\nprint(subprocess.Popen(['sleep', '600']).p
 
 
 @pytest.mark.parametrize("ends", ["by itself", "killed"])
-def test_processes_of_a_worker_end_with_it(run, ends):
+def test_processes_of_a_worker_end_with_it(run: Start, ends: str) -> None:
     with tempfile.TemporaryFile() as output:
         worker = run(STARTS + ("" if ends == "by itself" else "while True: pass"), output=output)
-        deadline = time.monotonic() + LONGEST_S
-        while not (said := os.pread(output.fileno(), 100, 0)).endswith(b"\n"):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: os.pread(output.fileno(), 100, 0).endswith(b"\n"))
+        child = int(os.pread(output.fileno(), 100, 0))
     if ends == "by itself":
-        assert worker.wait(LONGEST_S)
+        assert worker.wait(LONGEST_WAIT_S)
     else:
-        worker.close(LONGEST_S)
-    while is_running(int(said)):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        worker.close(LONGEST_WAIT_S)
+    until(lambda: not is_running(child))
 
 
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def test_a_worker_that_cannot_be_started_leaves_no_descriptors(monkeypatch):
-    def refuse(*_, **__):
+def test_a_worker_that_cannot_be_started_leaves_no_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
@@ -181,7 +180,9 @@ def test_a_worker_that_cannot_be_started_leaves_no_descriptors(monkeypatch):
 
 @pytest.mark.root
 @pytest.mark.beside
-def test_another_user_needs_no_right_to_search_the_folders_above(tmp_path, monkeypatch):
+def test_another_user_needs_no_right_to_search_the_folders_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # given a package in a private folder, as of an installation in root's home
     packages = tmp_path / "private" / "packages"
     packages.mkdir(parents=True)
@@ -191,14 +192,14 @@ def test_another_user_needs_no_right_to_search_the_folders_above(tmp_path, monke
     # when
     with tempfile.TemporaryFile() as output:
         worker = Worker("greeting:greet", user=65534, output=output, errors=None, environment=ONE_THREAD)
-        assert worker.wait(LONGEST_S)
+        assert worker.wait(LONGEST_WAIT_S)
         worker.close()
         # then
         output.seek(0)
         assert output.read() == b"(65534, 65534, 65534) (65534, 65534, 65534)\n"
 
 
-def test_a_child_and_what_it_starts_have_the_nice_value_that_is_asked_for(run):
+def test_a_child_and_what_it_starts_have_the_nice_value_that_is_asked_for(run: Start) -> None:
     # given a child that starts another one
     source = """
 import json, os

@@ -110,10 +110,14 @@ def test_hostile_names_stay_within_their_field() -> None:
     launch = Launch(HOSTILE, 1, (HOSTILE,), (HOSTILE,))
     kernel = Kernel(0, HOSTILE, HOSTILE)
     row = Row(0, launch, kernel, Code(HOSTILE, (HOSTILE,), (1,)), 0, (1,) * 10)
-    for line in written(Folded(), [row]).splitlines():
+    folded = written(Folded(), [row]).splitlines()
+    assert len(folded) == 10
+    for line in folded:
         assert line.isprintable()
         assert line.count(";") == 9
-    for line in written(IaprofText(), [row]).splitlines():
+    text = written(IaprofText(), [row]).splitlines()
+    assert sum(line.startswith("eustall\t") for line in text) == 1
+    for line in text:
         assert line.replace("\t", "").isprintable()
         assert line.split("\t")[0] in ("interval", "string", "kernel", "eustall", "metric")
 

@@ -13,10 +13,10 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from elftools.elf.elffile import ELFFile
 
+import elf_sections
 from iaprof.bpf.probes.driver_layout import Action, Entry, Field, Layout
 
 FOLDER = Path(__file__).parent
@@ -115,7 +115,7 @@ def build(folder: Path, name: str = "libplayed.so") -> Built:
         check=True,
     )
     with library.open("rb") as file:
-        table: Any = ELFFile(file).get_section_by_name(".symtab")
+        table = elf_sections.symbols(ELFFile(file), ".symtab")
         symbols = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
     code, memory = (Handle.kernel.offset, Kernel.code.offset), Code.memory.offset
     module = Handle.kernel.offset, Kernel.module.offset
