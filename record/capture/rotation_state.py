@@ -18,7 +18,7 @@ from iaprof.record.capture.rotation_lists import KeptLists, marked_carried
 from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader, framed
 from iaprof.record.kernels.dumped import chunk_head
 
-LINGER_NS = 2_000_000_000  # how long after a process's end the GPU may still run what it launched
+LINGER_NS = 10_000_000_000  # after a process's end: on a busy machine the stalls of its last launches are read late
 MAX_LAUNCHES = 1 << 16
 _DROPPED = "command lists of before this file hold more than is carried over: what they launch lacks them"
 

@@ -31,11 +31,12 @@ _DESCRIPTORS = ("copies", "rules", "spaces", "loads", "missed_paths", "pythons")
 class LearnerProcess:
     """The learner's process."""
 
-    def __init__(self, probes: LaunchProbes) -> None:
+    def __init__(self, probes: LaunchProbes, sync_s: float = SYNC_S) -> None:
         """Starts the learner.
 
         Args:
             probes: the source of unfinished stacks; they must be closed after the learner.
+            sync_s: how long to wait for stacks that were copied before, in seconds.
 
         Raises:
             OSError: the process cannot be started.
@@ -46,6 +47,7 @@ class LearnerProcess:
             "bits": probes.sizes.rule_bits,
             "depth": probes.depth,
         }
+        self._sync_s = sync_s
         self._starts = 0
         self._ended_cpu_s = 0.0  # of learners that have ended
         self.is_ready = False  # to finish stacks
@@ -111,13 +113,13 @@ class LearnerProcess:
                 self._child.channel.send(_SEARCH_REQUEST.pack(pid))
 
     def has_finished(self) -> bool:
-        """Asks, at the first call, whether all stacks copied so far are finished; true if so, and after SYNC_S."""
+        """Asks, at the first call, whether all stacks copied so far are finished; true if so, and after sync_s."""
         if self._asked_s is None and not self._was_asked and self._child is not None:
             with contextlib.suppress(OSError):
                 self._child.channel.send(SYNC)
                 self._asked_s = time.monotonic()
                 self._was_asked = True
-        if self._asked_s is not None and time.monotonic() < self._asked_s + SYNC_S and self._child is not None:
+        if self._asked_s is not None and time.monotonic() < self._asked_s + self._sync_s and self._child is not None:
             return False
         self._asked_s, self._was_asked = None, False
         return True
