@@ -114,4 +114,4 @@ class _Server(ThreadingHTTPServer):
             self._room.release()
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        """Ignores errors: a browser that disconnects is none."""
+        """Ignores errors: browsers disconnect when they like."""

@@ -38,7 +38,7 @@ def mapped(name: re.Pattern[bytes]) -> Iterator[MappedFile]:
 
 @contextlib.contextmanager
 def opened(location: str) -> Iterator[int | None]:
-    """Opens a regular file; yields None if it is none, or cannot be opened."""
+    """Opens a regular file; yields None if it is not regular, or cannot be opened."""
     try:
         fd = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:

@@ -214,7 +214,7 @@ class PythonStacks:
                 self._no_codes.add((pid, address))
 
     def _read_code(self, pid: int, address: int, record: np.void) -> _Code | None:
-        """Returns the copied code object; None if the copy is none, or there are too many."""
+        """Returns the copied code object; None if the copy is not one, or there are too many."""
         name, file, table = (record[member].tobytes() for member in ("qualname", "filename", "table"))
         for interpreter in self._interpreters[pid]:
             if (type_of(name), type_of(table)) != interpreter.types or type_of(file) != type_of(name):
