@@ -95,7 +95,7 @@ class Finishing:
         return self.answer
 
 
-class TestedLearner:
+class LearnerUnderTest:
     """A learner without its children."""
 
     def __init__(self) -> None:
@@ -120,22 +120,22 @@ def _read(message: bytes) -> tuple[int, Walked] | int:
 
 
 @pytest.fixture
-def tested(monkeypatch: pytest.MonkeyPatch) -> TestedLearner:
+def tested(monkeypatch: pytest.MonkeyPatch) -> LearnerUnderTest:
     monkeypatch.setattr(module, "executable", lambda pid, images: MAPPED)
     monkeypatch.setattr(module, "_born", lambda pid: 0)
     monkeypatch.setattr(module, "rights_of", lambda pid: Rights(pid // 100, 0))
-    return TestedLearner()
+    return LearnerUnderTest()
 
 
 def whole(numbers: Sequence[int]) -> list[tuple[int, Walked]]:
     return [(number, Walked.WHOLE) for number in numbers]
 
 
-def test_processes_take_turns(tested: TestedLearner) -> None:
+def test_processes_take_turns(tested: LearnerUnderTest) -> None:
     assert tested.finish(*(copied(number, 100) for number in (1, 2, 3)), copied(4, 200)) == whole([1, 4, 2, 3])
 
 
-def test_cpu_samples_take_no_more_than_their_share_of_the_time(tested: TestedLearner) -> None:
+def test_cpu_samples_take_no_more_than_their_share_of_the_time(tested: LearnerUnderTest) -> None:
     # given that the time for samples is used up
     now = [0.0]
     tested.learner._sample_budget = Budget(0.1, 1.0, lambda: now[0])
@@ -154,13 +154,13 @@ def test_cpu_samples_take_no_more_than_their_share_of_the_time(tested: TestedLea
     assert tested.finish(copied(5, 200)) == whole([5, 4])
 
 
-def test_cpu_samples_wait_until_no_launch_does(tested: TestedLearner) -> None:
+def test_cpu_samples_wait_until_no_launch_does(tested: LearnerUnderTest) -> None:
     copies = [copied(number, 100, is_sample=True) for number in range(1, MOST_SAMPLES + 2)]
     found = tested.finish(*copies, copied(1000, 100), copied(1001, 200))
     assert found == whole([1000, 1001, *range(2, MOST_SAMPLES + 2)])
 
 
-def test_the_recorder_waits_only_for_what_came_before_it_asked(tested: TestedLearner) -> None:
+def test_the_recorder_waits_only_for_what_came_before_it_asked(tested: LearnerUnderTest) -> None:
     tested.learner.take(np.concatenate([copied(1, 100), copied(2, 100)]))
     asked = time.monotonic()
     tested.learner.take(copied(3, 200))
@@ -171,7 +171,7 @@ def test_the_recorder_waits_only_for_what_came_before_it_asked(tested: TestedLea
     assert tested.learner.has_finished(asked)
 
 
-def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tested: TestedLearner) -> None:
+def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tested: LearnerUnderTest) -> None:
     copies = [copied(number, 100) for number in range(1, MOST_WAITING + 3)]
     found = tested.finish(copied(0, 200), *copies)
     # and the recording's end gets them
@@ -181,7 +181,7 @@ def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tested: Tes
     assert finished[:2] == whole([0, 4])
 
 
-def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(tested: TestedLearner) -> None:
+def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(tested: LearnerUnderTest) -> None:
     at = (1, RuleScope.INSTRUCTION)
     tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {at: Rule(RuleKind.END)})
     tested.finish(copied(1, 100))
@@ -197,7 +197,7 @@ def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(
     ]
 
 
-def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tested: TestedLearner) -> None:
+def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tested: LearnerUnderTest) -> None:
     other = GUESS._replace(cfa=24)
     for number, rules in enumerate(
         (
@@ -214,7 +214,7 @@ def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tested: 
 
 
 def test_mappings_are_read_again_where_a_stack_leads_to_none_of_them(
-    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a process whose code grows without the kernel counting it
     tested.finish(copied(1, 100))
@@ -233,7 +233,7 @@ def test_mappings_are_read_again_where_a_stack_leads_to_none_of_them(
     assert tested.finishing.asked == before + 3
 
 
-def test_a_library_that_was_loaded_meanwhile_teaches_nothing(tested: TestedLearner) -> None:
+def test_a_library_that_was_loaded_meanwhile_teaches_nothing(tested: LearnerUnderTest) -> None:
     # given
     tested.spaces.times_loaded = 1  # and the copy says 0
     # then its copies are given back
@@ -243,14 +243,14 @@ def test_a_library_that_was_loaded_meanwhile_teaches_nothing(tested: TestedLearn
 
 
 def test_a_process_that_is_gone_leaves_its_copies_to_the_recording_s_end(
-    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "executable", lambda pid, images: ())
     assert tested.finish(copied(1, 100), copied(2, 100)) == [1, 2]
 
 
 def test_a_process_whose_files_break_the_reader_waits_and_others_do_not(
-    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given
     tested.finishing.answer = IaprofError("the child died")
@@ -268,7 +268,7 @@ def test_a_process_whose_files_break_the_reader_waits_and_others_do_not(
 
 
 def test_a_process_whose_interpreters_break_the_reader_waits(
-    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
 
@@ -292,7 +292,7 @@ def test_a_process_whose_interpreters_break_the_reader_waits(
     assert looked[-1] == 200
 
 
-def test_interpreters_are_looked_for_when_no_launch_waits_and_only_so_long(tested: TestedLearner) -> None:
+def test_interpreters_are_looked_for_when_no_launch_waits_and_only_so_long(tested: LearnerUnderTest) -> None:
     now = [0.0]
     tested.learner._search_budget = Budget(0.1, 1.0, lambda: now[0])
     tested.learner.look_for_python(300)
@@ -305,7 +305,7 @@ def test_interpreters_are_looked_for_when_no_launch_waits_and_only_so_long(teste
     assert tested.learner.poll_timeout_ms == pytest.approx(1000 * (1.5 - 1 - 0.1 * 1.5) / 0.1)
 
 
-def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tested: TestedLearner) -> None:
+def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tested: LearnerUnderTest) -> None:
     # given
     tested.finishing.answer = IaprofError("the child died")
     numbers = range(MOST_FAILURES_OF_A_USER + 3)
@@ -317,14 +317,14 @@ def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tested:
     assert tested.finish(copied(50, 199), copied(51, 200)) == [50, *whole([51])]
 
 
-def test_a_process_that_has_changed_is_no_failure(tested: TestedLearner) -> None:
+def test_a_process_that_has_changed_is_no_failure(tested: LearnerUnderTest) -> None:
     tested.finishing.answer = ImageGone("it is gone")
     found = tested.finish(*(copied(number, 100) for number in range(MOST_FAILURES + 3)))
     assert found == list(range(MOST_FAILURES + 3))
 
 
 def test_a_copy_of_which_the_end_is_missing_is_finished_when_no_more_comes(
-    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tested.finish(copied(1, 100)[:1]) == []
     assert tested.learner.poll_timeout_ms
@@ -334,7 +334,7 @@ def test_a_copy_of_which_the_end_is_missing_is_finished_when_no_more_comes(
 
 
 def test_copies_that_a_busy_machine_has_no_time_for_are_left_to_the_recording_s_end(
-    tested: TestedLearner, monkeypatch: pytest.MonkeyPatch
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given copies of two launches' stacks and a CPU sample's, one launch's without its end, and no time for any
     copies = np.concatenate([copied(1, 100), copied(2, 100, is_sample=True), copied(3, 200)[:1]])
