@@ -24,8 +24,7 @@ from iaprof.formats.page.html import HtmlPage
 from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin, Profile, StackOptions
 from iaprof.gpu.intel.reasons import REASONS
 from limits import Within
-
-from .profiles import Row, counts, profile
+from unit.profiles import Row, counts, profile
 
 APP, LIB = Origin(CodeKind.C, "/opt/app/bin/app"), Origin(CodeKind.CPP, "/opt/app/lib/libnn.so", "nn.cpp", 12)
 STEP = Origin(CodeKind.PYTHON, "", "model.py", 3)
@@ -620,3 +619,12 @@ def test_a_click_keeps_the_scroll_position(browser: Browser, tmp_path: Path) -> 
         # then
         assert page.evaluate("iaprof.flame.text(iaprof.flame.zoomed)") == "f60"
         assert page.evaluate("iaprof.flame.scroller.scrollTop") == 900
+
+
+def html_total(file: Path) -> int:
+    with chromium() as browser, opened(browser, file) as page:
+        page.wait_for_selector("#content:not([hidden])")
+        return sum(page.evaluate("[...window.iaprof.model.stallsPerInterval]"))
+
+
+TOTALS = {"html": html_total}

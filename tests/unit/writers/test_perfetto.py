@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -183,3 +184,13 @@ def test_absurd_times_give_a_valid_trace(seconds: float) -> None:
 def test_a_capture_of_nothing_is_a_trace_of_nothing() -> None:
     found = read(Export(empty_profile(), interval_s=0.1))
     assert (found.slices, found.values) == ({}, {})
+
+
+def perfetto_total(file: Path) -> int:
+    trace = pb.Trace.FromString(file.read_bytes())
+    names = {packet.track_descriptor.uuid: packet.track_descriptor.name for packet in trace.packet}
+    events = [packet.track_event for packet in trace.packet if packet.HasField("track_event")]
+    return int(sum(event.counter_value for event in events if names[event.track_uuid] == "all reasons"))
+
+
+TOTALS = {"perfetto": perfetto_total}

@@ -453,3 +453,12 @@ class TestInABrowser:
             # Then they have the expected colours
             assert size[0] == 1000
             assert colours == [[27, 27, 31] if dark else [255, 255, 255], [0x56, 0xBB, 0xEB]]
+
+
+def svg_total(file: Path) -> int:
+    said = re.search(r"([0-9,]+) samples of GPU stalls", file.read_text())
+    assert said
+    return int(said[1].replace(",", ""))
+
+
+TOTALS = {"svg": svg_total}

@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -130,8 +131,6 @@ def test_clean() -> None:
 
 
 def test_formats_by_extension() -> None:
-    from pathlib import Path
-
     assert format_for(Path("x.folded")) is FORMATS["folded"]
     assert format_for(Path("x.iaprof.txt")) is FORMATS["iaprof"]
     assert format_for(Path("x.txt")) is None
@@ -148,3 +147,15 @@ def test_the_command_starts_without_arrow_and_protobuf() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def folded_total(file: Path) -> int:
+    return sum(int(line.rsplit(" ", 1)[1]) for line in file.read_text().splitlines())
+
+
+def iaprof_total(file: Path) -> int:
+    lines = (line.split("\t") for line in file.read_text().splitlines())
+    return sum(sum(map(int, line[3:])) for line in lines if line[0] == "eustall")
+
+
+TOTALS = {"folded": folded_total, "iaprof": iaprof_total}

@@ -145,3 +145,14 @@ def test_the_verb_writes_tables_but_never_over_its_capture(
     assert path.read_bytes() == before
     assert pq.read_table(io.BytesIO(capsysbinary.readouterr().out))["samples"].to_pylist() == [3]
     assert pq.read_table(tmp_path / "table.parquet")["kernel"].to_pylist() == ["k"]
+
+
+def csv_total(file: Path) -> int:
+    return sum(int(row["samples"]) for row in csv.DictReader(io.StringIO(file.read_text())))
+
+
+def parquet_total(file: Path) -> int:
+    return int(pq.read_table(file)["samples"].to_numpy().sum())
+
+
+TOTALS = {"csv": csv_total, "parquet": parquet_total}

@@ -2,6 +2,7 @@
 
 import gzip
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +170,12 @@ def test_every_id_refers_to_a_table_entry() -> None:
     assert {each.mapping_id for each in message.location} <= {0, *(each.id for each in message.mapping)}
     assert all(each.name in strings and each.filename in strings for each in message.function)
     assert all(label.key in strings and label.str in strings for each in message.sample for label in each.label)
+
+
+def pprof_total(file: Path) -> int:
+    message = new_profile()
+    message.ParseFromString(gzip.decompress(file.read_bytes()))
+    return sum(sample.value[0] for sample in message.sample)
+
+
+TOTALS = {"pprof": pprof_total}

@@ -3,6 +3,7 @@
 import io
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -182,3 +183,11 @@ def test_a_large_capture_is_written_from_its_profile_by_interval() -> None:
     export = stalled.export(stalled.ROWS[:1])
     document = written(Export(export.profile, export.about, 0.02, by_time=stalled.export().profile))
     assert sum(sum(each["samples"]["weight"]) for each in document["threads"]) == stalled.SAMPLES
+
+
+def firefox_total(file: Path) -> int:
+    threads = json.loads(file.read_text())["threads"]
+    return sum(sum(thread["samples"]["weight"]) for thread in threads if "stalls" in thread["name"])
+
+
+TOTALS = {"firefox": firefox_total}

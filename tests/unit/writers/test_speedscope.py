@@ -141,3 +141,11 @@ def _speedscope(browser: Browser) -> tuple[Page, list[str]]:
     page.on("request", lambda each: None if each.url.startswith(allowed) else problems.append(f"asked for {each.url}"))
     page.goto((PAGES / "index.html").as_uri())
     return page, problems
+
+
+def speedscope_total(file: Path) -> int:
+    profiles = json.loads(file.read_text())["profiles"]
+    return sum(sum(profile["weights"]) for profile in profiles if "stalls" in profile["name"])
+
+
+TOTALS = {"speedscope": speedscope_total}

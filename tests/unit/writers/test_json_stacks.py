@@ -183,3 +183,10 @@ def test_two_formats_at_once(tmp_path: Path) -> None:
         "",
         "iaprof: --json and --format=folded contradict each other: leave one of them out\n",
     )
+
+
+def json_total(file: Path) -> int:
+    return sum(sum(row["samples"].values()) for row in json.loads(file.read_text())["rows"])
+
+
+TOTALS = {"json": json_total}

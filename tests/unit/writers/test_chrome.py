@@ -158,3 +158,12 @@ def test_the_verb_shows_all_of_a_merged_capture_or_a_share_of_the_time_of_all(
     assert {event["ts"] // 1e6 for event in found if event["name"].startswith("power")} == seconds
     stalled = {event["ts"] // 1e6 for event in found if event["args"].get("samples")}
     assert stalled == seconds
+
+
+def chrome_total(file: Path) -> int:
+    events = json.loads(file.read_text())["traceEvents"]
+    counters = [event for event in events if event["ph"] == "C" and "by reason" in event["name"]]
+    return int(sum(sum(event["args"].values()) for event in counters))
+
+
+TOTALS = {"chrome": chrome_total}

@@ -4,6 +4,7 @@ import io
 import re
 from collections import Counter
 from math import floor
+from pathlib import Path
 
 import pytest
 
@@ -148,3 +149,10 @@ def test_hostile_names_add_no_events_and_break_no_frames() -> None:
     assert stalled.HOSTILE[9] == ""
     assert max(time for time, _ in found) < 0.08
     assert {stack[-2][0] for _, stack in found} == {"sbid_[g]"}
+
+
+def flamescope_total(file: Path) -> int:
+    return sum(map(int, re.findall(r"^\S.*: ([0-9]+) \S+: *$", file.read_text(), re.MULTILINE)))
+
+
+TOTALS = {"flamescope": flamescope_total}
