@@ -29,6 +29,7 @@ from iaprof.formats.wire.launches import COPY
 from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.budget import Budget
+from iaprof.record.unwinding.copy_reader import CopyReader
 from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.record.unwinding.unfinished import MOST_FAILURES, StackQueue, UnfinishedStack
@@ -351,7 +352,7 @@ def main(settings: str) -> None:
     """Serves until the recorder shuts down its end of the socket, and then until nothing is left."""
     options = json.loads(settings)
     channel = socket.socket(fileno=0)
-    ring = RingBuffer(options["copies"], options["copies_bytes"], COPY)
+    ring = CopyReader(RingBuffer(options["copies"], options["copies_bytes"], COPY))
     table = RuleTable(options["rules"], options["bits"])
     spaces = Spaces(options["spaces"], options["loads"], options["missed_paths"])
     learner = Learner(table, spaces, options["depth"], 1 + options["starts"] * MOST_SPACES, options["pythons"])
@@ -361,7 +362,7 @@ def main(settings: str) -> None:
     learner.close()
 
 
-def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
+def _serve(learner: Learner, ring: CopyReader, channel: socket.socket) -> None:
     channel.send(READY)
     poll = select.poll()
     poll.register(ring.fileno(), select.POLLIN)
