@@ -18,7 +18,10 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import CodeKind, StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
-_SCRIPTS = ("model.js", "about.js", "words.js", "heatmap.js", "flame.js", "timeline.js", "kernels.js", "main.js")
+_SCRIPTS = (
+    *("model.js", "about.js", "words.js", "heatmap.js", "picture.js", "flame.js"),
+    *("timeline.js", "kernels.js", "main.js"),
+)
 _STYLES = ("page.css", "panels.css")
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TOPS = {path.name for path in (ROOT / "src" / "iaprof").iterdir() if path.is_dir() and not path.name.startswith("__")}
 MOST_FILES, MOST_LINES = 20, 500
 CODE = {".py", ".c", ".h", ".js", ".css", ".html"}
-LONGER = {"formats/page/assets/flame.js": 680}  # a class that one script has to hold
+LONGER = {"formats/page/assets/flame.js": 540}  # a class that one script has to hold
 
 
 def product_files() -> list[str]:
