@@ -419,8 +419,11 @@ def test_waits_are_in_the_file_in_which_they_ended(known: Built, tmp_path: Path)
     rows = [[row for row in own(part) if row["comm"] == "waiting"] for part in parts]
     long = sum(len([row for row in some if row["pid"] == told[0].tid]) for some in rows)
     short = sum(row["count"] for some in rows for row in some if row["pid"] != told[0].tid)
-    assert (long, short) == (len(told), 300_000)
+    # (on a busy machine a probe may find all memory for stacks in use by others that were preempted, which is counted)
+    losses = [loss for part in parts for loss in part.header["losses"] if loss["source"] == "waits"]
+    lost = sum(loss["count"] for loss in losses)
+    assert long + short + lost == len(told) + 300_000
+    assert lost < 10, losses
     for part, some in zip(parts, rows, strict=True):
         stacks = set(part.table("stack")["id"].to_pylist())
         assert {row["stack"] for row in some} <= stacks
-        assert not [loss for loss in part.header["losses"] if loss["source"] == "waits"]
