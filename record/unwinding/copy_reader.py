@@ -34,6 +34,7 @@ class CopyReader:
         self._ahead: list[NDArray[np.void]] = []
         self._bytes = 0
         self._has_room = threading.Event()
+        self._has_room.set()
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         threading.Thread(target=self._read_ahead, daemon=True).start()
 
@@ -54,7 +55,7 @@ class CopyReader:
             self._bytes = 0
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._event)
-        self._has_room.set()
+            self._has_room.set()
         return np.concatenate(arrays)
 
     def _read_ahead(self) -> None:
@@ -70,6 +71,4 @@ class CopyReader:
                     os.eventfd_write(self._event, 1)
                 if self._bytes >= self._most_bytes:
                     self._has_room.clear()
-                else:
-                    self._has_room.set()
             self._has_room.wait()
