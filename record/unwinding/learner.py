@@ -60,7 +60,7 @@ _TICKS_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 class Process:
     """What is known of a process while its mappings are the same."""
 
-    generation: MappingState
+    state: MappingState
     mappings: tuple[Mapping, ...]
     space: int
 
@@ -235,17 +235,17 @@ class Learner:
             ImageGone: the process is not what it was when the stack was copied.
             IaprofError: a child failed.
         """
-        generation = MappingState(*stack.record["of"].tolist())
-        process = self._process(pid, generation)
+        state = MappingState(*stack.record["of"].tolist())
+        process = self._process(pid, state)
         finished = self._walk(process, pid, stack)
         if finished.met_unknown:
             # A JIT maps more memory for its code, which the kernel does not count as code if it is writable, too.
             mappings = executable(pid, self._images)
             if mappings and mappings != process.mappings:
-                process = self._processes[pid] = Process(generation, mappings, self._number(mappings))
+                process = self._processes[pid] = Process(state, mappings, self._number(mappings))
                 finished = self._walk(process, pid, stack)
         # Other code, or another program, may have been at these addresses.
-        if self._spaces.loads(pid) != generation.loads or finished.ending is Walked.NOWHERE:
+        if self._spaces.loads(pid) != state.loads or finished.ending is Walked.NOWHERE:
             raise ImageGone
         self._write_rules(pid, process, stack, finished)
         return finished
@@ -254,15 +254,15 @@ class Learner:
         limit, read_page = stack.limit(self._depth), Memory(pid).page
         return self._finishing.finish(process.space, process.mappings, stack.copy(), limit, read_page)
 
-    def _process(self, pid: int, generation: MappingState) -> Process:
+    def _process(self, pid: int, state: MappingState) -> Process:
         known = self._processes.get(pid)
-        if known is not None and known.generation == generation:
+        if known is not None and known.state == state:
             self._processes.move_to_end(pid)
             return known
         mappings = executable(pid, self._images)
-        if not mappings or abs(_born(pid) - generation.born) > _TICKS_NS:
+        if not mappings or abs(_born(pid) - state.born) > _TICKS_NS:
             raise ImageGone
-        process = self._processes[pid] = Process(generation, mappings, self._number(mappings))
+        process = self._processes[pid] = Process(state, mappings, self._number(mappings))
         self._search_process(pid, mappings)
         if len(self._processes) > MOST_PROCESSES:
             self._spaces.forget(self._processes.popitem(last=False)[0])
@@ -295,7 +295,7 @@ class Learner:
             self._spaces.forget(pid)
         self._table.grow()
         for pid, process in self._processes.items():
-            self._spaces.set(pid, process.generation, process.space, self._table.bits)
+            self._spaces.set(pid, process.state, process.space, self._table.bits)
 
     def _write_rules(self, pid: int, process: Process, stack: UnfinishedStack, finished: Finished) -> None:
         confirmed = {place: self._confirmed(process.space, *place, rule) for place, rule in finished.rules.items()}
@@ -304,7 +304,7 @@ class Learner:
             self._table.write(process.space, address, scope, rule)
         if self._table.is_crowded:
             self._grow()
-        self._spaces.set(pid, process.generation, process.space, self._table.bits)
+        self._spaces.set(pid, process.state, process.space, self._table.bits)
         path = int(stack.record["missed_path"])
         leads = all(rule.kind is not RuleKind.HARD for rule in rules.values()) and (
             # Rules that switch to another stack, which was not copied, work in BPF from now on.

@@ -71,7 +71,7 @@ class Spaces:
     def loads(self, pid: int) -> int:
         return self.times_loaded
 
-    def set(self, pid: int, generation: object, space: int, bits: int) -> None:
+    def set(self, pid: int, state: object, space: int, bits: int) -> None:
         self.calls.append(("space", space))
 
     def walk_again(self, path: int) -> None:
