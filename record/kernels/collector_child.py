@@ -23,6 +23,7 @@ import struct
 from typing import Any
 
 MAX_ELF_BYTES = 256 << 20
+ABSENT, ANOTHER = "it is not there (any more)", "another file lies there than was mapped"
 _EM_INTELGT = 205
 _SYS_OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
@@ -100,9 +101,15 @@ def _check_start(chunk: bytes) -> None:
 def _open(path_fd: int, owner: int | None, same: list[int] | None) -> int:
     """Opens the file behind an O_PATH descriptor for reading; refuses all but regular files of `owner`.
 
-    With `same` it must be the file of that device and inode, and unchanged from that time on.
+    With `same` it must be the file of that device and inode, and unchanged from that time on. A reason is about that
+    file: if another one cannot be opened, the reason is that it is another one.
     """
-    file = _open_regular(path_fd, owner)
+    try:
+        file = _open_regular(path_fd, owner)
+    except (Refused, OSError):
+        if same is not None and _identity(path_fd) != (same[0], same[1]):
+            raise Refused(ANOTHER) from None
+        raise
     try:
         if same is not None:
             _check_same(file, *same)
@@ -113,14 +120,18 @@ def _open(path_fd: int, owner: int | None, same: list[int] | None) -> int:
 
 
 def _check_same(file: int, device: int, inode: int, before_ns: int) -> None:
+    if _identity(file) != (device, inode) and _as_mapped(file) != (device, inode):
+        raise Refused(ANOTHER)
     status = os.fstat(file)
-    identity = os.major(status.st_dev) << 32 | os.minor(status.st_dev), status.st_ino
-    if identity != (device, inode) and _as_mapped(file) != (device, inode):
-        raise Refused("another file lies there than was mapped")
     # Deleting a file sets its ctime: then only the last write counts.
     changed = status.st_ctime_ns if status.st_nlink else status.st_mtime_ns
     if changed >= before_ns:
         raise Refused("it was changed since it was mapped, or just before")
+
+
+def _identity(file: int) -> tuple[int, int]:
+    status = os.fstat(file)
+    return os.major(status.st_dev) << 32 | os.minor(status.st_dev), status.st_ino
 
 
 def _as_mapped(file: int) -> tuple[int, int] | None:
@@ -196,7 +207,7 @@ def _serve(request: dict[str, Any], root: int | None) -> tuple[dict[str, Any], i
     except OSError as error:
         reason = {
             errno.ELOOP: "it is a symbolic link",
-            errno.ENOENT: "it is not there (any more)",
+            errno.ENOENT: ABSENT,
             errno.EXDEV: "its relative path leaves the folder that the process works in",
         }
         return {"refused": reason.get(error.errno or 0, error.strerror or str(error))}, None

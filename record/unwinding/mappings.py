@@ -6,13 +6,12 @@ Processes with equal mappings share a space number: a forked child needs no rule
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.wire.process_maps import EXECUTABLE, mappings, maps_of
 from iaprof.record.symbolize.mapped_files import FileIdentity
-from iaprof.record.symbolize.opener import LATER, Opener, Rights
+from iaprof.record.symbolize.opener import ELSEWHERE, LATER, Opener, Rights
 from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.walk import PAGE
@@ -76,21 +75,16 @@ class Images:
         same = FileIdentity(image.device, image.inode, _ALWAYS_NS)
         for pid, start, end in reversed(image.places):
             rights = rights_of(pid)
-            opened = None if rights is None else self._opener.open_mapping(pid, start, end, rights, same)
-            if isinstance(opened, int):
-                return opened
-            if opened in LATER:
+            if rights is None:
+                continue
+            file_or_reason = self._opener.open_mapping(pid, start, end, rights, same)
+            if isinstance(file_or_reason, int):
+                return file_or_reason
+            if file_or_reason in LATER:
                 raise ImageGone
-            if (start, end) in _spans(pid, image):
+            if file_or_reason not in ELSEWHERE:
                 return None
         raise ImageGone
-
-
-def _spans(pid: int, image: Image) -> Iterator[tuple[int, int]]:
-    """Yields where a process has a file mapped now."""
-    for mapping in mappings(maps_of(pid), EXECUTABLE):
-        if mapping.file == (image.device, image.inode):
-            yield mapping.start, mapping.end
 
 
 def _may_be_python(name: bytes) -> bool:

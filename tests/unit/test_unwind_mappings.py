@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from iaprof.record.symbolize.opener import LATER
+from iaprof.record.symbolize.opener import ELSEWHERE, LATER
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.symbols.unwind.walk import PAGE
 
@@ -64,8 +64,8 @@ def test_generated_code_is_of_no_file_and_the_vdso_is_one(images: Images) -> Non
     os.close(descriptor)
 
 
-@pytest.mark.parametrize("why", LATER)
-def test_a_file_that_could_not_be_opened_in_time_may_be_opened_later(
+@pytest.mark.parametrize("why", [*LATER, *ELSEWHERE])
+def test_a_file_that_is_not_there_now_or_not_opened_in_time_may_be_opened_later(
     images: Images, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     image = next(each.image for each in executable(os.getpid(), images) if each.image >= 0)
