@@ -2,7 +2,7 @@
 
 The hues are those of Okabe and Ito's set for colour-blind readers ("Color Universal Design", 2008): warm hues for the
 GPU, cool ones for the CPU. Each kind has its own lightness, about six steps of CIE L* from the next, so that they
-differ in black-and-white prints, too. tests/unit/test_palette.py measures both.
+differ in black-and-white prints, too. tests/unit/formats/test_palette.py measures both.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from typing import Any
 
 MAX_ELF_BYTES = 256 << 20
 ABSENT, ANOTHER = "it is not there (any more)", "another file lies there than was mapped"
+FORBIDDEN, NOT_REGULAR = "Permission denied", "it is no regular file"
 _EM_INTELGT = 205
 _SYS_OPENAT2 = 437
 _RESOLVE_NO_MAGICLINKS = 0x02
@@ -62,7 +63,7 @@ def _take(path_fd: int) -> tuple[int, str, int]:
     """Copies the file behind an O_PATH descriptor; returns a memory file, its SHA-256 and its size."""
     status = os.fstat(path_fd)
     if not stat.S_ISREG(status.st_mode):
-        raise Refused("it is no regular file")
+        raise Refused(NOT_REGULAR)
     if status.st_size > MAX_ELF_BYTES:
         raise Refused(f"it is larger than {MAX_ELF_BYTES >> 20} MiB")
     source = os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -155,7 +156,7 @@ def _as_mapped(file: int) -> tuple[int, int] | None:
 def _open_regular(path_fd: int, owner: int | None) -> int:
     status = os.fstat(path_fd)
     if not stat.S_ISREG(status.st_mode):
-        raise Refused("it is no regular file")
+        raise Refused(NOT_REGULAR)
     if owner is not None and status.st_uid != owner:
         raise Refused("it belongs to another user than its process")
     return os.open(f"/proc/self/fd/{path_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -208,6 +209,8 @@ def _serve(request: dict[str, Any], root: int | None) -> tuple[dict[str, Any], i
         reason = {
             errno.ELOOP: "it is a symbolic link",
             errno.ENOENT: ABSENT,
+            errno.ESRCH: ABSENT,  # its process ended
+            errno.EACCES: FORBIDDEN,
             errno.EXDEV: "its relative path leaves the folder that the process works in",
         }
         return {"refused": reason.get(error.errno or 0, error.strerror or str(error))}, None

@@ -12,7 +12,7 @@ from typing import Any
 
 from iaprof.formats.wire.process_maps import mappings, maps_of
 from iaprof.record.kernels.collector import start_child
-from iaprof.record.kernels.collector_child import ABSENT, ANOTHER
+from iaprof.record.kernels.collector_child import ABSENT, ANOTHER, FORBIDDEN, NOT_REGULAR
 from iaprof.record.symbolize.mapped_files import FileIdentity
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.worker import Worker
@@ -22,10 +22,10 @@ _LAST_WAIT_S = 0.2  # for a killed child to end: a file system in user space may
 MAX_HANGS = 8  # of one user, whose file system in user space may hang at every file
 LATE, DIED = "opening it took too long", "the process that opens it died"
 OTHERS_LATE = "other files of its user took too long to open"
-LATER = (LATE, DIED, OTHERS_LATE)
-"""Reasons for which a file was not opened, but may be later."""
 ELSEWHERE = (ABSENT, ANOTHER)
 """Reasons that tell nothing of the file, as it is not at this place now."""
+UNREADABLE = (FORBIDDEN, NOT_REGULAR)
+"""Reasons for which its process cannot read the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.wire.process_maps import EXECUTABLE, mappings, maps_of
 from iaprof.record.symbolize.mapped_files import FileIdentity
-from iaprof.record.symbolize.opener import ELSEWHERE, LATER, Opener, Rights
+from iaprof.record.symbolize.opener import ELSEWHERE, UNREADABLE, Opener, Rights
 from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.walk import PAGE
@@ -62,10 +62,10 @@ class Images:
         return self._images[number].may_be_python
 
     def open(self, number: int) -> int | None:
-        """Opens a file; the caller closes it. Returns None if nobody may read the file.
+        """Opens a file; the caller closes it. Returns None if its processes cannot read the file.
 
         Raises:
-            ImageGone: no known process has it mapped any more, or opening it took too long and may succeed later.
+            ImageGone: no known process has it mapped any more, or it could not be opened for another reason.
         """
         if not 0 <= number < len(self._images):
             raise ImageGone
@@ -80,10 +80,10 @@ class Images:
             file_or_reason = self._opener.open_mapping(pid, start, end, rights, same)
             if isinstance(file_or_reason, int):
                 return file_or_reason
-            if file_or_reason in LATER:
-                raise ImageGone
-            if file_or_reason not in ELSEWHERE:
+            if file_or_reason in UNREADABLE:
                 return None
+            if file_or_reason not in ELSEWHERE:
+                break
         raise ImageGone
 
 

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.record.symbolize.opener import Opener, Rights
+from iaprof.formats.wire.process_maps import mappings, maps_of
+from iaprof.record.symbolize.mapped_files import FileIdentity
+from iaprof.record.symbolize.opener import ELSEWHERE, Opener, Rights
 from integration.attacking import NOBODY
 from waiting import until
 
@@ -78,6 +80,7 @@ def test_a_mapped_file_that_was_deleted_or_replaced(opener: Opener, folder: Path
     process = subprocess.Popen(
         [sys.executable, "-c", script, str(library)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
+    assert process.stdin is not None
     assert process.stdout is not None
     assert process.stdout.readline() == b"mapped\n"
     inode = library.stat().st_ino
@@ -88,8 +91,16 @@ def test_a_mapped_file_that_was_deleted_or_replaced(opener: Opener, folder: Path
     assert read(opener.open_mapped(process.pid, str(library), 0, ROOT)).startswith(b"the mapped one")
     assert opener.open_mapped(process.pid, str(library), inode + 1, ROOT) == "it is not mapped any more"
     assert opener.open_mapped(process.pid, "/lib/absent.so", 0, ROOT) == "it is not mapped any more"
-    process.communicate(b"")
+    (mapping,) = [each for each in mappings(maps_of(process.pid)) if each.inode == inode]
+    same = FileIdentity(*mapping.file, 1 << 62)
+    assert read(opener.open_mapping(process.pid, mapping.start, mapping.end, ROOT, same)).startswith(b"the mapped one")
+    # and once its process has ended, and nobody has waited for that yet
+    process.stdin.close()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert opener.open_mapped(process.pid, str(library), 0, ROOT) == "it is not mapped any more"
+    assert opener.open_mapping(process.pid, mapping.start, mapping.end, ROOT, same) in ELSEWHERE
+    process.wait()
+    assert opener.open_mapping(process.pid, mapping.start, mapping.end, ROOT, same) in ELSEWHERE
 
 
 def test_a_mapped_file_that_its_process_could_not_read(opener: Opener, folder: Path) -> None:

@@ -7,7 +7,7 @@
 
 That of the tests, those of three releases of Debian as `make test` unpacks them, and by hand any others:
 
-    PYTHONS=/opt/python3.12/bin/python:/opt/python3.13/bin/python .venv/bin/python -m pytest tests/unit/test_python_*.py
+    PYTHONS=/opt/python3.12/bin/python:/opt/python3.13/bin/python .venv/bin/python -m pytest tests/unit/symbols/python
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from iaprof.report.gpu.module import GpuKernel
 from iaprof.report.gpu.source_files import SourceFiles
 from iaprof.report.views import hot_listings as module
 from iaprof.report.views.hot_listings import hot_listings
-from unit import test_annotate
 from unit.profiles import Row, counts, profile
-from unit.test_annotate import PROFILE, by_hand
+from unit.report.gpu import test_annotate
+from unit.report.gpu.test_annotate import PROFILE, by_hand
 from unit.zebins import FOLDER
 
 recorded = test_annotate.recorded

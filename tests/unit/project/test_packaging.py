@@ -1,0 +1,96 @@
+"""The wheel: what is inside, and that it works where nothing else is; and that the import rules bite."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+INJECTED = "libiaprof_inject.so"  # compiled by setup.py
+PACKAGES = ["basics", "bpf", "cli", "formats", "gpu", "record", "report", "sandbox", "symbols"]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a build needs of the checkout, copied: a build leaves files behind, and old ones end up in the wheel."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in [*PACKAGES, "src"]:
+        ignore = shutil.ignore_patterns("*.egg-info", "__pycache__", INJECTED)
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
+    for name in ["pyproject.toml", "setup.py", "README.md", "LICENSE"]:
+        shutil.copy(ROOT / name, copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built by way of the source distribution, as a release is."""
+    out = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "build", "--outdir", out, source, cwd=source)
+    (found,) = out.glob("*.whl")
+    return found
+
+
+@pytest.mark.slow
+def test_wheel_holds_every_source_file_and_the_licence(source: Path, wheel: Path) -> None:
+    expected = {"iaprof/__init__.py", "iaprof/__main__.py", "iaprof/py.typed", f"iaprof/record/kernels/{INJECTED}"}
+    for package in PACKAGES:
+        for path in (source / package).rglob("*"):
+            if path.suffix in {".py", ".c", ".h", ".json", ".zebin"} or path.parent.name == "assets":
+                expected.add(f"iaprof/{path.relative_to(source)}")
+
+    names = set(zipfile.ZipFile(wheel).namelist())
+
+    assert {name for name in names if name.startswith("iaprof/")} == expected
+    assert any(name.endswith(".c") for name in expected), "no BPF program among the sources"
+    assert any(name.endswith("/licenses/LICENSE") for name in names)
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl"), "what is compiled knows no Python"
+
+
+@pytest.mark.slow
+def test_wheel_alone_gives_a_working_command(wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
+    pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "env")]
+    run(*pip, "install", "--quiet", "--no-compile", wheel, cwd=tmp_path)
+
+    assert "record" in run(tmp_path / "env/bin/iaprof", "--help", cwd=tmp_path)
+    assert "--format" in run(tmp_path / "env/bin/iaprof", "report", "--help", cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("package", "line"),
+    [
+        ("formats", "import iaprof.report"),
+        ("formats", "import iaprof.bpf"),
+        ("bpf", "import iaprof.record"),
+        ("record", "import iaprof.report"),
+        ("record", "import iaprof.cli"),
+        ("report", "import iaprof.record"),
+        ("report", "import iaprof.bpf"),
+        ("report", "from ..bpf import anything"),
+    ],
+)
+def test_import_rules_refuse(package: str, line: str, source: Path, tmp_path: Path) -> None:
+    """Given a module that imports against the arrangement, lint-imports fails and names it."""
+    shutil.copytree(source, tmp_path / "source", symlinks=True)
+    (tmp_path / f"source/{package}/wrong.py").write_text(line + "\n")
+
+    done = subprocess.run(
+        [Path(sys.executable).parent / "lint-imports", "--no-cache"],
+        cwd=tmp_path / "source",
+        env={"PYTHONPATH": str(tmp_path / "source/src"), "PATH": ""},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"iaprof.{package}.wrong" in done.stdout

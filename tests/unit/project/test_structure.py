@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The structure is what docs/architecture.md says, and keeps to its measures."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+TOPS = {path.name for path in (ROOT / "src" / "iaprof").iterdir() if path.is_dir() and not path.name.startswith("__")}
+MOST_FILES, MOST_LINES = 20, 500
+CODE = {".py", ".c", ".h", ".js", ".css", ".html"}
+LONGER = {"formats/page/assets/flame.js": 540}  # a class that one script has to hold
+
+
+def product_files() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", *TOPS], cwd=ROOT, capture_output=True, text=True, check=True)
+    return listed.stdout.split()
+
+
+def test_every_package_is_in_the_picture_of_the_structure() -> None:
+    packages = {str(Path(path).parent) for path in product_files() if path.endswith("/__init__.py")}
+    table = re.findall(r"^\| `([\w/]+)` \|", (ROOT / "docs" / "architecture.md").read_text(), flags=re.MULTILINE)
+    assert packages >= TOPS
+    assert Counter(table) == Counter(packages)
+
+
+def test_the_picture_fits_on_two_screens() -> None:
+    assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 100
+
+
+def test_no_folder_has_too_many_files() -> None:
+    tests = subprocess.run(["git", "ls-files", "tests/unit"], cwd=ROOT, capture_output=True, text=True, check=True)
+    files = Counter(str(Path(path).parent) for path in [*product_files(), *tests.stdout.split()])
+    assert files.keys() >= TOPS | {"tests/unit"}
+    assert {folder: count for folder, count in files.items() if count > MOST_FILES} == {}
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {path: (ROOT / path).read_bytes().count(b"\n") for path in product_files() if Path(path).suffix in CODE}
+    assert len(lengths) > MOST_FILES
+    assert {path for path, length in lengths.items() if length > LONGER.get(path, MOST_LINES)} == set()
