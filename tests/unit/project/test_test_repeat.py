@@ -15,7 +15,7 @@ import pytest
 
 from waiting import until
 
-SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "test-repeat"
+SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
 # Tells what it was run with; is red, or does not end, where the test says so.
 MAKEFILE = """\
 test:
@@ -33,7 +33,8 @@ class Checkout:
         self.root, self.cache = folder / "checkout", folder / "cache"
         self.red, self.hang, self._told = folder / "red", folder / "hang", folder / "told"
         (self.root / "scripts").mkdir(parents=True)
-        shutil.copy(SCRIPT, self.root / "scripts")
+        for name in ("test-repeat", "checkouts.py"):
+            shutil.copy(SCRIPTS / name, self.root / "scripts")
         (self.root / "Makefile").write_text(f"TOLD := {self._told}\nRED := {self.red}\nHANG := {self.hang}\n{MAKEFILE}")
         self.git("init", "--quiet")
         self.commit()
@@ -74,7 +75,7 @@ def checkout(tmp_path: Path) -> Checkout:
 
 
 def test_the_plan_has_what_was_promised() -> None:
-    text = SCRIPT.read_text()
+    text = (SCRIPTS / "test-repeat").read_text()
     words = text[text.index("PLAN = (") : text.index(")  # fmt", text.index("PLAN = ("))].split('"')[1::2]
     assert Counter(words) == {"plain": 9, "stress": 5, "idle": 2, "memory": 2, "random": 2}
 
