@@ -179,13 +179,11 @@ class Learner:
             return self._finish_or_give_back(self._samples.take())
 
     def rest(self) -> list[bytes]:
-        """Returns the copies of launches' stacks that are left, also incomplete ones, as COPY records."""
+        """Returns the copies of launches' stacks that are left, as COPY records."""
         records, self._dropped = self._dropped, []
-        stacks = [stack for stack in self._incomplete.values() if not stack.is_sample]
-        self._incomplete.clear()
         while self._launches:
-            stacks.append(self._launches.take())
-        return records + [record for stack in stacks for record in stack.copies()]
+            records += self._launches.take().copies()
+        return records
 
     def _finish_or_give_back(self, stack: UnfinishedStack) -> list[bytes]:
         pid = stack.pid
@@ -198,7 +196,9 @@ class Learner:
         if self._has_failed(pid, uid):
             return self._give_back(stack)
         try:
-            return stack.finished_records(self._finish(pid, stack), self._depth)
+            finished = self._finish(pid, stack)
+            is_cut = finished.ending is Walked.MEMORY and not stack.is_complete
+            return [] if is_cut else stack.finished_records(finished, self._depth)
         except ImageGone:
             return stack.copies()
         except IaprofError:

@@ -27,6 +27,7 @@ class UnfinishedStack:
     record: np.void  # the first COPY record that came
     pages: dict[int, bytes] = field(default_factory=dict)  # by address
     since: float = field(default_factory=time.monotonic)  # time.monotonic() when it came
+    is_complete: bool = False  # whether all of the copy came; BPF counts copies for which the ring buffer had no room
 
     @property
     def pid(self) -> int:
@@ -43,7 +44,8 @@ class UnfinishedStack:
         address = int(record["address"])
         if address:
             self.pages[address] = record["page"].tobytes()
-        return not address
+        self.is_complete = not address
+        return self.is_complete
 
     @property
     def begins_at_probe(self) -> bool:
@@ -88,7 +90,9 @@ class UnfinishedStack:
         return [frames.tobytes(), record.tobytes()]
 
     def copies(self) -> list[bytes]:
-        """Returns the stack's COPY records."""
+        """Returns the stack's COPY records; none if some are missing, because then it would end where one is."""
+        if not self.is_complete:
+            return []
         records = np.repeat(self.record, len(self.pages))
         for record, (address, page) in zip(records, self.pages.items(), strict=True):
             record["address"], record["page"] = address, np.void(page)

@@ -333,11 +333,25 @@ def test_a_copy_of_which_the_end_is_missing_is_finished_when_no_more_comes(
     assert tested.learner.poll_timeout_ms is None
 
 
+def test_a_copy_of_which_a_needed_page_is_missing_stays_unfinished(
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given copies without their ends, as the ring buffer was full
+    monkeypatch.setattr(module, "STALE_S", 0.0)
+    # when a walk needs more, or the process is gone, so that the recording's end would walk the same
+    tested.finishing.answer = Finished([5, 6], [HowFound.INTERRUPTED, HowFound.BY_RULE], Walked.MEMORY)
+    assert tested.finish(copied(1, 100)[:1]) == []
+    tested.finishing.answer = ImageGone("it is gone")
+    assert tested.finish(copied(2, 100)[:1]) == []
+    # then a complete copy is not concerned
+    assert tested.finish(copied(3, 100)) == [3]
+
+
 def test_copies_that_a_busy_machine_has_no_time_for_are_left_to_the_recording_s_end(
     tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # given copies of two launches' stacks and a CPU sample's, one launch's without its end, and no time for any
-    copies = np.concatenate([copied(1, 100), copied(2, 100, is_sample=True), copied(3, 200)[:1]])
+    # given copies of two launches' stacks and a CPU sample's, another launch's without its end, and no time for any
+    copies = np.concatenate([copied(1, 100), copied(2, 100, is_sample=True), copied(3, 200), copied(4, 200)[:1]])
     readable, _writable = os.pipe()
     ring: Any = SimpleNamespace(misfits=0, fileno=lambda: readable, read=lambda: copies)
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -350,7 +364,7 @@ def test_copies_that_a_busy_machine_has_no_time_for_are_left_to_the_recording_s_
     # then the launches' copies come back
     messages = list(iter(lambda: recorder.recv(1 << 16), b""))
     assert messages[0] == READY
-    assert [_read(message) for message in messages[1:]] == [3, 1]
+    assert [_read(message) for message in messages[1:]] == [1, 3]
 
 
 def test_copies_of_another_length_are_reported() -> None:
