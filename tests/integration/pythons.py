@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.capture.spool import FrameKind
-from integration.recording import ended, environment, spooled, start
+from integration.recording import ended, environment, has_met, spooled, start
 from pythons.interpreters import HERE
 from standin import runtime
 from standin.hardware import Hardware
@@ -60,13 +60,15 @@ class Recording:
 
         Args:
             program: that is running.
-            goes: files that it waits for: for each, until it is known that there is one more interpreter in it.
+            goes: files that it waits for: for each, until the recorder has probed the driver and knows one more
+                interpreter in it.
         """
         try:
             for number, go in enumerate(goes, 1):
 
                 def known(least: int = number) -> bool:
-                    return self._known(program.pid) >= least or program.poll() is not None
+                    is_known = self._known(program.pid) >= least and has_met(self.capture, runtime.build().library)
+                    return is_known or program.poll() is not None
 
                 until(known, self._recorder)
                 assert program.poll() is None
