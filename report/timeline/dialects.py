@@ -1,0 +1,129 @@
+"""What events are, in each dialect: regular expressions for the names and categories that runtimes give them.
+
+A new dialect is a column of this table. Regular expressions are RE2's, and are searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.report.timeline.texts import NO_TEXT
+from iaprof.report.timeline.trace import Dialect, Slices, Trace
+
+
+class Kind(StrEnum):
+    """What a slice can be. A slice can be several."""
+
+    DEVICE = "device"  # something that the device did
+    KERNEL = "kernel"
+    PREPARATION = "preparation"
+    COPY_IN = "copy in"
+    COPY_OUT = "copy out"
+    COLLECTIVE = "collective"  # a part of a collective operation
+    BARRIER = "barrier"
+    ROUND_TRIP = "round trip"
+    CONVERSION = "conversion"
+    WIRE_UP = "wire-up"
+
+
+class Where(StrEnum):
+    """What of a slice tells its kind."""
+
+    NAME = "name"
+    CATEGORY = "category"
+    COUNTERS = "counters"  # it has TS1
+    GROUP = "group"  # it has a CollGroup
+
+
+@dataclass(frozen=True)
+class Sign:
+    """How a slice's kind shows."""
+
+    where: Where
+    pattern: str = ""
+    unless: str = ""  # a regular expression; what it finds is of another kind
+
+
+def _name(pattern: str, unless: str = "") -> Sign:
+    return Sign(Where.NAME, pattern, unless)
+
+
+SIGNS: Mapping[Dialect, Mapping[Kind, Sign]] = {
+    Dialect.FLEX: {
+        Kind.DEVICE: Sign(Where.COUNTERS),
+        Kind.KERNEL: _name("Cmpt Exec$"),
+        Kind.PREPARATION: _name("Cmpt Prep$"),
+        Kind.COPY_IN: _name(" DmaI"),
+        Kind.COPY_OUT: _name(" DmaO"),
+        Kind.COLLECTIVE: Sign(Where.GROUP),
+        Kind.BARRIER: _name("[Bb]arrier:"),
+        Kind.ROUND_TRIP: _name("^Flex RoundTrip$"),
+        Kind.CONVERSION: _name("Compute of ", unless="Compute of .*SenFusedDeviceNode"),
+        Kind.WIRE_UP: _name("PrepareAndSyncRdma"),
+    },
+    Dialect.TORCH: {
+        Kind.DEVICE: Sign(Where.CATEGORY, "gpu|kernel"),
+        Kind.KERNEL: Sign(Where.CATEGORY, "kernel"),
+        Kind.PREPARATION: _name("Cmpt Prep$"),
+        Kind.COPY_IN: _name(r"[Mm]emcpy \(HtoD\)"),
+        Kind.COPY_OUT: _name(r"[Mm]emcpy \(DtoH\)"),
+        Kind.COLLECTIVE: _name("HCOLL"),
+        Kind.BARRIER: _name("[Bb]arrier:"),
+        Kind.ROUND_TRIP: _name("aiuLaunchSuperNode|aiuSuperNodeExecution"),
+        Kind.CONVERSION: _name("aiuDataConvert"),
+        Kind.WIRE_UP: _name("aiuPrepareAndSyncRdma"),
+    },
+}
+
+# The window of counters that a FLEX slice's times describe, by the end of its name: indexes of TS1 to TS5.
+WINDOWS: Mapping[str, tuple[int, int]] = {
+    " DmaI$": (0, 1),
+    " Cmpt Prep$": (1, 2),
+    " Cmpt Exec$": (2, 3),
+    " DmaO$": (3, 4),
+}
+OTHER_WINDOW = (0, 4)
+
+
+def find(trace: Trace, kind: Kind, slices: Slices | None = None) -> NDArray[np.bool_]:
+    """Tells which slices are of a kind, in the dialects of their files.
+
+    Args:
+        trace: whose slices they are.
+        kind: which.
+        slices: some of them; None: all.
+    """
+    slices = trace.slices if slices is None else slices
+    used = {file.dialect for file in trace.files}
+    found = np.zeros(len(slices), bool)
+    torch = trace.is_torch(slices) if len(used) > 1 else None
+    for dialect in used:
+        of_kind = _found(trace, SIGNS[dialect][kind], slices)
+        if torch is not None:
+            of_kind &= torch == (dialect is Dialect.TORCH)
+        found |= of_kind
+    return found
+
+
+def _found(trace: Trace, sign: Sign, slices: Slices) -> NDArray[np.bool_]:
+    if sign.where is Where.COUNTERS:
+        return slices.has_counters
+    if sign.where is Where.GROUP:
+        return np.asarray(slices.group != NO_TEXT, bool)
+    codes = slices.name if sign.where is Where.NAME else slices.category
+    found = trace.texts.matches(codes, sign.pattern)
+    return found & ~trace.texts.matches(codes, sign.unless) if sign.unless else found
+
+
+def windows(trace: Trace, slices: Slices | None = None) -> NDArray[np.int64]:
+    """Returns for each slice the indexes of the counters at its start and end, [n, 2]."""
+    slices = trace.slices if slices is None else slices
+    chosen = np.tile(np.array(OTHER_WINDOW, np.int64), (len(slices), 1))
+    for suffix, window in WINDOWS.items():
+        chosen[trace.texts.matches(slices.name, suffix)] = window
+    return chosen

@@ -1,0 +1,92 @@
+"""Statistics of groups of rows, whole columns at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Groups:
+    """Rows with equal keys, in the order of the keys."""
+
+    def __init__(self, *keys: NDArray[Any]) -> None:
+        """Groups rows.
+
+        Args:
+            *keys: arrays of one length; the first is the most important.
+        """
+        count = len(keys[0])
+        self.order: NDArray[np.int64] = np.lexsort(keys[::-1])  # rows, those of a group beside each other
+        starts = np.ones(count, bool)
+        if count:
+            starts[1:] = False
+            for key in keys:
+                ordered = key[self.order]
+                starts[1:] |= ordered[1:] != ordered[:-1]
+        self.firsts: NDArray[np.int64] = np.flatnonzero(starts)  # places in `order`
+        self.counts: NDArray[np.int64] = np.diff(np.append(self.firsts, count))
+        self.numbers = np.empty(count, np.int64)  # the group of each row
+        self.numbers[self.order] = np.cumsum(starts) - 1
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    def key(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the first row's value of each group."""
+        return values[self.order[self.firsts]]
+
+    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns sums."""
+        return self._reduced(np.add, values)
+
+    def min(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the least values."""
+        return self._reduced(np.minimum, values)
+
+    def max(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the largest values."""
+        return self._reduced(np.maximum, values)
+
+    def mean(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Returns means."""
+        return np.asarray(self.sum(values.astype(float)) / self.counts, float)
+
+    def median(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Returns medians: of an even number, the mean of the two in the middle."""
+        ordered = values[np.lexsort((values, self.numbers))]
+        low, high = self.firsts + (self.counts - 1) // 2, self.firsts + self.counts // 2
+        return np.asarray((ordered[low] + ordered[high].astype(float)) / 2, float)
+
+    def stdev(self, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Returns standard deviations of samples; 0 for a single one."""
+        away = values - self.mean(values)[self.numbers]
+        return np.asarray(np.sqrt(self.sum(away * away) / np.maximum(self.counts - 1, 1)), float)
+
+    def _reduced(self, function: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
+        if not len(self):
+            return values[:0]
+        return np.asarray(function.reduceat(values[self.order], self.firsts))
+
+
+def before(values: NDArray[np.int64], groups: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns for each row the largest value in the rows of its group before it; the least integer for its first.
+
+    Args:
+        values: in the order that counts, those of a group beside each other.
+        groups: numbers that rise.
+    """
+    # Ranks instead of values: a group's ranks are above those of the groups before it, so that one pass does for all.
+    least = np.iinfo(np.int64).min
+    if not len(values):
+        return values
+    ranks = np.empty(len(values), np.int64)
+    ranks[np.lexsort((values, groups))] = np.arange(len(values))
+    highest = np.maximum.accumulate(ranks)
+    by_rank = np.empty(len(values), np.int64)
+    by_rank[ranks] = values
+    largest = np.full(len(values), least, np.int64)
+    largest[1:] = by_rank[highest[:-1]]
+    largest[np.flatnonzero(np.append(True, groups[1:] != groups[:-1]))] = least
+    return largest

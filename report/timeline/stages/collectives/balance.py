@@ -1,0 +1,124 @@
+"""How ranks share the work: communication beside computation, and who waits for whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.grouped import Groups
+from iaprof.report.timeline.intervals import Union, ends
+from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.stages.collectives.calls import NAME, SIZE, arrivals
+from iaprof.report.timeline.stages.collectives.events import events_of
+from iaprof.report.timeline.trace import ABSENT, Trace
+
+
+def compare_ranks(trace: Trace, options: Options) -> None:
+    """Makes the tables `overlap`, `imbalance` and `imbalance_ranks`."""
+    _overlap(trace)
+    _wait(trace)
+
+
+def _overlap(trace: Trace) -> None:
+    """Times are those in which at least one slice of a kind runs; the share is that of the communication."""
+    slices = trace.slices
+    kernels, device = find(trace, Kind.KERNEL), find(trace, Kind.DEVICE)
+    works = kernels & device
+    communicates = find(trace, Kind.COLLECTIVE) & ~kernels & ~find(trace, Kind.PREPARATION) & device
+    until = ends(slices)
+    rows = []
+    for pid in np.unique(slices.pid[works | communicates]).tolist():
+        mine = slices.pid == pid
+        busy, talks = (Union.of(slices.start[mine & each], until[mine & each]) for each in (works, communicates))
+        both = int(busy.within(talks.starts, talks.ends).sum())
+        rows.append(
+            {
+                "pid": pid,
+                "Computation": busy.length / 1000,
+                "Communication": talks.length / 1000,
+                "Overlap": both / 1000,
+                "Overlap Percent": both / talks.length * 100 if talks.length else 0.0,
+            }
+        )
+    if rows:
+        trace.tables["overlap"] = pa.Table.from_pylist(rows)
+
+
+def _wait(trace: Trace) -> None:
+    """Says for each collective which rank comes first and which last, and for each rank how long it waits."""
+    events = events_of(trace)
+    if not len(events.row):
+        return
+    of_rank = Groups(events.instance, events.slices.pid)
+    first = events.slices.take(of_rank.order[of_rank.firsts])  # rows are by time
+    instance, pid = of_rank.key(events.instance), first.pid
+    time = arrivals(trace, first, of_rank.max(ends(events.slices))).time
+    order = np.lexsort((pid, time, instance))
+    instance, pid, time, group = instance[order], pid[order], time[order], first.group[order]
+    collectives = Groups(instance)
+    ordered = collectives.firsts + collectives.counts - 1
+    several = collectives.counts > 1
+    head, tail = collectives.firsts[several], ordered[several]
+    if not len(head):
+        return
+    nth = Groups(group[collectives.firsts], np.arange(len(collectives)))
+    begins = np.append(True, np.diff(nth.key(group[collectives.firsts])) != 0)
+    count = np.arange(len(nth)) - np.maximum.accumulate(np.where(begins, np.arange(len(nth)), 0))
+    number = np.empty(len(nth), np.int64)
+    number[nth.order] = count
+    trace.tables["imbalance"] = pa.table(
+        {
+            "CollGroup": trace.texts.taken(group[head]),
+            "Instance": number[several],
+            "Ranks": collectives.counts[several],
+            "First Rank": pid[head],
+            "Last Rank": pid[tail],
+            "First Arrival": time[head] / 1000,
+            "Last Arrival": time[tail] / 1000,
+            "Wait": (time[tail] - time[head]) / 1000,
+        }
+    )
+    last_of = np.repeat(ordered, collectives.counts)
+    counted = several[collectives.numbers] & True
+    wait = (time[last_of] - time)[counted] / 1000
+    ranks = Groups(pid[counted])
+    is_last = (np.arange(len(pid)) == last_of)[counted]
+    caused = Groups(np.append(pid[counted], pid[tail]))
+    total = caused.sum(np.append(np.zeros(int(counted.sum())), (time[tail] - time[head]) / 1000))
+    trace.tables["imbalance_ranks"] = pa.table(
+        {
+            "pid": ranks.key(pid[counted]),
+            "Collectives": ranks.counts,
+            "Waits": ranks.sum(wait),
+            "Longest Wait": ranks.max(wait),
+            "Last": ranks.sum(is_last.astype(np.int64)),
+            "Longest Waits for It": total,
+        }
+    )
+
+
+def calculate_stats_v2(trace: Trace, options: Options) -> None:
+    """Makes the table `stats_summary`: how long each rank computes and communicates, of all its time."""
+    slices = trace.slices
+    rank = slices.extra.get("rank", slices.pid)
+    computes = find(trace, Kind.KERNEL)
+    communicates = slices.extra.get(SIZE, np.full(len(slices), ABSENT)) != ABSENT
+    communicates |= trace.texts.matches(slices.name, f"^{NAME}$")
+    rows = np.flatnonzero(computes | communicates)
+    groups = Groups(rank[rows])
+    duration = np.maximum(slices.duration[rows], 0) / 1000
+    comp = groups.sum(np.where(computes[rows], duration, 0.0))
+    comm = groups.sum(np.where(communicates[rows], duration, 0.0))
+    elapsed = (groups.max(ends(slices)[rows]) - groups.min(slices.start[rows])) / 1000
+    some = elapsed > 0
+    trace.tables["stats_summary"] = pa.table(
+        {
+            "pid": groups.key(rank[rows]),
+            "elapsed_time": elapsed,
+            "comp_active_atime": comp,
+            "comm_active_atime": comm,
+            "comp_active_atime_perc": np.divide(comp, elapsed, out=np.zeros(len(groups)), where=some),
+            "comm_active_atime_perc": np.divide(comm, elapsed, out=np.zeros(len(groups)), where=some),
+        }
+    )

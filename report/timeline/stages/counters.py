@@ -1,0 +1,159 @@
+"""The device's counters TS1 to TS5: which two a slice's time is between, their wraps, and their times.
+
+An operation has up to four slices, all with the same five counters. A slice's name ends in the part of the operation
+that it is, its window: `k_1 Cmpt Exec` is between TS3 and TS4. The host saw the end of a window better than its start,
+so ends stay and starts move.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.basics.quantities import counted
+from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.texts import NO_TEXT, Texts
+from iaprof.report.timeline.trace import ABSENT, MADE, Slices, Trace
+
+WRAP = 1 << 32
+"""The counters have 32 bits."""
+WINDOWS = (("[ _]DmaI$", 0, 1), (" Cmpt Prep$", 1, 2), ("( Cmpt Exec|_Cmpt)$", 2, 3), ("[ _]DmaO$", 3, 4))
+"""Ends of names, and the indexes of the counters of the window. `_DmaI`, `_Cmpt`, `_DmaO` end what -s made."""
+OTHER_WINDOW = (0, 4)
+_SEPARATION_NS = 1e3 / 560
+"""A part that -s makes is longer than that, and shorter than its window by half of it, so that parts do not touch."""
+_FARTHEST = 1 << 62  # ns: a time that is further off is set there, so that sums fit in 64 bits
+
+
+def windows(texts: Texts, names: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Returns the indexes of the first and the last counter of each name's window: intp[n] each, 0 to 4."""
+    first, last = (np.full(len(names), index, np.intp) for index in OTHER_WINDOW)
+    for pattern, start, end in WINDOWS:
+        found = texts.matches(names, pattern)
+        first[found], last[found] = start, end
+    return first, last
+
+
+def read(counters: NDArray[np.int64], indexes: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Returns one counter of each row: int64[n] of int64[n, 5]."""
+    return np.asarray(counters[np.arange(len(counters)), indexes])
+
+
+def whole(ns: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Returns times as whole ns. Halves go up: two times with the same fraction are rounded the same way."""
+    return np.asarray(np.clip(np.nan_to_num(np.floor(ns + 0.5)), -_FARTHEST, _FARTHEST), np.int64)
+
+
+def counter_offsets(texts: Texts, slices: Slices, soc_mhz: float) -> NDArray[np.float64]:
+    """Returns when each counter was read, in ns after the slice's start: float64[n, 5]; NaN for absent counters.
+
+    It is exact where float64 times are not: these resolve 256 ns at today's time since 1970.
+    """
+    last = read(slices.counters, windows(texts, slices.name)[1])[:, None]
+    absent = (slices.counters == ABSENT) | (last == ABSENT)
+    cycles = np.where(absent, 0, slices.counters) - np.where(absent, 0, last)
+    return np.where(absent, np.nan, slices.duration[:, None] + cycles * (1e3 / soc_mhz))
+
+
+def counter_times(texts: Texts, slices: Slices, soc_mhz: float) -> NDArray[np.int64]:
+    """Returns when each counter was read, in ns: int64[n, 5]; ABSENT for absent counters."""
+    offsets = counter_offsets(texts, slices, soc_mhz)
+    return np.where(np.isnan(offsets), ABSENT, slices.start[:, None] + whole(offsets))
+
+
+def rising(counters: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Tells which rows have all five counters, none less than the one before: bool[n] of int64[n, 5]."""
+    return np.asarray((counters != ABSENT).all(1) & (counters[:, 1:] >= counters[:, :-1]).all(1), bool)
+
+
+def unwrap(trace: Trace) -> None:
+    """Adds 2^32 to counters that wrapped since the one before, and sets `TSxOF`, which names the first of a slice."""
+    counters = trace.slices.counters.copy()
+    negative = (counters < 0) & (counters != ABSENT)
+    if count := int(negative.any(1).sum()):
+        counters[negative] = ABSENT
+        trace.messages.warn("OVC", f"Left out counters below 0 of {counted(count, 'slice')}")
+    first = np.full(len(counters), NO_TEXT, np.int32)
+    before = np.full(len(counters), ABSENT, np.int64)
+    before_as_read = before.copy()
+    for index in range(5):
+        now = counters[:, index].copy()
+        known = now != ABSENT
+        # What has more than 32 bits does not wrap there.
+        wrapped = known & (now < before) & (now >= 0) & (before_as_read <= WRAP)
+        counters[wrapped, index] += WRAP
+        if wrapped.any():
+            first[wrapped & (first == NO_TEXT)] = trace.texts.code(f"TS{index + 1}")
+        before = np.where(known, counters[:, index], before)
+        before_as_read = np.where(known, now, before_as_read)
+    trace.slices.counters = counters
+    if (first != NO_TEXT).any():
+        trace.slices.extra["TSxOF"] = first
+
+
+def event_sanity_checks(trace: Trace, _: Options) -> None:
+    """Removes counters that cannot be right: after it, a slice has five that rise, or none."""
+    counters = trace.slices.counters
+    some = (counters != ABSENT).any(1)
+    missing = some & (counters == ABSENT).any(1)
+    falling = some & ~missing & ~rising(counters)
+    for mask, what in ((missing, "that lacked some of TS1 to TS5"), (falling, "in which TS1 to TS5 fell")):
+        if count := int(mask.sum()):
+            text = f"Left out the counters of {counted(count, 'slice')} {what}; their times are the host's"
+            trace.messages.warn("OVC", text)
+    if missing.any() or falling.any():
+        trace.slices.counters = np.where((missing | falling)[:, None], ABSENT, counters)
+
+
+def cycle_count_to_wallclock(trace: Trace, options: Options) -> None:
+    """Makes slices as long as from TS1 to their window's last counter; their ends stay."""
+    _, last = windows(trace.texts, trace.slices.name)
+    _set_durations(trace.slices, np.zeros_like(last), last, options.soc_mhz)
+
+
+def tighten_hts_by_instr_type(trace: Trace, options: Options) -> None:
+    """Makes slices as long as their window; their ends stay."""
+    _set_durations(trace.slices, *windows(trace.texts, trace.slices.name), options.soc_mhz)
+
+
+def _set_durations(slices: Slices, first: NDArray[np.intp], last: NDArray[np.intp], soc_mhz: float) -> None:
+    begin, end = read(slices.counters, first), read(slices.counters, last)
+    usable = (begin != ABSENT) & (end >= begin)
+    duration = np.where(usable, end - begin, 0) * (1e3 / soc_mhz)
+    slices.start = np.where(usable, slices.start + whole(slices.duration - duration), slices.start)
+    slices.duration = np.where(usable, duration, slices.duration)
+
+
+def tripple_phased_events(trace: Trace, options: Options) -> None:
+    """Cuts slices with counters into parts for DmaI, Cmpt and DmaO, and removes preparations.
+
+    A slice that is one of these parts remains, a little shorter; another one becomes three, in whose names it is said.
+    """
+    texts = trace.texts
+    trace.keep(~(trace.slices.has_counters & texts.matches(trace.slices.name, " Prep")), "preparations, by -s")
+    slices = trace.slices
+    offsets = counter_offsets(texts, slices, options.soc_mhz)
+    whole_operations = slices.has_counters
+    parts = []
+    for pattern, ending, first, last in ((" DmaI", "_DmaI", 0, 1), (" Cmpt", "_Cmpt", 2, 3), (" DmaO", "_DmaO", 3, 4)):
+        part = slices.has_counters & texts.matches(slices.name, pattern)
+        whole_operations = whole_operations & ~part
+        parts.append((part, ending, first, last))
+    pieces = [slices.take(~slices.has_counters)]
+    become = np.zeros(len(slices), np.int64)
+    for part, ending, first, last in parts:
+        length = offsets[:, last] - offsets[:, first]
+        rows = np.flatnonzero((part | whole_operations) & (length >= _SEPARATION_NS))
+        piece = slices.take(rows)
+        piece.start = piece.start + whole(offsets[rows, first])
+        piece.duration = whole(length[rows] - _SEPARATION_NS / 2).astype(np.float64)
+        cut = whole_operations[rows]
+        piece.name[cut] = texts.replaced(piece.name[cut], "$", ending)
+        piece.row[become[rows] > 0] = MADE
+        become[rows] += 1
+        pieces.append(piece)
+    if short := int((slices.has_counters & (become == 0)).sum()):
+        trace.dropped["parts too short for -s"] += short
+    if more := int(np.maximum(become - 1, 0).sum()):
+        trace.made["tripple_phased_events"] += more
+    trace.slices = pieces[0].joined(pieces[1]).joined(pieces[2]).joined(pieces[3])

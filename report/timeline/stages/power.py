@@ -1,0 +1,191 @@
+"""Power, from the charge counters that kernels and copies carry.
+
+The charge is read when the counter TS4 is. Between two samples its growth gives the mean power, and a point of the
+track says it at the earlier one. power_ts3 does the same at TS3, and with cycles instead of microseconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.report.timeline.device_clock import counter_times
+from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.intervals import Union, ends
+from iaprof.report.timeline.options import CounterTrack, Options
+from iaprof.report.timeline.trace import ABSENT, Slices, Trace
+from iaprof.report.timeline.tracks import Track, add_points
+
+STAGE = "PEC"
+TRACK = Track("Power", "Watts", "Power4")
+SHORTEST_NS = 100  # of a slice whose charge counts
+MOST_WATTS = 100  # what an AIU cannot draw
+CHARGE_MODULUS = 1 << 32
+TS3, TS4 = 2, 3
+
+# What a sample's slice is, by its name; the first that is found.
+SAMPLES = (("DmaI", "DmaI"), ("DmaO", "DmaO"), ("AllGather", "AllGather"), ("AllReduce", "AllReduce"))
+KERNEL, OTHER = "Cmpt Exec", "Other"
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """Mean power between samples, in n rows: by pid and time."""
+
+    file: NDArray[np.int32]
+    pid: NDArray[np.int64]
+    name: NDArray[np.int32]  # of the slice at its start
+    start: NDArray[np.int64]  # ns
+    end: NDArray[np.int64]  # ns
+    charge: NDArray[np.int64]
+    cycles: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+def compute_power(trace: Trace, options: Options) -> None:
+    """Adds the tracks of power that are asked for."""
+    if CounterTrack.POWER_TS4 in options.tracks:
+        _add_by_ts4(trace, options)
+    if CounterTrack.POWER_TS3 in options.tracks:
+        _add_by_ts3(trace, options)
+
+
+def watts(trace: Trace, options: Options) -> tuple[Intervals, NDArray[np.float64]]:
+    """Returns the intervals between samples at TS4, and the power of each; NaN where it cannot be true."""
+    found = _intervals(trace, options, TS4)
+    power = options.power_scale * found.charge * 1000 / (found.end - found.start)
+    return found, np.where(power > MOST_WATTS, np.nan, power)
+
+
+def _add_by_ts4(trace: Trace, options: Options) -> None:
+    found, power = watts(trace, options)
+    good = ~np.isnan(power)
+    if bad := int((~good).sum()):
+        sentence = f"{bad} of {len(found)} values of power are above {MOST_WATTS} W and left out; is the scale right?"
+        trace.messages.warn(STAGE, sentence)
+    # The last interval of a pid ends with a point, too: without it, nobody sees how long its power held.
+    last = np.append(found.pid[1:] != found.pid[:-1], True)[: len(found)] & good
+    rows = np.concatenate([np.flatnonzero(good), np.flatnonzero(last)])
+    times = np.concatenate([found.start[good], found.end[last]])
+    order = np.lexsort((times, found.pid[rows]))
+    rows, times = rows[order], times[order]
+    add_points(trace, STAGE, TRACK, found.file[rows], found.pid[rows], times, power[rows])
+
+
+def _add_by_ts3(trace: Trace, options: Options) -> None:
+    found = _intervals(trace, options, TS3)
+    good = found.cycles > 0
+    if bad := int((~good).sum()):
+        trace.messages.warn(STAGE, f"{bad} of {len(found)} values of power span no cycles and are left out")
+    power = np.round(found.charge / np.maximum(found.cycles, 1), 3)
+    for kind, rows in _by_kind(trace, found.name, good):
+        times = np.concatenate([found.start[rows], found.end[rows] - 1])
+        values = np.concatenate([power[rows], np.zeros(len(rows))])
+        both = np.concatenate([rows, rows])
+        order = np.lexsort((times, found.pid[both]))
+        both = both[order]
+        track = Track(f"Power {kind}", "Watts", "Power3")
+        add_points(trace, STAGE, track, found.file[both], found.pid[both], times[order], values[order])
+
+
+def _by_kind(trace: Trace, names: NDArray[np.int32], good: NDArray[np.bool_]) -> list[tuple[str, NDArray[np.int64]]]:
+    left, found = good.copy(), []
+    for kind, pattern in (*SAMPLES, (KERNEL, KERNEL), (OTHER, "")):
+        of_kind = left & trace.texts.matches(names, pattern)
+        left &= ~of_kind
+        found.append((kind, np.flatnonzero(of_kind)))
+    return found
+
+
+def _intervals(trace: Trace, options: Options, counter: int) -> Intervals:
+    """Returns the intervals between samples of charge, which are taken when a counter (its index) is read."""
+    samples, times = _samples(trace, options, counter)
+    next_ = np.flatnonzero(samples.pid[1:] == samples.pid[:-1]) + 1
+    this = next_ - 1
+    return Intervals(
+        samples.file[this],
+        samples.pid[this],
+        samples.name[this],
+        times[this],
+        times[next_],
+        (samples.power[next_] - samples.power[this]) % CHARGE_MODULUS,
+        samples.counters[next_, counter] - samples.counters[this, counter],
+    )
+
+
+def _samples(trace: Trace, options: Options, counter: int) -> tuple[Slices, NDArray[np.int64]]:
+    """Returns the slices whose charge counts, and when it was read, by pid and time; each time once."""
+    slices = trace.slices
+    have = (slices.power != ABSENT) & (slices.power != 0) & ~trace.texts.matches(slices.name, " Prep")
+    if counter == TS4:
+        have &= slices.duration > SHORTEST_NS
+    samples = slices.take(have)
+    times = counter_times(trace, options.soc_mhz, samples)[:, counter]
+    order = np.lexsort((samples.start, times, samples.pid))
+    order = order[times[order] != ABSENT]
+    samples, times = samples.take(order), times[order]
+    first = np.append(True, (times[1:] != times[:-1]) | (samples.pid[1:] != samples.pid[:-1]))[: len(times)]
+    if options.power_of_first:
+        samples, times = samples.take(first), times[first]
+        first = _not_after_kernel(trace, samples)
+    return samples.take(first), times[first]
+
+
+def _not_after_kernel(trace: Trace, samples: Slices) -> NDArray[np.bool_]:
+    """Tells which samples stay: no kernel after a kernel, and no DmaI after a DmaO or a kernel that stayed."""
+    is_kernel = trace.texts.matches(samples.name, KERNEL)
+    is_in = trace.texts.matches(samples.name, " DmaI") & ~is_kernel
+    is_out = trace.texts.matches(samples.name, " DmaO") & ~is_kernel & ~is_in
+    # Others than kernels and DmaI stay, and begin a run. In it, the first kernel stays and nothing after it.
+    new_pid = np.append(True, samples.pid[1:] != samples.pid[:-1])[: len(samples)]
+    opens = new_pid | ~(is_kernel | is_in)
+    run = np.cumsum(opens) - 1
+    heads = np.flatnonzero(opens)
+    kernels: NDArray[np.int64] = np.cumsum(is_kernel) - is_kernel  # before each sample
+    after_kernel: NDArray[np.bool_] = kernels > kernels[heads][run]
+    after_out = is_out[heads][run] & ~opens
+    return np.asarray(opens | ~(after_kernel | (is_in & after_out)), bool)
+
+
+def analyze_power_statistics(trace: Trace, options: Options) -> None:
+    """Makes the table `power_stats`: each rank's power while kernels ran and while none did, weighted by time."""
+    found, power = watts(trace, options)
+    good = ~np.isnan(power)
+    kernels = trace.slices.take(find(trace, Kind.KERNEL))
+    rows = []
+    for pid in np.unique(found.pid).tolist():
+        of_pid = good & (found.pid == pid)
+        mine = kernels.take(kernels.pid == pid)
+        busy = Union.of(mine.start, ends(mine)).within(found.start[of_pid], found.end[of_pid])
+        idle = found.end[of_pid] - found.start[of_pid] - busy
+        for scenario, durations in (("with kernels", busy), ("without kernels", idle)):
+            rows.append({"pid": pid, "Scenario": scenario} | _statistics(durations / 1000, power[of_pid]))
+    if rows:
+        trace.tables["power_stats"] = pa.Table.from_pylist(rows)
+    else:
+        trace.messages.warn(STAGE, "there are fewer than two samples of power, so no statistics of it")
+
+
+def _statistics(durations: NDArray[np.float64], power: NDArray[np.float64]) -> dict[str, float]:
+    """Returns statistics of power that held for durations in us."""
+    some = durations > 0
+    durations, power = durations[some], power[some]
+    drawn = power > 0
+    order = np.argsort(power[drawn], kind="stable")
+    values, weights = power[drawn][order], durations[drawn][order]
+    energy, total, spent = float((durations * power).sum()), float(durations.sum()), float(weights.sum())
+    middle = int(np.searchsorted(np.cumsum(weights), spent / 2))
+    return {
+        "min_non_zero": float(values[0]) if len(values) else 0.0,
+        "max": float(power.max()) if len(power) else 0.0,
+        "mean_non_zero": energy / spent if spent else 0.0,
+        "median_non_zero": float(values[min(middle, len(values) - 1)]) if len(values) else 0.0,
+        "avg_total": energy / total if total else 0.0,
+        "dur_total": total,
+        "dur_non_zero": spent,
+    }

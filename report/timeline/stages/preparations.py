@@ -1,0 +1,26 @@
+"""How many preparations of operations are open at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.intervals import ends
+from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.trace import Trace
+from iaprof.report.timeline.tracks import Spans, Track, add_sums
+
+STAGE = "QCC"
+TRACK = Track("ConcurrentPreps", "Concurrency", "Pending Prep Events")
+
+
+def queueing_counter(trace: Trace, options: Options) -> None:
+    """Adds a counter of open preparations, and drops their slices unless they are to be kept."""
+    are = find(trace, Kind.PREPARATION)
+    preparations = trace.slices.take(are)
+    spans = Spans(
+        preparations.file, preparations.pid, preparations.start, ends(preparations), np.ones(len(preparations))
+    )
+    add_sums(trace, STAGE, TRACK, spans)
+    if not options.keep_preparations:
+        trace.keep(~are, "preparations, shown as a counter")

@@ -1,0 +1,300 @@
+"""One clock for the devices of all ranks, by what their collectives tell.
+
+A device's counters start at any time, so those of two ranks are apart by a constant, and by a little more as their
+frequencies differ. A multicast ends (TS5) on its sender when the last of its receivers has received (TS2).
+
+Only events of the device are moved. Host events stay on the clocks of their hosts, which are assumed to be the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.basics.quantities import counted
+from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.stages.counters import read, rising, whole, windows
+from iaprof.report.timeline.stages.groups import groups
+from iaprof.report.timeline.trace import Slices, Trace
+
+_STAGE = "MP_SYNC"
+_MULTICAST = "(?i)multicast"
+_RECEIVE = " DmaI$"
+_SEND = "(?i)singlecast"
+_ODD_DILATION = 0.01  # clocks differ by some millionths
+
+
+@dataclass
+class _Occurrences:
+    """Runs of collectives: a group, and which of the jobs with it, of a rank."""
+
+    rows: NDArray[np.intp]  # [m] slices of collectives
+    rank: NDArray[np.int64]  # [m] index into pids
+    pids: NDArray[np.int64]  # [ranks]
+    group: NDArray[np.int64]  # [m] number of the run, the same on all ranks
+    count: int  # of runs
+
+    @classmethod
+    def of(cls, trace: Trace, *, only_all_reduce: bool) -> _Occurrences:
+        """Returns the runs of AllReduce groups; of all groups if there are none and these are not asked for."""
+        slices = trace.slices
+        usable = (slices.group >= 0) & rising(slices.counters)
+        all_reduce = usable & trace.texts.matches(slices.group, "AllReduce")
+        rows = np.flatnonzero(all_reduce if only_all_reduce or all_reduce.any() else usable)
+        rank, first = groups(slices.pid[rows])
+        # The same name in the third job of one rank is that in the third job of another one.
+        jobs, job_first = groups(slices.pid[rows], slices.group[rows], slices.file[rows])
+        begin = np.full(len(job_first), np.iinfo(np.int64).max)
+        np.minimum.at(begin, jobs, slices.start[rows])
+        order = np.lexsort((begin, slices.group[rows[job_first]], slices.pid[rows[job_first]]))
+        same, _ = groups(slices.pid[rows[job_first]], slices.group[rows[job_first]])
+        number = np.empty(len(order), np.int64)
+        new = np.diff(same[order], prepend=-1) != 0
+        number[order] = np.arange(len(order)) - np.flatnonzero(new)[np.cumsum(new) - 1]
+        group, group_first = groups(slices.group[rows], number[jobs])
+        return cls(rows, rank, slices.pid[rows[first]], group, len(group_first))
+
+    def latest(self, times: NDArray[np.float64], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Returns the latest of times by rank and run: float64[ranks, runs] of float64[m]; NaN without any."""
+        result = np.full((len(self.pids), self.count), -np.inf)
+        np.maximum.at(result, (self.rank[mask], self.group[mask]), times[mask])
+        return np.where(np.isinf(result), np.nan, result)
+
+
+def _device_ns(slices: Slices, rows: NDArray[np.intp], counter: int, base: int, soc_mhz: float) -> NDArray[np.float64]:
+    """Returns times of a counter since `base` cycles, in ns of the device's clock."""
+    return np.asarray((slices.counters[rows, counter] - base) * (1e3 / soc_mhz))
+
+
+def _base(trace: Trace) -> int:
+    """Returns a count of cycles from which times of all devices are told: small numbers are exact."""
+    return int(trace.slices.counters[rising(trace.slices.counters), 0].min(initial=np.iinfo(np.int64).max))
+
+
+def mp_sync_tight_v1(trace: Trace, options: Options) -> None:
+    """Shifts the devices' clocks so that multicasts end on all ranks at once, then onto the first rank's host clock."""
+    runs = _Occurrences.of(trace, only_all_reduce=False)
+    if len(np.unique(trace.slices.pid)) < 2 or not len(runs.rows):
+        return
+    if len(runs.pids) < 2:
+        text = f"Only pid {runs.pids[0]} has collectives: clocks of other devices stay as they are"
+        trace.messages.warn(_STAGE, text)
+        return
+    slices, texts, rows = trace.slices, trace.texts, runs.rows
+    base = _base(trace)
+    ends = _device_ns(slices, rows, 4, base, options.soc_mhz)
+    receives = texts.matches(slices.name[rows], _RECEIVE)
+    multicasts = texts.matches(slices.type[rows], _MULTICAST)
+    sent = runs.latest(ends, multicasts)
+    received = runs.latest(_device_ns(slices, rows, 1, base, options.soc_mhz), receives)
+    apart, how = _apart_by_multicasts(sent, received), "multicast"
+    if not apart:
+        apart, how = _apart_by_sends(trace, runs, ends, received), "send"
+    shift, residual, used = _solve(apart, len(runs.pids))
+    _place(trace, runs.pids, shift, np.ones(len(shift)), np.zeros(len(shift)), base, options.soc_mhz)
+    aligned = np.flatnonzero(~np.isnan(shift))
+    for rank in aligned[1:].tolist():
+        trace.messages.note(
+            _STAGE,
+            f"The device of pid {runs.pids[rank]} is moved by {shift[rank] / 1e3:.3f} us,"
+            f" by {counted(int(used[rank]), how)}: the largest residual is {residual[rank] / 1e3:.3f} us",
+        )
+    if len(aligned) > 1:
+        _say_host_events(trace, int(runs.pids[aligned[0]]))
+    _say_missing(trace, runs, shift)
+
+
+_Apart = dict[tuple[int, int], NDArray[np.float64]]
+"""By (sender, receiver), as indexes of ranks: how much later the receiver's clock tells the same instants, ns."""
+
+
+def _apart_by_multicasts(sent: NDArray[np.float64], received: NDArray[np.float64]) -> _Apart:
+    """Compares the end of the root's last multicast with the others' last receive, in each run.
+
+    Args:
+        sent: float64[ranks, runs], the ends of multicasts; NaN.
+        received: float64[ranks, runs], when receives were complete; NaN.
+    """
+    apart: _Apart = {}
+    for root in range(len(sent)):
+        # A run with two roots tells nothing.
+        own = ~np.isnan(sent[root]) & (np.isnan(sent).sum(0) == len(sent) - 1)
+        for rank in range(len(sent)):
+            known = own & ~np.isnan(received[rank])
+            if rank != root and known.any():
+                apart[root, rank] = received[rank, known] - sent[root, known]
+    return apart
+
+
+def _apart_by_sends(
+    trace: Trace, runs: _Occurrences, ends: NDArray[np.float64], received: NDArray[np.float64]
+) -> _Apart:
+    """Compares the ends of sends to one rank with that rank's last receive, where it has only one sender in a run."""
+    slices, rows = trace.slices, runs.rows
+    sends = trace.texts.matches(slices.type[rows], _SEND)
+    if not sends.any():
+        sends = trace.texts.matches(slices.name[rows], "Send.* DmaO$")
+    peers = np.full(len(rows), -1, np.int64)
+    for number, pid in enumerate(runs.pids.tolist()):
+        peers[trace.texts.matches(slices.peers[rows], f"^{pid}$")] = number
+    apart: _Apart = {}
+    sent = {}
+    for receiver in range(len(runs.pids)):
+        sent[receiver] = runs.latest(ends, sends & (peers == receiver))
+    for receiver, times in sent.items():
+        alone = (~np.isnan(times)).sum(0) == 1
+        for sender in range(len(runs.pids)):
+            known = alone & ~np.isnan(times[sender]) & ~np.isnan(received[receiver])
+            if sender != receiver and known.any():
+                apart[sender, receiver] = received[receiver, known] - times[sender, known]
+    return apart
+
+
+def _solve(apart: _Apart, ranks: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Returns how far to shift each rank's clock, from the lowest rank on along the pairs that share most runs.
+
+    Returns:
+        float64[ranks], ns, NaN for ranks that no pair reaches; the largest residual of a rank; and its runs.
+    """
+    shift, residual = np.full(ranks, np.nan), np.zeros(ranks)
+    used = np.zeros(ranks, np.int64)
+    if ranks:
+        shift[0] = 0.0
+    pairs = sorted(apart, key=lambda pair: -len(apart[pair]))
+    while True:
+        reached = next((pair for pair in pairs if np.isnan(shift[list(pair)]).sum() == 1), None)
+        if reached is None:
+            return shift, residual, used
+        sender, receiver = reached
+        later = float(np.median(apart[reached]))
+        if np.isnan(shift[receiver]):
+            new, shift[receiver] = receiver, shift[sender] - later
+        else:
+            new, shift[sender] = sender, shift[receiver] + later
+        residual[new] = float(np.abs(apart[reached] - later).max())
+        used[new] = len(apart[reached])
+
+
+def _place(
+    trace: Trace,
+    pids: NDArray[np.int64],
+    shift: NDArray[np.float64],
+    dilation: NDArray[np.float64],
+    about: NDArray[np.float64],
+    base: int,
+    soc_mhz: float,
+) -> None:
+    """Puts slices with counters where their counters say, on the host clock of the first rank that is aligned.
+
+    A rank's time t since `base` becomes (t - about) / dilation + about + shift.
+
+    Args:
+        trace: whose slices move.
+        pids: int64[ranks].
+        shift: float64[ranks], ns; NaN: its slices stay.
+        dilation: float64[ranks].
+        about: float64[ranks], ns.
+        base: cycles.
+        soc_mhz: of the counters.
+    """
+    aligned = np.flatnonzero(~np.isnan(shift))
+    if len(aligned) < 2:
+        return
+    slices = trace.slices
+    first, last = windows(trace.texts, slices.name)
+    rank = np.minimum(np.searchsorted(pids, slices.pid), len(pids) - 1)
+    moved = rising(slices.counters) & (pids[rank] == slices.pid) & ~np.isnan(shift[rank])
+    ns = np.zeros((len(slices), 2))
+    for column, counter in enumerate((first, last)):
+        since = np.where(moved, read(slices.counters, counter) - base, 0) * (1e3 / soc_mhz)
+        ns[:, column] = (since - about[rank]) / dilation[rank] + about[rank] + np.nan_to_num(shift[rank])
+    # The host's clock is the reference's: what its own slices say in the middle, as its counters may drift.
+    reference = np.flatnonzero(moved & (rank == aligned[0]))
+    origin = int(slices.start[reference[0]])
+    host_end = (slices.start[reference] - origin) + slices.duration[reference]
+    offset = float(np.median(host_end - ns[reference, 1]))
+    slices.start = np.where(moved, origin + whole(ns[:, 0] + offset), slices.start)
+    cycles = read(slices.counters, last) - read(slices.counters, first)
+    duration = np.where(moved, cycles, 0) * (1e3 / soc_mhz) / dilation[rank]
+    slices.duration = np.where(moved, duration, slices.duration)
+
+
+def _say_host_events(trace: Trace, pid: int) -> None:
+    count = int((~trace.slices.has_counters).sum())
+    text = f"All devices are on the host clock of pid {pid}; {counted(count, 'host slice')} stayed as on their hosts"
+    trace.messages.note(_STAGE, text)
+
+
+def _say_missing(trace: Trace, runs: _Occurrences, shift: NDArray[np.float64]) -> None:
+    lost = runs.pids[np.isnan(shift)].tolist()
+    if len(lost) == len(runs.pids) - 1:
+        text = f"No collective tells how the clocks of devices differ: {len(runs.pids)} devices stay as they are"
+        trace.messages.warn(_STAGE, text)
+    elif lost:
+        names = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
+        text = f"No collective tells of the clocks of pids {names}: these devices stay as they are"
+        trace.messages.warn(_STAGE, text)
+    with_counters = np.unique(trace.slices.pid[trace.slices.has_counters])
+    if without := len(np.setdiff1d(with_counters, runs.pids)):
+        trace.messages.warn(_STAGE, f"Left the clocks of {counted(without, 'device')} without collectives as they were")
+    present = np.zeros((len(runs.pids), runs.count), bool)
+    present[runs.rank, runs.group] = True
+    if partly := int((~present.all(0)).sum()):
+        text = f"Of {counted(runs.count, 'collective')}, {partly:,} did not run on all {len(runs.pids)} devices"
+        trace.messages.warn(_STAGE, text)
+
+
+def mp_ts_calibration_v2(trace: Trace, options: Options) -> None:
+    """Puts the devices of all ranks on one clock by the ends of AllReduce, and makes their runs equally long.
+
+    The end of one run, which is closest on all ranks, is at one time; others tell how fast a rank's clock is.
+    """
+    runs = _Occurrences.of(trace, only_all_reduce=True)
+    if len(np.unique(trace.slices.pid)) < 2:
+        return
+    if len(runs.pids) < 2:
+        text = "Fewer than two devices have AllReduce collectives: the clocks of devices stay as they are"
+        trace.messages.warn(_STAGE, text)
+        return
+    base = _base(trace)
+    ends = _device_ns(trace.slices, runs.rows, 4, base, options.soc_mhz)
+    latest = runs.latest(ends, np.ones(len(ends), bool))
+    later = latest - latest[0]
+    shift, dilation = np.full(len(latest), np.nan), np.ones(len(latest))
+    about, residual = np.zeros(len(latest)), np.zeros(len(latest))
+    everywhere = np.flatnonzero(~np.isnan(later).any(0))
+    reference = int(everywhere[np.argmin(later[:, everywhere].mean(0))]) if len(everywhere) else None
+    for rank in range(len(latest)):
+        known = np.flatnonzero(~np.isnan(later[rank]))
+        if not len(known):
+            continue
+        at = reference if reference is not None else int(known[np.argmin(later[rank, known])])
+        own, first = latest[rank, known], latest[0, known]
+        if np.ptp(first) > 0 and np.ptp(own) > 0:
+            dilation[rank] = np.ptp(own) / np.ptp(first)
+        about[rank] = latest[rank, at]
+        shift[rank] = latest[0, at] - latest[rank, at]
+        placed = (own - about[rank]) / dilation[rank] + about[rank] + shift[rank]
+        residual[rank] = np.abs(placed - first).max()
+        if rank:
+            _say_calibrated(trace, int(runs.pids[rank]), shift[rank], dilation[rank], residual[rank], len(known))
+    _place(trace, runs.pids, shift, dilation, about, base, options.soc_mhz)
+    if int((~np.isnan(shift)).sum()) > 1:
+        _say_host_events(trace, int(runs.pids[0]))
+    _say_missing(trace, runs, shift)
+
+
+def _say_calibrated(trace: Trace, pid: int, shift: float, dilation: float, residual: float, runs: int) -> None:
+    trace.messages.note(
+        _STAGE,
+        f"The device of pid {pid} is moved by {shift / 1e3:.3f} us, its clock is {dilation:.6f} times as fast,"
+        f" by {counted(runs, 'collective')}: the largest residual is {residual / 1e3:.3f} us",
+    )
+    if runs < 2:
+        text = f"pid {pid} has only one collective in common: it does not tell how fast the clock is"
+        trace.messages.warn(_STAGE, text)
+    elif abs(dilation - 1) > _ODD_DILATION:
+        text = f"The clock of pid {pid} would be {dilation:.6f} times as fast: the collectives may not be the same ones"
+        trace.messages.warn(_STAGE, text)

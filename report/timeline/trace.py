@@ -1,0 +1,194 @@
+"""A trace as columns: what the stages work on, and the outputs show.
+
+Times and durations are in ns. Times are integers: float64 resolves only 0.2 us at today's time since 1970. Durations
+are float64, as cycles at some MHz are no whole ns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.report.timeline.messages import Messages
+from iaprof.report.timeline.texts import NO_TEXT, Texts
+
+ABSENT = np.iinfo(np.int64).min
+"""An integer that an event does not have, in columns of int64."""
+MADE = -1
+"""The row of an event that a stage made."""
+
+
+class Dialect(StrEnum):
+    """What a file's events mean."""
+
+    FLEX = "flex"  # of the AIU's runtime
+    TORCH = "torch"  # of PyTorch's profiler
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """One of the files that a trace was imported from: a job."""
+
+    name: str  # without its folder
+    dialect: Dialect
+    rank: int  # of TORCH files; 0 if the file does not say
+    devices: tuple[Mapping[str, Any], ...] = ()  # deviceProperties
+    members: Mapping[str, Any] = field(default_factory=dict)  # other members of the file, beside the events
+
+
+class Columns:
+    """A dataclass of arrays of one length, and `extra`, which maps names to arrays of that length."""
+
+    extra: dict[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
+
+    def take(self, rows: NDArray[Any]) -> Self:
+        """Returns some rows, by numbers or by a mask."""
+        columns = {each.name: getattr(self, each.name)[rows] for each in fields(self) if each.name != "extra"}  # type: ignore[arg-type]
+        extra = {name: values[rows] for name, values in self.extra.items()}
+        return replace(self, **columns, extra=extra)  # type: ignore[type-var]
+
+    def joined(self, other: Self) -> Self:
+        """Returns these rows and others after them. What is extra in one of them is absent in the others."""
+        columns = {
+            each.name: np.concatenate([getattr(self, each.name), getattr(other, each.name)])
+            for each in fields(self)  # type: ignore[arg-type]
+            if each.name != "extra"
+        }
+        extra = {}
+        for name in {**self.extra, **other.extra}:
+            like = self.extra.get(name, other.extra.get(name))
+            assert like is not None
+            parts = [each.extra.get(name, _absent(like, len(each))) for each in (self, other)]
+            extra[name] = np.concatenate(parts)
+        return replace(self, **columns, extra=extra)  # type: ignore[type-var]
+
+
+def _absent(like: NDArray[Any], count: int) -> NDArray[Any]:
+    """Returns absent values: NaN, ABSENT, or NO_TEXT for int32, which has codes."""
+    if like.dtype == np.int32:
+        return np.full(count, NO_TEXT, np.int32)
+    if like.dtype == bool:
+        return np.zeros(count, bool)
+    return np.full(count, np.nan if like.dtype.kind == "f" else ABSENT, like.dtype)
+
+
+@dataclass
+class Slices(Columns):
+    """What takes time: events of phase X, in n rows. Texts are codes of Trace.texts."""
+
+    file: NDArray[np.int32]  # index into Trace.files
+    pid: NDArray[np.int64]
+    tid: NDArray[np.int64]
+    name: NDArray[np.int32]
+    category: NDArray[np.int32]
+    start: NDArray[np.int64]  # ns
+    duration: NDArray[np.float64]  # ns
+    counters: NDArray[np.int64]  # [n, 5]: TS1 to TS5, cycles; ABSENT
+    power: NDArray[np.int64]  # the charge counter; ABSENT
+    bytes: NDArray[np.int64]  # ABSENT
+    bandwidth: NDArray[np.float64]  # GB/s, as a copy says; NaN
+    correlation: NDArray[np.int64]  # ABSENT
+    device: NDArray[np.int64]  # ABSENT
+    group: NDArray[np.int32]  # args.CollGroup
+    type: NDArray[np.int32]  # args.Type of a collective's event
+    peers: NDArray[np.int32]  # args.Peer or args.Peers
+    row: NDArray[np.int64]  # number of its `slice` row in the capture; MADE
+    extra: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Further members of args, by name: numbers, bool, or codes of texts as int32."""
+
+    @property
+    def end(self) -> NDArray[np.float64]:
+        """When they end, in ns; float64, so for differences of close times use start and duration."""
+        return self.start + self.duration
+
+    @property
+    def has_counters(self) -> NDArray[np.bool_]:
+        """Whether a slice has TS1, which makes it a device's in FLEX files."""
+        return np.asarray(self.counters[:, 0] != ABSENT, bool)
+
+    @classmethod
+    def of(cls, count: int, **columns: NDArray[Any]) -> Slices:
+        """Returns rows with these columns; all others are absent, or 0, and `row` is MADE."""
+        made: dict[str, NDArray[Any]] = {}
+        for name in ("file", "name", "category", "group", "type", "peers"):
+            made[name] = np.full(count, 0 if name == "file" else NO_TEXT, np.int32)
+        for name in ("pid", "tid", "start"):
+            made[name] = np.zeros(count, np.int64)
+        for name in ("power", "bytes", "correlation", "device"):
+            made[name] = np.full(count, ABSENT, np.int64)
+        made |= {
+            "duration": np.zeros(count), "bandwidth": np.full(count, np.nan),
+            "counters": np.full((count, 5), ABSENT, np.int64), "row": np.full(count, MADE, np.int64),
+        }  # fmt: skip
+        made.update(columns)
+        return cls(**made)  # type: ignore[arg-type]  # `extra` has its default
+
+
+@dataclass
+class Points(Columns):
+    """Values of counters, events of phase C."""
+
+    file: NDArray[np.int32]
+    pid: NDArray[np.int64]
+    tid: NDArray[np.int64]
+    name: NDArray[np.int32]  # the track
+    category: NDArray[np.int32]
+    series: NDArray[np.int32]  # the member of args, such as Watts
+    time: NDArray[np.int64]  # ns
+    value: NDArray[np.float64]
+    row: NDArray[np.int64]  # number of its `counter` row in the capture; MADE
+    extra: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Marks(Columns):
+    """Events without a duration: flows, instants, metadata, and the ends of asynchronous events."""
+
+    file: NDArray[np.int32]
+    pid: NDArray[np.int64]
+    tid: NDArray[np.int64]
+    phase: NDArray[np.int32]  # code of its letter: s t f i b e n M
+    name: NDArray[np.int32]
+    category: NDArray[np.int32]
+    id: NDArray[np.int64]  # of flows and asynchronous events; ABSENT
+    time: NDArray[np.int64]  # ns
+    row: NDArray[np.int64]  # number of its row in the capture; MADE
+    extra: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Trace:
+    """A trace with all its events, and what stages found out about it."""
+
+    files: list[TraceFile]
+    texts: Texts
+    slices: Slices
+    points: Points
+    flows: Marks
+    instants: Marks
+    messages: Messages = field(default_factory=Messages)
+    dropped: Counter[str] = field(default_factory=Counter)  # events that stages removed, by reason
+    merged: Counter[str] = field(default_factory=Counter)  # events that became part of another one, by reason
+    made: Counter[str] = field(default_factory=Counter)  # events that stages made, by stage
+    tables: dict[str, pa.Table] = field(default_factory=dict)  # by name, such as "summary"
+
+    def is_torch(self, columns: Slices | Points | Marks) -> NDArray[np.bool_]:
+        """Tells whether events are of TORCH files."""
+        dialects = np.array([file.dialect is Dialect.TORCH for file in self.files] or [False])
+        return np.asarray(dialects[columns.file], bool)
+
+    def keep(self, mask: NDArray[np.bool_], reason: str) -> None:
+        """Drops the slices that are not in the mask, and counts them."""
+        if count := int(len(mask) - mask.sum()):
+            self.dropped[reason] += count
+            self.slices = self.slices.take(mask)

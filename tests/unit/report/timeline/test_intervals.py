@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, strategies as st
+
+from iaprof.report.timeline.grouped import Groups, before
+from iaprof.report.timeline.intervals import Union
+
+INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(-5, 10)), max_size=8)
+
+
+@given(INTERVALS, st.integers(-5, 40), st.integers(0, 20))
+def test_a_union_covers_what_any_interval_does(intervals: list[tuple[int, int]], start: int, length: int) -> None:
+    starts = np.array([low for low, _ in intervals], np.int64)
+    ends = starts + np.array([size for _, size in intervals], np.int64)
+    union = Union.of(starts, ends)
+    covered = {ns for low, size in intervals for ns in range(low, low + size)}
+    asked = np.array([start]), np.array([start + length])
+    assert union.length == len(covered)
+    assert union.within(*asked).tolist() == [len(covered & set(range(start, start + length)))]
+    assert (union.starts[1:] > union.ends[:-1]).all()
+
+
+ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(-9, 9)), max_size=12)
+
+
+@given(ROWS)
+def test_statistics_of_groups(rows: list[tuple[int, int, int]]) -> None:
+    first, second, values = (np.array([row[place] for row in rows], np.int64) for place in range(3))
+    groups = Groups(first, second)
+    expected: dict[tuple[int, int], list[int]] = {}
+    for one, two, value in rows:
+        expected.setdefault((one, two), []).append(value)
+    lists = [expected[key] for key in sorted(expected)]
+    assert list(zip(groups.key(first).tolist(), groups.key(second).tolist(), strict=True)) == sorted(expected)
+    assert groups.counts.tolist() == [len(each) for each in lists]
+    assert groups.median(values).tolist() == [float(np.median(each)) for each in lists]
+    stdevs = [float(np.std(each, ddof=1)) if len(each) > 1 else 0.0 for each in lists]
+    assert np.allclose(groups.stdev(values), stdevs)
+    assert groups.max(values).tolist() == [max(each) for each in lists]
+    assert groups.sum(values)[groups.numbers].tolist() == [sum(expected[row[:2]]) for row in rows]
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(-9, 9)), max_size=12))
+def test_the_largest_value_before(rows: list[tuple[int, int]]) -> None:
+    rows = sorted(rows, key=lambda row: row[0])
+    groups, values = (np.array([row[place] for row in rows], np.int64) for place in range(2))
+    expected = [
+        max((value for one, value in rows[:number] if one == group), default=np.iinfo(np.int64).min)
+        for number, (group, _) in enumerate(rows)
+    ]
+    assert before(values, groups).tolist() == expected
