@@ -26,6 +26,7 @@ from iaprof.cli.verbs import (
     record,
     recover,
     report,
+    timeline,
     top,
 )
 from iaprof.formats.profile import clean
@@ -49,6 +50,7 @@ app.command(cls=Grouped, epilog=diff.EXAMPLES)(with_memory_limit(diff.diff))
 app.command(epilog=info.EXAMPLES)(with_memory_limit(info.info))
 app.command(epilog=merge.EXAMPLES)(with_memory_limit(merge.merge))
 app.command(name="import", epilog=import_.EXAMPLES)(with_memory_limit(import_.import_))
+app.command(cls=Grouped, epilog=timeline.EXAMPLES)(with_memory_limit(timeline.timeline))
 app.command(epilog=query.EXAMPLES)(with_memory_limit(query.query))
 app.command(epilog=archive.EXAMPLES)(with_memory_limit(archive.archive))
 app.command(epilog=recover.EXAMPLES)(with_memory_limit(recover.recover))

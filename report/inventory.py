@@ -19,6 +19,7 @@ from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python
 from iaprof.formats.header.slow_launches import sentence as slow_launches
+from iaprof.formats.header.traces import TraceFile, trace_files
 from iaprof.formats.header.unprobed import MEMBER as UNPROBED, sentence as unprobed
 from iaprof.formats.header.unrecorded_copies import sentence as unrecorded_copies
 from iaprof.formats.header.waits import WaitTotals
@@ -132,6 +133,7 @@ class Part:
     stack_ends: dict[str, WholeStacks] | None  # where stacks of `launches` and `cpu_samples` end; None before format 5
     python_stacks: dict[str, PythonCounts] | None  # Python frames of these stacks; None before format 7
     waits: WaitTotals | None  # None: no waits, or before format 8
+    traces: list[TraceFile]  # that were imported
     imported: str | None  # the format of the imported text, "": unknown; None: not imported
     redacted: bool
     recovered: bool
@@ -205,6 +207,7 @@ def _part(capture: CaptureReader) -> Part:
         stack_ends=_stack_ends(capture.header),
         python_stacks=recorded_python(capture.header) if PYTHON_STACKS in capture.header else None,
         waits=WaitTotals.from_header(capture.header),
+        traces=trace_files(capture.header, clean),
         imported=header.text("imported", "format") if "imported" in capture.header else None,
         redacted=capture.header.get("redacted") is True,
         recovered=capture.header.get("recovered") is True,

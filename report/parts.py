@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.python_counts import PythonCounts, recorded as recorded_python
@@ -46,9 +47,16 @@ def build_parts(
 
     Raises:
         CaptureError: the capture is damaged.
+        IaprofError: the capture has nothing but time lines.
         UsageError: the capture lacks something that the options name.
     """
     parts = capture.parts
+    if not any(part.groups(kind) for part in parts for kind in ("stall", "launch", "sample")) and any(
+        part.groups(kind) for part in parts for kind in ("slice", "counter", "flow", "instant")
+    ):
+        raise IaprofError(
+            f"{capture.path} has time lines, but no stalls: look at it with 'iaprof timeline', 'info' and 'query'"
+        )
     joined = [part.header for part in parts if not part.groups("sample")]
     if joined:  # for imported captures, build_imported raises the error
         options.selection.check_devices(joined)

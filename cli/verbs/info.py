@@ -89,6 +89,7 @@ def text(found: Inventory, width: int | None, colours: bool) -> list[str]:
     else:
         page.facts("Recording", recording(first))
         page.table("GPUs", _gpus(first))
+        page.table("Traces", _traces(first))
     page.texts("Warnings", warnings(found.parts), WARM)
     page.facts("Holds", holds(found.counts))
     missing = list(lost(found.losses, (part.stack_ends for part in found.parts)))
@@ -158,6 +159,24 @@ def _gpus(part: Part) -> Table | None:
             stream.name or stream.generation or "-",
         )
     _add_more(table, len(part.streams), 7)
+    return table
+
+
+def _traces(part: Part) -> Table | None:
+    if not part.traces:
+        return None
+    table = Table(
+        Column("#", right=True),
+        Column("DIALECT"),
+        Column("RANK", right=True),
+        Column("EVENTS", right=True),
+        Column("DROPPED", right=True),
+        Column("FILE", flexible=True),
+    )
+    for number, file in enumerate(part.traces[:MOST_ROWS]):
+        counts = (f"{file.events:,}", f"{file.dropped:,}" if file.dropped else "-")
+        table.add(str(number), file.dialect, str(file.rank), *counts, file.name)
+    _add_more(table, len(part.traces), 6)
     return table
 
 

@@ -20,7 +20,7 @@ def recording_key(header: Header) -> tuple[object, ...]:
     host = header.get("host")
     boot = host.get("boot_id") if isinstance(host, dict) else None
     # Imported texts have neither boot id nor clock: their totals stand in.
-    more = [header.get(name) for name in ("end_ns", "totals", "imported")] if "imported" in header else []
+    more = [header.get(name) for name in ("end_ns", "totals", "imported", "traces")] if "imported" in header else []
     return tuple(repr(value) for value in (boot, header.get("clock"), header.get("part"), more))
 
 

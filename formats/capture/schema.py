@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from iaprof.gpu.intel.reasons import REASONS
 
-FORMAT = 8
+FORMAT = 9
 
 
 class FieldFlags(IntFlag):
@@ -28,6 +28,7 @@ class FieldFlags(IntFlag):
 
 NULL, REPEATS, SPLIT, WHOLE, DROPPED = FieldFlags
 _u16, _u32, _u64, _bool, _double = pa.uint16(), pa.uint32(), pa.uint64(), pa.bool_(), pa.float64()
+_i64 = pa.int64()
 _text, _binary = pa.string(), pa.binary()
 _words = pa.list_(pa.field("element", _u64, nullable=False))
 _marks = pa.list_(pa.field("element", pa.uint8(), nullable=False))
@@ -332,6 +333,78 @@ ROW_KINDS = (
         since=4,
         count="imported_samples",
         label="imported rows",
+    ),
+    RowKind(
+        "slice",
+        (
+            Field("time_ns", _i64),
+            Field("duration_ns", _i64),
+            Field("file", _u16, REPEATS),
+            Field("pid", _i64, REPEATS),
+            Field("tid", _i64, REPEATS),
+            Field("name", _text, identifies="slice"),
+            Field("category", _text, NULL, identifies="category"),
+            *(Field(f"ts{number}", _i64, NULL) for number in range(1, 6)),
+            Field("power", _i64, NULL),
+            Field("bytes", _i64, NULL | REPEATS),
+            Field("correlation", _i64, NULL),
+            Field("device", _i64, NULL | REPEATS),
+            Field("external_id", _i64, NULL),
+            Field("python_id", _i64, NULL),
+            Field("bandwidth", _double, NULL),
+            Field("group", _text, NULL, identifies="group"),
+            Field("type", _text, NULL),
+            Field("peers", _text, NULL),
+            Field("args", _text, NULL | WHOLE | DROPPED),
+        ),
+        since=9,
+        view="slices",
+        description="what took time, of imported traces",
+        count="slices",
+        label="slices",
+    ),
+    RowKind(
+        "counter",
+        (
+            Field("time_ns", _i64),
+            Field("file", _u16, REPEATS),
+            Field("pid", _i64, REPEATS),
+            Field("tid", _i64, REPEATS),
+            Field("name", _text, identifies="slice"),
+            Field("category", _text, NULL, identifies="category"),
+            Field("series", _text, identifies="series"),
+            Field("value", _double),
+        ),
+        since=9,
+        view="counters",
+        description="values of counters, of imported traces",
+        count="counter_values",
+        label="counter values",
+    ),
+    *(
+        RowKind(
+            kind,
+            (
+                Field("time_ns", _i64),
+                Field("file", _u16, REPEATS),
+                Field("pid", _i64, REPEATS),
+                Field("tid", _i64, REPEATS),
+                Field("phase", _text),
+                Field("name", _text, identifies="slice"),
+                Field("category", _text, NULL, identifies="category"),
+                Field("id", _i64, NULL),
+                Field("args", _text, NULL | WHOLE | DROPPED),
+            ),
+            since=9,
+            view=f"{kind}s",
+            description=description,
+            count=f"{kind}s",
+            label=label,
+        )
+        for kind, description, label in (
+            ("flow", "starts, steps and ends of flows, of imported traces", "flow events"),
+            ("instant", "all other events of imported traces", "other events"),
+        )
     ),
     RowKind(
         "loss",

@@ -11,7 +11,8 @@ _TOTALS_ORDER = (
     "launch", "command_list", "transfer", "python_code", "stack", "mapping", "process", "kernel", "loss", "cpu_sample",
     "wait", "metric",
 )  # fmt: skip
-_NO_TOTALS = ("stall", "module", "symbol", "sample")  # stalls are counted by record; the others come from no frame
+_NO_TOTALS = ("stall", "module", "symbol", "sample", "slice", "counter", "flow", "instant")
+"""Stalls are counted by record; the others come from no frame."""
 COUNTED = {
     kind.name: kind.count or kind.view for kind in sorted_kinds(ROW_KINDS, _TOTALS_ORDER) if kind.name not in _NO_TOTALS
 }

@@ -29,7 +29,7 @@ def write(path: Path, groups: Iterable[_Group]) -> Path:
 
     What is given as a dictionary is written as one, however large. Row groups of one kind have columns of one type.
     """
-    ahead = list(itertools.islice(groups := iter(groups), 16))
+    ahead = list(itertools.islice(groups := iter(groups), len(KINDS)))
     schema = pa.schema([SCHEMA.field("kind"), SCHEMA.field("part"), *(_field(kind, ahead) for kind in KINDS)])
     dictionaries = [f"{kind}.{f.name}" for kind in KINDS for f in schema.field(kind).type
                     if pa.types.is_dictionary(f.type) or f.type == pa.uint64()]  # fmt: skip

@@ -65,7 +65,7 @@ def test_a_capture_with_everything(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (
         shown(path, capsys)
         == f"""\
-cap.parquet: {path.stat().st_size / 1000:.1f} kB, format 8
+cap.parquet: {path.stat().st_size / 1000:.1f} kB, format 9
 
 Recording
   host           node1 (Linux 6.18.0, x86_64, 96 CPUs)
@@ -120,7 +120,7 @@ def test_a_capture_with_almost_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     assert (
         shown(path, capsys)
         == f"""\
-cap.parquet: {path.stat().st_size / 1000:.1f} kB, format 8
+cap.parquet: {path.stat().st_size / 1000:.1f} kB, format 9
 
 Recording
   imported       from iaprof 2026.2
@@ -140,7 +140,7 @@ def test_a_merged_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert (
         shown(tmp_path / "all.parquet", capsys)
         == f"""\
-all.parquet: {(tmp_path / "all.parquet").stat().st_size / 1000:.1f} kB, format 8, merged from 2 recordings
+all.parquet: {(tmp_path / "all.parquet").stat().st_size / 1000:.1f} kB, format 9, merged from 2 recordings
 
 Parts
   #  BEGUN (UTC)          DURATION    RECORDS  LAUNCHES  LOST  FROM
@@ -164,18 +164,19 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
     verb.info(path, as_json=True)
     counts = {"stalls": 1_234_567, "stall_reads": 1, "launches": 3, "stacks": 1, "python_codes": 0, "mappings": 0,
               "process_events": 0, "modules": 0, "cpu_samples": 0, "waits": 0, "metrics": 0, "named_modules": 0,
-              "symbols": 0, "imported_samples": 0, "carried_launches": 1, "executions": 0, "unknown_executions": 0,
+              "symbols": 0, "imported_samples": 0, "slices": 0, "counter_values": 0, "flows": 0,
+              "instants": 0, "carried_launches": 1, "executions": 0, "unknown_executions": 0,
               "transfers": 0, "transferred_bytes": 0}  # fmt: skip
     assert json.loads(capsys.readouterr().out) == {
         "file": str(path),
         "bytes": path.stat().st_size,
-        "format": 8,
+        "format": 9,
         "merged": False,
         "counts": counts,
         "losses": FULL["losses"],
         "parts": [
             {
-                "label": "", "file": "", "format": 8, "iaprof": "0.1.0", "python": "3.11.7", "host": "node1",
+                "label": "", "file": "", "format": 9, "iaprof": "0.1.0", "python": "3.11.7", "host": "node1",
                 "kernel": "6.18.0", "machine": "x86_64", "cpus": 96, "command": FULL["command"],
                 "arguments": FULL["arguments"], "begun": "2026-11-21T10:33:33.747495Z", "duration_s": 200.0, "part": 2,
                 "paused": 2, "paused_s": 1.5, "scope": [7, 8], "stack_depth": None, "cpu_hz": None,
@@ -194,7 +195,7 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
                 },
                 "symbols": {"which": "needed", "modules": 6, "addresses": 1065, "named": 1023},
                 "warnings": [], "matched": FULL["matched"], "stack_ends": None,
-                    "python_stacks": None, "waits": None, "imported": None, "redacted": True,
+                    "python_stacks": None, "waits": None, "traces": [], "imported": None, "redacted": True,
                 "recovered": True,
             }
         ],

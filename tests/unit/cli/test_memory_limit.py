@@ -258,7 +258,9 @@ def test_the_limit_is_a_size(tmp_path: Path) -> None:
             memory_bytes(text)
 
 
-READERS = ("report", "top", "diff", "annotate", "query", "info", "archive", "merge", "import", "recover", "flame")
+READERS = (
+    "report", "top", "diff", "annotate", "query", "info", "archive", "merge", "import", "recover", "flame", "timeline",
+)  # fmt: skip
 
 
 COMMAND: Any = get_command(main.app)

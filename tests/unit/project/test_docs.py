@@ -25,6 +25,10 @@ OPTIONS = {
 OF_OTHERS = {
     "--build-id", "--index-url", "--interpreted-frames-native-stack", "--mount", "--one-way", "--perf-basic-prof",
     "--seconds", "--threads", "--torch", "--transfer-bandwidth", "--wait-file",
+    # of acelyzer
+    "--counter", "--compiler_log", "--compiler_info", "--event_filter", "--event_limit", "--comm_summarize_seq",
+    "--flex_ts_fix", "--drop_globals", "--keep_prep", "--keep_names", "--max_tid_streams", "--disable_file",
+    "--disable_tb", "--time_unit", "--ignore_crit", "--autopilot_data", "--freq_scaling",
 }  # fmt: skip
 """Options of other programs that the documentation names."""
 FORMAT_PAGE = (ROOT / "docs" / "capture-format.md").read_text()

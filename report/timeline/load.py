@@ -1,0 +1,168 @@
+"""Makes a Trace of a capture: whole columns. The args of rows stay in the capture until a writer asks for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.capture.dictionaries import combined
+from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.profile import clean
+from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.texts import Texts
+from iaprof.report.timeline.trace import ABSENT, Dialect, Marks, Points, Slices, Trace, TraceFile
+
+_MOST_RANK = 1 << 31
+
+
+def load(capture: CaptureReader) -> Trace:
+    """Reads a capture's time lines.
+
+    Files of all parts of a merged capture are numbered one after the other, and so are the rows of each kind.
+
+    Raises:
+        CaptureError: the capture is damaged.
+    """
+    texts = Texts()
+    parts = capture.parts
+    files: list[TraceFile] = []
+    firsts = []
+    for part in parts:
+        firsts.append(len(files))
+        files += _files(part)
+    columns = {kind: _Columns(kind, texts) for kind in ("slice", "counter", "flow", "instant")}
+    for part, first in zip(parts, firsts, strict=True):
+        for each in columns.values():
+            each.read(part, first)
+    used = max((each.files for each in columns.values()), default=0)
+    files += [TraceFile("", Dialect.FLEX, 0) for _ in range(used - len(files))]  # of a damaged header
+    return Trace(
+        files, texts, columns["slice"].slices(), columns["counter"].points(), columns["flow"].marks(),
+        columns["instant"].marks(),
+    )  # fmt: skip
+
+
+def arguments(capture: CaptureReader, kind: str) -> Arguments:
+    """Returns the arguments of all rows of a kind: `slice`, `flow` or `instant`. The caller closes them."""
+    tables = (table for part in capture.parts for table in part.tables(kind, ("args",)))
+    return Arguments(combined(table["args"]) for table in tables)
+
+
+def _files(part: CaptureReader) -> list[TraceFile]:
+    """Returns the files of a part. Its header is untrusted."""
+    found = part.header.get("traces")
+    return [_file(each if isinstance(each, dict) else {}) for each in (found if isinstance(found, list) else [])]
+
+
+def _file(described: dict[str, Any]) -> TraceFile:
+    name, rank, members = (described.get(key) for key in ("name", "rank", "members"))
+    members = members if isinstance(members, dict) else {}
+    devices = members.get("deviceProperties")
+    return TraceFile(
+        clean(name) if isinstance(name, str) else "",
+        Dialect.TORCH if described.get("dialect") == Dialect.TORCH else Dialect.FLEX,
+        rank if type(rank) is int and 0 <= rank < _MOST_RANK else 0,
+        tuple(each for each in devices if isinstance(each, dict)) if isinstance(devices, list) else (),
+        {key: value for key, value in members.items() if key != "deviceProperties"},
+    )
+
+
+@dataclass
+class _Columns:
+    """The columns of a kind of rows, collected from row groups."""
+
+    kind: str
+    texts: Texts
+    rows: int = 0
+    files: int = 0
+    found: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
+
+    def read(self, part: CaptureReader, first_file: int) -> None:
+        """Reads the rows of a part, whose first file has this number."""
+        names = _FIELDS[self.kind]
+        for table in part.tables(self.kind, names):
+            for name in names:
+                self.found.setdefault(name, []).append(self._column(name, table[name], first_file))
+            self.rows += len(table)
+
+    def _column(self, name: str, column: pa.ChunkedArray, first_file: int) -> NDArray[Any]:
+        if pa.types.is_dictionary(column.type):
+            return self.texts.codes(column)
+        if name == "file":
+            files = np.asarray(column.to_numpy().astype(np.int32) + np.int32(first_file))
+            self.files = max(self.files, int(files.max(initial=-1)) + 1)
+            return files
+        if pa.types.is_floating(column.type):
+            return np.asarray(column.to_numpy(zero_copy_only=False))  # nulls become NaN
+        return np.asarray((column.fill_null(ABSENT) if column.null_count else column).to_numpy())
+
+    def column(self, name: str, type_: Any) -> NDArray[Any]:
+        """Returns a whole column."""
+        return np.concatenate([np.empty(0, type_), *self.found.pop(name, [])]).astype(type_, copy=False)
+
+    def _common(self) -> dict[str, Any]:
+        return {
+            "file": self.column("file", np.int32),
+            "pid": self.column("pid", np.int64),
+            "tid": self.column("tid", np.int64),
+            "name": self.column("name", np.int32),
+            "category": self.column("category", np.int32),
+            "row": np.arange(self.rows, dtype=np.int64),
+        }
+
+    def slices(self) -> Slices:
+        """Returns them as slices."""
+        counters = np.empty((self.rows, 5), np.int64)
+        for number in range(5):
+            counters[:, number] = self.column(f"ts{number + 1}", np.int64)
+        numbers = {name: self.column(name, np.int64) for name in ("power", "bytes", "correlation", "device")}
+        codes = {name: self.column(name, np.int32) for name in ("group", "type", "peers")}
+        ids = {
+            label: values
+            for name, label in (("external_id", "External id"), ("python_id", "Python id"))
+            if len(values := self.column(name, np.int64)) and (values != ABSENT).any()
+        }
+        return Slices(
+            **self._common(),
+            start=self.column("time_ns", np.int64),
+            duration=self.column("duration_ns", np.float64),
+            counters=counters,
+            bandwidth=self.column("bandwidth", np.float64),
+            **numbers,
+            **codes,
+            extra=ids,
+        )
+
+    def points(self) -> Points:
+        """Returns them as values of counters."""
+        return Points(
+            **self._common(),
+            series=self.column("series", np.int32),
+            time=self.column("time_ns", np.int64),
+            value=self.column("value", np.float64),
+        )
+
+    def marks(self) -> Marks:
+        """Returns them as events without a duration."""
+        return Marks(
+            **self._common(),
+            phase=self.column("phase", np.int32),
+            id=self.column("id", np.int64),
+            time=self.column("time_ns", np.int64),
+        )
+
+
+_COMMON = ("time_ns", "file", "pid", "tid", "name", "category")
+_FIELDS = {
+    "slice": (
+        *_COMMON, "duration_ns", "ts1", "ts2", "ts3", "ts4", "ts5", "power", "bytes", "correlation", "device",
+        "external_id", "python_id", "bandwidth", "group", "type", "peers",
+    ),
+    "counter": (*_COMMON, "series", "value"),
+    "flow": (*_COMMON, "phase", "id"),
+    "instant": (*_COMMON, "phase", "id"),
+}  # fmt: skip

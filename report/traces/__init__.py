@@ -1,0 +1,1 @@
+"""Captures made of traces in Chrome's format, which sandboxed children read."""

@@ -1,0 +1,329 @@
+"""Decodes pieces of a list of events, in a sandboxed child: quickly if they are healthy, event by event where not.
+
+A piece starts at an event, or after it. Its end is a guess: a `{` after `,`, which may be inside an event. But if the
+piece decodes as whole elements of a list, then its brackets and strings balance, so its end is between two events.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+_BLANK = b" \t\r\n,"
+_CANDIDATE = re.compile(rb"[,}\]\n][ \t\r\n]*(?=\{)")  # before what may be an event
+_NOT_BLANK = re.compile(rb"[^ \t\r\n,]")
+_END = re.compile(rb'\}[ \t\r\n]*(\])[ \t\r\n]*(?:\}[ \t\r\n]*\Z|,[ \t\r\n]*"[^"\\]*"[ \t\r\n]*:)')
+_SMALL = 4096  # bytes: below, damage is looked for event by event
+_SEEN = 1 << 14  # bytes that are decoded at first, to read one event
+_SECONDS = 20.0  # for the damaged part of one piece
+_MOST_NAME = 1 << 14
+
+
+NOTHING = Raw(b"")
+"""Stands for a member that an event does not have."""
+
+
+class Event(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """An event with members that are frequent. Values that are Raw are checked later, whole columns at once."""
+
+    name: str | None = None
+    ph: str | None = None
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: Raw = NOTHING
+    dur: Raw = NOTHING
+    cat: str | None = None
+    id: int | str | None = None
+    args: dict[str, Raw] | None = None
+    attr: dict[str, Raw] | None = None
+    bp: Raw = NOTHING
+    s: Raw = NOTHING
+
+
+class _RareEvent(Event, forbid_unknown_fields=True, gc=False):
+    """An event with all members of Chrome's format."""
+
+    tts: Raw = NOTHING
+    tdur: Raw = NOTHING
+    cname: Raw = NOTHING
+    sf: Raw = NOTHING
+    esf: Raw = NOTHING
+    stack: Raw = NOTHING
+    estack: Raw = NOTHING
+    scope: Raw = NOTHING
+    id2: Raw = NOTHING
+    bind_id: Raw = NOTHING
+    flow_in: Raw = NOTHING
+    flow_out: Raw = NOTHING
+    use_async_tts: Raw = NOTHING
+    v: Raw = NOTHING
+
+
+_MEMBERS = frozenset(Event.__struct_fields__)
+_RARE = [name for name in _RareEvent.__struct_fields__ if name not in _MEMBERS]
+_decode = msgspec.json.Decoder(list[Event]).decode
+_decode_rare = msgspec.json.Decoder(list[_RareEvent]).decode
+_encode = msgspec.json.Encoder().encode
+_lenient = json.JSONDecoder(
+    strict=False,
+    parse_float=lambda text: Raw(text.encode()),  # exactly as it stands there
+    parse_int=lambda text: Raw(text.encode()),
+    parse_constant=lambda _: None,  # NaN and Infinity are no JSON
+)
+
+
+@dataclass
+class Piece:
+    """What a piece of a list of events has."""
+
+    events: list[Event] = field(default_factory=list)
+    dropped: Counter[str] = field(default_factory=Counter)  # by reason
+    consumed: int = 0  # bytes up to where the next piece starts
+    ended: bool = False  # the list's `]` was before `consumed`
+    lost: bool = False  # the next piece starts inside a damaged event
+
+
+def read(data: bytes, is_last: bool, is_lost: bool = False, gives_up: bool = False) -> Piece:
+    """Decodes a piece.
+
+    Args:
+        data: the piece.
+        is_last: nothing follows it in the file.
+        is_lost: it starts inside a damaged event, which was counted.
+        gives_up: an event that goes on behind the piece is too long, and is dropped.
+    """
+    data = _valid(data)
+    piece = Piece()
+    reader = _Reader(data, is_last, gives_up, piece)
+    if not is_lost and reader.take(len(data)):
+        return piece
+    reader.read(is_lost)
+    return piece
+
+
+def _valid(data: bytes) -> bytes:
+    """Returns UTF-8 of the same length: `?` for each byte that is none."""
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        text = data.decode("utf-8", "surrogateescape")
+        return re.sub("[\udc80-\udcff]", "?", text).encode()
+    return data
+
+
+class _Cut(Exception):
+    """The data ends inside an element."""
+
+
+class _Reader:
+    def __init__(self, data: bytes, is_last: bool, gives_up: bool, piece: Piece) -> None:
+        self._data, self._is_last, self._gives_up, self._piece = data, is_last, gives_up, piece
+        self._at = 0
+        self._deadline = 0.0
+
+    def take(self, end: int) -> bool:
+        """Decodes whole elements up to `end`; returns False if there are others."""
+        text = b"[%b]" % self._data[self._at : end].strip(_BLANK)
+        try:
+            try:
+                self._piece.events += _decode(text)
+            except msgspec.ValidationError:
+                self._piece.events += _with_rare_members(_decode_rare(text))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            return False
+        self._at = self._piece.consumed = end
+        return True
+
+    def read(self, is_lost: bool) -> None:
+        """Reads the rest of the data: parts that decode at once, and single elements where they do not."""
+        self._deadline = time.monotonic() + _SECONDS
+        try:
+            if is_lost and not self._find([0] if self._data.startswith(b"{") else []):
+                return
+            size = (len(self._data) - self._at) // 4
+            while (found := _NOT_BLANK.search(self._data, self._at)) is not None:
+                self._at = self._piece.consumed = found.start()
+                if self._data[self._at] == ord("]"):
+                    self._at = self._piece.consumed = self._at + 1
+                    self._piece.ended = True
+                    return
+                end = self._boundary(size)
+                if end is not None and self.take(end):
+                    size *= 2
+                elif end is not None and size > _SMALL:
+                    size //= 4
+                elif self._take_one():
+                    size = max(2 * size, _SMALL)
+                else:
+                    return
+            self._piece.consumed = len(self._data)
+        except _Cut:
+            return
+
+    def _boundary(self, size: int) -> int | None:
+        """Returns the last place, up to `size` bytes ahead, where an event may start."""
+        end = self._data.rfind(b"{", self._at + 1, self._at + size)
+        while end > 0:
+            before = self._data[max(end - 64, self._at + 1) : end].rstrip(b" \t\r\n")
+            if before.endswith(b","):
+                return end
+            end = self._data.rfind(b"{", self._at + 1, end)
+        return None
+
+    def _take_one(self) -> bool:
+        """Decodes one element, or drops it and goes to the next one; returns False if there is none."""
+        piece = self._piece
+        try:
+            value, end = self._element(self._at)
+        except _Cut:
+            if not self._is_last and not self._gives_up:
+                raise
+            piece.dropped["cut off at the end of the file" if self._is_last else "too long"] += 1
+            return self._find()
+        except ValueError:
+            piece.dropped["unreadable"] += 1
+            return self._find()
+        self._at = piece.consumed = end
+        event = _as_event(value)
+        if isinstance(event, str):
+            piece.dropped[event] += 1
+        else:
+            piece.events.append(event)
+        return True
+
+    def _element(self, at: int) -> tuple[Any, int]:
+        """Decodes the element at a place, leniently. Returns it, and where it ends.
+
+        Raises:
+            ValueError: it is damaged.
+            _Cut: the data ends before it does.
+        """
+        size = _SEEN
+        while True:
+            text = self._data[at : at + size].decode("utf-8", "surrogateescape")
+            is_rest = at + size >= len(self._data)
+            try:
+                value, length = _lenient.raw_decode(text)
+                if length < len(text) or (is_rest and self._is_last):
+                    return value, at + len(text[:length].encode("utf-8", "surrogateescape"))
+                is_cut = True
+            except json.JSONDecodeError as error:
+                is_cut = error.pos >= len(text) - 16 or error.msg.startswith("Unterminated string")
+                if not is_cut:
+                    raise
+            except RecursionError:
+                raise ValueError("nested too deeply") from None
+            if is_rest and is_cut:
+                raise _Cut
+            size *= 8
+
+    def _find(self, first: Sequence[int] = ()) -> bool:
+        """Goes to the next place that has an event, one in `first` if there is; returns False if there is none."""
+        piece = self._piece
+        piece.lost = True
+        following = (found.end() for found in _CANDIDATE.finditer(self._data, self._at + 1))
+        for place in itertools.chain(first, following):
+            if time.monotonic() > self._deadline:
+                break
+            try:
+                value, _ = self._element(place)
+            except _Cut:
+                if self._is_last or self._gives_up:
+                    continue
+                piece.consumed = place
+                return False
+            except ValueError:
+                continue
+            if isinstance(value, dict) and "ph" in value:
+                self._at = place
+                piece.lost = False
+                return True
+        piece.consumed = len(self._data)
+        if self._is_last:
+            for end in _END.finditer(self._data, self._at):
+                piece.consumed, piece.ended, piece.lost = end.end(1), True, False
+        return False
+
+
+def _with_rare_members(events: Sequence[_RareEvent]) -> Sequence[Event]:
+    """Moves members that have no column to args."""
+    for event in events:
+        rare = {name: value for name in _RARE if (value := getattr(event, name)) is not NOTHING}
+        if rare:
+            event.args = {**rare, **(event.attr or {}), **(event.args or {})}
+            event.attr = None
+    return events
+
+
+def _as_event(value: Any) -> Event | str:
+    """Makes an event of a decoded element, or says why it is none."""
+    if not isinstance(value, dict):
+        return "not an object"
+    known = {name: value[name] for name in _MEMBERS & value.keys()}
+    args: dict[str, Any] = {}
+    for name in ("attr", "args"):
+        given = known.pop(name, None)
+        if isinstance(given, dict):
+            args |= given
+        elif given is not None:
+            args[name] = given
+    for name in ("name", "ph", "cat"):
+        if name in known and not isinstance(known[name], str):
+            other = known.pop(name)
+            if name != "ph" and other is not None:
+                known[name] = bytes(other).decode() if isinstance(other, Raw) else json.dumps(_plain(other))
+    for name in ("pid", "tid", "id"):
+        number = known.get(name)
+        if isinstance(number, Raw):
+            known[name] = text = bytes(number).decode()
+            if text.lstrip("-").isdigit() and len(text) < 20:
+                known[name] = int(text)
+        elif number is not None and not isinstance(number, str):
+            known[name] = json.dumps(_plain(number))
+    for name in ("ts", "dur"):
+        if known.get(name, 0) is None:
+            del known[name]
+    args = {name: each for name, each in value.items() if name not in _MEMBERS} | args
+    try:
+        return msgspec.json.decode(_text(known | ({"args": args} if args else {})), type=Event)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return "unreadable"
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value without Raw, for json.dumps."""
+    match value:
+        case Raw():
+            return json.loads(bytes(value))
+        case dict():
+            return {name: _plain(each) for name, each in value.items()}
+        case list():
+            return [_plain(each) for each in value]
+    return value
+
+
+def _text(value: Any) -> bytes:
+    try:
+        return _encode(value)
+    except UnicodeEncodeError:  # halves of characters, which JSON can escape
+        return _encode(_without_halves(value))
+
+
+def _without_halves(value: Any) -> Any:
+    match value:
+        case str():
+            return value.encode("utf-8", "replace").decode()
+        case dict():
+            return {_without_halves(name): _without_halves(each) for name, each in value.items()}
+        case list():
+            return [_without_halves(each) for each in value]
+    return value

@@ -1,0 +1,140 @@
+"""The bytes of a trace, in UTF-8, from any place on: of the file itself, or of what a child converts it to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from iaprof.basics.errors import IaprofError
+from iaprof.sandbox.answers import AnswerError, integer
+
+_BLOCK = 1 << 21
+_BOMS = ((b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")
+_UTF8_BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+_MOST_CONVERTED = 64 << 20  # bytes of one answer
+
+
+class Reads(Protocol):
+    """A sandbox, or what tests put into its place."""
+
+    def call(
+        self,
+        operation: str,
+        parameters: Mapping[str, object] | None = None,
+        data: bytes = b"",
+        fds: Any = (),
+        seconds: float | None = None,
+    ) -> Any:
+        """Runs an operation of reader.py."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Bytes of a trace, as a child gets them."""
+
+    data: bytes
+    files: tuple[int, ...]
+    parameters: dict[str, int]
+
+
+class Source:
+    """A trace as UTF-8. Places count bytes of it; what is before the place that was asked for last is forgotten."""
+
+    def __init__(self, file: int, name: str, child: Reads) -> None:
+        """Looks at the beginning.
+
+        Args:
+            file: descriptor, of a regular file.
+            name: for messages.
+            child: converts it, if necessary.
+        """
+        self._file, self._name, self._child = file, name, child
+        self.size = os.fstat(file).st_size
+        self.done = 0  # bytes of the file that were read
+        self.is_damaged = False
+        start = os.pread(file, 4, 0)
+        self._is_gzip = start.startswith(_GZIP)
+        if self._is_gzip:
+            start = b""
+        self._encoding = self._plain_encoding(start)
+        self.begin = len(_UTF8_BOM) if start.startswith(_UTF8_BOM) else 0
+        self._is_plain = not self._is_gzip and not self._encoding
+        self._window = bytearray()  # converted, from `_window_begin` on
+        self._window_begin = 0
+        self._begun = self._ended = False
+
+    @staticmethod
+    def _plain_encoding(start: bytes) -> str:
+        for mark, encoding in _BOMS:
+            if start.startswith(mark):
+                return encoding
+        if len(start) >= 2 and start[:1] in (b"[", b"{", b"\n", b" ", b"\r") and start[1:2] == b"\0":
+            return "utf-16-le"
+        if len(start) >= 2 and start[:1] == b"\0" and start[1:2] in (b"[", b"{", b"\n", b" ", b"\r"):
+            return "utf-16-be"
+        return ""
+
+    def span(self, start: int, length: int) -> tuple[Span, int, bool]:
+        """Returns bytes as a child gets them, where they end, and whether that is the file's end."""
+        if self._is_plain:
+            end = min(start + length, self.size)
+            self.done = max(self.done, end)
+            return Span(b"", (self._file,), {"start": start, "end": end}), end, end >= self.size
+        data, is_last = self.bytes(start, length)
+        return Span(data, (), {}), start + len(data), is_last
+
+    def bytes(self, start: int, length: int) -> tuple[bytes, bool]:
+        """Returns bytes, fewer at the end of the file; and whether they reach it."""
+        if self._is_plain:
+            return os.pread(self._file, length, start), start + length >= self.size
+        while not self._ended and self._window_begin + len(self._window) < start + length + 1:
+            self._convert()
+        at = start - self._window_begin
+        found = bytes(self._window[at : at + length])
+        return found, self._ended and start + len(found) >= self._window_begin + len(self._window)
+
+    def forget(self, end: int) -> None:
+        """Frees what is before a place."""
+        count = min(end - self._window_begin, len(self._window))
+        if count > _BLOCK:
+            del self._window[:count]
+            self._window_begin += count
+
+    def _convert(self) -> None:
+        """Adds a block to the window."""
+        if self.done >= self.size:
+            self.is_damaged |= self._is_gzip
+            self._ended = True
+            return
+        converted = os.memfd_create("iaprof trace", os.MFD_CLOEXEC)
+        try:
+            end = min(self.done + _BLOCK, self.size)
+            answer = self._child.call(
+                "convert",
+                {
+                    "begins": not self._begun, "gzip": self._is_gzip, "encoding": self._encoding or "utf-8-sig",
+                    "start": self.done, "end": end,
+                },
+                fds=[self._file, converted],
+            )  # fmt: skip
+            match answer:
+                case {"bytes": size, "consumed": consumed, "ended": bool(ended), "damaged": bool(damaged)}:
+                    size, consumed = integer(size, _MOST_CONVERTED), integer(consumed, _BLOCK + 1)
+                case _:
+                    raise AnswerError
+            content = os.pread(converted, size, 0)
+        finally:
+            os.close(converted)
+        if len(content) != size or (not consumed and not size and not ended):
+            raise AnswerError
+        if not self._begun and self._is_gzip and (encoding := self._plain_encoding(content[:4])):
+            raise IaprofError(f"{self._name} is compressed text in {encoding}: decompress it first")
+        self._begun = True
+        self.done += consumed
+        self._ended |= ended
+        self.is_damaged |= damaged
+        self._window += content
