@@ -8,6 +8,7 @@ import errno
 import os
 import struct
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from iaprof.bpf.bytecode import Bytecode, BytecodeError
 from iaprof.bpf.compile import cache as compile_cache
@@ -64,16 +65,12 @@ def load(
         programs = dict(bytecode.programs)
         programs |= {name: bytecode.programs[of] for name, of in SESSION_COPIES.items() if of in bytecode.programs}
         for_sessions = {**maps, "phases": maps["wait_phases"]} if "wait_phases" in maps else maps
-        for name, program in programs.items():
-            if name in without:
-                continue
-            try:
-                code = program.linked(for_sessions if name in SESSION_COPIES else maps, constants)
-                fds[name] = load_program(name, code, kind_of(name))
-            except OSError as error:
-                if error.errno in _VERIFIER_ERRORS:
-                    raise _VerifierRefusal(f"{name}: {error.strerror}") from error
-                raise
+        codes = {
+            name: program.linked(for_sessions if name in SESSION_COPIES else maps, constants)
+            for name, program in programs.items()
+            if name not in without
+        }
+        _load_programs(codes, fds)
         for phases, members in PHASES.items():
             for phase, member in members.items():
                 if member in fds and phases in fds:
@@ -84,6 +81,19 @@ def load(
             raise BpfUnavailable(_explain(error)) from error
         raise
     return fds
+
+
+def _load_programs(codes: Mapping[str, bytes], fds: dict[str, int]) -> None:
+    """Loads programs on all cores, as verification takes most of a recording's start; adds the descriptors to `fds`."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
+        loading = {name: threads.submit(load_program, name, code, kind_of(name)) for name, code in codes.items()}
+    failures = {name: each.exception() for name, each in loading.items()}
+    fds |= {name: each.result() for name, each in loading.items() if failures[name] is None}
+    for name, error in failures.items():
+        if isinstance(error, OSError) and error.errno in _VERIFIER_ERRORS:
+            raise _VerifierRefusal(f"{name}: {error.strerror}") from error
+        if error is not None:
+            raise error
 
 
 def kind_of(name: str) -> ProgramFor:

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from iaprof.bpf.syscall import (
     BPF_MAP_CREATE,
+    BPF_MAP_DELETE_BATCH,
     BPF_MAP_DELETE_ELEM,
-    BPF_MAP_LOOKUP_AND_DELETE_BATCH,
     BPF_MAP_LOOKUP_BATCH,
     BPF_MAP_LOOKUP_ELEM,
     BPF_MAP_UPDATE_BATCH,
@@ -127,13 +127,6 @@ class HashMap:
 
     def read(self) -> tuple[NDArray[Any], NDArray[np.void]]:
         """Returns keys and values, [n] each, of the elements that existed during the whole call."""
-        return self._batch(BPF_MAP_LOOKUP_BATCH)
-
-    def take(self) -> tuple[NDArray[Any], NDArray[np.void]]:
-        """Returns the same, and deletes these elements."""
-        return self._batch(BPF_MAP_LOOKUP_AND_DELETE_BATCH)
-
-    def _batch(self, command: int) -> tuple[NDArray[Any], NDArray[np.void]]:
         keys, values = np.empty(self._most, self._key), np.empty(self._most, self._value)
         token = np.zeros(2, np.uint32)
         # The part of union bpf_attr for batches: position before and after, keys, values, count, map, flags.
@@ -144,9 +137,15 @@ class HashMap:
             )
         )
         with contextlib.suppress(FileNotFoundError):  # this batch reached the end of the map
-            bpf_in_place(command, request)
+            bpf_in_place(BPF_MAP_LOOKUP_BATCH, request)
         count = struct.unpack_from("<I", request, 32)[0]
         return keys[:count], values[:count]
+
+    def delete_all(self, keys: NDArray[Any]) -> None:
+        """Deletes the elements with these keys, all of which exist, with one system call."""
+        if len(keys):
+            keys = np.ascontiguousarray(keys)
+            bpf(BPF_MAP_DELETE_BATCH, struct.pack("<QQQQIIQQ", 0, 0, keys.ctypes.data, 0, len(keys), self._fd, 0, 0))
 
     def delete(self, keys: NDArray[Any]) -> None:
         """Deletes the elements with these keys, as far as they exist."""

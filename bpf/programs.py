@@ -19,7 +19,7 @@ MOST_CODE_CHUNKS = 192  # of a kernel's code, sent at one launch: 3 MiB
 MOST_MODULE_CHUNKS = 256  # of a kernel's module, sent at one launch: 4 MiB
 SHIPPED = Path(__file__).parent / "programs.json"
 _FILES = (
-    *("bounds.c", "unwind.c", "counters.c", "python.c", "launches.c", "waits.c", "samples.c", "handles.c"),
+    *("bounds.c", "unwind.c", "misses.c", "counters.c", "python.c", "launches.c", "waits.c", "samples.c", "handles.c"),
     *("lists.c", "copies.c"),
 )
 _FUNCTIONS = (

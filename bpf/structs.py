@@ -98,6 +98,7 @@ PROBE = np.dtype([("args", ARG, (MAX_ARGS,))])
 SETTINGS = np.dtype(
     [
         ("epoch", "<u8"),  # number of the output file
+        ("generation", "<u8"),  # of the sums of short waits
         ("scoped", "<u8"),  # whether the map `others` has elements
     ]
 )

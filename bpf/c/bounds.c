@@ -52,6 +52,11 @@ static __always_inline u64 at_most(u64 most, u64 value) {
     return value;
 }
 
+/* Returns 1 if `value` is not 0, else 0, without a branch. */
+static __always_inline u64 is_set(u64 value) {
+    return hidden(value | -value) >> 63;
+}
+
 /* Returns one of two values without a branch; `condition` is 0 or 1. */
 static __always_inline u64 choose(u64 condition, u64 if_1, u64 if_0) {
     return if_0 ^ ((if_0 ^ if_1) & -hidden(condition));

@@ -117,7 +117,7 @@ static __always_inline void begin_values(const struct layout *layout, u64 handle
 static __always_inline void follow_description(const struct layout *layout, u64 *values) {
     follow(layout->description_steps, layout->description_step_count, values);
     u64 module = values[MODULE];
-    values[MODULE] = module | (values[GPU] & -(hidden(module | -module) >> 63));
+    values[MODULE] = module | (values[GPU] & -is_set(module));
 }
 
 /* Returns the address at which the driver is loaded. */
@@ -139,8 +139,7 @@ static __always_inline int is_kernel_class(const struct layout *layout, u64 clas
     u64 unlike = 1;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < CLASSES; i++) {
-        u64 difference = class ^ layout->classes[i];
-        unlike &= hidden(difference | -difference) >> 63;
+        unlike &= is_set(class ^ layout->classes[i]);
     }
     return !unlike;
 }

@@ -92,6 +92,7 @@ struct launch_state {
     struct launched launched;
     struct launched kernel; /* a CPU sample's stack in the Linux kernel */
     u64 kernels_sent;       /* number of launches sent of a call with several kernels */
+    u64 lists_sent;         /* number of command lists sent of a call that executes them */
     u64 undescribed;        /* number of elements of `handles` */
     u64 handles[MOST_UNDESCRIBED]; /* of kernels that have to be described */
     u64 regs[32];           /* registers, or the values of steps */
@@ -270,7 +271,8 @@ static __always_inline void begin_call(struct pt_regs *ctx, u64 time, enum phase
         launch->stack = 0;
         launch->flags = LAUNCH_NO_STACK;
         launch->counter = OTHERS;
-        launch_state_of(scratch)->kernels_sent = launch_state_of(scratch)->undescribed = 0;
+        struct launch_state *state = launch_state_of(scratch);
+        state->kernels_sent = state->lists_sent = state->undescribed = 0;
         if (set->scoped && others.lookup(&pid)) {
             launch->flags = LAUNCH_OTHER;
             phases.call(ctx, after_walk);

@@ -8,7 +8,8 @@
  *
  * The loader sets LIST_WAKE_EVERY.
  */
-#define MOST_LIST_RECORDS 512 /* of one call; lists beyond are counted as lost */
+#define RECORDS_PER_PROGRAM 64
+#define MOST_LISTS (8 * RECORDS_PER_PROGRAM * LISTS_A_RECORD) /* of one call; lists beyond are counted as lost */
 
 BPF_RINGBUF_OUTPUT(list_events, ANY);
 
@@ -25,18 +26,27 @@ static __always_inline void begin_record(struct list_record *record, const struc
         bpf_get_current_comm(record->comm, sizeof(record->comm));
 }
 
-/* Sends the lists that a call executes, in as many records as necessary. */
-static __always_inline void send_executions(const struct launched *launch, u64 queue, u64 many, u64 from) {
-    u64 time = launch->time, sent = 0, lost = 0;
+/* Sends the lists that a call executes, in as many records as necessary; continues with the program for `again` if there are
+ * more than RECORDS_PER_PROGRAM. */
+static __always_inline void send_executions(struct pt_regs *ctx, struct scratch *scratch, u64 queue, u64 many, u64 from,
+                                            enum phase again) {
+    struct launch_state *state = launch_state_of(scratch);
+    struct launched *launch = &state->launched;
+    u64 time = launch->time, sent = state->lists_sent, lost = 0, is_full = 0;
+    if (launch->counter != COUNTERS)
+        count(hidden(launch->counter), 1); /* the problem of its stack */
+    launch->counter = COUNTERS;
 #pragma clang loop unroll(disable)
-    for (u32 number = 0; number < MOST_LIST_RECORDS; number++) {
+    for (u32 number = 0; number < RECORDS_PER_PROGRAM; number++) {
         sent = forgotten(sent, time);
         lost = forgotten(lost, time);
         if (sent >= many)
             break;
         struct list_record *record = list_events.ringbuf_reserve(sizeof(struct list_record));
-        if (!record)
+        if (!record) {
+            is_full = 1;
             break;
+        }
         u64 some = at_most(LISTS_A_RECORD, many - sent);
         u64 unreadable = hidden(read_user(record->lists, some * 8, (void *)(from + sent * 8))) >> 63;
         some = forgotten(some, time);
@@ -47,9 +57,15 @@ static __always_inline void send_executions(const struct launched *launch, u64 q
         list_events.ringbuf_submit(record, wakeup(launch->nth, LIST_WAKE_EVERY));
         sent += some;
     }
-    lost += many - sent;
     if (lost)
         count(LISTS_LOST, lost);
+    if (sent < many && sent < MOST_LISTS && !is_full) {
+        state->lists_sent = sent;
+        launch->flags |= LAUNCH_NO_WALK;
+        phases.call(ctx, again);
+    }
+    if (sent < many)
+        count(LISTS_LOST, many - sent);
 }
 
 static __always_inline void send_event(u64 event, u64 list) {
@@ -73,14 +89,6 @@ static __always_inline void send_event(u64 event, u64 list) {
     list_events.ringbuf_submit(record, wakeup(count(LIST_EVENTS, 1), LIST_WAKE_EVERY));
 }
 
-/* Returns the call, after counting the problem of its stack, if any. */
-static __always_inline const struct launched *counted_call(struct scratch *scratch) {
-    struct launched *launch = &launch_state_of(scratch)->launched;
-    if (launch->counter != COUNTERS)
-        count(hidden(launch->counter), 1);
-    return launch;
-}
-
 int on_execute(struct pt_regs *ctx) {
     u64 time = bpf_ktime_get_ns();
     struct entry *entry = entry_of(ctx);
@@ -95,8 +103,8 @@ int on_executed(struct pt_regs *ctx) {
     if (!scratch)
         return 0;
     if (entry)
-        send_executions(counted_call(scratch), ctx->di, (u32)integer_argument(ctx, entry->count),
-                        integer_argument(ctx, entry->handle));
+        send_executions(ctx, scratch, ctx->di, (u32)integer_argument(ctx, entry->count),
+                        integer_argument(ctx, entry->handle), EXECUTED);
     end_launch(scratch);
     return 0;
 }
@@ -125,7 +133,7 @@ int on_probed_executed(struct pt_regs *ctx) {
     read_registers(ctx, regs);
     if (probe && !(read_arg(regs, &probe->args[0], &queue) | read_arg(regs, &probe->args[1], &many) |
                    read_arg(regs, &probe->args[2], &from)))
-        send_executions(counted_call(scratch), queue, (u32)many, from);
+        send_executions(ctx, scratch, queue, (u32)many, from, PROBED_EXECUTED);
     else
         count(LISTS_LOST, 1);
     end_launch(scratch);

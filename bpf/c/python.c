@@ -45,11 +45,10 @@ BPF_TABLE("lru_hash", struct code_key, u64, codes_sent, ANY); /* identity of the
 
 BPF_RINGBUF_OUTPUT(codes, ANY);
 
-/* Reads a word of the process; 0 if it is unreadable. */
+/* Reads a word of the process; 0 if it is unreadable: the helper then clears it. */
 static __always_inline u64 word_at(u64 at) {
-    u64 word = 0;
-    if (read_user(&word, 8, (void *)at))
-        return 0;
+    u64 word;
+    read_user(&word, 8, (void *)at);
     return word;
 }
 
@@ -67,9 +66,8 @@ static __always_inline u64 byte_field(const struct scratch *scratch, u64 at, u16
 static __always_inline long read_frame(struct scratch *scratch, u64 at, u64 frame_bytes) {
     if (at - scratch->frames_base <= scratch->frames_limit)
         return 0;
-    u64 page = at & -(u64)PAGE, start = at + frame_bytes - WINDOW;
-    start = start > at || start < page ? page : start;
-    u64 bytes = at_most(WINDOW, at + frame_bytes - start);
+    u64 page = at & -(u64)PAGE, end = at + frame_bytes, too_many = end - page - WINDOW;
+    u64 start = page + choose(hidden(too_many) >> 63, 0, too_many), bytes = at_most(WINDOW, end - start);
     if (bytes < frame_bytes || read_user(scratch->frames_window, bytes, (void *)start))
         return -1;
     scratch->frames_base = start;
@@ -137,7 +135,7 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
         found.state = known->state;
         found.interpreter = known->interpreter;
     }
-    u64 is_found = 0;
+    u64 is_found = 0, until = known ? known->until : 0;
     if (!python)
         return WALK;
     const struct python_layout *layout = &python->layout;
@@ -166,7 +164,7 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
     }
     if (!is_found && scratch->interpreter && scratch->states_left)
         return STATE;
-    if (is_found || !known || now >= known->until)
+    if (is_found || now >= until)
         python_threads.update(&who, &found);
     return is_found ? begin_frames(scratch, python, found.state) : WALK;
 }
@@ -198,9 +196,9 @@ static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, 
         if (at & 7 || read_frame(scratch, at, layout->frame_bytes))
             break;
         u64 code = field(scratch, at, layout->frame_code) & ~7ULL, instruction = field(scratch, at, layout->frame_instruction);
-        u64 has_entry = layout->frame_is_entry != 0;
-        u64 is_shim = !has_entry & (byte_field(scratch, at, layout->frame_owner) >= 3);
-        u64 is_last = has_entry & (byte_field(scratch, at, layout->frame_is_entry) != 0);
+        u64 has_entry = is_set(layout->frame_is_entry);
+        u64 is_shim = ~has_entry & (2 - byte_field(scratch, at, layout->frame_owner)) >> 63; /* owner 3 and above */
+        u64 is_last = has_entry & is_set(byte_field(scratch, at, layout->frame_is_entry));
         u64 to = below(MAX_PYTHON, count);
         scratch->frames[to].code = choose(is_shim, 0, code);
         scratch->frames[to].instruction = choose(is_shim, at, instruction);

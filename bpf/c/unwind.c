@@ -16,12 +16,6 @@
  */
 
 #define WINDOW 2048      /* bytes of the stack that are read at once */
-#define MOST_ABSENT 16   /* absent pages in a row that end a copy */
-#define MISSED_PATH_NS 1000000000ULL /* time until another copy of a path is sent */
-#define MOST_COPIES 64   /* in that time, of walks of a thread that end alike, as user space may never find a rule for them */
-#define SCANNED 6144     /* bytes of a signal handler's stack that are searched for the saved registers */
-#define MISSED_PATH_WORDS 1024 /* words of the stack above the end of a walk that distinguish paths */
-#define LEAST_CODE 21    /* binary logarithm of the lowest address of code: 2 or 4 MiB in executables with fixed addresses */
 #define SCRATCHES 4
 #define FRAMES_PER_PROGRAM 32
 #define LAUNCH_STATE_WORDS 96
@@ -45,11 +39,6 @@ BPF_F_TABLE("array", u32, struct bucket, rules, ANY, BPF_F_MMAPABLE);
 
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
 BPF_TABLE("lru_hash", u32, u64, loads, ANY);
-
-/* By missed_path_key(): paths of which a copy was sent. By end_key(): the number of copies of all paths that end alike. */
-BPF_TABLE("lru_hash", u64, struct missed_path, missed_paths, ANY);
-
-BPF_RINGBUF_OUTPUT(copies, ANY); /* each record has a page of a stack; the last record of a copy has none */
 
 /* The state of a chain of programs. A program on a uprobe can be preempted; a chain for another thread on the same CPU then
  * takes another scratch. `owner` is 0 while a scratch is free. */
@@ -220,8 +209,7 @@ static __always_inline void find_space(struct scratch *scratch, u32 pid) {
 
 /* Returns `value` if the two numbers are equal, else 0, without a branch. */
 static __always_inline u64 if_equal(u64 one, u64 other, u64 value) {
-    u64 difference = one ^ other;
-    return value & ((hidden(difference | -difference) >> 63) - 1);
+    return value & (is_set(one ^ other) - 1);
 }
 
 /* Returns the rule with this key; RULE_NONE if there is none. */
@@ -394,97 +382,6 @@ int on_sample_walk(struct bpf_perf_event_data *ctx) {
     struct scratch *scratch = own_scratch(owner_of(1));
     if (scratch)
         sample_phases.call(ctx, walk(scratch));
-    return 0;
-}
-
-/* Returns a key that distinguishes the paths of walks that end alike, by the words above that may be return addresses. */
-static __always_inline u64 missed_path_key(struct scratch *scratch, u32 tid) {
-    u64 hash = mixed(mixed(scratch->hashes[0], tid), scratch->sp), from = scratch->sp;
-#pragma clang loop unroll(disable)
-    for (u32 i = 0; i < MISSED_PATH_WORDS; i++, from += 8) {
-        scratch->pair[0] = 0;
-        if (read_word(scratch, from, &scratch->pair[0]))
-            from |= PAGE - 8; /* skip an untouched page; pages above may be present */
-        u64 word = scratch->pair[0];
-        hash = choose(!!(word >> LEAST_CODE) & !(word >> ADDRESS_BITS), mixed(hash, word), hash);
-    }
-    return hash;
-}
-
-/* Sends pages from an address on; returns 0 unless the ring buffer is full. */
-static __always_inline long send_pages(struct scratch *scratch, u64 from) {
-    scratch->sent = scratch->absent = 0; /* in memory, so that the verifier does not examine the loop for each combination */
-#pragma clang loop unroll(disable)
-    for (u32 i = 0; i < 4 * COPY_PAGES; i++) {
-        if (*(volatile u64 *)&scratch->sent >= COPY_PAGES || *(volatile u64 *)&scratch->absent >= MOST_ABSENT)
-            break;
-        struct copied *page = copies.ringbuf_reserve(sizeof(struct copied) + PAGE);
-        if (!page)
-            return -1;
-        bpf_probe_read_kernel(page, sizeof(struct copied), &scratch->copied);
-        page->address = from + (u64)i * PAGE;
-        /* An untouched page of the stack is absent; pages above it may be present. */
-        long failed = read_user(page + 1, PAGE, (void *)(from + (u64)i * PAGE));
-        if (failed) {
-            copies.ringbuf_discard(page, BPF_RB_NO_WAKEUP);
-            scratch->absent++;
-            continue;
-        }
-        u64 *words = (u64 *)(page + 1), which = below(PAGE / 8, scratch->slot / 8);
-        words[which] ^= if_equal(page->address, scratch->slot & -(u64)PAGE, words[which] ^ scratch->returns_to);
-        scratch->absent = 0;
-        scratch->sent++;
-        copies.ringbuf_submit(page, BPF_RB_NO_WAKEUP);
-    }
-    return 0;
-}
-
-/* Returns the stack pointer of the code that a signal interrupted, if the handler runs on an alternate stack, else 0. The
- * kernel has saved it on that stack in a struct ucontext, which also contains the stack's address and size. */
-static __always_inline u64 interrupted_stack(struct scratch *scratch) {
-    u8 *task = (u8 *)this_task();
-    u64 start = *(u64 *)(task + TASK_SAS_SS_SP), size = *(u64 *)(task + TASK_SAS_SS_SIZE);
-    u64 at = (scratch->sp + 15) & -16ULL;
-    if (scratch->sp - start >= size)
-        return 0;
-#pragma clang loop unroll(disable)
-    for (u32 i = 0; i < SCANNED / 16; i++, at += 16) {
-        if (read_word(scratch, at, &scratch->pair[0]))
-            break;
-        /* struct ucontext is aligned to 16 bytes; `at` is the address of its ss_sp, at offset 16; ss_size is at 32, rsp at
-         * 160. If the saved rsp is on this stack, too, a signal interrupted another handler: search on. */
-        if (scratch->pair[0] == start && !read_user(&scratch->pair[0], 8, (void *)(at + 16)) && scratch->pair[0] == size &&
-            !read_user(&scratch->pair[1], 8, (void *)(at + 144)) && scratch->pair[1] - start >= size)
-            return scratch->pair[1];
-    }
-    return 0;
-}
-
-/* Sends a copy of the stack, and of one that a signal interrupted. Returns 0 unless the ring buffer is full. */
-static __always_inline long send_copy(struct scratch *scratch) {
-    if (scratch->bp_at && !read_user(&scratch->pair[0], 8, (void *)scratch->bp_at))
-        scratch->bp = scratch->pair[0];
-    scratch->copied.ip = scratch->ip;
-    scratch->copied.sp = scratch->sp;
-    scratch->copied.bp = scratch->bp;
-    scratch->copied.is_exact = scratch->exact;
-    scratch->copied.depth = scratch->depth;
-    u64 begin = scratch->copied.start.sp, end = scratch->sp;
-    u64 interrupted = interrupted_stack(scratch);
-    scratch->pair[0] = end - begin < COPY_PAGES * PAGE / 2 ? begin : end; /* from the walk's end if that is far above */
-    scratch->pair[1] = interrupted;
-#pragma clang loop unroll(disable)
-    for (u32 i = 0; i < 2; i++) {
-        u64 from = scratch->pair[i & 1];
-        if (hidden(from) && send_pages(scratch, from & -(u64)PAGE))
-            return -1;
-    }
-    struct copied *last = copies.ringbuf_reserve(sizeof(struct copied) + PAGE);
-    if (!last)
-        return -1;
-    bpf_probe_read_kernel(last, sizeof(struct copied), &scratch->copied);
-    last->address = 0;
-    copies.ringbuf_submit(last, BPF_RB_FORCE_WAKEUP);
     return 0;
 }
 

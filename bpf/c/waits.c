@@ -9,7 +9,8 @@
  * The stack is walked when a wait begins, while the GPU works, so waits that never end have a stack, too. Short waits must cost
  * little: if the previous wait at a call site was short and its stack complete, the next wait is presumed to have the same
  * stack, and is walked at its end if it was not short. Short waits are summed up by thread and call site, and a sum is sent
- * once per SITE_NS.
+ * once per SITE_NS. User space takes the other sums: first it starts a new generation of sums, and waits until no program that
+ * has seen the old one runs. Otherwise a program could add a wait to a sum that was just taken.
  *
  * The loader sets WAIT_SHORT_NS and WAIT_WAKE_EVERY.
  */
@@ -24,7 +25,7 @@ BPF_ARRAY(wait_entries, struct wait_entry, ANY);
 /* The current or last wait of a thread, by tid. */
 BPF_F_TABLE("hash", u32, struct waiting, waits, ANY, BPF_F_NO_PREALLOC);
 
-/* The call sites at which a thread waits, with the sums of their short waits. */
+/* The call sites at which a thread waits, by generation, with the sums of their short waits. */
 BPF_F_TABLE("hash", struct site_key, struct site, wait_sites, ANY, BPF_F_NO_PREALLOC);
 
 BPF_RINGBUF_OUTPUT(waited, ANY);
@@ -153,6 +154,18 @@ static __always_inline int is_under_way(const struct waiting *waiting) {
     return there && !(there & (PAGE - 1));
 }
 
+/* Returns the key of the call site of a thread's wait. */
+static __always_inline struct site_key site_of(const struct waiting *waiting, u32 tid, u64 generation) {
+    struct site_key key = {
+        .returns_to = waiting->returns_to,
+        .slot = waiting->slot,
+        .generation = generation,
+        .tid = tid,
+        .which = waiting->which,
+    };
+    return key;
+}
+
 /* Begins a wait; returns 0 if on_wait has to run at the function's return, too. */
 static __always_inline int begin_wait(struct pt_regs *ctx, u64 time, u32 which, const struct wait_entry *entry,
                                       struct waiting *before) {
@@ -189,7 +202,7 @@ static __always_inline int begin_wait(struct pt_regs *ctx, u64 time, u32 which, 
         count(WAITS_ASTRAY, 1);
         return 1;
     }
-    struct site_key key = {.returns_to = fresh.returns_to, .slot = fresh.slot, .tid = tid, .which = which};
+    struct site_key key = site_of(&fresh, tid, set->generation);
     struct site *site = wait_sites.lookup(&key);
     if (!site && !follows_a_call(fresh.returns_to)) {
         count(WAITS_ASTRAY, 1);
@@ -256,16 +269,16 @@ static __always_inline u32 result_flags(struct pt_regs *ctx) {
 static __always_inline void end_wait(struct pt_regs *ctx, u64 time, u32 tid, struct waiting *waiting) {
     u32 zero = 0;
     struct settings *set = settings.lookup(&zero);
-    struct site_key key = {.returns_to = waiting->returns_to, .slot = waiting->slot, .tid = tid, .which = waiting->which};
+    struct site_key key = site_of(waiting, tid, set ? set->generation : 0);
     struct site *site = wait_sites.lookup(&key);
-    if (time - waiting->since < WAIT_SHORT_NS) {
+    u64 epoch = set ? set->epoch : waiting->epoch;
+    if (time - waiting->since < WAIT_SHORT_NS && waiting->epoch == epoch) {
         add_up(waiting, &key, site, time);
         waiting->since = 0;
         return;
     }
     if (site)
         site->is_known = 0;
-    u64 epoch = set ? set->epoch : waiting->epoch;
     if (!waiting->stack || waiting->flags & WAIT_OF_SITE || waiting->epoch != epoch) {
         waiting->epoch = epoch;
         waiting->stack = waiting->flags = 0;

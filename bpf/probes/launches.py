@@ -292,7 +292,13 @@ class LaunchProbes:
 
     def take_short_waits(self) -> NDArray[np.void]:
         """Returns the sums of short waits that were not sent yet, as WAIT[n], and deletes them."""
-        return added_up_waits(*self._wait_loaded().wait_sites.take())
+        self._settings = replace(self._settings, generation=self._settings.generation + 1)
+        self._write_settings()
+        wait_for_running_programs()  # from now on, no program adds to a sum of an older generation
+        keys, sites = self._wait_loaded().wait_sites.read()
+        is_old = keys["generation"] < self._settings.generation
+        self._wait_loaded().wait_sites.delete_all(keys[is_old])
+        return added_up_waits(keys[is_old], sites[is_old])
 
     def unended_waits(self, end_ns: int) -> NDArray[np.void]:
         """Returns the waits that have not ended yet, as WAIT[n], with the given end."""
@@ -364,10 +370,11 @@ class _Settings:
     """The content of the map `settings`."""
 
     epoch: int = 0
+    generation: int = 0
     scoped: bool = False
 
     def pack(self) -> bytes:
-        return pack(SETTINGS, self.epoch, self.scoped)
+        return pack(SETTINGS, self.epoch, self.generation, self.scoped)
 
 
 class _LoadedPrograms:

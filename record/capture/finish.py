@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.files import replace_file
 from iaprof.formats.capture import metric_values
+from iaprof.formats.capture.schema import RECORDED
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, add_drivers, no_launches
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS
@@ -96,7 +97,7 @@ def finish(
         IaprofError: the capture cannot be written; no part of it is left, and the spool stays.
     """
     with replace_file(output) as file:
-        writer = CaptureWriter(file)
+        writer = CaptureWriter(file, RECORDED)
         finishing = _Finishing(writer, spool, write_symbols)
         for kinds in _FIRST_KINDS:
             for frame in spool.frames(kinds):

@@ -144,6 +144,24 @@ def test_short_waits_are_added_up_by_thread_and_call(attached: Attached) -> None
     assert attached.counted()[Counter.WAITS] == many * threads
 
 
+def test_each_short_wait_is_counted_once_while_sums_are_taken(attached: Attached) -> None:
+    many, threads = 100_000, 2
+    process = start(attached, "short", many, 0, threads)
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+    # when sums are taken again and again while threads add to them
+    taken = []
+    while process.poll() is None:
+        taken += [attached.probes.take_short_waits(), attached.probes.waits.read()]
+    process.communicate()
+    taken += [attached.probes.waits.read(), attached.probes.take_short_waits()]
+    # then none is missing, and none is there twice
+    assert sum(int(waits["count"].sum()) for waits in taken) == many * threads
+    assert len([waits for waits in taken if len(waits)]) > 10
+    assert attached.counted()[Counter.WAITS] == many * threads
+
+
 def test_polls_are_counted_only(attached: Attached) -> None:
     _, _, waits = run(attached, "poll", 10_000, 1000 * MS, 2)
     assert len(waits) == 0

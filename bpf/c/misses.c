@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Walks that lack a rule: which path a walk took, and a copy of the stack, by which user space finishes the walk (compiled after
+ * unwind.c). launches.c decides whether a copy is sent.
+ */
+#define MOST_ABSENT 16   /* absent pages in a row that end a copy */
+#define MISSED_PATH_NS 1000000000ULL /* time until another copy of a path is sent */
+#define MOST_COPIES 64   /* in that time, of walks of a thread that end alike, as user space may never find a rule for them */
+#define SCANNED (4 * WINDOW) /* bytes of a signal handler's stack that are searched for the saved registers */
+#define MISSED_PATH_WINDOWS 5 /* of the stack above the end of a walk: these distinguish paths */
+#define LEAST_CODE 21    /* binary logarithm of the lowest address of code: 2 or 4 MiB in executables with fixed addresses */
+
+/* By missed_path_key(): paths of which a copy was sent. By end_key(): the number of copies of all paths that end alike. */
+BPF_TABLE("lru_hash", u64, struct missed_path, missed_paths, ANY);
+
+BPF_RINGBUF_OUTPUT(copies, ANY); /* each record has a page of a stack; the last record of a copy has none */
+
+/* Returns a key that distinguishes the paths of walks that end alike, by the words above that may be return addresses. A window
+ * that cannot be read is all zeros: the helper clears it. */
+static __always_inline u64 missed_path_key(struct scratch *scratch, u32 tid) {
+    u64 hash = mixed(mixed(scratch->hashes[0], tid), scratch->sp), window = scratch->sp & -(u64)WINDOW;
+/* The verifier forgets the states that it has examined of a loop in a loop, and would examine them again and again. */
+#pragma clang loop unroll(full)
+    for (u32 number = 0; number < MISSED_PATH_WINDOWS; number++, window += WINDOW) {
+        /* Skip untouched pages; pages above may be present. */
+#pragma clang loop unroll(disable)
+        for (u32 i = 0; i < MOST_ABSENT * PAGE / WINDOW && read_user(scratch->window, WINDOW, (void *)window); i++)
+            window = forgotten(window + WINDOW, hash); /* otherwise the verifier examines the rest for each number of windows */
+        u64 before = hidden(scratch->sp - window); /* bytes of the window that are not above */
+#pragma clang loop unroll(disable)
+        for (u32 i = 0; i < WINDOW / 8; i++, before -= 8) {
+            u64 word = scratch->window[i];
+            /* The highest bits tell whether each of these holds. */
+            u64 is_above = before - 1, has_low_bits = (word >> ADDRESS_BITS) - 1, has_high_bits = -(word >> LEAST_CODE);
+            hash = choose((is_above & has_low_bits & has_high_bits) >> 63, mixed(hash, word), hash);
+        }
+    }
+    return hash;
+}
+
+/* Sends pages from an address on; returns 0 unless the ring buffer is full. */
+static __always_inline long send_pages(struct scratch *scratch, u64 from) {
+    scratch->sent = scratch->absent = 0; /* in memory, so that the verifier does not examine the loop for each combination */
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < 4 * COPY_PAGES; i++) {
+        if (*(volatile u64 *)&scratch->sent >= COPY_PAGES || *(volatile u64 *)&scratch->absent >= MOST_ABSENT)
+            break;
+        struct copied *page = copies.ringbuf_reserve(sizeof(struct copied) + PAGE);
+        if (!page)
+            return -1;
+        bpf_probe_read_kernel(page, sizeof(struct copied), &scratch->copied);
+        page->address = from + (u64)i * PAGE;
+        /* An untouched page of the stack is absent; pages above it may be present. */
+        long failed = read_user(page + 1, PAGE, (void *)(from + (u64)i * PAGE));
+        if (failed) {
+            copies.ringbuf_discard(page, BPF_RB_NO_WAKEUP);
+            scratch->absent++;
+            continue;
+        }
+        u64 *words = (u64 *)(page + 1), which = below(PAGE / 8, scratch->slot / 8);
+        words[which] ^= if_equal(page->address, scratch->slot & -(u64)PAGE, words[which] ^ scratch->returns_to);
+        scratch->absent = 0;
+        scratch->sent++;
+        copies.ringbuf_submit(page, BPF_RB_NO_WAKEUP);
+    }
+    return 0;
+}
+
+/* Returns the stack pointer of the code that a signal interrupted, if the handler runs on an alternate stack, else 0. The
+ * kernel has saved it on that stack in a struct ucontext, which also contains the stack's address and size. */
+static __always_inline u64 interrupted_stack(struct scratch *scratch) {
+    u8 *task = (u8 *)this_task();
+    u64 start = *(u64 *)(task + TASK_SAS_SS_SP), size = *(u64 *)(task + TASK_SAS_SS_SIZE), sp = scratch->sp;
+    if (sp - start >= size)
+        return 0;
+    u64 window = sp & -(u64)WINDOW;
+#pragma clang loop unroll(disable)
+    for (u32 number = 0; number < SCANNED / WINDOW; number++, window += WINDOW) {
+        if (read_user(scratch->window, WINDOW, (void *)window))
+            break;
+#pragma clang loop unroll(disable)
+        for (u32 i = 0; i < WINDOW / 8; i += 2) {
+            /* struct ucontext is aligned to 16 bytes; `at` is the address of its ss_sp, at offset 16; ss_size is at 32, rsp at
+             * 160. If the saved rsp is on this stack, too, a signal interrupted another handler: search on. */
+            u64 at = window + 8 * i;
+            if (scratch->window[i] == start && at >= sp && !read_user(&scratch->pair[0], 8, (void *)(at + 16)) &&
+                scratch->pair[0] == size && !read_user(&scratch->pair[1], 8, (void *)(at + 144)) &&
+                scratch->pair[1] - start >= size)
+                return scratch->pair[1];
+        }
+    }
+    return 0;
+}
+
+/* Sends a copy of the stack, and of one that a signal interrupted. Returns 0 unless the ring buffer is full. */
+static __always_inline long send_copy(struct scratch *scratch) {
+    if (scratch->bp_at && !read_user(&scratch->pair[0], 8, (void *)scratch->bp_at))
+        scratch->bp = scratch->pair[0];
+    scratch->copied.ip = scratch->ip;
+    scratch->copied.sp = scratch->sp;
+    scratch->copied.bp = scratch->bp;
+    scratch->copied.is_exact = scratch->exact;
+    scratch->copied.depth = scratch->depth;
+    u64 begin = scratch->copied.start.sp, end = scratch->sp;
+    u64 interrupted = interrupted_stack(scratch);
+    scratch->pair[0] = end - begin < COPY_PAGES * PAGE / 2 ? begin : end; /* from the walk's end if that is far above */
+    scratch->pair[1] = interrupted;
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < 2; i++) {
+        u64 from = scratch->pair[i & 1];
+        if (hidden(from) && send_pages(scratch, from & -(u64)PAGE))
+            return -1;
+    }
+    struct copied *last = copies.ringbuf_reserve(sizeof(struct copied) + PAGE);
+    if (!last)
+        return -1;
+    bpf_probe_read_kernel(last, sizeof(struct copied), &scratch->copied);
+    last->address = 0;
+    copies.ringbuf_submit(last, BPF_RB_FORCE_WAKEUP);
+    return 0;
+}
