@@ -10,7 +10,6 @@ import glob
 import itertools
 import os
 import random
-import resource
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -45,10 +44,17 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def memory_without_a_limit() -> Iterator[None]:
     """Takes back the limit that verbs set where a test runs them in its own process: browsers would inherit it."""
-    before = resource.getrlimit(resource.RLIMIT_DATA)
     yield
     memory.lift_limit()
-    resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup() -> Generator[None, object, object]:
+    """The same for verbs that a fixture runs: one of a whole file is set up before any fixture of a test."""
+    try:
+        return (yield)
+    finally:
+        memory.lift_limit()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from driver.driver import Driver, compile_workload, run_workload
+from iaprof.formats.capture.reader import CaptureReader
+from iaprof.record.kernels.injection import built_library
 
 PRINTS_KERNELS = {"PrintKernelDispatchParameters": "1"}
 _KERNEL = re.compile(r"kernel, (\w+), grfCount")
@@ -45,6 +47,19 @@ def places(driver: Driver, program: Path, folder: Path) -> dict[str, int]:
     words = [str(program), "--places", "1"]
     found: dict[str, int] = json.loads(run_workload(words, driver.environment("bmg"), folder))
     return found
+
+
+def injected_library(capture: CaptureReader, pid: int) -> dict[str, Any]:
+    """What the header says of the injected library that a process had mapped: other tests' programs have others."""
+    mapped = {
+        row["path"]
+        for row in capture.table("mapping").to_pylist()
+        if row["pid"] == pid and Path(row["path"]).name == built_library().name
+    }
+    (found,) = (each for each in capture.header["libraries"] if each["path"] in mapped)
+    assert found["way"] == "inject"
+    library: dict[str, Any] = found
+    return library
 
 
 def read_copies(stdout: str) -> list[Copies]:

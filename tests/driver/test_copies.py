@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from driver import copies as program
-from driver.copies import PRINTS_KERNELS, Copies, Functions, read_copies
+from driver.copies import PRINTS_KERNELS, Copies, Functions, injected_library, read_copies
 from driver.counters import counted, counting
 from driver.driver import DEVICES, HERE, LIBRARIES, Driver, of_an_unknown_build, run_workload
 from driver.recording import run_recorder
@@ -289,7 +289,7 @@ def test_that_the_runtime_s_own_kernels_of_an_injected_command_are_not_recorded_
     ledger = read_copies(recording.printed)
     assert any(line.kernels for line in ledger)
     assert recording.rows("launch", ledger[0].pid) == []
-    (ours,) = (each for each in recording.capture.header["libraries"] if each["way"] == "inject")
+    ours = injected_library(recording.capture, ledger[0].pid)
     assert (ours["copies"], ours["own_kernels"]) == (True, False)
     done = subprocess.run([*IAPROF, "info", str(tmp_path / "capture")], capture_output=True, text=True, check=True)
     assert f"{ours['path']}: {OWN_CLAUSE}" in " ".join(done.stdout.split())

@@ -17,7 +17,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 import elf_sections
-from driver.copies import Copies, Functions, read_copies
+from driver.copies import Copies, Functions, injected_library, read_copies
 from driver.driver import DEVICES, HERE, LIBRARIES, compile_workload
 from driver.opencl import OpenCL
 from iaprof.bpf.probes.driver_layout import Action, Layout, find_layout
@@ -314,5 +314,5 @@ def test_injected_commands_tell_of_each_copy_and_fill(
             assert [name for ip in ips if (name := named.at(ip))] == [line.way, "copy_all", "use", "main", "_start"]
     # but of the runtime's own kernels nothing, which is told
     assert recording.rows("launch") == []
-    (library,) = (each for each in recording.capture.header["libraries"] if each["way"] == "inject")
+    library = injected_library(recording.capture, recording.pid)
     assert (library["copies"], library["own_kernels"]) == (True, False)
