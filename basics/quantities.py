@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def counted(number: int, what: str, many: str = "") -> str:
     """A number and its noun: `1 time`, `1,200 times`; `many` is an irregular plural."""
     return f"{number:,} {what if number == 1 else many or what + 's'}"
+
+
+def in_ranges(numbers: Sequence[int]) -> str:
+    """Ascending integers, neighbours as ranges: `0-3, 8`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
 def in_bytes(size: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from iaprof.formats.profile import Launch, Profile
@@ -77,6 +77,25 @@ class Launches:
 
 
 @dataclass(frozen=True, eq=False)
+class OperatorSlices:
+    """What a framework did on its threads, from traces: slices of a thread and depth do not overlap."""
+
+    names: Sequence[str]
+    threads: Sequence[Thread]
+    name: NDArray[np.int64]  # [n], index into names
+    thread: NDArray[np.int64]  # [n], index into threads
+    depth: NDArray[np.int64]  # [n], 0 for the outermost
+    begin: NDArray[np.float64]  # [n], seconds
+    end: NDArray[np.float64]  # [n], seconds
+    all: int  # how many there are with those that are left out, the shortest
+
+    def only(self, rows: NDArray[Any]) -> OperatorSlices:
+        """Returns some slices: bool[n], or indices int64[m]."""
+        columns = {name: getattr(self, name)[rows] for name in ("name", "thread", "depth", "begin", "end")}
+        return replace(self, **columns)
+
+
+@dataclass(frozen=True, eq=False)
 class Export:
     """All that a writer may use; members beyond its `Needs` may be missing."""
 
@@ -88,4 +107,5 @@ class Export:
     series: Sequence[Series] = ()
     launches: Launches | None = None
     waits: Launches | None = None  # for the GPU, with the waiting functions as `kernels`
+    operators: OperatorSlices | None = None  # in which kernels were launched; None if there is no trace
     listings: Sequence[dict[str, Any]] = ()  # annotated kernels, as in the output of `iaprof annotate --json`

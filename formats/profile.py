@@ -63,6 +63,7 @@ class Launch:
     kernel_stack: tuple[str, ...] = ()  # of the Linux kernel, outermost first
     host: str = ""  # "" unless the capture is merged
     origins: tuple[Origin, ...] = ()  # of the user frames; empty if unknown
+    operators: tuple[str, ...] = ()  # of the framework, in which it launched, outermost first; empty if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ class Profile:
     recorded: Mapping[str, WholeStacks] = field(default_factory=dict)
     python: PythonCounts | None = None  # Python frames of the launching stacks of the samples
     recorded_python: Mapping[str, PythonCounts] = field(default_factory=dict)  # the same for all recorded ones
+    energy: NDArray[np.int64] | None = None  # [n], nJ that the GPU used for the row's samples; None: unknown
 
     def __len__(self) -> int:
         return len(self.interval)
@@ -128,7 +130,8 @@ class Profile:
     def only(self, rows: NDArray[Any]) -> Self:
         """A profile with a subset of the rows: bool[n], or ascending indices int64[m]."""
         names = ("interval", "launch", "kernel", "code", "offset", "counts", "device")
-        return replace(self, **{name: getattr(self, name)[rows] for name in names})
+        energy = None if self.energy is None else self.energy[rows]
+        return replace(self, **{name: getattr(self, name)[rows] for name in names}, energy=energy)
 
 
 COMPONENTS = {
@@ -136,7 +139,8 @@ COMPONENTS = {
     "host": "the machine, of merged captures",
     "process": "its name",
     "pid": "its number",
-    "cpu": "the stack that launched the kernel",
+    "operator": "the operators of the framework that launched the kernel",
+    "cpu": "the stack that launched it",
     "file": "the kernel's source file",
     "function": "the kernel and the functions inlined in it",
     "line": "the instruction's source line",
@@ -145,7 +149,7 @@ COMPONENTS = {
     "offset": "its place in the kernel",
 }
 """The components of a stack that `--frames` can choose, with their descriptions."""
-DEFAULT_COMPONENTS = ("process", "pid", "cpu", "file", "function", "instruction", "reason", "offset")
+DEFAULT_COMPONENTS = ("process", "pid", "operator", "cpu", "file", "function", "instruction", "reason", "offset")
 
 
 @dataclass(frozen=True)
@@ -160,6 +164,7 @@ class StackOptions:
     percent_limit: float = 0.0  # stacks with a smaller share are added up in one line
     cpu_samples: bool = False  # stacks of CPU samples instead of stalls
     waits: bool = False  # `cpu_samples` is set, too, and counts are microseconds of waiting
+    slices: bool = False  # `cpu_samples` is set, too, and counts are ns of slices of a time line
 
 
 UNKNOWN_PROCESS = "[unknown process]"

@@ -77,7 +77,7 @@ def _headline(found: Inventory, facts: Facts | None) -> Iterator[str]:
         yield f"{facts.stalls:,} samples"
         yield from (
             f"{name}: {report_facts[name]}"
-            for name in ("rate", "matched", "stacks", "Python", "unmatched", "unnamed")
+            for name in ("rate", "matched", "stacks", "Python", "unmatched", "unnamed", "energy")
             if name in report_facts
         )
     missing = lost(found.losses[:_MAX_SHOWN], (part.stack_ends for part in found.parts))
@@ -169,6 +169,8 @@ def _report_facts(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
     if facts.python.stacks:
         yield "Python", facts.python.text("samples")
     yield "unmatched", f"{facts.unknown_kernel:,} in no known kernel, {facts.no_launch:,} without a launch"
+    if facts.energy is not None and facts.energy.total:
+        yield "energy", facts.energy.text()
     unnamed = [module for module in facts.cpu_modules if module.unnamed]
     files = _join_names(
         f"{clean(os.path.basename(module.names.module.path)) or 'code without a file'} {percent(module.unnamed)}"

@@ -62,7 +62,8 @@ def archive(
         IaprofError: the output cannot be written.
     """
     with replace_file(output) as file:
-        writer = CaptureWriter(file)
+        kinds = {kind for kind in KINDS for part in capture.parts if part.count(kind)}
+        writer = CaptureWriter(file, kinds | set(_NAMES))
         headers = []
         for number, part in enumerate(capture.parts):
             if capture.is_merged:

@@ -22,6 +22,7 @@ from iaprof.report.profile import ReportOptions
 from iaprof.report.views.cpu_profile import build_cpu
 from iaprof.report.views.hot_listings import hot_listings
 from iaprof.report.views.launch_runs import launch_runs
+from iaprof.report.views.operator_slices import operator_slices
 from iaprof.report.views.series import series
 from iaprof.report.views.wait_runs import wait_runs
 
@@ -77,6 +78,7 @@ def build_export(
         if Needs.LAUNCHES in needs
         else None,
         waits=wait_runs(capture, options) if Needs.LAUNCHES in needs else None,
+        operators=operator_slices(capture, options) if Needs.LAUNCHES in needs else None,
         listings=listings,
     )
     return export, report

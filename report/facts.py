@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from iaprof.formats.energy import Energy
 from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.formats.profile import Profile
@@ -52,6 +53,7 @@ class Facts:
         default_factory=lambda: WholeStacks(0, 0, 0)
     )  # samples, by where their launch stacks end
     python: PythonCounts = field(default_factory=PythonCounts)  # samples, by the Python frames of their launch stacks
+    energy: Energy | None = None  # of the GPUs; None: unknown
     problems: dict[str, list[str]] = field(default_factory=dict)  # sentence -> paths of the modules concerned
     cpu_modules: list[CpuModule] = field(default_factory=list)
 

@@ -48,6 +48,7 @@ def merge(captures: Sequence[Path], output: Path, progress: Progress = lambda do
     """
     found: list[tuple[Path, list[dict[str, Any]]]] = []
     rows = length = 0
+    kinds: set[str] = set()
     for path in captures:
         parts = CaptureReader(path).parts
         found.append((path, [_header(part) for part in parts]))
@@ -57,12 +58,13 @@ def merge(captures: Sequence[Path], output: Path, progress: Progress = lambda do
                 f"what the headers up to that of {path} say is too long for one file: merge fewer captures"
             )
         rows += sum(part.count(kind) for part in parts for kind in KINDS)
+        kinds |= {kind for kind in KINDS for part in parts if part.count(kind)}
     _check(found)
     headers = [header for _, own in found for header in own]
     order = in_time_order(headers)
     numbers = {index: number for number, index in enumerate(order)}
     with replace_file(output) as file:
-        writer = CaptureWriter(file)
+        writer = CaptureWriter(file, kinds)
         index = done = 0
         for path, own in found:
             parts = CaptureReader(path).parts

@@ -11,10 +11,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.energy import Energy
 from iaprof.formats.header.python_counts import PythonCounts, recorded as recorded_python
 from iaprof.formats.header.whole_stacks import WholeStacks, recorded
 from iaprof.formats.profile import Launch, Profile, all_reasons
@@ -157,10 +159,13 @@ def _merge_reports(capture: CaptureReader, reports: list[Report]) -> Report:
     }
     reasons = all_reasons(profiles)
     columns["counts"] = np.concatenate([profile.counts_for(reasons) for profile in profiles])
+    facts = _sum_facts([report.facts for report in reports])
+    columns["energy"] = np.concatenate([_energy(profile) for profile in profiles])
     order = np.lexsort([columns[name] for name in ("offset", "kernel", "launch", "interval")])
     longest = max((profile.intervals for profile in profiles), key=len)
     begun = begun_ns(capture.header) / 1e9  # the merged header has the first part's clock
-    facts = _sum_facts([report.facts for report in reports])
+    if facts.energy is None:
+        del columns["energy"]
     together = Profile(
         list(launches),
         [kernel for profile in profiles for kernel in profile.kernels],
@@ -181,6 +186,10 @@ def _merge_reports(capture: CaptureReader, reports: list[Report]) -> Report:
     return Report(together, facts, capture.header, binaries)
 
 
+def _energy(profile: Profile) -> NDArray[np.int64]:
+    return np.zeros(len(profile), np.int64) if profile.energy is None else profile.energy
+
+
 def _launch_counts(profiles: list[Profile]) -> dict[int, int]:
     counts: dict[int, int] = {}
     first = 0
@@ -194,6 +203,8 @@ def _sum_facts(several: list[Facts]) -> Facts:
     facts = Facts(matched=Matched(*(sum(getattr(each.matched, f.name) for each in several) for f in fields(Matched))))
     facts.whole = WholeStacks.total(each.whole for each in several)
     facts.python = PythonCounts.total(each.python for each in several)
+    known = [each.energy for each in several if each.energy is not None]
+    facts.energy = Energy.sum(known) if known else None
     for each in several:
         facts.records += each.records
         facts.stalls += each.stalls

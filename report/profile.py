@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.python_counts import recorded as recorded_python
 from iaprof.formats.header.whole_stacks import recorded
 from iaprof.gpu.intel.generations import platform_of
@@ -18,6 +19,7 @@ from iaprof.report.gpu.kernels import SampledKernels
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
+from iaprof.report.join.energy import read_energy
 from iaprof.report.join.executions import read_launches
 from iaprof.report.join.instruction_starts import instruction_starts
 from iaprof.report.join.joining import Helper, Task, helping, join
@@ -26,6 +28,7 @@ from iaprof.report.join.named import to_profile
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.selection import Selection, begun_ns
 from iaprof.report.join.streams import reasons_of, streams
+from iaprof.report.together.operators import read_operators
 from iaprof.report.views.gauges import gauges
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.cpu_frames import CpuFrames, FrameOptions
@@ -82,20 +85,26 @@ def _build(
     known = streams(capture.header)
     platforms = [platform_of(*stream.ip_version) for stream in known]
     kernels = SampledKernels(capture, loader, platforms, facts.problems, options.texts)
+    operators = read_operators(capture)
+    mark = operators.of_launches if operators else lambda launches: launches
     placed = place_kernels(
-        read_launches(capture, LAUNCH_COLUMNS, selection.stack_of),
+        read_launches(capture, LAUNCH_COLUMNS, selection.stack_of, mark=mark),
         kernels.compilations(),
         scope(capture.header),
         capture.table("process", ("time_ns", "pid", "tid", "event")),
         by_thread=bool(selection.tids),
+        operators=operators.chains if operators else ((),),
     )
+    del operators, mark  # before the stalls are read
     begin_ns = begun_ns(capture.header) if options.start_ns is None else options.start_ns
     row_filter = selection.row_filter(capture.header, begin_ns)
     return_free_memory()
     starts = instruction_starts(placed, kernels)
-    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged)
+    energy = read_energy(capture, known, row_filter)
+    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged, energy)
     joined, facts.records = join(capture, task, helper, progress)
     return_free_memory()
+    sampled = float(joined.joules.sum())
     joined = _selected(joined, reasons_of(known), selection, placed, capture)
     cpu = _frames(capture, joined, placed, options.frame_options, symbolizer or CaptureNames(capture))
     if selection.python is not None:
@@ -124,9 +133,12 @@ def _build(
         int(joined.alone.sum()),
         int(totals[ambiguous[joined.site]].sum()),
     )
+    if energy is not None:
+        facts.energy = energy.shared(sampled, float(joined.joules.sum()))
     profile = replace(
         profile,
         intervals=intervals,
+        energy=None if facts.energy is None else whole_parts(joined.joules, facts.energy.selected),
         gauges=measured,
         matched=facts.matched.shares(),
         whole=facts.whole,
@@ -145,8 +157,10 @@ def _selected(
     keep = np.asarray(counts.any(axis=1))
     if selection.by_site:
         keep &= selection.matching_sites(placed, capture)[joined.site]
-    alone = np.minimum(joined.alone, counts.sum(axis=1))
-    return replace(joined, counts=counts, alone=alone).only(keep)
+    samples, before = counts.sum(axis=1), joined.counts.sum(axis=1)
+    alone = np.minimum(joined.alone, samples)
+    joules = joined.joules * np.divide(samples, before, out=np.zeros(len(samples)), where=before > 0)
+    return replace(joined, counts=counts, alone=alone, joules=joules).only(keep)
 
 
 def _frames(

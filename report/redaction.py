@@ -22,9 +22,19 @@ from iaprof.formats.capture.dictionaries import combined, map_texts
 from iaprof.formats.capture.limits import MAX_TEXT_BYTES
 from iaprof.formats.capture.schema import DROPPED, ROW_KINDS
 from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED
+from iaprof.formats.header.trace_clocks import KEY as CLOCK, trace_clock
 from iaprof.formats.header.traces import MEMBER as TRACES
 from iaprof.formats.imports.iaprof_lines import truncated_text
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
+from iaprof.report.traces.redaction import (
+    redacted_category,
+    redacted_members,
+    redacted_name,
+    redacted_peers,
+    redacted_phase,
+    redacted_series,
+    redacted_type,
+)
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Symbolized
@@ -68,17 +78,6 @@ _HEADER_TEXTS = {
     "no_launches": frozenset({"driver", "by", "way"}),
 }
 """By member of the header: the names of members within it whose texts stay; "" is the member itself."""
-_TRACE_MEMBERS = ("deviceProperties", "distributedInfo", "schemaVersion")
-_SLICE_WORDS = re.compile(
-    r" Cmpt (?:Exec|Prep)$| Dma[IO]$|[Bb]arrier:|[Mm]emcpy \((?:HtoD|DtoH)\)|Flex RoundTrip|AIU Roundtrip|"
-    r"aiu\w{1,40}|HCOLL|AllReduce|SenRdmaSend|SenRdmaRecv|Set BcList|PrepareAndSyncRdma|ScheduleWait|"
-    r"^process_(?:name|labels|sort_index)$|^thread_(?:name|sort_index)$|^ac2g$"
-)
-"""What accelerators call their operations: the stages of time lines need it."""
-_CATEGORY = re.compile(
-    r"kernel|(?:gpu|cuda|privateuse1)_\w{1,20}|cpu_op|user_annotation|python_function|ac2g|fwdbwd|Trace"
-)
-_SERIES = frozenset({"Watts", "Percent", "Bytes", "GB/s", "Concurrency"})
 _HIGHEST = 1 << 63  # the Linux kernel's addresses are at or above
 
 
@@ -189,21 +188,15 @@ def redacted_header(header: dict[str, Any]) -> dict[str, Any]:
 
 def _redacted_trace(trace: dict[str, Any]) -> dict[str, Any]:
     """Keeps the counts of an imported file, and of its members what tells devices and ranks."""
-    members = trace.get("members")
-    kept = {name: members[name] for name in _TRACE_MEMBERS if name in members} if isinstance(members, dict) else {}
+    clock = trace_clock(trace)
     return {
-        **_without_texts({name: trace.get(name) for name in ("dialect", "rank", "counts")}, frozenset({"dialect"})),
+        **({} if clock is None else {CLOCK: clock.as_dict()}),
+        **_without_texts(
+            {name: trace.get(name) for name in ("dialect", "rank", "ranks", "counts")}, frozenset({"dialect"})
+        ),
         "name": hashed("file", str(trace.get("name"))),
-        "members": _without_texts(kept, frozenset()),
+        "members": redacted_members(trace.get("members")),
     }
-
-
-def _redacted_slice(name: str) -> str:
-    """Redacts the name of a slice or counter. The words that say what it is stay."""
-    words = _SLICE_WORDS.findall(name)
-    if name in words:
-        return name
-    return " ".join([hashed("slice", name), *dict.fromkeys(word.strip() for word in words)])
 
 
 def _without_texts(value: Any, kept: frozenset[str], name: str = "") -> Any:
@@ -267,10 +260,13 @@ def redacted_build_id(build_id: bytes) -> bytes:
 _CHANGES: dict[str, Callable[[str], str]] = {
     "path": redacted_path,
     "stack": _redacted_stack,
-    "slice": _redacted_slice,
-    "group": _redacted_slice,
-    "category": lambda name: name if _CATEGORY.fullmatch(name) else hashed("category", name),
-    "series": lambda name: name if name in _SERIES else hashed("series", name),
+    "slice": redacted_name,
+    "group": redacted_name,
+    "category": redacted_category,
+    "series": redacted_series,
+    "type": redacted_type,
+    "peers": redacted_peers,
+    "phase": redacted_phase,
     "sampled process": lambda name: _unless_label(name, partial(hashed, "process")),
     "sampled kernel": lambda name: _unless_label(name, partial(hashed, "kernel")),
 }

@@ -21,13 +21,36 @@ _US = 1000  # ns
 _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
+DEFAULT_FREQ = "1000:1100"
+# For verbs that show time lines besides stalls.
+Freq = Annotated[
+    str | None,
+    typer.Option(
+        "--freq",
+        metavar="SOC[:CORE]",
+        help="Of time lines: the device's and its cores' frequency, MHz.",
+        show_default=False,
+    ),
+]
+CompilerLog = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--compiler-log",
+        "-c",
+        metavar="FILE",
+        help="Of time lines: a compiler's log or folder with ideal cycles; several: one for each rank.",
+        show_default=False,
+    ),
+]
+
+
 def timeline_options(
     freq: Annotated[
         str,
         typer.Option(
             "--freq", metavar="SOC[:CORE]", rich_help_panel=CLOCKS, help="The device's and its cores' frequency, MHz."
         ),
-    ] = "1000:1100",
+    ] = DEFAULT_FREQ,
     align_jobs: Annotated[
         bool,
         typer.Option(
@@ -147,7 +170,7 @@ def timeline_options(
     """
     from iaprof.report.timeline.options import CounterTrack, Options, Overlap
 
-    soc, core = _frequencies(freq)
+    soc, core = frequencies(freq)
     if power_stats and "power_ts4" not in counters:
         raise UsageError("--power-stats needs the counter power_ts4")
     tracks = frozenset(_choice(CounterTrack, name, "--counters") for name in _names(counters))
@@ -204,7 +227,8 @@ def _choice(values: type[_Choice], text: str, option: str) -> _Choice:
         raise UsageError(f"{option}: there is no {text}; there are {', '.join(values)}") from None
 
 
-def _frequencies(text: str) -> tuple[float, float]:
+def frequencies(text: str) -> tuple[float, float]:
+    """Returns the frequencies of a device and its cores in MHz; UsageError if they are none."""
     words = text.split(":")
     try:
         values = [float(word) for word in words]

@@ -43,7 +43,7 @@ def entry_titles(by: str, keys: Sequence[Key], short: bool) -> list[str]:
             functions' files.
             functions without the folder of their file.
     """
-    if by in ("kernel", "instruction"):  # add the file if several kernels have the name
+    if by in ("kernel", "energy", "instruction"):  # add the file if several kernels have the name
         often = Counter(kernel for kernel, _file in {key[:2] for key in keys})
         return [f"{_TEXTS[by](*key)} {key[1] if often[key[0]] > 1 else ''}".rstrip() for key in keys]
     if by == "stack":
@@ -118,10 +118,12 @@ def _cleaned(part: object) -> object:
 
 _TEXTS: dict[str, Callable[..., str]] = {
     "kernel": lambda kernel, _file: str(kernel),
+    "energy": lambda kernel, _file: str(kernel),
     "function": str,
     "line": _line,
     "instruction": lambda kernel, _file, offset, mnemonic: f"{kernel}+0x{offset:x} {mnemonic}",
     "reason": str,
     "process": _process,
     "launcher": str,
+    "operator": str,
 }

@@ -13,21 +13,48 @@ from iaprof.basics.errors import UsageError
 from iaprof.basics.files import check_output
 from iaprof.cli.analysis import open_report
 from iaprof.cli.options.selection import SelectionOptions, with_selection
+from iaprof.cli.options.timeline_options import CompilerLog, Freq
 from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 from iaprof.cli.terminal.table import COLD, STRONG, WARM, WEAK, Column, Table, terminal_width
+from iaprof.cli.time_lines import (
+    both_hold_time_lines,
+    check_options,
+    refuse_for_stalls,
+    show_difference,
+    stage_options,
+)
 from iaprof.formats.profile import StackOptions
 
 if TYPE_CHECKING:
     from iaprof.report.views.difference import Change, Difference
 
 BY = ("kernel", "function", "launcher", "stack")
+BY_OF_TIME_LINES = ("kernel", "category")
+OF_TIME_LINES = frozenset(
+    {
+        "before",
+        "after",
+        "by",
+        "limit",
+        "normalize",
+        "format_",
+        "as_json",
+        "freq",
+        "compiler_log",
+        "per_rank",
+        "quiet",
+        "memory_limit",
+    }
+)
+"""The options that captures of time lines take, too."""
 EXAMPLES = """\b
 Examples:
   iaprof diff old.parquet new.parquet               kernels, as shares of all
   iaprof diff old.parquet new.parquet --by stack --normalize none
   iaprof diff old.parquet new.parquet --format folded | flamegraph.pl > d.svg
+  iaprof diff run-1.parquet run-2.parquet --by category   of imported traces
 """
 _EXTENSIONS = (".folded", ".collapsed")
 
@@ -35,13 +62,26 @@ _EXTENSIONS = (".folded", ".collapsed")
 @with_selection
 def diff(
     choice: SelectionOptions,
+    context: typer.Context,
     before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A file that 'iaprof record' wrote.")],
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one.")],
-    by: Annotated[str, typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(BY)}.")] = "kernel",
+    by: Annotated[
+        str,
+        typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(BY)}; of time lines: kernel, category."),
+    ] = "kernel",
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="ROWS", min=0, help="How many rows; 0 for all.")] = 20,
     normalize: Annotated[
-        str, typer.Option("--normalize", metavar="HOW", help="total: shares of all samples; none: samples as they are.")
-    ] = "total",
+        str | None,
+        typer.Option(
+            "--normalize",
+            metavar="HOW",
+            help="total: shares of all; none: samples as they are, or us, as for time lines without this option.",
+            show_default=False,
+        ),
+    ] = None,
+    per_rank: Annotated[bool, typer.Option("--per-rank", help="Of time lines: each rank for itself.")] = False,
+    freq: Freq = None,
+    compiler_log: CompilerLog = None,
     format_: Annotated[
         str | None,
         typer.Option("--format", metavar="FORMAT", help="table, or folded for flamegraph.pl.", show_default=False),
@@ -57,10 +97,19 @@ def diff(
     """Print what changed between two captures.
 
     A table of kernels, or of what --by says, the largest changes first; with --format folded, both counts of every
-    stack. Filters hold for both captures.
+    stack. Filters hold for both captures. Two captures of traces are compared by the time of their slices.
     """
+    if normalize is not None:
+        checked_choice(normalize, ("total", "none"), "--normalize")
+    if both_hold_time_lines(before, after):
+        check_options(context, before, OF_TIME_LINES)
+        checked_choice(by, BY_OF_TIME_LINES, "--by")
+        checked_choice(format_ or "table", ("table",), "--format")
+        options = stage_options(freq, compiler_log or ())
+        show_difference(before, after, by, limit, normalize == "total", per_rank, options, as_json, quiet)
+        return
+    refuse_for_stalls(context, before, ("freq", "compiler_log", "per_rank"))
     checked_choice(by, BY, "--by")
-    checked_choice(normalize, ("total", "none"), "--normalize")
     folded = checked_choice(format_ or _format(output), ("table", "folded"), "--format") == "folded"
     if output is not None:
         if not folded:
@@ -73,7 +122,7 @@ def diff(
     from iaprof.formats.writers import difffolded
     from iaprof.report.views.difference import difference, joined
 
-    relative = normalize == "total"
+    relative = normalize != "none"
     with open_report(before, choice) as old, open_report(after, choice) as new:
         both = joined(old.profile, new.profile)
     if folded:

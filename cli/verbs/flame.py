@@ -28,6 +28,7 @@ Examples:
 
 
 def flame(
+    context: typer.Context,
     command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", hidden=True)] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="FILE", help="The page; the capture has its name, too.")
@@ -62,7 +63,7 @@ def flame(
     named = capture.with_name(f".{capture.name}.named")
     archive(capture, named, force=True, quiet=True)
     rename(named, capture)
-    report(capture=capture, output=output, force=force, quiet=quiet)
+    report(context=context, capture=capture, output=output, force=force, quiet=quiet)
     if not quiet:
         say(clean(f"iaprof: {output} opens in any browser; {capture} is the capture"))
     if open_:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output, replace_file
-from iaprof.basics.quantities import in_bytes
+from iaprof.basics.quantities import counted, in_bytes
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
@@ -23,7 +23,9 @@ from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
     from iaprof.formats.imports.iaprof_lines import Facts
-    from iaprof.report.traces.importing import FileFacts, TraceFacts
+    from iaprof.report.together.joining import JoinedTrace
+    from iaprof.report.traces.imported_file import FileFacts
+    from iaprof.report.traces.importing import TraceFacts
 
 EXAMPLES = """\b
 Examples:
@@ -31,9 +33,15 @@ Examples:
   iaprof import old.txt -o cap.parquet         then: iaprof top cap.parquet
   zcat old.txt.gz | iaprof import - -o cap.parquet
   iaprof import rank_*.json -o run.parquet     traces of accelerators: then iaprof timeline run.parquet
+  iaprof import trace.pt.trace.json --with cap.parquet -o both.parquet
+                                               a trace of the same run: then iaprof top both.parquet --by operator
+  iaprof import trace.pftrace                  one of Perfetto's
 """
 _STDIN = Path("-")
-_EXTENSIONS = (".iaprof.txt", ".iaprof", ".txt", ".pt.trace.json.gz", ".pt.trace.json", ".json.gz", ".json", ".gz")
+_EXTENSIONS = (
+    ".iaprof.txt", ".iaprof", ".txt", ".pt.trace.json.gz", ".pt.trace.json", ".json.gz", ".json", ".pftrace.gz",
+    ".pftrace", ".perfetto-trace", ".gz",
+)  # fmt: skip
 _SNIFFED = 1 << 12  # bytes
 _MOST_SAID = 8  # sentences of one kind
 _QUIET_S = 1.0  # before the first progress message
@@ -47,15 +55,20 @@ def import_(
         Path | None,
         typer.Option("--output", "-o", metavar="FILE", help="The capture to write; without, FILE with .parquet."),
     ] = None,
+    recorded: Annotated[
+        Path | None,
+        typer.Option("--with", metavar="CAPTURE", help="Join the traces to this capture, recorded in the same run."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was read as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Make a capture of Intel's iaprof text, or of traces in Chrome's JSON.
+    """Make a capture of Intel's iaprof text, or of traces in Chrome's JSON or Perfetto's format.
 
     Reads what Intel's iaprof 2026.2 or 0.5 printed, or 'iaprof report --format=iaprof', so that every verb works on it;
     or traces of accelerators, one for each job and rank, for 'iaprof timeline'.
     """
+    texts = expanded(texts)
     _check_files(texts)
     if output is None:
         if len(texts) > 1:
@@ -63,6 +76,8 @@ def import_(
         output = _capture_of(texts[0])
     for text in texts:
         check_output(output, force, None if text == _STDIN else text)
+    if recorded is not None:
+        check_output(output, force, recorded)
     progress = _Reading(quiet)
     name = "stdin" if texts[0] == _STDIN else str(texts[0])
     try:
@@ -71,8 +86,10 @@ def import_(
             from iaprof.report.traces.importing import is_trace
 
             if len(texts) > 1 or is_trace(start[:_SNIFFED]):
-                _import_traces(texts, source, output, progress, as_json, quiet)
+                _import_traces(texts, source, output, progress, as_json, quiet, recorded)
                 return
+            if recorded is not None:
+                raise UsageError("--with joins traces to a capture: an imported text has stalls of its own")
             from iaprof.formats.imports.iaprof_import import import_text
 
             with replace_file(output) as file:
@@ -87,6 +104,24 @@ def import_(
             print(json.dumps(_as_dict(facts, output, size), indent=2))
     elif not quiet:
         _say(facts, output, size)
+
+
+def expanded(paths: Sequence[Path]) -> list[Path]:
+    """Returns the files that patterns such as `job-*.json` match, for shells that do not expand them.
+
+    Raises:
+        IaprofError: a pattern matches no file.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path == _STDIN or path.exists() or not glob.has_magic(str(path)):
+            found.append(path)
+            continue
+        matches = sorted(glob.glob(str(path)))
+        if not matches:
+            raise IaprofError(f"no file matches {path}")
+        found += map(Path, matches)
+    return found
 
 
 def _check_files(texts: Sequence[Path]) -> None:
@@ -111,49 +146,94 @@ def _check_files(texts: Sequence[Path]) -> None:
 
 
 def _import_traces(
-    texts: Sequence[Path], source: BinaryIO, output: Path, progress: _Reading, as_json: bool, quiet: bool
+    texts: Sequence[Path],
+    source: BinaryIO,
+    output: Path,
+    progress: _Reading,
+    as_json: bool,
+    quiet: bool,
+    recorded: Path | None,
 ) -> None:
-    from iaprof.report.traces.importing import import_traces
+    import tempfile
+
+    if recorded is not None:
+        from iaprof.formats.capture.reader import CaptureReader
+        from iaprof.report.together.joining import check_stalls
+
+        check_stalls(CaptureReader(recorded))  # before the traces are read, which takes long
 
     paths, names = list(texts), [*map(str, texts)]
+    joined: list[JoinedTrace] = []
     with tempfile.TemporaryFile() as spool:
-        if texts[0] == _STDIN:  # traces are read from any place on
+        if texts[0] == _STDIN or (len(texts) == 1 and not texts[0].is_file()):  # traces are read from any place on
             while block := source.read(1 << 20):
                 spool.write(block)
             spool.flush()
-            paths, names = [Path(f"/proc/self/fd/{spool.fileno()}")], ["stdin"]
-        with replace_file(output) as file:
-            facts = import_traces(paths, file, progress.tell, names=names)
-            size = file.tell()
+            paths = [Path(f"/proc/self/fd/{spool.fileno()}")]
+            names = ["stdin" if texts[0] == _STDIN else str(texts[0])]
+        if recorded is None:
+            facts, size = _write_capture(paths, names, output, progress)
+        else:
+            facts, joined, size = _join(recorded, paths, names, output, progress)
     progress.clear()
     if as_json:
         files = [each.as_dict() for each in facts.files]
+        for each, trace in zip(files, joined, strict=False):
+            each["clock"] = trace.clock.as_dict()
         described = {"output": clean(str(output)), "bytes": size, "format": "trace", "files": files}
         with utf8_stdout():
             print(json.dumps(described, indent=2))
     elif not quiet:
-        _say_traces(facts, output, size)
+        _say_clocks(joined)
+        _say_traces(facts, f"iaprof import: wrote {in_bytes(size)} to {output};")
 
 
-def import_to(paths: Sequence[Path], output: Path, quiet: bool) -> None:
+def _join(
+    recorded: Path, paths: Sequence[Path], names: Sequence[str], output: Path, progress: _Reading
+) -> tuple[TraceFacts, list[JoinedTrace], int]:
+    """Imports traces into a file without a name, and writes them together with the capture's rows.
+
+    Returns:
+        what was read of traces, how their clocks were joined, and the capture's bytes.
+    """
+    import tempfile
+
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.together.joining import join_traces
+    from iaprof.report.traces.importing import import_traces
+
+    with replace_file(output) as file, tempfile.TemporaryFile() as spool:
+        facts = import_traces(paths, spool, progress.tell, names=names)
+        spool.flush()
+        traces = CaptureReader(Path(f"/proc/self/fd/{spool.fileno()}"))
+        return facts, join_traces(CaptureReader(recorded), traces, file), file.tell()
+
+
+def import_to(paths: Sequence[Path], output: Path, verb: str, quiet: bool) -> None:
     """Imports traces on behalf of another verb, and says on stderr what was left out.
 
     Raises:
         UsageError: a file is named twice.
         IaprofError: a file is no trace.
     """
-    from iaprof.report.traces.importing import import_traces
-
     _check_files(paths)
     progress = _Reading(quiet)
     try:
-        with replace_file(output) as file:
-            facts = import_traces(paths, file, progress.tell, names=[*map(str, paths)])
-            size = file.tell()
+        facts, _ = _write_capture(paths, [*map(str, paths)], output, progress)
     finally:
         progress.clear()
     if not quiet:
-        _say_traces(facts, output, size)
+        _say_traces(facts, f"iaprof {verb}: read")
+
+
+def _write_capture(
+    paths: Sequence[Path], names: Sequence[str], output: Path, progress: _Reading
+) -> tuple[TraceFacts, int]:
+    """Returns what was read of traces, and the capture's bytes."""
+    from iaprof.report.traces.importing import import_traces
+
+    with replace_file(output) as file:
+        return import_traces(paths, file, progress.tell, names=names), file.tell()
 
 
 class _Reading:
@@ -193,23 +273,22 @@ def _capture_of(text: Path) -> Path:
 
 def _say(facts: Facts, output: Path, size: int) -> None:
     if facts.unknown_lines:
-        lines = "1 line" if facts.unknown_lines == 1 else f"{facts.unknown_lines:,} lines"
+        lines = counted(facts.unknown_lines, "line")
         say(f"iaprof: warning: {lines} of unknown kinds left out, the first is line {facts.first_unknown:,}")
     if facts.cut_texts:
-        texts = "1 text" if facts.cut_texts == 1 else f"{facts.cut_texts:,} texts"
-        say(f"iaprof: warning: {texts} cut to the 16 KiB that a capture's may have")
+        say(f"iaprof: warning: {counted(facts.cut_texts, 'text')} cut to the 16 KiB that a capture's may have")
     if facts.cut_line:
         say("iaprof: warning: the last line has no end and was left out: was the file cut short?")
-    intervals = "1 interval" if facts.intervals == 1 else f"{facts.intervals:,} intervals"
     say(
         clean(
             f"[ iaprof import: wrote {in_bytes(size)} to {output}; "
-            f"{facts.format}, {intervals}, {facts.rows:,} rows, {facts.samples:,} samples ]"
+            f"{facts.format}, {counted(facts.intervals, 'interval')}, {facts.rows:,} rows, {facts.samples:,} samples ]"
         )
     )
 
 
-def _say_traces(facts: TraceFacts, output: Path, size: int) -> None:
+def _say_traces(facts: TraceFacts, begin: str) -> None:
+    """Says what is doubtful about traces, and what became of their events; `begin` begins the last line."""
     said: dict[str, int] = {}
     for file in facts.files:
         for sentence in _sentences(file):
@@ -221,14 +300,32 @@ def _say_traces(facts: TraceFacts, output: Path, size: int) -> None:
         if number > _MOST_SAID:
             say(clean(f"iaprof: warning: and of {number - _MOST_SAID:,} more files: {kind}"))
     counts = [file.counts for file in facts.files]
-    events, slices = sum(each.events for each in counts), sum(each.slices for each in counts)
-    files = "1 trace" if len(counts) == 1 else f"{len(counts):,} traces"
+    numbers = {
+        "slice": sum(each.slices for each in counts),
+        "counter": sum(each.counters for each in counts),
+        "flow": sum(each.flows for each in counts),
+        "other": sum(each.instants for each in counts),
+    }
+    kinds = [counted(number, kind) for kind, number in numbers.items() if number or kind == "slice"]
+    for what, found in (("merged", [each.merged for each in counts]), ("dropped", [each.dropped for each in counts])):
+        if number := sum(sum(each.values()) for each in found):
+            kinds.append(f"{number:,} {what}")
     say(
         clean(
-            f"[ iaprof import: wrote {in_bytes(size)} to {output}; {files}, {_counted(events, 'event')}, "
-            f"{_counted(slices, 'slice')} ]"
+            f"[ {begin} {counted(len(counts), 'trace')}, "
+            f"{counted(sum(each.events for each in counts), 'event')}: {', '.join(kinds)} ]"
         )
     )
+
+
+def _say_clocks(joined: Sequence[JoinedTrace]) -> None:
+    from iaprof.formats.header.trace_clocks import describe_clock
+
+    for trace in joined[:_MOST_SAID]:
+        say(clean(f"iaprof: {trace.name}: {describe_clock(trace.clock)}"))
+    if len(joined) > _MOST_SAID:
+        guesses = sum(trace.clock.is_guess for trace in joined[_MOST_SAID:])
+        say(f"iaprof: and the clocks of {len(joined) - _MOST_SAID:,} more traces, of which {guesses:,} are guesses")
 
 
 def _sentences(file: FileFacts) -> Sequence[str]:
@@ -237,13 +334,16 @@ def _sentences(file: FileFacts) -> Sequence[str]:
     dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(counts.dropped.items()))
     found = list(file.problems)
     if dropped:
-        found.append(f"{_counted(sum(counts.dropped.values()), 'event')} dropped: {dropped}")
+        found.append(f"{counted(sum(counts.dropped.values()), 'event')} dropped: {dropped}")
     if counts.zero_durations:
-        found.append(f"slices without a length, which are kept: {counts.zero_durations:,}")
+        cycles = f" ({counts.zero_durations_with_cycles:,} with cycles)" if counts.zero_durations_with_cycles else ""
+        found.append(f"slices without a length, which are kept: {counts.zero_durations:,}{cycles}")
     if counts.unknown_phases:
         found.append(f"events of unknown phases, which are kept: {counts.unknown_phases:,}")
     if counts.bad_values:
         found.append(f"members that should be numbers or texts and are not: {counts.bad_values:,}")
+    if counts.bad_bytes:
+        found.append(f"bytes that are no UTF-8, each of which became '?': {counts.bad_bytes:,}")
     if counts.cut_texts or counts.cut_args:
         found.append(f"too long: {counts.cut_texts:,} names were cut, args of {counts.cut_args:,} events left out")
     if file.members_left_out:
@@ -251,10 +351,6 @@ def _sentences(file: FileFacts) -> Sequence[str]:
     if not counts.events:
         found.append("it has no events")
     return found
-
-
-def _counted(number: int, what: str) -> str:
-    return f"1 {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _as_dict(facts: Facts, output: Path, size: int) -> dict[str, Any]:

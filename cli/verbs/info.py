@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
+from iaprof.basics.quantities import and_more, counted, in_bytes, in_ranges, in_time, in_utc, or_dash
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import HEADING, WARM, Column, Table, coloured, terminal_width
 from iaprof.report.inventory_texts import (
@@ -39,6 +39,7 @@ _MARGIN = "  "
 _NAME_WIDTH = 14
 _NARROWEST, _WIDEST = 60, 100
 _MOST_LINES = 6  # per fact
+_MOST_RANKS = 8  # per trace
 
 
 def info(
@@ -86,10 +87,11 @@ def text(found: Inventory, width: int | None, colours: bool) -> list[str]:
     first = found.parts[0]
     if found.merged:
         page.table("Parts", _parts(found.parts))
+        page.table("Traces", _traces(found.parts))
     else:
         page.facts("Recording", recording(first))
         page.table("GPUs", _gpus(first))
-        page.table("Traces", _traces(first))
+        page.table("Traces", _traces([first]))
     page.texts("Warnings", warnings(found.parts), WARM)
     page.facts("Holds", holds(found.counts))
     missing = list(lost(found.losses, (part.stack_ends for part in found.parts)))
@@ -162,21 +164,25 @@ def _gpus(part: Part) -> Table | None:
     return table
 
 
-def _traces(part: Part) -> Table | None:
-    if not part.traces:
+def _traces(parts: Sequence[Part]) -> Table | None:
+    traces = [(of, number, file) for of, part in enumerate(parts) for number, file in enumerate(part.traces)]
+    if not traces:
         return None
+    of_parts = len(parts) > 1
     table = Table(
+        *([Column("PART", right=True)] if of_parts else []),
         Column("#", right=True),
         Column("DIALECT"),
-        Column("RANK", right=True),
+        Column("RANKS", right=True),
         Column("EVENTS", right=True),
         Column("DROPPED", right=True),
         Column("FILE", flexible=True),
     )
-    for number, file in enumerate(part.traces[:MOST_ROWS]):
+    for of, number, file in traces[:MOST_ROWS]:
         counts = (f"{file.events:,}", f"{file.dropped:,}" if file.dropped else "-")
-        table.add(str(number), file.dialect, str(file.rank), *counts, file.name)
-    _add_more(table, len(part.traces), 6)
+        ranks = in_ranges(file.ranks[:_MOST_RANKS]) + and_more(len(file.ranks) - _MOST_RANKS)
+        table.add(*([str(of)] if of_parts else []), str(number), file.dialect, ranks or "-", *counts, file.name)
+    _add_more(table, len(traces), 6 + of_parts)
     return table
 
 

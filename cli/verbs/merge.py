@@ -52,11 +52,14 @@ def merge(
         info(output, as_json=True)
     if not quiet:
         totals, parts = merged.header["totals"], merged.header["parts"]
+        counts = [f"{totals.get('stalls', 0):,} stall records", f"{totals.get('launches', 0):,} launches"]
+        if slices := totals.get("slices", 0):
+            recorded = [text for text in counts if not text.startswith("0 ")]
+            counts = [*recorded, f"{slices:,} slices"]
         say(
             clean(
                 f"[ iaprof merge: wrote {in_bytes(merged.size)} to {output}; {len(parts):,} recordings; "
-                f"{totals.get('stalls', 0):,} stall records; {totals.get('launches', 0):,} launches; "
-                f"lost: {losses(merged.header)} ]"
+                f"{'; '.join(counts)}; lost: {losses(merged.header)} ]"
             )
         )
 

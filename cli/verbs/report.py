@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -15,18 +14,31 @@ from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
 from iaprof.cli.analysis import open_export, show_writing
 from iaprof.cli.options.selection import SelectionOptions, with_selection
+from iaprof.cli.options.timeline_options import Freq
 from iaprof.cli.terminal.browser import open_in_browser
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.stdout import open_output
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.symbol_sources import symbol_source_lines
 from iaprof.cli.terminal.wait_facts import say_waits
+from iaprof.cli.time_lines import (
+    check_options,
+    holds_time_lines,
+    open_traces,
+    refuse_for_stalls,
+    stage_options,
+    write_report,
+)
 from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, StackOptions
 from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, format_for
 from iaprof.formats.writers.writer import Needs
 
 OF_WAITS = ("folded", "svg", "speedscope")
 """The formats that can show waits instead of stalls."""
+OF_TIME_LINES = frozenset(
+    {"capture", "format_", "output", "force", "as_json", "inverted", "percent_limit", "max_stack", "open_", "serve"}
+) | {"freq", "quiet", "memory_limit"}
+"""The options that a capture of time lines takes, too."""
 TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
 """The formats that browsers show, with their content types."""
 _FORMATS = "\n".join(f"  {format_.name:11} {format_.description}" for format_ in FORMATS.values())
@@ -49,6 +61,7 @@ Examples:
 @with_selection
 def report(
     choice: SelectionOptions,
+    context: typer.Context,
     capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")] = Path(
         "iaprof.parquet"
     ),
@@ -115,9 +128,10 @@ def report(
     serve: Annotated[
         bool, typer.Option("--serve", help="Serve it to browsers of this machine, read-only, until Ctrl-C.")
     ] = False,
+    freq: Freq = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
-    """Print where the GPU stalled.
+    """Print where the GPU stalled, or where the time of an imported trace went.
 
     Joins the stalls of a capture to kernels, source lines and the stacks that launched them. Runs anywhere: it
     needs neither a GPU nor root.
@@ -153,10 +167,20 @@ def report(
     )
     if output is not None:
         check_output(output, force, capture)
+    page = io.StringIO()
+    if holds_time_lines(capture):
+        check_options(context, capture, OF_TIME_LINES)
+        with (
+            contextlib.nullcontext(page) if shown and output is None else open_traces(output, chosen.name) as out,
+            show_writing(output),
+        ):
+            write_report(capture, chosen.name, stage_options(freq), stack_options, out, quiet)
+        _show(page.getvalue(), output or f"{capture.stem}{chosen.extensions[0]}", chosen, serve, open_)
+        return
+    refuse_for_stalls(context, capture, ("freq",))
     hidden = writer.hides_cpython if hide_cpython is None else hide_cpython
     if "interval" in components and interval is None and not writer.interval_s:
         interval = 1.0
-    page = io.StringIO()
     with (
         open_export(
             capture,
@@ -185,10 +209,15 @@ def report(
         say_waits("report", CaptureReader(capture))
     elif export.cpu is not None:
         say(f"[ iaprof report: {int(export.cpu.count.sum()):,} CPU samples ]")
+    _show(page.getvalue(), output or f"{capture.stem}{chosen.extensions[0]}", chosen, serve, open_)
+
+
+def _show(page: str, output: Path | str, chosen: Format, serve: bool, open_: bool) -> None:
+    """Shows a page, or its file, in a browser, if that is asked for; `output` is a name where there is no file."""
     if serve:
-        _serve(page.getvalue(), TYPES[chosen.name], open_)
+        _serve(page, TYPES[chosen.name], open_)
     elif open_:
-        open_in_browser((output or _kept(page.getvalue(), f"{capture.stem}{chosen.extensions[0]}")).absolute().as_uri())
+        open_in_browser((output if isinstance(output, Path) else _kept(page, output)).absolute().as_uri())
 
 
 def _serve(page: str, content_type: str, is_opened: bool) -> None:
@@ -207,6 +236,8 @@ def _serve(page: str, content_type: str, is_opened: bool) -> None:
 
 def _kept(page: str, name: str) -> Path:
     """Writes the page to a temporary file, which stays, as nobody knows when the browser is done with it."""
+    import tempfile
+
     try:
         folder = Path(tempfile.mkdtemp(prefix="iaprof-"))
     except OSError as error:

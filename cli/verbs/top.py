@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from iaprof.basics.errors import UsageError
+from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.analysis import open_report
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.stdout import utf8_stdout
+from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.cli.terminal.wait_facts import say_waits
 from iaprof.cli.verbs.top_transfers import say_unrecorded, show_transfers
@@ -22,17 +24,22 @@ from iaprof.cli.verbs.top_waits import BY as WAIT, top_waits
 from iaprof.formats.writers.json_stacks import stack_ends
 
 if TYPE_CHECKING:
+    from iaprof.formats.energy import Energy
     from iaprof.formats.profile import Profile
     from iaprof.report.views.ranking import Entry, Ranking
 
-BY = ("kernel", "function", "line", "instruction", "reason", "process", "launcher", "stack")
+BY = ("kernel", "function", "line", "instruction", "reason", "process", "launcher", "stack", "operator", "energy")
+OPERATOR, ENERGY = "operator", "energy"
 TRANSFER = "transfer"
+NJ_PER_J = 10**9
 ALL = (*BY, TRANSFER, WAIT)
 EXAMPLES = """\b
 Examples:
   iaprof top cap.parquet                     the kernels that stall most
   iaprof top cap.parquet --by line -n 5      the five hottest source lines
   iaprof top cap.parquet --by stack | less   who launches it, whole stacks
+  iaprof top both.parquet --by operator      operators of PyTorch, from a trace: see iaprof import --with
+  iaprof top cap.parquet --by energy         joules of each kernel, and of the idle GPU
   iaprof top cap.parquet --by transfer       what is copied and filled, in bytes
   iaprof top cap.parquet --by wait           who waits for the GPU, and how long
   iaprof top cap.parquet --json | jq '.entries[0].reasons'
@@ -75,23 +82,32 @@ def top(
             say_waits("top", reader)
         return
     with open_report(capture, choice, interval if per_interval else 0.0) as report, utf8_stdout():
-        show(report.profile, by, limit, as_json, per_interval)
+        if by == ENERGY and report.facts.energy is None:
+            raise IaprofError(
+                f"{capture} has no energy of its GPUs: record with metrics where the driver has a sensor (iaprof check)"
+            )
+        show(report.profile, by, limit, as_json, per_interval, report.facts.energy)
+        has_operators = by != OPERATOR or any(launch and launch.operators for launch in report.profile.launches)
     if not quiet:
+        if not has_operators:
+            say("iaprof: warning: the capture has no operators: join a trace of the same run with iaprof import --with")
         say_facts("top", report.facts, report.header)
 
 
-def show(profile: Profile, by: str, limit: int, as_json: bool, per_interval: bool) -> None:
-    """Prints a profile's table, or a table for each interval with samples."""
+def show(
+    profile: Profile, by: str, limit: int, as_json: bool, per_interval: bool, energy: Energy | None = None
+) -> None:
+    """Prints a profile's table, or a table for each interval with samples; `energy` is that of all the time."""
     from iaprof.report.views.ranking import Ranker
 
     ranker = Ranker(profile, by)
-    ends = stack_ends(profile)
+    ends = stack_ends(profile) | ({} if energy is None else {"energy": _energy_dict(energy)})
     if not per_interval:
         ranking = ranker.table(limit)
         if as_json:
             print(json.dumps({**_as_dict(ranking), **ends}, indent=2))
         else:
-            _table(ranking).print()
+            _table(ranking, energy if by == ENERGY else None).print()
     elif as_json:
         tables = [{"start_s": start, **_as_dict(ranker.table(limit, rows))} for start, rows in _intervals(profile)]
         print(json.dumps({"by": by, "intervals": tables, **ends}, indent=2))
@@ -111,23 +127,40 @@ def _intervals(profile: Profile) -> Iterator[tuple[float, slice]]:
         yield profile.intervals[number] - profile.intervals[0], slice(first, end)
 
 
-def _table(ranking: Ranking) -> Table:
+def _table(ranking: Ranking, energy: Energy | None = None) -> Table:
+    """Makes the table; with `energy`, it has rows for what no entry has, and the sum of all."""
     titles = entry_titles(ranking.by, [entry.key for entry in ranking.entries], terminal_width() is not None)
     rows = [(entry, title, "") for entry, title in zip(ranking.entries, titles, strict=True)]
     if ranking.more:
         rows.append((ranking.rest, f"({ranking.more:,} more)", WEAK))
-    rows.append((ranking.total, "(total)", STRONG))
+    total = ranking.total
+    if energy is not None:
+        nothing = replace(total, reasons=(), counts=(), processes=0, launches=None)
+        rows += [(replace(nothing, energy=part), title, WEAK) for part, title in _beside(energy) if part]
+        total = replace(total, energy=energy.total)
+    rows.append((total, "(total)", STRONG))
     shown = [
         column
         for column in _COLUMNS
-        if ranking.by in column.of and any(column.cell(entry, ranking.total) for entry, *_ in rows)
+        if ranking.by in column.of and any(column.cell(entry, total) for entry, *_ in rows)
     ]
-    table = Table(
-        *(Column(each.heading, right=each.right) for each in shown), Column(ranking.by.upper(), flexible=True)
-    )
+    heading = "KERNEL" if ranking.by == ENERGY else ranking.by.upper()
+    table = Table(*(Column(each.heading, right=each.right) for each in shown), Column(heading, flexible=True))
     for entry, title, style in rows:
-        table.add(*(column.cell(entry, ranking.total) for column in shown), title, style=style)
+        table.add(*(column.cell(entry, total) for column in shown), title, style=style)
     return table
+
+
+def _beside(energy: Energy) -> Iterator[tuple[int, str]]:
+    yield energy.others, "[kernels that are not selected]"
+    yield energy.unsampled, "[busy without stalls]"
+    yield energy.idle, "[idle]"
+
+
+def _energy_dict(energy: Energy) -> dict[str, float]:
+    parts = {"selected": energy.selected, "not_selected": energy.others, "busy_without_stalls": energy.unsampled,
+             "idle": energy.idle, "total": energy.total}  # fmt: skip
+    return {f"{name}_joules": part / NJ_PER_J for name, part in parts.items()}
 
 
 class _Column(NamedTuple):
@@ -137,14 +170,24 @@ class _Column(NamedTuple):
     right: bool = True
 
 
+_OF_SAMPLES = tuple(by for by in BY if by != ENERGY)
 _COLUMNS = (
-    _Column("SAMPLES", lambda entry, _: f"{entry.samples:,}"),
-    _Column("SHARE", lambda entry, total: _percent(entry.samples, total.samples, 1)),
+    _Column("JOULES", lambda entry, _: _joules(entry), (ENERGY,)),
+    _Column(
+        "SHARE", lambda entry, total: _percent(entry.energy or 0, total.energy, 1) if total.energy else "", (ENERGY,)
+    ),
+    _Column("SAMPLES", lambda entry, _: f"{entry.samples:,}" if entry.reasons else ""),
+    _Column("SHARE", lambda entry, total: _percent(entry.samples, total.samples, 1), _OF_SAMPLES),
+    _Column("JOULES", lambda entry, _: _joules(entry), _OF_SAMPLES),
     _Column("INCLUSIVE", lambda entry, _: _number(entry.inclusive)),
     _Column("MOSTLY", lambda entry, _: _reason(entry), tuple(by for by in BY if by != "reason"), right=False),
     _Column("LAUNCHES", lambda entry, _: _number(entry.launches)),
     _Column("PROCS", lambda entry, _: f"{entry.processes:,}", ("kernel",)),
 )
+
+
+def _joules(entry: Entry) -> str:
+    return "" if entry.energy is None else f"{entry.energy / NJ_PER_J:,.3f}"
 
 
 def _number(number: int | None) -> str:
@@ -167,7 +210,8 @@ def _as_dict(ranking: Ranking) -> dict[str, Any]:
             "reasons": dict(zip(entry.reasons, entry.counts, strict=True)),
             "processes": entry.processes,
         }
-        optional = {"launches": entry.launches, "inclusive": entry.inclusive}
+        optional: dict[str, Any] = {"launches": entry.launches, "inclusive": entry.inclusive}
+        optional["joules"] = None if entry.energy is None else entry.energy / NJ_PER_J
         return found | {name: value for name, value in optional.items() if value is not None}
 
     return {

@@ -188,7 +188,7 @@ class CaptureReader:
         self._absent: set[str] = set()
         for field in SCHEMA:
             index = schema.get_field_index(field.name)
-            if index < 0 and field.name in later:
+            if index < 0 and (field.name in later or field.name in KINDS):  # it has no rows of this kind
                 self._absent.add(field.name)
                 continue
             if index < 0:
@@ -225,6 +225,8 @@ class CaptureReader:
                 raise CaptureError(f"{self.path} is damaged: a row group of it is not of one kind")
             if kinds[0] not in KINDS:
                 continue  # of a later version of this format
+            if kinds[0] in self._absent:
+                raise CaptureError(f"{self.path} is damaged: it has no column '{kinds[0]}'")
             numbers, ends = self._runs(index, "part") if self.is_merged else ([0], [group.num_rows])
             if len(numbers) > PARTS_PER_GROUP or numbers != sorted(set(numbers)) or numbers[-1] >= parts:
                 raise CaptureError(f"{self.path} is damaged: a row group of it is not of parts in their order")

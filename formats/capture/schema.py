@@ -68,6 +68,7 @@ class RowKind:
     description: str = ""  # of the rows, in `iaprof query`
     count: str = ""  # key of their number in `iaprof info --json`; "" if not listed
     label: str = ""  # label of that number in `iaprof info`; "" if not listed
+    recorded: bool = True  # whether recorders write it, not only imports
 
     @property
     def struct(self) -> pa.StructType:
@@ -333,6 +334,7 @@ ROW_KINDS = (
         since=4,
         count="imported_samples",
         label="imported rows",
+        recorded=False,
     ),
     RowKind(
         "slice",
@@ -353,8 +355,8 @@ ROW_KINDS = (
             Field("python_id", _i64, NULL),
             Field("bandwidth", _double, NULL),
             Field("group", _text, NULL, identifies="group"),
-            Field("type", _text, NULL),
-            Field("peers", _text, NULL),
+            Field("type", _text, NULL, identifies="type"),
+            Field("peers", _text, NULL, identifies="peers"),
             Field("args", _text, NULL | WHOLE | DROPPED),
         ),
         since=9,
@@ -362,6 +364,7 @@ ROW_KINDS = (
         description="what took time, of imported traces",
         count="slices",
         label="slices",
+        recorded=False,
     ),
     RowKind(
         "counter",
@@ -380,6 +383,7 @@ ROW_KINDS = (
         description="values of counters, of imported traces",
         count="counter_values",
         label="counter values",
+        recorded=False,
     ),
     *(
         RowKind(
@@ -389,7 +393,7 @@ ROW_KINDS = (
                 Field("file", _u16, REPEATS),
                 Field("pid", _i64, REPEATS),
                 Field("tid", _i64, REPEATS),
-                Field("phase", _text),
+                Field("phase", _text, identifies="phase"),
                 Field("name", _text, identifies="slice"),
                 Field("category", _text, NULL, identifies="category"),
                 Field("id", _i64, NULL),
@@ -400,6 +404,7 @@ ROW_KINDS = (
             description=description,
             count=f"{kind}s",
             label=label,
+            recorded=False,
         )
         for kind, description, label in (
             ("flow", "starts, steps and ends of flows, of imported traces", "flow events"),
@@ -422,6 +427,8 @@ ROW_KINDS = (
 )
 KINDS: dict[str, pa.StructType] = {kind.name: kind.struct for kind in ROW_KINDS}
 """The type of the struct column of each kind."""
+RECORDED = frozenset(kind.name for kind in ROW_KINDS if kind.recorded)
+"""The kinds that recorders write."""
 FIELDS = {f"{kind.name}.{field.name}": field for kind in ROW_KINDS for field in kind.fields}
 """Fields by `KIND.FIELD`."""
 SCHEMA = pa.schema(

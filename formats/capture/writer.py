@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from collections.abc import Collection
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -39,11 +40,20 @@ class CaptureWriter:
     write them plain. Other programs see plain strings.
     """
 
-    def __init__(self, file: BinaryIO) -> None:
-        """Starts an empty capture."""
+    def __init__(self, file: BinaryIO, kinds: Collection[str] | None = None) -> None:
+        """Starts an empty capture.
+
+        Args:
+            file: receives it.
+            kinds: keys of KINDS, those of the rows that may follow: the file has no columns for others, which would
+                cost bytes in each row group; None for all.
+        """
+        self._schema = pa.schema(
+            [each for each in _WRITTEN if kinds is None or each.name not in KINDS or each.name in kinds]
+        )
         self._writer = pq.ParquetWriter(
             file,
-            _WRITTEN,
+            self._schema,
             compression="zstd",
             use_dictionary=[*_DICTIONARY, *_DICTIONARY_TEXTS],
             use_byte_stream_split=_SPLIT,
@@ -66,7 +76,7 @@ class CaptureWriter:
         """Adds a row group; in a merged capture, small batches of several parts may share one.
 
         Args:
-            kind: a key of KINDS.
+            kind: a key of KINDS, one of those that the capture was made for.
             rows: of that kind's type, any number. Texts may be dictionaries.
 
         Raises:
@@ -74,6 +84,8 @@ class CaptureWriter:
         """
         if len(rows) == 0:
             return
+        if kind not in self._schema.names:
+            raise ValueError(f"the capture was made without {kind} rows")
         rows = _with_dictionaries(kind, rows)
         small = self._part is not None and rows.nbytes <= _SMALL
         shared = self._shared[kind]
@@ -92,8 +104,11 @@ class CaptureWriter:
         columns = [pa.repeat(pa.scalar(kind, pa.string()), len(rows)), part]
         if len(shared) > 1:  # parts may have the same texts in their dictionaries
             rows = _with_dictionaries(kind, rows)
-        columns += [rows if name == kind else pa.nulls(len(rows), _WRITTEN.field(name).type) for name in KINDS]
-        self._writer.write_table(pa.Table.from_arrays(columns, schema=_WRITTEN), row_group_size=len(rows))
+        nulls = (
+            pa.nulls(len(rows), field.type) for field in self._schema if field.name in KINDS and field.name != kind
+        )
+        columns += [rows if name == kind else next(nulls) for name in self._schema.names if name in KINDS]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema), row_group_size=len(rows))
 
     def close(self, header: dict[str, Any]) -> None:
         """Writes the header and the footer.

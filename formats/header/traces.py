@@ -16,7 +16,7 @@ class TraceFile:
 
     name: str
     dialect: str
-    rank: int
+    ranks: list[int]  # of its devices; files of before there was this member have one
     events: int
     dropped: int
     merged: int  # into others
@@ -30,11 +30,16 @@ def trace_files(header: dict[str, Any], cleaned: Callable[[str], str]) -> list[T
         TraceFile(
             cleaned(_text(each.get("name"))),
             cleaned(_text(each.get("dialect"))),
-            _number(each.get("rank")),
+            _ranks(each),
             *(_number(_counts(each).get("events")), _sum(_counts(each), "dropped"), _sum(_counts(each), "merged")),
         )
         for each in files
     ]
+
+
+def _ranks(file: dict[str, Any]) -> list[int]:
+    ranks = file.get("ranks")
+    return [_number(each) for each in ranks] if isinstance(ranks, list) else [_number(file.get("rank"))]
 
 
 def _counts(file: dict[str, Any]) -> dict[str, Any]:

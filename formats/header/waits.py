@@ -51,7 +51,7 @@ WAITING = np.dtype(
 )
 """`struct waiting` of bpf/c/waits.c: a thread's current wait; the map's key is the thread id (uint32)."""
 
-SITE_KEY = np.dtype([("returns_to", "<u8"), ("slot", "<u8"), ("tid", "<u4"), ("which", "<u4")])
+SITE_KEY = np.dtype([("returns_to", "<u8"), ("slot", "<u8"), ("generation", "<u8"), ("tid", "<u4"), ("which", "<u4")])
 SITE = np.dtype(
     [
         *((name, "<u8") for name in ("begin", "end", "waited", "count", "handle", "stack", "epoch")),

@@ -26,7 +26,7 @@ def import_text(source: BinaryIO, name: str, output: BinaryIO, tell: Callable[[i
         IaprofError: the text is not in Intel's format, or a line has an invalid value.
         OSError: the text cannot be read, or the capture cannot be written.
     """
-    writer = CaptureWriter(output)
+    writer = CaptureWriter(output, ("metric", "sample"))
     header: dict[str, Any] = {}
     try:
         lines = _read(source, name, writer, tell)
@@ -51,7 +51,7 @@ def _read(source: BinaryIO, name: str, writer: CaptureWriter, tell: Callable[[in
     except ValueError as error:
         raise IaprofError(f"{name}, {error}") from None
     if lines is None or not lines.facts.intervals:
-        raise IaprofError(f"{name} has no intervals: it is no iaprof text, or nothing was recorded")
+        raise IaprofError(f"{name} has no intervals: it is neither iaprof text nor a trace, or nothing was recorded")
     return lines
 
 

@@ -80,8 +80,13 @@ def payload(
         "intervals": -(-packing.intervals // packing.step),
         "trees": packing.trees,
     }
+    return packed(head, packing.arrays)
+
+
+def packed(head: Mapping[str, Any], arrays: Sequence[bytes]) -> bytes:
+    """Returns a payload: JSON, and the bytes of the arrays that its `trees` describe, in their order."""
     text = json.dumps(head, separators=(",", ":"), allow_nan=False).encode()
-    return gzip.compress(b"".join([len(text).to_bytes(4, "little"), text, *packing.arrays]), 6, mtime=0)
+    return gzip.compress(b"".join([len(text).to_bytes(4, "little"), text, *arrays]), 6, mtime=0)
 
 
 def _intervals(export: Export) -> int:
@@ -288,30 +293,30 @@ class _Packing:
             columns["perInterval"] = np.bincount(samples.interval, minlength=-(-self.intervals // self.step))
             columns["entryLeaf"] = np.where(first, samples.leaf, np.diff(samples.leaf, prepend=0))
             columns["entryCount"] = samples.count
-        arrays = [(key, *_planes(values)) for key, values in columns.items()]
+        arrays = [(key, *planes(values)) for key, values in columns.items()]
         self.arrays += [data for _, _, _, data in arrays]
         kinds = list(CodeKind)
         self.trees[name] = {
             "gpu": name.startswith("stalls"),
-            "texts": _short([frame.name or frame.text for frame in frames]),
+            "texts": short_texts([frame.name or frame.text for frame in frames]),
             "kinds": [kinds.index(frame.kind) for frame in frames],
             "modules": self._numbered(self.modules, [_module(frame) for frame in frames]).tolist(),
-            "places": _short([_place(frame) for frame in frames]),
+            "places": short_texts([_place(frame) for frame in frames]),
             "arrays": [(key, width, count) for key, width, count, _ in arrays],
         }
 
     @staticmethod
     def _numbered(numbers: dict[str, int], texts: Sequence[str]) -> _Ints:
-        return np.array([numbers.setdefault(text, len(numbers)) for text in _short(texts)], np.int64)
+        return np.array([numbers.setdefault(text, len(numbers)) for text in short_texts(texts)], np.int64)
 
 
-def _planes(values: _Ints) -> tuple[int, int, bytes]:
+def planes(values: _Ints) -> tuple[int, int, bytes]:
     """The bytes per number, the number of numbers, and the byte planes, lowest bytes first."""
     width = max((int(values.max(initial=0)).bit_length() + 7) // 8, 1)
     return width, len(values), values.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].T.tobytes()
 
 
-def _short(texts: Sequence[str]) -> list[str]:
+def short_texts(texts: Sequence[str]) -> list[str]:
     """Cleans texts and truncates very long ones."""
     longest = max(_MOST_TEXT // max(len(texts), 1), _SHORTEST)
     found = [clean(text[: longest + 1]) for text in texts]

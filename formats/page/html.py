@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
+from dataclasses import dataclass
 from importlib import resources
 from string import Template
 from typing import IO
@@ -19,8 +20,8 @@ from iaprof.formats.profile import CodeKind, StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
 _SCRIPTS = (
-    *("model.js", "about.js", "words.js", "heatmap.js", "picture.js", "flame.js"),
-    *("timeline.js", "kernels.js", "main.js"),
+    *("model.js", "about.js", "words.js", "theme.js", "heatmap.js", "picture.js", "flame.js"),
+    *("operators.js", "timeline.js", "kernels.js", "main.js"),
 )
 _STYLES = ("page.css", "panels.css")
 
@@ -37,19 +38,57 @@ class HtmlPage(Writer):
         from iaprof.formats.page.data import payload
         from iaprof.formats.page.panels import panels
 
-        script = "\n".join(_asset(name) for name in _SCRIPTS)
-        style = "\n".join([_kinds(), *(_asset(name) for name in _STYLES)])
-        policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:"
-        page = Template(_asset("page.html"))
-        out.write(
-            page.substitute(
-                title=html.escape(clean(export.about.title) or "iaprof"),
-                policy=f"{policy}; base-uri 'none'; form-action 'none'",
-                script=script,
-                style=style,
-                payload=base64.b64encode(payload(export, options, panels(export))).decode(),
-            )
+        write_page(_STALLS, export.about.title, payload(export, options, panels(export)), out)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a page consists of: names in assets."""
+
+    template: str
+    scripts: tuple[str, ...]
+    styles: tuple[str, ...]
+
+
+_STALLS = Parts("page.html", _SCRIPTS, _STYLES)
+TIME_LINES = Parts(
+    "traces/traces.html",
+    (
+        "model.js",
+        "about.js",
+        "words.js",
+        "theme.js",
+        "heatmap.js",
+        "traces/busy.js",
+        "traces/tracks.js",
+        "traces/traces.js",
+    ),
+    (*_STYLES, "traces/traces.css"),
+)
+
+
+def write_page(parts: Parts, title: str, payload: bytes, out: IO[str]) -> None:
+    """Writes a page.
+
+    Args:
+        parts: of the page.
+        title: untrusted.
+        payload: its data, as page.data.packed makes it.
+        out: receives the page.
+    """
+    script = "\n".join(_asset(name) for name in parts.scripts)
+    style = "\n".join([_kinds(), *(_asset(name) for name in parts.styles)])
+    policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:"
+    page = Template(_asset(parts.template))
+    out.write(
+        page.substitute(
+            title=html.escape(clean(title) or "iaprof"),
+            policy=f"{policy}; base-uri 'none'; form-action 'none'",
+            script=script,
+            style=style,
+            payload=base64.b64encode(payload).decode(),
         )
+    )
 
 
 def _asset(name: str) -> str:

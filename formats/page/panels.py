@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.energy import NJ_PER_J
 from iaprof.formats.export import About, Export, Launches, Series
 from iaprof.formats.page.kernels import kernels_of_rows, shown_name
+from iaprof.formats.page.operators import operators
 from iaprof.formats.profile import Profile, clean
 from iaprof.formats.writers.timeline import unit
 
@@ -34,11 +36,12 @@ def panels(export: Export) -> dict[str, Any]:
     """
     seconds = _seconds(export)
     return {
-        "about": _about(export.about),
+        "about": about_data(export.about),
         "kernels": _kernels(export),
         "series": [found for each in export.series[:_MOST_SERIES] if (found := _series(each))],
         "launches": _launches(export.launches, seconds) if export.launches is not None else None,
         "waits": _waits(export.waits, seconds) if export.waits is not None else None,
+        "operators": operators(export.operators) if export.operators is not None else None,
         "listings": [_listing(each, export.profile.reasons) for each in export.listings],
         "seconds": seconds,
     }
@@ -55,7 +58,8 @@ def _seconds(export: Export) -> float:
     return max(end for end in ends if math.isfinite(end))
 
 
-def _about(about: About) -> dict[str, Any]:
+def about_data(about: About) -> dict[str, Any]:
+    """The description of a capture, in clean texts."""
     return {
         "title": clean(about.title),
         "host": clean(about.host),
@@ -79,6 +83,10 @@ def _kernels(export: Export) -> dict[str, Any]:
     counts = np.zeros((len(names), len(profile.reasons)), np.int64)
     np.add.at(counts, row_of, profile.counts.astype(np.int64))
     samples = counts.sum(axis=1)
+    energy = None
+    if profile.energy is not None:
+        energy = np.zeros(len(names), np.int64)
+        np.add.at(energy, row_of, profile.energy)
     processes = _processes(profile, row_of, len(names))
     launches = [0] * len(names)
     files = [""] * len(names)
@@ -100,11 +108,16 @@ def _kernels(export: Export) -> dict[str, Any]:
                 "counts": counts[index].tolist(),
                 "launches": launches[index] if profile.launch_counts else None,
                 "processes": int(processes[index]),
+                **({} if energy is None else {"joules": int(energy[index]) / NJ_PER_J}),
                 "listings": listings.get(names[index], []),
             }
             for index in shown
         ],
-        "others": {"kernels": len(others), "counts": counts[others].sum(axis=0).tolist()},
+        "others": {
+            "kernels": len(others),
+            "counts": counts[others].sum(axis=0).tolist(),
+            **({} if energy is None else {"joules": int(energy[others].sum()) / NJ_PER_J}),
+        },
         "samples": int(samples.sum()),
     }
 

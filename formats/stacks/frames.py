@@ -20,7 +20,7 @@ from iaprof.formats.profile import (
 )
 
 CPU_GPU_SEPARATOR = "-"
-CPU_COMPONENTS = ("host", "process", "pid", "cpu")
+CPU_COMPONENTS = ("host", "process", "pid", "operator", "cpu")
 GPU_COMPONENTS = ("file", "function", "line", "instruction")
 UNKNOWN_FRAME = "[unknown]"  # for empty names, and for stacks without any of the chosen components
 _TRUNCATED = "[truncated]"
@@ -45,7 +45,7 @@ class Frame:
 
 
 def launch_frames(
-    launch: Launch | None, options: StackOptions, components: Sequence[str] = ("process", "pid", "cpu")
+    launch: Launch | None, options: StackOptions, components: Sequence[str] = ("process", "pid", "operator", "cpu")
 ) -> list[Frame]:
     """The CPU frames of a stack, outermost first, of some components in their order."""
     if launch is None:
@@ -58,6 +58,8 @@ def launch_frames(
             found.append(_process(launch.comm or UNKNOWN_PROCESS))
         elif component == "pid" and launch.pid:  # 0 stands for several processes
             found.append(_process(str(launch.pid)))
+        elif component == "operator":  # no code either: the trace has only its name
+            found += [_process(text) for text in launch.operators]
         elif component == "cpu":
             found += _stack(launch, options.max_stack)
     return found

@@ -9,7 +9,7 @@ import json
 from collections.abc import Hashable, Iterator
 from typing import IO, Any
 
-from iaprof.formats.export import Export, Launches, Thread
+from iaprof.formats.export import Export, Launches, OperatorSlices, Thread
 from iaprof.formats.profile import StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
@@ -57,6 +57,8 @@ def _events(export: Export) -> Iterator[Event]:
         for second, (count,) in zip(cpu.seconds.tolist(), cpu.counts.tolist(), strict=True):
             yield _counter(per_interval(export, "CPU samples"), second, {"samples": count})
     numbers = _Numbers(), _Numbers()
+    if export.operators is not None:
+        yield from _operators(export.operators, *numbers)
     if export.launches is not None:
         yield from _runs(export.launches, "launches", *numbers)
     if export.waits is not None:
@@ -89,6 +91,28 @@ def _runs(launches: Launches, what: str, pids: _Numbers, tids: _Numbers) -> Iter
                 "dur": round(_microseconds(end) - time, 3),
                 "args": {what: count},
             }
+
+
+def _operators(operators: OperatorSlices, pids: _Numbers, tids: _Numbers) -> Iterator[Event]:
+    """Operators of a thread are a thread of its own, above those of its launches, in which slices nest."""
+    from iaprof.formats.writers.timeline import lanes, lanes_title
+
+    announced = set()
+    for lane in lanes(operators):
+        thread = operators.threads[lane.thread]
+        pid = pids.of((thread.host, thread.pid), thread.pid)
+        tid = tids.of(("operators", lane.thread), thread.tid)
+        if tid not in announced:
+            announced.add(tid)
+            yield _about("process_name", pid, 0, name=_process(thread))
+            title = clean(f"{thread.comm} {thread.tid}".strip())
+            yield _about("thread_name", pid, tid, name=f"{title}: {lanes_title(operators)}")
+            yield _about("thread_sort_index", pid, tid, sort_index=-1)
+        columns = (operators.begin[lane.rows], operators.end[lane.rows], operators.name[lane.rows])
+        for begin, end, name in zip(*(column.tolist() for column in columns), strict=True):
+            time = _microseconds(begin)
+            event = {"ph": "X", "name": clean(operators.names[name]), "cat": "operator", "pid": pid, "tid": tid}
+            yield {**event, "ts": time, "dur": round(_microseconds(end) - time, 3)}
 
 
 def _process(thread: Thread) -> str:

@@ -66,10 +66,11 @@ def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str])
         f'<g id="frames" data-pad="{_PAD}" data-letter="{_LETTER}" data-inverted="{int(options.inverted)}">\n'
     )
     scale = (_WIDTH - 2 * _PAD) / max(layout.total, 1)
+    unit = "us" if options.waits else "ns" if options.slices else "samples"
     for depth, row in enumerate(layout.rows):
         place = depth if options.inverted else len(layout.rows) - 1 - depth
         out.write(f'<g transform="translate(0,{top + place * _ROW})">\n')
-        out.writelines(_box(box, layout.total, scale, "us" if options.waits else "samples") for box in row)
+        out.writelines(_box(box, layout.total, scale, unit) for box in row)
         out.write("</g>\n")
     out.write(f'</g>\n<g id="head"><rect class="cover" width="100%" height="{top - 4}"/>\n{"".join(head)}')
     out.write(f'<g id="legend" transform="translate({_PAD},{top - 27})">{_legend(layout)}</g></g>\n')
@@ -83,6 +84,8 @@ def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[
     unit = "CPU samples" if options.cpu_samples else "samples of GPU stalls"
     if options.waits:
         unit = "us of waits for the GPU"
+    if options.slices:
+        unit = "ns"
     where = [each for each in (about.gpus, about.host) if each]
     if about.begun:
         where.append(f"{datetime.fromtimestamp(about.begun, UTC):%Y-%m-%d %H:%M:%S} UTC")

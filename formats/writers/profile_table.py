@@ -9,20 +9,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.formats.energy import NJ_PER_J
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Code, Kernel, Profile, StackOptions, clean, kernel_name
+from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions, clean, kernel_name
 from iaprof.formats.stacks.frames import launch_frames
 
 _dictionary = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
-    [("host", _dictionary), ("process", _dictionary), ("pid", pa.uint32()), ("stack", _dictionary),
-     ("kernel", _dictionary), ("file", _dictionary), ("function", _dictionary), ("instruction", _dictionary),
-     ("line", pa.uint32()), ("offset", pa.uint64()), ("device", _dictionary), ("reason", _dictionary),
-     ("samples", pa.uint64())]
+    [("host", _dictionary), ("process", _dictionary), ("pid", pa.uint32()), ("operators", _dictionary),
+     ("stack", _dictionary), ("kernel", _dictionary), ("file", _dictionary), ("function", _dictionary),
+     ("instruction", _dictionary), ("line", pa.uint32()), ("offset", pa.uint64()), ("device", _dictionary),
+     ("reason", _dictionary), ("samples", pa.uint64()), ("joules", pa.float64())]
 )  # fmt: skip
-"""`stack` joins frames with `;`, outermost first. `function` is the innermost at the instruction, in `file` and `line`,
-0 if unknown. `offset` is in bytes from the kernel's beginning. Unknown values are null;
-`host` is null unless the capture is merged."""
+"""`operators` and `stack` join frames with `;`, outermost first. `function` is the innermost at the instruction, in
+`file` and `line`, 0 if unknown. `offset` is in bytes from the kernel's beginning. Unknown values are null;
+`host` is null unless the capture is merged, `operators` unless it has a trace. `joules` is what the
+GPU used for these samples; null if the capture does not tell."""
 SECONDS = pa.field("seconds", pa.float64())
 """The start of the interval, since time 0."""
 
@@ -48,6 +50,7 @@ def profile_table(profile: Profile, options: StackOptions) -> pa.Table:
         _texts([None if each is None else each.host or None for each in launches], launch),
         _texts([None if each is None else each.comm for each in launches], launch),
         pa.array([None if each is None else each.pid for each in launches], pa.uint32()).take(pa.array(launch)),
+        _texts([_operators(each) for each in launches], launch),
         _texts(stacks, launch),
         *(_texts([each[at] for each in named], place) for at in range(3)),
         _texts([each.mnemonic for each in profile.codes], code),
@@ -56,6 +59,7 @@ def profile_table(profile: Profile, options: StackOptions) -> pa.Table:
         _texts(profile.devices, profile.device[row]),
         _texts(profile.reasons, reason),
         pa.array(profile.counts[row, reason]),
+        _joules(profile, row, profile.counts[row, reason]),
     ]
     return pa.Table.from_arrays(columns, schema=SCHEMA)
 
@@ -75,6 +79,17 @@ def _texts(texts: Sequence[str | None], numbers: NDArray[Any]) -> pa.Array:
     of = [-1 if text is None else distinct.setdefault(clean(text), len(distinct)) for text in texts]
     indices = np.array(of, np.int32)[numbers]
     return pa.DictionaryArray.from_arrays(pa.array(indices, mask=indices < 0), pa.array(distinct, pa.string()))
+
+
+def _joules(profile: Profile, row: NDArray[np.int64], samples: NDArray[np.uint64]) -> pa.Array:
+    if profile.energy is None:
+        return pa.nulls(len(row), pa.float64())
+    each = profile.energy / np.maximum(profile.counts.sum(axis=1), 1) / NJ_PER_J
+    return pa.array(each[row] * samples)
+
+
+def _operators(launch: Launch | None) -> str | None:
+    return None if launch is None else ";".join(clean(text, ";") for text in launch.operators) or None
 
 
 def _place_names(kernel: Kernel | None, code: Code) -> tuple[str, str, str]:

@@ -41,7 +41,8 @@ class Speedscope(Writer):
         if not options.cpu_samples:
             sources.append(("GPU stalls", export.profile))
         if export.cpu is not None and (len(export.cpu.count) or options.cpu_samples):
-            sources.append(("waits" if options.waits else "CPU samples", export.cpu))
+            name = "waits" if options.waits else "slices" if options.slices else "CPU samples"
+            sources.append((name, export.cpu))
         frames: _Frames = {}
         profiles = [(name, *_stacks(source, options, frames)) for name, source in sources]
         head = {
@@ -57,7 +58,7 @@ class Speedscope(Writer):
             start = {
                 "type": "sampled",
                 "name": name,
-                "unit": "microseconds" if options.waits else "none",
+                "unit": "microseconds" if options.waits else "nanoseconds" if options.slices else "none",
                 "startValue": 0,
                 "endValue": sum(weights),
             }

@@ -27,17 +27,21 @@ class Csv(Writer):
         Prefixes an apostrophe to texts that a spreadsheet would evaluate as formulas, as names are untrusted.
         """
         # Imported here, so that the registry of formats loads without Arrow.
-        import pyarrow as pa
-        import pyarrow.csv
-
         from iaprof.formats.writers.profile_table import export_table
 
-        table = export_table(export, options)
-        plain = pa.schema([f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in table.schema])
-        guarded = pa.table([_guarded(column) for column in table.columns], table.schema)
-        with pyarrow.csv.CSVWriter(pa.PythonFile(out, "w"), plain) as writer:
-            for batch in guarded.to_batches(_ROWS_AT_ONCE):
-                writer.write_batch(batch.cast(plain))
+        write_table(export_table(export, options), out)
+
+
+def write_table(table: pa.Table, out: IO[bytes]) -> None:
+    """Writes a table in which all texts are dictionary columns, as `Csv.write` does."""
+    import pyarrow as pa
+    import pyarrow.csv
+
+    plain = pa.schema([f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in table.schema])
+    guarded = pa.table([_guarded(column) for column in table.columns], table.schema)
+    with pyarrow.csv.CSVWriter(pa.PythonFile(out, "w"), plain) as writer:
+        for batch in guarded.to_batches(_ROWS_AT_ONCE):
+            writer.write_batch(batch.cast(plain))
 
 
 def _guarded(column: pa.ChunkedArray) -> pa.Array:

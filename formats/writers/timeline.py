@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.export import Export, Launches
+from iaprof.formats.export import Export, Launches, OperatorSlices
 
 _SHORTEST_S = 1e-6  # makes single launches visible; runs in a row are farther apart than this
 
@@ -85,6 +85,30 @@ def rows(launches: Launches) -> Iterator[Row]:
     for start, stop in pairwise([*first.tolist(), len(order)]):
         own = slice(start, stop)
         yield Row(int(thread[start]), int(kernel[start]), begin[own].tolist(), end[own].tolist(), count[own].tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class Lane:
+    """Operators of one thread and depth, which do not overlap."""
+
+    thread: int  # index into OperatorSlices.threads
+    depth: int
+    rows: NDArray[np.int64]  # [n], of the slices, by time
+
+
+def lanes(operators: OperatorSlices) -> Iterator[Lane]:
+    """Operators in lanes, by thread and depth."""
+    order = np.lexsort((operators.begin, operators.depth, operators.thread))
+    thread, depth = operators.thread[order], operators.depth[order]
+    first = np.flatnonzero((np.diff(thread, prepend=-1) != 0) | (np.diff(depth, prepend=-1) != 0))
+    for start, stop in pairwise([*first.tolist(), len(order)]):
+        yield Lane(int(thread[start]), int(depth[start]), order[start:stop])
+
+
+def lanes_title(operators: OperatorSlices) -> str:
+    """The title of their track: how many are shown if it is not all."""
+    shown = len(operators.name)
+    return "operators" if shown == operators.all else f"operators, the {shown:,} longest of {operators.all:,}"
 
 
 def run_name(kernel: str, count: int) -> str:

@@ -23,6 +23,7 @@ from iaprof.gpu.records import RecordLayout
 from iaprof.report.join.addresses import Addresses
 from iaprof.report.join.candidates import Candidates, Rule, TooManyAtOnce
 from iaprof.report.join.cells import Cells
+from iaprof.report.join.joules import EnergyOfReads, divided_again, joules_of_rows
 from iaprof.report.join.memory import return_free_memory
 from iaprof.report.join.placements import ADDRESS_MASK, Placed, Site
 from iaprof.report.join.streams import Stream
@@ -53,6 +54,7 @@ class Joined:
     ip: NDArray[np.uint64]  # [n], bytes; only the address bits that the records hold
     counts: NDArray[np.uint64]  # [n, reasons]
     alone: NDArray[np.uint64]  # [n], samples for which this site was the only candidate
+    joules: NDArray[np.float64]  # [n]; 0 without a meter
 
     def only(self, rows: NDArray[np.bool_]) -> Joined:
         """Returns the rows that the mask selects: bool[n]."""
@@ -105,6 +107,7 @@ class Attribution:
         starts: Mapping[int, NDArray[np.uint64]] | None = None,
         merged: bool = False,
         reasons: Sequence[str] = REASONS,
+        energy: EnergyOfReads | None = None,
     ) -> None:
         """Prepares the join.
 
@@ -117,8 +120,9 @@ class Attribution:
             merged: count all addresses of a cell at one of them. For time lines, where a row for each instruction in
                 each of many intervals would be too many.
             reasons: the reasons to count, as `reasons_of` returns them.
+            energy: the energy of reads, which their samples share; None: not known.
         """
-        self._merged, self._reasons = merged, reasons
+        self._merged, self._reasons, self._energy = merged, reasons, energy
         self._placed, self._rule, self._starts = placed, rule, starts or {}
         self._start_ns, self._interval_ns = start_ns, interval_ns
         self._unknown = placed.add_site(Site(None, 0, "", 0))
@@ -169,7 +173,7 @@ class Attribution:
             for stream in space.tallies:
                 self._flush(space, stream)
         none = np.empty(0, np.int64)
-        empty = JoinedShares(none, none, none, np.empty(0, np.uint64), np.empty((len(self._reasons) + 1, 0)))
+        empty = JoinedShares(none, none, none, np.empty(0, np.uint64), np.empty((len(self._reasons) + 2, 0)))
         self._results = [merge_shares(self._results or [empty])]
         return self._results[0]
 
@@ -192,7 +196,7 @@ class Attribution:
             for some, records in ((slice(middle), slice(record)), (slice(middle, None), slice(record, None))):
                 self._join(stream, reads.only(some), [word[records] for word in words])
             return
-        tally, subsample = space.tally(stream.index, len(self._reasons) + 1), float(stream.subsample)
+        tally, subsample = space.tally(stream.index, len(self._reasons) + 2), float(stream.subsample)
         cell_of_share = pair_cell[shares.pair]
         blocks = tally.blocks(
             reads.intervals[pair_read[shares.pair]],
@@ -213,6 +217,10 @@ class Attribution:
         entry = first[pair_of]
         alone = _add_shares(tally, blocks[entry] + place, shares.share[entry] * subsample, counts)
         tally.add(len(counts), blocks[entry] + place, alone * shares.alone[pair_of])
+        if self._energy is not None:  # at the first candidate: `to_whole_counts` divides it
+            energy = self._energy.of_reads(stream.index, reads.ends)
+            joules = joules_of_rows(energy, pair_read[pair_of], counts)
+            tally.add(len(counts) + 1, blocks[entry] + place, joules)
         # ... and the others.
         others = np.diff(first)[pair_of] - 1
         several = np.flatnonzero(others)
@@ -320,7 +328,7 @@ class JoinedShares:
     stream: NDArray[np.int64]  # [n]
     site: NDArray[np.int64]  # [n]
     ip: NDArray[np.uint64]  # [n], bytes
-    shares: NDArray[np.float64]  # [reasons + 1, n]; the last row: of all reasons, with this site the only candidate
+    shares: NDArray[np.float64]  # [reasons + 2, n]; then of all reasons, with this site the only candidate; and joules
 
 
 def _dense(
@@ -439,7 +447,7 @@ def to_whole_counts(result: JoinedShares) -> Joined:
     # The phases are even over the addresses of an interval and over the intervals of an address, and reproducible.
     turn = result.interval[first].astype(np.uint64) * np.uint64(_R3_MULTIPLIERS[0])
     turn += (result.ip[first] >> np.uint64(3)) * np.uint64(_R3_MULTIPLIERS[1])
-    *by_reason, alone_shares = result.shares
+    *by_reason, alone_shares, joules = result.shares
     whole = np.empty((len(order), len(by_reason)), np.uint64)
     for column, shares in enumerate(by_reason):
         counts = np.floor(shares + _MIN_SHARE)
@@ -452,7 +460,12 @@ def to_whole_counts(result: JoinedShares) -> Joined:
         whole[:, column] = counts
     alone = np.minimum(np.rint(alone_shares).astype(np.uint64), whole.sum(axis=1))
     some = whole.any(axis=1)
-    columns: list[Any] = [result.interval, result.stream, result.site, result.ip, whole, alone]
+    # The energy of an address's reads goes to whoever has their samples.
+    if joules.any():
+        number = np.empty(len(order), np.int64)
+        number[order] = group
+        joules = divided_again(joules, number, whole.sum(axis=1), len(first))
+    columns: list[Any] = [result.interval, result.stream, result.site, result.ip, whole, alone, joules]
     return Joined(*(column if some.all() else column[some] for column in columns))
 
 

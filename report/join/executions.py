@@ -7,6 +7,7 @@ list runs all of it. docs/launches.md says what counts as a launch.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -136,7 +137,11 @@ def count_launches(capture: CaptureReader) -> LaunchTotals | None:
 
 
 def read_launches(
-    capture: CaptureReader, columns: tuple[str, ...], stack_of: StackOf = StackOf.APPEND, max_rows: int = MAX_ROWS
+    capture: CaptureReader,
+    columns: tuple[str, ...],
+    stack_of: StackOf = StackOf.APPEND,
+    max_rows: int = MAX_ROWS,
+    mark: Callable[[pa.Table], pa.Table] = lambda launches: launches,
 ) -> pa.Table:
     """Reads the `launch` rows of a capture and expands executions.
 
@@ -145,12 +150,16 @@ def read_launches(
         columns: the columns to read.
         stack_of: see `expand_executions`.
         max_rows: see `expand_executions`.
+        mark: adds columns to launches, of the call that `stack_of` says.
 
     Returns:
         What `expand_executions` returns; without its extra columns if the capture has no `command_list` rows.
     """
     launches = capture.table("launch", columns)
     found = read_fillings(capture, launches)
+    if found is not None and stack_of is StackOf.EXECUTE:
+        return mark(expand_executions(launches, *found, stack_of, max_rows))
+    launches = mark(launches)
     return launches if found is None else expand_executions(launches, *found, stack_of, max_rows)
 
 

@@ -30,6 +30,7 @@ from iaprof.report.join.attribution import (
     to_whole_counts,
 )
 from iaprof.report.join.candidates import Rule
+from iaprof.report.join.joules import EnergyOfReads
 from iaprof.report.join.memory import return_large_blocks_when_freed
 from iaprof.report.join.placements import Placed, Site
 from iaprof.report.join.streams import reasons_of, streams
@@ -51,6 +52,7 @@ class Task:
     row_filter: RowFilter = RowFilter()  # noqa: RUF009
     starts: Mapping[int, NDArray[np.uint64]] | None = None
     merged: bool = False  # count all addresses of a cell at one of them
+    energy: EnergyOfReads | None = None
 
 
 def join(
@@ -163,7 +165,14 @@ def _share(
 ) -> tuple[JoinedShares, int]:
     known = streams(capture.header)
     attribution = Attribution(
-        task.placed, task.start_ns, task.interval_ns, task.rule, task.starts, task.merged, reasons_of(known)
+        task.placed,
+        task.start_ns,
+        task.interval_ns,
+        task.rule,
+        task.starts,
+        task.merged,
+        reasons_of(known),
+        task.energy,
     )
     records = 0
     for table in capture.tables("stall", STALL_COLUMNS, share):

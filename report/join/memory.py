@@ -12,11 +12,11 @@ import pyarrow as pa
 _MMAP_THRESHOLD, _LARGE = -3, 16 << 20  # malloc.h's M_MMAP_THRESHOLD: malloc unmaps larger blocks when they are freed
 
 
-def return_large_blocks_when_freed() -> None:
-    """Makes malloc return large blocks to the system as soon as they are freed."""
+def return_large_blocks_when_freed(least: int = _LARGE) -> None:
+    """Makes malloc return blocks of `least` bytes and more to the system as soon as they are freed."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc and musl have it
     if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_MMAP_THRESHOLD, least)
 
 
 def return_free_memory() -> None:

@@ -46,7 +46,7 @@ def to_profile(
     """
     names = KernelNames(kernels)
     sites, launch = np.unique(joined.site, return_inverse=True)
-    launches = [_launch(placed.sites[site], cpu) for site in sites.tolist()]
+    launches = [_launch(placed.sites[site], cpu, placed.operators) for site in sites.tolist()]
     # The profile has a kernel for each placement, and one for all sites without a placement.
     placement_of_site = np.array([-1 if s.placement is None else s.placement for s in placed.sites], np.int64)
     placements, kernel = np.unique(placement_of_site[joined.site], return_inverse=True)
@@ -100,15 +100,16 @@ def _launch_counts(placed: Placed, placements: NDArray[np.int64]) -> dict[int, i
     return {number: int(counts[index]) for number, index in enumerate(placements.tolist()) if index >= 0}
 
 
-def _launch(site: Site, cpu: CpuFrames) -> Launch | None:
+def _launch(site: Site, cpu: CpuFrames, operators: Sequence[tuple[str, ...]]) -> Launch | None:
     if site.placement is None and not site.comm:
         return None
     if site.note == AMBIGUOUS:
         return Launch(site.comm, 0, ())
     frames = cpu.frames(site.stack) if site.stack else ()
+    inside = operators[site.operator]
     if not frames:
-        return Launch(site.comm, site.pid, (site.note or "[stack lost]",))
-    return Launch(site.comm, site.pid, frames, origins=cpu.origins(site.stack))
+        return Launch(site.comm, site.pid, (site.note or "[stack lost]",), operators=inside)
+    return Launch(site.comm, site.pid, frames, origins=cpu.origins(site.stack), operators=inside)
 
 
 def _kernel(placement: Placement, names: KernelNames, kernels: SampledKernels) -> Kernel:

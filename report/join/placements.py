@@ -26,6 +26,8 @@ MAX_KERNEL_BYTES = 1 << 28
 
 LAUNCH_COLUMNS = ("time_ns", "pid", "tid", "comm", "address", "size", "stack", "name", "flags", "list")
 """The columns of `launch` rows that `place_kernels` needs."""
+OPERATOR_COLUMN = "operator"
+"""The column with the number of the operators in which a launch was made, if a capture has any."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Site:
     note: str = ""  # why there is no stack, as a frame
     tid: int = 0  # 0 unless sites are by thread
     kernel_note: str = ""  # why there is no placement, as a frame
+    operator: int = 0  # index into Placed.operators
 
 
 @dataclass
@@ -76,6 +79,8 @@ class Placed:
     """[placements]: until when each can have run, ns; NEVER if nothing says so."""
     launched: NDArray[np.bool_] = field(default_factory=lambda: np.empty(0, bool))
     """[placements]: whether launches of each were recorded."""
+    operators: Sequence[tuple[str, ...]] = ((),)
+    """Chains of operators in which launches were made, outermost first; number 0 is none."""
 
     def kernels_of(self, sites: Iterable[int]) -> set[GpuKernel]:
         """Returns the known kernels that these sites, given by index, launch."""
@@ -95,6 +100,7 @@ def place_kernels(
     scope: Sequence[int] | None = None,
     processes: pa.Table | None = None,
     by_thread: bool = False,
+    operators: Sequence[tuple[str, ...]] = ((),),
 ) -> Placed:
     """Combines launches and code objects to placements and sites.
 
@@ -104,8 +110,9 @@ def place_kernels(
         scope: pids of the processes that the user chose to record; None: all.
         processes: columns time_ns, pid, tid and event of `process` rows, for when processes ended.
         by_thread: make launches of different threads different sites.
+        operators: what OPERATOR_COLUMN refers to, if the launches have it.
     """
-    placed = Placed()
+    placed = Placed(operators=operators)
     compiled: dict[tuple[int, int], list[tuple[int, GpuKernel]]] = defaultdict(list)
     for compilation in sorted(compilations, key=lambda c: c.time_ns):
         for kernel in compilation.module.kernels:
@@ -188,13 +195,20 @@ def _place_launches(
         name = kernel.name if kernel else name_texts[names[first]]
         _add_placement(placed, pid, address, max(size, kernel.size if kernel else 0), kernel, name, since)
     threads = tids if by_thread else np.zeros(len(times), np.int64)
-    site_firsts, site_of = _distinct(placement_of, np.where(foreign, 0, stacks), np.where(foreign, -1, comms), threads)
+    operators = np.zeros(len(times), np.int64)
+    if OPERATOR_COLUMN in launches.column_names:
+        operators = np.where(foreign, 0, launches[OPERATOR_COLUMN].to_numpy()[order])
+    site_firsts, site_of = _distinct(
+        placement_of, np.where(foreign, 0, stacks), np.where(foreign, -1, comms), threads, operators
+    )
     for first in site_firsts.tolist():
         stack, comm, note = int(stacks[first]), comm_texts[comms[first]], "[no stack]"
         if foreign[first]:
             stack, comm, note = 0, "[other process]", "[not recorded]"
-        site = Site(int(placement_of[first]), int(pids[first]), comm, stack, "" if stack else note, int(threads[first]))
-        placed.add_site(site)
+        numbers = int(placement_of[first]), int(pids[first])
+        placed.add_site(
+            Site(*numbers, comm, stack, "" if stack else note, int(threads[first]), operator=int(operators[first]))
+        )
     placed.time, placed.site = times, site_of
     has_counts = "count" in launches.column_names
     placed.count = launches["count"].to_numpy()[order].astype(np.int64) if has_counts else np.ones(len(times), np.int64)

@@ -12,9 +12,13 @@ from collections.abc import Iterable
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.sandbox.closing import Closing
+
+_EMPTY = pa.scalar("", pa.large_string())
+_MOST = 1 << 40  # behind the end of every text
 
 
 class Arguments(Closing):
@@ -31,7 +35,7 @@ class Arguments(Closing):
         size = 0
         for chunk in texts:
             plain = chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk
-            plain = plain.cast(pa.large_binary()).fill_null(b"")
+            plain = _members(plain.cast(pa.large_string()))
             _, offsets, data = plain.buffers()
             starts = np.frombuffer(offsets, np.int64)[plain.offset : plain.offset + len(plain) + 1]
             ends.append(starts[1:] - starts[0] + size)
@@ -51,5 +55,13 @@ class Arguments(Closing):
     def take(self, rows: NDArray[np.int64]) -> pa.StringArray:
         """Returns the members of the objects of rows, without braces; null for those without members and rows < 0."""
         found = self._texts.take(pa.array(rows, mask=(rows < 0) | (rows >= len(self._texts)))).cast(pa.string())
-        members = pa.compute.utf8_trim(found, characters="{} ")
-        return pa.compute.if_else(pa.compute.equal(members, ""), pa.scalar(None, pa.string()), members)
+        return pc.if_else(pc.equal(found, _EMPTY.cast(pa.string())), pa.scalar(None, pa.string()), found)
+
+
+def _members(objects: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Returns objects without their braces; empty for null and for what is no object."""
+    trimmed = pc.ascii_trim_whitespace(objects)
+    are_objects = pc.and_(pc.starts_with(trimmed, "{"), pc.ends_with(trimmed, "}"))
+    inside = pc.binary_replace_slice(trimmed, start=-1, stop=_MOST, replacement="")
+    inside = pc.ascii_trim_whitespace(pc.binary_replace_slice(inside, start=0, stop=1, replacement=""))
+    return pc.if_else(pc.fill_null(are_objects, fill_value=False), inside, _EMPTY)

@@ -33,18 +33,18 @@ def largest_id(trace: Trace) -> int:
 
 def add_arrows(
     trace: Trace,
-    stage: str,
+    what: str,
     sources: Ends,
     targets: Ends,
     name: NDArray[np.int32],
     category: NDArray[np.int32],
     above: int,
 ) -> None:
-    """Adds arrows, and counts their events for a stage.
+    """Adds arrows, and counts their events.
 
     Args:
         trace: to which they are added.
-        stage: which makes them.
+        what: they are from what to what, for the count.
         sources: where they start.
         targets: where they end; the arrow is bound to the slice around it ("bp": "e").
         name: codes of their names.
@@ -70,7 +70,7 @@ def add_arrows(
             extra={"bp": np.full(count, bound, np.int32)},
         )
         trace.flows = trace.flows.joined(made)
-    trace.made[stage] += 2 * count
+    trace.made[f"ends of arrows from {what}"] += 2 * count
 
 
 def is_known(ids: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -25,6 +25,7 @@ PHASES = {"PREFILL": "TTFT", "DECODING": "ITL"}  # time to the first token, and 
 
 _KERNEL = re.compile(r"([_\-a-zA-Z\d]+) +(\d{1,20})\s*$", re.ASCII)
 _TOTAL = re.compile(r"Total\s+(\d{1,20})\s*$", re.ASCII)
+_IDEAL_CYCLES = "ideal_cycles.json"
 _IGNORED = re.compile("Precompute|-LxPreload")
 
 
@@ -67,11 +68,13 @@ class CompilerLog:
 
 
 def read(path: str) -> CompilerLog:
-    """Reads a log, or a folder of ideal cycles that Inductor's Spyre backend wrote."""
+    """Reads a log, or ideal cycles that Inductor's Spyre backend wrote: a folder, or a kernel's ideal_cycles.json."""
     log = CompilerLog()
     try:
         if os.path.isdir(path):
             _read_folder(path, log)
+        elif path.endswith(".json") and os.path.isfile(path):
+            _read_kernel(path, log)
         elif os.path.isfile(path):
             _read_log(path, log)
         else:
@@ -147,20 +150,36 @@ def _read_folder(path: str, log: CompilerLog) -> None:
         log.problems.append(f"{base} has more than {MOST_FOLDERS} folders; the others are not read.")
     table = IdealTable()
     for kernel in folders[:MOST_FOLDERS]:
-        file = os.path.join(base, kernel, "perf", "ideal_cycles.json")
+        file = os.path.join(base, kernel, "perf", _IDEAL_CYCLES)
         if not os.path.isfile(file):
             continue
-        operations = _operations(file)
-        if operations is None:
-            log.problems.append(f"{file} is not a list of ideal cycles.")
-            continue
-        cycles = min(sum(cycles for cycles, _ in operations), MOST_CYCLES)
-        table.kernels.append(kernel)
-        if cycles:
-            table.cycles[kernel] = cycles
-        table.categories[kernel] = max(operations, key=lambda each: each[0])[1] if operations else UNNAMED
+        _add_kernel(table, kernel, file, log)
     if table.kernels:
         log.tables.append(table)
+
+
+def _read_kernel(path: str, log: CompilerLog) -> None:
+    """Reads KERNEL/perf/ideal_cycles.json; a file elsewhere is called as its kernel."""
+    folder = os.path.dirname(os.path.abspath(path))
+    is_placed = os.path.basename(path) == _IDEAL_CYCLES and os.path.basename(folder) == "perf"
+    kernel = os.path.basename(os.path.dirname(folder) if is_placed else path.removesuffix(".json"))
+    table = IdealTable()
+    _add_kernel(table, kernel, path, log)
+    if table.kernels:
+        log.tables.append(table)
+
+
+def _add_kernel(table: IdealTable, kernel: str, path: str, log: CompilerLog) -> None:
+    """Adds a kernel whose operations are in a file."""
+    operations = _operations(path)
+    if operations is None:
+        log.problems.append(f"{path} is not a list of ideal cycles.")
+        return
+    cycles = min(sum(cycles for cycles, _ in operations), MOST_CYCLES)
+    table.kernels.append(kernel)
+    if cycles:
+        table.cycles[kernel] = cycles
+    table.categories[kernel] = max(operations, key=lambda each: each[0])[1] if operations else UNNAMED
 
 
 def _operations(path: str) -> list[tuple[int, str]] | None:

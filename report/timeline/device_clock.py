@@ -1,4 +1,7 @@
-"""The device's counters as times of the host, after the stages that put slices on the host's clock."""
+"""When the device's counters TS1 to TS5 were read, by the host's clock.
+
+A slice ends with the last counter of its window, so the other counters are as far from its end as their cycles say.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.report.timeline.dialects import windows
-from iaprof.report.timeline.intervals import FARTHEST, ends
-from iaprof.report.timeline.trace import ABSENT, Slices, Trace
+from iaprof.report.timeline.intervals import FARTHEST
+from iaprof.report.timeline.texts import Texts
+from iaprof.report.timeline.trace import ABSENT, Slices
 
 
-def counter_times(trace: Trace, soc_mhz: float, slices: Slices | None = None) -> NDArray[np.int64]:
-    """Returns when the counters TS1 to TS5 of slices were read, as ns of the host's clock, [n, 5]; or ABSENT.
+def read(counters: NDArray[np.int64], indexes: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Returns one counter of each row: int64[n] of int64[n, 5]."""
+    return np.asarray(counters[np.arange(len(counters)), indexes])
 
-    A slice ends with the last counter of its window, so the others are as far from its end as their cycles say. These
-    are integers: as float64, times since 1970 would be exact to 0.2 us only.
 
-    Args:
-        trace: whose slices they are.
-        soc_mhz: the frequency of the counters.
-        slices: some of them; None: all.
+def whole(ns: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Returns times as whole ns. Halves go up: two times with the same fraction are rounded the same way."""
+    return np.asarray(np.clip(np.nan_to_num(np.floor(ns + 0.5)), -FARTHEST, FARTHEST), np.int64)
+
+
+def counter_offsets(texts: Texts, slices: Slices, soc_mhz: float) -> NDArray[np.float64]:
+    """Returns when each counter was read, in ns after the slice's start: float64[n, 5]; NaN for absent counters.
+
+    It is exact where float64 times are not: these resolve 256 ns at today's time since 1970.
     """
-    slices = trace.slices if slices is None else slices
-    counters = slices.counters
-    last = np.take_along_axis(counters, windows(trace, slices)[:, 1:], axis=1)
-    away = (counters - last) * (1000 / soc_mhz)
-    times = ends(slices)[:, None] + np.rint(np.clip(away, -FARTHEST, FARTHEST)).astype(np.int64)
-    return np.where((counters == ABSENT) | (last == ABSENT), ABSENT, times)
+    last = read(slices.counters, windows(texts, slices.name)[1])[:, None]
+    absent = (slices.counters == ABSENT) | (last == ABSENT)
+    cycles = np.where(absent, 0, slices.counters) - np.where(absent, 0, last)
+    return np.where(absent, np.nan, slices.duration[:, None] + cycles * (1e3 / soc_mhz))
+
+
+def counter_times(texts: Texts, slices: Slices, soc_mhz: float) -> NDArray[np.int64]:
+    """Returns when each counter was read, in ns: int64[n, 5]; ABSENT for absent counters."""
+    offsets = counter_offsets(texts, slices, soc_mhz)
+    starts = np.clip(slices.start, -FARTHEST, FARTHEST)
+    return np.where(np.isnan(offsets), ABSENT, starts[:, None] + whole(offsets))

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.report.timeline.texts import NO_TEXT
+from iaprof.report.timeline.texts import NO_TEXT, Texts
 from iaprof.report.timeline.trace import Dialect, Slices, Trace
 
 
@@ -80,13 +80,11 @@ SIGNS: Mapping[Dialect, Mapping[Kind, Sign]] = {
     },
 }
 
-# The window of counters that a FLEX slice's times describe, by the end of its name: indexes of TS1 to TS5.
-WINDOWS: Mapping[str, tuple[int, int]] = {
-    " DmaI$": (0, 1),
-    " Cmpt Prep$": (1, 2),
-    " Cmpt Exec$": (2, 3),
-    " DmaO$": (3, 4),
-}
+WINDOWS = (("[ _]DmaI$", 0, 1), (" Cmpt Prep$", 1, 2), ("( Cmpt Exec|_Cmpt)$", 2, 3), ("[ _]DmaO$", 3, 4))
+"""Which of the device's counters TS1 to TS5 the times of a FLEX slice are between, by the end of its name: indexes.
+
+`_DmaI`, `_Cmpt` and `_DmaO` end the names that --split makes.
+"""
 OTHER_WINDOW = (0, 4)
 
 
@@ -120,10 +118,10 @@ def _found(trace: Trace, sign: Sign, slices: Slices) -> NDArray[np.bool_]:
     return found & ~trace.texts.matches(codes, sign.unless) if sign.unless else found
 
 
-def windows(trace: Trace, slices: Slices | None = None) -> NDArray[np.int64]:
-    """Returns for each slice the indexes of the counters at its start and end, [n, 2]."""
-    slices = trace.slices if slices is None else slices
-    chosen = np.tile(np.array(OTHER_WINDOW, np.int64), (len(slices), 1))
-    for suffix, window in WINDOWS.items():
-        chosen[trace.texts.matches(slices.name, suffix)] = window
-    return chosen
+def windows(texts: Texts, names: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Returns the indexes of the first and the last counter of each name's window: intp[n] each, 0 to 4."""
+    first, last = (np.full(len(names), index, np.intp) for index in OTHER_WINDOW)
+    for pattern, start, end in WINDOWS:
+        found = texts.matches(names, pattern)
+        first[found], last[found] = start, end
+    return first, last

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.dictionaries import combined
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import clean
+from iaprof.report.join.memory import return_free_memory, return_large_blocks_when_freed
 from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.stages.torch_ranks import place_on_ranks
 from iaprof.report.timeline.texts import Texts
 from iaprof.report.timeline.trace import ABSENT, Dialect, Marks, Points, Slices, Trace, TraceFile
 
 _MOST_RANK = 1 << 31
+_LARGE = 4 << 20  # bytes of half a million rows: fewer would be returned, and zeroed again, too often
 
 
 def load(capture: CaptureReader) -> Trace:
@@ -27,6 +30,7 @@ def load(capture: CaptureReader) -> Trace:
     Raises:
         CaptureError: the capture is damaged.
     """
+    return_large_blocks_when_freed(_LARGE)
     texts = Texts()
     parts = capture.parts
     files: list[TraceFile] = []
@@ -40,10 +44,13 @@ def load(capture: CaptureReader) -> Trace:
             each.read(part, first)
     used = max((each.files for each in columns.values()), default=0)
     files += [TraceFile("", Dialect.FLEX, 0) for _ in range(used - len(files))]  # of a damaged header
-    return Trace(
+    trace = Trace(
         files, texts, columns["slice"].slices(), columns["counter"].points(), columns["flow"].marks(),
         columns["instant"].marks(),
     )  # fmt: skip
+    place_on_ranks(trace, lambda: arguments(capture, "instant"))
+    return_free_memory()
+    return trace
 
 
 def arguments(capture: CaptureReader, kind: str) -> Arguments:

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from iaprof.report.timeline.options import CounterTrack, Options, Overlap
 from iaprof.report.timeline.trace import Trace
 
@@ -112,21 +114,24 @@ class Stage:
 # fmt: off
 STAGES: tuple[Stage, ...] = (
     # 3 to 7: clocks
-    Stage("normalize_phase1", "selection:normalize_phase1", "Limits, filters, names, wraps in slices"),
-    Stage("frequency_align_collect", "alignment:frequency_align_collect", "Checks round trips", _if_aligning_jobs),
-    Stage("frequency_align_apply", "alignment:frequency_align_apply", "Aligns jobs", _if_aligning_jobs),
-    Stage("normalize_phase2", "epochs:normalize_phase2", "Unwraps counters; estimates the device's frequency"),
+    Stage("normalize_phase1", "selection:normalize_phase1", "Applies limits and filters, unwraps within slices"),
+    Stage("frequency_align_collect", "alignment:frequency_align_collect", "Compares jobs to their round trips",
+          _if_aligning_jobs),
+    Stage("frequency_align_apply", "alignment:frequency_align_apply", "Moves jobs into their round trips",
+          _if_aligning_jobs),
+    Stage("normalize_phase2", "epochs:normalize_phase2", "Unwraps counters, estimates the frequency"),
     Stage("event_sanity_checks", "counters:event_sanity_checks", "Removes counters that fall"),
     Stage("time_align_collect", "alignment:time_align_collect", "Says how far the runtime's clock is from PyTorch's"),
     Stage("time_align_apply", "alignment:time_align_apply", "Moves the runtime's events onto PyTorch's clock"),
     # 8 to 14: names, rows, times by counters
-    Stage("remove_ids_from_name", "rows:remove_ids_from_name", "Numbers out of names", _if_async),
+    Stage("remove_ids_from_name", "rows:remove_ids_from_name", "Takes request numbers out of names", _if_async),
     Stage("map_tid_to_range", "rows:map_tid_to_range", "Numbers threads 1000, 1100, ..."),
-    Stage("cycle_count_to_wallclock", "counters:cycle_count_to_wallclock", "Times by counters, from TS1 on"),
-    Stage("tighten_hts_by_instr_type", "counters:tighten_hts_by_instr_type", "Times by counters of windows"),
-    Stage("tripple_phased_events", "counters:tripple_phased_events", "Cuts operations", _if_splitting),
-    Stage("mp_sync_tight_v1", "ranks:mp_sync_tight_v1", "One clock for devices", _if_shifting_ranks),
-    Stage("mp_ts_calibration_v2", "ranks:mp_ts_calibration_v2", "One clock and speed", _if_dilating_ranks),
+    Stage("cycle_count_to_wallclock", "counters:cycle_count_to_wallclock", "Times slices by counters, from TS1 on"),
+    Stage("tighten_hts_by_instr_type", "counters:tighten_hts_by_instr_type", "Times slices by counters of windows"),
+    Stage("tripple_phased_events", "counters:tripple_phased_events", "Cuts operations into their parts", _if_splitting),
+    Stage("mp_sync_tight_v1", "ranks:mp_sync_tight_v1", "Puts devices on one clock", _if_shifting_ranks),
+    Stage("mp_ts_calibration_v2", "ranks:mp_ts_calibration_v2", "Puts devices on one clock of one speed",
+          _if_dilating_ranks),
     Stage("queueing_counter", "preparations:queueing_counter", "Shows open preparations as a counter",
           _if_shown(CounterTrack.PREPARATIONS)),
     # 16 to 20: rows in order
@@ -189,5 +194,6 @@ def run(trace: Trace, options: Options, enabled: Sequence[bool], after: Callable
     """
     for number, (stage, is_on) in enumerate(zip(STAGES, enabled, strict=True)):
         if is_on and stage.is_asked_for(options):
-            stage.load()(trace, options)
+            with np.errstate(all="ignore"):  # a stranger's trace can have times that overflow; they become inf or nan
+                stage.load()(trace, options)
             after(number, stage)

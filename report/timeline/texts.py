@@ -80,12 +80,15 @@ class Texts:
 
     def replaced(self, codes: NDArray[np.int32], pattern: str, replacement: str) -> NDArray[np.int32]:
         """Returns the codes of texts in which all matches of a regular expression (RE2) are replaced."""
-        used = np.unique(codes[codes >= 0])
-        if not len(used):
+        used = np.zeros(len(self._texts), bool)
+        used[codes[codes >= 0]] = True
+        used[used] = self.matches(np.flatnonzero(used).astype(np.int32), pattern)
+        changed = np.flatnonzero(used)
+        if not len(changed):
             return codes
-        new = self.codes(pc.replace_substring_regex(self._texts.take(pa.array(used)), pattern, replacement))
-        table = np.full(max(len(self._texts), 1), NO_TEXT, np.int32)
-        table[used] = new
+        new = self.codes(pc.replace_substring_regex(self._texts.take(pa.array(changed)), pattern, replacement))
+        table = np.arange(len(self._texts), dtype=np.int32)
+        table[changed] = new
         return np.where(codes >= 0, table[np.maximum(codes, 0)], NO_TEXT).astype(np.int32)
 
     def taken(self, codes: NDArray[np.int32]) -> pa.LargeStringArray:

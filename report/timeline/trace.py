@@ -21,8 +21,12 @@ from iaprof.report.timeline.texts import NO_TEXT, Texts
 
 ABSENT = np.iinfo(np.int64).min
 """An integer that an event does not have, in columns of int64."""
+MADE_OF_TEXT = 1 << 48
+"""Pids, tids and identifiers from here on stand for texts: the import makes them, see report/traces/tables.py."""
 MADE = -1
 """The row of an event that a stage made."""
+HOST_PIDS = 1000
+"""What is added to a rank for the pid of its host's events in FLEX files."""
 
 
 class Dialect(StrEnum):
@@ -53,8 +57,10 @@ class Columns:
 
     def take(self, rows: NDArray[Any]) -> Self:
         """Returns some rows, by numbers or by a mask."""
-        columns = {each.name: getattr(self, each.name)[rows] for each in fields(self) if each.name != "extra"}  # type: ignore[arg-type]
-        extra = {name: values[rows] for name, values in self.extra.items()}
+        if rows.dtype == bool:
+            rows = np.flatnonzero(rows)  # once, not for each column
+        columns = {each.name: getattr(self, each.name).take(rows, 0) for each in fields(self) if each.name != "extra"}  # type: ignore[arg-type]
+        extra = {name: values.take(rows, 0) for name, values in self.extra.items()}
         return replace(self, **columns, extra=extra)  # type: ignore[type-var]
 
     def joined(self, other: Self) -> Self:
@@ -166,6 +172,20 @@ class Marks(Columns):
     extra: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Power:
+    """Mean power between samples of charge, in n intervals: by pid and time."""
+
+    file: NDArray[np.int32]
+    pid: NDArray[np.int64]
+    start: NDArray[np.int64]  # ns
+    end: NDArray[np.int64]  # ns
+    watts: NDArray[np.float64]  # NaN where it cannot be true
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
 @dataclass
 class Trace:
     """A trace with all its events, and what stages found out about it."""
@@ -179,13 +199,22 @@ class Trace:
     messages: Messages = field(default_factory=Messages)
     dropped: Counter[str] = field(default_factory=Counter)  # events that stages removed, by reason
     merged: Counter[str] = field(default_factory=Counter)  # events that became part of another one, by reason
-    made: Counter[str] = field(default_factory=Counter)  # events that stages made, by stage
+    made: Counter[str] = field(default_factory=Counter)  # events that stages made, by what they are
     tables: dict[str, pa.Table] = field(default_factory=dict)  # by name, such as "summary"
+    power: Power | None = None  # by the counter TS4, once a stage asked for it
 
     def is_torch(self, columns: Slices | Points | Marks) -> NDArray[np.bool_]:
         """Tells whether events are of TORCH files."""
         dialects = np.array([file.dialect is Dialect.TORCH for file in self.files] or [False])
         return np.asarray(dialects[columns.file], bool)
+
+    @property
+    def job_names(self) -> list[str]:
+        """The names of the files, `args.jobname`; those of several files have the file's number behind them."""
+        names = Counter(file.name for file in self.files)
+        return [
+            f"{file.name}({number})" if names[file.name] > 1 else file.name for number, file in enumerate(self.files)
+        ]
 
     def keep(self, mask: NDArray[np.bool_], reason: str) -> None:
         """Drops the slices that are not in the mask, and counts them."""

@@ -25,14 +25,13 @@ class Track:
 
 def add_points(
     trace: Trace,
-    stage: str,
     track: Track,
     file: NDArray[np.int32],
     pid: NDArray[np.int64],
     time: NDArray[np.int64],
     value: NDArray[np.float64],
 ) -> None:
-    """Adds points of a track, and counts them for a stage."""
+    """Adds points of a track, and counts them."""
     count = len(time)
     if not count:
         return
@@ -50,7 +49,7 @@ def add_points(
         row=np.full(count, MADE, np.int64),
     )
     trace.points = trace.points.joined(made)
-    trace.made[stage] += count
+    trace.made[f"points of the counter {track.name}"] += count
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,11 @@ class Spans:
     value: NDArray[np.float64]
 
 
-def add_sums(trace: Trace, stage: str, track: Track, spans: Spans, most: float | None = None) -> None:
+def add_sums(trace: Trace, track: Track, spans: Spans, most: float | None = None) -> None:
     """Adds the sum of the values that hold at a time, for each pid: a point whenever one begins or ends.
 
     Args:
         trace: to which they are added.
-        stage: which makes them.
         track: of the points.
         spans: what is added up.
         most: what is shown for a sum above 100, which percentages have by mistake only.
@@ -86,4 +84,4 @@ def add_sums(trace: Trace, stage: str, track: Track, spans: Spans, most: float |
     values[np.cumsum(open_[order])[last] == 0] = 0.0
     if most is not None:
         values = np.where(values > 100, most, values)
-    add_points(trace, stage, track, files[last], pids[last], times[last], values)
+    add_points(trace, track, files[last], pids[last], times[last], values)

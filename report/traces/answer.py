@@ -13,16 +13,18 @@ from iaprof.sandbox.answers import AnswerError, any_list, integer, string
 
 ABSENT = int(np.iinfo(np.int64).min)
 NO_TEXT = -1
+MADE = 1 << 48
+"""Above every pid: numbers that stand for pids and tids that are none, which JavaScript can still hold."""
 PHASES = "XBE"  # of slices, by number
 KINDS = ("slices", "counters", "flows", "instants")
-_CODES = frozenset({"name", "category", "series", "phase", "group", "type", "peers", "pid_text", "tid_text", "id_text"})
+CODES = frozenset({"name", "category", "series", "phase", "group", "type", "peers", "pid_text", "tid_text", "id_text"})
 _INTEGERS = frozenset(
     {
         "time_ns", "duration_ns", "pid", "tid", "id", "power", "bytes", "correlation", "device", "external_id",
         "python_id", "event", "args_row", "args_length", *(f"ts{number}" for number in range(1, 6)),
     }
 )  # fmt: skip
-_DOUBLES = frozenset({"bandwidth", "value"})
+DOUBLES = frozenset({"bandwidth", "value"})
 _TYPES: dict[str, np.dtype[Any]] = {np.dtype(name).char: np.dtype(name) for name in ("<i8", "<i4", "<f8", "u1")}
 _LIMIT = 1 << 31
 _ALIGNED = 16  # bytes: Arrow's code may crash on columns that are not
@@ -115,12 +117,12 @@ def _check(kind: str, table: Table, texts: int) -> None:
             good = values.dtype == np.uint8
         elif name in ("args_row", "args_length"):
             good = values.dtype == np.int64 and bool((values >= 0).all())
-        elif name in _CODES:
+        elif name in CODES:
             good = values.dtype == np.int32 and len(values) == rows
             good = good and bool(((values >= NO_TEXT) & (values < texts)).all())
         elif name in _INTEGERS:
             good = values.dtype == np.int64 and len(values) == rows
-        elif name in _DOUBLES:
+        elif name in DOUBLES:
             good = values.dtype == np.float64 and len(values) == rows
         else:
             good = False

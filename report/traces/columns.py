@@ -17,15 +17,15 @@ from iaprof.report.traces.answer import ABSENT, NO_TEXT, PHASES, Columns
 from iaprof.report.traces.events import NOTHING, Event
 from iaprof.report.traces.numbers import integers, nanoseconds
 
-_INTEGERS = {
+INTEGERS = {
     **{f"TS{number}": f"ts{number}" for number in range(1, 6)},
     "Power": "power", "Bytes": "bytes", "bytes": "bytes", "correlation": "correlation", "device": "device",
     "External id": "external_id", "Python id": "python_id",
 }  # fmt: skip
-_TEXTS = {"CollGroup": "group", "Type": "type", "Peer": "peers", "Peers": "peers"}
-_BANDWIDTH = "memory bandwidth (GB/s)"
-_KNOWN = frozenset([*_INTEGERS, *_TEXTS, _BANDWIDTH])
-_MOST_TEXT, _MOST_ARGS = 1 << 14, 1 << 16  # bytes
+TEXTS = {"CollGroup": "group", "Type": "type", "Peer": "peers", "Peers": "peers"}
+BANDWIDTH = "memory bandwidth (GB/s)"
+_KNOWN = frozenset([*INTEGERS, *TEXTS, BANDWIDTH])
+_MOST_TEXT, MOST_ARGS = 1 << 14, 1 << 16  # bytes
 _FLOWS, _NO_TIME_NEEDED = frozenset("stf"), "M"
 _encode = msgspec.json.Encoder().encode
 _values = msgspec.json.Decoder(list[Any]).decode
@@ -34,7 +34,7 @@ _raws = msgspec.json.Decoder(list[Raw]).decode
 Args = dict[str, Raw]
 
 
-class _Texts(dict[str, int]):
+class Texts(dict[str, int]):
     """Numbers of texts, in the order in which they are first asked for."""
 
     cut = 0
@@ -55,12 +55,13 @@ class _Texts(dict[str, int]):
         return found
 
 
-def columns_of(events: Sequence[Event], dropped: Counter[str]) -> Columns:
+def columns_of(events: Sequence[Event], dropped: Counter[str], texts: Texts | None = None) -> Columns:
     """Makes the columns of events.
 
     Args:
         events: of a piece, in their order.
         dropped: counts those that are left out, by reason.
+        texts: numbers the texts, and `texts` of the result stays empty; None: those of these events.
     """
     by_phase: dict[str | None, list[Event]] = defaultdict(list)
     if [event.ph for event in events].count("X") == len(events):
@@ -71,22 +72,23 @@ def columns_of(events: Sequence[Event], dropped: Counter[str]) -> Columns:
             kind = phase if phase == "C" else "X" if phase in ("X", "B", "E") else "s" if phase in _FLOWS else "i"
             by_phase[kind if phase else None].append(event)
     dropped["without a phase"] += len(by_phase.pop(None, []))
-    builder = _Builder(dropped)
-    return Columns(
+    builder = _Builder(dropped, Texts() if texts is None else texts)
+    found = Columns(
         slices=builder.slices(by_phase["X"]),
         counters=builder.counters(by_phase["C"]),
         flows=builder.marks(by_phase["s"]),
         instants=builder.marks(by_phase["i"]),
-        texts=builder.texts.values_cut(),
-        cut_texts=builder.texts.cut,
         cut_args=builder.cut_args,
         bad_values=builder.bad_values,
     )
+    if texts is None:
+        found.texts, found.cut_texts = builder.texts.values_cut(), builder.texts.cut
+    return found
 
 
 class _Builder:
-    def __init__(self, dropped: Counter[str]) -> None:
-        self.texts = _Texts()
+    def __init__(self, dropped: Counter[str], texts: Texts) -> None:
+        self.texts = texts
         self.dropped = dropped
         self.cut_args = 0
         self.bad_values = 0
@@ -250,23 +252,23 @@ class _Builder:
                 for each in some:
                     for name in known_names:
                         del each[name]
-        for name, rows in rows_of.items():
+        for name, rows in sorted(rows_of.items()):  # in any order, results would depend on where pieces end
             values = values_of[name]
             found: NDArray[Any]
-            if name in _INTEGERS:
+            if name in INTEGERS:
                 found, known = integers(values)
-                column = columns.setdefault(_INTEGERS[name], np.full(len(args), ABSENT, np.int64))
-            elif name in _TEXTS:
+                column = columns.setdefault(INTEGERS[name], np.full(len(args), ABSENT, np.int64))
+            elif name in TEXTS:
                 texts = [_peer_or_text(name, value) for value in values]
                 found, known = self._codes(texts), np.array([text is not None for text in texts], bool)
-                column = columns.setdefault(_TEXTS[name], np.full(len(args), NO_TEXT, np.int32))
+                column = columns.setdefault(TEXTS[name], np.full(len(args), NO_TEXT, np.int32))
             else:
                 floats = [_number(value) for value in values]
                 known = np.array([value is not None for value in floats], bool)
                 found = np.array([value or 0.0 for value in floats], np.float64)
                 column = columns.setdefault("bandwidth", np.full(len(args), np.nan))
             places = np.array(rows, np.int64)
-            known &= (column[places] != column[places]) | (column[places] == (NO_TEXT if name in _TEXTS else ABSENT))
+            known &= (column[places] != column[places]) | (column[places] == (NO_TEXT if name in TEXTS else ABSENT))
             column[places[known]] = found[known]
             for place in np.flatnonzero(~known).tolist():
                 args[rows[place]] = {**(args[rows[place]] or {}), name: values[place]}
@@ -282,8 +284,8 @@ class _Builder:
         if any(blank in joined for blank in (b" ", b"\n", b"\t")):
             parts = _raws(msgspec.json.format(b"[%b]" % joined, indent=-1))
         lengths = np.array([memoryview(part).nbytes for part in parts], np.int64)
-        if lengths.max() > _MOST_ARGS:
-            fits = lengths <= _MOST_ARGS
+        if lengths.max() > MOST_ARGS:
+            fits = lengths <= MOST_ARGS
             self.cut_args += int((~fits).sum())
             parts, rows = [parts[i] for i in np.flatnonzero(fits)], [rows[i] for i in np.flatnonzero(fits)]
             lengths = lengths[fits]
@@ -332,6 +334,6 @@ def _peer_or_text(name: str, raw: Raw) -> str | None:
         return None
     if isinstance(value, str):
         return value
-    if _TEXTS[name] == "peers" and type(value) is int:
+    if TEXTS[name] == "peers" and type(value) is int:
         return str(value)
     return None

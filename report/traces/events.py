@@ -23,7 +23,10 @@ _CANDIDATE = re.compile(rb"[,}\]\n][ \t\r\n]*(?=\{)")  # before what may be an e
 _NOT_BLANK = re.compile(rb"[^ \t\r\n,]")
 _END = re.compile(rb'\}[ \t\r\n]*(\])[ \t\r\n]*(?:\}[ \t\r\n]*\Z|,[ \t\r\n]*"[^"\\]*"[ \t\r\n]*:)')
 _SMALL = 4096  # bytes: below, damage is looked for event by event
-_SEEN = 1 << 14  # bytes that are decoded at first, to read one event
+_SEEN = 1 << 9  # bytes that are decoded at first, to read one event
+_NO_OBJECTS = re.compile(  # elements that are no objects, each with the comma after it
+    rb'(?:(?:-?\d[\d.eE+-]*+|true|false|null|\[\]|"[^"\\,]*+")[ \t\r\n]*+,[ \t\r\n]*+)+'
+)
 _SECONDS = 20.0  # for the damaged part of one piece
 _MOST_NAME = 1 << 14
 
@@ -90,6 +93,7 @@ class Piece:
     consumed: int = 0  # bytes up to where the next piece starts
     ended: bool = False  # the list's `]` was before `consumed`
     lost: bool = False  # the next piece starts inside a damaged event
+    bad_bytes: int = 0  # that are no UTF-8, and became `?`
 
 
 def read(data: bytes, is_last: bool, is_lost: bool = False, gives_up: bool = False) -> Piece:
@@ -101,23 +105,24 @@ def read(data: bytes, is_last: bool, is_lost: bool = False, gives_up: bool = Fal
         is_lost: it starts inside a damaged event, which was counted.
         gives_up: an event that goes on behind the piece is too long, and is dropped.
     """
-    data = _valid(data)
+    text, bad_bytes = valid(data)
     piece = Piece()
-    reader = _Reader(data, is_last, gives_up, piece)
-    if not is_lost and reader.take(len(data)):
-        return piece
-    reader.read(is_lost)
+    reader = _Reader(text, is_last, gives_up, piece)
+    if is_lost or not reader.take(len(text)):
+        reader.read(is_lost)
+    if bad_bytes:
+        piece.bad_bytes = valid(data[: piece.consumed])[1]  # what follows is read again
     return piece
 
 
-def _valid(data: bytes) -> bytes:
-    """Returns UTF-8 of the same length: `?` for each byte that is none."""
+def valid(data: bytes) -> tuple[bytes, int]:
+    """Returns UTF-8 of the same length: `?` for each byte that is none; and how many there are."""
     try:
         data.decode()
     except UnicodeDecodeError:
-        text = data.decode("utf-8", "surrogateescape")
-        return re.sub("[\udc80-\udcff]", "?", text).encode()
-    return data
+        text, count = re.subn("[\udc80-\udcff]", "?", data.decode("utf-8", "surrogateescape"))
+        return text.encode(), count
+    return data, 0
 
 
 class _Cut(Exception):
@@ -182,6 +187,10 @@ class _Reader:
     def _take_one(self) -> bool:
         """Decodes one element, or drops it and goes to the next one; returns False if there is none."""
         piece = self._piece
+        if (others := _NO_OBJECTS.match(self._data, self._at)) is not None:
+            piece.dropped["not an object"] += others[0].count(b",")
+            self._at = piece.consumed = others.end()
+            return True
         try:
             value, end = self._element(self._at)
         except _Cut:

@@ -3,34 +3,61 @@
 from __future__ import annotations
 
 import codecs
+import ctypes
 import gc
 import os
 import zlib
 from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-
-from iaprof.report.traces import answer, columns, events, members
-from iaprof.report.traces.numbers import integers, nanoseconds
+from iaprof.report.traces import members
 from iaprof.report.traces.source import ENCODINGS
+from iaprof.sandbox.memory import use_malloc
 from iaprof.sandbox.reader import Operation, Refusal
 
 _INFLATED = 1 << 22  # bytes at once
 _GZIP = 16 + zlib.MAX_WBITS
 
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # malloc.h's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
+_MOST_MAPPED, _MOST_KEPT = 32 << 20, 256 << 20
+_EVENT = b'{"name":"a","ph":"%b","pid":1,"tid":1,"ts":1.5,"dur":1.5,"args":{"TS1":"%b","value":2}}'
+_SAMPLES = b",".join(_EVENT % (phase, b"0x1") for phase in (b"X", b"C", b"s", b"i")), _EVENT % (b"X", b"1.0")
+
+
+def _keep_memory() -> None:
+    """Makes malloc keep what is freed: each block needs arrays of the same sizes, and new pages cost CPU."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc and musl have it
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, _MOST_MAPPED)
+        mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
+
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
     """Returns the operations of this child, by name."""
-    (
-        nanoseconds([b"1.5"]),
-        integers([b"1"]),
-    )  # makes NumPy import what it needs, before the sandbox forbids opening files
+    use_malloc()
+    _keep_memory()
+    import numpy as np
+
+    from iaprof.report.traces import reading
+    from iaprof.report.traces.perfetto.reader import PacketReader
+
+    for sample in _SAMPLES:  # so that libraries import what they need before the sandbox forbids opening files
+        reading.read(sample, is_last=True)
     np.unique(np.zeros(1))
     for encoding in ENCODINGS:
         codecs.lookup(encoding)
     gc.disable()  # a piece is a hundred thousand dicts, without cycles
-    return {"events": read_events, "members": read_members, "convert": _Converter().convert}
+    packet_reader = PacketReader()
+
+    def read_packets(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
+        return packet_reader.read(parameters, _content(parameters, data, files), files[-1])
+
+    return {
+        "events": read_events,
+        "members": read_members,
+        "packets": read_packets,
+        "convert": _Converter().convert,
+    }
 
 
 def _content(parameters: dict[str, Any], data: bytearray, files: list[int]) -> bytes:
@@ -46,12 +73,11 @@ def _content(parameters: dict[str, Any], data: bytearray, files: list[int]) -> b
 
 def read_events(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
     """Reads a piece of a list of events; writes its columns into the last file."""
-    piece = events.read(
+    from iaprof.report.traces import answer, reading
+
+    found, piece, count = reading.read(
         _content(parameters, data, files), parameters["is_last"], parameters["is_lost"], parameters["gives_up"]
     )
-    count = len(piece.events) + sum(piece.dropped.values())
-    dropped = piece.dropped
-    found = columns.columns_of(piece.events, dropped)
     try:
         written = answer.write(found, files[-1])
     except OSError as error:
@@ -59,10 +85,11 @@ def read_events(parameters: dict[str, Any], data: bytearray, files: list[int]) -
     return {
         **written,
         "events": count,
-        "dropped": {reason: number for reason, number in dropped.items() if number},
+        "dropped": {reason: number for reason, number in piece.dropped.items() if number},
         "consumed": piece.consumed,
         "ended": piece.ended,
         "lost": piece.lost,
+        "bad_bytes": piece.bad_bytes,
     }
 
 
@@ -74,7 +101,7 @@ def read_members(parameters: dict[str, Any], data: bytearray, files: list[int]) 
 
 
 class _Converter:
-    """Makes UTF-8 of compressed files, and of files in other encodings. It keeps its state from call to call."""
+    """Unpacks compressed files, and makes UTF-8 of text in other encodings. It keeps its state from call to call."""
 
     def __init__(self) -> None:
         self._inflate: Any = None
@@ -83,15 +110,15 @@ class _Converter:
     def convert(self, parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
         """Converts a piece, and writes what it becomes into the last file.
 
-        parameters: `begins`: it is a file's first; `gzip`: it is compressed; `encoding`: of the text.
+        parameters: `begins`: it is a file's first; `gzip`: it is compressed; `encoding`: of the text; none for bytes.
 
         Returns:
             `consumed`, bytes of the piece; `ended`, whether what follows is of no use; `damaged`.
         """
         if parameters["begins"]:
             self._inflate = zlib.decompressobj(_GZIP) if parameters["gzip"] else None
-            self._decoder = codecs.getincrementaldecoder(parameters["encoding"])("replace")
-        assert self._decoder is not None
+            encoding = parameters["encoding"]
+            self._decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
         content = _content(parameters, data, files)
         ended = damaged = False
         plain, consumed = content, len(content)
@@ -105,7 +132,7 @@ class _Converter:
                     self._inflate = zlib.decompressobj(_GZIP)
             except zlib.error:
                 plain, ended, damaged = b"", True, True
-        text = self._decoder.decode(plain, ended).encode("utf-8", "replace")
+        text = plain if self._decoder is None else self._decoder.decode(plain, ended).encode("utf-8", "replace")
         view = memoryview(text)
         while view:
             view = view[os.write(files[-1], view) :]

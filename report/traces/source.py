@@ -1,4 +1,4 @@
-"""The bytes of a trace, in UTF-8, from any place on: of the file itself, or of what a child converts it to."""
+"""The bytes of a trace, from any place on: of the file itself, or of what a child converts it to, text to UTF-8."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _BLOCK = 1 << 21
 _BOMS = ((b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")
 _UTF8_BOM = b"\xef\xbb\xbf"
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
+"""What compressed files begin with."""
 _MOST_CONVERTED = 64 << 20  # bytes of one answer
 
 
@@ -42,23 +43,25 @@ class Span:
 
 
 class Source:
-    """A trace as UTF-8. Places count bytes of it; what is before the place that was asked for last is forgotten."""
+    """A trace, text as UTF-8. Places count bytes of it; what is before the one asked for last is forgotten."""
 
-    def __init__(self, file: int, name: str, child: Reads) -> None:
+    def __init__(self, file: int, name: str, child: Reads, is_text: bool = True) -> None:
         """Looks at the beginning.
 
         Args:
             file: descriptor, of a regular file.
             name: for messages.
             child: converts it, if necessary.
+            is_text: whether it has an encoding.
         """
-        self._file, self._name, self._child = file, name, child
+        self.name = name
+        self._file, self._child, self._is_text = file, child, is_text
         self.size = os.fstat(file).st_size
         self.done = 0  # bytes of the file that were read
         self.is_damaged = False
         start = os.pread(file, 4, 0)
-        self._is_gzip = start.startswith(_GZIP)
-        if self._is_gzip:
+        self._is_gzip = start.startswith(GZIP)
+        if self._is_gzip or not is_text:
             start = b""
         self._encoding = self._plain_encoding(start)
         self.begin = len(_UTF8_BOM) if start.startswith(_UTF8_BOM) else 0
@@ -110,13 +113,14 @@ class Source:
             self.is_damaged |= self._is_gzip
             self._ended = True
             return
+        encoding = (self._encoding or "utf-8-sig") if self._is_text else ""
         converted = os.memfd_create("iaprof trace", os.MFD_CLOEXEC)
         try:
             end = min(self.done + _BLOCK, self.size)
             answer = self._child.call(
                 "convert",
                 {
-                    "begins": not self._begun, "gzip": self._is_gzip, "encoding": self._encoding or "utf-8-sig",
+                    "begins": not self._begun, "gzip": self._is_gzip, "encoding": encoding,
                     "start": self.done, "end": end,
                 },
                 fds=[self._file, converted],
@@ -131,8 +135,8 @@ class Source:
             os.close(converted)
         if len(content) != size or (not consumed and not size and not ended):
             raise AnswerError
-        if not self._begun and self._is_gzip and (encoding := self._plain_encoding(content[:4])):
-            raise IaprofError(f"{self._name} is compressed text in {encoding}: decompress it first")
+        if self._is_text and not self._begun and self._is_gzip and (encoding := self._plain_encoding(content[:4])):
+            raise IaprofError(f"{self.name} is compressed text in {encoding}: decompress it first")
         self._begun = True
         self.done += consumed
         self._ended |= ended

@@ -10,10 +10,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import FIELDS, KINDS, NULLABLE
-from iaprof.report.traces.answer import ABSENT, NO_TEXT, Columns, Table
+from iaprof.report.traces.answer import ABSENT, MADE, NO_TEXT, Columns, Table
 from iaprof.sandbox.answers import AnswerError
 
-_MADE = 1 << 48  # above every pid: numbers that stand for texts, which JavaScript can still hold
 _HASH_BYTES = 5
 _FLEX_NAMES = (("RDMA", "Rdma"), ("Receive", "Recv"))
 
@@ -82,15 +81,16 @@ def _coded(codes: NDArray[np.int32] | None, texts: pa.Array, count: int) -> pa.A
 def _numbered(table: Table, name: str, texts: pa.Array) -> pa.Array:
     """Returns pids, tids or ids; for those that are texts, numbers made of these."""
     numbers, codes = table[name].copy(), table[f"{name}_text"]
-    for code in np.unique(codes[codes >= 0]).tolist():
-        numbers[codes == code] = number_of(str(texts[code]))
+    used, of_row = np.unique(codes[codes >= 0], return_inverse=True)
+    made = np.array([number_of(text) for text in texts.take(pa.array(used)).to_pylist()], np.int64)
+    numbers[codes >= 0] = made[of_row]
     return pa.array(numbers, mask=numbers == ABSENT) if name == "id" else pa.array(numbers)
 
 
 def number_of(text: str) -> int:
     """Returns the number that stands for a pid, tid or id that is no integer."""
     digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
-    return _MADE + int.from_bytes(digest[:_HASH_BYTES], "big")
+    return MADE + int.from_bytes(digest[:_HASH_BYTES], "big")
 
 
 def _args(table: Table, count: int) -> pa.Array:

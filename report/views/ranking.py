@@ -17,6 +17,7 @@ from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel
 from iaprof.formats.ranges import ranges
 from iaprof.report.views.launchers import launcher
 
+ENERGY = "energy"
 KEYS: dict[str, tuple[str, ...]] = {
     "kernel": ("kernel", "file"),
     "function": ("function",),
@@ -26,8 +27,11 @@ KEYS: dict[str, tuple[str, ...]] = {
     "process": ("host", "process", "pid"),
     "launcher": ("launcher",),  # see launchers.py
     "stack": ("process", "stack"),  # the innermost frame first
+    "operator": ("operator",),
+    ENERGY: ("kernel", "file"),  # kernels, those with most energy first
 }
 """By kind of entry: what an entry's key consists of."""
+NO_OPERATOR = "[no operator]"
 
 Key = tuple[str | int | tuple[str, ...], ...]
 _Key = TypeVar("_Key", bound=Hashable)
@@ -40,9 +44,10 @@ class Entry:
     key: Key  # as in KEYS; empty for sums
     reasons: Sequence[str]
     counts: tuple[int, ...]  # samples, by reason
-    inclusive: int | None = None  # for functions: samples in it and in functions inlined into it
+    inclusive: int | None = None  # for functions and operators: samples in it and in those that it calls
     launches: int | None = None  # for kernels of a whole profile
     processes: int = 0  # processes whose launches have these samples
+    energy: int | None = None  # nJ that GPUs used for the samples
 
     @property
     def samples(self) -> int:
@@ -82,7 +87,7 @@ class Ranker:
         self._profile = profile
         self._by = by
         self._rows = None if by == "reason" else number_rows(profile, by)
-        self._calls = _Calls(profile.codes) if by == "function" else None
+        self._calls, self._caller = _calls(profile, by)
         known = [(at.host, at.pid) if at and at.pid else None for at in profile.launches]
         processes, number = distinct_keys(known)
         known_as = [-1 if each is None else index for index, each in enumerate(processes)]
@@ -103,17 +108,25 @@ class Ranker:
         row_samples = counts.sum(axis=1, dtype=np.uint64)
         inclusive = None
         if self._calls:
-            found, inclusive = self._calls.inclusive(self._profile.code[some], row_samples)
+            found, inclusive = self._calls.inclusive(self._caller[some], row_samples)
             place = np.searchsorted(found, number)
         else:
             found, place = np.unique(number, return_inverse=True)
         samples = np.bincount(place, row_samples, len(found)).astype(np.int64)
-        order = np.lexsort((-(samples if inclusive is None else inclusive), -samples))[: limit or None]
+        order = np.lexsort((-(samples if inclusive is None else inclusive), -samples))
+        if self._by == ENERGY and self._profile.energy is not None:
+            own = np.zeros(len(found), np.int64)
+            np.add.at(own, place, self._profile.energy[some])
+            order = np.lexsort((-samples, -own))
+        order = order[: limit or None]
         bucket = buckets(order, len(found))[place]
         sums = sum_by_bucket(bucket, counts, len(order) + 1).tolist()
+        energy = self._energy(some, bucket, len(order) + 1)
         *processes, all_processes = _processes(bucket, self._process[self._profile.launch[some]], len(order) + 1)
         keys = [self._rows.key(index) for index in found[order].tolist()]
-        known = self._by == "kernel" and rows is None and self._profile.launch_counts  # imported captures have none
+        known = (
+            self._by in ("kernel", ENERGY) and rows is None and self._profile.launch_counts
+        )  # imported captures have none
         launches = self._launches() if known else None
         launched = [None if launches is None else launches.pop(key, 0) for key in keys]
         beyond = None if launches is None else sum(launches.values())
@@ -125,11 +138,15 @@ class Ranker:
                 None if inclusive is None else int(inclusive[where]),
                 launched[at],
                 processes[at],
+                energy[at],
             )
             for at, (key, where) in enumerate(zip(keys, order.tolist(), strict=True))
         ]
-        entries.sort(key=lambda entry: (-entry.samples, -(entry.inclusive or 0), entry.key))
-        rest = Entry((), reasons, tuple(sums[-1]), None, beyond, processes[-1])
+        by_energy = self._by == ENERGY
+        entries.sort(
+            key=lambda entry: (-(entry.energy or 0) * by_energy, -entry.samples, -(entry.inclusive or 0), entry.key)
+        )
+        rest = Entry((), reasons, tuple(sums[-1]), None, beyond, processes[-1], energy[-1])
         total = Entry(
             (),
             reasons,
@@ -137,8 +154,17 @@ class Ranker:
             None,
             None if beyond is None else beyond + sum(number or 0 for number in launched),
             all_processes,
+            None if energy[-1] is None else sum(each or 0 for each in energy),
         )
         return Ranking(self._by, entries, len(found) - len(order), rest, total)
+
+    def _energy(self, rows: slice, bucket: NDArray[np.int64], size: int) -> list[int | None]:
+        """Returns the energy of each bucket; None if it is unknown."""
+        if self._profile.energy is None:
+            return [None] * size
+        sums = np.zeros(size, np.int64)
+        np.add.at(sums, bucket, self._profile.energy[rows])
+        return list(sums.tolist())
 
     def _launches(self) -> dict[Key, int]:
         """Returns the launches of kernels with samples, by the kernel's key."""
@@ -156,9 +182,10 @@ def number_rows(profile: Profile, by: str) -> RowNumbers:
     if by in _LAUNCH_KEYS:
         keys, number = distinct_keys([_LAUNCH_KEYS[by](launch) for launch in profile.launches])
         return RowNumbers(number[profile.launch], keys.__getitem__)
-    if by == "function":
-        calls = _Calls(profile.codes)
-        return RowNumbers(calls.innermost[profile.code], lambda index: (calls.functions[index],))
+    calls, caller = _calls(profile, by)
+    if calls:
+        functions = calls.functions
+        return RowNumbers(calls.innermost[caller], lambda index: (functions[index],))
     pairs, pair_of = np.unique(profile.kernel * len(profile.codes) + profile.code, return_inverse=True)
     each = [divmod(pair, len(profile.codes)) for pair in pairs.tolist()]
     keys, number = distinct_keys(
@@ -196,14 +223,20 @@ def sum_by_bucket(bucket: NDArray[np.int64], counts: NDArray[np.uint64], size: i
     return np.stack(columns, axis=1).astype(np.int64)
 
 
-class _Calls:
-    """The functions that each code is in, as numbers. A recursive function has each code once."""
+def _calls(profile: Profile, by: str) -> tuple[_Calls | None, NDArray[np.int64]]:
+    """Returns the calls that entries of functions or operators are of, and each row's index into these: int64[n]."""
+    if by == "function":
+        return _Calls([(*code.functions[:-1], code.functions[-1] or UNKNOWN_KERNEL) if code.functions else
+                       (UNKNOWN_KERNEL,) for code in profile.codes]), profile.code  # fmt: skip
+    if by == "operator":
+        return _Calls([(launch and launch.operators) or (NO_OPERATOR,) for launch in profile.launches]), profile.launch
+    return None, profile.launch
 
-    def __init__(self, codes: Sequence[Code]) -> None:
-        stacks = [
-            (*code.functions[:-1], code.functions[-1] or UNKNOWN_KERNEL) if code.functions else (UNKNOWN_KERNEL,)
-            for code in codes
-        ]
+
+class _Calls:
+    """The functions that each code is in, as numbers, or the operators. A recursive one has each code once."""
+
+    def __init__(self, stacks: Sequence[tuple[str, ...]]) -> None:
         self.functions, number = distinct_keys([function for stack in stacks for function in stack])
         ends = np.cumsum([len(stack) for stack in stacks], dtype=np.int64)
         self.innermost = number[ends - 1]
@@ -267,7 +300,7 @@ def _stack_key(launch: Launch | None) -> Key:
     return launch.comm or UNKNOWN_PROCESS, frames[::-1]
 
 
-_CODE_KEYS = {"kernel": _kernel_key, "line": _line_key, "instruction": _instruction_key}
+_CODE_KEYS = {"kernel": _kernel_key, ENERGY: _kernel_key, "line": _line_key, "instruction": _instruction_key}
 _LAUNCH_KEYS: dict[str, Callable[[Launch | None], Key]] = {
     "process": _process_key,
     "launcher": lambda launch: (launcher(launch),),

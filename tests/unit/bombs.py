@@ -81,13 +81,23 @@ def one_text(path: Path) -> Path:
 
 
 def texts_everywhere(path: Path) -> Path:
-    """The longest texts in every column of texts: 2 GB each."""
-    groups = []
-    for kind, members in KINDS.items():
+    """The longest texts in every column of texts, 2 GB each, and a stall."""
+    return write(path, [*_texts_of(KINDS), ("stall", {"w0": pa.array([[0]], KINDS["stall"].field("w0").type)})])
+
+
+def texts_of_time_lines(path: Path) -> Path:
+    """The longest texts in every column of texts of time lines: 2 GB each."""
+    return write(path, _texts_of(("slice", "counter", "flow", "instant")))
+
+
+def _texts_of(kinds: Iterable[str]) -> list[_Group]:
+    groups: list[_Group] = []
+    for kind in kinds:
+        members = KINDS[kind]
         texts = {f.name: _again([LONGEST if f.type == pa.string() else LONGEST.encode()], 1 << 17)
                  for f in members if f.type in _TEXTS and f.name != "elf"}  # fmt: skip
         groups += [(kind, texts)] if texts else []
-    return write(path, groups)
+    return groups
 
 
 def imported_stacks(path: Path) -> Path:

@@ -46,9 +46,9 @@ def launch(time_ns: int, pid: int, address: int, stack: int = 1, size: int = 64,
 
 
 def capture(path: Path, header: dict[str, Any] | None = None, /, **kinds: list[dict[str, Any]]) -> Path:
-    """A capture with one row group per kind."""
+    """A capture with one row group per kind, and without columns for other kinds."""
     with path.open("wb") as file:
-        writer = CaptureWriter(file)
+        writer = CaptureWriter(file, kinds)
         for kind, rows in kinds.items():
             writer.write(kind, pa.array(rows, KINDS[kind]))
         writer.close(HEADER if header is None else header)

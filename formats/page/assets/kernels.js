@@ -16,6 +16,9 @@ function drawKernels(model, element) {
     { key: "launches", label: "Launches" },
     { key: "processes", label: "Processes" },
   ];
+  const hasEnergy = table.others.joules !== undefined;
+  if (hasEnergy) columns.push({ key: "joules", label: "Joules" });
+  const joules = (value) => (value >= 100 ? counted(value) : value.toPrecision(3));
   let sorted = { key: "samples", down: true };
   let all = false; // kernels are shown
 
@@ -100,6 +103,7 @@ function drawKernels(model, element) {
       mostly: (row) => (row.samples ? model.reasons[mostly(row.counts)] : ""),
       launches: (row) => row.launches || 0,
       processes: (row) => row.processes,
+      joules: (row) => row.joules || 0,
     }[sorted.key];
     matching.sort((a, b) => {
       const [one, other] = [of(a), of(b)];
@@ -120,7 +124,7 @@ function drawKernels(model, element) {
     more.textContent = `Show all ${counted(matching.length)} kernels`;
     const when = model.selection ? range(model.selection) : "Whole recording";
     const found = wanted ? `${counted(matching.length)} of ${counted(rows.length)} kernels match. ` : "";
-    const launched = model.selection ? " Launches and processes are those of the whole recording." : "";
+    const launched = model.selection ? ` Launches${hasEnergy ? ", joules" : ""} and processes are those of the whole recording.` : "";
     state.textContent = `${found}${when}: ${counted(total)} samples.${launched}`;
   }
 
@@ -156,6 +160,7 @@ function drawKernels(model, element) {
       made("td", "kernels-launches", row.launches === null ? "–" : counted(row.launches)),
       made("td", "kernels-processes", counted(row.processes)),
     );
+    if (hasEnergy) line.append(made("td", "kernels-joules", joules(row.joules)));
     line.addEventListener("click", () => model.selectKernel(chosen ? null : row.name));
     return line;
   }
@@ -170,6 +175,7 @@ function drawKernels(model, element) {
       made("td", "kernels-reasons"), made("td", "kernels-mostly"),
       made("td", "kernels-launches"), made("td", "kernels-processes"),
     );
+    if (hasEnergy) line.append(made("td", "kernels-joules", joules(table.others.joules)));
     return line;
   }
 

@@ -1,28 +1,5 @@
 // Puts the page together.
 
-function isDark() {
-  return document.documentElement.dataset.theme === "dark";
-}
-
-/** The page's colours: the system's, until the button is pressed. */
-function followTheme(tell) {
-  const system = matchMedia("(prefers-color-scheme: dark)");
-  const root = document.documentElement, button = document.getElementById("theme");
-  let chosen = null;
-  const set = () => {
-    root.dataset.theme = chosen || (system.matches ? "dark" : "light");
-    button.textContent = isDark() ? "Light" : "Dark";
-    button.setAttribute("aria-label", isDark() ? "Light colours" : "Dark colours");
-    tell();
-  };
-  system.addEventListener("change", set);
-  button.onclick = () => {
-    chosen = isDark() ? "light" : "dark";
-    set();
-  };
-  set();
-}
-
 /** The title: what was recorded, on what, when. */
 function drawTitle(model) {
   const { command, gpus, host, begun, seconds: length } = model.data.about;

@@ -77,6 +77,19 @@ function drawTimeline(model, element) {
   const rows = made("div", "time-rows");
   element.append(said, rows);
 
+  const operators = model.data.operators;
+  if (operators && operators.threads.length) {
+    rows.append(made("div", "time-heading", "Operators, the threads that are busiest with them"));
+    for (const thread of operators.threads) {
+      const shown = thread.begins.length;
+      const many = shown === thread.all ? counted(shown) : `the ${counted(shown)} longest of ${counted(thread.all)}`;
+      const svg = chart(
+        thread.name, many, "time-operators", (moment) => operatorsAt(thread, operators.names, moment),
+        `operators of ${thread.name}, ${many}`);
+      drawOperators(svg, thread, at, HEIGHT);
+    }
+  }
+
   const launches = model.data.launches;
   if (launches && launches.rows.length) {
     const heading = made("div", "time-heading", "Launches per kernel, each at its own scale");

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -11,15 +11,39 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.profile import StackOptions
 from iaprof.report.timeline.arguments import Arguments
-from iaprof.report.timeline.outputs.json_texts import member, microseconds, numbers, objects, quoted
-from iaprof.report.timeline.trace import ABSENT, Columns, Marks, Points, Slices, Trace
+from iaprof.report.timeline.grouped import Groups, by_time, few
+from iaprof.report.timeline.intervals import FARTHEST
+from iaprof.report.timeline.outputs.formats import TimeLine
+from iaprof.report.timeline.outputs.json_texts import (
+    Member,
+    Texts,
+    few_numbers,
+    member,
+    microseconds,
+    numbers,
+    objects,
+    quoted,
+)
+from iaprof.report.timeline.trace import ABSENT, MADE_OF_TEXT, Columns, Marks, Points, Slices, Trace
 
-_CHUNK = 1 << 16  # events
-_INTERNAL = ("sync",)  # members that only stages use
+_CHUNK = 1 << 15  # events; more need more memory, fewer more time
+_SEPARATOR = ",\n"
+_MOST_TEXTS = 1 << 30  # bytes of an array of type string
+INTERNAL = ("sync", "bp", "energy_uj")  # what only stages and tables use, and what is no member of args
+
+_ORIGINAL = r'"o{}":(?P<original>"(?:[^"\\]|\\.)*")'
+_TO_SEVERAL = "^Set BCList$"  # the type of events whose peers are a list, also of one
 
 Format = Callable[[NDArray[np.int64]], pa.StringArray]
-"""Returns the JSON of some rows of one kind of event."""
+"""Returns the JSON of some rows of one kind of event, each behind the separator."""
+
+
+def write_report(shown: TimeLine, _: StackOptions, out: BinaryIO) -> None:
+    """Writes what `iaprof timeline -o` writes as trace.json."""
+    with shown.arguments() as given:
+        write_chrome(shown.trace, given, {"CmdLine": shown.command}, out)
 
 
 def write_chrome(
@@ -28,6 +52,7 @@ def write_chrome(
     settings: Mapping[str, Any],
     output: BinaryIO,
     rows: Rows | None = None,
+    rank: int | None = None,
 ) -> None:
     """Writes a trace, its events in order of time.
 
@@ -37,17 +62,31 @@ def write_chrome(
         settings: members of otherData.
         output: receives the JSON.
         rows: a choice of events; None for all.
+        rank: whose device is described; None for all.
     """
-    writer = _Events(trace, arguments)
-    output.write(_head(trace, settings).encode() + b'"traceEvents":[\n')
-    separator = b""
-    for chunk in writer.chunks(rows or Rows.all(trace)):
-        # One buffer a chunk: a list of texts would be as many Python objects.
-        text = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(chunk)], pa.int32()), chunk), ",\n")
-        output.write(separator)
-        output.write(text.buffers()[2])
-        separator = b",\n"
-    output.write(b"\n]}\n")
+    ChromeWriter(trace, arguments, settings).write(output, rows, rank)
+
+
+class ChromeWriter:
+    """Writes a trace into several files, each with some of its events."""
+
+    def __init__(self, trace: Trace, arguments: Mapping[str, Arguments], settings: Mapping[str, Any]) -> None:
+        """Takes what write_chrome does."""
+        self._trace, self._settings = trace, settings
+        self._events = _Events(trace, arguments)
+        self._devices = _devices(trace)
+
+    def write(self, output: BinaryIO, rows: Rows | None = None, rank: int | None = None) -> None:
+        """Writes a file, as write_chrome does."""
+        own = [device for device in self._devices if rank is None or device.get("id") == rank]
+        output.write(_head(self._trace, self._settings, own).encode() + b'"traceEvents":[\n')
+        skipped = len(_SEPARATOR)  # before the first event
+        for chunk in self._events.chunks(rows or Rows.all(self._trace)):
+            _, offsets, content = chunk.buffers()
+            places = np.frombuffer(offsets, np.int32)
+            output.write(memoryview(content)[places[chunk.offset] + skipped : places[chunk.offset + len(chunk)]])
+            skipped = 0
+        output.write(b"\n]}\n")
 
 
 class Rows:
@@ -77,13 +116,8 @@ def _kinds(trace: Trace) -> tuple[Slices, Points, Marks, Marks]:
     return trace.slices, trace.points, trace.flows, trace.instants
 
 
-def _head(trace: Trace, settings: Mapping[str, Any]) -> str:
-    """Returns the object's start: the files' own members, those of the first file first, and ours."""
-    members: dict[str, Any] = {}
-    for file in trace.files:
-        for name, value in file.members.items():
-            if name not in ("traceEvents", "distributedInfo", "otherData", "deviceProperties"):
-                members.setdefault(name, value)
+def _devices(trace: Trace) -> list[Mapping[str, Any]]:
+    """Returns the devices of the files, each id once, and those of the ranks in files that describe none."""
     devices: dict[str, Mapping[str, Any]] = {}
     for file in trace.files:
         for device in file.devices:
@@ -91,8 +125,18 @@ def _head(trace: Trace, settings: Mapping[str, Any]) -> str:
     of_flex = trace.slices.device[(trace.slices.device != ABSENT) & ~trace.is_torch(trace.slices)]
     for rank in np.unique(of_flex).tolist():
         devices.setdefault(str(rank), {"id": rank, "type": "AIU", "name": "AIU"})
+    return list(devices.values())
+
+
+def _head(trace: Trace, settings: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the object's start: the files' own members, those of the first file first, and ours."""
+    members: dict[str, Any] = {}
+    for file in trace.files:
+        for name, value in file.members.items():
+            if name not in ("traceEvents", "distributedInfo", "otherData", "deviceProperties"):
+                members.setdefault(name, value)
     head = {
-        "deviceProperties": list(devices.values()),
+        "deviceProperties": devices,
         "traceName": "iaprof",
         "displayTimeUnit": "ns",
         **members,
@@ -101,130 +145,205 @@ def _head(trace: Trace, settings: Mapping[str, Any]) -> str:
     return json.dumps(head, indent=1)[:-2] + ",\n"
 
 
+class _Values:
+    """Which values of counters are one event: different series of a counter that are next to each other at one time."""
+
+    def __init__(self, points: Points) -> None:
+        keys = (points.file, points.pid, points.tid, points.name, points.category, points.time)
+        new = np.ones(len(points), bool)
+        new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+        run = np.cumsum(new)
+        alike = Groups(run, points.series)
+        nth = np.empty(len(points), np.int64)  # a series that comes again is of a further event
+        nth[alike.order] = np.arange(len(points)) - np.repeat(alike.firsts, alike.counts)
+        self._events = Groups(run, nth)
+        self.is_first = np.zeros(len(points), bool)
+        self.is_first[self._events.order[self._events.firsts]] = True
+
+    def of_events(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the rows of the values of events, by the rows of their first ones, and where each event's begin."""
+        events = self._events.numbers[rows]
+        counts = self._events.counts[events]
+        offsets = np.append(0, np.cumsum(counts))
+        places = np.repeat(self._events.firsts[events] - offsets[:-1], counts) + np.arange(offsets[-1])
+        return self._events.order[places], offsets
+
+
+class _Originals:
+    """The pids, or tids, of PyTorch's files that are texts, such as "Spans", for which a trace has numbers."""
+
+    def __init__(self, trace: Trace, arguments: Mapping[str, Arguments], name: str) -> None:
+        kinds: dict[str, Slices | Marks] = {"slice": trace.slices, "flow": trace.flows, "instant": trace.instants}
+        found: dict[int, str] = {}
+        for kind, columns in kinds.items():
+            given, of_kind = arguments.get(kind), getattr(columns, name)
+            rows = np.flatnonzero((of_kind >= MADE_OF_TEXT) & (columns.row >= 0))
+            rows = rows[trace.is_torch(columns)[rows]] if len(rows) else rows
+            if given is None or not len(rows):
+                continue
+            distinct, first = np.unique(of_kind[rows], return_index=True)
+            texts = pc.extract_regex(given.take(columns.row[rows[first]]), _ORIGINAL.format(name))
+            for number, text in zip(distinct.tolist(), texts.to_pylist(), strict=True):
+                if text is not None:
+                    found.setdefault(number, text["original"])
+        self._numbers = np.array(sorted(found), np.int64)
+        self._texts = pa.array([found[number] for number in sorted(found)], pa.string())
+
+    def texts(self, values: NDArray[np.int64]) -> Texts:
+        """Returns the JSON of pids or tids."""
+        if not len(self._numbers):
+            return few_numbers(values)
+        plain = numbers(values)
+        place = np.minimum(np.searchsorted(self._numbers, values), len(self._numbers) - 1)
+        return pc.if_else(pa.array(self._numbers[place] == values), self._texts.take(pa.array(place)), plain)
+
+
+def _numbers(values: NDArray[Any]) -> Texts:
+    return few_numbers(values) if values.dtype == np.int64 else numbers(values)
+
+
 class _Events:
     """Formats events."""
 
     def __init__(self, trace: Trace, arguments: Mapping[str, Arguments]) -> None:
         self._trace, self._arguments = trace, arguments
         self._texts = quoted(trace.texts.values)
-        self._jobs = quoted(pa.array([file.name for file in trace.files], pa.string()))
+        if self._texts.nbytes < _MOST_TEXTS:
+            self._texts = self._texts.cast(pa.string())
+        self._jobs = quoted(pa.array(trace.job_names, pa.string()))
+        self._values = _Values(trace.points)
+        self._originals = [_Originals(trace, arguments, name) for name in ("pid", "tid")]
         self._formats: tuple[Format, ...] = (self._slices, self._points, self._flows, self._instants)
 
     def chunks(self, rows: Rows) -> Iterator[pa.StringArray]:
-        """Yields the JSON of events in order of time, the longest first where they begin together."""
-        kinds = np.repeat(np.arange(4), [len(each) for each in rows.kinds])
-        numbers_ = np.concatenate(rows.kinds)
-        trace = self._trace
-        points = trace.points
-        times = [trace.slices.start, points.time, trace.flows.time, trace.instants.time]
-        time = np.concatenate([column[each] for column, each in zip(times, rows.kinds, strict=True)])
-        length = np.zeros(len(time))
-        length[: len(rows.kinds[0])] = trace.slices.duration[rows.kinds[0]]
-        order = np.lexsort((-length, time))
-        for start in range(0, len(order), _CHUNK):
-            chosen = order[start : start + _CHUNK]
-            place = np.argsort(kinds[chosen], kind="stable")
-            texts = [
-                self._formats[kind](numbers_[chosen[kinds[chosen] == kind]])
-                for kind in range(4)
-                if np.any(kinds[chosen] == kind)
-            ]
-            back = np.empty(len(place), np.int64)
-            back[place] = np.arange(len(place))
+        """Yields the JSON of events in order of time, the longest first where they begin together.
+
+        Each is behind the separator, also the first one.
+        """
+        kinds, numbers_ = self._in_order(rows)
+        for start in range(0, len(kinds), _CHUNK):
+            chosen, of_kinds = numbers_[start : start + _CHUNK], kinds[start : start + _CHUNK]
+            places = [np.flatnonzero(of_kinds == kind) for kind in range(4)]
+            texts = [self._formats[kind](chosen[at]) for kind, at in enumerate(places) if len(at)]
+            if len(texts) == 1:
+                yield texts[0]
+                continue
+            back = np.empty(len(chosen), np.int64)
+            back[np.concatenate(places)] = np.arange(len(chosen))
             yield pa.concat_arrays(texts).take(pa.array(back))
+
+    def _in_order(self, rows: Rows) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+        """Returns the kinds of events, and their row numbers, in order of time."""
+        trace = self._trace
+        slices, values, flows, instants = rows.kinds
+        chosen = slices, values[self._values.is_first[values]], flows, instants
+        columns = [trace.slices.start, trace.points.time, trace.flows.time, trace.instants.time]
+        times = np.concatenate([column[each] for column, each in zip(columns, chosen, strict=True)])
+        lengths = np.zeros(len(times))
+        lengths[: len(slices)] = trace.slices.duration[slices]
+        order = by_time(times, -lengths)
+        kinds = np.repeat(np.arange(4, dtype=np.int8), [len(each) for each in chosen])
+        return kinds[order], np.concatenate(chosen)[order]
 
     def _text(self, codes: NDArray[np.int32]) -> pa.StringArray:
         return self._texts.take(pa.array(codes, mask=codes < 0)).cast(pa.string())
 
-    def _where(self, columns: Slices | Points | Marks) -> list[pa.StringArray]:
+    def _coded(self, codes: NDArray[np.int32]) -> Texts:
+        found = few(codes, codes < 0)
+        return self._text(codes) if found is None else pa.DictionaryArray.from_arrays(found[0], self._text(found[1]))
+
+    def _where(self, columns: Slices | Points | Marks) -> list[Member]:
         return [
-            member("name", self._text(columns.name)),
-            member("cat", self._text(columns.category)),
-            member("pid", numbers(columns.pid)),
-            member("tid", numbers(columns.tid)),
+            member("name", self._coded(columns.name)),
+            member("cat", self._coded(columns.category)),
+            member("pid", self._originals[0].texts(columns.pid)),
+            member("tid", self._originals[1].texts(columns.tid)),
         ]
 
-    def _extra(self, columns: Columns) -> list[pa.StringArray]:
+    def _extra(self, columns: Columns) -> list[Member]:
         members = []
         for name, values in columns.extra.items():
-            if name not in _INTERNAL:
-                texts = self._text(values) if values.dtype == np.int32 else numbers(values)
-                members.append(member(name, texts))
+            if name not in INTERNAL:
+                members.append(member(name, self._coded(values) if values.dtype == np.int32 else _numbers(values)))
         return members
 
     def _slices(self, rows: NDArray[np.int64]) -> pa.StringArray:
         slices = self._trace.slices.take(rows)
-        args = [member(f"TS{n}", _decimal(slices.counters[:, n - 1])) for n in range(1, 6)]
+        args = [member(f"TS{n}", numbers(slices.counters[:, n - 1]), '"') for n in range(1, 6)]
         args += [
-            member("Power", _decimal(slices.power)),
-            member("bytes", numbers(slices.bytes)),
+            member("Power", numbers(slices.power), '"'),
+            member("bytes", few_numbers(slices.bytes)),
             member("memory bandwidth (GB/s)", numbers(slices.bandwidth)),
             member("correlation", numbers(slices.correlation)),
-            member("device", numbers(slices.device)),
-            member("CollGroup", self._text(slices.group)),
-            member("Type", self._text(slices.type)),
-            member("Peer", self._text(slices.peers)),
-            member("jobname", self._jobs.take(pa.array(slices.file))),
+            member("device", few_numbers(slices.device)),
+            member("CollGroup", self._coded(slices.group)),
+            member("Type", self._coded(slices.type)),
+            *self._peers(slices),
+            member("jobname", pa.DictionaryArray.from_arrays(pa.array(slices.file), self._jobs)),
         ]
-        args += [*self._extra(slices), self._imported("slice", slices.row)]
+        # What stages found out comes last: of members with the same name, the last one counts.
+        args = [self._imported("slice", slices.row), *args, *self._extra(slices)]
         return objects(
             [
-                _constant('"ph":"X",', len(rows)),
                 *self._where(slices),
                 member("ts", microseconds(slices.start)),
-                member("dur", microseconds(np.rint(slices.duration).astype(np.int64))),
+                member("dur", microseconds(np.rint(np.clip(slices.duration, -FARTHEST, FARTHEST)).astype(np.int64))),
                 member("args", objects(args, len(rows))),
             ],
             len(rows),
+            _SEPARATOR + '{"ph":"X",',
         )
+
+    def _peers(self, slices: Slices) -> list[Member]:
+        """Returns the members for ranks, as runtimes call them: `Peers` of those that can be several."""
+        texts = self._trace.texts
+        several = pa.array(texts.matches(slices.type, _TO_SEVERAL) | texts.matches(slices.peers, ","))
+        peers, none = self._text(slices.peers), pa.scalar(None, pa.string())
+        return [
+            member("Peer", pc.if_else(several, none, peers)),
+            member("Peers", pc.if_else(several, peers, none)),
+        ]
 
     def _points(self, rows: NDArray[np.int64]) -> pa.StringArray:
         points = self._trace.points.take(rows)
-        values = pc.binary_join_element_wise(
-            self._text(points.series), ":", pc.fill_null(numbers(points.value), "0"), ""
-        )
+        members, offsets = self._values.of_events(rows)
+        series, value = self._trace.points.series[members], self._trace.points.value[members]
+        texts = pc.binary_join_element_wise(self._text(series), ":", pc.fill_null(numbers(value), "0"), "")
+        values = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), texts), ",")
         return objects(
             [
-                _constant('"ph":"C",', len(rows)),
                 *self._where(points),
                 member("ts", microseconds(points.time)),
-                member("args", objects([values], len(rows))),
+                member("args", objects([Member("", values, ",")], len(rows))),
             ],
             len(rows),
+            _SEPARATOR + '{"ph":"C",',
         )
 
     def _flows(self, rows: NDArray[np.int64]) -> pa.StringArray:
         flows = self._trace.flows.take(rows)
         # An arrow ends at the slice that encloses its end, not at the next one to begin.
         is_end = self._trace.texts.matches(flows.phase, "^f$")
-        binding = pc.if_else(pa.array(is_end), pa.scalar('"bp":"e",'), pa.scalar(None, pa.string()))
-        return self._marks("flow", flows, [binding])
+        binding = pc.if_else(pa.array(is_end), pa.scalar('"e"'), pa.scalar(None, pa.string()))
+        return self._marks("flow", flows, [member("bp", binding)])
 
     def _instants(self, rows: NDArray[np.int64]) -> pa.StringArray:
         return self._marks("instant", self._trace.instants.take(rows), [])
 
-    def _marks(self, kind: str, marks: Marks, more: list[pa.StringArray]) -> pa.StringArray:
+    def _marks(self, kind: str, marks: Marks, more: list[Member]) -> pa.StringArray:
         return objects(
             [
-                member("ph", self._text(marks.phase)),
+                member("ph", self._coded(marks.phase)),
                 *self._where(marks),
                 member("ts", microseconds(marks.time)),
                 member("id", numbers(marks.id)),
                 *more,
-                member("args", objects([*self._extra(marks), self._imported(kind, marks.row)], len(marks))),
+                member("args", objects([self._imported(kind, marks.row), *self._extra(marks)], len(marks))),
             ],
             len(marks),
+            _SEPARATOR + "{",
         )
 
-    def _imported(self, kind: str, rows: NDArray[np.int64]) -> pa.StringArray:
+    def _imported(self, kind: str, rows: NDArray[np.int64]) -> Member:
         arguments = self._arguments.get(kind)
-        return pa.nulls(len(rows), pa.string()) if arguments is None else arguments.take(rows)
-
-
-def _constant(text: str, count: int) -> pa.StringArray:
-    return pa.repeat(pa.scalar(text, pa.string()), count)
-
-
-def _decimal(values: NDArray[np.int64]) -> pa.StringArray:
-    """Returns counters as texts in decimal, as the AIU's runtime writes them; null for ABSENT."""
-    return pc.binary_join_element_wise('"', pa.array(values, mask=values == ABSENT).cast(pa.string()), '"', "")
+        return Member("", pa.nulls(len(rows), pa.string()) if arguments is None else arguments.take(rows), ",")

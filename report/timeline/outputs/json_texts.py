@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.report.timeline.grouped import few
 from iaprof.report.timeline.trace import ABSENT
+
+Texts: TypeAlias = pa.StringArray | pa.DictionaryArray
+"""JSON texts, also with numbers of distinct ones."""
 
 _NEEDS_ESCAPES = '[\\x00-\\x1f"\\\\\\x7f\\x{2028}\\x{2029}]'
 _THOUSANDTHS = pa.array([f".{n:03}".rstrip("0") if n else "" for n in range(1000)], pa.string())
@@ -29,33 +37,129 @@ def quoted(texts: pa.Array) -> pa.Array:
 
 def microseconds(ns: NDArray[np.int64]) -> pa.StringArray:
     """Returns times in ns as JSON numbers in us, with up to three decimals."""
-    size = np.abs(ns)
-    whole = pa.array(size // 1000).cast(pa.string())
-    sign = pc.if_else(pa.array(ns < 0), pa.scalar("-", pa.string()), pa.scalar("", pa.string()))
-    return pc.binary_join_element_wise(sign, whole, _THOUSANDTHS.take(pa.array(size % 1000)), "")
+    size = np.abs(ns).astype(np.uint64)  # as no int64 is the size of the least one
+    whole = pa.array(size // np.uint64(1000)).cast(pa.string())
+    parts = [whole, _THOUSANDTHS.take(pa.array(size % np.uint64(1000))), _text("")]
+    if (ns < 0).any():
+        parts.insert(0, pc.if_else(pa.array(ns < 0), _text("-"), _text("")))
+    return pc.binary_join_element_wise(*parts)
 
 
 def numbers(values: NDArray[np.generic]) -> pa.StringArray:
     """Returns numbers as JSON numbers, and True as true; null for False, ABSENT, NaN and infinity."""
     if values.dtype == bool:
-        return pc.if_else(pa.array(values), pa.scalar("true", pa.string()), pa.scalar(None, pa.string()))
+        return pc.if_else(pa.array(values), _text("true"), pa.scalar(None, pa.string()))
     if values.dtype.kind == "f":
         return pa.array(values, mask=~np.isfinite(values)).cast(pa.string())
     return pa.array(values, mask=values == ABSENT).cast(pa.string())
 
 
-def member(name: str, values: pa.StringArray) -> pa.StringArray:
-    """Returns members of objects, `"name":value,`; null where the value is."""
-    if values.null_count == len(values):
-        return values
-    return pc.binary_join_element_wise(f"{json.dumps(name)}:", values, ",", "")
+def few_numbers(values: NDArray[np.int64]) -> Texts:
+    """Returns integers as JSON numbers; null for ABSENT. Each of them is made once, if few are different."""
+    found = few(values, values == ABSENT)
+    return numbers(values) if found is None else pa.DictionaryArray.from_arrays(found[0], numbers(found[1]))
 
 
-def objects(members: list[pa.StringArray], count: int) -> pa.StringArray:
-    """Returns `count` objects of members, each with a comma after it; those that are null are left out."""
+@dataclass(frozen=True)
+class Member:
+    """A member of some objects; they do not have it where the value is null."""
+
+    before: str
+    values: Texts
+    after: str
+
+    @property
+    def is_in_all(self) -> bool:
+        """Whether all objects have it."""
+        return not self.values.null_count
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether values are texts for each object, and no dictionary."""
+        return not isinstance(self.values, pa.DictionaryArray)
+
+    def texts(self, start: str = "") -> pa.StringArray:
+        """Returns it as it stands in objects, with a comma, behind a start; null where they do not have it."""
+        if not self.is_plain:
+            return replace(self, values=self.values.dictionary).texts(start).take(self.values.indices)
+        return pc.binary_join_element_wise(_text(start + self.before), self.values, _text(self.after), _text(""))
+
+
+def member(name: str, values: Texts, quote: str = "") -> Member:
+    """Returns a member of objects, `"name":value,`.
+
+    Args:
+        name: its key.
+        values: JSON, or what stands between quotes; null for objects without it.
+        quote: stands on both sides of the values.
+    """
+    return Member(f"{json.dumps(name)}:{quote}", values, f"{quote},")
+
+
+def objects(members: Sequence[Member], count: int, start: str = "{") -> pa.StringArray:
+    """Returns `count` objects of members.
+
+    Args:
+        members: of those with a name, one that all objects have may become the last, which saves a copy.
+        count: how many.
+        start: what all of them start with: a brace, and JSON of members that all have, with a comma behind each.
+    """
+    used = [each for each in members if each.values.null_count < count]
+    last = next(
+        (n for n in reversed(range(len(used))) if used[n].is_in_all and (used[n].before or used[n] is used[-1])), None
+    )
+    if last is not None:
+        used.append(used.pop(last))
     # The commas are no separators of Arrow's join, which leaves out rows in which all members are null.
-    used = [texts for texts in members if texts.null_count < count]
+    parts: list[pa.StringArray | pa.StringScalar] = []
+    constant = start
+    for alike in _together(used):
+        if not alike[0].is_plain and alike[0].is_in_all:
+            parts.append(replace(alike[0], after="").texts(constant))
+            constant = alike[0].after
+        elif alike[0].is_in_all:
+            parts += [_text(constant + alike[0].before), alike[0].values]
+            constant = alike[0].after
+        else:
+            parts += [_text(constant), _texts(alike)]
+            constant = ""
     if not used:
-        return pa.repeat(pa.scalar("{}", pa.string()), count)
-    inside = pc.binary_join_element_wise(*used, "", null_handling="replace", null_replacement="")
-    return pc.binary_join_element_wise("{", pc.utf8_rtrim(inside, ","), "}", "")
+        return pa.repeat(_text(constant.rstrip(",") + "}"), count)
+    if last is not None:
+        return _join(*parts, _text(constant.removesuffix(",") + "}"))
+    return _join(pc.ascii_rtrim(_join(*parts), ","), _text("}"))
+
+
+def _together(members: Sequence[Member]) -> list[list[Member]]:
+    """Returns members in lists: plain ones beside each other that the same objects lack become one text."""
+    found: list[list[Member]] = []
+    lack: pa.BooleanArray | None = None  # of the last list
+    for each in members:
+        before, lack = lack, pc.is_null(each.values) if each.is_plain and not each.is_in_all else None
+        if before is not None and lack is not None and lack.equals(before):
+            found[-1].append(each)
+        else:
+            found.append([each])
+    return found
+
+
+def _texts(members: Sequence[Member]) -> pa.StringArray:
+    """Returns members that the same objects lack, as Member.texts does."""
+    if len(members) == 1:
+        return members[0].texts()
+    parts: list[pa.StringArray | pa.StringScalar] = []
+    constant = ""
+    for each in members:
+        parts += [_text(constant + each.before), each.values]
+        constant = each.after
+    return pc.binary_join_element_wise(*parts, _text(constant), _text(""))
+
+
+def _join(*parts: pa.StringArray | pa.StringScalar) -> pa.StringArray:
+    return pc.binary_join_element_wise(*parts, _text(""), null_handling="replace", null_replacement="")
+
+
+@functools.cache
+def _text(text: str) -> pa.StringScalar:
+    """Returns a scalar; those that Arrow makes of a str itself cost as much as a thousand rows."""
+    return pa.scalar(text, pa.string())

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from iaprof.report.timeline.grouped import rows_of
 from iaprof.report.timeline.outputs.chrome import Rows
-from iaprof.report.timeline.trace import Dialect, Trace
+from iaprof.report.timeline.trace import HOST_PIDS, Dialect, Trace
 
-HOST_PIDS = 1000
-"""What is added to a rank for the pid of its host's events in FLEX files."""
+MOST_WORKERS = 1024  # files: a stranger's trace can have a million pids
 
 
 def workers(trace: Trace) -> Iterator[tuple[int, Rows]]:
@@ -24,6 +24,11 @@ def workers(trace: Trace) -> Iterator[tuple[int, Rows]]:
         of_pid = np.where(columns.pid >= HOST_PIDS, columns.pid - HOST_PIDS, columns.pid)
         ranks.append(np.where(of_torch, ranks_of_files[columns.file], of_pid))
     # Counters of all ranks together have a pid of -1.
-    for rank in np.unique(np.concatenate([ranks[0], ranks_of_files[torch]])):
-        if rank >= 0:
-            yield int(rank), Rows(*(np.flatnonzero(of_kind == rank) for of_kind in ranks))
+    wanted = np.unique(np.concatenate([ranks[0], ranks_of_files[torch]]))
+    wanted = wanted[wanted >= 0]
+    if len(wanted) > MOST_WORKERS:
+        text = f"There are {len(wanted):,} ranks: files for TensorBoard were written of the first {MOST_WORKERS:,} only"
+        trace.messages.warn("TB", text)
+        wanted = wanted[:MOST_WORKERS]
+    for rank, *rows in zip(wanted.tolist(), *(rows_of(of_kind, wanted) for of_kind in ranks), strict=True):
+        yield rank, Rows(*rows)

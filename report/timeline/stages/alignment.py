@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
+from iaprof.report.timeline.device_clock import whole
+from iaprof.report.timeline.grouped import groups, rows_of
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.stages.counters import whole
-from iaprof.report.timeline.stages.groups import groups
 from iaprof.report.timeline.trace import ABSENT, Dialect, Slices, Trace
 
 _LATEST = np.iinfo(np.int64).max
@@ -123,42 +123,43 @@ class _Offsets:
         rank_of = np.where(own | ~trace.is_torch(slices), slices.pid, ranks)
         torch_pids = np.unique(slices.pid[torch[0] | torch[1]])
         if len(np.union1d(flex_pids, torch_pids)) == 2 and len(flex_pids) == len(torch_pids) == 1:
-            ns, uneven = _offset(slices, flex, _preferred(*torch))
+            ns, uneven = _offset(slices, np.flatnonzero(flex), _preferred(*map(np.flatnonzero, torch)))
             return cls({}, ns, uneven)
         offsets = cls({})
-        for pid in flex_pids.tolist():
-            here = rank_of == pid
-            references = _preferred(torch[0] & here, torch[1] & here)
-            if references.any():
-                offsets.ns[pid], uneven = _offset(slices, flex & (slices.pid == pid), references)
+        kinds = [np.flatnonzero(flex), *map(np.flatnonzero, torch)]
+        owners = [slices.pid[kinds[0]], rank_of[kinds[1]], rank_of[kinds[2]]]
+        rows = (rows_of(owner, flex_pids) for owner in owners)
+        for pid, *its in zip(flex_pids.tolist(), *rows, strict=True):
+            own, predicts, regions = (kind[places] for kind, places in zip(kinds, its, strict=True))
+            references = _preferred(predicts, regions)
+            if len(references):
+                offsets.ns[pid], uneven = _offset(slices, own, references)
                 offsets.uneven += uneven
         return offsets
 
     def __getitem__(self, pid: NDArray[np.int64]) -> NDArray[np.int64]:
         if self.of_all is not None:
             return np.full(len(pid), self.of_all, np.int64)
-        result = np.zeros(len(pid), np.int64)
-        for each, ns in self.ns.items():
-            result[pid == each] = ns
-        return result
+        pids, ns = (np.array(sorted(self.ns.items()), np.int64).reshape(-1, 2).T) if self.ns else np.zeros((2, 1), int)
+        place = np.minimum(np.searchsorted(pids, pid), len(pids) - 1)
+        return np.where(pids[place] == pid, ns[place], 0)
 
 
-def _preferred(first: NDArray[np.bool_], second: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    return first if first.any() else second
+def _preferred(first: NDArray[np.intp], second: NDArray[np.intp]) -> NDArray[np.intp]:
+    return first if len(first) else second
 
 
-def _offset(slices: Slices, flex: NDArray[np.bool_], torch: NDArray[np.bool_]) -> tuple[int, int]:
+def _offset(slices: Slices, flex: NDArray[np.intp], torch: NDArray[np.intp]) -> tuple[int, int]:
     """Returns by how many ns to move the runtime's events so that they end before PyTorch's, and 1 if some are alone.
 
-    References are paired in the order of time.
+    References, rows of slices, are paired in the order of time.
     """
-    pairs = min(int(flex.sum()), int(torch.sum()))
+    pairs = min(len(flex), len(torch))
     ends = []
-    for mask in (flex, torch):
-        rows = np.flatnonzero(mask)
+    for rows in (flex, torch):
         rows = rows[np.argsort(slices.start[rows], kind="stable")][:pairs]
         ends.append(slices.start[rows] + whole(slices.duration[rows]))
-    return int((ends[1] - ends[0]).min()), int(flex.sum() != torch.sum())
+    return int((ends[1] - ends[0]).min()), int(len(flex) != len(torch))
 
 
 def time_align_collect(trace: Trace, _: Options) -> None:

@@ -21,13 +21,13 @@ def compute_bandwidth(trace: Trace, options: Options) -> None:
     without = 0
     for pattern, track, (first, last) in DIRECTIONS:
         copies = slices.take(trace.texts.matches(slices.name, pattern) & (slices.bytes != ABSENT))
-        times = counter_times(trace, options.soc_mhz, copies)
+        times = counter_times(trace.texts, copies, options.soc_mhz)
         cycles = copies.counters[:, last] - copies.counters[:, first]
         good = (times[:, first] != ABSENT) & (times[:, last] > times[:, first]) & (cycles > 0)
         without += int((~good).sum())
         copies, times, cycles = copies.take(good), times[good], cycles[good]
         rates = np.round(copies.bytes * options.soc_mhz / cycles, 3)
-        add_sums(trace, STAGE, track, Spans(copies.file, copies.pid, times[:, first], times[:, last], rates))
+        add_sums(trace, track, Spans(copies.file, copies.pid, times[:, first], times[:, last], rates))
     if without:
         trace.messages.warn(
             STAGE, f"{without} copies have no time by their counters, so no bandwidth is shown for them"

@@ -13,7 +13,6 @@ from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.trace import Dialect, Trace
 from iaprof.report.timeline.tracks import Spans, Track, add_sums
 
-STAGE = "CAT"
 TRACK = Track("TransferBW", "GB/s")
 SIGNAL_BYTES = 128  # a transfer of so many is a signal
 
@@ -25,7 +24,7 @@ def categorize(trace: Trace, options: Options) -> None:
     trace.slices.extra["class"] = codes[numbers]
     moves = np.isin(numbers, [NUMBERS[each] for each in TRANSFERS]) & (trace.slices.bandwidth > 0)
     copies = trace.slices.take(moves & np.isfinite(trace.slices.bandwidth))
-    add_sums(trace, STAGE, TRACK, Spans(copies.file, copies.pid, copies.start, ends(copies), copies.bandwidth))
+    add_sums(trace, TRACK, Spans(copies.file, copies.pid, copies.start, ends(copies), copies.bandwidth))
 
 
 def classes_of(trace: Trace) -> NDArray[np.int8]:

@@ -1,4 +1,4 @@
-"""The device's counters TS1 to TS5: which two a slice's time is between, their wraps, and their times.
+"""The device's counters TS1 to TS5: their wraps, and the times of slices by them.
 
 An operation has up to four slices, all with the same five counters. A slice's name ends in the part of the operation
 that it is, its window: `k_1 Cmpt Exec` is between TS3 and TS4. The host saw the end of a window better than its start,
@@ -11,54 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
+from iaprof.report.timeline.device_clock import counter_offsets, read, whole
+from iaprof.report.timeline.dialects import windows
+from iaprof.report.timeline.intervals import FARTHEST
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.texts import NO_TEXT, Texts
+from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import ABSENT, MADE, Slices, Trace
 
 WRAP = 1 << 32
 """The counters have 32 bits."""
-WINDOWS = (("[ _]DmaI$", 0, 1), (" Cmpt Prep$", 1, 2), ("( Cmpt Exec|_Cmpt)$", 2, 3), ("[ _]DmaO$", 3, 4))
-"""Ends of names, and the indexes of the counters of the window. `_DmaI`, `_Cmpt`, `_DmaO` end what -s made."""
-OTHER_WINDOW = (0, 4)
 _SEPARATION_NS = 1e3 / 560
 """A part that -s makes is longer than that, and shorter than its window by half of it, so that parts do not touch."""
-_FARTHEST = 1 << 62  # ns: a time that is further off is set there, so that sums fit in 64 bits
-
-
-def windows(texts: Texts, names: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Returns the indexes of the first and the last counter of each name's window: intp[n] each, 0 to 4."""
-    first, last = (np.full(len(names), index, np.intp) for index in OTHER_WINDOW)
-    for pattern, start, end in WINDOWS:
-        found = texts.matches(names, pattern)
-        first[found], last[found] = start, end
-    return first, last
-
-
-def read(counters: NDArray[np.int64], indexes: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Returns one counter of each row: int64[n] of int64[n, 5]."""
-    return np.asarray(counters[np.arange(len(counters)), indexes])
-
-
-def whole(ns: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Returns times as whole ns. Halves go up: two times with the same fraction are rounded the same way."""
-    return np.asarray(np.clip(np.nan_to_num(np.floor(ns + 0.5)), -_FARTHEST, _FARTHEST), np.int64)
-
-
-def counter_offsets(texts: Texts, slices: Slices, soc_mhz: float) -> NDArray[np.float64]:
-    """Returns when each counter was read, in ns after the slice's start: float64[n, 5]; NaN for absent counters.
-
-    It is exact where float64 times are not: these resolve 256 ns at today's time since 1970.
-    """
-    last = read(slices.counters, windows(texts, slices.name)[1])[:, None]
-    absent = (slices.counters == ABSENT) | (last == ABSENT)
-    cycles = np.where(absent, 0, slices.counters) - np.where(absent, 0, last)
-    return np.where(absent, np.nan, slices.duration[:, None] + cycles * (1e3 / soc_mhz))
-
-
-def counter_times(texts: Texts, slices: Slices, soc_mhz: float) -> NDArray[np.int64]:
-    """Returns when each counter was read, in ns: int64[n, 5]; ABSENT for absent counters."""
-    offsets = counter_offsets(texts, slices, soc_mhz)
-    return np.where(np.isnan(offsets), ABSENT, slices.start[:, None] + whole(offsets))
 
 
 def rising(counters: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -119,7 +82,7 @@ def tighten_hts_by_instr_type(trace: Trace, options: Options) -> None:
 def _set_durations(slices: Slices, first: NDArray[np.intp], last: NDArray[np.intp], soc_mhz: float) -> None:
     begin, end = read(slices.counters, first), read(slices.counters, last)
     usable = (begin != ABSENT) & (end >= begin)
-    duration = np.where(usable, end - begin, 0) * (1e3 / soc_mhz)
+    duration = np.minimum(np.where(usable, end - begin, 0) * (1e3 / soc_mhz), FARTHEST)
     slices.start = np.where(usable, slices.start + whole(slices.duration - duration), slices.start)
     slices.duration = np.where(usable, duration, slices.duration)
 
@@ -155,5 +118,5 @@ def tripple_phased_events(trace: Trace, options: Options) -> None:
     if short := int((slices.has_counters & (become == 0)).sum()):
         trace.dropped["parts too short for -s"] += short
     if more := int(np.maximum(become - 1, 0).sum()):
-        trace.made["tripple_phased_events"] += more
+        trace.made["parts of operations, by -s"] += more
     trace.slices = pieces[0].joined(pieces[1]).joined(pieces[2]).joined(pieces[3])

@@ -6,8 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
+from iaprof.report.timeline.device_clock import read
+from iaprof.report.timeline.dialects import windows
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.stages.counters import WRAP, read, rising, windows
+from iaprof.report.timeline.stages.counters import WRAP, rising
 from iaprof.report.timeline.trace import ABSENT, Trace
 
 _TOLERANCE = 0.1

@@ -1,18 +1,31 @@
-"""Iterations: a sequence of kernels that a rank runs again and again."""
+"""Iterations: a sequence of kernels that a rank runs again and again, or a step that PyTorch's profiler marks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.intervals import FARTHEST, ends
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.trace import Dialect, Trace
 
 STAGE = "ITSTATS"
+STEP = r"^ProfilerStep#\d+$"
+"""The name of a step's slice (torch/profiler/profiler.py)."""
+_FLOATS = ("Mean", "Min", "Max", "StDev")
+_SCHEMA = pa.schema(
+    [("pid", pa.int64()), ("Kernels", pa.int64()), ("Iterations", pa.int64()),
+     *((name, pa.float64()) for name in _FLOATS), ("Slowest", pa.int64()), ("Slower By", pa.float64()),
+     ("Idle Excess", pa.float64()), ("Kernel Excess", pa.float64()), ("Kernel", pa.large_string())]
+)  # fmt: skip
+"""Times in us. `Slowest` is the number of the slowest iteration, from 0 on; it took `Slower By` longer than the mean,
+`Kernel Excess` of it in `Kernel`, `Idle Excess` outside of all kernels. Null where no iteration is slower."""
 SHORTEST_WORD, SHORTEST_TEXT = 4, 10  # kernels: of an iteration, and of what it is found in
 LONGEST_WORD = 1 << 16
 SURE = 8  # kernels beside the middle that must repeat before a word of more than twice as many is looked at
@@ -27,33 +40,132 @@ class Word:
 
 
 def collect_iteration_stats(trace: Trace, options: Options) -> None:
-    """Finds the iterations of each rank; says how long they take, and how much that varies."""
+    """Finds the iterations of each rank; says how long they take, how much that varies, and what the slowest waits for.
+
+    Makes the tables `iterations`, with a row for each rank, and `iteration_times`, with a row for each iteration.
+    """
+    found = [*_words(trace), *_steps(trace)]
+    if not found:
+        return
+    rows = [_row(trace, each) for each in found]
+    trace.tables["iterations"] = pa.Table.from_pylist(rows, _SCHEMA)
+    for row in rows:
+        trace.messages.note(
+            STAGE, f"[{row['pid']}] avg_iteration_time={round(row['Mean'], 3)}, iterations={row['Iterations']}"
+        )
+    if any(len(each.start) for each in found):
+        number = np.concatenate([np.arange(len(each.start)) for each in found])
+        start, length = (np.concatenate([getattr(each, name) for each in found]) for name in ("start", "length"))
+        columns = {
+            "pid": np.repeat([each.pid for each in found], [len(each.start) for each in found]),
+            "Iteration": number,
+            "Start Time": start / 1000,
+            "Time": length / 1000,
+            "Kernel Time": np.concatenate([each.kernel_times() for each in found]) / 1000,
+        }
+        trace.tables["iteration_times"] = pa.table(columns)
+
+
+@dataclass(frozen=True)
+class _Iterations:
+    """The iterations of a rank, and the kernels that run in them."""
+
+    pid: int
+    kernels: int  # of an iteration
+    start: NDArray[np.int64]  # [n], ns
+    length: NDArray[np.float64]  # [n], ns
+    iteration: NDArray[np.int64]  # [kernels of all], from 0 to n - 1
+    name: NDArray[np.int32]  # [kernels of all], codes
+    duration: NDArray[np.float64]  # [kernels of all], ns
+
+    def kernel_times(self) -> NDArray[np.float64]:
+        """Returns the ns of all kernels of each iteration."""
+        return np.asarray(np.bincount(self.iteration, self.duration, len(self.start)), float)
+
+
+def _row(trace: Trace, found: _Iterations) -> dict[str, Any]:
+    us = found.length / 1000
+    count = len(us)
+    row: dict[str, Any] = {
+        "pid": found.pid,
+        "Kernels": found.kernels,
+        "Iterations": count,
+        "Mean": us.mean() if count else 0.0,
+        "Min": us.min() if count else 0.0,
+        "Max": us.max() if count else 0.0,
+        "StDev": us.std(ddof=1) if count > 1 else 0.0,
+    }
+    if count < 2 or row["Max"] <= row["Min"]:
+        return row
+    slowest = int(us.argmax())
+    row |= {"Slowest": slowest, "Slower By": row["Max"] - row["Mean"]}
+    row["Idle Excess"] = row["Slower By"]
+    if len(found.name):
+        # Of each kernel, how much longer it ran than in the mean of all iterations: with the idle time, all of it.
+        names, number = np.unique(found.name, return_inverse=True)
+        mean = np.bincount(number, found.duration) / count
+        excess = np.bincount(number, np.where(found.iteration == slowest, found.duration, 0.0)) - mean
+        row["Idle Excess"] -= float(excess.sum()) / 1000
+        if excess.max() > 0:
+            most = int(excess.argmax())
+            row |= {"Kernel Excess": float(excess[most]) / 1000, "Kernel": trace.texts[names[most]]}
+    return row
+
+
+def _words(trace: Trace) -> Iterator[_Iterations]:
+    """Yields the iterations of each rank in FLEX files: the same sequence of kernels, again and again."""
     slices = trace.slices
     is_kernel = find(trace, Kind.KERNEL) & slices.has_counters
     if any(file.dialect is Dialect.TORCH for file in trace.files):
         is_kernel &= ~trace.is_torch(slices)
     kernels = slices.take(is_kernel)
     order = np.lexsort((kernels.start, kernels.pid))
-    pids, names, starts = kernels.pid[order], kernels.name[order], kernels.start[order]
-    columns: dict[str, list[float]] = {}
-    for pid in np.unique(pids).tolist():
-        low, high = np.searchsorted(pids, [pid, pid + 1])
-        word = find_word(names[low:high])
-        gaps = _distances(names[low:high], starts[low:high], word) / 1000 if word else np.empty(0)
-        row = {
-            "pid": pid,
-            "Kernels": word.length if word else 0,
-            "Iterations": len(gaps),
-            "Mean": gaps.mean() if len(gaps) else 0.0,
-            "Min": gaps.min() if len(gaps) else 0.0,
-            "Max": gaps.max() if len(gaps) else 0.0,
-            "StDev": gaps.std(ddof=1) if len(gaps) > 1 else 0.0,
-        }
-        for name, value in row.items():
-            columns.setdefault(name, []).append(value)
-        trace.messages.note(STAGE, f"[{pid}] avg_iteration_time={row['Mean']}, iterations={row['Iterations']}")
-    if columns:
-        trace.tables["iterations"] = pa.table(columns)
+    kernels = kernels.take(order)
+    durations = np.clip(np.nan_to_num(kernels.duration), 0, None)
+    for pid in np.unique(kernels.pid).tolist():
+        low, high = np.searchsorted(kernels.pid, [pid, pid + 1])
+        names, starts = kernels.name[low:high], kernels.start[low:high]
+        word = find_word(names)
+        length = word.length if word else 0
+        places = _followed(names, word) if word else np.zeros(0, np.int64)
+        inside = (places[:, np.newaxis] + np.arange(length)).ravel()
+        yield _Iterations(
+            pid,
+            length,
+            starts[places],
+            (starts[places + length] - starts[places]).astype(float),
+            np.repeat(np.arange(len(places)), length),
+            names[inside],
+            durations[low:high][inside],
+        )
+
+
+def _steps(trace: Trace) -> Iterator[_Iterations]:
+    """Yields the iterations of each rank in TORCH files that mark them: the steps of PyTorch's profiler."""
+    if not any(file.dialect is Dialect.TORCH for file in trace.files):
+        return
+    slices = trace.slices
+    ranks = np.array([file.rank for file in trace.files], np.int64)[slices.file]
+    of_torch, device = trace.is_torch(slices), find(trace, Kind.DEVICE)
+    marks = of_torch & ~device & trace.texts.matches(slices.name, STEP)
+    kernels = of_torch & device & find(trace, Kind.KERNEL)
+    for rank in np.unique(ranks[marks]).tolist():
+        steps = np.flatnonzero(marks & (ranks == rank))
+        steps = steps[np.argsort(slices.start[steps], kind="stable")]
+        starts, until = slices.start[steps], np.maximum.accumulate(ends(slices)[steps])
+        rows = np.flatnonzero(kernels & (ranks == rank))
+        step = np.searchsorted(starts, slices.start[rows], side="right") - 1
+        inside = (step >= 0) & (slices.start[rows] < until[step])
+        rows, step = rows[inside], step[inside]
+        yield _Iterations(
+            rank,
+            round(len(rows) / len(steps)),
+            starts,
+            np.clip(np.nan_to_num(slices.duration[steps]), 0, FARTHEST),
+            step,
+            slices.name[rows],
+            np.clip(np.nan_to_num(slices.duration[rows]), 0, None),
+        )
 
 
 def find_word(names: NDArray[np.int32]) -> Word | None:
@@ -99,11 +211,10 @@ def _candidates(names: NDArray[np.int32]) -> NDArray[np.int64]:
     return np.asarray(lengths[left | right | (lengths <= 2 * SURE)], np.int64)
 
 
-def _distances(names: NDArray[np.int32], starts: NDArray[np.int64], word: Word) -> NDArray[np.float64]:
-    """Returns the ns between the starts of words that follow each other without a kernel between them."""
+def _followed(names: NDArray[np.int32], word: Word) -> NDArray[np.int64]:
+    """Returns where a word begins that another one follows without a kernel between them."""
     places = _places(names[word.start :], names[word.start : word.start + word.length]) + word.start
-    adjacent = np.flatnonzero(np.diff(places) == word.length)
-    return (starts[places[adjacent + 1]] - starts[places[adjacent]]).astype(float)
+    return np.asarray(places[:-1][np.diff(places) == word.length], np.int64)
 
 
 def _places(names: NDArray[np.int32], word: NDArray[np.int32]) -> NDArray[np.int64]:

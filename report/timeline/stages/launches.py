@@ -74,7 +74,7 @@ def add_launch_flows(trace: Trace, options: Options) -> None:
     origin = origin[forward]
     add_arrows(
         trace,
-        STAGE,
+        "launches to kernels",
         from_.take(forward),
         to.take(forward),
         sources.name[origin],

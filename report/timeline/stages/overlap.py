@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
+from iaprof.report.timeline.device_clock import whole
+from iaprof.report.timeline.grouped import groups
 from iaprof.report.timeline.options import Options, Overlap
-from iaprof.report.timeline.stages.counters import whole
-from iaprof.report.timeline.stages.groups import groups
 from iaprof.report.timeline.stages.order import by_row
 from iaprof.report.timeline.trace import ABSENT, MADE, Marks, Slices, Trace
 
@@ -29,7 +29,7 @@ _UNIT = 10
 _LONGEST = 1 << 58  # tenths of ns, 333 days: rows that are longer are hostile, and their ends are cut
 _SHIFT_BELOW = 5 * _UNIT
 _NO_LEVEL = -1
-_WHICH = "that overlapped another one of the row in part"
+_WHICH = "that partly overlapped another one of the row"
 _FREE = 1 << 62  # the end that a level without open slices has
 _LARGEST_TID = np.iinfo(np.int64).max
 
@@ -48,20 +48,31 @@ def detect_partial_overlap_events(trace: Trace, options: Options) -> None:
         _shift(trace, rows, start[involved], end[involved], row[involved])
         return
     most = options.most_extra_tids if options.overlap is Overlap.TID else 0
-    levels = _levels(start[involved], end[involved], row[involved], most)
-    count = int((levels != 0).sum())
+    level = _levels(start[involved], end[involved], row[involved], most)
+    count = int((level != 0).sum())
     if options.overlap is Overlap.TID:
-        _move(trace, rows, levels, most)
+        _move(trace, rows, level, most)
     elif options.overlap is Overlap.DROP:
         mask = np.ones(len(slices), bool)
-        mask[rows[levels != 0]] = False
+        mask[rows[level != 0]] = False
         trace.keep(mask, "overlap")
         trace.messages.warn("POD", f"Dropped {counted(count, 'slice')} {_WHICH}")
     elif options.overlap is Overlap.ASYNC:
-        _make_asynchronous(trace, rows[levels != 0])
+        _make_asynchronous(trace, rows[level != 0])
         trace.messages.warn("POD", f"Made asynchronous events of {counted(count, 'slice')} {_WHICH}")
     else:
         trace.messages.warn("POD", f"Found {counted(count, 'slice')} {_WHICH}")
+
+
+def levels(slices: Slices) -> NDArray[np.int64]:
+    """Returns for each slice the first level of its row where it fits: 0 for all that conflict with none."""
+    result = np.zeros(len(slices), np.int64)
+    order = by_row(slices)
+    row, first = groups(slices.pid[order], slices.tid[order])
+    start, end = _in_row(slices, order, row, first)
+    involved = np.flatnonzero(_conflicting(start, end, row, first))
+    result[order[involved]] = _levels(start[involved], end[involved], row[involved], -1)
+    return result
 
 
 def _in_row(
@@ -233,10 +244,10 @@ def _move(trace: Trace, rows: NDArray[np.intp], levels: NDArray[np.int64], most_
     _move_flows(trace, tid)
     slices.tid = tid
     moved, left = int((levels > 0).sum()), int((levels == _NO_LEVEL).sum())
-    trace.messages.warn("POD", f"Put {counted(moved, 'slice')} {_WHICH} into other rows")
+    trace.messages.warn("POD", f"Moved {counted(moved, 'slice')} {_WHICH} to other rows")
     if left:
         text = (
-            f"Left {counted(left, 'slice')} {_WHICH} in place: --max_tid_streams allows"
+            f"Left {counted(left, 'slice')} {_WHICH} in place: --max-tid-streams allows"
             f" {counted(most_extra, 'extra row')}"
         )
         trace.messages.warn("POD", text)
@@ -307,7 +318,7 @@ def _make_asynchronous(trace: Trace, rows: NDArray[np.intp]) -> None:
         trace.instants = trace.instants.joined(marks)
     trace.slices = trace.slices.take(~mask)
     trace.merged["asynchronous events of overlapping slices"] += count
-    trace.made["detect_partial_overlap_events"] += 2 * count
+    trace.made["starts and ends of asynchronous events"] += 2 * count
 
 
 def _absent(values: NDArray[Any]) -> int:

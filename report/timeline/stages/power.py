@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from iaprof.report.timeline.device_clock import counter_times
 from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.grouped import rows_of
 from iaprof.report.timeline.intervals import Union, ends
 from iaprof.report.timeline.options import CounterTrack, Options
-from iaprof.report.timeline.trace import ABSENT, Slices, Trace
+from iaprof.report.timeline.trace import ABSENT, Power, Slices, Trace
 from iaprof.report.timeline.tracks import Track, add_points
 
 STAGE = "PEC"
@@ -33,7 +34,7 @@ KERNEL, OTHER = "Cmpt Exec", "Other"
 
 @dataclass(frozen=True)
 class Intervals:
-    """Mean power between samples, in n rows: by pid and time."""
+    """Between samples of charge, in n rows: by pid and time."""
 
     file: NDArray[np.int32]
     pid: NDArray[np.int64]
@@ -55,18 +56,23 @@ def compute_power(trace: Trace, options: Options) -> None:
         _add_by_ts3(trace, options)
 
 
-def watts(trace: Trace, options: Options) -> tuple[Intervals, NDArray[np.float64]]:
-    """Returns the intervals between samples at TS4, and the power of each; NaN where it cannot be true."""
-    found = _intervals(trace, options, TS4)
-    power = options.power_scale * found.charge * 1000 / (found.end - found.start)
-    return found, np.where(power > MOST_WATTS, np.nan, power)
+def mean_power(trace: Trace, options: Options) -> Power:
+    """Returns the power between samples at TS4. It is computed for the first stage that asks, and kept for others."""
+    if trace.power is None:
+        found = _intervals(trace, options, TS4)
+        watts = options.power_scale * found.charge * 1000 / (found.end - found.start)
+        watts = np.where(watts > MOST_WATTS, np.nan, watts)
+        trace.power = Power(found.file, found.pid, found.start, found.end, watts)
+    return trace.power
 
 
 def _add_by_ts4(trace: Trace, options: Options) -> None:
-    found, power = watts(trace, options)
-    good = ~np.isnan(power)
+    found = mean_power(trace, options)
+    good = ~np.isnan(found.watts)
     if bad := int((~good).sum()):
-        sentence = f"{bad} of {len(found)} values of power are above {MOST_WATTS} W and left out; is the scale right?"
+        sentence = (
+            f"{bad} of {len(found)} values of power are above {MOST_WATTS} W and left out; is --power-scale right?"
+        )
         trace.messages.warn(STAGE, sentence)
     # The last interval of a pid ends with a point, too: without it, nobody sees how long its power held.
     last = np.append(found.pid[1:] != found.pid[:-1], True)[: len(found)] & good
@@ -74,7 +80,7 @@ def _add_by_ts4(trace: Trace, options: Options) -> None:
     times = np.concatenate([found.start[good], found.end[last]])
     order = np.lexsort((times, found.pid[rows]))
     rows, times = rows[order], times[order]
-    add_points(trace, STAGE, TRACK, found.file[rows], found.pid[rows], times, power[rows])
+    add_points(trace, TRACK, found.file[rows], found.pid[rows], times, found.watts[rows])
 
 
 def _add_by_ts3(trace: Trace, options: Options) -> None:
@@ -90,7 +96,7 @@ def _add_by_ts3(trace: Trace, options: Options) -> None:
         order = np.lexsort((times, found.pid[both]))
         both = both[order]
         track = Track(f"Power {kind}", "Watts", "Power3")
-        add_points(trace, STAGE, track, found.file[both], found.pid[both], times[order], values[order])
+        add_points(trace, track, found.file[both], found.pid[both], times[order], values[order])
 
 
 def _by_kind(trace: Trace, names: NDArray[np.int32], good: NDArray[np.bool_]) -> list[tuple[str, NDArray[np.int64]]]:
@@ -125,7 +131,7 @@ def _samples(trace: Trace, options: Options, counter: int) -> tuple[Slices, NDAr
     if counter == TS4:
         have &= slices.duration > SHORTEST_NS
     samples = slices.take(have)
-    times = counter_times(trace, options.soc_mhz, samples)[:, counter]
+    times = counter_times(trace.texts, samples, options.soc_mhz)[:, counter]
     order = np.lexsort((samples.start, times, samples.pid))
     order = order[times[order] != ABSENT]
     samples, times = samples.take(order), times[order]
@@ -154,17 +160,19 @@ def _not_after_kernel(trace: Trace, samples: Slices) -> NDArray[np.bool_]:
 
 def analyze_power_statistics(trace: Trace, options: Options) -> None:
     """Makes the table `power_stats`: each rank's power while kernels ran and while none did, weighted by time."""
-    found, power = watts(trace, options)
-    good = ~np.isnan(power)
+    found = mean_power(trace, options)
+    good = ~np.isnan(found.watts)
     kernels = trace.slices.take(find(trace, Kind.KERNEL))
     rows = []
-    for pid in np.unique(found.pid).tolist():
-        of_pid = good & (found.pid == pid)
-        mine = kernels.take(kernels.pid == pid)
+    pids = np.unique(found.pid)
+    of_pids = zip(pids.tolist(), rows_of(found.pid, pids), rows_of(kernels.pid, pids), strict=True)
+    for pid, all_of_pid, its_kernels in of_pids:
+        of_pid = all_of_pid[good[all_of_pid]]
+        mine = kernels.take(its_kernels)
         busy = Union.of(mine.start, ends(mine)).within(found.start[of_pid], found.end[of_pid])
         idle = found.end[of_pid] - found.start[of_pid] - busy
         for scenario, durations in (("with kernels", busy), ("without kernels", idle)):
-            rows.append({"pid": pid, "Scenario": scenario} | _statistics(durations / 1000, power[of_pid]))
+            rows.append({"pid": pid, "Scenario": scenario} | _statistics(durations / 1000, found.watts[of_pid]))
     if rows:
         trace.tables["power_stats"] = pa.Table.from_pylist(rows)
     else:

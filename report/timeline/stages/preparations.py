@@ -10,7 +10,6 @@ from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.trace import Trace
 from iaprof.report.timeline.tracks import Spans, Track, add_sums
 
-STAGE = "QCC"
 TRACK = Track("ConcurrentPreps", "Concurrency", "Pending Prep Events")
 
 
@@ -21,6 +20,6 @@ def queueing_counter(trace: Trace, options: Options) -> None:
     spans = Spans(
         preparations.file, preparations.pid, preparations.start, ends(preparations), np.ones(len(preparations))
     )
-    add_sums(trace, STAGE, TRACK, spans)
+    add_sums(trace, TRACK, spans)
     if not options.keep_preparations:
         trace.keep(~are, "preparations, shown as a counter")

@@ -8,15 +8,19 @@ Only events of the device are moved. Host events stay on the clocks of their hos
 
 from __future__ import annotations
 
+import heapq
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
+from iaprof.report.timeline.device_clock import read, whole
+from iaprof.report.timeline.dialects import windows
+from iaprof.report.timeline.grouped import Groups, groups
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.stages.counters import read, rising, whole, windows
-from iaprof.report.timeline.stages.groups import groups
+from iaprof.report.timeline.stages.counters import rising
 from iaprof.report.timeline.trace import Slices, Trace
 
 _STAGE = "MP_SYNC"
@@ -24,6 +28,8 @@ _MULTICAST = "(?i)multicast"
 _RECEIVE = " DmaI$"
 _SEND = "(?i)singlecast"
 _ODD_DILATION = 0.01  # clocks differ by some millionths
+_MOST_RANKS = 4096  # whose clocks are compared: files of strangers can have a million pids
+_MOST_CELLS = 1 << 24  # ranks times collectives
 
 
 @dataclass
@@ -35,6 +41,7 @@ class _Occurrences:
     pids: NDArray[np.int64]  # [ranks]
     group: NDArray[np.int64]  # [m] number of the run, the same on all ranks
     count: int  # of runs
+    left_out: int  # runs, as there were too many
 
     @classmethod
     def of(cls, trace: Trace, *, only_all_reduce: bool) -> _Occurrences:
@@ -54,7 +61,10 @@ class _Occurrences:
         new = np.diff(same[order], prepend=-1) != 0
         number[order] = np.arange(len(order)) - np.flatnonzero(new)[np.cumsum(new) - 1]
         group, group_first = groups(slices.group[rows], number[jobs])
-        return cls(rows, rank, slices.pid[rows[first]], group, len(group_first))
+        count = min(len(group_first), max(_MOST_CELLS // max(len(first), 1), 1))
+        kept = group < count
+        left_out = len(group_first) - count
+        return cls(rows[kept], rank[kept], slices.pid[rows[first]], group[kept], count, left_out)
 
     def latest(self, times: NDArray[np.float64], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Returns the latest of times by rank and run: float64[ranks, runs] of float64[m]; NaN without any."""
@@ -73,6 +83,18 @@ def _base(trace: Trace) -> int:
     return int(trace.slices.counters[rising(trace.slices.counters), 0].min(initial=np.iinfo(np.int64).max))
 
 
+def _are_too_many(trace: Trace, runs: _Occurrences) -> bool:
+    """Says that there are too many ranks to compare, or collectives."""
+    if runs.left_out:
+        text = f"Compared the clocks of devices by {runs.count:,} collectives; {runs.left_out:,} others were left out"
+        trace.messages.warn(_STAGE, text)
+    if len(runs.pids) <= _MOST_RANKS:
+        return False
+    text = f"{len(runs.pids):,} devices have collectives, more than {_MOST_RANKS:,}: their clocks stay as they are"
+    trace.messages.warn(_STAGE, text)
+    return True
+
+
 def mp_sync_tight_v1(trace: Trace, options: Options) -> None:
     """Shifts the devices' clocks so that multicasts end on all ranks at once, then onto the first rank's host clock."""
     runs = _Occurrences.of(trace, only_all_reduce=False)
@@ -81,6 +103,8 @@ def mp_sync_tight_v1(trace: Trace, options: Options) -> None:
     if len(runs.pids) < 2:
         text = f"Only pid {runs.pids[0]} has collectives: clocks of other devices stay as they are"
         trace.messages.warn(_STAGE, text)
+        return
+    if _are_too_many(trace, runs):
         return
     slices, texts, rows = trace.slices, trace.texts, runs.rows
     base = _base(trace)
@@ -118,13 +142,13 @@ def _apart_by_multicasts(sent: NDArray[np.float64], received: NDArray[np.float64
         received: float64[ranks, runs], when receives were complete; NaN.
     """
     apart: _Apart = {}
-    for root in range(len(sent)):
-        # A run with two roots tells nothing.
-        own = ~np.isnan(sent[root]) & (np.isnan(sent).sum(0) == len(sent) - 1)
-        for rank in range(len(sent)):
-            known = own & ~np.isnan(received[rank])
-            if rank != root and known.any():
-                apart[root, rank] = received[rank, known] - sent[root, known]
+    alone = (~np.isnan(sent)).sum(0) == 1  # a run with two roots tells nothing
+    for root in np.flatnonzero((~np.isnan(sent) & alone).any(1)).tolist():
+        own = ~np.isnan(sent[root]) & alone
+        later = received[:, own] - sent[root, own]
+        for rank in np.flatnonzero(~np.isnan(later).all(1)).tolist():
+            if rank != root:
+                apart[root, rank] = later[rank, ~np.isnan(later[rank])]
     return apart
 
 
@@ -136,20 +160,35 @@ def _apart_by_sends(
     sends = trace.texts.matches(slices.type[rows], _SEND)
     if not sends.any():
         sends = trace.texts.matches(slices.name[rows], "Send.* DmaO$")
-    peers = np.full(len(rows), -1, np.int64)
-    for number, pid in enumerate(runs.pids.tolist()):
-        peers[trace.texts.matches(slices.peers[rows], f"^{pid}$")] = number
-    apart: _Apart = {}
-    sent = {}
-    for receiver in range(len(runs.pids)):
-        sent[receiver] = runs.latest(ends, sends & (peers == receiver))
-    for receiver, times in sent.items():
-        alone = (~np.isnan(times)).sum(0) == 1
-        for sender in range(len(runs.pids)):
-            known = alone & ~np.isnan(times[sender]) & ~np.isnan(received[receiver])
-            if sender != receiver and known.any():
-                apart[sender, receiver] = received[receiver, known] - times[sender, known]
-    return apart
+    sends &= ~np.isnan(ends)
+    receiver = _receivers(trace, slices.peers[rows], runs.pids)
+    to_rank = np.flatnonzero(sends & (receiver >= 0) & (receiver != runs.rank))
+    each = Groups(receiver[to_rank], runs.group[to_rank], runs.rank[to_rank])
+    receivers, groups_, senders = (
+        each.key(values[to_rank]) for values in (receiver, runs.group, runs.rank)
+    )  # fmt: skip
+    times = each.max(ends[to_rank])
+    together = Groups(receivers, groups_)
+    later = received[receivers, groups_] - times
+    used = (together.counts[together.numbers] == 1) & ~np.isnan(later)
+    pairs = Groups(senders[used], receivers[used])
+    by_pair = np.split(later[used][pairs.order], pairs.firsts[1:])
+    return dict(
+        zip(
+            zip(pairs.key(senders[used]).tolist(), pairs.key(receivers[used]).tolist(), strict=True),
+            by_pair if len(pairs) else [],
+            strict=True,
+        )
+    )
+
+
+def _receivers(trace: Trace, peers: NDArray[np.int32], pids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns for texts of peers the index of the pid that they are; -1 for others."""
+    distinct, places = np.unique(peers, return_inverse=True)
+    texts = [trace.texts[code] if code >= 0 else "" for code in distinct.tolist()]
+    ranks = np.array([int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1 for text in texts])
+    index = np.minimum(np.searchsorted(pids, ranks), max(len(pids) - 1, 0))
+    return np.where(pids[index] == ranks, index, -1)[places] if len(peers) else np.zeros(0, np.int64)
 
 
 def _solve(apart: _Apart, ranks: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
@@ -162,19 +201,28 @@ def _solve(apart: _Apart, ranks: int) -> tuple[NDArray[np.float64], NDArray[np.f
     used = np.zeros(ranks, np.int64)
     if ranks:
         shift[0] = 0.0
-    pairs = sorted(apart, key=lambda pair: -len(apart[pair]))
-    while True:
-        reached = next((pair for pair in pairs if np.isnan(shift[list(pair)]).sum() == 1), None)
-        if reached is None:
-            return shift, residual, used
-        sender, receiver = reached
-        later = float(np.median(apart[reached]))
+    order = {pair: number for number, pair in enumerate(sorted(apart, key=lambda each: -len(apart[each])))}
+    of_rank: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for pair in order:
+        for rank in pair:
+            of_rank[rank].append(pair)
+    reached = [(order[pair], pair) for pair in of_rank[0]]
+    heapq.heapify(reached)
+    while reached:
+        _, pair = heapq.heappop(reached)
+        sender, receiver = pair
+        if not np.isnan(shift[sender]) and not np.isnan(shift[receiver]):
+            continue
+        later = float(np.median(apart[pair]))
         if np.isnan(shift[receiver]):
             new, shift[receiver] = receiver, shift[sender] - later
         else:
             new, shift[sender] = sender, shift[receiver] + later
-        residual[new] = float(np.abs(apart[reached] - later).max())
-        used[new] = len(apart[reached])
+        residual[new] = float(np.abs(apart[pair] - later).max())
+        used[new] = len(apart[pair])
+        for other in of_rank[new]:
+            heapq.heappush(reached, (order[other], other))
+    return shift, residual, used
 
 
 def _place(
@@ -257,6 +305,8 @@ def mp_ts_calibration_v2(trace: Trace, options: Options) -> None:
     if len(runs.pids) < 2:
         text = "Fewer than two devices have AllReduce collectives: the clocks of devices stay as they are"
         trace.messages.warn(_STAGE, text)
+        return
+    if _are_too_many(trace, runs):
         return
     base = _base(trace)
     ends = _device_ns(trace.slices, runs.rows, 4, base, options.soc_mhz)

@@ -10,10 +10,8 @@ from iaprof.report.timeline.grouped import Groups
 from iaprof.report.timeline.intervals import ends
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.texts import NO_TEXT
-from iaprof.report.timeline.trace import ABSENT, MADE, Dialect, Marks, Points, Slices, Trace
+from iaprof.report.timeline.trace import ABSENT, HOST_PIDS, MADE, Dialect, Marks, Points, Slices, Trace
 
-STAGE = "TBR"
-HOST = 1000  # is added to the rank for the pid of its host's events
 MEMORY_COPY, ANNOTATION, KERNEL, HOST_OPERATION = "gpu_memcpy", "user_annotation", "kernel", "cpu_op"
 
 # Digits after anything but a V leave names, with a "_" before them; those that a name starts with stay.
@@ -49,14 +47,14 @@ def place_on_devices(trace: Trace, options: Options) -> None:
     slices.device = np.where(on_device, slices.pid, slices.device)
     devices, hosts = slices.take(on_device), slices.take(on_host)
     moved = np.unique(hosts.pid)
-    slices.pid = np.where(on_host, slices.pid + HOST, slices.pid)
+    slices.pid = np.where(on_host, slices.pid + HOST_PIDS, slices.pid)
     for marks in (trace.flows, trace.instants):
         of_host = _of_dialect(trace, marks, Dialect.FLEX) & np.isin(marks.pid, moved)
         of_host &= ~_are_on_device(marks, devices, hosts)
-        marks.pid = np.where(of_host, marks.pid + HOST, marks.pid)
+        marks.pid = np.where(of_host, marks.pid + HOST_PIDS, marks.pid)
     points = trace.points
     inputs = _of_dialect(trace, points, Dialect.FLEX) & (points.row != MADE) & np.isin(points.pid, moved)
-    points.pid = np.where(inputs, points.pid + HOST, points.pid)
+    points.pid = np.where(inputs, points.pid + HOST_PIDS, points.pid)
     for events in (trace.flows, trace.instants, trace.points):
         _follow_devices(trace, events)
     _name_processes(trace, devices, hosts)
@@ -135,7 +133,7 @@ def _name_processes(trace: Trace, devices: Slices, hosts: Slices) -> None:
         groups = Groups(some.pid)
         ranks = groups.key(some.pid)
         labels = trace.texts.codes([f"{name}{rank}" for rank in ranks.tolist()])
-        pids, order = ranks + (HOST if is_host else 0), ranks * 3 + (0 if is_host else 1)
+        pids, order = ranks + (HOST_PIDS if is_host else 0), ranks * 3 + (0 if is_host else 1)
         _add_metadata(trace, groups.key(some.file), pids, groups.min(some.start), labels, order)
     points = trace.points
     of_all = np.flatnonzero((points.pid == -1) & trace.texts.matches(points.name, "^BW allreduce$"))[:1]
@@ -166,7 +164,7 @@ def _add_metadata(
             id=np.full(count, ABSENT), time=time, row=np.full(count, MADE, np.int64), extra=dict(extra),
         )  # fmt: skip
         trace.instants = trace.instants.joined(made)
-    trace.made[STAGE] += 3 * count
+    trace.made["names and places of processes"] += 3 * count
 
 
 def keep_phases(trace: Trace, options: Options) -> None:
@@ -183,11 +181,3 @@ def keep_phases(trace: Trace, options: Options) -> None:
         asked = np.isin(marks.phase, trace.texts.codes(list(options.phases)))
         trace.dropped["phases not asked for"] += int((~asked).sum())
         setattr(trace, name, marks.take(asked))
-
-
-def sort_by_time(trace: Trace, options: Options) -> None:
-    """Sorts all events by time; of slices that start together, the longest comes first."""
-    trace.slices = trace.slices.take(np.lexsort((-trace.slices.duration, trace.slices.start)))
-    for name in ("points", "flows", "instants"):
-        events: Points | Marks = getattr(trace, name)
-        setattr(trace, name, events.take(np.argsort(events.time, kind="stable")))

@@ -7,8 +7,8 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.report.timeline.grouped import groups
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.stages.groups import groups
 from iaprof.report.timeline.trace import Marks, Slices, Trace
 
 _FIRST_ROW, _ROW_STEP = 1000, 100

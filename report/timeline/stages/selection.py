@@ -144,5 +144,5 @@ def _argument(trace: Trace, name: str) -> NDArray[Any] | None:
         **{f"TS{number}": slices.counters[:, number - 1] for number in range(1, 6)},
     }  # fmt: skip
     if name == "jobname":
-        return trace.texts.codes([file.name for file in trace.files])[slices.file]
+        return trace.texts.codes(trace.job_names)[slices.file]
     return columns.get(name, slices.extra.get(name))

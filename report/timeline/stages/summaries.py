@@ -9,10 +9,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.report.timeline.dialects import Kind, find
-from iaprof.report.timeline.grouped import Groups
+from iaprof.report.timeline.grouped import Groups, rows_of
 from iaprof.report.timeline.intervals import Union, ends
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.stages.power import watts
+from iaprof.report.timeline.stages.energy import share_energy
+from iaprof.report.timeline.stages.power import mean_power
 from iaprof.report.timeline.trace import ABSENT, Slices, Trace
 
 NUMBER, PLACEHOLDER = r"[_-]\d+", "_[N]"  # in names, so that kernels of a kind are one row
@@ -20,13 +21,14 @@ PHASES = ("TS2-1", "TS3-2", "TS4-3", "TS5-4")
 
 
 def calculate_stats(trace: Trace, options: Options) -> None:
-    """Makes the tables `summary`, `active`, `ts_analysis` and `kernels`."""
+    """Makes the tables `summary`, `active`, `ts_analysis` and `kernels`, and `energy` where power is known."""
     kernels = trace.slices.take(find(trace, Kind.KERNEL))
     names = trace.texts.replaced(kernels.name, NUMBER, PLACEHOLDER)
     _summarize(trace, kernels, names)
     _measure_activity(trace, kernels)
     _measure_phases(trace, kernels, names)
     _break_down(trace, kernels, names, options)
+    share_energy(trace, options, NUMBER, PLACEHOLDER)
 
 
 def _summarize(trace: Trace, kernels: Slices, names: NDArray[np.int32]) -> None:
@@ -120,13 +122,14 @@ def _break_down(trace: Trace, kernels: Slices, names: NDArray[np.int32], options
 
 def _energy(trace: Trace, kernels: Slices, options: Options) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Returns the energy of each kernel (watts times us), and for how many us its power is known."""
-    found, power = watts(trace, options)
+    found = mean_power(trace, options)
+    power = found.watts
     energy, measured = np.zeros(len(kernels)), np.zeros(len(kernels))
-    good = ~np.isnan(power)
+    good = np.flatnonzero(~np.isnan(power))
     until = ends(kernels)
-    for pid in np.unique(found.pid[good]).tolist():
-        of_pid = np.flatnonzero(good & (found.pid == pid))
-        mine = np.flatnonzero(kernels.pid == pid)
+    pids = np.unique(found.pid[good])
+    for its, mine in zip(rows_of(found.pid[good], pids), rows_of(kernels.pid, pids), strict=True):
+        of_pid = good[its]
         start, end = found.start[of_pid], found.end[of_pid]
         used = np.append(0.0, np.cumsum(power[of_pid] * ((end - start) / 1000)))
         spent = _until(until[mine], start, end, used, power[of_pid])

@@ -160,7 +160,7 @@ def _add_counters(trace: Trace, kernels: _Kernels, ratios: NDArray[np.float64], 
         np.append(until[active], last[of_total]),
         np.append(percent[active], np.where(share > 100, TOO_MUCH, share)),
     )
-    add_sums(trace, STAGE, TRACK, spans, most=TOO_MUCH)
+    add_sums(trace, TRACK, spans, most=TOO_MUCH)
 
 
 def _make_tables(trace: Trace, kernels: _Kernels, ratios: NDArray[np.float64], options: Options) -> None:

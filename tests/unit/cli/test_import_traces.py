@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.formats.capture.reader import CaptureReader
 from unit.in_process import iaprof as run
+from unit.report.together import runs
+from unit.report.traces.perfetto.making import Maker, zstd
 
 X = {"ph": "X", "name": "secret k_1 Cmpt Exec", "cat": "kernel", "pid": 0, "tid": 7, "ts": 1000.5, "dur": 50.25,
      "args": {"TS1": "0x10", "path": "/home/me"}}  # fmt: skip
@@ -28,7 +31,7 @@ def capture(tmp_path: Path) -> Path:
     done = run("import", tmp_path / "a.json", tmp_path / "b.json.gz", "-o", tmp_path / "run.parquet")
     assert done.code == 0, done.err
     assert "iaprof: warning: b.json.gz: 1 event dropped: 1 without a name\n" in done.err
-    assert "; 2 traces, 5 events, 4 slices ]" in done.err
+    assert "; 2 traces, 5 events: 4 slices, 1 dropped ]" in done.err
     return tmp_path / "run.parquet"
 
 
@@ -70,7 +73,12 @@ def test_json_and_the_default_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [("", "no iaprof text"), ("3", "no iaprof text"), ("{}", "has no traceEvents: it is no trace"), ("{", "no trace")],
+    [
+        ("", "neither iaprof text nor a trace"),
+        ("3", "neither iaprof text nor a trace"),
+        ("{}", "has no traceEvents: it is no trace"),
+        ("{", "no trace"),
+    ],
 )
 def test_what_is_none_of_these(tmp_path: Path, content: str, sentence: str) -> None:
     (tmp_path / "x.json").write_text(content)
@@ -90,14 +98,25 @@ def test_the_same_file_twice_and_several_without_a_name(tmp_path: Path) -> None:
     assert (done.code, done.err) == (2, "iaprof: several files become one capture: name it with -o\n")
 
 
+def test_a_trace_with_packets_compressed_with_zstd_is_read_by_other_children(tmp_path: Path) -> None:
+    made = Maker()
+    made.slice(1000, 3000, 0, "a")
+    plain = made.bytes()
+    packed = pb.Trace(packet=[pb.TracePacket(zstd_compressed_packets=zstd(plain))]).SerializeToString()
+    (tmp_path / "x.pftrace").write_bytes(plain + packed)
+    (tmp_path / "y.json").write_text(json.dumps([X]))
+    done = run("import", tmp_path / "y.json", tmp_path / "x.pftrace", "-o", tmp_path / "run.parquet")
+    assert done.code == 0, done.err
+    assert CaptureReader(tmp_path / "run.parquet").table("slice")["duration_ns"].to_pylist() == [50_250, 2000, 2000]
+
+
 def test_other_verbs(capture: Path) -> None:
     shown = run("info", capture).out
-    assert "  1  torch       1       2        1  b.json.gz" in shown
+    assert "  1  torch        1       2        1  b.json.gz" in shown
     assert "\n  slices         4\n" in shown
-    for verb in ("report", "top"):
-        done = run(verb, capture)
-        assert done.code == 1
-        assert "has time lines, but no stalls" in done.err
+    done = run("top", capture)
+    assert done.code == 1
+    assert "has time lines, but no stalls" in done.err
     found = run("query", capture, "SELECT count(*) AS n, sum(duration_ns) AS d FROM slices", "--format", "csv")
     assert found.out.split() == ["n,d", "4,201000"]
 
@@ -118,3 +137,51 @@ def test_merging(capture: Path, tmp_path: Path) -> None:
     done = run("merge", capture, tmp_path / "c.parquet", "-o", tmp_path / "merged.parquet")
     assert done.code == 0, done.err
     assert [part.count("slice") for part in CaptureReader(tmp_path / "merged.parquet").parts] in ([4, 1], [1, 4])
+
+
+def test_ranks_of_the_runtimes_files_are_their_pids(tmp_path: Path) -> None:
+    host = {"ph": "X", "name": "host", "pid": 9, "tid": 7, "ts": 1, "dur": 1}
+    (tmp_path / "a.json").write_text(json.dumps([X | {"pid": pid} for pid in (2, 0, 1, 7)] + [host]))
+    (tmp_path / "b.json").write_text(json.dumps(TORCH))
+    for name in "ab":
+        assert run("import", tmp_path / f"{name}.json").code == 0
+    assert CaptureReader(tmp_path / "a.parquet").header["traces"][0]["ranks"] == [0, 1, 2, 7]
+    assert "  0  flex     0-2, 7       5        -  a.json" in run("info", tmp_path / "a.parquet").out
+    done = run("merge", tmp_path / "a.parquet", tmp_path / "b.parquet", "-o", tmp_path / "both.parquet")
+    assert "; 2 recordings; 6 slices; lost: nothing ]" in done.err
+    shown = run("info", tmp_path / "both.parquet").out
+    assert "     0  0  flex     0-2, 7       5        -  a.json" in shown
+    assert "     1  0  torch         1       2        1  b.json" in shown
+
+
+def test_a_trace_is_joined_to_the_capture_of_the_same_run(tmp_path: Path) -> None:
+    trace, stalls = runs.trace(tmp_path / "t.pt.trace.json", runs.calls()), runs.recorded(tmp_path / "cap.parquet")
+    done = run("import", trace, "--with", stalls, "-o", tmp_path / "both.parquet")
+    assert done.code == 0, done.err
+    assert done.err.splitlines()[0] == (
+        "iaprof: t.pt.trace.json: clocks joined by launches: 5 of 5 launches fit, "
+        "0 ns apart in the median, 0 ns at most"
+    )
+    both = CaptureReader(tmp_path / "both.parquet")
+    assert [both.count(kind) for kind in ("stall", "launch")] == [5, 5]
+    assert run("timeline", tmp_path / "both.parquet").code == 0
+    assert "t.pt.trace.json" in run("info", tmp_path / "both.parquet").out
+
+
+@pytest.mark.parametrize("kind", ["trace", "nothing", "text"])
+def test_what_cannot_be_joined_is_refused_and_nothing_is_written(tmp_path: Path, capture: Path, kind: str) -> None:
+    trace = runs.trace(tmp_path / "t.json", runs.calls())
+    stalls = {"trace": capture, "nothing": tmp_path / "no.parquet", "text": runs.recorded(tmp_path / "cap.parquet")}[
+        kind
+    ]
+    if kind == "text":
+        trace.write_text("0.1,abc")
+    done = run("import", trace, "--with", stalls, "-o", tmp_path / "both.parquet")
+    assert done.code in (1, 2) and done.err.count("\n") == 1, done.err
+    assert not (tmp_path / "both.parquet").exists()
+
+
+def test_the_capture_itself_is_never_written_over(tmp_path: Path) -> None:
+    stalls = runs.recorded(tmp_path / "cap.parquet")
+    done = run("import", runs.trace(tmp_path / "t.json", []), "--with", stalls, "-o", stalls, "--force")
+    assert done.code == 1 and "is what is read" in done.err

@@ -120,7 +120,7 @@ def test_a_capture_with_almost_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     assert (
         shown(path, capsys)
         == f"""\
-cap.parquet: {path.stat().st_size / 1000:.1f} kB, format 9
+cap.parquet: {path.stat().st_size} bytes, format 9
 
 Recording
   imported       from iaprof 2026.2

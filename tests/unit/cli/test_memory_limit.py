@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import resource
 import signal
 import subprocess
 import sys
@@ -34,8 +35,9 @@ from iaprof.formats.capture.schema import KINDS, SCHEMA
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.record.capture.spool import FrameKind, Spool, framed
+from iaprof.report.timeline.outputs.formats import FORMATS
 from iaprof.sandbox.memory import available
-from unit.bombs import BOMBS, LONGEST
+from unit.bombs import BOMBS, LONGEST, texts_of_time_lines
 from unit.capturing import HEADER, capture
 from unit.formats.test_hostile_captures import rows
 from unit.in_process import iaprof
@@ -111,6 +113,19 @@ def test_no_format_takes_more_memory_than_the_limit(format_: str, tmp_path: Path
     folder.mkdir()
     words = "report", "-q", f"--format={format_}", "-o", folder / "out", bomb, f"--memory-limit={LIMIT >> 20}M"
     assert_bounded(runs.run(*words), LIMIT, folder, format_)
+
+
+@pytest.mark.parametrize("verb", [*FORMATS, "timeline", "diff", "redact"])
+def test_no_verb_takes_more_memory_than_the_limit_for_time_lines(verb: str, tmp_path: Path, runs: Runs) -> None:
+    bomb = texts_of_time_lines(tmp_path / "bomb.parquet")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    words = {
+        "timeline": ("timeline", "-q", bomb),
+        "diff": ("diff", "-q", bomb, bomb),
+        "redact": ("archive", "-q", "--redact", "-o", folder / "out.parquet", bomb),
+    }.get(verb, ("report", "-q", f"--format={verb}", "-o", folder / "out", bomb))
+    assert_bounded(runs.run(*words, f"--memory-limit={LIMIT >> 20}M"), LIMIT, folder, verb)
 
 
 def test_captures_of_one_long_text_are_copied_with_it(tmp_path: Path, runs: Runs, other: Path) -> None:
@@ -244,8 +259,11 @@ def test_captures_store_a_repeated_text_once(tmp_path: Path) -> None:
 
 
 def test_other_programs_see_plain_texts(tmp_path: Path) -> None:
-    path = capture(tmp_path / "c", **rows())
-    assert pq.read_schema(path).equals(SCHEMA)
+    given = rows()
+    path = capture(tmp_path / "c", **given)
+    assert pq.read_schema(path).equals(
+        pa.schema([SCHEMA.field(name) for name in ("kind", "part", *KINDS) if name in {"kind", "part", *given}])
+    )
 
 
 # The option
@@ -306,6 +324,17 @@ def test_programs_started_for_the_user_have_no_limit() -> None:
         "assert limit() is None and len(set(resource.getrlimit(resource.RLIMIT_DATA))) == 1\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture(scope="module")
+def after_a_verb(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A verb that ran in this process, before the fixtures of any test."""
+    assert iaprof("info", capture(tmp_path_factory.mktemp("small") / "c", **rows())).code == 0
+
+
+@pytest.mark.usefixtures("after_a_verb")
+def test_verbs_that_fixtures_run_leave_no_limit_to_browsers() -> None:
+    assert len(set(resource.getrlimit(resource.RLIMIT_DATA))) == 1
 
 
 def test_an_error_of_arrow_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

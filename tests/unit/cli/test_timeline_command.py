@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from unit.in_process import iaprof
 
@@ -35,6 +37,43 @@ def test_the_sample_of_the_runtime(tmp_path: Path) -> None:
     trace = json.loads((out / "trace.json").read_text())
     assert sum(event["ph"] == "X" for event in trace["traceEvents"]) == 17
     assert trace["deviceProperties"] == [{"id": 0, "type": "AIU", "name": "AIU"}]
+    packets = pb.Trace.FromString((out / "trace.pftrace").read_bytes()).packet
+    assert sum(packet.track_event.type == pb.TrackEvent.TYPE_SLICE_BEGIN for packet in packets) == 17
+
+
+def test_a_trace_of_perfettos_says_the_same_as_the_json_beside_it(tmp_path: Path) -> None:
+    assert iaprof("timeline", *SAMPLE, "-o", tmp_path / "out", "-q").code == 0
+    tables, durations = {}, {}
+    for name in ("trace.json", "trace.pftrace"):
+        path = tmp_path / f"{name}.parquet"
+        assert iaprof("import", tmp_path / "out" / name, "-o", path, "-q").code == 0
+
+        def query(sql: str, path: Path = path) -> list[str]:
+            return iaprof("query", path, sql, "--format=csv").out.splitlines()[1:]
+
+        slices = query("SELECT time_ns, pid, tid, name, category, ts1, ts5, power, device FROM slices ORDER BY ALL")
+        values = query("SELECT time_ns, pid, name, series, value FROM counters ORDER BY ALL")
+        tables[name] = slices, values
+        durations[name] = [int(line) for line in query("SELECT duration_ns FROM slices ORDER BY time_ns, name")]
+    assert [len(slices) for slices, _ in tables.values()] == [17, 17]
+    # Ends are rounded down in one of them, to the nearest ns in the other.
+    pairs = zip(durations["trace.json"], durations["trace.pftrace"], strict=True)
+    assert {nearest - below for nearest, below in pairs} == {0, 1}
+    assert tables["trace.json"] == tables["trace.pftrace"]
+
+
+def test_times_of_the_sample_are_exact_where_the_reference_rounds_them(tmp_path: Path) -> None:
+    """It subtracts times of 1.5e12 us, which float64 resolves to 0.24 ns."""
+    done = iaprof("timeline", *SAMPLE, "--json")
+    notes = [message["text"] for message in json.loads(done.out)["messages"] if message["stage"] == "FREQ"]
+    events = json.loads((DATA / "sample_flex.json").read_text(), parse_float=str)
+    for number, digits in ((Fraction, "557.05/557.08/557.45"), (float, "557.05/557.09/557.48")):
+        mhz = []
+        for begin, end in zip(events[::2], events[1::2], strict=True):
+            cycles = int(begin["attr"]["TS4"], 16) - int(begin["attr"]["TS3"], 16)
+            mhz.append(float(cycles / (number(end["ts"]) - number(begin["ts"]))))
+        assert f"{min(mhz):.2f}/{sum(mhz) / len(mhz):.2f}/{max(mhz):.2f}" == digits  # the second line: the reference's
+    assert any("durations of kernels give 557.05/557.08/557.45 MHz" in note for note in notes)
 
 
 def test_traces_and_the_capture_of_them_give_the_same(tmp_path: Path) -> None:
@@ -44,10 +83,16 @@ def test_traces_and_the_capture_of_them_give_the_same(tmp_path: Path) -> None:
     assert (from_capture.code, from_capture.out) == (0, from_traces.out)
     for path in sorted((tmp_path / "a").iterdir()):
         one, other = (
-            [line for line in (tmp_path / folder / path.name).read_text().splitlines() if "CmdLine" not in line]
+            [line for line in (tmp_path / folder / path.name).read_bytes().splitlines() if b"CmdLine" not in line]
             for folder in "ab"
         )
         assert one == other, path.name
+
+
+def test_traces_are_read_without_a_word_of_the_capture_in_between() -> None:
+    said = iaprof("timeline", *SAMPLE).err
+    assert "[ iaprof timeline: read 1 trace, 34 events: 17 slices, 17 merged ]" in said
+    assert "parquet" not in said
 
 
 def test_json_has_everything(tmp_path: Path) -> None:
@@ -102,6 +147,7 @@ def test_stages_are_listed_with_what_a_profile_turns_off() -> None:
         (("x.json", "--stages", "none_such"), "there is no stage none_such"),
         (("x.json", "--profile", "none_such"), "there is no profile none_such"),
         (("x.json", "--dump-after", "all"), "--dump-after needs a folder"),
+        (("x.json", "--pddf"), "--tb, --html and --pddf need a folder"),
         (("x.json", "--power-stats", "--counters", "none"), "--power-stats needs the counter power_ts4"),
     ],
 )
@@ -119,3 +165,20 @@ def test_files_that_are_not_there_or_in_the_way(tmp_path: Path) -> None:
     assert "is no folder" in iaprof("timeline", *SAMPLE, "-o", tmp_path / "file").err
     assert "is not empty" in iaprof("timeline", *SAMPLE, "-o", tmp_path).err
     assert iaprof("timeline", *SAMPLE, "-o", tmp_path, "--force").code == 0
+
+
+def test_a_row_for_each_slice(tmp_path: Path) -> None:
+    assert iaprof("timeline", *SAMPLE, "-o", tmp_path, "--pddf", "-q").code == 0
+    found = rows(tmp_path / "pddf.csv")
+    assert list(found[0]) == [
+        "Rank", "Timestamp", "Duration", "Category", "Event Name", "Event CLass", "Job", "Size", "PT_Active",
+    ]  # fmt: skip
+    assert len(found) == 17
+    assert sum(float(row["Duration"]) for row in found) == pytest.approx(2702.122, abs=0.01)
+    # 104.7709 us of ideal time, in the table of categories, of 353.513 us
+    assert float(found[0]["PT_Active"]) == pytest.approx(104.7709 / 353.513, rel=1e-4)
+    assert (found[0]["Category"], found[0]["Event CLass"], found[0]["Job"]) == (
+        "kernel", "COMPUTE_EXEC", "sample_flex.json",
+    )  # fmt: skip
+    times = [float(row["Timestamp"]) for row in found]
+    assert times == sorted(times)

@@ -119,6 +119,19 @@ SAMPLES    SHARE  MOSTLY       STACK
      10    1.0 %  other 100 %  [unknown process]
   1,000  100.0 %  sbid 65 %    (total)
 """,
+    "operator": """\
+SAMPLES    SHARE  INCLUSIVE  MOSTLY     OPERATOR
+  1,000  100.0 %      1,000  sbid 65 %  [no operator]
+  1,000  100.0 %             sbid 65 %  (total)
+""",
+    "energy": """\
+SAMPLES  MOSTLY           LAUNCHES  KERNEL
+    950  sbid 68 %           1,200  matmul
+     20  pipestall 100 %         3  scale src/a.cl
+     20  tdr 100 %               0  scale src/b.cl
+     10  other 100 %             0  [unknown kernel]
+  1,000  sbid 65 %           1,203  (total)
+""",
 }
 
 
@@ -165,7 +178,7 @@ def test_a_table_for_each_interval(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_empty_profile_has_a_total_of_0(by: str, capsys: pytest.CaptureFixture[str]) -> None:
     heading, total = printed(capsys, by, of=profile([])).splitlines()
     assert heading.split()[0] == "SAMPLES"
-    assert total.split()[:3] == ["0", "0.0", "%"]
+    assert total.split()[:3] == (["0", "(total)"] if by == "energy" else ["0", "0.0", "%"])
     show(profile([]), by, 20, True, True)
     assert json.loads(capsys.readouterr().out) == {"by": by, "intervals": []}
 
@@ -330,8 +343,8 @@ def test_a_capture(recorded: Path) -> None:
     [
         (
             ("--by", "colour"),
-            "--by takes kernel, function, line, instruction, reason, process, launcher, stack, transfer, wait, "
-            "not 'colour'",
+            "--by takes kernel, function, line, instruction, reason, process, launcher, stack, operator, energy, "
+            "transfer, wait, not 'colour'",
         ),
         (("--interval", "0"), "--interval must be a number of seconds, 0.001 or more"),
         (("--interval", "nan"), "--interval must be a number of seconds, 0.001 or more"),

@@ -11,6 +11,7 @@ import pytest
 from iaprof.formats.capture.limits import HEADER_KEY, CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
+from iaprof.formats.capture.writer import CaptureWriter
 from unit.capturing import HEADER, capture, launch, record, stall
 
 
@@ -27,6 +28,42 @@ def test_written_rows_are_read_back(tmp_path: Path) -> None:
     assert reader.table("launch", ("pid",)).to_pylist() == [{"pid": 2}]
     for kind in KINDS:
         assert reader.table(kind).schema.names == [field.name for field in KINDS[kind]]
+
+
+def test_kinds_without_rows_have_no_columns_and_cost_nothing(tmp_path: Path) -> None:
+    # given
+    stalls = [stall(5, record(64, sbid=3))]
+    few = capture(tmp_path / "few", stall=stalls)
+    with (tmp_path / "all").open("wb") as file:
+        writer = CaptureWriter(file)
+        writer.write("stall", pa.array(stalls, KINDS["stall"]))
+        writer.close(HEADER)
+    # when
+    reader = CaptureReader(few)
+    # then
+    assert pq.read_schema(few).names == ["kind", "part", "stall"]
+    assert few.stat().st_size < (tmp_path / "all").stat().st_size / 5
+    assert [reader.table(kind).num_rows for kind in KINDS] == [kind == "stall" for kind in KINDS]
+    assert [reader.count(kind) for kind in KINDS] == [kind == "stall" for kind in KINDS]
+
+
+def test_a_writer_refuses_rows_of_a_kind_that_it_has_no_column_for(tmp_path: Path) -> None:
+    with (tmp_path / "c").open("wb") as file:
+        writer = CaptureWriter(file, ("stall",))
+        with pytest.raises(ValueError, match="without launch rows"):
+            writer.write("launch", pa.array([launch(1, 2, 3)], KINDS["launch"]))
+        writer.close(HEADER)
+
+
+def test_rows_of_a_kind_without_its_column_are_damage(tmp_path: Path) -> None:
+    table = pq.read_table(capture(tmp_path / "c", stall=[stall(5)]))
+    kinds = pa.array(["launch"], pa.string())
+    header = {HEADER_KEY: json.dumps({"format": FORMAT, **HEADER}).encode()}
+    table = table.set_column(0, pa.field("kind", pa.string(), nullable=False), kinds).replace_schema_metadata(header)
+    pq.write_table(table, tmp_path / "damaged")
+
+    with pytest.raises(CaptureError, match="no column 'launch'"):
+        CaptureReader(tmp_path / "damaged")
 
 
 def test_any_parquet_reader_sees_the_rows_of_a_kind(tmp_path: Path) -> None:
@@ -56,7 +93,7 @@ def test_refusals(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         return tmp_path / name
 
-    no_column = pa.schema([field for field in SCHEMA if field.name != "launch"])
+    no_column = pa.schema([field for field in SCHEMA if field.name != "part"])
     no_member = SCHEMA.set(2, pa.field("stall", pa.struct([("time_ns", pa.uint64())])))
     mistyped = SCHEMA.set(2, pa.field("stall", pa.struct([*list(KINDS["stall"])[:-1], ("w2", pa.string())])))
     for make, message in [
@@ -72,7 +109,7 @@ def test_refusals(tmp_path: Path) -> None:
         (lambda: written(tmp_path, metadata={HEADER_KEY: b"{"}), "damaged header"),
         (lambda: written(tmp_path, metadata=header_of([1])), "damaged header"),
         (lambda: written(tmp_path, metadata=header_of({"format": FORMAT + 1})), "install a newer iaprof"),
-        (lambda: written(tmp_path, no_column), "no column 'launch'"),
+        (lambda: written(tmp_path, no_column), "no column 'part'"),
         (lambda: written(tmp_path, no_member), "no column 'stall.begin_ns'"),
         (lambda: written(tmp_path, mistyped), "column 'stall.w2' is of string"),
         (lambda: written(tmp_path, SCHEMA.set(3, pa.field("launch", pa.int8()))), "column 'launch' is of type int8"),

@@ -181,7 +181,7 @@ def test_an_error_has_the_number_of_its_line(more: str, message: str, tmp_path: 
         (("string|1|tired", "interval_start|0|1", "e|9|1|0|1"), "line 3: 'tired' is no reason to wait"),
         (("interval_start|0|1", "e|9|1|0x0|1"), "line 2: this is not 'e STACK REASON OFFSET COUNT'"),
         (("interval_start|0|1", "ustack|4"), "line 2: string '4' is not defined"),
-        (("hello",), "has no intervals: it is no iaprof text, or nothing was recorded"),
+        (("hello",), "has no intervals: it is neither iaprof text nor a trace, or nothing was recorded"),
         ((), "has no intervals"),
     ],
 )

@@ -45,6 +45,7 @@ EACH = {
     "host": "[unknown process] 10\n[unknown] 150\nnode1 840\n",
     "process": "[unknown process] 160\napp 840\n",
     "pid": "42 840\n[unknown process] 10\n[unknown] 150\n",
+    "operator": "[unknown process] 10\n[unknown] 990\n",
     "cpu": f"[unknown process] 10\nmain 150\n{CPU} 840\n",
     "file": "[unknown] 160\nsrc/matmul.cl_[G] 840\n",
     "function": "[unknown kernel]_[G] 10\nmatmul_[G];dot(float)_[G] 840\nscale_[G] 150\n",
@@ -260,7 +261,7 @@ _options = st.builds(
     max_stack=st.integers(0, 3),
     percent_limit=st.sampled_from((0, 0, 7.5, 30)),
 )
-OF_CPU = ("host", "process", "pid", "cpu")
+OF_CPU = ("host", "process", "pid", "operator", "cpu")
 
 
 def plain(name: str) -> str:
@@ -285,6 +286,8 @@ def of_cpu(launched: Launch, component: str, options: StackOptions) -> list[str]
         return [launched.comm or "[unknown process]"]
     if component == "pid":
         return [str(launched.pid)] * bool(launched.pid)
+    if component == "operator":
+        return list(launched.operators)
     stack = [*launched.stack, *(f"{name}_[k]" for name in launched.kernel_stack)]
     return ["[truncated]", *stack[-options.max_stack :]] if 0 < options.max_stack < len(stack) else stack
 

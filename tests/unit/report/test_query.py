@@ -104,12 +104,12 @@ def test_counters_are_what_the_report_counts(layouts: list[RecordLayout], tmp_pa
 
 def test_samples_are_the_profile(ask: Ask) -> None:
     stack = "main;run:away;do_syscall_64_[k]"
-    where = (None, "app", 7, stack, "matmul", "lib/vec.h", "dot(float)", "send", 9, 0x10)
+    where = (None, "app", 7, None, stack, "matmul", "lib/vec.h", "dot(float)", "send", 9, 0x10)
     assert sorted(ask("SELECT * FROM samples"), key=str) == sorted(
         [
-            (*where, "sbid", 600),
-            (*where, "active", 200),
-            (None, None, None, None, "[unknown kernel]", "", "", "[no binary]", 0, 0xABC0, "other", 10),
+            (*where, "sbid", 600, None),
+            (*where, "active", 200, None),
+            (None, None, None, None, None, "[unknown kernel]", "", "", "[no binary]", 0, 0xABC0, "other", 10, None),
         ],
         key=str,
     )

@@ -45,13 +45,13 @@ def table(given: Export) -> pa.Table:
 
 def test_csv_is_a_row_per_stack_instruction_and_reason() -> None:
     assert written("csv", Export(PROFILE)).decode() == (
-        '"host","process","pid","stack","kernel","file","function","instruction","line","offset","device","reason",'
-        '"samples"\n'
-        '"node1","app",7,"main;run:away;do_syscall_64_[k]","matmul","lib/vec.h","dot(float)","send",9,16,"card0",'
-        '"active",200\n'
-        '"node1","app",7,"main;run:away;do_syscall_64_[k]","matmul","lib/vec.h","dot(float)","send",9,16,"card0",'
-        '"sbid",600\n'
-        ',,,,"[unknown kernel]","","","[no binary]",0,43968,"card0","other",10\n'
+        '"host","process","pid","operators","stack","kernel","file","function","instruction","line","offset","device","reason",'
+        '"samples","joules"\n'
+        '"node1","app",7,,"main;run:away;do_syscall_64_[k]","matmul","lib/vec.h","dot(float)","send",9,16,"card0",'
+        '"active",200,\n'
+        '"node1","app",7,,"main;run:away;do_syscall_64_[k]","matmul","lib/vec.h","dot(float)","send",9,16,"card0",'
+        '"sbid",600,\n'
+        ',,,,,"[unknown kernel]","","","[no binary]",0,43968,"card0","other",10,\n'
     )
 
 

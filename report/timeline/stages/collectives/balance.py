@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from iaprof.report.timeline.dialects import Kind, find
-from iaprof.report.timeline.grouped import Groups
+from iaprof.report.timeline.grouped import Groups, rows_of
 from iaprof.report.timeline.intervals import Union, ends
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.stages.collectives.calls import NAME, SIZE, arrivals
@@ -28,9 +28,12 @@ def _overlap(trace: Trace) -> None:
     communicates = find(trace, Kind.COLLECTIVE) & ~kernels & ~find(trace, Kind.PREPARATION) & device
     until = ends(slices)
     rows = []
-    for pid in np.unique(slices.pid[works | communicates]).tolist():
-        mine = slices.pid == pid
-        busy, talks = (Union.of(slices.start[mine & each], until[mine & each]) for each in (works, communicates))
+    used = np.flatnonzero(works | communicates)
+    pids = np.unique(slices.pid[used])
+    for pid, its in zip(pids.tolist(), rows_of(slices.pid[used], pids), strict=True):
+        mine = used[its]
+        chosen = [mine[each[mine]] for each in (works, communicates)]
+        busy, talks = (Union.of(slices.start[each], until[each]) for each in chosen)
         both = int(busy.within(talks.starts, talks.ends).sum())
         rows.append(
             {

@@ -15,7 +15,6 @@ from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import ABSENT, Trace
 from iaprof.report.timeline.tracks import Spans, Track, add_points, add_sums
 
-STAGE = "BW"
 OF_CALLS = Track("Coll_Bandwidth", "GBps")
 OF_SUMS, OF_ALL = Track("BW allreduce", "Unit GBps"), Track("BW all-pcie", "Unit GBps")
 EVERYWHERE = -1  # the pid of counters that are of all ranks
@@ -35,7 +34,7 @@ def compute_from_calls(trace: Trace, options: Options) -> None:
     rates = np.round(bytes_[some] / (end - start)[some], 3)  # bytes a ns are GB/s
     everywhere = np.full(len(rates), EVERYWHERE)
     spans = Spans(collective.key(calls.file)[some], everywhere, start[some], end[some], rates)
-    add_sums(trace, STAGE, OF_CALLS, spans)
+    add_sums(trace, OF_CALLS, spans)
 
 
 def compute_from_events(trace: Trace, options: Options) -> None:
@@ -82,4 +81,4 @@ def compute_from_events(trace: Trace, options: Options) -> None:
     pid = np.full(len(times), EVERYWHERE)
     for track, factor in ((OF_SUMS, 1), (OF_ALL, 2 * (ranks - 1))):
         values = np.column_stack([rates * factor, np.zeros(len(rates))]).reshape(-1)
-        add_points(trace, STAGE, track, np.repeat(files, 2), pid, times, values)
+        add_points(trace, track, np.repeat(files, 2), pid, times, values)

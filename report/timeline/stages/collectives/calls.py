@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.report.timeline.dialects import Kind, find
-from iaprof.report.timeline.grouped import Groups
+from iaprof.report.timeline.grouped import Groups, rows_of
 from iaprof.report.timeline.intervals import ends
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.stages.collectives.events import RECEIVED, Events, events_of, peers_of
@@ -51,8 +51,8 @@ def arrivals(trace: Trace, first: Slices, until: NDArray[np.int64]) -> Arrivals:
     kernels = kernels.take(np.argsort(kernels.start, kind="stable"))
     kernel_ends, first_ends = ends(kernels), ends(first)
     time, name = first.start.copy(), np.full(len(first), NO_TEXT, np.int32)
-    for pid in np.unique(first.pid).tolist():
-        mine, theirs = np.flatnonzero(first.pid == pid), np.flatnonzero(kernels.pid == pid)
+    pids = np.unique(first.pid)
+    for mine, theirs in zip(rows_of(first.pid, pids), rows_of(kernels.pid, pids), strict=True):
         if not len(theirs):
             continue
         reached = np.maximum.accumulate(kernel_ends[theirs])
@@ -143,7 +143,7 @@ def _add(
         AFTER: arrived.kernel[forward],
     }
     trace.slices = trace.slices.joined(made)
-    trace.made[STAGE] += len(forward)
+    trace.made["slices of collectives"] += len(forward)
 
 
 def _members(trace: Trace, events: Events) -> tuple[NDArray[np.int64], NDArray[np.int32]]:

@@ -99,8 +99,10 @@ def _instances(trace: Trace, events: Slices, sync: NDArray[np.int32], cluster: N
     new |= last_with == places - 1
     if not new.all():
         begin, first, until = 0, int(start[0]), int(end[0])
-        columns = (new.tolist(), last_with.tolist(), start.tolist(), end.tolist())
-        for place, (is_new, same, its_start, its_end) in enumerate(zip(*columns, strict=True)):
+        # The others are new whatever comes before them.
+        places = np.flatnonzero(~new | np.append(~new[1:], False))
+        columns = (places.tolist(), *(each[places].tolist() for each in (new, last_with, start, end)))
+        for place, is_new, same, its_start, its_end in zip(*columns, strict=True):
             if is_new or same >= begin or its_start - until > STALE * max(until - first, LEAST_STALE_NS):
                 new[place] = True
                 begin, first, until = place, its_start, its_end

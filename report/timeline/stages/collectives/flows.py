@@ -45,7 +45,7 @@ def add_collective_flows(trace: Trace, options: Options) -> None:
     until = ends(targets) - BEFORE_END_NS
     add_arrows(
         trace,
-        STAGE,
+        "sends to receives",
         Ends(sources.file, sources.pid, sources.tid, sources.start),
         Ends(targets.file, targets.pid, targets.tid, until),
         events.sync[sends],

@@ -150,7 +150,7 @@ def test_single_samples_are_divided_fairly_over_time(intervals: int, addresses: 
     # given single samples, each of which is shared by two sites, one third and two thirds
     interval, address = (each.ravel() for each in np.mgrid[0:intervals, 0:addresses])
     count = len(interval)
-    shares = np.zeros((len(REASONS) + 1, 2 * count))
+    shares = np.zeros((len(REASONS) + 2, 2 * count))
     shares[REASONS.index("sbid")] = np.tile([1 / 3, 2 / 3], count)
     ips = np.repeat(0x10000 + 8 * address, 2).astype(np.uint64)
     site = np.tile([0, 1], count)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from unit.report.timeline.examples import FIRST, SECOND
 from unit.report.timeline.traces import Event, slice_
 
-_K = [1000000, 1010000, 1030000, 1080000, 1085000]
-_M = [1040000, 1050000, 1100000, 1140000, 1141000]
 E1 = [
     slice_("Flex RoundTrip", 900, 400, tid=11),
     slice_("AIU Roundtrip", 905, 300, tid=12),
-    slice_("k_1 DmaI", 975, 10, _K, tid=13, Power=0),
-    slice_("k_1 Cmpt Prep", 982, 18, _K, tid=14, Power=1000),
-    slice_("k_1 Cmpt Exec", 1000, 50, _K, tid=15, Power=1000),
-    slice_("k_1 DmaO", 1050, 5, _K, tid=16, Power=2000),
-    slice_("m_2 Cmpt Prep", 1040, 20, _M, tid=14, Power=44000),
-    slice_("m_2 Cmpt Exec", 1070, 40, _M, tid=15, Power=44000),
+    slice_("k_1 DmaI", 975, 10, FIRST, tid=13, Power=0),
+    slice_("k_1 Cmpt Prep", 982, 18, FIRST, tid=14, Power=1000),
+    slice_("k_1 Cmpt Exec", 1000, 50, FIRST, tid=15, Power=1000),
+    slice_("k_1 DmaO", 1050, 5, FIRST, tid=16, Power=2000),
+    slice_("m_2 Cmpt Prep", 1040, 20, SECOND, tid=14, Power=44000),
+    slice_("m_2 Cmpt Exec", 1070, 40, SECOND, tid=15, Power=44000),
 ]
 
 E2_TIMES = [(0, 100), (10, 20), (50, 80), (60, 120), (200, 10), (200, 30), (300, 50), (349.997, 20)]

@@ -11,13 +11,15 @@ import pyarrow as pa
 from hypothesis import given, settings, strategies
 
 from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.arrows import Ends, add_arrows
 from iaprof.report.timeline.outputs.chrome import write_chrome
-from iaprof.report.timeline.outputs.json_texts import microseconds, numbers, objects, quoted
+from iaprof.report.timeline.outputs.json_texts import member, microseconds, numbers, objects, quoted
 from iaprof.report.timeline.outputs.tensorboard import workers
 from iaprof.report.timeline.trace import ABSENT, Dialect, Trace
-from unit.report.timeline.traces import slice_, trace
+from unit.report.timeline.examples import FIRST
+from unit.report.timeline.traces import Event, slice_, trace
 
-COUNTERS = [1000000, 1010000, 1030000, 1080000, 1085000]
+COUNTERS = list(FIRST)
 
 
 def written(of: Trace, **arguments: list[str | None]) -> dict[str, Any]:
@@ -62,6 +64,29 @@ def test_events_of_all_kinds_are_in_order_of_time() -> None:
     assert found["otherData"] == {"Application": "iaprof", "CmdLine": "timeline x"}
 
 
+def test_series_of_a_counter_at_one_time_are_one_event_as_they_came() -> None:
+    def values(ts: float, name: str = "Memory", **args: float) -> Event:
+        return {"ph": "C", "name": name, "ts": ts, "pid": 0, "args": args}
+
+    events = [values(5, used=1, free=2.5), values(5, "Other", used=3), values(6, used=4, free=5), values(6, used=7)]
+    found = written(trace(events))["traceEvents"]
+    assert [(event["ts"], event["name"], list(event["args"].items())) for event in found] == [
+        (5, "Memory", [("used", 1), ("free", 2.5)]),
+        (5, "Other", [("used", 3)]),
+        (6, "Memory", [("used", 4), ("free", 5)]),
+        (6, "Memory", [("used", 7)]),
+    ]
+
+
+def test_the_end_of_an_arrow_says_to_which_slice_it_is_bound_beside_its_arguments_only() -> None:
+    made = trace([])
+    ends = Ends(np.zeros(1, np.int32), np.array([1]), np.array([2]), np.array([3000]))
+    name = made.texts.codes(["x"])
+    add_arrows(made, "FLOWS", ends, ends, name, name, 0)
+    found = written(made)["traceEvents"]
+    assert [(event["ph"], event.get("bp"), event["args"]) for event in found] == [("s", None, {}), ("f", "e", {})]
+
+
 def test_a_trace_without_events() -> None:
     assert written(trace([]))["traceEvents"] == []
 
@@ -79,10 +104,33 @@ def test_what_is_no_json_is_left_out() -> None:
 
 
 def test_objects_whose_members_are_all_absent() -> None:
-    nothing, some = pa.nulls(3, pa.string()), pa.array([None, '"a":1,', None])
+    nothing, some = member("b", pa.nulls(3, pa.string())), member("a", pa.array([None, "1", None]))
     assert objects([nothing, some], 3).to_pylist() == ["{}", '{"a":1}', "{}"]
     assert objects([nothing], 3).to_pylist() == ["{}"] * 3
     assert objects([], 2).to_pylist() == ["{}"] * 2
+    assert objects([], 2, '{"x":1,').to_pylist() == ['{"x":1}'] * 2
+
+
+@given(strategies.lists(strategies.lists(strategies.none() | strategies.integers(0, 9), min_size=3, max_size=3)))
+@settings(deadline=None)
+def test_objects_have_the_members_that_are_not_absent(columns: list[list[int | None]]) -> None:
+    members = [
+        member(f"{number}", pa.array([None if each is None else str(each) for each in column], pa.string()), '"')
+        for number, column in enumerate(columns)
+    ]
+    found = [json.loads(text) for text in objects(members, 3, '{"x":1,').to_pylist()]
+    assert found == [
+        {"x": 1, **{str(n): str(column[row]) for n, column in enumerate(columns) if column[row] is not None}}
+        for row in range(3)
+    ]
+
+
+def test_braces_at_the_end_of_args_stay() -> None:
+    made = trace([slice_("k", 1, 1), slice_("k", 2, 1), slice_("k", 3, 1), slice_("k", 4, 1)])
+    found = written(made, slice=['{"x":{"y":{}}}', ' { "z": "}" } ', "[1]", None])
+    assert [{**event["args"], "jobname": ""} for event in found["traceEvents"]] == [
+        {"x": {"y": {}}, "jobname": ""}, {"z": "}", "jobname": ""}, {"jobname": ""}, {"jobname": ""},
+    ]  # fmt: skip
 
 
 @given(texts=strategies.lists(strategies.none() | strategies.text(), max_size=8))

@@ -116,6 +116,18 @@ def test_a_folder_of_ideal_cycles(tmp_path: Path) -> None:
     assert len(found.problems) == 4
 
 
+def test_the_ideal_cycles_of_one_kernel(tmp_path: Path) -> None:
+    folder = tmp_path / "sdsc_a" / "perf"
+    folder.mkdir(parents=True)
+    for path in (folder / "ideal_cycles.json", tmp_path / "other.json"):
+        path.write_text('[{"ideal_cycles": 100, "op_category": "Scalar"}]')
+    (tmp_path / "bad.json").write_text("{")
+    names = [read(str(path)).tables[0].cycles for path in (folder / "ideal_cycles.json", tmp_path / "other.json")]
+    assert names == [{"sdsc_a": 100}, {"other": 100}]
+    bad = read(str(tmp_path / "bad.json"))
+    assert (bad.tables, len(bad.problems)) == ([], 1)
+
+
 LINES = st.sampled_from([BEGIN, END, "a 1\n", "a-opCatB 2\n", " PREFILL\n", "\n", "DSM-AutoPilot BEGIN\n"])
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, strategies as st
 
-from iaprof.report.timeline.grouped import Groups, before
+from iaprof.report.timeline.grouped import Groups, before, groups
 from iaprof.report.timeline.intervals import Union
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(-5, 10)), max_size=8)
@@ -27,18 +27,18 @@ ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(-9, 
 @given(ROWS)
 def test_statistics_of_groups(rows: list[tuple[int, int, int]]) -> None:
     first, second, values = (np.array([row[place] for row in rows], np.int64) for place in range(3))
-    groups = Groups(first, second)
+    grouped = Groups(first, second)
     expected: dict[tuple[int, int], list[int]] = {}
     for one, two, value in rows:
         expected.setdefault((one, two), []).append(value)
     lists = [expected[key] for key in sorted(expected)]
-    assert list(zip(groups.key(first).tolist(), groups.key(second).tolist(), strict=True)) == sorted(expected)
-    assert groups.counts.tolist() == [len(each) for each in lists]
-    assert groups.median(values).tolist() == [float(np.median(each)) for each in lists]
+    assert list(zip(grouped.key(first).tolist(), grouped.key(second).tolist(), strict=True)) == sorted(expected)
+    assert grouped.counts.tolist() == [len(each) for each in lists]
+    assert grouped.median(values).tolist() == [float(np.median(each)) for each in lists]
     stdevs = [float(np.std(each, ddof=1)) if len(each) > 1 else 0.0 for each in lists]
-    assert np.allclose(groups.stdev(values), stdevs)
-    assert groups.max(values).tolist() == [max(each) for each in lists]
-    assert groups.sum(values)[groups.numbers].tolist() == [sum(expected[row[:2]]) for row in rows]
+    assert np.allclose(grouped.stdev(values), stdevs)
+    assert grouped.max(values).tolist() == [max(each) for each in lists]
+    assert grouped.sum(values)[grouped.numbers].tolist() == [sum(expected[row[:2]]) for row in rows]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-9, 9)), max_size=12))
@@ -50,3 +50,13 @@ def test_the_largest_value_before(rows: list[tuple[int, int]]) -> None:
         for number, (group, _) in enumerate(rows)
     ]
     assert before(values, groups).tolist() == expected
+
+
+def test_groups_are_those_of_sorted_values() -> None:
+    random = np.random.default_rng(1)
+    columns = [random.integers(-3, 3, 500), random.choice([5, -(2**62), 2**62], 500), random.integers(0, 9, 500)]
+    numbers, first = groups(*columns)
+    distinct, expected_first, expected = np.unique(np.stack(columns, 1), axis=0, return_index=True, return_inverse=True)
+    assert numbers.tolist() == expected.reshape(-1).tolist()
+    assert first.tolist() == expected_first.tolist()
+    assert len(distinct) == len(first)

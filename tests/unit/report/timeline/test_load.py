@@ -35,7 +35,7 @@ def test_all_columns(tmp_path: Path) -> None:
     trace = load(imported(tmp_path, FLEX, TORCH)[0])
     assert [(file.name, file.dialect, file.rank, file.devices) for file in trace.files] == [
         ("job-0.json", Dialect.FLEX, 0, ()),
-        ("job-1.json", Dialect.TORCH, 2, ({"id": 0, "name": "AIU"},)),
+        ("job-1.json", Dialect.TORCH, 2, ({"id": 2, "name": "AIU"},)),
     ]
     assert trace.files[1].members == {"distributedInfo": {"rank": 2}}
     slices = trace.slices

@@ -41,3 +41,12 @@ def test_text_is_aligned_and_clean() -> None:
     output = io.BytesIO()
     write_text(table, output)
     assert output.getvalue().decode().splitlines() == lines(table)
+
+
+def test_names_that_a_spreadsheet_would_run_get_an_apostrophe() -> None:
+    names = ["=cmd|'/c calc'!A1", "+1", "-1", "@SUM(1)", "a=1", "", None]
+    output = io.BytesIO()
+    write_csv(pa.table({"Name": pa.array(names).dictionary_encode(), "Time": [-1.5] * len(names)}), output)
+    rows = list(csv.DictReader(io.StringIO(output.getvalue().decode())))
+    assert [row["Name"] for row in rows] == ["'=cmd|'/c calc'!A1", "'+1", "'-1", "'@SUM(1)", "a=1", "", ""]
+    assert {row["Time"] for row in rows} == {"-1.50"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.traces import importing, reader
-from iaprof.report.traces.importing import FileFacts, import_traces
+from iaprof.report.traces.imported_file import FileFacts
+from iaprof.report.traces.importing import import_traces
 from iaprof.report.traces.pieces import PIECE_BYTES, Children
 
 KINDS = ("slice", "counter", "flow", "instant")
@@ -82,7 +83,7 @@ class _Kept:
 
     rows: ClassVar[dict[str, list[dict[str, Any]]]] = {}
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, kinds: Collection[str]) -> None:
         self.rows.clear()
         self.rows.update({kind: [] for kind in KINDS})
 

@@ -21,29 +21,34 @@ def slices(folder: Path, *contents: Any) -> list[dict[str, Any]]:
     return short(rows_of(imported(folder, *contents)[0], "slice"))
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        TEXT,
-        "  \n" + TEXT + "\n",
-        TEXT[:-1],  # the format lets the end be missing
-        TEXT[:-1] + ",",
-        TEXT[:-1] + ",\n]",
-        {"traceEvents": [X, X]},
-        {"displayTimeUnit": "ns", "stackFrames": {"1": {"name": "a}],["}}, "traceEvents": [X, X], "otherData": {}},
-        json.dumps({"traceEvents": [X, X], "otherData": {"list": [{"ph": "X"}, {"ph": "X"}]}}, indent=1),
-        json.dumps({"traceEvents": [X, X]})[:-2],
-        b"\xef\xbb\xbf" + TEXT.encode(),
-        TEXT.encode("utf-16"),
-        TEXT.encode("utf-16-le"),
-        TEXT.encode("utf-16-be"),
-        TEXT.encode("utf-32"),
-        gzip.compress(TEXT.encode()),
-        gzip.compress(TEXT[:40].encode()) + gzip.compress(TEXT[40:].encode()),
-    ],
-)
-def test_forms_of_files(tmp_path: Path, content: Any) -> None:
-    assert slices(tmp_path, content) == [ROW, ROW]
+FORMS: dict[str, Any] = {
+    "list": TEXT,
+    "blanks": "  \n" + TEXT + "\n",
+    "no end": TEXT[:-1],  # the format lets it be missing
+    "comma at the end": TEXT[:-1] + ",",
+    "comma before the end": TEXT[:-1] + ",\n]",
+    "object": {"traceEvents": [X, X]},
+    "members": {
+        "displayTimeUnit": "ns",
+        "stackFrames": {"1": {"name": "a}],["}},
+        "traceEvents": [X, X],
+        "otherData": {},
+    },
+    "lists behind": json.dumps({"traceEvents": [X, X], "otherData": {"list": [{"ph": "X"}, {"ph": "X"}]}}, indent=1),
+    "object without end": json.dumps({"traceEvents": [X, X]})[:-2],
+    "byte order mark": b"\xef\xbb\xbf" + TEXT.encode(),
+    "UTF-16": TEXT.encode("utf-16"),
+    "UTF-16-LE": TEXT.encode("utf-16-le"),
+    "UTF-16-BE": TEXT.encode("utf-16-be"),
+    "UTF-32": TEXT.encode("utf-32"),
+    "gzip": gzip.compress(TEXT.encode()),
+    "gzip in two members": gzip.compress(TEXT[:40].encode()) + gzip.compress(TEXT[40:].encode()),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_files(tmp_path: Path, form: str) -> None:
+    assert slices(tmp_path, FORMS[form]) == [ROW, ROW]
 
 
 def test_an_operation_of_the_runtime(tmp_path: Path) -> None:
@@ -209,7 +214,22 @@ def test_bytes_that_are_no_utf8_and_a_length_of_zero(tmp_path: Path) -> None:
     event = b'{"ph": "X", "name": "a\xffb", "pid": 0, "ts": 1, "dur": 0, "args": {"c": "\xc3"}}'
     capture, (facts,) = imported(tmp_path, b"[" + event + b"]")
     assert [(row["name"], row["args"]) for row in rows_of(capture, "slice")] == [("a?b", {"c": "?"})]
-    assert facts.counts.zero_durations == 1
+    assert (facts.counts.zero_durations, facts.counts.bad_bytes) == (1, 2)
+
+
+@pytest.mark.parametrize("piece_bytes", [256, 1 << 20])
+def test_bytes_that_are_no_utf8_are_counted_once(tmp_path: Path, piece_bytes: int) -> None:
+    event = json.dumps(X).encode()
+    bad = event.replace(b"k_1", b"k\xff\xfe1").replace(b"kernel", b"kernel\xc3")
+    _, (facts,) = imported(tmp_path, b"[" + b",".join([event, bad, event] * 5) + b"]", piece_bytes=piece_bytes)
+    assert (facts.counts.slices, facts.counts.bad_bytes) == (15, 15)
+
+
+def test_slices_without_a_length_are_kept_and_those_with_cycles_counted_apart(tmp_path: Path) -> None:
+    cycles = {f"TS{number}": 1000 * number for number in range(1, 6)}
+    same = dict.fromkeys(cycles, 1000)
+    _, (facts,) = imported(tmp_path, [X, X | {"dur": 0}, X | {"dur": 0, "args": cycles}, X | {"dur": 0, "args": same}])
+    assert (facts.counts.zero_durations, facts.counts.zero_durations_with_cycles) == (3, 1)
 
 
 def test_a_cut_file_loses_its_last_event(tmp_path: Path) -> None:

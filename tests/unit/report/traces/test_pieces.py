@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.basics.errors import IaprofError
-from unit.report.traces.importing import rows_without_file
+from iaprof.report.traces import answer
+from iaprof.report.traces.answer import Columns
+from iaprof.report.traces.pieces import Children, End, _end_of_piece, events
+from iaprof.report.traces.source import Source
+from iaprof.sandbox.parent import SandboxDied
+from unit.report.traces.importing import HERE, AtOnce, rows_without_file
 
 _VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 10**12) | st.floats(allow_nan=False, allow_infinity=False, width=32)
@@ -99,3 +108,55 @@ def test_one_damaged_event_of_many_costs_only_itself(bad: bytes) -> None:
     rows, facts = everything(b'{"traceEvents": [' + b",\n".join(events) + b'], "x": 1}', 1000)
     assert len(rows["slice"]) >= 498
     assert sum(facts["counts"]["dropped"].values()) <= 2
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+@pytest.mark.parametrize("length", [1, 70_000, 300_000])
+def test_a_piece_that_is_larger_than_the_file_ends_with_it(
+    tmp_path: Path, pack: Callable[[bytes], bytes], length: int
+) -> None:
+    (tmp_path / "x.json").write_bytes(pack(b"x" * length))
+    for size in (1 << 16, 200_000, 1 << 20):
+        with (tmp_path / "x.json").open("rb") as file:
+            stop, is_last = _end_of_piece(Source(file.fileno(), "x.json", HERE), 1, size)
+        assert stop <= length
+        assert is_last == (stop == length)
+
+
+class _AnyAnswers:
+    """A child that consumes some of a piece, or fails, as it likes."""
+
+    def __init__(self, choose: Callable[[int], int]) -> None:
+        self._choose, self.calls = choose, 0
+
+    def call(
+        self, operation: str, parameters: Any = None, data: bytes = b"", fds: Any = (), seconds: float | None = None
+    ) -> Any:
+        self.calls += 1
+        length = len(data) or parameters["end"] - parameters["start"]
+        chosen = self._choose(3 * (length + 1))
+        if chosen % 3 == 2:
+            raise SandboxDied("died")
+        written = answer.write(Columns(), fds[-1])
+        facts = {"events": 0, "dropped": {}, "ended": False, "bad_bytes": 0}
+        return {**written, **facts, "consumed": min(chosen // 3, length), "lost": chosen % 3 == 1}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 2_000_000), st.sampled_from([1, 100, 1 << 16, 1 << 20]), st.data())
+def test_whatever_children_answer_reading_ends(length: int, piece_bytes: int, data: st.DataObject) -> None:
+    # given
+    random_ = data.draw(st.randoms(use_true_random=False))
+    share = data.draw(st.sampled_from([0.0, 0.1, 0.5]))  # of answers that are any; the others consume nothing
+    dead = data.draw(st.sampled_from([0, 2]))
+    child = _AnyAnswers(lambda most: random_.randrange(most) if random_.random() < share else dead)
+    # when
+    with tempfile.TemporaryFile() as file:
+        file.write(b" " * length)
+        file.flush()
+        source, end = Source(file.fileno(), "x.json", child), End()
+        children = Children(1, [child], AtOnce())
+        consumed = sum(read.consumed for read in events(source, 0, children, end, piece_bytes))
+    # then: at each place that was reached, a few dozens of pieces are tried
+    assert consumed == length == end.at
+    assert child.calls <= 64 * (1 + length // piece_bytes + length // (1 << 16)) or share

@@ -41,7 +41,7 @@ def test_a_copy_of_torch_and_its_bandwidth() -> None:
     categorize(made, Options())
     assert member(made, "class") == ["OTHER", "OTHER", "DATA_IN", "COMPUTE_EXEC", "COMPUTE_EXEC"]
     assert points(made, "TransferBW") == [(0, 1050, 4.0), (0, 1060, 0.0)]
-    assert made.made == {"CAT": 2}
+    assert made.made == {"points of the counter TransferBW": 2}
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_a_slice_for_each_rank_of_a_collective() -> None:
     extra = {name: member(made, name)[-2:] for name in ("collective algorithm type", "peers")}
     assert extra == {"collective algorithm type": ["chain"] * 2, "peers": ["{0, 1}"] * 2}
     assert member(made, "rank group compute event")[-2:] == ["mm_4 Cmpt Exec"] * 2
-    assert made.made == {"FLOW": 2}
+    assert made.made == {"slices of collectives": 2}
 
 
 def test_the_same_for_merged_slices() -> None:

@@ -3,22 +3,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from iaprof.report.timeline.device_clock import counter_offsets, counter_times, whole
+from iaprof.report.timeline.dialects import windows
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.stages.counters import (
-    counter_offsets,
-    counter_times,
     cycle_count_to_wallclock,
     event_sanity_checks,
     tighten_hts_by_instr_type,
     tripple_phased_events,
     unwrap,
-    whole,
 )
+from iaprof.report.timeline.texts import Texts
 from iaprof.report.timeline.trace import ABSENT, Trace
 from unit.report.timeline.clock_examples import E1
+from unit.report.timeline.examples import FIRST
 from unit.report.timeline.traces import slice_, trace
 
-_C = [1000000, 1010000, 1030000, 1080000, 1085000]
+_C = list(FIRST)
 
 
 def _times(of: Trace) -> list[tuple[str, float, float]]:
@@ -100,6 +101,14 @@ def test_an_unknown_name_has_all_counters_and_frequencies_need_no_whole_ns() -> 
     assert named.slices.duration.tolist() == pytest.approx([85000 / 0.56, 50000 / 0.56])
 
 
+def test_the_ends_of_names_tell_the_windows_also_those_that_cutting_made() -> None:
+    texts = Texts()
+    names = ["k DmaI", "k_DmaI", "k Cmpt Prep", "k Cmpt Exec", "k_Cmpt", "k DmaO", "k_DmaO", "k", "DmaI of k"]
+    first, last = windows(texts, texts.codes(names))
+    assert first.tolist() == [0, 0, 1, 2, 2, 3, 3, 0, 0]
+    assert last.tolist() == [1, 1, 2, 3, 3, 4, 4, 4, 4]
+
+
 def test_each_counter_has_a_time_to_the_ns_at_todays_time() -> None:
     now_us = 1_700_000_000_000_000
     today = trace([slice_("k Cmpt Exec", now_us, 50, _C), slice_("k DmaO", now_us + 50, 5, _C), slice_("host", 0, 1)])
@@ -128,7 +137,7 @@ def test_operations_are_cut_into_parts_that_do_not_touch() -> None:
         ("k_1 DmaI", 975, 9.999),
     ]
     assert dict(cut.dropped) == {"preparations, by -s": 1, "parts too short for -s": 1}
-    assert dict(cut.made) == {"tripple_phased_events": 2}
+    assert dict(cut.made) == {"parts of operations, by -s": 2}
 
 
 def test_a_part_of_12_5_us_becomes_12_499() -> None:

@@ -1,20 +1,33 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.stages.iterations import Word, collect_iteration_stats, find_word
+from iaprof.report.timeline.trace import Dialect, Trace
 from unit.report.timeline.examples import passes, two_operations
 from unit.report.timeline.traces import slice_, trace
+
+
+def known(made: Trace) -> list[dict[str, Any]]:
+    """The rows of the table, without what is null."""
+    rows = made.tables["iterations"].to_pylist()
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
 def test_two_iterations_of_three_passes() -> None:
     made = passes(100, 100)
     collect_iteration_stats(made, Options())
-    assert made.tables["iterations"].to_pylist() == [
+    assert known(made) == [
         {"pid": 0, "Kernels": 5, "Iterations": 2, "Mean": 100.0, "Min": 100.0, "Max": 100.0, "StDev": 0.0}
+    ]
+    assert made.tables["iteration_times"].to_pylist() == [
+        {"pid": 0, "Iteration": number, "Start Time": start, "Time": 100.0, "Kernel Time": 25.0}
+        for number, start in enumerate((1020.0, 1120.0))
     ]
     assert [each.text for each in made.messages.said] == ["[0] avg_iteration_time=100.0, iterations=2"]
 
@@ -22,8 +35,45 @@ def test_two_iterations_of_three_passes() -> None:
 def test_the_variance_of_iterations() -> None:
     made = passes(100, 110, 120)
     collect_iteration_stats(made, Options())
-    row = made.tables["iterations"].to_pylist()[0]
-    assert row == {"pid": 0, "Kernels": 5, "Iterations": 3, "Mean": 110.0, "Min": 100.0, "Max": 120.0, "StDev": 10.0}
+    # 25 us of kernels in each: what makes the third one slower is outside of them
+    assert known(made) == [
+        {"pid": 0, "Kernels": 5, "Iterations": 3, "Mean": 110.0, "Min": 100.0, "Max": 120.0, "StDev": 10.0,
+         "Slowest": 2, "Slower By": 10.0, "Idle Excess": 10.0}
+    ]  # fmt: skip
+
+
+def test_the_kernel_that_makes_an_iteration_slow() -> None:
+    # Given four passes of five kernels of 5 us, 10 us apart, of which the third has a kernel of 29 us
+    kernels, time = [slice_("warm Cmpt Exec", 0, 5, (0, 0, 0, 1, 1))], 20
+    for number, letter in enumerate("abcde" * 4):
+        length = 29 if number == 12 else 5
+        kernels.append(slice_(f"{letter} Cmpt Exec", time, length, (0, 0, 0, 1, 1)))
+        time += length + 5
+    made = trace(kernels)
+    collect_iteration_stats(made, Options())
+
+    # Then 50, 50 and 74 us are 58 in the mean, and the kernel's 5, 5 and 29 us are 13
+    (row,) = known(made)
+    assert (row["Iterations"], row["Mean"], row["Max"], row["Slowest"], row["Slower By"]) == (3, 58.0, 74.0, 2, 16.0)
+    assert (row["Kernel"], row["Kernel Excess"], row["Idle Excess"]) == ("c Cmpt Exec", 16.0, 0.0)
+
+
+def test_the_steps_of_pytorch_are_iterations() -> None:
+    events = []
+    for number, (start, length, gemm) in enumerate(((0, 100, 20), (100, 160, 70))):
+        events += [
+            slice_(f"ProfilerStep#{number}", start, length, pid=40, tid=5, cat="user_annotation"),
+            slice_("gemm", start + 10, gemm, cat="kernel", tid=7),
+            slice_("add", start + 90, 5, cat="kernel", tid=7),
+        ]
+    events.append(slice_("gemm", 300, 40, cat="kernel", tid=7))  # after all steps
+    made = trace(events, dialect=Dialect.TORCH, ranks=[3])
+    collect_iteration_stats(made, Options())
+    (row,) = known(made)
+    assert (row["pid"], row["Kernels"], row["Iterations"], row["Mean"]) == (3, 2, 2, 130.0)
+    # 30 us more than the mean: 25 of them in gemm (45 in the mean), 5 outside of kernels
+    assert (row["Slowest"], row["Slower By"], row["Kernel"]) == (1, 30.0, "gemm")
+    assert (row["Kernel Excess"], row["Idle Excess"]) == (25.0, 5.0)
 
 
 def test_too_few_kernels_have_no_iterations() -> None:

@@ -19,7 +19,7 @@ def test_arrows_to_each_kernel_and_from_the_last_to_the_wait() -> None:
     new = [texts.taken(each[1:]).to_pylist() for each in (made.flows.name, made.flows.category)]
     assert new == [["ac2g"] * 6, ["ac2g"] * 6]
     assert texts.taken(made.flows.extra["bp"]).to_pylist() == [None] * 4 + ["e"] * 3
-    assert made.made == {"FLOWS": 6}
+    assert made.made == {"ends of arrows from launches to kernels": 6}
 
 
 def test_ranks_with_the_same_correlations_keep_apart() -> None:

@@ -23,13 +23,13 @@ def _said(of: Trace) -> list[str]:
     return [f"{message.stage} {message.text}" for message in of.messages.said]
 
 
-_WHICH = "that overlapped another one of the row in part"
+_WHICH = "that partly overlapped another one of the row"
 
 
 def test_e2_slices_go_to_the_next_unused_row_until_they_fit() -> None:
     e2 = _resolved(E2, Overlap.TID)
     assert e2.slices.tid.tolist() == [1000, 1000, 1001, 1002, 1000, 1000, 1000, 1001]
-    assert _said(e2) == [f"POD Put 3 slices {_WHICH} into other rows"]
+    assert _said(e2) == [f"POD Moved 3 slices {_WHICH} to other rows"]
 
 
 def test_e2_slices_are_dropped() -> None:
@@ -77,7 +77,7 @@ def test_e2_slices_become_asynchronous_events_with_ids_of_their_own() -> None:
     assert "TS2" not in marks.extra
     assert e2.texts.taken(marks.extra["CollGroup"]).to_pylist() == [None, *["G"] * 6]
     assert dict(e2.merged) == {"asynchronous events of overlapping slices": 3}
-    assert dict(e2.made) == {"detect_partial_overlap_events": 6}
+    assert dict(e2.made) == {"starts and ends of asynchronous events": 6}
 
 
 def _staircase(count: int, tid: int = 0) -> list[Event]:
@@ -88,8 +88,8 @@ def test_seven_slices_that_overlap_pairwise_and_more() -> None:
     limited = _resolved(_staircase(9), Overlap.TID)
     assert limited.slices.tid.tolist() == [0, 1, 2, 3, 4, 5, 0, 0, 0]
     assert _said(limited) == [
-        f"POD Put 5 slices {_WHICH} into other rows",
-        f"POD Left 3 slices {_WHICH} in place: --max_tid_streams allows 5 extra rows",
+        f"POD Moved 5 slices {_WHICH} to other rows",
+        f"POD Left 3 slices {_WHICH} in place: --max-tid-streams allows 5 extra rows",
     ]
     assert _resolved(_staircase(9), Overlap.TID, -1).slices.tid.tolist() == list(range(9))
 

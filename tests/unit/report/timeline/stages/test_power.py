@@ -4,8 +4,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.report.timeline.options import CounterTrack, Options
+from iaprof.report.timeline.stages import power
+from iaprof.report.timeline.stages.counters import tripple_phased_events
 from iaprof.report.timeline.stages.power import analyze_power_statistics, compute_power
-from unit.report.timeline.examples import charges, points, two_operations
+from iaprof.report.timeline.stages.summaries import calculate_stats
+from unit.report.timeline.examples import FIRST, SECOND, charges, points, two_operations
 from unit.report.timeline.traces import slice_, trace
 
 BY_TS3 = Options(tracks=frozenset({CounterTrack.POWER_TS3}))
@@ -16,14 +19,27 @@ def test_power_between_two_kernels() -> None:
     compute_power(made, Options())
     # The interval ends with a point, as nothing is known of what comes after it.
     assert points(made, "Power") == [(0, 1050, 16.796875), (0, 1110, 16.796875)]
-    assert made.made == {"PEC": 2}
+    assert made.made == {"points of the counter Power": 2}
+
+
+def test_parts_of_operations_have_the_times_of_the_operations() -> None:
+    # Given operations as a whole, which end at TS5; their charge is read at TS4, at 1050 and 1140 us
+    made = trace([slice_("k", 970, 85, FIRST, Power=1000), slice_("m", 1040, 101, SECOND, Power=44000)])
+    # When they are cut into k_DmaI, k_Cmpt, k_DmaO and the like, each 1 ns shorter
+    tripple_phased_events(made, Options(split=True))
+    compute_power(made, Options())
+    # Then all parts of an operation give one sample: 12/512 x 43000 in 90 us
+    assert [(pid, time, round(watts, 6)) for pid, time, watts in points(made, "Power")] == [
+        (0, 1049.999, 11.197917),
+        (0, 1139.999, 11.197917),
+    ]
 
 
 def test_an_impossible_value_makes_no_point_and_is_counted() -> None:
     made = charges()
     compute_power(made, Options())
     assert points(made, "Power") == [(0, 1060, 46.875), (0, 1160, 23.4375), (0, 1360, 23.4375), (0, 1460, 23.4375)]
-    expected = ["1 of 4 values of power are above 100 W and left out; is the scale right?"]
+    expected = ["1 of 4 values of power are above 100 W and left out; is --power-scale right?"]
     assert [each.text for each in made.messages.said] == expected
 
 
@@ -60,6 +76,20 @@ def test_only_first_leaves_out_what_follows_a_kernel() -> None:
 
     # Then six of the ten stay: I I E O E W I, but neither the second E nor the I after E and O
     assert len(points(made, "Power")) == 7
+
+
+def test_power_is_computed_once_for_its_track_its_statistics_and_the_table_of_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Given power whose track was made
+    made = charges()
+    compute_power(made, Options())
+    # When it cannot be computed again
+    monkeypatch.setattr(power, "_intervals", None)
+    # Then the statistics and the table are still made
+    analyze_power_statistics(made, Options())
+    calculate_stats(made, Options())
+    assert {"power_stats", "kernels"} <= set(made.tables)
 
 
 def test_no_samples() -> None:
@@ -104,4 +134,4 @@ def test_hostile_counters_never_raise(rows: list[tuple[str, int, float, list[int
     compute_power(made, Options(tracks=frozenset(CounterTrack), power_of_first=True))
     analyze_power_statistics(made, Options())
     assert len(made.slices) == count
-    assert len(made.points) == made.made["PEC"]
+    assert len(made.points) == made.made.total()

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from iaprof.report.timeline.device_clock import counter_times
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.stages.counters import counter_times, tighten_hts_by_instr_type
+from iaprof.report.timeline.stages.counters import tighten_hts_by_instr_type
 from iaprof.report.timeline.stages.ranks import mp_sync_tight_v1, mp_ts_calibration_v2
 from iaprof.report.timeline.trace import Trace
 from unit.report.timeline.clock_examples import E12, collective, e6, e12

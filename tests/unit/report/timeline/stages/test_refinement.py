@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.stages.refinement import keep_phases, place_on_devices, sort_by_time, strip_numbers
+from iaprof.report.timeline.stages.order import sort_by_time
+from iaprof.report.timeline.stages.refinement import keep_phases, place_on_devices, strip_numbers
 from iaprof.report.timeline.trace import Dialect, Marks, Trace
 from unit.report.timeline.examples import all_reduce, launch, launched, member, names, two_operations
 from unit.report.timeline.traces import Event, slice_, trace
@@ -73,7 +74,7 @@ def test_slices_of_a_device_and_its_host() -> None:
         (0, "process_name", "AIU Device0"), (0, "process_labels", "AIU Device0"), (0, "process_sort_index", 1),
     ]  # fmt: skip
     assert made.instants.time.tolist() == [900000] * 3 + [975000] * 3
-    assert made.made == {"TBR": 6}
+    assert made.made == {"names and places of processes": 6}
 
 
 def test_ranks_in_one_file_stay_ranks() -> None:

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import numpy as np
-
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.stages.groups import groups
 from iaprof.report.timeline.stages.rows import (
     drop_global_events,
     map_tid_to_range,
@@ -65,13 +62,3 @@ def test_global_events_are_dropped_and_counted() -> None:
     assert _names(e1) == [event["name"] for event in E1[2:]]
     assert len(e1.instants) == 1
     assert dict(e1.dropped) == {"global events": 3}
-
-
-def test_groups_are_those_of_sorted_values() -> None:
-    random = np.random.default_rng(1)
-    columns = [random.integers(-3, 3, 500), random.choice([5, -(2**62), 2**62], 500), random.integers(0, 9, 500)]
-    numbers, first = groups(*columns)
-    distinct, expected_first, expected = np.unique(np.stack(columns, 1), axis=0, return_index=True, return_inverse=True)
-    assert numbers.tolist() == expected.reshape(-1).tolist()
-    assert first.tolist() == expected_first.tolist()
-    assert len(distinct) == len(first)

@@ -1,0 +1,150 @@
+"""What `iaprof timeline` prints of a trace: tables that fit a terminal. Files have all of their rows and columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, coloured, terminal_width
+
+if TYPE_CHECKING:
+    from iaprof.report.timeline.trace import Trace
+
+_MOST_RANKS, _MOST_CATEGORIES = 256, 4096  # rows that are printed
+
+
+def show(trace: Trace, limit: int) -> None:
+    """Prints what the devices did: a line for each rank, the kernels that took longest, and what they were."""
+    blocks = [
+        block
+        for block in (
+            _ranks(trace),
+            _waits(trace),
+            _iterations(trace),
+            _kernels(trace, limit),
+            _energy(trace, limit),
+            _categories(trace),
+        )
+        if block
+    ]
+    if not blocks:
+        print("no kernels: nothing in these traces ran on a device")
+        return
+    print("\n\n".join("\n".join(block) for block in blocks))
+
+
+def _ranks(trace: Trace) -> list[str]:
+    active = trace.tables.get("active")
+    if active is None or not active.num_rows:
+        return []
+    names = ["RANK", "ELAPSED", "KERNELS", "BUSY"]
+    overlap = trace.tables.get("overlap")
+    talks = {} if overlap is None else {row["pid"]: row for row in overlap.to_pylist() if row["Communication"]}
+    if talks:
+        names += ["COMMUNICATION", "OVERLAPPED"]
+    table = Table(*(Column(name, right=True) for name in names))
+    for row in active.slice(0, _MOST_RANKS).to_pylist():
+        cells = [str(row["pid"]), *(f"{row[name]:,.3f} us" for name in ("Elapsed Time", "Total Kernel Time"))]
+        cells.append(f"{row['Active percentage']:.2f} %")
+        if talk := talks.get(row["pid"]):
+            cells += [f"{talk['Communication']:,.3f} us", f"{talk['Overlap Percent']:.2f} %"]
+        table.add(*cells, *[""] * (len(names) - len(cells)))
+    if active.num_rows > _MOST_RANKS:  # a stranger's trace can have a million
+        more = f"({active.num_rows - _MOST_RANKS:,} more)"
+        table.add("", "", "", more, *[""] * (len(names) - 4), style=WEAK)
+    return table.lines(terminal_width(), coloured())
+
+
+def _waits(trace: Trace) -> list[str]:
+    waits = trace.tables.get("imbalance_ranks")
+    if waits is None or not any(waits["Waits"].to_pylist()):
+        return []
+    names = ("RANK", "COLLECTIVES", "WAITED US", "LONGEST", "LAST IN", "OTHERS WAITED")
+    table = Table(*(Column(name, right=True) for name in names))
+    for row in waits.slice(0, _MOST_RANKS).to_pylist():
+        waited, longest, caused = (f"{row[name]:,.3f}" for name in ("Waits", "Longest Wait", "Longest Waits for It"))
+        table.add(str(row["pid"]), f"{row['Collectives']:,}", waited, longest, f"{row['Last']:,}", caused)
+    if waits.num_rows > _MOST_RANKS:
+        table.add("", "", "", "", "", f"({waits.num_rows - _MOST_RANKS:,} more)", style=WEAK)
+    return table.lines(terminal_width(), coloured())
+
+
+def _iterations(trace: Trace) -> list[str]:
+    iterations = trace.tables.get("iterations")
+    rows = [row for row in iterations.to_pylist() if row["Iterations"]] if iterations is not None else []
+    rows = rows[:_MOST_RANKS]
+    if not rows:
+        return []
+    names = ("RANK", "ITERATIONS", "MEAN US", "STDEV", "MIN", "MAX", "SLOWEST")
+    table = Table(*(Column(name, right=True) for name in names), Column("LONGER IN IT", flexible=True))
+    for row in rows:
+        numbers = [f"{row[name]:,.3f}" for name in ("Mean", "StDev", "Min", "Max")]
+        longer = [(row["Idle Excess"], "idle"), (row["Kernel Excess"], row["Kernel"])]
+        found = [f"+{value:,.3f} {name}" for value, name in longer if value is not None and round(value, 3) > 0]
+        slowest = "" if row["Slowest"] is None else str(row["Slowest"])
+        table.add(str(row["pid"]), f"{row['Iterations']:,}", *numbers, slowest, ", ".join(found))
+    return table.lines(terminal_width(), coloured())
+
+
+def _kernels(trace: Trace, limit: int) -> list[str]:
+    summary = trace.tables.get("summary")
+    if summary is None or not summary.num_rows:
+        return []
+    table = Table(
+        *(Column(name, right=True) for name in ("TIME", "TOTAL US", "CALLS", "MEAN", "MIN", "MAX", "RANK")),
+        Column("KERNEL", flexible=True),
+    )
+    rows = summary.to_pylist()
+    rows.sort(key=lambda row: -row["Total Time"])
+    for row in rows[: limit or None]:
+        numbers = [f"{row[name]:,.3f}" for name in ("Mean", "Min", "Max")]
+        share, total = f"{row['Time']:.2f} %", f"{row['Total Time']:,.3f}"
+        table.add(share, total, f"{row['Calls']:,}", *numbers, str(row["pid"]), row["Name"])
+    if limit and len(rows) > limit:
+        table.add("", "", "", "", "", "", "", f"({len(rows) - limit:,} more)", style=WEAK)
+    return table.lines(terminal_width(), coloured())
+
+
+def _energy(trace: Trace, limit: int) -> list[str]:
+    energy = trace.tables.get("energy")
+    if energy is None or not energy.num_rows:
+        return []
+    table = Table(
+        *(Column(name, right=True) for name in ("ENERGY", "SHARE", "CALLS", "MEAN", "RANK")),
+        Column("KERNEL OR COPY", flexible=True),
+    )
+    rows = energy.to_pylist()
+    ran, idle = ([row for row in rows if bool(row["Calls"]) is has] for has in (True, False))
+    ran.sort(key=lambda row: -row["Energy"])
+    more = len(ran) - limit if limit else 0
+    for row in [*ran[: limit or None], None, *idle[:_MOST_RANKS]]:
+        if row is None:
+            if more > 0:
+                table.add("", "", "", "", "", f"({more:,} more)", style=WEAK)
+            continue
+        calls, mean = (f"{row['Calls']:,}", f"{row['Mean Energy']:,.3f} uJ") if row["Calls"] else ("", "")
+        share = f"{row['Energy Percent']:.2f} %"
+        style = "" if row["Calls"] else WEAK
+        table.add(f"{row['Energy']:,.3f} uJ", share, calls, mean, str(row["pid"]), row["Name"], style=style)
+    if len(idle) > _MOST_RANKS:
+        table.add("", "", "", "", "", f"({len(idle) - _MOST_RANKS:,} more)", style=WEAK)
+    return table.lines(terminal_width(), coloured())
+
+
+def _categories(trace: Trace) -> list[str]:
+    categories = trace.tables.get("categories")
+    if categories is None or not categories.num_rows:
+        return []
+    table = Table(
+        Column("RANK", right=True),
+        Column("CATEGORY"),
+        *(Column(name, right=True) for name in ("TIME", "US", "CALLS", "IDEAL US", "PT UTIL")),
+    )
+    for row in categories.slice(0, _MOST_CATEGORIES).to_pylist():
+        if not row["Calls"]:
+            continue
+        style = STRONG if row["Category"] == "Total" else ""
+        times = (f"{100 * row['Frac_Time']:.2f} %", f"{row['Kernel_Time']:,.3f}", f"{row['Calls']:,}")
+        table.add(
+            str(row["Pid"]), row["Category"], *times, f"{row['Ideal_Time']:,.3f}", f"{row['PT_Util']:.4f}", style=style
+        )
+    return table.lines(terminal_width(), coloured())

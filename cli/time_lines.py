@@ -1,0 +1,142 @@
+"""Reports of captures that hold time lines, for verbs that otherwise show stalls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import typer
+
+from iaprof.basics.errors import UsageError
+from iaprof.cli.terminal.stdout import open_output
+from iaprof.formats.profile import StackOptions, clean
+
+if TYPE_CHECKING:
+    from iaprof.report.timeline.options import Options
+
+
+def holds_time_lines(path: Path) -> bool:
+    """Tells whether a report of a capture shows time lines, not stalls.
+
+    Raises:
+        CaptureError: the file is no capture, or is damaged.
+    """
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.timeline.presence import shows_time_lines
+
+    return shows_time_lines(CaptureReader(path))
+
+
+def both_hold_time_lines(before: Path, after: Path) -> bool:
+    """Tells whether two captures hold time lines.
+
+    Raises:
+        CaptureError: a file is no capture, or is damaged.
+        UsageError: one of them holds stalls.
+    """
+    first, second = holds_time_lines(before), holds_time_lines(after)
+    if first != second:
+        one, other = (before, after) if first else (after, before)
+        raise UsageError(f"{one.name} holds time lines and {other.name} stalls: compare two captures of the same kind")
+    return first
+
+
+def show_difference(
+    before: Path,
+    after: Path,
+    by: str,
+    limit: int,
+    is_relative: bool,
+    per_rank: bool,
+    stage_options: Options,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Prints what changed between two captures that hold time lines."""
+    from iaprof.cli.terminal.trace_difference import show
+    from iaprof.cli.terminal.trace_messages import say_messages
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.timeline.outputs.formats import finished
+    from iaprof.report.timeline.views.difference import difference, uses
+
+    found = []
+    for path in (before, after):
+        trace = finished(CaptureReader(path), stage_options)
+        found.append(uses(trace, by, per_rank))
+        if not quiet:
+            say_messages(trace, path.name)
+        del trace  # before the next one is read
+    show(difference(found[0], found[1], by, limit, is_relative), as_json)
+
+
+def check_options(context: typer.Context, path: Path, taken: Collection[str]) -> None:
+    """Refuses options that choose or shape stalls.
+
+    Args:
+        context: of the verb.
+        path: of a capture that holds time lines.
+        taken: names of the verb's parameters that mean something for them.
+
+    Raises:
+        UsageError: another one was given.
+    """
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        if name not in taken and _is_given(context, name):
+            option = max(parameter.opts, key=len)
+            raise UsageError(f"{option} is for stalls, and {path.name} holds time lines: leave it out")
+
+
+def open_traces(output: Path | None, format_: str) -> AbstractContextManager[IO[Any]]:
+    """Opens what a report of time lines is written to; UsageError if there is no such report."""
+    from iaprof.report.timeline.outputs.formats import format_of
+
+    return open_output(output, format_of(format_).binary)
+
+
+def refuse_for_stalls(context: typer.Context, path: Path, names: Collection[str]) -> None:
+    """Refuses options that only time lines take; `names` are those of the verb's parameters."""
+    for parameter in context.command.params:
+        if parameter.name in names and _is_given(context, parameter.name):
+            raise UsageError(f"{parameter.opts[0]} is for time lines, and {path.name} holds stalls: leave it out")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def stage_options(freq: str | None, compiler_logs: Sequence[str] = ()) -> Options:
+    """Returns the options of the stages; UsageError if the frequencies are none."""
+    from iaprof.cli.options.timeline_options import DEFAULT_FREQ, frequencies
+    from iaprof.report.timeline.options import Options
+
+    soc, core = frequencies(freq or DEFAULT_FREQ)
+    return Options(soc_mhz=soc, core_mhz=core, compiler_logs=tuple(compiler_logs))
+
+
+def write_report(
+    path: Path, format_: str, stage_options: Options, options: StackOptions, out: IO[Any], quiet: bool
+) -> None:
+    """Writes a report of a capture that holds time lines.
+
+    Args:
+        path: the capture.
+        stage_options: of the stages.
+        format_: one of report.timeline.outputs.formats.FORMATS.
+        options: the shape of stacks.
+        out: receives the report, bytes where the format is binary.
+        quiet: do not say on stderr what the stages found.
+    """
+    from iaprof.cli.terminal.trace_messages import say_messages
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.timeline.outputs.formats import TimeLine, finished, format_of
+
+    capture = CaptureReader(path)
+    trace = finished(capture, stage_options)
+    format_of(format_).load()(TimeLine(trace, capture, clean(" ".join(sys.argv[1:]))), options, out)
+    if not quiet:
+        say_messages(trace)

@@ -1,0 +1,105 @@
+"""The member `clock` of the header's `traces`: how their times became those of the capture. Headers are untrusted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from iaprof.formats.header.traces import MEMBER
+
+KEY = "clock"
+MOST_THREADS = 4096  # of a trace, in the header
+_LIMIT = 1 << 62
+_TOLD_DRIFT_NS = 10_000  # less is how exactly launches tell
+_Thread = tuple[int, int]
+"""Process and thread."""
+
+
+class JoinedBy(StrEnum):
+    """What related the two clocks."""
+
+    LAUNCHES = "launches"  # the same launches are in the trace and in the capture
+    WALL = "wall clock"  # the trace's times are of the wall clock, which the capture's header relates
+    MONOTONIC = "monotonic clock"  # they are of CLOCK_MONOTONIC already
+
+
+@dataclass(frozen=True)
+class TraceClock:
+    """How a trace's times relate to CLOCK_MONOTONIC of the capture that it was joined to."""
+
+    by: JoinedBy
+    offset_ns: int  # was added to the times of the trace
+    is_guess: bool
+    launches: int = 0  # of the trace, while the capture was recorded
+    fitting: int = 0  # of these: have a launch of the same kernel in the capture, close enough
+    median_ns: int = 0  # of the distances between these
+    largest_ns: int = 0
+    drift_ns: int = 0  # how much later the trace's clock was at its last launches than at its first
+    threads: Mapping[_Thread, _Thread] = field(default_factory=dict)  # the capture's for those of the trace, if known
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns JSON, for the header."""
+        threads = [[*theirs, *ours] for theirs, ours in self.threads.items()]
+        return {**vars(self), "by": str(self.by), "threads": threads}
+
+
+def trace_clocks(header: dict[str, Any]) -> list[TraceClock | None]:
+    """Returns the clock of each trace of a capture; None: its times are of a clock of its own."""
+    found = header.get(MEMBER)
+    files = found if isinstance(found, list) else []
+    return [trace_clock(each) if isinstance(each, dict) else None for each in files]
+
+
+def trace_clock(trace: dict[str, Any]) -> TraceClock | None:
+    """Returns the clock of a trace's entry in the header; None if it has a clock of its own."""
+    return _clock(trace.get(KEY))
+
+
+def describe_clock(clock: TraceClock) -> str:
+    """Returns a sentence for people, without a name."""
+    distances = f"{_short(clock.median_ns)} apart in the median, {_short(clock.largest_ns)} at most"
+    fitting = f"{clock.fitting:,} of {clock.launches:,} launches fit, {distances}"
+    match clock.by:
+        case JoinedBy.LAUNCHES:
+            how = f"clocks joined by launches: {fitting}"
+        case JoinedBy.WALL:
+            how = "clocks joined by the wall clock"
+        case JoinedBy.MONOTONIC:
+            how = "its clock is CLOCK_MONOTONIC, as the capture's"
+    if clock.by is not JoinedBy.LAUNCHES:
+        how += f"; {fitting}" if clock.fitting else "; no launches tell how well"
+    if abs(clock.drift_ns) >= _TOLD_DRIFT_NS:
+        sooner = "behind" if clock.drift_ns < 0 else "ahead"
+        how += f"; from the first to the last launches the trace's clock gets {_short(abs(clock.drift_ns))} {sooner}"
+    return f"{how} (a guess)" if clock.is_guess else how
+
+
+def _short(ns: int) -> str:
+    if ns < 1000:
+        return f"{ns} ns"
+    return f"{ns / 1e3:,.1f} us" if ns < 1_000_000 else f"{ns / 1e6:,.1f} ms"
+
+
+def _clock(found: Any) -> TraceClock | None:
+    match found:
+        case {"by": str(by), "offset_ns": offset, "is_guess": bool(is_guess)} if by in set(JoinedBy):
+            pass
+        case _:
+            return None
+    if type(offset) is not int or not -_LIMIT < offset < _LIMIT:
+        return None
+    numbers = {name: _number(found.get(name)) for name in ("launches", "fitting", "median_ns", "largest_ns")}
+    drift = found.get("drift_ns")
+    numbers["drift_ns"] = drift if type(drift) is int and -_LIMIT < drift < _LIMIT else 0
+    rows = found.get("threads")
+    threads = {}
+    for row in rows[:MOST_THREADS] if isinstance(rows, list) else ():
+        if isinstance(row, list) and len(row) == 4 and all(type(each) is int and 0 <= each < _LIMIT for each in row):
+            threads[row[0], row[1]] = (row[2], row[3])
+    return TraceClock(JoinedBy(by), offset, is_guess, **numbers, threads=threads)
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < _LIMIT else 0

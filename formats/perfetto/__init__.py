@@ -1,0 +1,1 @@
+"""Writing Perfetto's format: whole columns of messages, and packets of them."""

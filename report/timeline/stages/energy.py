@@ -1,0 +1,138 @@
+"""Energy: the power of a device over time becomes joules of what ran on it; what is left is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.formats.energy import MOST_J, NJ_PER_J, whole_parts
+from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.grouped import Groups, rows_of
+from iaprof.report.timeline.intervals import FARTHEST, ends
+from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.stages.power import mean_power
+from iaprof.report.timeline.trace import Slices, Trace
+
+TABLE = "energy"
+OF_SLICES = "energy_uj"
+IDLE = "[idle]"
+UNITS = {"Watts": 1.0, "W": 1.0, "mW": 1e-3}  # the series of counters of power, in watts; NVML has mW
+_Ints = NDArray[np.int64]
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DevicePower:
+    """Power of a device, which holds for each interval: these are in order, and do not overlap."""
+
+    start: _Ints  # [n], ns
+    end: _Ints  # [n], ns
+    watts: _Floats  # [n]
+
+    def at(self, times: _Ints) -> _Floats:
+        """Returns the power just after each time; 0 where it is not known."""
+        if not len(self.start):
+            return np.zeros(len(times))
+        place = np.maximum(np.searchsorted(self.start, times, "right") - 1, 0)
+        holds = (self.start[place] <= times) & (times < self.end[place])
+        return np.asarray(np.where(holds, self.watts[place], 0.0), np.float64)
+
+
+def share_energy(trace: Trace, options: Options, pattern: str, placeholder: str) -> None:
+    """Makes the table `energy`: microjoules of each device's kernels and copies, and of the idle device.
+
+    Those that run at once have equal parts. There is no table without power. Slices get `energy_uj`, which is NaN where
+    the power of their device is not known.
+
+    Args:
+        trace: with tracks of power, or charge counters.
+        options: the scale of the charge.
+        pattern: a regular expression for what is replaced in names.
+        placeholder: by what.
+    """
+    powers = _powers(trace, options)
+    if not powers:
+        return
+    running = np.flatnonzero(find(trace, Kind.DEVICE) & ~find(trace, Kind.PREPARATION))
+    ran = trace.slices.take(running)
+    names = trace.texts.replaced(ran.name, pattern, placeholder)
+    rows = dict(_by_pid(ran.pid, np.arange(len(ran))))
+    none = np.zeros(0, np.intp)
+    tables = []
+    of_slices = np.full(len(trace.slices), np.nan)
+    for pid, power in sorted(powers.items()):
+        own = rows.get(pid, none)
+        found = _of_device(trace, pid, power, ran.take(own), names[own])
+        if found is not None:
+            table, joules = found
+            tables.append(table)
+            of_slices[running[own]] = joules * 1e6
+    if tables:
+        trace.tables[TABLE] = pa.concat_tables(tables)
+        trace.slices.extra[OF_SLICES] = of_slices
+
+
+def _powers(trace: Trace, options: Options) -> dict[int, DevicePower]:
+    """Returns the power of each device by pid: from its charge counters, else from counters of watts in the trace."""
+    charged = mean_power(trace, options)
+    good = np.flatnonzero(~np.isnan(charged.watts))
+    found = {
+        pid: DevicePower(charged.start[rows], charged.end[rows], charged.watts[rows])
+        for pid, rows in _by_pid(charged.pid[good], good)
+    }
+    points = trace.points.take(trace.texts.matches(trace.points.series, f"^({'|'.join(UNITS)})$"))
+    points = points.take(np.isfinite(points.value) & (points.value >= 0) & (np.abs(points.time) < FARTHEST))
+    for pid, rows in _by_pid(points.pid, np.arange(len(points))):
+        mine = points.take(rows)
+        one = (mine.name == mine.name[0]) & (mine.series == mine.series[0])
+        mine = mine.take(one)  # one track: others are parts of it, or the same again
+        unit = UNITS[trace.texts[int(mine.series[0])] or ""]
+        mine = mine.take(np.argsort(mine.time, kind="stable"))
+        if pid not in found and len(mine) > 1:
+            found[pid] = DevicePower(mine.time[:-1], mine.time[1:], mine.value[:-1] * unit)
+    return found
+
+
+def _by_pid(pids: _Ints, rows: NDArray[np.intp]) -> Iterator[tuple[int, NDArray[np.intp]]]:
+    """Yields each pid with its rows, in their order."""
+    distinct = np.unique(pids)
+    yield from zip(distinct.tolist(), (rows[places] for places in rows_of(pids, distinct)), strict=True)
+
+
+def _of_device(
+    trace: Trace, pid: int, power: DevicePower, ran: Slices, names: NDArray[np.int32]
+) -> tuple[pa.Table, _Floats] | None:
+    """Returns the table of a device, and the joules of its slices; None if it used nothing, or more than can be."""
+    starts, until = np.clip(ran.start, -FARTHEST, FARTHEST), ends(ran)
+    edges = np.unique(np.concatenate([power.start, power.end, starts, until]))
+    running = np.searchsorted(np.sort(starts), edges[:-1], "right") - np.searchsorted(
+        np.sort(until), edges[:-1], "right"
+    )
+    spent = power.at(edges[:-1]) * np.diff(edges) / 1e9
+    total = float(spent.sum())
+    if not 0 < total <= MOST_J:
+        return None
+    reached = np.append(0.0, np.cumsum(np.where(running > 0, spent / np.maximum(running, 1), 0.0)))
+    energy = reached[np.searchsorted(edges, until)] - reached[np.searchsorted(edges, starts)]
+    groups = Groups(names)
+    idle = float(spent[running == 0].sum())
+    joules = np.append(groups.sum(energy), idle)
+    whole = whole_parts(np.maximum(joules, 0), round(total * NJ_PER_J))
+    order = np.append(np.argsort(-whole[:-1], kind="stable"), len(groups))
+    calls = np.append(groups.counts, 0)
+    called = [*trace.texts.taken(groups.key(names)).to_pylist(), IDLE]
+    table = pa.table(
+        {
+            "pid": np.full(len(whole), pid),
+            "Energy Percent": (100 * whole / whole.sum())[order],
+            "Energy": (whole / 1000)[order],
+            "Calls": calls[order],
+            "Mean Energy": (whole / 1000 / np.maximum(calls, 1))[order],
+            "Name": pa.array([called[at] for at in order.tolist()], pa.string()),
+        }
+    )
+    return table, energy

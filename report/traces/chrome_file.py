@@ -1,0 +1,171 @@
+"""Reads files in Chrome's format: a list of events, or an object that has one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from iaprof.basics.errors import IaprofError
+from iaprof.report.traces.imported_file import ImportedFile, ReadAgain
+from iaprof.report.traces.members import EVENTS
+from iaprof.report.traces.pieces import End, events
+from iaprof.sandbox.answers import AnswerError, integer
+
+_OWN = "Acelyzer"  # in otherData.Application of what the AIU Trace Analyzer wrote
+_ALWAYS = ("deviceProperties", "distributedInfo")
+_MOST_MEMBERS, _MOST_ALWAYS = 1 << 16, 1 << 20  # bytes of JSON, of all members of a file, and of each of those
+_MOST_MEMBER_COUNT = 1000
+_BLANK = b" \t\r\n"
+_MOST_RANK = 1 << 31
+
+
+def is_chrome(start: bytes) -> bool:
+    """Whether a file that starts so may be such a trace: JSON in any encoding."""
+    plain = start.removeprefix(b"\xef\xbb\xbf").replace(b"\0", b"").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
+    return plain.lstrip()[:1] in (b"{", b"[")
+
+
+def read_chrome(file: ImportedFile) -> None:
+    """Reads a file.
+
+    Raises:
+        IaprofError: it is no trace.
+        ReadAgain: it has to be read with what was found out.
+    """
+    _Chrome(file).read()
+
+
+class _Chrome:
+    def __init__(self, file: ImportedFile) -> None:
+        self._file, self._source, self._reading, self._facts = file, file.source, file.reading, file.facts
+        self._room = _MOST_MEMBERS  # bytes left
+
+    def read(self) -> None:
+        """Reads all of it."""
+        at, start = self._start()
+        if start == b"[":
+            end = self._events(at)
+            if end.ended:
+                self._check_rest(end.at)
+        else:
+            self._object(at)
+        is_torch = "deviceProperties" in self._facts.members or self._file.remembered.is_torch
+        self._facts.dialect = "torch" if is_torch else "flex"
+        self._facts.rank = _rank(self._facts.members)
+
+    def _start(self) -> tuple[int, bytes]:
+        """Returns where the outermost value begins, and its first character."""
+        at = self._source.begin
+        while True:
+            data, is_last = self._source.bytes(at, 1 << 16)
+            stripped = data.lstrip(_BLANK)
+            if stripped:
+                break
+            if is_last:
+                raise IaprofError(f"{self._file.name} is empty: it is no trace")
+            at += len(data)
+        first = stripped[:1]
+        if first not in (b"[", b"{"):
+            raise IaprofError(
+                f"{self._file.name} is no trace: it is neither a list of events nor an object with traceEvents"
+            )
+        return at + len(data) - len(stripped) + 1, first
+
+    def _object(self, at: int) -> None:
+        source, size = self._source, self._reading.piece_bytes
+        state: Any = {"key": None, "depth": 0, "in_text": False, "value": "", "too_long": False}
+        has_events = False
+        while True:
+            span, stop, is_last = source.span(at, size)
+            answer = self._reading.children.members(span, {"state": state, "is_last": is_last})
+            match answer:
+                case {
+                    "state": dict(state), "members": list(members), "consumed": consumed, "events": bool(has_list),
+                    "ended": bool(ended),
+                }:  # fmt: skip
+                    consumed = integer(consumed, stop - at + 1)
+                case _:
+                    raise AnswerError
+            for member in members:
+                has_events |= self._member(member)
+            at += consumed
+            if has_list:
+                has_events = True
+                end = self._events(at)
+                at, size = end.at, self._reading.piece_bytes
+                if not end.ended:
+                    self._facts.problems.append("its list of events has no end: it may have been cut short")
+                    break
+            elif ended:
+                self._check_rest(at)
+                break
+            elif is_last:
+                self._facts.problems.append("it has no end: it may have been cut short")
+                break
+            elif not consumed:
+                size = min(size * 4 + 1, 1 << 26)
+            source.forget(at)
+        if not has_events:
+            raise IaprofError(f"{self._file.name} has no {EVENTS}: it is no trace")
+        if (
+            "deviceProperties" in self._facts.members
+            and not self._file.remembered.is_torch
+            and self._file.maker.renamed
+        ):
+            self._file.remembered.is_torch = True
+            raise ReadAgain
+        application = self._facts.members.get("otherData")
+        application = application.get("Application") if isinstance(application, dict) else None
+        if (
+            isinstance(application, str)
+            and _OWN in application
+            and not self._file.remembered.is_own
+            and self._facts.counts.events
+        ):
+            self._file.remembered.is_own = True
+            raise ReadAgain
+
+    def _member(self, member: Any) -> bool:
+        """Keeps a member; returns whether it is the events, in a form that has none."""
+        match member:
+            case [str(name), bool(is_read), value]:
+                pass
+            case _:
+                raise AnswerError
+        if name == EVENTS:
+            self._facts.problems.append("its traceEvents are no list")
+            return True
+        kept = self._facts.members
+        size = len(name) + len(json.dumps(value))
+        if name == "deviceProperties" and not isinstance(value, list):
+            value = []
+        fits = size <= _MOST_ALWAYS if name in _ALWAYS else size <= self._room and len(kept) < _MOST_MEMBER_COUNT
+        if not is_read or not fits:
+            self._facts.members_left_out += 1
+            if name == "deviceProperties":
+                kept[name] = []
+        else:
+            kept[name] = value
+            self._room -= 0 if name in _ALWAYS else size
+        return False
+
+    def _check_rest(self, at: int) -> None:
+        data, _ = self._source.bytes(at, 1 << 16)
+        if data.strip(_BLANK + b",\0"):
+            self._facts.problems.append("it goes on behind the end of the trace, which was not read")
+
+    def _events(self, at: int) -> End:
+        end = End()
+        if "deviceProperties" in self._facts.members:
+            self._file.remembered.is_torch = True
+            self._file.use_dialect(is_torch=True)
+        for piece in events(self._source, at, self._reading.children, end, self._reading.piece_bytes):
+            self._file.add(piece)
+        return end
+
+
+def _rank(members: Mapping[str, Any]) -> int:
+    info = members.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else None
+    return rank if type(rank) is int and 0 <= rank < _MOST_RANK else 0

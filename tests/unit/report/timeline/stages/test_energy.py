@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.stages.summaries import calculate_stats
+from iaprof.report.timeline.trace import Dialect, Trace
+from iaprof.report.timeline.views.totals import totals
+from unit.report.timeline.examples import charges
+from unit.report.timeline.traces import trace
+
+
+def table(made: Trace) -> list[dict[str, Any]]:
+    calculate_stats(made, Options())
+    return list(made.tables["energy"].to_pylist())
+
+
+def test_charges_become_energy_of_kernels_and_of_the_idle_device() -> None:
+    """46.875 W from 1060 to 1160, 23.4375 W from 1160 to 1260 and 1360 to 1460; a kernel in the last 60 us of each."""
+    kernel, idle = table(charges())
+    assert (kernel["Energy"], idle["Energy"]) == (2812.5 + 1406.25 + 1406.25, 1875 + 937.5 + 937.5)
+    assert (kernel["Calls"], idle["Calls"], idle["Name"]) == (5, 0, "[idle]")
+    assert kernel["Energy Percent"] == 60
+
+
+def test_each_slice_has_its_energy_and_tables_add_it_up() -> None:
+    made = charges()
+    table(made)
+    assert made.slices.extra["energy_uj"].tolist() == pytest.approx([0.0, 2812.5, 1406.25, 0.0, 1406.25])
+    (row,) = totals(made).to_pylist()
+    assert (row["name"], row["calls"], row["energy_uj"]) == ("k Cmpt Exec", 5, pytest.approx(5625.0))
+    without = trace([gpu("mm_1", 0, 60)], dialect=Dialect.TORCH)
+    calculate_stats(without, Options())
+    assert "energy_uj" not in totals(without).column_names
+
+
+def gpu(name: str, ts: float, dur: float, cat: str = "kernel") -> dict[str, Any]:
+    return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": 7, "ts": ts, "dur": dur}
+
+
+def watts(ts: float, value: float) -> dict[str, Any]:
+    return {"ph": "C", "name": "Power", "pid": 0, "ts": ts, "args": {"Watts": value}}
+
+
+@pytest.mark.parametrize(("unit", "value"), [("Watts", 100), ("W", 100), ("mW", 100_000)])
+def test_power_in_other_units_is_the_same_energy(unit: str, value: float) -> None:
+    points = [{**watts(ts, value), "args": {unit: value}} for ts in (0, 100)]
+    kernel, idle = table(trace([gpu("mm_1", 0, 40), *points], dialect=Dialect.TORCH))
+    assert (kernel["Energy"], idle["Energy"]) == (4000.0, 6000.0)
+
+
+def test_counters_of_watts_hold_until_the_next_and_kernels_at_once_share() -> None:
+    """100 W from 0 to 100 us, 10 W to 200: one alone 0 to 40, both 40 to 60, the copy alone 60 to 150."""
+    events = [
+        gpu("mm_1", 0, 60),
+        gpu("Memcpy HtoD", 40, 110, "gpu_memcpy"),
+        watts(0, 100),
+        watts(100, 10),
+        watts(200, 0),
+    ]
+    rows = {row["Name"]: row["Energy"] for row in table(trace(events, dialect=Dialect.TORCH))}
+    assert rows == {"mm_[N]": 4000 + 1000, "Memcpy HtoD": 1000 + 4000 + 500, "[idle]": 500}
+
+
+def test_parts_add_up_to_the_nanojoule() -> None:
+    events = [gpu(f"k{chr(97 + number)}", 3 * number, 3.7) for number in range(20)]
+    rows = table(trace([*events, watts(0, 33.3), watts(61.7, 0)], dialect=Dialect.TORCH))
+    assert sum(round(row["Energy"] * 1000) for row in rows) == round(33.3 * 61_700)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -5.0, 1e300])
+def test_absurd_power_is_no_energy(value: float) -> None:
+    events = [gpu("mm", 0, 60), watts(0, value), watts(100, 0)]
+    made = trace(events, dialect=Dialect.TORCH)
+    calculate_stats(made, Options())
+    assert "energy" not in made.tables
+
+
+def test_without_power_there_is_no_table() -> None:
+    made = trace([gpu("mm", 0, 60)], dialect=Dialect.TORCH)
+    calculate_stats(made, Options())
+    assert "energy" not in made.tables
