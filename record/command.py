@@ -17,15 +17,13 @@ WAIT_S = 1.0  # how long `end` waits for the command after SIGTERM
 class Command:
     """The recorded command, from its start on."""
 
-    def __init__(
-        self, words: tuple[str, ...], signals: StopSignals, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, words: tuple[str, ...], signals: StopSignals, environment: Mapping[str, str]) -> None:
         """Starts the command with our standard input and output.
 
         Args:
             words: the program and its arguments.
             signals: forwards those meant for the command.
-            environment: replaces ours; None for ours.
+            environment: of the command.
 
         Raises:
             IaprofError: the command cannot be started.

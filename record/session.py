@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from iaprof.basics.threads import users_environment
 from iaprof.record.capture.finisher import Finisher
 from iaprof.record.capture.journal import OVERLAP_NS, Journal, MessageHandler
 from iaprof.record.capture.rotation import OnPart, Rotation, spool_path
@@ -176,12 +177,12 @@ class Session:
             # Only now, as the command would inherit it.
             os.setpriority(os.PRIO_PROCESS, 0, NICE)
 
-    def _environment(self) -> dict[str, str] | None:
-        """Returns the command's environment; None if it is ours."""
-        ours = environment = dict(os.environ)
+    def _environment(self) -> dict[str, str]:
+        """Returns the command's environment."""
+        environment = users_environment()
         for source in self._sources:
             environment = source.environment(environment)
-        return None if environment is ours else environment
+        return environment
 
     # While recording
 

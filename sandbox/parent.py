@@ -23,7 +23,7 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.closing import Closing
-from iaprof.sandbox.worker import ONE_THREAD, Worker
+from iaprof.sandbox.worker import Worker
 
 REQUEST = struct.Struct("<QQ")  # length of the JSON and of the data that follow
 ANSWER = struct.Struct("<Q")  # length of the JSON that follows
@@ -148,7 +148,7 @@ class Sandbox(Closing):
                 self.reader,
                 json.dumps(asdict(self.limits)),
                 channel=socket.SOCK_STREAM,
-                environment={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ} | ONE_THREAD,
+                environment={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             )
         except OSError as error:
             raise SandboxError(f"the reader process cannot be started: {error}") from None

@@ -29,10 +29,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from iaprof.basics.threads import ONE_THREAD
 from iaprof.sandbox.closing import Closing
 
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""Environment for a child that gives up privileges, because NumPy's threads would keep them."""
 _PACKAGES = str(Path(__file__).parents[2])  # the folder from which iaprof is imported
 _LONGEST_MESSAGE = 1 << 16
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h
@@ -70,7 +69,7 @@ class Worker(Closing):
             channel: type of the Unix socket that the child has as descriptor 0; None for no channel.
             queue_bytes: size of the channel's buffer in each direction; 0 for the system's default.
             files: descriptors that the child inherits under the same numbers.
-            environment: the child's whole environment; None for an empty one.
+            environment: the child's whole environment, with ONE_THREAD; None for ONE_THREAD only.
             folder: the working directory; None for this process's.
             output: the child's stdout.
             errors: the child's stderr; None for this process's.
@@ -88,7 +87,7 @@ class Worker(Closing):
         self.cpu_seconds = 0.0  # CPU time of the child and the children it waited for; 0 before it was reaped
         module, _, name = function.partition(":")
         paths = [_PACKAGES] if bare else [path for path in sys.path if os.path.isabs(path)]
-        environment = dict(environment or {})
+        environment = {**ONE_THREAD, **(environment or {})}
         with contextlib.ExitStack() as opened:
             if user is not None:
                 of_user = _OpenPython(opened, paths)

@@ -29,7 +29,7 @@ from iaprof.bpf.probes.packed_layout import packed_entry, packed_layout
 from iaprof.bpf.probes.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.bpf.probes.waits import NO_SESSIONS, packed_wait_entry
-from iaprof.bpf.programs import WAIT_PROGRAMS
+from iaprof.bpf.programs import SAMPLE_PROGRAMS, WAIT_PROGRAMS
 from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.sizes import (
     DEFAULT_SIZES,
@@ -96,6 +96,7 @@ class LaunchProbes:
         frame_pointers_only: bool = False,
         depth: int = MAX_DEPTH,
         waits: bool = False,
+        cpu_samples: bool = True,
     ) -> None:
         """Loads the programs, or starts to compile them.
 
@@ -106,6 +107,7 @@ class LaunchProbes:
             depth: maximum number of frames in a stack, at most MAX_DEPTH.
             waits: record waits, too, in drivers whose layout has functions that wait. While a thread waits, its stack
                 has a changed return address.
+            cpu_samples: load the programs that sample CPUs, too.
 
         Raises:
             BpfUnavailable: something is missing or not permitted.
@@ -116,7 +118,7 @@ class LaunchProbes:
         self.sizes, self._stack = sizes, stack_dtype(self.depth)
         offsets = None if frame_pointers_only else kernel_offsets()
         self.follows_frame_pointers = offsets is None
-        without = () if waits else WAIT_PROGRAMS
+        without = {*(() if waits else WAIT_PROGRAMS), *(() if cpu_samples else SAMPLE_PROGRAMS)}
         self._loader = Loader(named_constants(self.depth, sizes, offsets), map_entries(sizes), without)
         self._loaded: _LoadedPrograms | None = None
         self._settings = _Settings()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.probes.libraries import Libraries
 from iaprof.bpf.processes import describe
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.header.whole_stacks import WholeStacks
@@ -51,8 +52,11 @@ def watch_launches(seconds: float = SECONDS) -> SeenLaunches | None:
     Returns:
         What was seen; None if no process maps a driver that can be probed, or if the probes cannot be loaded.
     """
+    would_probe = Libraries(lambda *_: "", lambda *_: None)
+    if not any(outcome.probes for outcome in would_probe.running()):
+        return None
     try:
-        probes = LaunchProbes()
+        probes = LaunchProbes(cpu_samples=False)
     except BpfUnavailable:
         return None
     try:

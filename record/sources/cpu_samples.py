@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
@@ -12,11 +13,11 @@ from iaprof.record.sources.source import Source
 class CpuSamples(Source):
     """The clocks of all CPUs."""
 
-    def __init__(self, program: int, hz: int) -> None:
+    def __init__(self, programs: Mapping[str, int], hz: int) -> None:
         """Opens the clocks.
 
         Args:
-            program: descriptor of the BPF program that takes a sample.
+            programs: descriptors of BPF programs by name; without those for CPU samples if `hz` is 0.
             hz: samples per second on each CPU; 0 for none.
 
         Raises:
@@ -24,7 +25,7 @@ class CpuSamples(Source):
         """
         self._hz = hz
         try:
-            self._clock = CpuClock(program, hz)
+            self._clock = CpuClock(programs.get("on_sample", -1), hz)
         except OSError as error:
             raise IaprofError(
                 f"CPUs cannot be sampled (perf_event_open: {error.strerror}): use --cpu-freq=0"

@@ -52,9 +52,14 @@ def open_sources(
     """
     stalls = until_end.enter_context(closing(Stalls(options)))
     # If BPF programs must be compiled, that runs while the rest is opened.
-    probes = until_end.enter_context(
-        closing(LaunchProbes(options.sizes, options.launches.ways, depth=options.max_stack, waits=options.waits))
+    probes = LaunchProbes(
+        options.sizes,
+        options.launches.ways,
+        depth=options.max_stack,
+        waits=options.waits,
+        cpu_samples=options.cpu_hz > 0,
     )
+    until_end.enter_context(closing(probes))
     collector = DebugElfCollector()
     code = until_end.enter_context(closing(CodeObjects(collector)))
     signals.check()
@@ -62,7 +67,7 @@ def open_sources(
     signals.check()
     probes.ready(signals)
     signals.check()
-    cpu_samples = until_end.enter_context(closing(CpuSamples(probes.maps["on_sample"], options.cpu_hz)))
+    cpu_samples = until_end.enter_context(closing(CpuSamples(probes.maps, options.cpu_hz)))
     try:
         learner = LearnerProcess(probes)
     except OSError as error:

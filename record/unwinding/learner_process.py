@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.sandbox.worker import ONE_THREAD, Worker
+from iaprof.sandbox.worker import Worker
 
 MOST_STARTS = 4
 READY, SYNC = b"r", b"s"  # see learner.py, which is not imported here: it takes memory
@@ -66,7 +66,6 @@ class LearnerProcess:
             # queue up.
             queue_bytes=_CHANNEL_BYTES,
             files=list(self._maps.values()),
-            environment=ONE_THREAD,
             errors=None,
             nice=_NICE,
         )

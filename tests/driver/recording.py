@@ -18,7 +18,7 @@ from pathlib import Path
 from driver.driver import WAYS, Driver, Kernel, read_ledger, zebin
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.zebin import canonical, read_zebin
-from integration.recording import IAPROF, NO_SYMBOLS
+from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware, Ledger
 from waiting import until
 
@@ -84,7 +84,7 @@ def record_running(driver: Driver, device: str, folder: Path, command: Sequence[
 def run_recorder(
     folder: Path, environment: dict[str, str], way: str, command: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
-    words = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, f"--launches={way}", "--", *command]
+    words = [*IAPROF, "record", "-o", "capture", *BARE, f"--launches={way}", "--", *command]
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done

@@ -26,7 +26,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.formats.zebin import canonical, read_zebin
 from iaprof.record.kernels.injection import built_library
-from integration.recording import IAPROF, NO_SYMBOLS
+from integration.recording import BARE, IAPROF
 from programs.counting import Calls, Place
 from standin.hardware import Hardware, LedgerRow
 
@@ -79,7 +79,7 @@ def record_with_gpu(
     opencl: OpenCL, device: str, folder: Path, command: Sequence[object], settings: dict[str, str], way: str = "auto"
 ) -> tuple[str, list[LedgerRow]]:
     """Likewise; and the stalls that the stand-in's GPU produced."""
-    words = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, f"--launches={way}", "--", *map(str, command)]
+    words = [*IAPROF, "record", "-o", "capture", *BARE, f"--launches={way}", "--", *map(str, command)]
     with Hardware(folder / "gpu", device) as hardware:
         # The library is probed before it is mapped: its probes come too late for a short program otherwise.
         environment = opencl.environment(device) | hardware.env() | settings

@@ -19,7 +19,7 @@ from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.zebin import read_zebin
 from iaprof.record.kernels.injection import built_library
-from integration.recording import IAPROF, NO_SYMBOLS
+from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware
 
 pytestmark = pytest.mark.bpf
@@ -200,7 +200,7 @@ def test_a_driver_that_is_recorded_in_another_way_is_left_alone(
 def test_a_command_of_an_unknown_build_is_recorded(opencl: OpenCL, launches: str, tmp_path: Path) -> None:
     """With stacks through the function that was called to the program's; by itself, and where it is asked for."""
     unknown = opencl.of_an_unknown_build(tmp_path)
-    words = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, f"--launches={launches}", "--"]
+    words = [*IAPROF, "record", "-o", "capture", *BARE, f"--launches={launches}", "--"]
     with Hardware(tmp_path / "gpu", "bmg") as hardware:
         environment = unknown.environment("bmg") | hardware.env()
         command = [*words, *unknown.command(unknown.programs("bmg"), "--launches", 5)]

@@ -23,7 +23,7 @@ from driver.driver import DEVICES, LIBRARIES, Driver, compile_workload, zebin
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.executions import read_fillings, read_launches
-from integration.recording import IAPROF, NO_SYMBOLS
+from integration.recording import BARE, IAPROF
 from programs.counting import Calls, Place
 from standin.hardware import Hardware, Ledger
 from waiting import until
@@ -128,7 +128,7 @@ def record(driver: Driver, device: str, way: str, folder: Path, program: Path) -
     )
     words = ["env", f"LD_PRELOAD={loader}", str(program), str(ROUNDS), *modules(device)]
     with Hardware(folder / "gpu", device) as hardware, Calls(places(loader)) as calls:
-        command = [*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, f"--launches={way}", "--", *words]
+        command = [*IAPROF, "record", "-o", "capture", *BARE, f"--launches={way}", "--", *words]
         done = _run(command, folder, driver.environment(device) | hardware.env())
     counted = {place.name: count for place, count in calls.by_place().items()}
     return Recording(folder / "capture", json.loads(done), counted, hardware.ledger())
@@ -204,7 +204,7 @@ def test_lists_from_before_the_recorder_are_counted_and_said(driver: Driver, pro
             until((tmp_path / "go.ready").exists, running)
             script = f"touch {go}; until grep -q '^State:.Z' /proc/{running.pid}/status; do sleep 0.05; done"
             # when
-            _run([*IAPROF, "record", "-o", "capture", *NO_SYMBOLS, "--", "sh", "-c", script], tmp_path, environment)
+            _run([*IAPROF, "record", "-o", "capture", *BARE, "--", "sh", "-c", script], tmp_path, environment)
         finally:
             go.touch()
             printed, _ = running.communicate()
@@ -226,7 +226,7 @@ def test_lists_that_were_filled_in_the_file_before_launch_what_they_hold(
     go, capture = tmp_path / "go", tmp_path / "cap.parquet"
     with Hardware(tmp_path / "gpu", "bmg") as hardware:
         environment = driver.environment("bmg") | hardware.env()
-        words = [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS, "--launches=attach", "--"]
+        words = [*IAPROF, "record", "-o", str(capture), *BARE, "--launches=attach", "--"]
         recorder = subprocess.Popen(
             [*words, str(program), "--wait-file", str(go), str(ROUNDS), *modules("bmg")],
             cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True,

@@ -14,7 +14,7 @@ from driver.driver import zebin
 from driver.opencl import MATMUL, Kernel, OpenCL, on_tiles, read_ledger
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.zebin import CALLED_FUNCTIONS, canonical, read_zebin
-from integration.recording import IAPROF, NO_SYMBOLS
+from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware
 
 pytestmark = pytest.mark.bpf
@@ -33,7 +33,7 @@ def record(
     opencl: OpenCL, device: str, folder: Path, programs: list[Path], *options: str | int, **settings: str
 ) -> Recording:
     """Records the workload in `folder`, with these settings of the driver besides."""
-    words = ["record", "-o", "capture", *NO_SYMBOLS, "--", *opencl.command(programs, *options)]
+    words = ["record", "-o", "capture", *BARE, "--", *opencl.command(programs, *options)]
     with Hardware(folder / "gpu", device) as hardware:
         # The library is probed before it is mapped: its probes come too late for a short program otherwise.
         environment = opencl.environment(device) | hardware.env() | settings

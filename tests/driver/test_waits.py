@@ -19,7 +19,7 @@ from driver.opencl import OpenCL
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.waits import WaitFlags, WaitTotals
-from integration.recording import IAPROF, NO_SYMBOLS
+from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware
 
 pytestmark = pytest.mark.bpf
@@ -56,7 +56,7 @@ def test_each_wait_is_counted_once(driver: Driver, program: Path, device: str, w
             "-o",
             "capture",
             "--waits",
-            *NO_SYMBOLS,
+            *BARE,
             f"--launches={way}",
             "--",
             program,
@@ -110,7 +110,7 @@ def test_opencls_waits_are_counted_once(opencl: OpenCL, way: str, tmp_path: Path
     program = compile_workload("waiting_opencl.c", "libOpenCL.so.1", opencl.driver.folder, tmp_path / "waiting")
     with Hardware(tmp_path / "gpu", "bmg") as hardware:
         environment = opencl.environment("bmg") | hardware.env() | {"LD_LIBRARY_PATH": str(opencl.library.parent)}
-        words = [*IAPROF, "record", "-o", "capture", "--waits", *NO_SYMBOLS, f"--launches={way}", "--"]
+        words = [*IAPROF, "record", "-o", "capture", "--waits", *BARE, f"--launches={way}", "--"]
         words += [str(program), str(WAITS)]
         done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

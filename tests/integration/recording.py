@@ -25,7 +25,7 @@ from standin.hardware import Hardware, Ledger
 from waiting import LONGEST_WAIT_S, until
 
 IAPROF = [sys.executable, "-m", "iaprof"]
-NO_SYMBOLS = ("--symbols", "none")  # naming all that runs takes longer than most tests
+BARE = ("--symbols", "none", "--cpu-freq", "0")  # naming all that runs, and sampling CPUs, take longer than most tests
 # One worker has these, one after the other: those that crowd the machine with hostile or many processes, which every
 # recorder of that time sees, and those that this would disturb, as they count losses.
 IN_TURN = pytest.mark.xdist_group("in-turn")
@@ -59,7 +59,7 @@ def environment(hardware: Hardware) -> dict[str, str]:
 
 def record(hardware: Hardware, capture: Path, *words: str | Path) -> Finished:
     """Records on the stand-in's hardware; it has to work."""
-    done = iaprof("record", "-o", capture, *NO_SYMBOLS, *words, env=environment(hardware))
+    done = iaprof("record", "-o", capture, *BARE, *words, env=environment(hardware))
     assert done.code == 0, done.err
     return done
 
@@ -68,7 +68,7 @@ def start(
     hardware: Hardware, capture: Path, *words: str | Path, stderr: int | IO[str] = subprocess.PIPE
 ) -> subprocess.Popen[str]:
     """A recorder that has begun."""
-    command = [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS, *map(str, words)]
+    command = [*IAPROF, "record", "-o", str(capture), *BARE, *map(str, words)]
     recorder = subprocess.Popen(command, env=os.environ | environment(hardware), stderr=stderr, text=True)
     until_recording(recorder)
     return recorder

@@ -16,8 +16,8 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.capture.spool import FrameKind
 from integration.recording import (
+    BARE,
     IAPROF,
-    NO_SYMBOLS,
     ended,
     has_stalls,
     iaprof,
@@ -41,7 +41,7 @@ def matmul(*options: str | float) -> list[str]:
 
 def start(hardware: Hardware, capture: Path, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
     """A recorder that was just started."""
-    command = [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS, *words]
+    command = [*IAPROF, "record", "-o", str(capture), *BARE, *words]
     environment = os.environ | hardware.env() | (env or {})
     return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
 
@@ -78,7 +78,7 @@ def one_sentence(text: str) -> bool:
 def test_a_signal_while_it_starts(tmp_path: Path, number: signal.Signals) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         # given a recorder whose child has begun to load BPF's compiler
-        words = [*IAPROF, "record", "-o", str(tmp_path / "c"), *NO_SYMBOLS]
+        words = [*IAPROF, "record", "-o", str(tmp_path / "c"), *BARE]
         command = where_it_is_refused(tmp_path, *words, env=hardware.env())
         recorder = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         children = Path(f"/proc/{recorder.pid}/task/{recorder.pid}/children")
@@ -282,7 +282,7 @@ def test_launches_without_end_do_not_keep_the_recorder_awake(tmp_path: Path, wit
 def test_the_commands_own_business(tmp_path: Path) -> None:
     """It has our standard input, may end at once, and may leave a process behind."""
     with Hardware(tmp_path / "gpu") as hardware:
-        command = [*IAPROF, "record", *NO_SYMBOLS, "-q", "-f", "-o", str(tmp_path / "c"), "--"]
+        command = [*IAPROF, "record", *BARE, "-q", "-f", "-o", str(tmp_path / "c"), "--"]
         environment = os.environ | hardware.env()
         done = subprocess.run(
             [*command, "cat"], env=environment, input="text", capture_output=True, text=True, check=False

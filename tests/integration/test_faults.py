@@ -16,9 +16,9 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS
 from integration.recording import (
+    BARE,
     IAPROF,
     IN_TURN,
-    NO_SYMBOLS,
     by_instruction,
     ended,
     folded,
@@ -163,7 +163,7 @@ def test_killed_at_ten_random_moments(tmp_path: Path, within: Within, seed: int)
                 recorder.send_signal(signal.SIGKILL)
                 recorder.communicate()
                 # when (the next one records meanwhile)
-                words = [*IAPROF, "recover", *NO_SYMBOLS, f"{capture}.spool"]
+                words = [*IAPROF, "recover", "--symbols=none", f"{capture}.spool"]
                 recovering = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
                 died.append((capture, recovering, early.samples_captured - began.samples_captured))
             # then
@@ -223,10 +223,10 @@ def test_signals(tmp_path: Path, within: Within) -> None:
 def test_the_command_decides_the_exit_code_and_never_sees_the_preload(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         script = 'test -z "$LD_PRELOAD" && exit 7'
-        done = iaprof("record", *NO_SYMBOLS, "-o", tmp_path / "c", "--", "sh", "-c", script, env=hardware.env())
+        done = iaprof("record", *BARE, "-o", tmp_path / "c", "--", "sh", "-c", script, env=hardware.env())
         assert done.code == 7
         assert CaptureReader(tmp_path / "c").header["command"] == ["sh", "-c", script]
-        done = iaprof("record", *NO_SYMBOLS, "-o", tmp_path / "d", "--", "sh", "-c", "kill -9 $$", env=hardware.env())
+        done = iaprof("record", *BARE, "-o", tmp_path / "d", "--", "sh", "-c", "kill -9 $$", env=hardware.env())
         assert done.code == 137
 
 
@@ -270,6 +270,6 @@ def test_wrong_usage_and_outputs_that_exist(tmp_path: Path) -> None:
         assert (tmp_path / "c").read_text() == "precious"
         assert not (tmp_path / "d").exists()
         assert not (tmp_path / "d.spool").exists()
-        assert iaprof("record", *NO_SYMBOLS, "-f", "-o", tmp_path / "c", "-d", "0.2", env=hardware.env()).code == 0
+        assert iaprof("record", *BARE, "-f", "-o", tmp_path / "c", "-d", "0.2", env=hardware.env()).code == 0
         assert CaptureReader(tmp_path / "c").header["totals"]["process_events"] > 0
     assert iaprof("record", "--no-such-option").code == 2

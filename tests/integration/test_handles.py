@@ -31,7 +31,7 @@ from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.formats.zebin import read_zebin
 from iaprof.record.capture.code_object_rows import IN_MEMORY
 from integration.handles.driver import GONE_OFFSET, HEAP, HEAP_BYTES, Built, Driver, LoadedModule, build, copied
-from integration.recording import NO_SYMBOLS, iaprof
+from integration.recording import BARE, iaprof
 from integration.walking import Walking
 from standin.hardware import Hardware
 
@@ -885,7 +885,7 @@ def test_a_recording_by_a_calibrated_layout_goes_on_in_another_file(known: Built
     # when
     with Hardware(tmp_path / "gpu") as hardware:
         done = iaprof(
-            "record", "-o", tmp_path / "c.parquet", "--launches=attach", "--switch-output=0.5s", *NO_SYMBOLS,
+            "record", "-o", tmp_path / "c.parquet", "--launches=attach", "--switch-output=0.5s", *BARE,
             "--", *map(str, program), env=hardware.env() | {"LD_LIBRARY_PATH": str(known.library.parent)},
         )  # fmt: skip
     # then
@@ -915,7 +915,7 @@ def test_a_driver_whose_launches_cost_more_is_told_of(known: Built, tmp_path: Pa
     # when
     with Hardware(tmp_path / "gpu") as hardware:
         done = iaprof(
-            "record", "-o", tmp_path / "c.parquet", *NO_SYMBOLS, "--", *map(str, program),
+            "record", "-o", tmp_path / "c.parquet", *BARE, "--", *map(str, program),
             env=hardware.env() | {"LD_LIBRARY_PATH": str(known.library.parent)},
         )  # fmt: skip
     # then
@@ -947,7 +947,7 @@ def test_a_driver_that_is_mapped_before_it_has_probes_is_told_of(known: Built, f
             "record",
             "-o",
             tmp_path / "c.parquet",
-            *NO_SYMBOLS,
+            *BARE,
             "--",
             *map(str, program),
             env=hardware.env() | environment,

@@ -37,7 +37,7 @@ from integration.attacking import (
     hanging,
     library,
 )
-from integration.recording import IAPROF, IN_TURN, NO_SYMBOLS, ended, environment, spool_of, until_recording
+from integration.recording import BARE, IAPROF, IN_TURN, ended, environment, spool_of, until_recording
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
@@ -93,7 +93,7 @@ class Attacked:
             env |= {"STANDIN_DUMP_DIR": str(folder.parent), "STANDIN_KEEP": "1"}
             honest = runtime.command([runtime.debug_elf("bmg", "attention")], "--seconds", seconds, "--rate", 500)
             begun = time.monotonic()
-            options = () if named else NO_SYMBOLS
+            options = () if named else BARE
             words = [*IAPROF, "record", "-q", *options, "-o", str(capture), "--", *at_once(honest, *attacks)]
             recorder = subprocess.Popen(words, env=os.environ | env, stderr=subprocess.PIPE, text=True)
             until_recording(recorder)

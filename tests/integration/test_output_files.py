@@ -12,7 +12,7 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from integration.attacking import NOBODY
-from integration.recording import IAPROF, NO_SYMBOLS, environment, has_stalls, iaprof, record, spool_of, until_recording
+from integration.recording import BARE, IAPROF, environment, has_stalls, iaprof, record, spool_of, until_recording
 from standin import runtime
 from standin.hardware import Hardware
 from waiting import until
@@ -31,7 +31,7 @@ class Recorder:
 
     def __init__(self, hardware: Hardware, capture: Path, env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
-            [*IAPROF, "record", "-o", str(capture), *NO_SYMBOLS],
+            [*IAPROF, "record", "-o", str(capture), *BARE],
             env=os.environ | environment(hardware) | env,
             stderr=subprocess.PIPE,
             text=True,

@@ -23,7 +23,7 @@ from iaprof.formats.header.waits import FUNCTIONS, SHORT_NS, WaitFlags, WaitTota
 from iaprof.formats.wire.launches import Counter
 from iaprof.formats.wire.unwind_rules import Walked
 from integration.handles.driver import Built, build, copied
-from integration.recording import NO_SYMBOLS, iaprof
+from integration.recording import BARE, iaprof
 from integration.test_handles import Attached
 from integration.walking import Walking
 from standin.hardware import Hardware
@@ -374,7 +374,7 @@ def test_cpu_samples_below_a_wait_have_whole_stacks(known: Built, tmp_path: Path
 
 @pytest.mark.alone
 def test_waits_are_recorded_only_if_asked_for(known: Built, tmp_path: Path) -> None:
-    capture = recorded(known, tmp_path, *NO_SYMBOLS, script='echo | "$P" both 3 1000000 1', waits=False)
+    capture = recorded(known, tmp_path, *BARE, script='echo | "$P" both 3 1000000 1', waits=False)
     assert own(capture) == []
     assert capture.header["probes"]["waits"] == 0
     assert not any("waits" in each for each in capture.header["libraries"])
@@ -429,7 +429,7 @@ def test_what_waits_cannot_be_shown_as(tmp_path: Path) -> None:
 def test_waits_are_in_the_file_in_which_they_ended(known: Built, tmp_path: Path) -> None:
     # given long and short waits for three seconds, and a new file twice a second
     script = f'cd {tmp_path}; echo | "$P" both 750 2000000 1 > long; echo | "$P" short 300000 0 1 > short'
-    recorded(known, tmp_path, "--cpu-freq=0", "--switch-output=0.5s", *NO_SYMBOLS, script=script)
+    recorded(known, tmp_path, "--cpu-freq=0", "--switch-output=0.5s", *BARE, script=script)
     parts = [CaptureReader(path) for path in sorted(tmp_path.glob("c.*parquet"))]
     told = [Told(*map(int, line.split())) for line in (tmp_path / "long").read_text().splitlines()[1:]]
     assert len(parts) > 2

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import iaprof
-from iaprof.sandbox.worker import ONE_THREAD, Worker
+from iaprof.sandbox.worker import Worker
 from limits import Within
 from waiting import LONGEST_WAIT_S, is_running, until
 
@@ -191,7 +191,7 @@ def test_another_user_needs_no_right_to_search_the_folders_above(
     monkeypatch.syspath_prepend(packages)
     # when
     with tempfile.TemporaryFile() as output:
-        worker = Worker("greeting:greet", user=65534, output=output, errors=None, environment=ONE_THREAD)
+        worker = Worker("greeting:greet", user=65534, output=output, errors=None)
         assert worker.wait(LONGEST_WAIT_S)
         worker.close()
         # then
