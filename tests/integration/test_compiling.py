@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.basics.threads import ONE_THREAD
 from iaprof.bpf.compile import cache as compile_cache, compilation, headers
 from iaprof.bpf.compile.compilation import Compilation
 from iaprof.bpf.compile.headers import only_root_can_change
@@ -133,7 +134,9 @@ def test_no_environment_reaches_the_compiler(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(BpfUnavailable) as told:
         compiling.wait()
     # then
-    assert set(str(told.value).split()) == {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", f"HOME={folder}", f"TMPDIR={folder}"}
+    ours = {f"{name}={value}" for name, value in ONE_THREAD.items()}
+    private = {"PATH=/usr/sbin:/usr/bin:/sbin:/bin", f"HOME={folder}", f"TMPDIR={folder}"}
+    assert set(str(told.value).split()) == private | ours
 
 
 def test_no_private_folder_where_others_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import iaprof
+from iaprof.basics.threads import ONE_THREAD
 from iaprof.sandbox.worker import Worker
 from limits import Within
 from waiting import LONGEST_WAIT_S, is_running, until
@@ -71,7 +72,7 @@ def test_a_worker_inherits_only_what_it_is_given(
     # then
     assert child["files"] == {str(given): str(tmp_path / "given")}
     assert child["stdin"] == "/dev/null"
-    assert set(child["environment"]) <= {"GIVEN", "LC_CTYPE"}  # Python sets the second one if there is no locale
+    assert set(child["environment"]) <= {"GIVEN", "LC_CTYPE", *ONE_THREAD}  # Python sets LC_CTYPE if there is no locale
     assert child["session"], "Ctrl-C in a terminal would reach it"
     assert child["folder"] == "/"
 
@@ -203,6 +204,7 @@ def test_a_child_and_what_it_starts_have_the_nice_value_that_is_asked_for(run: S
     # given a child that starts another one
     source = """
 import json, os, time
+from iaprof.basics.threads import ONE_THREAD
 from iaprof.sandbox.worker import Worker
 
 def session(pid):
