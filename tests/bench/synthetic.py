@@ -118,7 +118,9 @@ def _launches(rng: np.random.Generator, which: NDArray[np.int64], seconds: float
         "name": np.full(count, ""),
         "flags": np.zeros(count, np.uint32),
     }
-    return pa.StructArray.from_arrays([pa.array(column) for column in columns.values()], fields=list(KINDS["launch"]))
+    fields = list(KINDS["launch"])
+    arrays = [pa.array(columns[each.name]) if each.name in columns else pa.nulls(count, each.type) for each in fields]
+    return pa.StructArray.from_arrays(arrays, fields=fields)
 
 
 def _stacks(rng: np.random.Generator) -> pa.StructArray:
