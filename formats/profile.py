@@ -64,6 +64,7 @@ class Launch:
     host: str = ""  # "" unless the capture is merged
     origins: tuple[Origin, ...] = ()  # of the user frames; empty if unknown
     operators: tuple[str, ...] = ()  # of the framework, in which it launched, outermost first; empty if unknown
+    container: str = ""  # known in reports of several captures only
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,15 @@ from typing import Any
 
 import iaprof
 from iaprof.bpf.perf_event import online_cpus
+from iaprof.formats.header.labels import MEMBER as LABELS
 from iaprof.record.options import Options
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.sources.source import Source
 from iaprof.symbols.names.boot import boot_id
 
 _ORDER = (
-    "iaprof", "host", "python", "command", "arguments", "part", "clock", "stack_depth", "follows_frame_pointers",
+    "iaprof", "host", "python", "command", "arguments", LABELS, "part", "clock", "stack_depth",
+    "follows_frame_pointers",
     "launches_by", "waits_wanted", "cpu_hz", "metric_interval_ns", "streams", "libraries", "scope", "unprobed",
     "end_ns", "clock_end", "probes", "cost",
     "cpu_s", "learn_cpu_s", "compile_cpu_s", "peak_bytes", "spool_bytes", "probe_ns",
@@ -40,6 +42,7 @@ def header(options: Options, part: int, sources: Sequence[Source]) -> dict[str, 
         "python": platform.python_version(),
         "command": list(options.command),
         "arguments": sys.argv,
+        LABELS: dict(options.labels),
         "part": part,
         "clock": _clocks(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -49,4 +50,5 @@ class Options:
     max_files: int | None = None
     max_bytes: int | None = None  # of all spools together
     symbols: Symbols = Symbols.NEEDED
+    labels: Mapping[str, str] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=Sizes)

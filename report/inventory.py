@@ -16,6 +16,7 @@ from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.merged import merged_members
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
+from iaprof.formats.header.labels import labels_of
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python
 from iaprof.formats.header.slow_launches import sentence as slow_launches
@@ -113,6 +114,7 @@ class Part:
     cpus: int | None
     command: list[str]
     arguments: list[str]  # the recorder's own command line
+    labels: dict[str, str]  # that the user gave it
     begun: str | None  # UTC, ISO 8601
     duration_s: float | None
     part: int | None  # the number of the file in a rotated recording
@@ -160,9 +162,10 @@ def inventory(capture: CaptureReader) -> Inventory:
         numbers = [part.counts[name] for part in parts]
         counts[name] = None if None in numbers else sum(number for number in numbers if number is not None)
     whole = merged_members([part.header for part in capture.parts])
-    size = capture.path.stat().st_size
     format_ = capture.header["format"]
-    return Inventory(clean(str(capture.path)), size, format_, capture.is_merged, counts, _losses(_Header(whole)), parts)
+    return Inventory(
+        clean(str(capture.path)), capture.bytes, format_, capture.is_merged, counts, _losses(_Header(whole)), parts
+    )
 
 
 def _part(capture: CaptureReader) -> Part:
@@ -187,6 +190,7 @@ def _part(capture: CaptureReader) -> Part:
         cpus=header.number("host", "cpus"),
         command=header.texts("command"),
         arguments=header.texts("arguments"),
+        labels=labels_of(capture.header),
         begun=_utc(wall) if wall else None,
         duration_s=duration,
         part=header.number("part"),

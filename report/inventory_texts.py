@@ -36,6 +36,8 @@ def recording(part: Part) -> Iterator[Fact]:
         yield "command", shlex.join(part.command)
     if part.arguments:
         yield "recorded by", shlex.join(part.arguments)
+    if part.labels:
+        yield "labels", ", ".join(f"{name}={value}" for name, value in part.labels.items())
     if part.iaprof:
         yield "version", f"iaprof {part.iaprof}" + (f", Python {part.python}" if part.python else "")
     if part.begun:

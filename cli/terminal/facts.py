@@ -26,12 +26,12 @@ def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
     say(
         clean(
             f"[ iaprof {verb}: {facts.records:,} stall records, {facts.stalls:,} samples; {_scaled(header)}"
-            f"{_matched(facts) if facts.stalls else ''}{_recorded(header)}lost while recording: {losses(header)} ]"
+            f"{matched_text(facts) if facts.stalls else ''}{_recorded(header)}lost while recording: {losses(header)} ]"
         )
     )
 
 
-def _matched(facts: Facts) -> str:
+def matched_text(facts: Facts) -> str:
     """The match rates."""
     shares = facts.matched.shares()
     ambiguous = f", {percent(shares['ambiguous'])} ambiguous" if facts.matched.ambiguous else ""

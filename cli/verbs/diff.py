@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -11,7 +12,10 @@ import typer
 
 from iaprof.basics.errors import UsageError
 from iaprof.basics.files import check_output
+from iaprof.basics.quantities import percent
 from iaprof.cli.analysis import open_report
+from iaprof.cli.fleet import ask_fleet, say_fleet
+from iaprof.cli.options.fleet_options import FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import CompilerLog, Freq
 from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
@@ -25,10 +29,13 @@ from iaprof.cli.time_lines import (
     show_difference,
     stage_options,
 )
+from iaprof.cli.verbs.top_fleet import KEPT
 from iaprof.formats.profile import StackOptions
+from iaprof.formats.urls import shown
 
 if TYPE_CHECKING:
     from iaprof.report.views.difference import Change, Difference
+    from iaprof.report.views.ranking import Key
 
 BY = ("kernel", "function", "launcher", "stack")
 BY_OF_TIME_LINES = ("kernel", "category")
@@ -55,16 +62,21 @@ Examples:
   iaprof diff old.parquet new.parquet --by stack --normalize none
   iaprof diff old.parquet new.parquet --format folded | flamegraph.pl > d.svg
   iaprof diff run-1.parquet run-2.parquet --by category   of imported traces
+  iaprof diff 'v41/*.parquet' 'v42/*.parquet'       many captures, and what chance can do
 """
 _EXTENSIONS = (".folded", ".collapsed")
 
 
+@with_fleet
 @with_selection
 def diff(
     choice: SelectionOptions,
+    fleet: FleetOptions,
     context: typer.Context,
-    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A file that 'iaprof record' wrote.")],
-    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one.")],
+    before: Annotated[
+        str, typer.Argument(metavar="BEFORE", help="A file that 'iaprof record' wrote; or a folder, pattern or URL.")
+    ],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.")],
     by: Annotated[
         str,
         typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(BY)}; of time lines: kernel, category."),
@@ -101,29 +113,37 @@ def diff(
     """
     if normalize is not None:
         checked_choice(normalize, ("total", "none"), "--normalize")
-    if both_hold_time_lines(before, after):
-        check_options(context, before, OF_TIME_LINES)
+    relative = normalize != "none"
+    if is_several([before]) or is_several([after]):
+        checked_choice(by, BY, "--by")
+        if format_ not in (None, "table") or output is not None:
+            raise UsageError("differences of several captures are tables: leave out --format and -o")
+        diff_fleets((before, after), choice, fleet, by, limit, relative, as_json, quiet)
+        return
+    fleet.refuse_for_one("diff")
+    old_path, new_path = Path(before), Path(after)
+    if both_hold_time_lines(old_path, new_path):
+        check_options(context, old_path, OF_TIME_LINES)
         checked_choice(by, BY_OF_TIME_LINES, "--by")
         checked_choice(format_ or "table", ("table",), "--format")
         options = stage_options(freq, compiler_log or ())
-        show_difference(before, after, by, limit, normalize == "total", per_rank, options, as_json, quiet)
+        show_difference(old_path, new_path, by, limit, normalize == "total", per_rank, options, as_json, quiet)
         return
-    refuse_for_stalls(context, before, ("freq", "compiler_log", "per_rank"))
+    refuse_for_stalls(context, old_path, ("freq", "compiler_log", "per_rank"))
     checked_choice(by, BY, "--by")
     folded = checked_choice(format_ or _format(output), ("table", "folded"), "--format") == "folded"
     if output is not None:
         if not folded:
             raise UsageError("-o takes folded text, and tables go to stdout: give --format folded, or no -o")
-        check_output(output, force, before)
-        check_output(output, force, after)
+        check_output(output, force, old_path)
+        check_output(output, force, new_path)
     if folded and as_json:
         raise UsageError("--json is not for folded text: leave one of them out")
     # Imported here, as other verbs start faster without it.
     from iaprof.formats.writers import difffolded
     from iaprof.report.views.difference import difference, joined
 
-    relative = normalize != "none"
-    with open_report(before, choice) as old, open_report(after, choice) as new:
+    with open_report(old_path, choice) as old, open_report(new_path, choice) as new:
         both = joined(old.profile, new.profile)
     if folded:
         with open_output(output) as out:
@@ -131,29 +151,54 @@ def diff(
     else:
         show(difference(both, by, limit, relative), as_json, relative)
     if not quiet:
-        for path, report in ((before, old), (after, new)):
+        for path, report in ((old_path, old), (new_path, new)):
             say_facts(f"diff {path.name}", report.facts, report.header)
 
 
-def show(found: Difference, as_json: bool, relative: bool) -> None:
-    """Prints a difference."""
+def diff_fleets(
+    sides: tuple[str, str],
+    choice: SelectionOptions,
+    fleet: FleetOptions,
+    by: str,
+    limit: int,
+    relative: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Compares two sets of captures, and tells chance from change by how captures of a set differ among themselves."""
+    from iaprof.report.fleet.movers import movers
+
+    if fleet.group_by:
+        raise UsageError("--group-by is for top and report: diff compares two sets")
+    by_capture = replace(fleet, group_by=("capture",))
+    reports = [ask_fleet([side], choice, by_capture, frozenset(KEPT[by])) for side in sides]
+    found, chances = movers(reports[0].total, reports[1].total, by, limit, relative)
+    show(found, as_json, relative, chances)
+    if not quiet:
+        for side, report in zip(sides, reports, strict=True):
+            say_fleet(f"diff {shown(side)}", report)
+
+
+def show(found: Difference, as_json: bool, relative: bool, chances: Mapping[Key, float] | None = None) -> None:
+    """Prints a difference; with `chances`, how likely an entry changes as much by chance."""
     with utf8_stdout():
         if as_json:
-            print(json.dumps(_as_dict(found, relative), indent=2))
+            print(json.dumps(_as_dict(found, relative, chances or {}), indent=2))
         else:
-            _table(found, relative).print()
+            _table(found, relative, chances or {}).print()
 
 
 def _format(output: Path | None) -> str:
     return "folded" if output is not None and output.name.endswith(_EXTENSIONS) else "table"
 
 
-def _table(difference: Difference, relative: bool) -> Table:
+def _table(difference: Difference, relative: bool, chances: Mapping[Key, float]) -> Table:
     unit = _SHARES if relative else _SAMPLES
     table = Table(
         Column("BEFORE", right=True),
         Column("AFTER", right=True),
         Column("CHANGE", right=True),
+        *([Column("BY CHANCE", right=True)] if chances else []),
         Column("MOST CHANGED"),
         Column(""),
         Column(difference.by.upper(), flexible=True),
@@ -168,8 +213,14 @@ def _table(difference: Difference, relative: bool) -> Table:
         change, most = unit.change(entry.change), unit.change(entry.reasons[entry.reason])
         colour = style or _COLOURS.get(change[0], "")
         reason = f"{entry.reason} {most}" if most[0] in _COLOURS else ""
-        table.add(before, after, change, reason, entry.state, title, style=(style, style, colour, style, style, style))
+        chance = [_chance(chances.get(entry.key))] if chances else []
+        styles = (style, style, colour, *[style] * len(chance), style, style, style)
+        table.add(before, after, change, *chance, reason, entry.state, title, style=styles)
     return table
+
+
+def _chance(chance: float | None) -> str:
+    return "" if chance is None else percent(chance) if chance >= 0.001 else "< 0.1 %"
 
 
 _COLOURS = {"+": WARM, "-": COLD}  # the colours of differential flame graphs
@@ -184,7 +235,10 @@ _SHARES = _Unit(lambda value: f"{value:.1f} %", lambda value: f"{value:+.1f}" if
 _SAMPLES = _Unit(lambda value: f"{value:,.0f}", lambda value: f"{value:+,.0f}" if value else "0")
 
 
-def _as_dict(difference: Difference, relative: bool) -> dict[str, Any]:
+def _as_dict(difference: Difference, relative: bool, chances: Mapping[Key, float]) -> dict[str, Any]:
+    def by_chance(entry: Change) -> dict[str, float]:
+        return {"by_chance": chances[entry.key]} if entry.key in chances else {}
+
     def sums(entry: Change) -> dict[str, Any]:
         before, after = entry.values
         return {
@@ -200,7 +254,12 @@ def _as_dict(difference: Difference, relative: bool) -> dict[str, Any]:
         "by": difference.by,
         "unit": "percent" if relative else "samples",
         "entries": [
-            {**key_fields(difference.by, entry.key), "state": entry.state or "both", **sums(entry)}
+            {
+                **key_fields(difference.by, entry.key),
+                "state": entry.state or "both",
+                **sums(entry),
+                **by_chance(entry),
+            }
             for entry in difference.entries
         ],
         "more": {"entries": difference.more, **sums(difference.rest)},

@@ -16,6 +16,7 @@ from iaprof.cli.options.quantities import pids, size, size_or_time
 from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.summary import end_line, launch_warnings, say, say_end
+from iaprof.formats.header.labels import parse_labels
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
@@ -94,6 +95,10 @@ def record(
     max_size: Annotated[
         str | None, typer.Option("--max-size", metavar="SIZE", help="End when so much was recorded.")
     ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME=VALUE", help="Put this into the header, to find and group captures by."),
+    ] = None,
     symbols: WhichSymbols = "needed",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell of libraries and modules too.")] = False,
@@ -162,6 +167,7 @@ def record(
             max_files=max_files,
             symbols=which,
             max_bytes=size(max_size, "--max-size") if max_size else None,
+            labels=parse_labels(label or ()),
         )
         status = _record(options, signals, quiet, verbose)
     if status:

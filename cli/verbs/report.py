@@ -13,6 +13,7 @@ import typer
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
 from iaprof.cli.analysis import open_export, show_writing
+from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import Freq
 from iaprof.cli.terminal.browser import open_in_browser
@@ -29,6 +30,7 @@ from iaprof.cli.time_lines import (
     stage_options,
     write_report,
 )
+from iaprof.cli.verbs.report_fleet import write_fleet
 from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, StackOptions
 from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, format_for
 from iaprof.formats.writers.writer import Needs
@@ -36,7 +38,7 @@ from iaprof.formats.writers.writer import Needs
 OF_WAITS = ("folded", "svg", "speedscope")
 """The formats that can show waits instead of stalls."""
 OF_TIME_LINES = frozenset(
-    {"capture", "format_", "output", "force", "as_json", "inverted", "percent_limit", "max_stack", "open_", "serve"}
+    {"captures", "format_", "output", "force", "as_json", "inverted", "percent_limit", "max_stack", "open_", "serve"}
 ) | {"freq", "quiet", "memory_limit"}
 """The options that a capture of time lines takes, too."""
 TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
@@ -55,16 +57,17 @@ Examples:
   iaprof report cap.parquet --time 10%-20% --pid 4711    a part of all
   iaprof report cap.parquet --frames function,reason     why functions wait
   iaprof report cap.parquet --json | jq .matched         what found its place
+  iaprof report 'captures/*.parquet' -o fleet.html       many captures, added up
 """
 
 
+@with_fleet
 @with_selection
 def report(
     choice: SelectionOptions,
+    fleet: FleetOptions,
     context: typer.Context,
-    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")] = Path(
-        "iaprof.parquet"
-    ),
+    captures: Captures = ["iaprof.parquet"],  # noqa: B006 (typer copies it)
     format_: Annotated[
         str | None,
         typer.Option(
@@ -165,9 +168,23 @@ def report(
     stack_options = StackOptions(
         gpu_lines, gpu_dirs, components, inverted, max_stack or 0, percent_limit, cpu_samples or waits, waits
     )
+    page = io.StringIO()
+    if is_several(captures):
+        if output is not None:
+            check_output(output, force)
+        with (
+            contextlib.nullcontext(page) if shown and output is None else open_output(output, writer.binary) as out,
+        ):
+            write_fleet(
+                captures, choice, fleet, writer, stack_options, interval, out, lines=lines,
+                interpreter=not (writer.hides_cpython if hide_cpython is None else hide_cpython), quiet=quiet,
+            )  # fmt: skip
+        _show(page.getvalue(), output or f"captures{chosen.extensions[0]}", chosen, serve, open_)
+        return
+    fleet.refuse_for_one("report")
+    capture = Path(captures[0])
     if output is not None:
         check_output(output, force, capture)
-    page = io.StringIO()
     if holds_time_lines(capture):
         check_options(context, capture, OF_TIME_LINES)
         with (

@@ -12,6 +12,7 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.analysis import open_report
+from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
 from iaprof.cli.terminal.facts import say_facts
@@ -43,19 +44,24 @@ Examples:
   iaprof top cap.parquet --by transfer       what is copied and filled, in bytes
   iaprof top cap.parquet --by wait           who waits for the GPU, and how long
   iaprof top cap.parquet --json | jq '.entries[0].reasons'
+  iaprof top captures/ --group-by host       many captures, a table for each host
+  iaprof top captures/ --group-by host --outliers   kernels that stall unlike elsewhere on some hosts
 """
 
 
+@with_fleet
 @with_selection
 def top(
     choice: SelectionOptions,
-    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")] = Path(
-        "iaprof.parquet"
-    ),
+    fleet: FleetOptions,
+    captures: Captures = ["iaprof.parquet"],  # noqa: B006 (typer copies it)
     by: Annotated[str, typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.")] = "kernel",
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="ROWS", min=0, help="How many rows; 0 for all.")] = 20,
     per_interval: Annotated[bool, typer.Option("--per-interval", help="A table for each interval.")] = False,
     interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Length of intervals.")] = 1.0,
+    outliers: Annotated[
+        bool, typer.Option("--outliers", help="With --group-by: what stalls unlike elsewhere in some of the groups.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
@@ -67,6 +73,17 @@ def top(
     checked_choice(by, ALL, "--by")
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
+    if is_several(captures):
+        if per_interval:
+            raise UsageError("--per-interval is for one capture; --group-by day or hour divides several")
+        from iaprof.cli.verbs.top_fleet import top_fleet  # which imports this module
+
+        top_fleet(captures, choice, fleet, by, limit, outliers, as_json, quiet)
+        return
+    if outliers:
+        raise UsageError("--outliers is for several captures, with --group-by")
+    fleet.refuse_for_one("top")
+    capture = Path(captures[0])
     if by == TRANSFER:
         if per_interval:
             raise UsageError("--by transfer has no table for each interval: choose times with --time")
@@ -105,16 +122,16 @@ def show(
     if not per_interval:
         ranking = ranker.table(limit)
         if as_json:
-            print(json.dumps({**_as_dict(ranking), **ends}, indent=2))
+            print(json.dumps({**ranking_dict(ranking), **ends}, indent=2))
         else:
-            _table(ranking, energy if by == ENERGY else None).print()
+            print_table(ranking, energy if by == ENERGY else None)
     elif as_json:
-        tables = [{"start_s": start, **_as_dict(ranker.table(limit, rows))} for start, rows in _intervals(profile)]
+        tables = [{"start_s": start, **ranking_dict(ranker.table(limit, rows))} for start, rows in _intervals(profile)]
         print(json.dumps({"by": by, "intervals": tables, **ends}, indent=2))
     else:
         for number, (start, rows) in enumerate(_intervals(profile)):
             print(f"{chr(10) if number else ''}from {start:.3f} s")
-            _table(ranker.table(limit, rows)).print()
+            print_table(ranker.table(limit, rows))
 
 
 def _intervals(profile: Profile) -> Iterator[tuple[float, slice]]:
@@ -127,8 +144,8 @@ def _intervals(profile: Profile) -> Iterator[tuple[float, slice]]:
         yield profile.intervals[number] - profile.intervals[0], slice(first, end)
 
 
-def _table(ranking: Ranking, energy: Energy | None = None) -> Table:
-    """Makes the table; with `energy`, it has rows for what no entry has, and the sum of all."""
+def print_table(ranking: Ranking, energy: Energy | None = None) -> None:
+    """Prints the table; with `energy`, it has rows for what no entry has, and the sum of all."""
     titles = entry_titles(ranking.by, [entry.key for entry in ranking.entries], terminal_width() is not None)
     rows = [(entry, title, "") for entry, title in zip(ranking.entries, titles, strict=True)]
     if ranking.more:
@@ -148,7 +165,7 @@ def _table(ranking: Ranking, energy: Energy | None = None) -> Table:
     table = Table(*(Column(each.heading, right=each.right) for each in shown), Column(heading, flexible=True))
     for entry, title, style in rows:
         table.add(*(column.cell(entry, total) for column in shown), title, style=style)
-    return table
+    table.print()
 
 
 def _beside(energy: Energy) -> Iterator[tuple[int, str]]:
@@ -203,7 +220,9 @@ def _percent(part: float, whole: float, digits: int) -> str:
     return f"{100 * part / whole if whole else 0:.{digits}f} %"
 
 
-def _as_dict(ranking: Ranking) -> dict[str, Any]:
+def ranking_dict(ranking: Ranking) -> dict[str, Any]:
+    """Returns a table as JSON has it."""
+
     def sums(entry: Entry) -> dict[str, Any]:
         found: dict[str, Any] = {
             "samples": entry.samples,

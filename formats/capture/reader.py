@@ -16,7 +16,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,7 @@ from iaprof.formats.capture.schema import (
     WHOLE,
     absent_in,
 )
+from iaprof.formats.capture.stored_file import StoredFile
 
 _TEXTS = ["kind", *(name for name, field in FIELDS.items() if field.is_text)]  # read as dictionaries
 
@@ -67,20 +68,22 @@ class CaptureReader:
     own only part.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | StoredFile) -> None:
         """Opens the file and reads the header.
 
         Raises:
                 CaptureError: the file cannot be read; the text says why and what to do.
         """
         self.path = path
+        stored = isinstance(path, StoredFile)
         try:
-            size = path.stat().st_size
-            if not path.is_file():
+            self.bytes = path.size if isinstance(path, StoredFile) else path.stat().st_size
+            if not isinstance(path, StoredFile) and not path.is_file():
                 raise CaptureError(f"{path} is not a file")
-            self._check_ends(size)
-            self._most_bytes = max(MAX_VALUE_BYTES, MAX_EXPANSION * size)
-            self._file = pq.ParquetFile(path, pre_buffer=False)
+            source = path.open() if isinstance(path, StoredFile) else path
+            self._check_ends(self.bytes, source)
+            self._most_bytes = max(MAX_VALUE_BYTES, MAX_EXPANSION * self.bytes)
+            self._file = pq.ParquetFile(source, pre_buffer=stored)
         except OSError as error:
             if isinstance(error, pa.ArrowException) or error.strerror is None:
                 raise self._unreadable(error) from error
@@ -93,7 +96,7 @@ class CaptureReader:
         self._check_schema()
         texts = [name for name in _TEXTS if name not in self._absent and name.split(".")[0] not in self._absent]
         try:  # now that the columns are known to exist
-            self._file = pq.ParquetFile(path, metadata=self._file.metadata, read_dictionary=texts, pre_buffer=False)
+            self._file = pq.ParquetFile(source, metadata=self._file.metadata, read_dictionary=texts, pre_buffer=stored)
         except MemoryError as error:
             raise self._too_large("list of rows") from error
         except (OSError, pa.ArrowException, ValueError, KeyError) as error:
@@ -146,10 +149,10 @@ class CaptureReader:
             "do harm; if you trust it, allow more with --memory-limit"
         )
 
-    def _check_ends(self, size: int) -> None:
+    def _check_ends(self, size: int, source: Path | BinaryIO) -> None:
         if size == 0:
             raise CaptureError(f"{self.path} is empty: the recording that should have filled it did not finish")
-        with self.path.open("rb") as file:
+        with source.open("rb") if isinstance(source, Path) else contextlib.nullcontext(source) as file:
             start = file.read(4)
             file.seek(-min(size, 4), os.SEEK_END)
             end = file.read(4)

@@ -160,6 +160,10 @@ class GpuModuleLoader(GpuSandboxed):
     def __init__(self, sandbox: Sandbox | None = None) -> None:
         """Takes a child process to share; None: the loader starts its own, and closes it."""
         super().__init__(sandbox)
+        self.begin_capture()
+
+    def begin_capture(self) -> None:
+        """Allows another capture's modules all the time that one capture's may take."""
         self._problem_seconds_left = _MAX_PROBLEM_SECONDS
 
     def load(

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -91,8 +92,9 @@ def join(
 
 @contextlib.contextmanager
 def helping(capture: CaptureReader) -> Iterator[Helper | None]:
-    """Starts a second process for a large capture, which imports in the background; None for a small one."""
-    if capture.groups("stall") < _FEWEST_GROUPS or len(os.sched_getaffinity(0)) < _PROCESSES:
+    """Starts a second process, which imports in the background; None for a capture that is small or in a store."""
+    is_small = capture.groups("stall") < _FEWEST_GROUPS or len(os.sched_getaffinity(0)) < _PROCESSES
+    if is_small or not isinstance(capture.path, Path):
         yield None
         return
     try:

@@ -1,0 +1,111 @@
+"""The options for several captures, of the verbs that report them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from iaprof.basics.errors import UsageError
+from iaprof.cli.options.added import add_options
+from iaprof.formats.urls import is_url
+
+_PANEL = "Several captures"
+_PATTERN = "*?["
+Captures: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CAPTURE...", help="Files that 'iaprof record' wrote; or folders, patterns and URLs of such."
+    ),
+]
+"""The argument of verbs that report several captures together."""
+
+
+def is_several(words: Sequence[str]) -> bool:
+    """Whether words name more than one local file, or may: then captures are reported together."""
+    if len(words) != 1 or is_url(words[0]):
+        return True
+    path = Path(words[0])
+    return path.is_dir() or (any(mark in words[0] for mark in _PATTERN) and not path.exists())
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """The values of the options."""
+
+    group_by: tuple[str, ...] = ()
+    cluster: str | None = None
+    cache: str | None = None  # None: the user's own folder
+    strict: bool = False
+
+    def refuse_for_one(self, verb: str) -> None:
+        """Checks that none is given where one capture is reported.
+
+        Raises:
+            UsageError: one is.
+        """
+        given = {
+            "--group-by": self.group_by, "--cluster": self.cluster, "--cache": self.cache, "--strict": self.strict
+        }  # fmt: skip
+        for name, value in given.items():
+            if value:
+                raise UsageError(f"{name} is for several captures: 'iaprof {verb}' got one file")
+
+
+def with_fleet(verb: Callable[..., None]) -> Callable[..., None]:
+    """Replaces a verb's parameter `fleet` by the options."""
+    return add_options(verb, _fleet, lambda fleet, own: verb(**own, fleet=fleet), left_out="fleet")
+
+
+def _fleet(
+    group_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group-by",
+            metavar="WHAT,...",
+            help="Divide by host, day, hour, capture, command, gpu, container, device, hash or label:NAME.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="ADDRESS",
+            help="Work on a Dask cluster: tcp://HOST:PORT, or local:N.  [default: processes of this machine]",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            "--cache",
+            metavar="DIR|URL",
+            help="Keep the captures' profiles here; none: nowhere.  [default: ~/.cache/iaprof/profiles]",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Report nothing if a capture cannot be read.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
+) -> FleetOptions:
+    words = _words(group_by or ())
+    if words:
+        from iaprof.report.fleet.groups import Grouping
+
+        Grouping.parse(words)
+    return FleetOptions(tuple(words), cluster, cache, strict)
+
+
+def _words(texts: Sequence[str]) -> list[str]:
+    return [word for text in texts for word in map(str.strip, text.split(",")) if word]

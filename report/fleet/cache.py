@@ -1,0 +1,166 @@
+"""Where profiles are kept between questions: a folder, or a URL, of segments."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+import secrets
+from collections.abc import Collection, Iterator
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import iaprof
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.urls import is_url, shown
+from iaprof.report.fleet.mapping import MapOptions
+from iaprof.report.fleet.segment import VERSION, Segment, SegmentError, captures_in
+from iaprof.report.fleet.sources import file_system
+from iaprof.report.fleet.summary import Summary
+
+NONE = "none"
+"""In place of a folder: nothing is kept."""
+_NAME = re.compile(r"profiles-[0-9a-f]{16}\.parquet")
+
+
+class CacheError(IaprofError):
+    """Profiles cannot be kept; the text says why and what to do."""
+
+
+class Cache:
+    """The segments for one set of options."""
+
+    def __init__(self, place: str, options: MapOptions) -> None:
+        """Looks which profiles there are.
+
+        Args:
+            place: a folder or a URL; NONE to keep nothing.
+            options: what profiles depend on besides their captures.
+
+        Raises:
+            CacheError: it cannot be read or made.
+        """
+        self._place = place
+        self._folder = f"{place.rstrip('/')}/{options_key(options)}"
+        self._segments: dict[str, list[Summary]] = {}  # by name
+        self._segment_of: dict[str, str] = {}  # by key of a profile
+        if place == NONE:
+            return
+        with self._failures("read"):
+            for name in self._names():
+                with contextlib.suppress(SegmentError), self._open(name) as file:
+                    self._segments[name] = captures_in(file, name)
+        for name, summaries in self._segments.items():
+            self._segment_of |= {summary.key: name for summary in summaries}
+
+    def segments_with(self, keys: Collection[str]) -> dict[str, list[str]]:
+        """Returns the segments that hold profiles, with the keys of these; keys without a profile are in none."""
+        found: dict[str, list[str]] = {}
+        for key in dict.fromkeys(keys):
+            if key in self._segment_of:
+                found.setdefault(self._segment_of[key], []).append(key)
+        return found
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a segment.
+
+        Raises:
+            CacheError: it cannot be read.
+        """
+        with self._failures("read"), self._open(name) as file:
+            return file.read()
+
+    def add(self, written: bytes) -> None:
+        """Keeps a segment; captures that could not be reported are tried again.
+
+        Raises:
+            CacheError: it cannot be written.
+        """
+        if self._place == NONE:
+            return
+        name = f"profiles-{secrets.token_hex(8)}.parquet"
+        with self._failures("written"):
+            if is_url(self._place):
+                system, path = file_system(f"{self._folder}/{name}")
+                system.pipe_file(path, written)
+                return
+            unfinished = Path(self._folder) / f".{name}.new"
+            unfinished.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                unfinished.write_bytes(written)
+                unfinished.replace(Path(self._folder) / name)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    unfinished.unlink()
+                raise
+
+    def _names(self) -> list[str]:
+        if is_url(self._place):
+            system, path = file_system(self._folder)
+            if not system.exists(path):
+                return []
+            names = [each.rpartition("/")[2] for each in system.ls(path, detail=False)]
+        else:
+            names = os.listdir(self._folder) if os.path.isdir(self._folder) else []
+        return sorted(name for name in names if _NAME.fullmatch(name))
+
+    def _open(self, name: str) -> BinaryIO:
+        if not is_url(self._place):
+            return open(f"{self._folder}/{name}", "rb")
+        system, path = file_system(f"{self._folder}/{name}")
+        opened: BinaryIO = system.open(path, "rb")
+        return opened
+
+    @contextlib.contextmanager
+    def _failures(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except IaprofError:
+            raise
+        except Exception as error:
+            if not is_url(self._place) and not isinstance(error, OSError):
+                raise
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise CacheError(
+                f"the profiles in {shown(self._place)} cannot be {what} ({why}): name another place with --cache, or "
+                f"--cache {NONE}"
+            ) from None
+
+
+def options_key(options: MapOptions) -> str:
+    """Returns a key of the options and of this version: other ones make other profiles."""
+    told = [iaprof.__version__, VERSION, _plain(options)]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it, the same in every process."""
+    if is_dataclass(value):
+        return [[field.name, _plain(getattr(value, field.name))] for field in fields(value)]
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if isinstance(value, re.Pattern):
+        return value.pattern
+    if isinstance(value, set | frozenset):
+        return sorted(map(_plain, value))
+    if isinstance(value, tuple | list):
+        return list(map(_plain, value))
+    return str(value) if isinstance(value, Path) else value
+
+
+def usual_place() -> str:
+    """Returns the user's own folder for profiles."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return str(Path(home) / "iaprof" / "profiles")
+
+
+def written(segment: Segment) -> bytes:
+    """Returns a segment as a file's content."""
+    file = io.BytesIO()
+    segment.write(file)
+    return file.getvalue()

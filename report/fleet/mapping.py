@@ -1,0 +1,220 @@
+"""Makes the profile of a capture: the step that a fleet's workers do for each capture."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
+from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.profile import Code, Launch, Origin, Profile, clean
+from iaprof.report.cpu_names import SymbolOptions
+from iaprof.report.facts import Report
+from iaprof.report.fleet.modules import RememberedModules
+from iaprof.report.fleet.rows import Rows
+from iaprof.report.fleet.segment import HashedKernel, Segment
+from iaprof.report.fleet.sources import Source
+from iaprof.report.fleet.summary import LaunchedKernel, Lost, Summary
+from iaprof.report.gpu.module import GpuModuleLoader
+from iaprof.report.inventory import inventory
+from iaprof.report.join.selection import begun_ns, length_ns
+from iaprof.report.parts import build_parts
+from iaprof.report.profile import ReportOptions
+
+_ADDRESS_ONLY = "[unnamed]"
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """What a profile depends on besides its capture."""
+
+    report: ReportOptions = ReportOptions()  # noqa: RUF009 (it is frozen)
+    symbols: SymbolOptions = SymbolOptions()  # noqa: RUF009 (it is frozen)
+
+
+class Mapper:
+    """Makes profiles; one sandboxed child reads the GPU modules of all captures."""
+
+    def __init__(self, options: MapOptions) -> None:
+        """Starts nothing yet."""
+        self._options = options
+        self._launches: dict[Launch | None, int] = {}
+        self._kernels: dict[HashedKernel | None, int] = {}
+        self._codes: dict[Code, int] = {}
+        self._devices: dict[str, int] = {}
+        self._reasons: dict[str, int] = {}
+
+    def segment(self, sources: Sequence[tuple[Source, str]]) -> Segment:
+        """Makes the profiles of captures.
+
+        Args:
+            sources: each capture, and the key of its profile.
+
+        Returns:
+            The profiles. A capture that cannot be reported has a Summary with its problem, and no rows.
+        """
+        summaries: list[Summary] = []
+        found: list[Rows] = []
+        with RememberedModules() as modules:
+            for source, key in sources:
+                modules.begin_capture()
+                try:
+                    of_capture = list(self._parts(source, key, modules, len(summaries)))
+                except (IaprofError, MemoryError) as error:
+                    why = str(error) or f"{source.name} needs more memory than a worker may take"
+                    of_capture = [(Summary(source.name, key, problem=clean(why)), None)]
+                summaries += [summary for summary, _ in of_capture]
+                found += [rows for _, rows in of_capture if rows is not None]
+        width = len(self._reasons)
+        padded = [each.with_counts(range(each.counts.shape[1]), width) for each in found]
+        rows = Rows.concatenated(padded) if padded else Rows.none(width)
+        return Segment(
+            summaries, rows, list(self._launches), list(self._kernels), list(self._codes), list(self._devices),
+            list(self._reasons),
+        )  # fmt: skip
+
+    def _parts(
+        self, source: Source, key: str, loader: GpuModuleLoader, first: int
+    ) -> Iterator[tuple[Summary, Rows | None]]:
+        with source.opened() as opened:
+            capture = CaptureReader(opened)
+            for number, part in enumerate(capture.parts, first):
+                name = f"{source.name}#{part.label}" if capture.is_merged else source.name
+                options = self._options.report
+                if options.interval_s and options.selection.time_range is None:
+                    options = replace(options, start_ns=_aligned_start(part, int(options.interval_s * 1e9)))
+                report = build_parts(part, loader, options, self._options.symbols)
+                yield self._summary(part, report, name, key), self._rows(part, report, number)
+
+    def _summary(self, part: CaptureReader, report: Report, name: str, key: str) -> Summary:
+        (described,) = inventory(part).parts
+        facts = report.facts
+        gpus = dict.fromkeys(stream.name or stream.generation for stream in described.streams)
+        return Summary(
+            name,
+            key,
+            host=described.host,
+            labels=described.labels,
+            begun_ns=_wall_ns(part),
+            seconds=length_ns(part.header) / 1e9,
+            command=shlex.join(described.command),
+            gpus=", ".join(filter(None, gpus)),
+            records=facts.records,
+            samples=facts.stalls,
+            unknown_kernel=facts.unknown_kernel,
+            no_launch=facts.no_launch,
+            matched=astuple(facts.matched),
+            whole=facts.whole.to_json() | {"processes": []},
+            python=facts.python.to_json(),
+            energy_nj=() if facts.energy is None else astuple(facts.energy),
+            losses=tuple(Lost(each.source, each.what, each.count) for each in described.losses),
+            problems=tuple(
+                (clean(sentence), clean(modules[0]), len(modules)) for sentence, modules in facts.problems.items()
+            ),
+            warnings=tuple(described.warnings),
+            launched=tuple(_launched(report)),
+        )
+
+    def _rows(self, part: CaptureReader, report: Report, number: int) -> Rows:
+        """Returns the profile's rows with the numbers of the whole segment."""
+        profile = report.profile
+        containers = _containers(part)
+        launches = [_common(launch, containers.get(launch.pid, "") if launch else "") for launch in profile.launches]
+        numbers = {
+            "launch": _numbers(launches, self._launches),
+            "kernel": _numbers(_hashed(report), self._kernels),
+            "code": _numbers([_plain_code(code) for code in profile.codes], self._codes),
+            "device": _numbers([_plain(device) for device in profile.devices], self._devices),
+        }
+        places = _numbers(list(profile.reasons), self._reasons)
+        wall, begun = _wall_ns(part), begun_ns(part.header)
+        starts = np.array([round(start * 1e9) - begun + wall for start in profile.intervals] or [wall], np.int64)
+        own = Rows(
+            np.full(len(profile), number, np.int64),
+            profile.launch,
+            profile.kernel,
+            profile.code,
+            profile.device,
+            profile.offset.astype(np.int64),
+            starts[np.minimum(profile.interval, len(starts) - 1)],
+            profile.counts.astype(np.int64),
+            np.zeros(len(profile), np.int64) if profile.energy is None else profile.energy,
+        )
+        return own.renumbered(numbers).with_counts(places.tolist(), len(self._reasons)).summed()
+
+
+def _numbers(values: Sequence[object], known: dict[object, int]) -> NDArray[np.int64]:
+    """Returns the number of each value, and gives new values the next ones: int64[n]."""
+    return np.array([known.setdefault(value, len(known)) for value in values], np.int64)
+
+
+def _common(launch: Launch | None, container: str) -> Launch | None:
+    """Removes what differs between two runs of a program: pids, and addresses without a name."""
+    if launch is None:
+        return None
+    origins = tuple(Origin(origin.kind, _plain(origin.module)) for origin in launch.origins)
+    stack = tuple(_ADDRESS_ONLY if is_address(frame) else _plain(frame) for frame in launch.stack)
+    kernel_stack, operators = (tuple(map(_plain, each)) for each in (launch.kernel_stack, launch.operators))
+    return Launch(_plain(launch.comm), 0, stack, kernel_stack, "", origins, operators, container)
+
+
+def is_address(frame: str) -> bool:
+    """Whether a frame is a bare address."""
+    return frame.startswith("0x") and all(each in "0123456789abcdef" for each in frame[2:])
+
+
+def _plain(text: str) -> str:
+    """Returns a text without line breaks and tabs, which separate the frames of a segment's texts."""
+    return text if text.isprintable() else text.replace("\n", "\\x0a").replace("\t", "\\x09")
+
+
+def _plain_code(code: Code) -> Code:
+    functions, files = (tuple(map(_plain, each)) for each in (code.functions, code.files))
+    return Code(_plain(code.mnemonic), functions, code.lines, files)
+
+
+def _hashed(report: Report) -> list[HashedKernel | None]:
+    found: list[HashedKernel | None] = []
+    for number, kernel in enumerate(report.profile.kernels):
+        binary = report.binary(number)
+        hash_ = binary.fingerprint if binary is not None else ""
+        found.append(None if kernel is None else HashedKernel(_plain(kernel.symbol), _plain(kernel.file), hash_))
+    return found
+
+
+def _launched(report: Report) -> Iterator[LaunchedKernel]:
+    sums: dict[HashedKernel, int] = {}
+    for kernel, count in zip(_hashed(report), _counts(report.profile), strict=True):
+        if kernel is not None and count:
+            sums[kernel] = sums.get(kernel, 0) + count
+    for kernel, count in sums.items():
+        yield LaunchedKernel(kernel.symbol, kernel.file, kernel.hash, count)
+
+
+def _counts(profile: Profile) -> list[int]:
+    return [profile.launch_counts.get(number, 0) for number in range(len(profile.kernels))]
+
+
+def _containers(part: CaptureReader) -> Mapping[int, str]:
+    """Returns the container's name or id, by pid."""
+    found: dict[int, str] = {}
+    for rows in part.tables("process", ("pid", "container")):
+        known = rows.filter(rows["container"].is_valid())
+        found |= zip(known["pid"].to_pylist(), known["container"].to_pylist(), strict=True)
+    return {pid: _plain(container) for pid, container in found.items() if container}
+
+
+def _wall_ns(part: CaptureReader) -> int:
+    """Returns when a recording began, ns since 1970; 0 if that is unknown."""
+    wall = start_wall_ns(part.header)
+    return wall if 0 <= wall < min(UNKNOWN_WALL, 1 << 62) else 0
+
+
+def _aligned_start(part: CaptureReader, interval_ns: int) -> int:
+    """Returns when the first interval begins, CLOCK_MONOTONIC ns, so that intervals begin at round wall-clock times."""
+    return begun_ns(part.header) - _wall_ns(part) % interval_ns

@@ -1,0 +1,194 @@
+"""A sum of profiles: what a fleet's workers return, and what sums of sums are.
+
+Adding up is associative, and gives the same whatever the order: numbers of captures, groups, launches and the like are
+those of the order in which they come, but rows are compared by what the numbers mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.profile import Code, Kernel, Launch, Profile
+from iaprof.report.fleet.rows import KEYS, Rows
+from iaprof.report.fleet.segment import HashedKernel, Segment
+from iaprof.report.fleet.summary import Summary, facts_of
+
+_T = TypeVar("_T", bound=Hashable)
+Group = tuple[str, ...]
+_TABLES = {"launch": "launches", "kernel": "kernels", "code": "codes", "device": "devices"}
+_UNKNOWN: dict[str, object] = {"launch": None, "kernel": None, "code": Code("", (), ()), "device": ""}
+_ROWS_UNTIL_SUM = 2_000_000  # that a sum keeps before it adds up equal ones; 17 columns of 8 bytes each
+
+
+@dataclass(frozen=True, eq=False)
+class Partial:
+    """Samples of several captures. The column `capture` of the rows is the number of a group."""
+
+    captures: Sequence[Summary]
+    groups: Sequence[Group]
+    rows: Rows
+    launches: Sequence[Launch | None]
+    kernels: Sequence[HashedKernel | None]
+    codes: Sequence[Code]
+    devices: Sequence[str]
+    reasons: Sequence[str]
+
+
+def partial_of(
+    segment: Segment,
+    wanted: Mapping[int, Summary],
+    group_of: Callable[[Summary], Group],
+    kept: Collection[str],
+) -> Partial:
+    """Adds up the captures of a segment that are wanted.
+
+    Args:
+        segment: the segment.
+        wanted: by the capture's number in the segment: its summary, with the name that it was asked for by.
+        group_of: the group of a capture.
+        kept: the columns of KEYS that tell rows apart; others are added up.
+    """
+    groups: dict[Group, int] = {}
+    number = np.full(len(segment.captures), -1, np.int64)
+    for capture, summary in wanted.items():
+        if summary.is_sound:
+            number[capture] = groups.setdefault(group_of(summary), len(groups))
+    rows = segment.rows.renumbered({"capture": number})
+    rows = rows.only(rows.capture >= 0)
+    tables = segment.launches, segment.kernels, segment.codes, segment.devices
+    return dropped(Partial(list(wanted.values()), list(groups), rows, *tables, segment.reasons), kept)
+
+
+def dropped(total: Partial, kept: Collection[str]) -> Partial:
+    """Adds up rows that only other columns than `kept`, and the groups, tell apart."""
+    rows = total.rows.without(set(KEYS) - {"capture", *kept}).summed()
+    tables = {}
+    for column, table in _TABLES.items():  # what no row refers to would be sent and compared for nothing
+        values: Sequence[object] = getattr(total, table)
+        numbers, at = np.unique(getattr(rows, column), return_inverse=True)
+        tables[table] = [values[each] for each in numbers.tolist()] if column in kept else [_UNKNOWN[column]]
+        rows = replace(rows, **{column: at})
+    return replace(total, rows=rows, **tables)
+
+
+class Sum:
+    """Adds up partial sums as they come."""
+
+    def __init__(self) -> None:
+        """Starts with nothing."""
+        self._captures: list[Summary] = []
+        self._numbers: dict[str, dict[Hashable, int]] = {
+            name: {} for name in ("groups", "launches", "kernels", "codes", "devices", "reasons")
+        }
+        self._rows: list[Rows] = []
+        self._added = 0
+
+    def add(self, part: Partial) -> None:
+        """Adds a partial sum."""
+        self._captures += part.captures
+        columns = {
+            "capture": self._number("groups", part.groups),
+            "launch": self._number("launches", part.launches),
+            "kernel": self._number("kernels", part.kernels),
+            "code": self._number("codes", part.codes),
+            "device": self._number("devices", part.devices),
+        }
+        places = self._number("reasons", part.reasons).tolist()
+        self._rows.append(part.rows.renumbered(columns).with_counts(places, len(self._numbers["reasons"])))
+        self._added += len(part.rows)
+        if self._added > _ROWS_UNTIL_SUM:
+            self._add_up()
+
+    def _number(self, name: str, values: Iterable[Hashable]) -> NDArray[np.int64]:
+        known = self._numbers[name]
+        return np.array([known.setdefault(value, len(known)) for value in values], np.int64)
+
+    def _add_up(self) -> None:
+        width = len(self._numbers["reasons"])
+        rows = [each.with_counts(range(each.counts.shape[1]), width) for each in self._rows] or [Rows.none(width)]
+        self._rows = [Rows.concatenated(rows).summed()]
+        self._added = 0
+
+    def result(self) -> Partial:
+        """Returns the sum of all that was added."""
+        self._add_up()
+        tables = [list(self._numbers[name]) for name in ("launches", "kernels", "codes", "devices", "reasons")]
+        groups = list(self._numbers["groups"])
+        return Partial(self._captures, groups, self._rows[0], *tables)  # type: ignore[arg-type]  # as they were added
+
+
+def profile_of(total: Partial, interval_ns: int = 0, *, by_group: bool = False) -> Profile:
+    """Makes a profile, which writers and tables take, of a sum.
+
+    Args:
+        total: the sum.
+        interval_ns: length of the intervals; 0: all in one.
+        by_group: each group is an interval. Otherwise launches have their group's name as host.
+    """
+    rows = total.rows
+    launches, launch = list(total.launches), rows.launch
+    begun = int(rows.time.min()) if len(rows) else 0
+    interval = (rows.time - begun) // interval_ns if interval_ns else np.zeros(len(rows), np.int64)
+    if by_group:
+        interval = rows.capture
+    elif any(total.groups):
+        pairs, launch = np.unique(np.stack([rows.capture, rows.launch], axis=1), axis=0, return_inverse=True)
+        hosts = [", ".join(group) for group in total.groups]
+        known = [(total.launches[number], hosts[group]) for group, number in pairs.tolist()]
+        launches = [launched and replace(launched, host=host) for launched, host in known]
+    count = int(interval.max(initial=-1)) + 1
+    columns = {
+        "interval": interval,
+        "launch": launch.reshape(-1),
+        "kernel": rows.kernel,
+        "code": rows.code,
+        "offset": rows.offset.astype(np.uint64),
+        "counts": rows.counts.astype(np.uint64),
+        "device": rows.device,
+        "energy": rows.energy,
+    }
+    order = np.lexsort([columns[name] for name in ("offset", "kernel", "launch", "interval")])
+    facts = facts_of(total.captures)
+    energy = None if facts.energy is None else columns["energy"][order]
+    kernels = [kernel and Kernel(0, kernel.symbol, kernel.file) for kernel in total.kernels]
+    return Profile(
+        launches,
+        kernels,
+        total.codes,
+        **{name: column[order] for name, column in columns.items() if name != "energy"},
+        reasons=total.reasons,
+        intervals=[(begun + number * interval_ns) / 1e9 for number in range(max(count, 1))],
+        devices=total.devices,
+        launch_counts=_launch_counts(total),
+        matched=facts.matched.shares(),
+        whole=facts.whole,
+        python=facts.python,
+        energy=energy,
+    )
+
+
+def group_profiles(total: Partial) -> list[tuple[Group, Profile]]:
+    """Makes a profile of each group, those with most samples first. Launches are not counted by group."""
+    samples = np.bincount(total.rows.capture, total.rows.counts.sum(axis=1), len(total.groups))
+    found = []
+    for number in np.argsort(-samples, kind="stable").tolist():
+        rows = total.rows.only(total.rows.capture == number)
+        of_group = replace(total, captures=(), groups=[()], rows=rows.without(["capture"]))
+        found.append((total.groups[number], profile_of(of_group)))
+    return found
+
+
+def _launch_counts(total: Partial) -> dict[int, int]:
+    numbers = {kernel: number for number, kernel in enumerate(total.kernels)}
+    counts: dict[int, int] = {}
+    for capture in total.captures:
+        for each in capture.launched:
+            number = numbers.get(HashedKernel(each.symbol, each.file, each.hash))
+            if number is not None:
+                counts[number] = counts.get(number, 0) + each.launches
+    return counts

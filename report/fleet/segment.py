@@ -1,0 +1,232 @@
+"""The file in which profiles are kept: a segment has those of several captures (docs/fleet.md has the columns).
+
+A row is a sum of samples. Texts stand in it as they are, for SQL; the numbers beside them, `launch_id` and the like,
+are those of the segment's tables, which are made of each number's first row. A segment is as untrusted as a capture.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.profile import Code, CodeKind, Launch, Origin
+from iaprof.report.fleet.rows import Rows
+from iaprof.report.fleet.summary import Summary
+
+VERSION = 1
+SAMPLES = "samples_"  # and the reason: the columns of counts
+_KEY = b"iaprof-profiles"
+_LAUNCH = ("process", "container", "operators", "stack", "kernel_stack", "origins")
+_KERNEL = ("kernel", "kernel_file", "kernel_hash")
+_CODE = ("functions", "files", "lines", "mnemonic")
+_OF = {"launch": _LAUNCH, "kernel": _KERNEL, "code": _CODE, "device": ("device",)}
+_IDS = tuple(f"{name}_id" for name in _OF)
+_NUMBERS = ("capture", *_IDS, "offset", "time", "energy_nj")
+_TEXTS = tuple(text for texts in _OF.values() for text in texts)
+_OF_CAPTURE = ("file", "host", "labels")
+_MOST_METADATA = 64 << 20  # bytes
+_MOST_ROWS = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class HashedKernel:
+    """A kernel in many captures: by name, and by a hash of its code."""
+
+    symbol: str
+    file: str
+    hash: str  # "" if its code is unknown
+
+
+class SegmentError(IaprofError):
+    """The file is no segment, or is damaged."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """The profiles of several captures. Rows refer to the tables by index; None stands for what is unknown."""
+
+    captures: Sequence[Summary]
+    rows: Rows
+    launches: Sequence[Launch | None]
+    kernels: Sequence[HashedKernel | None]
+    codes: Sequence[Code]
+    devices: Sequence[str]
+    reasons: Sequence[str]
+
+    def only(self, captures: Sequence[int]) -> Segment:
+        """Some of the captures, by number."""
+        number = np.full(len(self.captures), -1, np.int64)
+        number[captures] = np.arange(len(captures))
+        rows = self.rows.renumbered({"capture": number})
+        rows = rows.only(rows.capture >= 0)
+        return replace(self, captures=[self.captures[each] for each in captures], rows=rows)
+
+    def write(self, file: BinaryIO) -> None:
+        """Writes it as Parquet."""
+        rows = self.rows
+        columns: dict[str, pa.Array] = {"capture": pa.array(rows.capture.astype(np.int32))}
+        described = [(each.file, each.host, json.dumps(each.labels, sort_keys=True)) for each in self.captures]
+        tables: dict[str, Sequence[Sequence[str | None]]] = {
+            "launch": list(map(_launch_texts, self.launches)),
+            "kernel": [(None,) * 3 if each is None else (each.symbol, each.file, each.hash) for each in self.kernels],
+            "code": list(map(_code_texts, self.codes)),
+            "device": [(device,) for device in self.devices],
+        }
+        columns |= _dictionaries(_OF_CAPTURE, rows.capture, described)
+        for name, texts in tables.items():
+            number = getattr(rows, name)
+            columns[f"{name}_id"] = pa.array(number.astype(np.int32))
+            columns |= _dictionaries(_OF[name], number, texts)
+        columns |= {"offset": pa.array(rows.offset), "time": pa.array(rows.time).cast(pa.timestamp("ns", "UTC"))}
+        columns["samples"] = pa.array(rows.counts.sum(axis=1))
+        columns |= {f"{SAMPLES}{reason}": pa.array(rows.counts[:, at]) for at, reason in enumerate(self.reasons)}
+        columns["energy_nj"] = pa.array(rows.energy)
+        about = {"version": VERSION, "captures": [asdict(each) for each in self.captures]}
+        table = pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about)})
+        pq.write_table(table, file, compression="zstd", row_group_size=_MOST_ROWS, write_statistics=False)
+
+    @classmethod
+    def read(cls, file: BinaryIO, name: str) -> Segment:
+        """Reads a segment.
+
+        Args:
+            file: the open file.
+            name: its name, for errors.
+
+        Raises:
+            SegmentError: it is none, or is damaged.
+        """
+        try:
+            return _read(pq.ParquetFile(file, read_dictionary=list(_TEXTS)))
+        except (pa.ArrowException, OSError, ValueError, KeyError, IndexError, TypeError) as error:
+            raise SegmentError(f"{name} holds no profiles of this version, or is damaged: remove it") from error
+
+
+def captures_in(file: BinaryIO, name: str) -> list[Summary]:
+    """Returns the captures whose profiles a segment has, in order.
+
+    Raises:
+        SegmentError: it is none, or is damaged.
+    """
+    try:
+        return _summaries(pq.ParquetFile(file).schema_arrow)
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise SegmentError(f"{name} holds no profiles of this version, or is damaged: remove it") from error
+
+
+def _read(file: pq.ParquetFile) -> Segment:
+    captures = _summaries(file.schema_arrow)
+    if file.metadata.num_rows > _MOST_ROWS:
+        raise ValueError
+    reasons = [name.removeprefix(SAMPLES) for name in file.schema_arrow.names if name.startswith(SAMPLES)]
+    counted = [f"{SAMPLES}{reason}" for reason in reasons]
+    table = file.read([*_NUMBERS, *_TEXTS, *counted])
+    numbers = {name: _integers(table[name]) for name in (*_NUMBERS, *counted)}
+    capture = numbers["capture"]
+    if len(capture) and not 0 <= capture.min() <= capture.max() < len(captures):
+        raise ValueError
+    found: dict[str, tuple[NDArray[np.int64], list[Any]]] = {}
+    for name, texts in _OF.items():
+        _, first, number = np.unique(numbers[f"{name}_id"], return_index=True, return_inverse=True)
+        of_first = table.select(list(texts)).take(pa.array(first))
+        columns = [of_first[text].to_pylist() for text in texts]
+        found[name] = number, list(map(_MADE[name], *columns))
+    counts = np.stack([numbers[name] for name in counted], axis=1) if counted else np.empty((len(table), 0), np.int64)
+    rows = Rows(
+        capture,
+        **{name: number for name, (number, _) in found.items()},
+        offset=numbers["offset"],
+        time=numbers["time"],
+        counts=counts,
+        energy=numbers["energy_nj"],
+    )
+    return Segment(captures, rows, *(made for _, made in found.values()), reasons)
+
+
+def _summaries(schema: pa.Schema) -> list[Summary]:
+    written = (schema.metadata or {})[_KEY]
+    if len(written) > _MOST_METADATA:
+        raise ValueError
+    about = json.loads(written)
+    if about["version"] != VERSION:
+        raise ValueError
+    return [Summary.from_json(each) for each in about["captures"]]
+
+
+def _integers(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    if column.null_count:
+        raise ValueError
+    return np.asarray(column.cast(pa.int64()).to_numpy(), np.int64)
+
+
+def _dictionaries(
+    names: Sequence[str], number: NDArray[np.int64], texts: Sequence[Sequence[str | None]]
+) -> Iterator[tuple[str, pa.Array]]:
+    """Yields a column for each name: the texts of each row's number."""
+    for name, values in zip(names, zip(*texts, strict=True) if texts else ((),) * len(names), strict=True):
+        known = pa.array(values, pa.string()).dictionary_encode()
+        indices = known.indices.take(pa.array(number))
+        yield name, pa.DictionaryArray.from_arrays(indices, known.dictionary)
+
+
+def _launch_texts(launch: Launch | None) -> tuple[str | None, ...]:
+    if launch is None:
+        return (None,) * len(_LAUNCH)
+    origins = "\n".join(f"{origin.kind}\t{origin.module}" for origin in launch.origins)
+    lists = (launch.operators, launch.stack, launch.kernel_stack)
+    return launch.comm, launch.container, *("\n".join(each) for each in lists), origins
+
+
+def _launch(
+    process: str | None,
+    container: str | None,
+    operators: str | None,
+    stack: str | None,
+    kernel_stack: str | None,
+    origins: str | None,
+) -> Launch | None:
+    if process is None:
+        return None
+    pairs = (line.partition("\t") for line in _lines(origins))
+    return Launch(
+        process,
+        0,
+        _lines(stack),
+        _lines(kernel_stack),
+        origins=tuple(Origin(CodeKind(kind), module) for kind, _, module in pairs),
+        operators=_lines(operators),
+        container=container or "",
+    )
+
+
+def _code_texts(code: Code) -> tuple[str, ...]:
+    lines = "\n".join(map(str, code.lines))
+    return "\n".join(code.functions), "\n".join(code.files), lines, code.mnemonic
+
+
+def _code(functions: str | None, files: str | None, lines: str | None, mnemonic: str | None) -> Code:
+    return Code(mnemonic or "", _lines(functions), tuple(map(int, _lines(lines))), _lines(files))
+
+
+def _lines(text: str | None) -> tuple[str, ...]:
+    return tuple(text.split("\n")) if text else ()
+
+
+def _kernel(symbol: str | None, file: str | None, hash_: str | None) -> HashedKernel | None:
+    return None if symbol is None else HashedKernel(symbol, file or "", hash_ or "")
+
+
+_MADE: dict[str, Callable[..., Any]] = {
+    "launch": _launch,
+    "kernel": _kernel,
+    "code": _code,
+    "device": lambda device: device or "",
+}

@@ -1,0 +1,180 @@
+"""Captures by paths, patterns, folders and URLs: which there are, and how each is opened.
+
+A capture in a store is read in ranges, through fsspec, whose file systems know the stores' credentials.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import hashlib
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.formats.capture.stored_file import StoredFile
+from iaprof.formats.profile import clean
+from iaprof.formats.urls import is_url, shown
+
+EXTRA = "pip install 'iaprof[fleet]'"
+_PATTERN = "*?["
+_READ_AT_ONCE = 1 << 20  # bytes: a smaller capture is read by one request
+_MOST_FOOTER = 1 << 26  # bytes, that a key is made of
+_TAIL = 8  # bytes: length of the footer, and the magic number
+
+
+class SourceError(IaprofError):
+    """Captures cannot be found or opened; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A capture: a file, or an object in a store."""
+
+    name: str  # path or URL
+    size: int  # bytes
+    etag: str = ""  # by which its store tells contents apart; "" for files
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it lies in a store."""
+        return is_url(self.name)
+
+    def key(self) -> str:
+        """Returns a key of its content: of its ETag, or of its size and its footer, where the header is.
+
+        Raises:
+            SourceError: it cannot be read.
+        """
+        digest = hashlib.sha256(f"{self.size}\n{self.etag}\n".encode())
+        if not self.etag:
+            with self._readable(), self._open() as file:
+                tail = _read_end(file, self.size, _TAIL)
+                length = struct.unpack("<I", tail[:4])[0] if len(tail) == _TAIL else 0
+                digest.update(_read_end(file, self.size, min(length + _TAIL, _MOST_FOOTER)))
+        return digest.hexdigest()[:32]
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Path | StoredFile]:
+        """Yields what CaptureReader takes.
+
+        Raises:
+            SourceError: it cannot be read.
+        """
+        if not self.is_remote:
+            yield Path(self.name)
+            return
+        with self._readable(), contextlib.ExitStack() as files:
+            yield StoredFile(shown(self.name), self.size, lambda: files.enter_context(self._open()))
+
+    def _open(self) -> BinaryIO:
+        if not self.is_remote:
+            return open(self.name, "rb")
+        system, path = file_system(self.name)
+        ranges = {"cache_type": "all"} if self.size <= _READ_AT_ONCE else {"cache_type": "none"}
+        opened: BinaryIO = system.open(path, "rb", **ranges)
+        return opened
+
+    @contextlib.contextmanager
+    def _readable(self) -> Iterator[None]:
+        with _failures(self.name):
+            yield
+
+
+def find_sources(words: Sequence[str]) -> list[Source]:
+    """Finds the captures that words name, each once, in the order of the words; those of a word are sorted.
+
+    Args:
+        words: paths, patterns of paths, folders (with all their `.parquet` files, at any depth), or URLs of these.
+
+    Raises:
+        UsageError: a word names nothing.
+        SourceError: a store cannot be asked.
+    """
+    found: dict[str, Source] = {}
+    for word in words:
+        of_word = list(_in_store(word) if is_url(word) else _on_disk(word))
+        if not of_word:
+            raise UsageError(f"no capture is at {shown(word)}: neither a file, nor .parquet files in a folder")
+        found |= {source.name: source for source in of_word}
+    return list(found.values())
+
+
+def _on_disk(word: str) -> Iterator[Source]:
+    if Path(word).is_dir():
+        names = sorted(str(path) for path in Path(word).rglob("*.parquet"))
+    elif Path(word).exists() or not any(mark in word for mark in _PATTERN):
+        names = [word]
+    else:
+        names = sorted(glob.glob(word, recursive=True))
+    for name in names:
+        with _failures(name):
+            status = os.stat(name)
+        if not os.path.isdir(name):
+            yield Source(name, status.st_size)
+
+
+def _in_store(url: str) -> Iterator[Source]:
+    system, path = file_system(url)
+    with _failures(url):
+        if any(mark in path for mark in _PATTERN):
+            infos = system.glob(path, detail=True)
+        elif path.endswith("/") or system.isdir(path):
+            infos = {name: info for name, info in system.find(path, detail=True).items() if name.endswith(".parquet")}
+        else:
+            infos = {path: system.info(path)}
+        for name, info in sorted(infos.items()):
+            if info.get("type") != "directory":
+                etag = info.get("ETag") or info.get("etag") or info.get("md5Hash") or info.get("content_md5") or ""
+                yield Source(system.unstrip_protocol(name), int(info.get("size") or 0), str(etag))
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Returns fsspec's file system for a URL, and the path in it.
+
+    Raises:
+        SourceError: fsspec, or its package for the scheme, is missing.
+    """
+    scheme = url.partition("://")[0]
+    try:
+        import fsspec
+    except ImportError:
+        raise SourceError(f"{shown(url)}: URLs need fsspec: {EXTRA}") from None
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise SourceError(f"{shown(url)}: {clean(str(error))}") from None
+    except ValueError:
+        raise SourceError(
+            f"there are no URLs with {clean(scheme)}://: choose from s3://, gs://, az://, https:// and others of fsspec"
+        ) from None
+    return system, path
+
+
+@contextlib.contextmanager
+def _failures(name: str) -> Iterator[None]:
+    """Turns the errors of file systems, of which stores have many kinds, into sentences."""
+    try:
+        yield
+    except IaprofError:
+        raise
+    except FileNotFoundError:
+        raise SourceError(f"{shown(name)} does not exist") from None
+    except PermissionError as error:
+        why = "your credentials do not allow it" if is_url(name) else os.strerror(error.errno or errno.EACCES)
+        raise SourceError(f"{shown(name)} cannot be read: {why}") from None
+    except Exception as error:
+        if not is_url(name) and not isinstance(error, OSError):
+            raise
+        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise SourceError(f"{shown(name)} cannot be read: {clean(text.splitlines()[0])[:300]}") from None
+
+
+def _read_end(file: BinaryIO, size: int, length: int) -> bytes:
+    file.seek(max(size - length, 0))
+    return file.read(length)

@@ -1,0 +1,62 @@
+"""Captures of a fleet: copies of those of tests/data with other hosts, labels and times."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
+from iaprof.report.archive import rows_of
+from unit.in_process import iaprof
+
+SAMPLES = sorted((Path(__file__).parents[3] / "data" / "captures").glob("format-*.parquet"))
+WITHOUT_PIDS = "--frames=process,operator,cpu,file,function,instruction,reason,offset"
+
+
+def copied(source: Path, target: Path, host: str = "", **members: Any) -> Path:
+    """A capture with the same rows, from another host, and with other members of the header."""
+    reader = CaptureReader(source)
+    header = reader.header | members
+    if host:
+        header = header | {"host": header.get("host", {}) | {"name": host}}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        writer = CaptureWriter(file)
+        for kind in KINDS:
+            for table in reader.tables(kind):
+                for rows in rows_of(kind, table):
+                    writer.write(kind, rows)
+        writer.close(header)
+    return target
+
+
+def folded(*words: str | Path) -> Counter[str]:
+    """The stacks that `iaprof report` prints, without pids."""
+    done = iaprof("report", "-q", WITHOUT_PIDS, *words)
+    assert done.code == 0, done.err
+    found: Counter[str] = Counter()
+    for line in done.out.splitlines():
+        stack, count = line.rsplit(" ", 1)
+        found[stack] += int(count)
+    return found
+
+
+def sum_of_single(captures: Iterable[Path]) -> Counter[str]:
+    """The same of each capture for itself, added up."""
+    total: Counter[str] = Counter()
+    for capture in captures:
+        total += folded(capture)
+    return total
+
+
+def as_json(*words: str | Path) -> dict[str, Any]:
+    """What a verb prints with --json."""
+    done = iaprof(*words, "--json")
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found

@@ -1,0 +1,133 @@
+"""Workers: what they answer does not depend on how many there are, where they are, or which of them die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from iaprof.report.fleet import engines
+from iaprof.report.fleet.cache import Cache
+from iaprof.report.fleet.engines import Cluster, Engine, Processes
+from iaprof.report.fleet.fleet import ask
+from iaprof.report.fleet.mapping import MapOptions
+from iaprof.report.fleet.partial import Partial
+from iaprof.report.fleet.sources import find_sources
+from iaprof.report.fleet.tasks import Question
+from unit.report.fleet.fleets import SAMPLES
+
+ALL = Question(frozenset({"launch", "kernel", "code", "device", "offset"}))
+
+
+def asked(engine: Engine, *words: str | Path) -> Partial:
+    sources = find_sources([str(word) for word in words])
+    return ask(sources, ALL, MapOptions(), Cache("none", MapOptions()), engine)
+
+
+def rows(total: Partial) -> set[tuple[object, ...]]:
+    """Samples by what the numbers of launches and the like mean, which the order of the answers decides."""
+    found = total.rows
+    columns = zip(found.launch, found.kernel, found.code, found.offset, found.counts.tolist(), strict=True)
+    return {
+        (total.launches[launch], total.kernels[kernel], total.codes[code], int(offset), _named(total, counts))
+        for launch, kernel, code, offset, counts in columns
+    }
+
+
+def _named(total: Partial, counts: list[int]) -> frozenset[tuple[str, int]]:
+    return frozenset((reason, count) for reason, count in zip(total.reasons, counts, strict=True) if count)
+
+
+@pytest.fixture(scope="module")
+def expected() -> Iterator[set[tuple[object, ...]]]:
+    with Processes(1) as one:
+        found = rows(asked(one, SAMPLES[0].parent))
+    assert len(found) > 1000
+    yield found
+
+
+def test_more_processes_answer_the_same(expected: set[tuple[object, ...]]) -> None:
+    with Processes(3) as three:
+        assert rows(asked(three, SAMPLES[0].parent)) == expected
+
+
+def test_a_process_that_is_killed_is_replaced(
+    expected: set[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed: list[int] = []
+    give = Processes._give
+
+    def give_and_kill(self: Processes, task: engines.Task, deaths: int) -> None:
+        give(self, task, deaths)
+        if len(killed) < 3:
+            worker = list(self._running.values())[-1][0]
+            os.kill(worker.pid, signal.SIGKILL)
+            killed.append(worker.pid)
+
+    monkeypatch.setattr(Processes, "_give", give_and_kill)
+    with Processes(2) as two:
+        assert rows(asked(two, SAMPLES[0].parent)) == expected
+    assert len(killed) == 3
+
+
+def test_a_capture_that_kills_each_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    give = Processes._give
+
+    def give_and_kill(self: Processes, task: engines.Task, deaths: int) -> None:
+        give(self, task, deaths)
+        assert isinstance(task, engines.MapTask)
+        if any(source.name == str(SAMPLES[0]) for source, _ in task.sources):
+            os.kill(list(self._running.values())[-1][0].pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Processes, "_give", give_and_kill)
+    with Processes(2) as two:
+        total = asked(two, *SAMPLES[:4])
+    assert {each.file: each.problem for each in total.captures if each.problem} == {
+        str(SAMPLES[0]): f"the process that read {SAMPLES[0]} died, as happens when memory runs out"
+    }
+    assert sum(each.is_sound for each in total.captures) == 3
+
+
+def test_processes_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Processes(2)
+    pids: list[int] = []
+
+    def close_soon() -> None:
+        pids.extend(worker.pid for worker, *_ in engine._running.values())
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engines, "wait", lambda _: close_soon())
+    with pytest.raises(KeyboardInterrupt), engine:
+        asked(engine, SAMPLES[0].parent)
+    assert pids
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    pytest.importorskip("distributed")
+    with Cluster("local:2") as started:
+        yield started
+
+
+def test_a_cluster_answers_the_same(cluster: Cluster, expected: set[tuple[object, ...]]) -> None:
+    assert cluster.workers == 2
+    assert rows(asked(cluster, SAMPLES[0].parent)) == expected
+
+
+def test_a_cluster_of_which_a_worker_is_killed_answers_the_same(
+    cluster: Cluster, expected: set[tuple[object, ...]]
+) -> None:
+    pid = next(iter(cluster._client.run(os.getpid).values()))
+    killing = threading.Timer(0.2, os.kill, (pid, signal.SIGKILL))
+    killing.start()
+    assert rows(asked(cluster, SAMPLES[0].parent)) == expected
+    killing.join()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)

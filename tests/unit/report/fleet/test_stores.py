@@ -1,0 +1,181 @@
+"""Captures and profiles in object stores: S3's interface, served on the loopback by moto."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pytest
+
+from iaprof.report.fleet import sources
+from iaprof.report.fleet.sources import Source, find_sources
+from unit.capturing import capture, launch, record, stall
+from unit.in_process import iaprof
+from unit.report.fleet.fleets import SAMPLES, as_json, folded, sum_of_single
+
+BUCKET = "s3://fleet"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    started = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    started.start()
+    host, port = started.get_host_and_port()
+    yield f"http://{host}:{port}"
+    started.stop()
+
+
+@pytest.fixture
+def store(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """The store with the captures of tests/data in a bucket, and the user's credentials in the environment."""
+    import boto3
+    import s3fs
+
+    for name, value in {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "someone",
+        "AWS_SECRET_ACCESS_KEY": "secret-word",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "XDG_CACHE_HOME": str(tmp_path / "home"),
+    }.items():
+        monkeypatch.setenv(name, value)
+    client = boto3.client("s3")
+    client.create_bucket(Bucket="fleet")
+    for number, path in enumerate(SAMPLES):
+        client.upload_file(str(path), "fleet", f"iaprof/date=2026-11-{20 + number % 2}/{path.name}")
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield client
+    bucket = boto3.resource("s3").Bucket("fleet")
+    bucket.objects.all().delete()
+    bucket.delete()
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.mark.parametrize("place", ["iaprof/", "iaprof/*/*.parquet", "iaprof/date=*/"])
+def test_captures_in_a_store_add_up(store: Any, place: str) -> None:
+    assert folded(f"{BUCKET}/{place}") == sum_of_single(SAMPLES)
+
+
+def test_folders_and_single_objects(store: Any) -> None:
+    assert folded(f"{BUCKET}/iaprof/date=2026-11-20/") == sum_of_single(SAMPLES[::2])
+    assert folded(f"{BUCKET}/iaprof/date=2026-11-20/{SAMPLES[0].name}") == folded(SAMPLES[0])
+    groups = as_json("top", "-q", f"{BUCKET}/iaprof/", "--group-by=label:date")["groups"]
+    assert {each["group"]["label:date"] for each in groups} == {"2026-11-20", "2026-11-21"}
+
+
+def test_profiles_are_kept_in_a_store(store: Any) -> None:
+    words = f"{BUCKET}/iaprof/", f"--cache={BUCKET}/profiles"
+    expected = folded(*words)
+    kept = [each["Key"] for each in store.list_objects_v2(Bucket="fleet", Prefix="profiles/")["Contents"]]
+    assert kept
+    # then the captures are not read again
+    for number, path in enumerate(SAMPLES):
+        key = f"iaprof/date=2026-11-{20 + number % 2}/{path.name}"
+        assert store.head_object(Bucket="fleet", Key=key)["ETag"]
+    reads: list[str] = []
+    opened = Source._open
+
+    def counted(self: Source) -> BinaryIO:
+        reads.append(self.name)
+        return opened(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Source, "_open", counted)
+        assert folded(*words) == expected
+    assert reads == []
+    again = [each["Key"] for each in store.list_objects_v2(Bucket="fleet", Prefix="profiles/")["Contents"]]
+    assert again == kept
+
+
+def test_a_changed_object_is_read_again(store: Any) -> None:
+    words = (f"{BUCKET}/iaprof/date=2026-11-20/{SAMPLES[0].name}", f"{BUCKET}/iaprof/date=2026-11-21/")
+    folded(*words)
+    store.upload_file(str(SAMPLES[4]), "fleet", f"iaprof/date=2026-11-20/{SAMPLES[0].name}")
+    sources.file_system(BUCKET)[0].invalidate_cache()
+    assert folded(*words) == sum_of_single([SAMPLES[4], *SAMPLES[1::2]])
+
+
+def test_only_what_a_report_needs_is_read(store: Any, tmp_path: Path) -> None:
+    # given a capture of which most are metrics
+    chance = np.random.default_rng(1)
+    metrics = [
+        {
+            "time_ns": number,
+            "name": f"metric-{number % 7}",
+            "value": float(value),
+            "card": "card0",
+            "gt": 0,
+            "pid": None,
+        }
+        for number, value in enumerate(chance.random(400_000))
+    ]
+    fields = {each.name for each in sources_schema("metric")}
+    rows = [{name: row.get(name) for name in fields} for row in metrics]
+    path = capture(
+        tmp_path / "large.parquet",
+        stall=[stall(2_000_000_000, record(0x1000, sbid=7))],
+        launch=[launch(1_500_000_000, 5, 0x1000)],
+        metric=rows,
+    )
+    size = path.stat().st_size
+    assert size > 2 << 20
+    store.upload_file(str(path), "fleet", "large.parquet")
+    got: list[int] = []
+    fetch = _fetching(got)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("s3fs.core.S3File._fetch_range", fetch)
+        (source,) = find_sources([f"{BUCKET}/large.parquet"])
+        from iaprof.formats.capture.reader import CaptureReader
+
+        with source.opened() as opened:
+            reader = CaptureReader(opened)
+            assert len(list(reader.tables("stall"))) == 1
+    assert 0 < sum(got) < size / 4
+
+
+def _fetching(got: list[int]) -> Any:
+    import s3fs.core
+
+    fetch = s3fs.core.S3File._fetch_range
+
+    def counted(self: Any, start: int, end: int) -> bytes:
+        found: bytes = fetch(self, start, end)
+        got.append(len(found))
+        return found
+
+    return counted
+
+
+def sources_schema(kind: str) -> Any:
+    from iaprof.formats.capture.schema import KINDS
+
+    return KINDS[kind]
+
+
+def test_what_a_store_refuses_is_one_sentence(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for words in (
+        ["top", "s3://no-such-bucket/"],
+        ["top", f"{BUCKET}/nothing.parquet"],
+        ["top", f"{BUCKET}/nowhere/*.parquet"],
+        ["top", f"{BUCKET}/iaprof/", "--cache=s3://no-such-bucket/profiles"],
+    ):
+        done = iaprof(*words)
+        assert (done.code in (1, 2), done.out) == (True, ""), (words, done)
+        assert "Traceback" not in done.err
+        assert "secret-word" not in done.err
+        assert done.err.strip()
+
+
+def test_credentials_in_urls_are_not_printed() -> None:
+    done = iaprof("top", "ftp://me:secret-word@127.0.0.1:1/captures/")
+    assert (done.code in (1, 2), "secret-word" in done.err) == (True, False), done.err
+
+
+def test_summaries_keep_no_credentials(store: Any) -> None:
+    found = as_json("top", "-q", f"{BUCKET}/iaprof/")
+    assert "secret-word" not in json.dumps(found)
