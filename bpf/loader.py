@@ -6,6 +6,7 @@ import contextlib
 import enum
 import errno
 import os
+import re
 import struct
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from iaprof.bpf.compile.compilation import Compilation, Interruption
 from iaprof.bpf.declarations import check_maps
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.maps import create_map, write_slot
-from iaprof.bpf.probes.uprobe import ProgramFor, load_program
+from iaprof.bpf.probes.uprobe import TOO_OLD, UPROBE_MULTI_SINCE, ProgramFor, load_program
 from iaprof.bpf.programs import PHASES, SAMPLE_PROGRAMS, SESSION_COPIES, SESSION_PROGRAMS, shipped, source
 
 # The verifier's errors, which may not occur with another compiler's output; other errors mean no permission or memory.
@@ -109,6 +110,12 @@ def close(fds: dict[str, int]) -> None:
         os.close(fds.popitem()[1])
 
 
+def _linux() -> tuple[int, ...]:
+    """Returns the first two numbers of this kernel's version; where it has none, as if it were new enough."""
+    found = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    return tuple(map(int, found.groups())) if found else UPROBE_MULTI_SINCE
+
+
 def _explain(error: OSError) -> str:
     if os.geteuid() != 0:
         return "BPF needs root: run it with sudo"
@@ -134,6 +141,8 @@ class Loader:
         try:
             self._fds = load(shipped(), constants, entries, without)
         except (_VerifierRefusal, BytecodeError) as refusal:
+            if _linux() < UPROBE_MULTI_SINCE:
+                raise BpfUnavailable(TOO_OLD) from refusal
             self._refusal = refusal
             self._load_cached()
 

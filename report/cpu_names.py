@@ -31,7 +31,10 @@ class SymbolOptions:
 
 @contextlib.contextmanager
 def open_symbolizer(
-    capture: CaptureReader, symbol_options: SymbolOptions, everything: bool = False
+    capture: CaptureReader,
+    symbol_options: SymbolOptions,
+    everything: bool = False,
+    binaries: Binaries | None = None,
 ) -> Iterator[Symbolizer]:
     """Opens the symbolizer chain.
 
@@ -39,6 +42,7 @@ def open_symbolizer(
         capture: the capture, or part of one, whose stacks are symbolized.
         symbol_options: the user's options.
         everything: have local files name all of their functions, not only sampled ones.
+        binaries: reads local files; None for a new one, whose child process is started when it is needed.
 
     Raises:
         IaprofError: a file or folder that the user named cannot be used.
@@ -47,7 +51,8 @@ def open_symbolizer(
         if not folder.is_dir():
             raise IaprofError(f"{folder} is not a folder")
     with contextlib.ExitStack() as opened:
-        binaries = opened.enter_context(Binaries())
+        if binaries is None:
+            binaries = opened.enter_context(Binaries())
         generated = opened.enter_context(GeneratedCode())
         found: list[Symbolizer] = [CaptureNames(capture)]
         if symbol_options.kallsyms is not None:

@@ -26,6 +26,7 @@ from iaprof.report.gpu.module import GpuKernel, GpuModuleLoader
 from iaprof.report.imported import build_imported, can_select
 from iaprof.report.join.selection import begun_ns, length_ns
 from iaprof.report.profile import ReportOptions, build
+from iaprof.symbols.names.binaries import Binaries
 
 _MAX_HOST_CHARS = 255  # as for names in DNS
 _MAX_LATER_NS = 1 << 62
@@ -37,6 +38,7 @@ def build_parts(
     options: ReportOptions,
     symbol_options: SymbolOptions,
     progress: Callable[[int], None] = lambda records: None,
+    binaries: Binaries | None = None,
 ) -> Report:
     """Reads, joins and symbolizes all parts of a capture.
 
@@ -46,6 +48,7 @@ def build_parts(
         options: the report's options.
         symbol_options: where to find names of CPU frames.
         progress: called now and then with the number of records joined so far.
+        binaries: reads files of this machine; None for a new one.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -69,9 +72,8 @@ def build_parts(
         if joined and part.groups("sample") and not can_select(options.selection):
             continue  # other parts can have what the selection filters by
         done = sum(report.facts.records for report in reports)
-        report = _report(
-            part, loader, replace(options, start_ns=start), symbol_options, partial(_report_progress, progress, done)
-        )
+        of_part = replace(options, start_ns=start)
+        report = _report(part, loader, of_part, symbol_options, partial(_report_progress, progress, done), binaries)
         reports.append(_with_host(report, host_of(part.header) if len(parts) > 1 else ""))
     return reports[0] if len(reports) == 1 else _merge_reports(capture, reports)
 
@@ -94,10 +96,11 @@ def _report(
     options: ReportOptions,
     symbol_options: SymbolOptions,
     progress: Callable[[int], None],
+    binaries: Binaries | None,
 ) -> Report:
     if part.groups("sample"):
         return build_imported(part, options.selection, int(options.interval_s * 1e9), options.start_ns)
-    with open_symbolizer(part, symbol_options) as names:
+    with open_symbolizer(part, symbol_options, binaries=binaries) as names:
         return build(part, loader, options, names, progress)
 
 

@@ -28,6 +28,7 @@ _LOG_BYTES = 1 << 20
 _RETURN_0 = bytes.fromhex("b7000000000000009500000000000000")  # r0 = 0; exit
 _NOP = b"\x90"
 _MOST_ONE_BY_ONE = 64  # locations that may each get a link; compilers emit only a few
+UPROBE_MULTI_SINCE = 6, 6
 TOO_OLD = "this kernel has no uprobe-multi links, which came with Linux 6.6: boot a newer one"
 TAKEN = (
     "another tool has a uprobe with another reference counter at the same place, which the kernel's log calls a "

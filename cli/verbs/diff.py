@@ -15,6 +15,7 @@ from iaprof.basics.files import check_output
 from iaprof.basics.quantities import percent
 from iaprof.cli.analysis import open_report
 from iaprof.cli.fleet import ask_fleet, say_fleet
+from iaprof.cli.fleet_tables import KEPT
 from iaprof.cli.options.fleet_options import FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import CompilerLog, Freq
@@ -29,7 +30,6 @@ from iaprof.cli.time_lines import (
     show_difference,
     stage_options,
 )
-from iaprof.cli.verbs.top_fleet import KEPT
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.urls import shown
 

@@ -13,6 +13,7 @@ import typer
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
 from iaprof.cli.analysis import open_export, show_writing
+from iaprof.cli.fleet_report import write_fleet
 from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import Freq
@@ -30,7 +31,6 @@ from iaprof.cli.time_lines import (
     stage_options,
     write_report,
 )
-from iaprof.cli.verbs.report_fleet import write_fleet
 from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, StackOptions
 from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, format_for
 from iaprof.formats.writers.writer import Needs

@@ -76,7 +76,7 @@ def top(
     if is_several(captures):
         if per_interval:
             raise UsageError("--per-interval is for one capture; --group-by day or hour divides several")
-        from iaprof.cli.verbs.top_fleet import top_fleet  # which imports this module
+        from iaprof.cli.fleet_tables import top_fleet  # which imports this module
 
         top_fleet(captures, choice, fleet, by, limit, outliers, as_json, quiet)
         return

@@ -16,7 +16,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -74,8 +74,8 @@ class CaptureReader:
         Raises:
                 CaptureError: the file cannot be read; the text says why and what to do.
         """
-        self.path = path
-        stored = isinstance(path, StoredFile)
+        self.path = cast("Path", path)  # a StoredFile is only printed
+        self.is_stored = isinstance(path, StoredFile)
         try:
             self.bytes = path.size if isinstance(path, StoredFile) else path.stat().st_size
             if not isinstance(path, StoredFile) and not path.is_file():
@@ -83,7 +83,7 @@ class CaptureReader:
             source = path.open() if isinstance(path, StoredFile) else path
             self._check_ends(self.bytes, source)
             self._most_bytes = max(MAX_VALUE_BYTES, MAX_EXPANSION * self.bytes)
-            self._file = pq.ParquetFile(source, pre_buffer=stored)
+            self._file = pq.ParquetFile(source, pre_buffer=self.is_stored)
         except OSError as error:
             if isinstance(error, pa.ArrowException) or error.strerror is None:
                 raise self._unreadable(error) from error
@@ -96,7 +96,9 @@ class CaptureReader:
         self._check_schema()
         texts = [name for name in _TEXTS if name not in self._absent and name.split(".")[0] not in self._absent]
         try:  # now that the columns are known to exist
-            self._file = pq.ParquetFile(source, metadata=self._file.metadata, read_dictionary=texts, pre_buffer=stored)
+            self._file = pq.ParquetFile(
+                source, metadata=self._file.metadata, read_dictionary=texts, pre_buffer=self.is_stored
+            )
         except MemoryError as error:
             raise self._too_large("list of rows") from error
         except (OSError, pa.ArrowException, ValueError, KeyError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import socket
 from collections import deque
@@ -157,7 +158,7 @@ class Cluster(Closing):
             IaprofError: Dask is missing, the scheduler does not answer, or it or a worker is of another version.
         """
         try:
-            import distributed
+            distributed: Any = importlib.import_module("distributed")
         except ImportError:
             raise IaprofError(f"--cluster needs Dask: {EXTRA}") from None
         self._opened = contextlib.ExitStack()
@@ -200,8 +201,7 @@ class Cluster(Closing):
 
     def answers(self, tasks: Iterable[Task]) -> Iterator[Answer]:
         """See Engine."""
-        from distributed import KilledWorker, as_completed
-
+        distributed: Any = importlib.import_module("distributed")
         left = iter(tasks)
         given: dict[Any, Task] = {}
 
@@ -213,12 +213,12 @@ class Cluster(Closing):
                 return
 
         first = [future for _ in range(_EACH * self.workers) for future in give()]
-        running = as_completed(first)
+        running = distributed.as_completed(first, loop=self._client.loop)
         for future in running:
             task = given.pop(future)
             try:
                 yield future.result()
-            except KilledWorker:
+            except distributed.KilledWorker:
                 if isinstance(task, ReadTask):
                     raise IaprofError(f"workers that read the profiles in {task.name} keep dying") from None
                 if len(task.sources) == 1:

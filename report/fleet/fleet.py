@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.profile import clean
@@ -18,6 +19,7 @@ from iaprof.report.fleet.summary import Summary
 from iaprof.report.fleet.tasks import MapTask, Question, ReadTask
 
 _MOST_IN_SEGMENT = 64  # captures
+_READERS = 8
 _TASKS_EACH = 4  # for each worker, so that all end at about the same time
 
 
@@ -72,12 +74,18 @@ def _by_key(sources: Sequence[Source]) -> tuple[dict[str, list[str]], dict[str, 
     names: dict[str, list[str]] = defaultdict(list)
     of_key: dict[str, Source] = {}
     unread: list[Summary] = []
-    for source in sources:
-        try:
-            key = source.key()
-        except IaprofError as error:
-            unread.append(Summary(source.name, "", problem=clean(str(error))))
-            continue
-        names[key].append(source.name)
-        of_key.setdefault(key, source)
+    with ThreadPoolExecutor(_READERS) as threads:  # hashing, and waiting for stores, need no interpreter
+        for source, key in zip(sources, threads.map(_key, sources), strict=True):
+            if isinstance(key, IaprofError):
+                unread.append(Summary(source.name, "", problem=clean(str(key))))
+                continue
+            names[key].append(source.name)
+            of_key.setdefault(key, source)
     return names, of_key, unread
+
+
+def _key(source: Source) -> str | IaprofError:
+    try:
+        return source.key()
+    except IaprofError as error:
+        return error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,9 @@ from iaprof.report.inventory import inventory
 from iaprof.report.join.selection import begun_ns, length_ns
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions
+from iaprof.symbols.names.binaries import Binaries
 
+_T = TypeVar("_T", bound=Hashable)
 _ADDRESS_ONLY = "[unnamed]"
 
 
@@ -60,11 +63,11 @@ class Mapper:
         """
         summaries: list[Summary] = []
         found: list[Rows] = []
-        with RememberedModules() as modules:
+        with RememberedModules() as modules, Binaries() as binaries:
             for source, key in sources:
                 modules.begin_capture()
                 try:
-                    of_capture = list(self._parts(source, key, modules, len(summaries)))
+                    of_capture = list(self._parts(source, key, modules, binaries, len(summaries)))
                 except (IaprofError, MemoryError) as error:
                     why = str(error) or f"{source.name} needs more memory than a worker may take"
                     of_capture = [(Summary(source.name, key, problem=clean(why)), None)]
@@ -79,7 +82,7 @@ class Mapper:
         )  # fmt: skip
 
     def _parts(
-        self, source: Source, key: str, loader: GpuModuleLoader, first: int
+        self, source: Source, key: str, loader: GpuModuleLoader, binaries: Binaries, first: int
     ) -> Iterator[tuple[Summary, Rows | None]]:
         with source.opened() as opened:
             capture = CaptureReader(opened)
@@ -88,7 +91,7 @@ class Mapper:
                 options = self._options.report
                 if options.interval_s and options.selection.time_range is None:
                     options = replace(options, start_ns=_aligned_start(part, int(options.interval_s * 1e9)))
-                report = build_parts(part, loader, options, self._options.symbols)
+                report = build_parts(part, loader, options, self._options.symbols, binaries=binaries)
                 yield self._summary(part, report, name, key), self._rows(part, report, number)
 
     def _summary(self, part: CaptureReader, report: Report, name: str, key: str) -> Summary:
@@ -148,7 +151,7 @@ class Mapper:
         return own.renumbered(numbers).with_counts(places.tolist(), len(self._reasons)).summed()
 
 
-def _numbers(values: Sequence[object], known: dict[object, int]) -> NDArray[np.int64]:
+def _numbers(values: Sequence[_T], known: dict[_T, int]) -> NDArray[np.int64]:
     """Returns the number of each value, and gives new values the next ones: int64[n]."""
     return np.array([known.setdefault(value, len(known)) for value in values], np.int64)
 

@@ -52,7 +52,7 @@ def _shares(profile: Profile, captures: int, by: str, entries: Sequence[Change])
     table = np.bincount(entry * captures + profile.interval, samples, (len(entries) + 1) * captures)
     table = table.reshape(len(entries) + 1, captures)
     whole = table.sum(axis=0)
-    return np.divide(table[:-1], whole, out=np.zeros_like(table[:-1]), where=whole > 0)
+    return np.asarray(np.divide(table[:-1], whole, out=np.zeros_like(table[:-1]), where=whole > 0), np.float64)
 
 
 def _chances(shares: NDArray[np.float64], first: int) -> list[float]:

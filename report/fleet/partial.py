@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,6 @@ from iaprof.report.fleet.rows import KEYS, Rows
 from iaprof.report.fleet.segment import HashedKernel, Segment
 from iaprof.report.fleet.summary import Summary, facts_of
 
-_T = TypeVar("_T", bound=Hashable)
 Group = tuple[str, ...]
 _TABLES = {"launch": "launches", "kernel": "kernels", "code": "codes", "device": "devices"}
 _UNKNOWN: dict[str, object] = {"launch": None, "kernel": None, "code": Code("", (), ()), "device": ""}
@@ -67,7 +66,7 @@ def partial_of(
 def dropped(total: Partial, kept: Collection[str]) -> Partial:
     """Adds up rows that only other columns than `kept`, and the groups, tell apart."""
     rows = total.rows.without(set(KEYS) - {"capture", *kept}).summed()
-    tables = {}
+    tables: dict[str, Any] = {}
     for column, table in _TABLES.items():  # what no row refers to would be sent and compared for nothing
         values: Sequence[object] = getattr(total, table)
         numbers, at = np.unique(getattr(rows, column), return_inverse=True)
@@ -142,7 +141,7 @@ def profile_of(total: Partial, interval_ns: int = 0, *, by_group: bool = False) 
         known = [(total.launches[number], hosts[group]) for group, number in pairs.tolist()]
         launches = [launched and replace(launched, host=host) for launched, host in known]
     count = int(interval.max(initial=-1)) + 1
-    columns = {
+    columns: dict[str, Any] = {
         "interval": interval,
         "launch": launch.reshape(-1),
         "kernel": rows.kernel,
@@ -155,7 +154,7 @@ def profile_of(total: Partial, interval_ns: int = 0, *, by_group: bool = False) 
     order = np.lexsort([columns[name] for name in ("offset", "kernel", "launch", "interval")])
     facts = facts_of(total.captures)
     energy = None if facts.energy is None else columns["energy"][order]
-    kernels = [kernel and Kernel(0, kernel.symbol, kernel.file) for kernel in total.kernels]
+    kernels = [None if each is None else Kernel(0, each.symbol, each.file) for each in total.kernels]
     return Profile(
         launches,
         kernels,

@@ -33,7 +33,8 @@ class Rows:
     def none(cls, reasons: int) -> Rows:
         """No rows."""
         empty = np.empty(0, np.int64)
-        return cls(*([empty] * len(KEYS)), np.empty((0, reasons), np.int64), empty)
+        keys = dict.fromkeys(KEYS, empty)
+        return cls(**keys, counts=np.empty((0, reasons), np.int64), energy=empty)
 
     @classmethod
     def concatenated(cls, several: Sequence[Rows]) -> Rows:

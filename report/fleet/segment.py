@@ -148,7 +148,8 @@ def _read(file: pq.ParquetFile) -> Segment:
         counts=counts,
         energy=numbers["energy_nj"],
     )
-    return Segment(captures, rows, *(made for _, made in found.values()), reasons)
+    tables = [made for _, made in found.values()]
+    return Segment(captures, rows, tables[0], tables[1], tables[2], tables[3], reasons)
 
 
 def _summaries(schema: pa.Schema) -> list[Summary]:

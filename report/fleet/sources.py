@@ -25,6 +25,7 @@ EXTRA = "pip install 'iaprof[fleet]'"
 _PATTERN = "*?["
 _READ_AT_ONCE = 1 << 20  # bytes: a smaller capture is read by one request
 _MOST_FOOTER = 1 << 26  # bytes, that a key is made of
+_PIECE = 1 << 20  # bytes that are read at once
 _TAIL = 8  # bytes: length of the footer, and the magic number
 
 
@@ -46,7 +47,7 @@ class Source:
         return is_url(self.name)
 
     def key(self) -> str:
-        """Returns a key of its content: of its ETag, or of its size and its footer, where the header is.
+        """Returns a key of its content: a digest, or its ETag; of a store without these, size and footer.
 
         Raises:
             SourceError: it cannot be read.
@@ -54,9 +55,13 @@ class Source:
         digest = hashlib.sha256(f"{self.size}\n{self.etag}\n".encode())
         if not self.etag:
             with self._readable(), self._open() as file:
-                tail = _read_end(file, self.size, _TAIL)
-                length = struct.unpack("<I", tail[:4])[0] if len(tail) == _TAIL else 0
-                digest.update(_read_end(file, self.size, min(length + _TAIL, _MOST_FOOTER)))
+                if self.is_remote:
+                    tail = _read_end(file, self.size, _TAIL)
+                    length = struct.unpack("<I", tail[:4])[0] if len(tail) == _TAIL else 0
+                    digest.update(_read_end(file, self.size, min(length + _TAIL, _MOST_FOOTER)))
+                else:
+                    while piece := file.read(_PIECE):
+                        digest.update(piece)
         return digest.hexdigest()[:32]
 
     @contextlib.contextmanager
@@ -122,16 +127,22 @@ def _on_disk(word: str) -> Iterator[Source]:
 def _in_store(url: str) -> Iterator[Source]:
     system, path = file_system(url)
     with _failures(url):
-        if any(mark in path for mark in _PATTERN):
-            infos = system.glob(path, detail=True)
-        elif path.endswith("/") or system.isdir(path):
-            infos = {name: info for name, info in system.find(path, detail=True).items() if name.endswith(".parquet")}
-        else:
-            infos = {path: system.info(path)}
-        for name, info in sorted(infos.items()):
+        is_pattern = any(mark in path for mark in _PATTERN)
+        named = system.glob(path, detail=True) if is_pattern else {path: _info(system, path)}
+        found = {}
+        for name, info in named.items():
             if info.get("type") != "directory":
-                etag = info.get("ETag") or info.get("etag") or info.get("md5Hash") or info.get("content_md5") or ""
-                yield Source(system.unstrip_protocol(name), int(info.get("size") or 0), str(etag))
+                found[name] = info
+                continue
+            below = system.find(name, detail=True)
+            found |= {each: about for each, about in below.items() if each.endswith(".parquet")}
+        for name, info in sorted(found.items()):
+            etag = info.get("ETag") or info.get("etag") or info.get("md5Hash") or info.get("content_md5") or ""
+            yield Source(system.unstrip_protocol(name), int(info.get("size") or 0), str(etag))
+
+
+def _info(system: Any, path: str) -> dict[str, Any]:
+    return {"type": "directory"} if path.endswith("/") or system.isdir(path) else system.info(path)
 
 
 def file_system(url: str) -> tuple[Any, str]:
@@ -153,6 +164,8 @@ def file_system(url: str) -> tuple[Any, str]:
         raise SourceError(
             f"there are no URLs with {clean(scheme)}://: choose from s3://, gs://, az://, https:// and others of fsspec"
         ) from None
+    except OSError as error:  # some connect at once
+        raise SourceError(f"{shown(url)} cannot be read: {error.strerror or type(error).__name__}") from None
     return system, path
 
 

@@ -87,8 +87,8 @@ def facts_of(captures: Sequence[Summary]) -> Facts:
         no_launch=sum(each.no_launch for each in sound),
         matched=Matched(*matched),
     )
-    facts.whole = WholeStacks.total(found for each in sound if (found := WholeStacks.from_json(each.whole)))
-    facts.python = PythonCounts.total(found for each in sound if (found := PythonCounts.from_json(each.python)))
+    facts.whole = WholeStacks.total(filter(None, (WholeStacks.from_json(each.whole) for each in sound)))
+    facts.python = PythonCounts.total(filter(None, (PythonCounts.from_json(each.python) for each in sound)))
     energy = [Energy(*each.energy_nj) for each in sound if len(each.energy_nj) == len(fields(Energy))]
     facts.energy = Energy.sum(energy) if energy else None
     for each in sound:

@@ -13,7 +13,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,7 +93,7 @@ def join(
 def helping(capture: CaptureReader) -> Iterator[Helper | None]:
     """Starts a second process, which imports in the background; None for a capture that is small or in a store."""
     is_small = capture.groups("stall") < _FEWEST_GROUPS or len(os.sched_getaffinity(0)) < _PROCESSES
-    if is_small or not isinstance(capture.path, Path):
+    if is_small or capture.is_stored:
         yield None
         return
     try:

@@ -75,8 +75,10 @@ class Checks:
         """
         self._tell("kernel", True, os.uname().release)
         begun = time.monotonic()
-        by_rules, probes = LaunchProbes(), LaunchProbes(frame_pointers_only=True)
+        by_rules: LaunchProbes | None = None
+        probes: LaunchProbes | None = None
         with self._check("programs") as say:
+            by_rules, probes = LaunchProbes(waits=True), LaunchProbes(frame_pointers_only=True)
             by_rules.ready()
             probes.ready()
             assert by_rules._loaded is not None
@@ -84,7 +86,7 @@ class Checks:
             assert programs == set(plan["programs"]), programs
             assert not by_rules.follows_frame_pointers
             say(f"{len(programs)} loaded, twice, in {time.monotonic() - begun:.1f} s of an emulated CPU")
-        if probes._loaded is not None:
+        if by_rules is not None and probes is not None and probes._loaded is not None:
             with self._check("stacks") as say:
                 say(self._stacks(by_rules, plan["usdt"]))
             by_rules.close()

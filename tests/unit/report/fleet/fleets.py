@@ -23,7 +23,7 @@ def copied(source: Path, target: Path, host: str = "", **members: Any) -> Path:
     reader = CaptureReader(source)
     header = reader.header | members
     if host:
-        header = header | {"host": header.get("host", {}) | {"name": host}}
+        header = header | {"host": header.get("host", {}) | {"name": host, "boot_id": host}}
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("wb") as file:
         writer = CaptureWriter(file)
