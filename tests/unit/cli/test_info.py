@@ -178,7 +178,8 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
             {
                 "label": "", "file": "", "format": 9, "iaprof": "0.1.0", "python": "3.11.7", "host": "node1",
                 "kernel": "6.18.0", "machine": "x86_64", "cpus": 96, "command": FULL["command"],
-                "arguments": FULL["arguments"], "labels": {}, "begun": "2026-11-21T10:33:33.747495Z", "duration_s": 200.0, "part": 2,
+                "arguments": FULL["arguments"], "labels": {},
+                "begun": "2026-11-21T10:33:33.747495Z", "duration_s": 200.0, "part": 2,
                 "paused": 2, "paused_s": 1.5, "scope": [7, 8], "stack_depth": None, "cpu_hz": None,
                 "metric_interval_ns": None, "libraries": FULL["libraries"], "counts": counts,
                 "losses": FULL["losses"],

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.report.fleet import engines
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, copied, folded, sum_of_single
 
-REASONS = "--frames=function,reason"
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture
@@ -28,6 +29,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def all_of(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.parquet"))
+
+
+def test_processes_give_the_sum(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "open_engine", lambda _: engines.Processes(2))
+    assert folded(folder, "--cache=none") == sum_of_single(all_of(folder))
 
 
 @pytest.mark.parametrize("cache", [[], ["--cache=none"]], ids=["kept", "none"])

@@ -17,6 +17,7 @@ from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, folded, sum_of_single
 
 BUCKET = "s3://fleet"
+pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture(scope="module")
