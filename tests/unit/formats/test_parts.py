@@ -43,7 +43,7 @@ SAMPLES = 3 + 12 + 85
 def _no_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Uses the captures' names only: other symbolizers start processes, which takes long."""
 
-    def of_the_capture(part: CaptureReader, *_: object) -> AbstractContextManager[Symbolizer]:
+    def of_the_capture(part: CaptureReader, *_: object, **__: object) -> AbstractContextManager[Symbolizer]:
         return nullcontext(CaptureNames(part))
 
     monkeypatch.setattr("iaprof.report.parts.open_symbolizer", of_the_capture)
