@@ -63,7 +63,7 @@ def flame(
     named = capture.with_name(f".{capture.name}.named")
     archive(capture, named, force=True, quiet=True)
     rename(named, capture)
-    report(context=context, capture=capture, output=output, force=force, quiet=quiet)
+    report(context=context, captures=[str(capture)], output=output, force=force, quiet=quiet)
     if not quiet:
         say(clean(f"iaprof: {output} opens in any browser; {capture} is the capture"))
     if open_:

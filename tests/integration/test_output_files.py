@@ -99,7 +99,7 @@ def test_recorded_as_root_reported_as_a_user(folder: Path) -> None:
     assert reports[0].returncode == 0, reports[0].stderr
     counted = sum(int(line.rsplit(" ", 1)[1]) for line in reports[0].stdout.splitlines())
     assert counted == hardware.ledger().samples_captured > 0
-    assert "is not readable" in reports[1].stderr
+    assert "cannot be opened: Permission denied" in reports[1].stderr
     assert (reports[1].returncode, reports[1].stdout) == (2, "")
     # and the user may throw it away, and the third may not even read a byte
     assert as_user(THIRD, "cat", capture).returncode != 0
