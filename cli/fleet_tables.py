@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.basics.quantities import percent
+from iaprof.basics.quantities import counted, percent
 from iaprof.cli.fleet import FleetReport, ask_fleet, say_fleet
 from iaprof.cli.options.fleet_options import FleetOptions
 from iaprof.cli.options.selection import SelectionOptions
@@ -33,6 +34,8 @@ KEPT = {
     "operator": {"launch"},
 }
 """By kind of entry: the columns of fleet.rows.KEYS that it needs."""
+_UNKNOWN = ("PROCS",)
+"""Columns of the table of one capture: pids of several do not tell processes apart."""
 
 
 def top_fleet(
@@ -72,7 +75,7 @@ def _show(report: FleetReport, by: str, limit: int, as_json: bool) -> None:
     if as_json:
         print(json.dumps({**ranking_dict(ranking), **_captures(report.total)}, indent=2))
     else:
-        print_table(ranking)
+        print_table(ranking, without=_UNKNOWN)
 
 
 def _show_groups(report: FleetReport, group_by: Sequence[str], by: str, limit: int, as_json: bool) -> None:
@@ -80,6 +83,7 @@ def _show_groups(report: FleetReport, group_by: Sequence[str], by: str, limit: i
     from iaprof.report.views.ranking import Ranker
 
     groups = group_profiles(report.total)
+    captures = _captures_of_groups(report.total, group_by)
     whole = sum(int(profile.counts.sum()) for _, profile in groups)
     shown = []
     for number, (group, profile) in enumerate(groups):
@@ -88,13 +92,24 @@ def _show_groups(report: FleetReport, group_by: Sequence[str], by: str, limit: i
         samples = ranking.total.samples
         if as_json:
             share = samples / whole if whole else 0.0
-            shown.append({"group": named, "share": share, **ranking_dict(ranking)})
+            counted_of = {} if captures is None else {"captures": captures[group]}
+            shown.append({"group": named, **counted_of, "share": share, **ranking_dict(ranking)})
             continue
         heading = ", ".join(f"{name} {clean(value)}" for name, value in named.items())
-        print(f"{chr(10) if number else ''}{heading}: {samples:,} samples, {percent(samples / whole if whole else 0)}")
-        print_table(ranking)
+        of = "" if captures is None else f"{counted(captures[group], 'capture')}, "
+        share_text = percent(samples / whole if whole else 0)
+        print(f"{chr(10) if number else ''}{heading}: {of}{samples:,} samples, {share_text}")
+        print_table(ranking, without=_UNKNOWN)
     if as_json:
         print(json.dumps({"by": by, "group_by": list(group_by), "groups": shown, **_captures(report.total)}, indent=2))
+
+
+def _captures_of_groups(total: Partial, group_by: Sequence[str]) -> Counter[tuple[str, ...]] | None:
+    """Counts the captures of each group; None if a capture's samples may be in several groups."""
+    from iaprof.report.fleet.groups import Grouping
+
+    grouping = Grouping(tuple(group_by))
+    return None if grouping.columns else Counter(grouping.of(each) for each in total.captures if each.is_sound)
 
 
 def _show_outliers(report: FleetReport, group_by: Sequence[str], limit: int, as_json: bool) -> None:
@@ -126,6 +141,9 @@ def _show_outliers(report: FleetReport, group_by: Sequence[str], limit: int, as_
         spread = f"{100 * each.low:.1f} - {100 * each.high:.1f}"
         count = f"{len(each.groups)} of {len(report.total.groups)}"
         table.add(percent(each.median), spread, each.reason, count, farthest, clean(each.kernel) or UNKNOWN_KERNEL)
+    if not found:
+        print(f"no kernel stalls for a reason much more or less in some of the {len(report.total.groups):,} groups")
+        return
     table.print()
     if len(found) > len(shown):
         print(f"and {len(found) - len(shown):,} more")

@@ -17,9 +17,7 @@ _PANEL = "Several captures"
 _PATTERN = "*?["
 Captures: TypeAlias = Annotated[
     list[str],
-    typer.Argument(
-        metavar="CAPTURE...", help="Files that 'iaprof record' wrote; or folders, patterns and URLs of such."
-    ),
+    typer.Argument(metavar="CAPTURE", help="Files that 'iaprof record' wrote; or folders, patterns and URLs of such."),
 ]
 """The argument of verbs that report several captures together."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -144,8 +144,14 @@ def _intervals(profile: Profile) -> Iterator[tuple[float, slice]]:
         yield profile.intervals[number] - profile.intervals[0], slice(first, end)
 
 
-def print_table(ranking: Ranking, energy: Energy | None = None) -> None:
-    """Prints the table; with `energy`, it has rows for what no entry has, and the sum of all."""
+def print_table(ranking: Ranking, energy: Energy | None = None, without: Collection[str] = ()) -> None:
+    """Prints the table.
+
+    Args:
+        ranking: the table.
+        energy: adds rows for what no entry has, and the sum of all.
+        without: headings of columns to leave out.
+    """
     titles = entry_titles(ranking.by, [entry.key for entry in ranking.entries], terminal_width() is not None)
     rows = [(entry, title, "") for entry, title in zip(ranking.entries, titles, strict=True)]
     if ranking.more:
@@ -159,7 +165,9 @@ def print_table(ranking: Ranking, energy: Energy | None = None) -> None:
     shown = [
         column
         for column in _COLUMNS
-        if ranking.by in column.of and any(column.cell(entry, total) for entry, *_ in rows)
+        if ranking.by in column.of
+        and column.heading not in without
+        and any(column.cell(entry, total) for entry, *_ in rows)
     ]
     heading = "KERNEL" if ranking.by == ENERGY else ranking.by.upper()
     table = Table(*(Column(each.heading, right=each.right) for each in shown), Column(heading, flexible=True))
