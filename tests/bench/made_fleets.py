@@ -14,7 +14,7 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.report.archive import rows_of
 
-SAMPLES = sorted((Path(__file__).parents[1] / "data" / "captures").glob("format-[789].parquet"))
+SAMPLES = sorted((Path(__file__).parents[1] / "data" / "captures").glob("format-[56789].parquet"))
 HOSTS = 40
 RECORDS_PER_READ = 100
 FIRST_WALL_NS = 1_795_219_200 * 10**9  # 2026-11-21

@@ -195,3 +195,19 @@ def test_sets_are_compared_beyond_chance(tmp_path: Path, monkeypatch: pytest.Mon
     assert [each["change"] for each in changed["entries"]] == pytest.approx(
         [each["change"] for each in single["entries"]]
     )
+
+
+def test_profiles_answer_sql(folder: Path, tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    expected: Counter[tuple[str, str]] = Counter()
+    cache = tmp_path / "profiles"
+    for stack, count in folded(folder, f"--cache={cache}", "--frames=function,reason").items():
+        function, *_, reason = (frame[: frame.rindex("_[")] for frame in stack.split(";"))
+        expected[function, reason] += count
+    reasons = ", ".join(f"sum(samples_{reason}) AS {reason}" for reason in {reason for _, reason in expected})
+    table = duckdb.sql(f"SELECT kernel, {reasons} FROM '{cache}/*/*.parquet' GROUP BY kernel")
+    names = table.columns[1:]
+    rows = table.fetchall()
+    found = {(kernel, name): count for kernel, *counts in rows for name, count in zip(names, counts, strict=True)}
+    found = {key: count for key, count in found.items() if count}
+    assert found == expected
