@@ -24,7 +24,6 @@ OPTIONS = {
 """The names of each option of each verb."""
 OF_OTHERS = {
     "--include",  # rclone
-    "--min-age",
     "--build-id", "--index-url", "--interpreted-frames-native-stack", "--mount", "--one-way", "--perf-basic-prof",
     "--seconds", "--threads", "--torch", "--transfer-bandwidth", "--wait-file",
     # of acelyzer
