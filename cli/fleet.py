@@ -80,7 +80,7 @@ def ask_fleet(
     if problems and (fleet.strict or len(problems) == len(total.captures)):
         more = f"; and {len(problems) - 1:,} more" if len(problems) > 1 else ""
         raise IaprofError(f"{problems[0].problem}{more}")
-    return FleetReport(total, round(interval_s * 1e9))
+    return FleetReport(total, int(interval_s * 1e9))
 
 
 def say_fleet(verb: str, report: FleetReport) -> None:

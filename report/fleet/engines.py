@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.formats.profile import clean
 from iaprof.report.fleet.sources import EXTRA
-from iaprof.report.fleet.tasks import Answer, MapTask, ReadTask, failed, run
+from iaprof.report.fleet.tasks import Answer, MapTask, ReadTask, failed, run, unread
 from iaprof.sandbox.closing import Closing
-from iaprof.sandbox.memory import MALLOC_ENVIRONMENT, limit, limit_memory
+from iaprof.sandbox.memory import DEFAULT_BYTES, MALLOC_ENVIRONMENT, available, limit, limit_memory
 from iaprof.sandbox.worker import Worker
 
 LOCAL = "local:"
@@ -52,7 +52,10 @@ def open_engine(cluster: str | None) -> Engine:
         UsageError: it is neither.
         IaprofError: the scheduler does not answer, or is of another version.
     """
-    return Processes(len(os.sched_getaffinity(0))) if cluster is None else Cluster(cluster)
+    if cluster is not None:
+        return Cluster(cluster)
+    # Each process may take as much memory as this one (--memory-limit): not more of them than memory has room for.
+    return Processes(max(1, min(len(os.sched_getaffinity(0)), available() // (limit() or DEFAULT_BYTES))))
 
 
 class Processes(Closing):
@@ -115,11 +118,13 @@ class Processes(Closing):
         if deaths < _MOST_DEATHS:
             again.append((task, deaths))
         elif isinstance(task, ReadTask):
-            raise IaprofError(f"the process that reads the profiles in {task.name} keeps dying: remove that file")
+            yield unread(task)
         elif len(task.sources) > 1:
             again.extend((each, 0) for each in task.divided())
         else:
-            yield failed(task, f"the process that read {task.sources[0][0].name} died, as happens when memory runs out")
+            yield failed(
+                task, f"the process that read {task.sources[0][0].shown} died, as happens when memory runs out"
+            )
 
     def close(self) -> None:
         """See Engine."""
@@ -220,10 +225,10 @@ class Cluster(Closing):
                 yield future.result()
             except distributed.KilledWorker:
                 if isinstance(task, ReadTask):
-                    raise IaprofError(f"workers that read the profiles in {task.name} keep dying") from None
-                if len(task.sources) == 1:
+                    yield unread(task)
+                elif len(task.sources) == 1:
                     yield failed(
-                        task, f"workers that read {task.sources[0][0].name} died, as happens when memory runs out"
+                        task, f"workers that read {task.sources[0][0].shown} died, as happens when memory runs out"
                     )
                 else:
                     for each in task.divided():
