@@ -144,7 +144,7 @@ def _intervals(profile: Profile) -> Iterator[tuple[float, slice]]:
         yield profile.intervals[number] - profile.intervals[0], slice(first, end)
 
 
-def print_table(ranking: Ranking, energy: Energy | None = None) -> None:
+def print_table(ranking: Ranking, energy: Energy | None = None, *, has_processes: bool = True) -> None:
     """Prints the table; with `energy`, it has rows for what no entry has, and the sum of all."""
     titles = entry_titles(ranking.by, [entry.key for entry in ranking.entries], terminal_width() is not None)
     rows = [(entry, title, "") for entry, title in zip(ranking.entries, titles, strict=True)]
@@ -159,7 +159,9 @@ def print_table(ranking: Ranking, energy: Energy | None = None) -> None:
     shown = [
         column
         for column in _COLUMNS
-        if ranking.by in column.of and any(column.cell(entry, total) for entry, *_ in rows)
+        if ranking.by in column.of
+        and (has_processes or column.heading != "PROCS")
+        and any(column.cell(entry, total) for entry, *_ in rows)
     ]
     heading = "KERNEL" if ranking.by == ENERGY else ranking.by.upper()
     table = Table(*(Column(each.heading, right=each.right) for each in shown), Column(heading, flexible=True))

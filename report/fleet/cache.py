@@ -22,6 +22,7 @@ from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.segment import VERSION, Segment, SegmentError, captures_in
 from iaprof.report.fleet.sources import file_system, open_file
 from iaprof.report.fleet.summary import Summary
+from iaprof.report.gpu.iga import installed
 
 NONE = "none"
 """In place of a folder: nothing is kept."""
@@ -147,8 +148,8 @@ class Cache:
 
 
 def options_key(options: MapOptions) -> str:
-    """Returns a key of the options and of this version: other ones make other profiles."""
-    told = [iaprof.__version__, VERSION, _plain(options)]
+    """Returns a key of the options, of this version and of Intel's decoder: other ones make other profiles."""
+    told = [iaprof.__version__, VERSION, installed(), _plain(options)]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import importlib
+import logging
 import os
 import socket
 from collections import deque
@@ -167,6 +170,7 @@ class Cluster(Closing):
         except ImportError:
             raise IaprofError(f"--cluster needs Dask: {EXTRA}") from None
         self._opened = contextlib.ExitStack()
+        self._address = address
         try:
             place = self._started(distributed, address) if address.startswith(LOCAL) else address
             self._client = self._opened.enter_context(
@@ -185,7 +189,11 @@ class Cluster(Closing):
             raise UsageError(f"--cluster takes {LOCAL} and a number of processes, not {clean(address)}")
         return self._opened.enter_context(
             distributed.LocalCluster(
-                n_workers=int(number), threads_per_worker=1, processes=True, dashboard_address=None
+                n_workers=int(number),
+                threads_per_worker=1,
+                processes=True,
+                dashboard_address=None,
+                silence_logs=logging.CRITICAL,  # Ctrl-C ends all at once, of which Dask would tell much
             )
         )
 
@@ -212,7 +220,8 @@ class Cluster(Closing):
 
         def give() -> Iterator[Any]:
             for task in left:
-                future = self._client.submit(run, task, pure=False, retries=_MOST_DEATHS)
+                with self._scheduler_stays():
+                    future = self._client.submit(run, task, pure=False, retries=_MOST_DEATHS)
                 given[future] = task
                 yield future
                 return
@@ -222,7 +231,9 @@ class Cluster(Closing):
         for future in running:
             task = given.pop(future)
             try:
-                yield future.result()
+                with self._scheduler_stays():
+                    answer = future.result()
+                yield answer
             except distributed.KilledWorker:
                 if isinstance(task, ReadTask):
                     yield unread(task)
@@ -237,6 +248,15 @@ class Cluster(Closing):
                         running.add(again)
             for following in give():
                 running.add(following)
+
+    @contextlib.contextmanager
+    def _scheduler_stays(self) -> Iterator[None]:
+        try:
+            yield
+        except (asyncio.CancelledError, concurrent.futures.CancelledError, OSError):
+            raise IaprofError(
+                f"the scheduler at {clean(self._address)} is gone: the captures that it had done are kept; try again"
+            ) from None
 
     def close(self) -> None:
         """See Engine."""

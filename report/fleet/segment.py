@@ -153,8 +153,9 @@ def _read(file: pq.ParquetFile) -> Segment:
         columns = [of_first[text].cast(pa.string()).to_pylist() for text in texts]
         found[name] = number, list(map(_MADE[name], *columns))
     counts = np.stack([numbers[name] for name in counted], axis=1) if counted else np.empty((len(table), 0), np.int64)
-    if any(len(numbers[name]) and not 0 <= numbers[name].min() <= numbers[name].max() < _MOST for name in counted):
-        raise ValueError
+    for name in (*counted, "energy_nj"):
+        if len(table) and not 0 <= numbers[name].min() <= numbers[name].max() < _MOST:
+            raise ValueError
     if np.bincount(capture, counts.sum(axis=1), len(captures)).tolist() != [each.samples for each in captures]:
         raise ValueError
     rows = Rows(

@@ -77,7 +77,7 @@ class Source:
         Raises:
             SourceError: it cannot be read.
         """
-        if not self.is_remote:
+        if not self.is_remote and self.name.isprintable():  # Arrow opens no path that is no UTF-8
             yield Path(self.name)
             return
         with self._readable(), contextlib.ExitStack() as files:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.report.fleet import engines
+from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, copied, folded, sum_of_single
 
@@ -195,3 +196,20 @@ def test_sets_are_compared_beyond_chance(tmp_path: Path, monkeypatch: pytest.Mon
     assert [each["change"] for each in changed["entries"]] == pytest.approx(
         [each["change"] for each in single["entries"]]
     )
+
+
+def test_intervals_are_those_of_the_wall_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1.001 s, which floats have as less; the captures begin hours apart, and of one it is not known when."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    clocks = [
+        {"monotonic_ns": 10**9, "realtime_ns": wall} for wall in (1_795_219_200 * 10**9, 1_795_230_000 * 10**9, 0)
+    ]
+    rows = [stall((1 + second) * 10**9 + 1, record(0x1000, sbid=7)) for second in range(4)]
+    for number, clock in enumerate(clocks):
+        path = capture(tmp_path / "rows.parquet", stall=rows, launch=[launch(10**9, 5, 0x1000)])
+        copied(path, tmp_path / "captures" / f"{number}.parquet", clock=clock, end_ns=6 * 10**9)
+    found = as_json("report", "-q", tmp_path / "captures", "--frames=interval,reason", "--interval=1.001")
+    length = int(1.001 * 1e9)
+    walls = [clock["realtime_ns"] + second * 10**9 + 1 for clock in clocks for second in range(4)]
+    expected = sorted({wall // length * length / 1e9 for wall in walls})
+    assert found["intervals"] == pytest.approx(expected, abs=1e-6)
