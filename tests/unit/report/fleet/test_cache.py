@@ -27,7 +27,6 @@ from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json
 
 pytestmark = pytest.mark.usefixtures("here")
-Table = pa.Table
 
 
 @pytest.fixture(scope="module")
@@ -44,26 +43,26 @@ def written(mapped: Segment) -> bytes:
     return file.getvalue()
 
 
-def about(table: Table, **members: Any) -> Table:
+def about(table: pa.Table, **members: Any) -> pa.Table:
     """A segment whose first capture has other members."""
     found = json.loads(table.schema.metadata[_KEY])
     found["captures"][0] |= members
     return table.replace_schema_metadata({_KEY: json.dumps(found)})
 
 
-def column(table: Table, name: str, values: Any) -> Table:
+def column(table: pa.Table, name: str, values: Any) -> pa.Table:
     """A segment with another column."""
     return table.set_column(table.column_names.index(name), name, [values])
 
 
-def first(table: Table, name: str, value: int) -> Table:
+def first(table: pa.Table, name: str, value: int) -> pa.Table:
     """A segment with another number in the first row."""
     numbers = table[name].to_numpy().copy()
     numbers[0] = value
     return column(table, name, pa.array(numbers))
 
 
-DAMAGES: dict[str, Callable[[Table], Table]] = {
+DAMAGES: dict[str, Callable[[pa.Table], pa.Table]] = {
     "no column": lambda table: table.drop_columns(["offset"]),
     "no metadata": lambda table: table.replace_schema_metadata({}),
     "no JSON": lambda table: table.replace_schema_metadata({_KEY: b"{"}),
