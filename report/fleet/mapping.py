@@ -141,6 +141,9 @@ class Mapper:
         first = wall if options.start_ns is None else options.start_ns - begun + wall
         # In whole ns, as the report divides the time: seconds as floats would put some into the interval before.
         starts = first + profile.interval.astype(np.int64) * int(options.interval_s * 1e9)
+        if options.interval_s and part.groups("sample"):  # imported: intervals of the other tool, of any length
+            told = np.array([round(start * 1e9) - begun + wall for start in profile.intervals] or [wall], np.int64)
+            starts = told[np.minimum(profile.interval, len(told) - 1)].astype(np.int64)
         own = Rows(
             np.full(len(profile), number, np.int64),
             profile.launch,

@@ -13,6 +13,7 @@ from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, copied, folded, sum_of_single
 
+TEXT = Path(__file__).parents[3] / "data" / "iaprof-text" / "0.5.txt"
 pytestmark = pytest.mark.usefixtures("here")
 
 
@@ -216,3 +217,25 @@ def test_intervals_are_those_of_the_wall_clock(tmp_path: Path, monkeypatch: pyte
     found = {float(line.split()[0]): int(line.split()[-1]) for line in done.out.splitlines()}
     assert sorted(found) == pytest.approx(sorted(starts), abs=1e-3)
     assert [found[each] for each in sorted(found)] == [7 * starts[each] for each in sorted(starts)]
+
+
+def test_imported_intervals_are_those_of_the_other_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "captures").mkdir()
+    imported = tmp_path / "captures" / "one.parquet"
+    assert iaprof("import", "-q", TEXT, "-o", imported).code == 0
+    shutil.copy(imported, tmp_path / "captures" / "two.parquet")
+    words = "report", "-q", "--frames=interval,reason", "--interval=1"
+    one, two = (iaprof(*words, path).out.splitlines() for path in (imported, imported.parent))
+    assert len(one) == len(two) > 4
+    for single, both in zip(one, two, strict=True):
+        (begun, reason, samples), (of_both, *rest) = split(single), split(both)
+        assert rest == [reason, 2 * samples]
+        assert 0 <= begun - of_both < 1
+
+
+def split(line: str) -> tuple[float, str, int]:
+    """The second, the reason and the samples of a folded stack."""
+    stack, count = line.rsplit(" ", 1)
+    interval, reason = stack.split(";")
+    return float(interval.split()[0]), reason, int(count)
