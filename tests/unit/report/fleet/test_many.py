@@ -173,7 +173,10 @@ def test_what_is_broken_is_named_and_the_rest_reported(folder: Path) -> None:
         (["top", "{samples}", "--cluster=tcp://127.0.0.1:1"], 1, "no scheduler answers"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(words: list[str], code: int, said: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_sentence(
+    words: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_CONNECT_S", 1)
     places = {"tmp": str(tmp_path), "samples": str(SAMPLES[0].parent), "sample": str(SAMPLES[0])}
     done = iaprof(*(word.format(**places) for word in words))
     assert (done.code, done.out) == (code, "")
