@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import check_output
 from iaprof.basics.quantities import counted, in_utc
 from iaprof.cli.analysis import symbol_options
 from iaprof.cli.options.fleet_options import FleetOptions
@@ -17,6 +19,7 @@ from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.facts import matched_text
 from iaprof.cli.terminal.summary import say
 from iaprof.formats.profile import clean
+from iaprof.formats.urls import is_url
 
 if TYPE_CHECKING:
     from iaprof.formats.export import About
@@ -59,7 +62,7 @@ def ask_fleet(
         UsageError: there are no such captures.
         IaprofError: with --strict, a capture cannot be read; or the cache or the cluster fails.
     """
-    from iaprof.report.fleet.cache import Cache, usual_place
+    from iaprof.report.fleet.cache import NONE, Cache, usual_place
     from iaprof.report.fleet.engines import open_engine
     from iaprof.report.fleet.fleet import ask
     from iaprof.report.fleet.groups import Grouping
@@ -72,7 +75,9 @@ def ask_fleet(
     sources = find_sources(captures)
     frames = FrameOptions(choice.inlines, lines, interpreter)
     options = MapOptions(ReportOptions(choice.selection, interval_s, frames), symbol_options(choice))
-    cache = Cache(fleet.cache or usual_place(), options)
+    # What files of the user's say may change, without a trace in the key of a profile.
+    has_files = choice.symfs is not None or choice.symbol_dirs or choice.kallsyms is not None
+    cache = Cache(NONE if has_files else fleet.cache or usual_place(), options)
     question = Question(kept | ({"time"} if interval_s else set()), Grouping(fleet.group_by))
     with closing(open_engine(fleet.cluster)) as engine, _progress(len(sources)) as progress:
         total = ask(sources, question, options, cache, engine, progress)
@@ -80,7 +85,22 @@ def ask_fleet(
     if problems and (fleet.strict or len(problems) == len(total.captures)):
         more = f"; and {len(problems) - 1:,} more" if len(problems) > 1 else ""
         raise IaprofError(f"{problems[0].problem}{more}")
-    return FleetReport(total, round(interval_s * 1e9))
+    return FleetReport(total, int(interval_s * 1e9))
+
+
+def refuse_inputs(words: Sequence[str], output: Path) -> None:
+    """Checks that an output is none of the captures.
+
+    Raises:
+        UsageError: the words name nothing.
+        IaprofError: it is one of them.
+    """
+    from iaprof.report.fleet.sources import find_sources
+
+    local = [word for word in words if not is_url(word)]
+    if output.exists():  # otherwise there is no need to look for captures twice
+        for source in find_sources(local):
+            check_output(output, True, Path(source.name))
 
 
 def say_fleet(verb: str, report: FleetReport) -> None:

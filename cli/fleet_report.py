@@ -13,6 +13,7 @@ from iaprof.cli.options.selection import SelectionOptions
 from iaprof.formats.profile import DEFAULT_COMPONENTS, StackOptions
 from iaprof.formats.writers.writer import Writer
 
+_OF_TIMES = ("chrome", "perfetto", "flamescope")
 _COLUMNS = {
     "launch": {"host", "process", "operator", "cpu"},
     "kernel": {"file", "function"},
@@ -26,6 +27,7 @@ def write_fleet(
     captures: Sequence[str],
     choice: SelectionOptions,
     fleet: FleetOptions,
+    format_: str,
     writer: Writer,
     options: StackOptions,
     interval_s: float | None,
@@ -39,6 +41,8 @@ def write_fleet(
     from iaprof.formats.export import Export
     from iaprof.report.fleet.partial import profile_of
 
+    if format_ in _OF_TIMES:
+        raise UsageError(f"{format_} is for one capture: it shows times, which several have not in common")
     if options.cpu_samples:
         raise UsageError("--cpu-samples and --waits are for one capture")
     components = _components(options, bool(fleet.group_by))

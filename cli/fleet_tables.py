@@ -20,6 +20,7 @@ from iaprof.formats.profile import UNKNOWN_KERNEL, clean
 
 if TYPE_CHECKING:
     from iaprof.report.fleet.partial import Partial
+    from iaprof.report.views.ranking import Ranking
 
 KEPT = {
     "kernel": {"kernel"},
@@ -34,8 +35,6 @@ KEPT = {
     "operator": {"launch"},
 }
 """By kind of entry: the columns of fleet.rows.KEYS that it needs."""
-_UNKNOWN = ("PROCS",)
-"""Columns of the table of one capture: pids of several do not tell processes apart."""
 
 
 def top_fleet(
@@ -73,9 +72,9 @@ def _show(report: FleetReport, by: str, limit: int, as_json: bool) -> None:
 
     ranking = Ranker(profile_of(report.total), by).table(limit)
     if as_json:
-        print(json.dumps({**ranking_dict(ranking), **_captures(report.total)}, indent=2))
+        print(json.dumps({**_as_dict(ranking), **_captures(report.total)}, indent=2))
     else:
-        print_table(ranking, without=_UNKNOWN)
+        print_table(ranking, has_processes=False)
 
 
 def _show_groups(report: FleetReport, group_by: Sequence[str], by: str, limit: int, as_json: bool) -> None:
@@ -93,13 +92,13 @@ def _show_groups(report: FleetReport, group_by: Sequence[str], by: str, limit: i
         if as_json:
             share = samples / whole if whole else 0.0
             counted_of = {} if captures is None else {"captures": captures[group]}
-            shown.append({"group": named, **counted_of, "share": share, **ranking_dict(ranking)})
+            shown.append({"group": named, **counted_of, "share": share, **_as_dict(ranking)})
             continue
         heading = ", ".join(f"{name} {clean(value)}" for name, value in named.items())
         of = "" if captures is None else f"{counted(captures[group], 'capture')}, "
         share_text = percent(samples / whole if whole else 0)
         print(f"{chr(10) if number else ''}{heading}: {of}{samples:,} samples, {share_text}")
-        print_table(ranking, without=_UNKNOWN)
+        print_table(ranking, has_processes=False)
     if as_json:
         print(json.dumps({"by": by, "group_by": list(group_by), "groups": shown, **_captures(report.total)}, indent=2))
 
@@ -147,6 +146,14 @@ def _show_outliers(report: FleetReport, group_by: Sequence[str], limit: int, as_
     table.print()
     if len(found) > len(shown):
         print(f"and {len(found) - len(shown):,} more")
+
+
+def _as_dict(ranking: Ranking) -> dict[str, Any]:
+    """Returns a table as JSON has it, without numbers of processes: in several captures, these are unknown."""
+    found = ranking_dict(ranking)
+    for each in (*found["entries"], found["more"], found["total"]):
+        del each["processes"]
+    return found
 
 
 def _captures(total: Partial) -> dict[str, Any]:

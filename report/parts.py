@@ -45,7 +45,7 @@ def build_parts(
     Args:
         capture: the open capture.
         loader: reads debug ELFs.
-        options: the report's options.
+        options: the report's options; those for a merged capture have no `start_ns`.
         symbol_options: where to find names of CPU frames.
         progress: called now and then with the number of records joined so far.
         binaries: reads files of this machine; None for a new one.
@@ -72,7 +72,7 @@ def build_parts(
         if joined and part.groups("sample") and not can_select(options.selection):
             continue  # other parts can have what the selection filters by
         done = sum(report.facts.records for report in reports)
-        of_part = replace(options, start_ns=start)
+        of_part = replace(options, start_ns=start if options.start_ns is None else options.start_ns)
         report = _report(part, loader, of_part, symbol_options, partial(_report_progress, progress, done), binaries)
         reports.append(_with_host(report, host_of(part.header) if len(parts) > 1 else ""))
     return reports[0] if len(reports) == 1 else _merge_reports(capture, reports)

@@ -13,6 +13,7 @@ import typer
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
 from iaprof.cli.analysis import open_export, show_writing
+from iaprof.cli.fleet import refuse_inputs
 from iaprof.cli.fleet_report import write_fleet
 from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
@@ -172,11 +173,12 @@ def report(
     if is_several(captures):
         if output is not None:
             check_output(output, force)
+            refuse_inputs(captures, output)
         with (
             contextlib.nullcontext(page) if shown and output is None else open_output(output, writer.binary) as out,
         ):
             write_fleet(
-                captures, choice, fleet, writer, stack_options, interval, out, lines=lines,
+                captures, choice, fleet, chosen.name, writer, stack_options, interval, out, lines=lines,
                 interpreter=not (writer.hides_cpython if hide_cpython is None else hide_cpython), quiet=quiet,
             )  # fmt: skip
         _show(page.getvalue(), output or f"captures{chosen.extensions[0]}", chosen, serve, open_)

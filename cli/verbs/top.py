@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -144,14 +144,8 @@ def _intervals(profile: Profile) -> Iterator[tuple[float, slice]]:
         yield profile.intervals[number] - profile.intervals[0], slice(first, end)
 
 
-def print_table(ranking: Ranking, energy: Energy | None = None, without: Collection[str] = ()) -> None:
-    """Prints the table.
-
-    Args:
-        ranking: the table.
-        energy: adds rows for what no entry has, and the sum of all.
-        without: headings of columns to leave out.
-    """
+def print_table(ranking: Ranking, energy: Energy | None = None, *, has_processes: bool = True) -> None:
+    """Prints the table; with `energy`, it has rows for what no entry has, and the sum of all."""
     titles = entry_titles(ranking.by, [entry.key for entry in ranking.entries], terminal_width() is not None)
     rows = [(entry, title, "") for entry, title in zip(ranking.entries, titles, strict=True)]
     if ranking.more:
@@ -166,7 +160,7 @@ def print_table(ranking: Ranking, energy: Energy | None = None, without: Collect
         column
         for column in _COLUMNS
         if ranking.by in column.of
-        and column.heading not in without
+        and (has_processes or column.heading != "PROCS")
         and any(column.cell(entry, total) for entry, *_ in rows)
     ]
     heading = "KERNEL" if ranking.by == ENERGY else ranking.by.upper()

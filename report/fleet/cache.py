@@ -20,8 +20,9 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.urls import is_url, shown
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.segment import VERSION, Segment, SegmentError, captures_in
-from iaprof.report.fleet.sources import file_system
+from iaprof.report.fleet.sources import file_system, open_file
 from iaprof.report.fleet.summary import Summary
+from iaprof.report.gpu.iga import installed
 
 NONE = "none"
 """In place of a folder: nothing is kept."""
@@ -53,7 +54,8 @@ class Cache:
             return
         with self._failures("read"):
             for name in self._names():
-                with contextlib.suppress(SegmentError), self._open(name) as file:
+                # Damaged, removed meanwhile, or no file: its captures are mapped again.
+                with contextlib.suppress(SegmentError, *self._ignored()), self._open(name) as file:
                     self._segments[name] = captures_in(file, name)
         for name, summaries in self._segments.items():
             self._segment_of |= {summary.key: name for summary in summaries}
@@ -74,6 +76,15 @@ class Cache:
         """
         with self._failures("read"), self._open(name) as file:
             return file.read()
+
+    def remove(self, name: str) -> None:
+        """Removes a damaged segment, so that nobody reads it again; not where that is not allowed."""
+        with contextlib.suppress(CacheError), self._failures("removed"):
+            if is_url(self._place):
+                system, path = file_system(f"{self._folder}/{name}")
+                system.rm_file(path)
+            else:
+                os.unlink(f"{self._folder}/{name}")
 
     def add(self, written: bytes) -> None:
         """Keeps a segment; captures that could not be reported are tried again.
@@ -111,10 +122,14 @@ class Cache:
 
     def _open(self, name: str) -> BinaryIO:
         if not is_url(self._place):
-            return open(f"{self._folder}/{name}", "rb")
+            return open_file(f"{self._folder}/{name}")
         system, path = file_system(f"{self._folder}/{name}")
         opened: BinaryIO = system.open(path, "rb")
         return opened
+
+    def _ignored(self) -> tuple[type[Exception], ...]:
+        """Returns the errors of opening one segment that say nothing of the others."""
+        return (FileNotFoundError,) if is_url(self._place) else (OSError,)
 
     @contextlib.contextmanager
     def _failures(self, what: str) -> Iterator[None]:
@@ -133,8 +148,8 @@ class Cache:
 
 
 def options_key(options: MapOptions) -> str:
-    """Returns a key of the options and of this version: other ones make other profiles."""
-    told = [iaprof.__version__, VERSION, _plain(options)]
+    """Returns a key of the options, of this version and of Intel's decoder: other ones make other profiles."""
+    told = [iaprof.__version__, VERSION, installed(), _plain(options)]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -154,8 +169,17 @@ def _plain(value: Any) -> Any:
 
 
 def usual_place() -> str:
-    """Returns the user's own folder for profiles."""
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    """Returns the user's own folder for profiles.
+
+    Raises:
+        CacheError: the user has none.
+    """
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise CacheError(
+            f"profiles cannot be kept, as this user has no home: name a place with --cache, or --cache {NONE}"
+        ) from None
     return str(Path(home) / "iaprof" / "profiles")
 
 

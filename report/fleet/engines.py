@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import importlib
+import logging
 import os
 import socket
 from collections import deque
@@ -14,9 +17,9 @@ from typing import Any, Protocol
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.formats.profile import clean
 from iaprof.report.fleet.sources import EXTRA
-from iaprof.report.fleet.tasks import Answer, MapTask, ReadTask, failed, run
+from iaprof.report.fleet.tasks import Answer, MapTask, ReadTask, failed, run, unread
 from iaprof.sandbox.closing import Closing
-from iaprof.sandbox.memory import MALLOC_ENVIRONMENT, limit, limit_memory
+from iaprof.sandbox.memory import DEFAULT_BYTES, MALLOC_ENVIRONMENT, available, limit, limit_memory
 from iaprof.sandbox.worker import Worker
 
 LOCAL = "local:"
@@ -52,7 +55,10 @@ def open_engine(cluster: str | None) -> Engine:
         UsageError: it is neither.
         IaprofError: the scheduler does not answer, or is of another version.
     """
-    return Processes(len(os.sched_getaffinity(0))) if cluster is None else Cluster(cluster)
+    if cluster is not None:
+        return Cluster(cluster)
+    # Each process may take as much memory as this one (--memory-limit): not more of them than memory has room for.
+    return Processes(max(1, min(len(os.sched_getaffinity(0)), available() // (limit() or DEFAULT_BYTES))))
 
 
 class Processes(Closing):
@@ -115,11 +121,13 @@ class Processes(Closing):
         if deaths < _MOST_DEATHS:
             again.append((task, deaths))
         elif isinstance(task, ReadTask):
-            raise IaprofError(f"the process that reads the profiles in {task.name} keeps dying: remove that file")
+            yield unread(task)
         elif len(task.sources) > 1:
             again.extend((each, 0) for each in task.divided())
         else:
-            yield failed(task, f"the process that read {task.sources[0][0].name} died, as happens when memory runs out")
+            yield failed(
+                task, f"the process that read {task.sources[0][0].shown} died, as happens when memory runs out"
+            )
 
     def close(self) -> None:
         """See Engine."""
@@ -162,6 +170,7 @@ class Cluster(Closing):
         except ImportError:
             raise IaprofError(f"--cluster needs Dask: {EXTRA}") from None
         self._opened = contextlib.ExitStack()
+        self._address = address
         try:
             place = self._started(distributed, address) if address.startswith(LOCAL) else address
             self._client = self._opened.enter_context(
@@ -180,7 +189,11 @@ class Cluster(Closing):
             raise UsageError(f"--cluster takes {LOCAL} and a number of processes, not {clean(address)}")
         return self._opened.enter_context(
             distributed.LocalCluster(
-                n_workers=int(number), threads_per_worker=1, processes=True, dashboard_address=None
+                n_workers=int(number),
+                threads_per_worker=1,
+                processes=True,
+                dashboard_address=None,
+                silence_logs=logging.CRITICAL,  # Ctrl-C ends all at once, of which Dask would tell much
             )
         )
 
@@ -207,7 +220,8 @@ class Cluster(Closing):
 
         def give() -> Iterator[Any]:
             for task in left:
-                future = self._client.submit(run, task, pure=False, retries=_MOST_DEATHS)
+                with self._scheduler_stays():
+                    future = self._client.submit(run, task, pure=False, retries=_MOST_DEATHS)
                 given[future] = task
                 yield future
                 return
@@ -217,13 +231,15 @@ class Cluster(Closing):
         for future in running:
             task = given.pop(future)
             try:
-                yield future.result()
+                with self._scheduler_stays():
+                    answer = future.result()
+                yield answer
             except distributed.KilledWorker:
                 if isinstance(task, ReadTask):
-                    raise IaprofError(f"workers that read the profiles in {task.name} keep dying") from None
-                if len(task.sources) == 1:
+                    yield unread(task)
+                elif len(task.sources) == 1:
                     yield failed(
-                        task, f"workers that read {task.sources[0][0].name} died, as happens when memory runs out"
+                        task, f"workers that read {task.sources[0][0].shown} died, as happens when memory runs out"
                     )
                 else:
                     for each in task.divided():
@@ -232,6 +248,15 @@ class Cluster(Closing):
                         running.add(again)
             for following in give():
                 running.add(following)
+
+    @contextlib.contextmanager
+    def _scheduler_stays(self) -> Iterator[None]:
+        try:
+            yield
+        except (asyncio.CancelledError, concurrent.futures.CancelledError, OSError):
+            raise IaprofError(
+                f"the scheduler at {clean(self._address)} is gone: the captures that it had done are kept; try again"
+            ) from None
 
     def close(self) -> None:
         """See Engine."""

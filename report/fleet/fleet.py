@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from queue import Empty, SimpleQueue
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.profile import clean
-from iaprof.report.fleet.cache import Cache
+from iaprof.report.fleet.cache import Cache, CacheError
 from iaprof.report.fleet.engines import Engine, Task
 from iaprof.report.fleet.groups import regrouped
 from iaprof.report.fleet.mapping import MapOptions
-from iaprof.report.fleet.partial import Partial, Sum
-from iaprof.report.fleet.rows import Rows
+from iaprof.report.fleet.partial import Partial, Sum, nothing
 from iaprof.report.fleet.sources import Source
 from iaprof.report.fleet.summary import Summary
-from iaprof.report.fleet.tasks import MapTask, Question, ReadTask
+from iaprof.report.fleet.tasks import Answer, MapTask, Question, ReadTask
 
 _MOST_IN_SEGMENT = 64  # captures
 _READERS = 8
@@ -41,32 +42,54 @@ def ask(
         engine: where the work is done.
         progress: called with the number of captures that are done, now and then.
 
+    Returns:
+        The sum. Its captures are in the order of the sources; one that cannot be reported has its problem there.
+
     Raises:
-        IaprofError: the cache or the engine fails. A capture that cannot be reported is in the result with its problem.
+        IaprofError: the cache or the engine fails.
     """
     names, of_key, unread = _by_key(sources)
     kept = cache.segments_with(list(names))
     known = {key for keys in kept.values() for key in keys}
-    missing = [(of_key[key], key) for key in names if key not in known]
-    size = max(1, min(_MOST_IN_SEGMENT, -(-len(missing) // (_TASKS_EACH * engine.workers))))
+    again: list[str] = []  # keys whose profiles were damaged, or are gone
+
+    def map_tasks(keys: Sequence[str]) -> Iterator[Task]:
+        size = max(1, min(_MOST_IN_SEGMENT, -(-len(keys) // (_TASKS_EACH * engine.workers))))
+        for first in range(0, len(keys), size):
+            some = keys[first : first + size]
+            yield MapTask([(of_key[key], key) for key in some], {key: names[key] for key in some}, options, question)
 
     def tasks() -> Iterator[Task]:
-        for first in range(0, len(missing), size):
-            some = missing[first : first + size]
-            yield MapTask(some, {key: names[key] for _, key in some}, options, question)
+        yield from map_tasks([key for key in names if key not in known])
         for name, keys in kept.items():
-            yield ReadTask(name, cache.read(name), {key: names[key] for key in keys}, question)
+            try:
+                content = cache.read(name)
+            except CacheError:
+                again.extend(keys)
+            else:
+                yield ReadTask(name, content, {key: names[key] for key in keys}, question)
 
     total = Sum()
-    total.add(Partial(unread, (), Rows.none(0), (), (), (), (), ()))
+    total.add(nothing(unread))
     done = len(unread)
-    for answer in engine.answers(tasks()):
-        if answer.segment:
-            cache.add(answer.segment)
-        total.add(answer.partial)
-        done += len(answer.partial.captures)
-        progress(done)
-    return regrouped(total.result(), question.grouping, question.kept)
+
+    def add(answers: Iterator[Answer]) -> None:
+        nonlocal done
+        for answer in answers:
+            if answer.unread:
+                cache.remove(answer.unread)
+                again.extend(kept[answer.unread])
+            if answer.segment:
+                cache.add(answer.segment)
+            total.add(answer.partial)
+            done += len(answer.partial.captures)
+            progress(done)
+
+    add(engine.answers(tasks()))
+    add(engine.answers(map_tasks(again)))
+    found = regrouped(total.result(), question.grouping, question.kept)
+    order = {source.shown: number for number, source in enumerate(sources)}
+    return replace(found, captures=sorted(found.captures, key=lambda each: (order[each.file], each.part)))
 
 
 def _by_key(sources: Sequence[Source]) -> tuple[dict[str, list[str]], dict[str, Source], list[Summary]]:
@@ -74,18 +97,43 @@ def _by_key(sources: Sequence[Source]) -> tuple[dict[str, list[str]], dict[str, 
     names: dict[str, list[str]] = defaultdict(list)
     of_key: dict[str, Source] = {}
     unread: list[Summary] = []
-    with ThreadPoolExecutor(_READERS) as threads:  # hashing, and waiting for stores, need no interpreter
-        for source, key in zip(sources, threads.map(_key, sources), strict=True):
-            if isinstance(key, IaprofError):
-                unread.append(Summary(source.name, "", problem=clean(str(key))))
-                continue
-            names[key].append(source.name)
-            of_key.setdefault(key, source)
+    for source, key in zip(sources, _keys(sources), strict=True):
+        if isinstance(key, IaprofError):
+            unread.append(Summary(source.shown, "", problem=clean(str(key))))
+            continue
+        names[key].append(source.shown)
+        of_key.setdefault(key, source)
     return names, of_key, unread
 
 
-def _key(source: Source) -> str | IaprofError:
-    try:
-        return source.key()
-    except IaprofError as error:
-        return error
+def _keys(sources: Sequence[Source]) -> list[str | IaprofError]:
+    """Returns the key of each source, or why it has none, in order.
+
+    Threads get them, as hashing and waiting for stores need no interpreter. Ctrl-C waits for none of them: they are
+    daemons, unlike those of concurrent.futures, which a process waits for at its end.
+    """
+    left: SimpleQueue[int] = SimpleQueue()
+    got: SimpleQueue[tuple[int, str | Exception]] = SimpleQueue()
+    for number in range(len(sources)):
+        left.put(number)
+
+    def work() -> None:
+        while True:
+            try:
+                number = left.get_nowait()
+            except Empty:
+                return
+            try:
+                got.put((number, sources[number].key()))
+            except Exception as error:  # noqa: BLE001 (raised below, unless it says what is wrong with the capture)
+                got.put((number, error))
+
+    for _ in range(min(_READERS, len(sources))):
+        threading.Thread(target=work, daemon=True).start()
+    found: dict[int, str | IaprofError] = {}
+    for _ in sources:
+        number, key = got.get()
+        if isinstance(key, Exception) and not isinstance(key, IaprofError):
+            raise key
+        found[number] = key
+    return [found[number] for number in range(len(sources))]

@@ -65,7 +65,7 @@ def _text(capture: Summary, word: str) -> str:
         return f"{begun:%Y-%m-%d}" if word == "day" else f"{begun:%H}"
     texts = {
         "host": capture.host or partitions(capture.file).get("host", ""),
-        "capture": capture.file,
+        "capture": capture.name,
         "command": capture.command,
         "gpu": capture.gpus,
     }

@@ -69,8 +69,8 @@ class Mapper:
                 try:
                     of_capture = list(self._parts(source, key, modules, binaries, len(summaries)))
                 except (IaprofError, MemoryError) as error:
-                    why = str(error) or f"{source.name} needs more memory than a worker may take"
-                    of_capture = [(Summary(source.name, key, problem=clean(why)), None)]
+                    why = str(error) or f"{source.shown} needs more memory than a worker may take"
+                    of_capture = [(Summary(source.shown, key, problem=clean(why)), None)]
                 summaries += [summary for summary, _ in of_capture]
                 found += [rows for _, rows in of_capture if rows is not None]
         width = len(self._reasons)
@@ -87,26 +87,28 @@ class Mapper:
         with source.opened() as opened:
             capture = CaptureReader(opened)
             for number, part in enumerate(capture.parts, first):
-                name = f"{source.name}#{part.label}" if capture.is_merged else source.name
+                label = clean(part.label) if capture.is_merged else ""
                 options = self._options.report
                 if options.interval_s and options.selection.time_range is None:
                     options = replace(options, start_ns=_aligned_start(part, int(options.interval_s * 1e9)))
                 report = build_parts(part, loader, options, self._options.symbols, binaries=binaries)
-                yield self._summary(part, report, name, key), self._rows(part, report, number)
+                summary = replace(self._summary(part, report), file=source.shown, key=key, part=label)
+                yield summary, self._rows(part, report, number, options)
 
-    def _summary(self, part: CaptureReader, report: Report, name: str, key: str) -> Summary:
+    def _summary(self, part: CaptureReader, report: Report) -> Summary:
+        """Returns the summary, but for the capture's name and key."""
         (described,) = inventory(part).parts
         facts = report.facts
         gpus = dict.fromkeys(stream.name or stream.generation for stream in described.streams)
         return Summary(
-            name,
-            key,
-            host=described.host,
-            labels=described.labels,
+            "",
+            "",
+            host=clean(described.host),
+            labels={clean(name): clean(value) for name, value in described.labels.items()},
             begun_ns=_wall_ns(part),
             seconds=length_ns(part.header) / 1e9,
-            command=shlex.join(described.command),
-            gpus=", ".join(filter(None, gpus)),
+            command=clean(shlex.join(described.command)),
+            gpus=clean(", ".join(filter(None, gpus))),
             records=facts.records,
             samples=facts.stalls,
             unknown_kernel=facts.unknown_kernel,
@@ -115,15 +117,15 @@ class Mapper:
             whole=facts.whole.to_json() | {"processes": []},
             python=facts.python.to_json(),
             energy_nj=() if facts.energy is None else astuple(facts.energy),
-            losses=tuple(Lost(each.source, each.what, each.count) for each in described.losses),
+            losses=tuple(Lost(clean(each.source), clean(each.what), each.count) for each in described.losses),
             problems=tuple(
                 (clean(sentence), clean(modules[0]), len(modules)) for sentence, modules in facts.problems.items()
             ),
-            warnings=tuple(described.warnings),
+            warnings=tuple(map(clean, described.warnings)),
             launched=tuple(_launched(report)),
         )
 
-    def _rows(self, part: CaptureReader, report: Report, number: int) -> Rows:
+    def _rows(self, part: CaptureReader, report: Report, number: int, options: ReportOptions) -> Rows:
         """Returns the profile's rows with the numbers of the whole segment."""
         profile = report.profile
         containers = _containers(part)
@@ -136,7 +138,12 @@ class Mapper:
         }
         places = _numbers(list(profile.reasons), self._reasons)
         wall, begun = _wall_ns(part), begun_ns(part.header)
-        starts = np.array([round(start * 1e9) - begun + wall for start in profile.intervals] or [wall], np.int64)
+        first = wall if options.start_ns is None else options.start_ns - begun + wall
+        # In whole ns, as the report divides the time: seconds as floats would put some into the interval before.
+        starts = first + profile.interval.astype(np.int64) * int(options.interval_s * 1e9)
+        if options.interval_s and part.groups("sample"):  # imported: intervals of the other tool, of any length
+            told = np.array([round(start * 1e9) - begun + wall for start in profile.intervals] or [wall], np.int64)
+            starts = told[np.minimum(profile.interval, len(told) - 1)].astype(np.int64)
         own = Rows(
             np.full(len(profile), number, np.int64),
             profile.launch,
@@ -144,7 +151,7 @@ class Mapper:
             profile.code,
             profile.device,
             profile.offset.astype(np.int64),
-            starts[np.minimum(profile.interval, len(starts) - 1)],
+            starts,
             profile.counts.astype(np.int64),
             np.zeros(len(profile), np.int64) if profile.energy is None else profile.energy,
         )
@@ -172,8 +179,11 @@ def is_address(frame: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Returns a text without line breaks and tabs, which separate the frames of a segment's texts."""
-    return text if text.isprintable() else text.replace("\n", "\\x0a").replace("\t", "\\x09")
+    """Returns a text as Parquet can hold it, without line breaks and tabs, which separate a segment's frames."""
+    if text.isprintable():
+        return text
+    escaped = text.replace("\n", "\\x0a").replace("\t", "\\x09")
+    return escaped.encode("utf-8", "backslashreplace").decode()  # lone surrogates
 
 
 def _plain_code(code: Code) -> Code:

@@ -38,6 +38,11 @@ class Partial:
     reasons: Sequence[str]
 
 
+def nothing(captures: Sequence[Summary]) -> Partial:
+    """The sum of captures without samples."""
+    return Partial(captures, (), Rows.none(0), (), (), (), (), ())
+
+
 def partial_of(
     segment: Segment,
     wanted: Mapping[int, Summary],
@@ -132,17 +137,19 @@ def profile_of(total: Partial, interval_ns: int = 0, *, by_group: bool = False) 
     rows = total.rows
     launches, launch = list(total.launches), rows.launch
     begun = int(rows.time.min()) if len(rows) else 0
-    interval = (rows.time - begun) // interval_ns if interval_ns else np.zeros(len(rows), np.int64)
+    # Only intervals with samples: between captures of two days, or of unknown time, there may be millions without.
+    numbers, interval = np.unique((rows.time - begun) // max(interval_ns, 1) * bool(interval_ns), return_inverse=True)
+    intervals = [(begun + number * interval_ns) / 1e9 for number in numbers.tolist()] or [0.0]
     if by_group:
         interval = rows.capture
+        intervals = [begun / 1e9] * max(len(total.groups), 1)
     elif any(total.groups):
         pairs, launch = np.unique(np.stack([rows.capture, rows.launch], axis=1), axis=0, return_inverse=True)
         hosts = [", ".join(group) for group in total.groups]
         known = [(total.launches[number], hosts[group]) for group, number in pairs.tolist()]
         launches = [launched and replace(launched, host=host) for launched, host in known]
-    count = int(interval.max(initial=-1)) + 1
     columns: dict[str, Any] = {
-        "interval": interval,
+        "interval": interval.reshape(-1),
         "launch": launch.reshape(-1),
         "kernel": rows.kernel,
         "code": rows.code,
@@ -161,7 +168,7 @@ def profile_of(total: Partial, interval_ns: int = 0, *, by_group: bool = False) 
         total.codes,
         **{name: column[order] for name, column in columns.items() if name != "energy"},
         reasons=total.reasons,
-        intervals=[(begun + number * interval_ns) / 1e9 for number in range(max(count, 1))],
+        intervals=intervals,
         devices=total.devices,
         launch_counts=_launch_counts(total),
         matched=facts.matched.shares(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,11 +17,16 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats.energy import Energy
+from iaprof.formats.header.python_counts import PythonCounts
+from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.formats.profile import Code, CodeKind, Launch, Origin
+from iaprof.gpu.intel.reasons import REASONS
+from iaprof.report.facts import Matched
 from iaprof.report.fleet.rows import Rows
 from iaprof.report.fleet.summary import Summary
 
-VERSION = 1
+VERSION = 2
 SAMPLES = "samples_"  # and the reason: the columns of counts
 _KEY = b"iaprof-profiles"
 _LAUNCH = ("process", "container", "operators", "stack", "kernel_stack", "origins")
@@ -34,6 +39,12 @@ _TEXTS = tuple(text for texts in _OF.values() for text in texts)
 _OF_CAPTURE = ("file", "host", "labels")
 _MOST_METADATA = 64 << 20  # bytes
 _MOST_ROWS = 1 << 26
+_MOST = 1 << 53  # samples or nJ of a row: sums of these fit 64 bits, and JSON has them exactly
+_LATEST_NS = 1 << 62  # since 1970: in 2116
+_DAMAGES = (
+    pa.ArrowException, ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError
+)  # fmt: skip
+"""What reading a file that a stranger made may raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +117,7 @@ class Segment:
         """
         try:
             return _read(pq.ParquetFile(file, read_dictionary=list(_TEXTS)))
-        except (pa.ArrowException, OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        except _DAMAGES as error:
             raise SegmentError(f"{name} holds no profiles of this version, or is damaged: remove it") from error
 
 
@@ -118,7 +129,7 @@ def captures_in(file: BinaryIO, name: str) -> list[Summary]:
     """
     try:
         return _summaries(pq.ParquetFile(file).schema_arrow)
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+    except _DAMAGES as error:
         raise SegmentError(f"{name} holds no profiles of this version, or is damaged: remove it") from error
 
 
@@ -128,6 +139,8 @@ def _read(file: pq.ParquetFile) -> Segment:
         raise ValueError
     reasons = [name.removeprefix(SAMPLES) for name in file.schema_arrow.names if name.startswith(SAMPLES)]
     counted = [f"{SAMPLES}{reason}" for reason in reasons]
+    if not set(reasons) <= set(REASONS):
+        raise ValueError
     table = file.read([*_NUMBERS, *_TEXTS, *counted])
     numbers = {name: _integers(table[name]) for name in (*_NUMBERS, *counted)}
     capture = numbers["capture"]
@@ -137,9 +150,14 @@ def _read(file: pq.ParquetFile) -> Segment:
     for name, texts in _OF.items():
         _, first, number = np.unique(numbers[f"{name}_id"], return_index=True, return_inverse=True)
         of_first = table.select(list(texts)).take(pa.array(first))
-        columns = [of_first[text].to_pylist() for text in texts]
+        columns = [of_first[text].cast(pa.string()).to_pylist() for text in texts]
         found[name] = number, list(map(_MADE[name], *columns))
     counts = np.stack([numbers[name] for name in counted], axis=1) if counted else np.empty((len(table), 0), np.int64)
+    for name in (*counted, "energy_nj"):
+        if len(table) and not 0 <= numbers[name].min() <= numbers[name].max() < _MOST:
+            raise ValueError
+    if np.bincount(capture, counts.sum(axis=1), len(captures)).tolist() != [each.samples for each in captures]:
+        raise ValueError
     rows = Rows(
         capture,
         **{name: number for name, (number, _) in found.items()},
@@ -159,7 +177,27 @@ def _summaries(schema: pa.Schema) -> list[Summary]:
     about = json.loads(written)
     if about["version"] != VERSION:
         raise ValueError
-    return [Summary.from_json(each) for each in about["captures"]]
+    captures = [Summary.from_json(each) for each in about["captures"]]
+    if not all(map(_is_valid, captures)):
+        raise ValueError
+    return captures
+
+
+def _is_valid(capture: Summary) -> bool:
+    """Whether figures are such as a Mapper makes; it keeps no captures with problems."""
+    counts = [capture.records, capture.samples, capture.unknown_kernel, capture.no_launch, *capture.matched]
+    counts += [*capture.energy_nj, *(each.launches for each in capture.launched)]
+    counts += [each.count for each in capture.losses if each.count is not None]
+    return (
+        capture.is_sound
+        and all(0 <= count < _MOST for count in counts)
+        and 0 <= capture.begun_ns < _LATEST_NS
+        and 0 <= capture.seconds < _LATEST_NS / 1e9
+        and len(capture.matched) == len(fields(Matched))
+        and len(capture.energy_nj) in (0, len(fields(Energy)))
+        and WholeStacks.from_json(capture.whole) is not None
+        and PythonCounts.from_json(capture.python) is not None
+    )
 
 
 def _integers(column: pa.ChunkedArray) -> NDArray[np.int64]:
@@ -181,9 +219,9 @@ def _dictionaries(
 def _launch_texts(launch: Launch | None) -> tuple[str | None, ...]:
     if launch is None:
         return (None,) * len(_LAUNCH)
-    origins = "\n".join(f"{origin.kind}\t{origin.module}" for origin in launch.origins)
-    lists = (launch.operators, launch.stack, launch.kernel_stack)
-    return launch.comm, launch.container, *("\n".join(each) for each in lists), origins
+    origins = [f"{origin.kind}\t{origin.module}" for origin in launch.origins]
+    lists = (launch.operators, launch.stack, launch.kernel_stack, origins)
+    return launch.comm, launch.container, *map(_joined, lists)
 
 
 def _launch(
@@ -208,17 +246,20 @@ def _launch(
     )
 
 
-def _code_texts(code: Code) -> tuple[str, ...]:
-    lines = "\n".join(map(str, code.lines))
-    return "\n".join(code.functions), "\n".join(code.files), lines, code.mnemonic
+def _code_texts(code: Code) -> tuple[str | None, ...]:
+    return _joined(code.functions), _joined(code.files), _joined(list(map(str, code.lines))), code.mnemonic
 
 
 def _code(functions: str | None, files: str | None, lines: str | None, mnemonic: str | None) -> Code:
     return Code(mnemonic or "", _lines(functions), tuple(map(int, _lines(lines))), _lines(files))
 
 
+def _joined(lines: Sequence[str]) -> str | None:
+    return "\n".join(lines) if lines else None  # "" is one empty frame
+
+
 def _lines(text: str | None) -> tuple[str, ...]:
-    return tuple(text.split("\n")) if text else ()
+    return () if text is None else tuple(text.split("\n"))
 
 
 def _kernel(symbol: str | None, file: str | None, hash_: str | None) -> HashedKernel | None:

@@ -10,6 +10,7 @@ import errno
 import glob
 import hashlib
 import os
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -37,9 +38,14 @@ class SourceError(IaprofError):
 class Source:
     """A capture: a file, or an object in a store."""
 
-    name: str  # path or URL
+    name: str  # path or URL, with all that opening it needs
     size: int  # bytes
     etag: str = ""  # by which its store tells contents apart; "" for files
+
+    @property
+    def shown(self) -> str:
+        """The name for people and profiles: without credentials, such as signatures of URLs."""
+        return shown(self.name)
 
     @property
     def is_remote(self) -> bool:
@@ -71,7 +77,7 @@ class Source:
         Raises:
             SourceError: it cannot be read.
         """
-        if not self.is_remote:
+        if not self.is_remote and self.name.isprintable():  # Arrow opens no path that is no UTF-8
             yield Path(self.name)
             return
         with self._readable(), contextlib.ExitStack() as files:
@@ -79,7 +85,7 @@ class Source:
 
     def _open(self) -> BinaryIO:
         if not self.is_remote:
-            return open(self.name, "rb")
+            return open_file(self.name)
         system, path = file_system(self.name)
         ranges = {"cache_type": "all"} if self.size <= _READ_AT_ONCE else {"cache_type": "none"}
         opened: BinaryIO = system.open(path, "rb", **ranges)
@@ -92,36 +98,56 @@ class Source:
 
 
 def find_sources(words: Sequence[str]) -> list[Source]:
-    """Finds the captures that words name, each once, in the order of the words; those of a word are sorted.
+    """Finds the captures that words name, in the order of the words; those of a word are sorted.
+
+    A file counts once, by however many words, spellings of its path or links it is named; a copy of it counts, too.
 
     Args:
         words: paths, patterns of paths, folders (with all their `.parquet` files, at any depth), or URLs of these.
 
+    Returns:
+        The captures. Those that are gone meanwhile, or are no files, are among them: reading them says so.
+
     Raises:
         UsageError: a word names nothing.
-        SourceError: a store cannot be asked.
+        SourceError: a file that is named as such does not exist; a folder or a store cannot be read.
     """
     found: dict[str, Source] = {}
     for word in words:
         of_word = list(_in_store(word) if is_url(word) else _on_disk(word))
         if not of_word:
             raise UsageError(f"no capture is at {shown(word)}: neither a file, nor .parquet files in a folder")
-        found |= {source.name: source for source in of_word}
+        for source in of_word:
+            found.setdefault(source.name if source.is_remote else os.path.realpath(source.name), source)
     return list(found.values())
 
 
 def _on_disk(word: str) -> Iterator[Source]:
-    if Path(word).is_dir():
-        names = sorted(str(path) for path in Path(word).rglob("*.parquet"))
-    elif Path(word).exists() or not any(mark in word for mark in _PATTERN):
+    if os.path.isdir(word):
+        names = sorted(_below(word))
+    elif os.path.lexists(word) or not any(mark in word for mark in _PATTERN):
+        with _failures(word):
+            os.stat(word)
         names = [word]
     else:
         names = sorted(glob.glob(word, recursive=True))
     for name in names:
-        with _failures(name):
-            status = os.stat(name)
         if not os.path.isdir(name):
-            yield Source(name, status.st_size)
+            with contextlib.suppress(OSError):  # it is gone, or a link to nothing: reading it says so
+                yield Source(name, os.stat(name).st_size)
+                continue
+            yield Source(name, 0)
+
+
+def _below(folder: str) -> Iterator[str]:
+    """Yields the names of the captures below a folder. Links to folders are not followed: they may lead back."""
+
+    def refused(error: OSError) -> None:
+        raise error
+
+    with _failures(folder):
+        for place, _, files in os.walk(folder, onerror=refused):
+            yield from (os.path.join(place, name) for name in files if name.endswith(".parquet"))
 
 
 def _in_store(url: str) -> Iterator[Source]:
@@ -143,6 +169,19 @@ def _in_store(url: str) -> Iterator[Source]:
 
 def _info(system: Any, path: str) -> dict[str, Any]:
     return {"type": "directory"} if path.endswith("/") or system.isdir(path) else system.info(path)
+
+
+def open_file(path: str) -> BinaryIO:
+    """Opens a regular file. Others, such as named pipes, would block, or never end.
+
+    Raises:
+        OSError: it is none, or cannot be opened.
+    """
+    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no file")
+    return file
 
 
 def file_system(url: str) -> tuple[Any, str]:

@@ -39,8 +39,9 @@ class LaunchedKernel:
 class Summary:
     """A capture, or a part of a merged one."""
 
-    file: str  # path or URL; for a part, with the part's label
+    file: str  # path or URL
     key: str  # of the profile: cache.py
+    part: str = ""  # of a merged capture: the part's label
     problem: str = ""  # why it could not be reported; then nothing else is known
     host: str = ""
     labels: dict[str, str] = field(default_factory=dict)
@@ -71,6 +72,11 @@ class Summary:
         return msgspec.convert(value, cls)
 
     @property
+    def name(self) -> str:
+        """The name for people: the file's, and for a part its label."""
+        return f"{self.file}#{self.part}" if self.part else self.file
+
+    @property
     def is_sound(self) -> bool:
         """Whether the capture could be reported."""
         return not self.problem
@@ -94,7 +100,7 @@ def facts_of(captures: Sequence[Summary]) -> Facts:
     for each in sound:
         for sentence, module, count in each.problems:
             of_sentence = facts.problems.setdefault(sentence, [])
-            of_sentence += [f"{each.file}: {module}"] * min(count, _MOST_PROBLEMS)
+            of_sentence += [f"{each.name}: {module}"] * min(count, _MOST_PROBLEMS)
     return facts
 
 

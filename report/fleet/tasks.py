@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from iaprof.report.fleet.cache import written
 from iaprof.report.fleet.groups import Grouping
 from iaprof.report.fleet.mapping import MapOptions, Mapper
-from iaprof.report.fleet.partial import Partial, Sum, partial_of
-from iaprof.report.fleet.rows import Rows
+from iaprof.report.fleet.partial import Partial, Sum, nothing, partial_of
 from iaprof.report.fleet.segment import Segment, SegmentError
 from iaprof.report.fleet.sources import Source
 from iaprof.report.fleet.summary import Summary
@@ -60,18 +59,18 @@ class Answer:
 
     partial: Partial
     segment: bytes = b""  # to keep; empty if there is nothing new
+    unread: str = ""  # the name of the segment, if that is damaged
 
 
 def run(task: MapTask | ReadTask) -> Answer:
-    """Does a task, in whatever process.
-
-    Raises:
-        SegmentError: the segment to read is damaged.
-    """
+    """Does a task, in whatever process."""
     if isinstance(task, ReadTask):
-        segment = Segment.read(io.BytesIO(task.content), task.name)
-        if missing := task.names.keys() - {each.key for each in segment.captures}:
-            raise SegmentError(f"{task.name} was replaced: {len(missing):,} profiles are gone from it; try again")
+        try:
+            segment = Segment.read(io.BytesIO(task.content), task.name)
+        except (SegmentError, MemoryError):  # a small file may expand to terabytes
+            return unread(task)
+        if task.names.keys() - {each.key for each in segment.captures}:  # it was replaced meanwhile
+            return unread(task)
         return Answer(_sum_of(segment, task))
     segment = Mapper(task.options).segment(task.sources)
     # A capture that could not be reported is tried again next time: the file may have been mended, or the store.
@@ -82,7 +81,12 @@ def run(task: MapTask | ReadTask) -> Answer:
 def failed(task: MapTask, problem: str) -> Answer:
     """The answer for captures that no worker could map."""
     summaries = [Summary(name, key, problem=problem) for key, names in task.names.items() for name in names]
-    return Answer(Partial(summaries, (), Rows.none(0), (), (), (), (), ()))
+    return Answer(nothing(summaries))
+
+
+def unread(task: ReadTask) -> Answer:
+    """The answer for a segment that no worker could read."""
+    return Answer(nothing(()), unread=task.name)
 
 
 def _sum_of(segment: Segment, task: MapTask | ReadTask) -> Partial:
@@ -94,7 +98,6 @@ def _sum_of(segment: Segment, task: MapTask | ReadTask) -> Partial:
         wanted = {}
         for key, names in task.names.items():
             for number in numbers[key] if turn < len(names) else ():
-                _, found, label = segment.captures[number].file.partition("#")
-                wanted[number] = replace(segment.captures[number], file=names[turn] + found + label)
+                wanted[number] = replace(segment.captures[number], file=names[turn])
         total.add(partial_of(segment, wanted, task.question.grouping.of, task.question.columns))
     return total.result()

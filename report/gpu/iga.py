@@ -6,6 +6,8 @@ The packages contain no header: the declarations are from iga.h and kv.h of inte
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import sys
@@ -180,6 +182,15 @@ class Iga:
 
     def _text(self, string: Any) -> str:
         return bytes(self._ffi.string(string)).decode("utf-8", "backslashreplace")  # type: ignore[arg-type]
+
+
+def installed() -> str:
+    """Returns the library that would be loaded, as `candidates` names it; "" if there is none."""
+    for path in candidates():
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(path)
+            return path
+    return ""
 
 
 def candidates() -> list[str]:

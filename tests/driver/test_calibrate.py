@@ -232,7 +232,7 @@ def test_a_library_that_is_no_driver_is_refused_and_leaves_nothing(
     assert why in str(refused.value)
     assert "--launches=inject" in str(refused.value)
     assert not list(private.iterdir())
-    assert not processes_with("calibrate.child") and not processes_with("12345.6789")
+    until(lambda: not processes_with("calibrate.child") and not processes_with("12345.6789"))
 
 
 def test_what_is_no_library_is_one_sentence_and_writes_nothing(tmp_path: Path) -> None:

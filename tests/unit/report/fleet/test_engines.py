@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import signal
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.basics.errors import IaprofError
 from iaprof.report.fleet import engines
 from iaprof.report.fleet.cache import Cache
 from iaprof.report.fleet.engines import Cluster, Engine, Processes
@@ -17,7 +19,7 @@ from iaprof.report.fleet.fleet import ask
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.partial import Partial
 from iaprof.report.fleet.sources import find_sources
-from iaprof.report.fleet.tasks import MapTask, Question
+from iaprof.report.fleet.tasks import MapTask, Question, ReadTask
 from unit.report.fleet.fleets import SAMPLES
 
 ALL = Question(frozenset({"launch", "kernel", "code", "device", "offset"}))
@@ -131,3 +133,36 @@ def test_a_cluster_of_which_a_worker_is_killed_answers_the_same(
     killing.join()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("error", [concurrent.futures.CancelledError, ConnectionResetError])
+def test_a_scheduler_that_goes_away_is_one_sentence(
+    cluster: Cluster, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(type(cluster._client), "submit", lost)
+    with pytest.raises(IaprofError, match="the scheduler at local:2 is gone"):
+        asked(cluster, SAMPLES[0])
+
+
+def test_there_are_as_many_processes_as_memory_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    monkeypatch.setattr(engines, "limit", lambda: 2 << 30)
+    for gigabytes, expected in ((0, 1), (9, 4), (1024, 64)):
+        monkeypatch.setattr(engines, "available", lambda gigabytes=gigabytes: gigabytes << 30)
+        assert engines.open_engine(None).workers == expected
+
+
+def test_a_segment_that_kills_each_process_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    give = Processes._give
+
+    def give_and_kill(self: Processes, task: engines.Task, deaths: int) -> None:
+        give(self, task, deaths)
+        os.kill(list(self._running.values())[-1][0].pid, signal.SIGKILL)
+
+    monkeypatch.setattr(Processes, "_give", give_and_kill)
+    with Processes(1) as one:
+        (answer,) = one.answers([ReadTask("segment", b"", {}, ALL)])
+    assert answer.unread == "segment"

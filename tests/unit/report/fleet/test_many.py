@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from iaprof.report.fleet import engines
+from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, copied, folded, sum_of_single
 
+TEXT = Path(__file__).parents[3] / "data" / "iaprof-text" / "0.5.txt"
 pytestmark = pytest.mark.usefixtures("here")
 
 
@@ -171,7 +173,10 @@ def test_what_is_broken_is_named_and_the_rest_reported(folder: Path) -> None:
         (["top", "{samples}", "--cluster=tcp://127.0.0.1:1"], 1, "no scheduler answers"),
     ],
 )
-def test_what_is_wrong_is_one_sentence(words: list[str], code: int, said: str, tmp_path: Path) -> None:
+def test_what_is_wrong_is_one_sentence(
+    words: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_CONNECT_S", 1)
     places = {"tmp": str(tmp_path), "samples": str(SAMPLES[0].parent), "sample": str(SAMPLES[0])}
     done = iaprof(*(word.format(**places) for word in words))
     assert (done.code, done.out) == (code, "")
@@ -211,3 +216,45 @@ def test_profiles_answer_sql(folder: Path, tmp_path: Path) -> None:
     found = {(kernel, name): count for kernel, *counts in rows for name, count in zip(names, counts, strict=True)}
     found = {key: count for key, count in found.items() if count}
     assert found == expected
+
+
+def test_intervals_are_those_of_the_wall_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1.001 s, which floats have as less; the captures begin hours apart, and of one it is not known when."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    clocks = [
+        {"monotonic_ns": 10**9, "realtime_ns": wall} for wall in (1_795_219_200 * 10**9, 1_795_230_000 * 10**9, 0)
+    ]
+    rows = [stall((1 + second) * 10**9 + 1, record(0x1000, sbid=7)) for second in range(4)]
+    for number, clock in enumerate(clocks):
+        path = capture(tmp_path / "rows.parquet", stall=rows, launch=[launch(10**9, 5, 0x1000)])
+        copied(path, tmp_path / "captures" / f"{number}.parquet", clock=clock, end_ns=6 * 10**9)
+    done = iaprof("report", "-q", tmp_path / "captures", "--frames=interval", "--interval=1.001")
+    assert done.code == 0, done.err
+    length = int(1.001 * 1e9)
+    walls = [clock["realtime_ns"] + second * 10**9 + 1 for clock in clocks for second in range(4)]
+    starts = Counter(wall // length * length / 1e9 for wall in walls)
+    found = {float(line.split()[0]): int(line.split()[-1]) for line in done.out.splitlines()}
+    assert sorted(found) == pytest.approx(sorted(starts), abs=1e-3)
+    assert [found[each] for each in sorted(found)] == [7 * starts[each] for each in sorted(starts)]
+
+
+def test_imported_intervals_are_those_of_the_other_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "captures").mkdir()
+    imported = tmp_path / "captures" / "one.parquet"
+    assert iaprof("import", "-q", TEXT, "-o", imported).code == 0
+    shutil.copy(imported, tmp_path / "captures" / "two.parquet")
+    words = "report", "-q", "--frames=interval,reason", "--interval=1"
+    one, two = (iaprof(*words, path).out.splitlines() for path in (imported, imported.parent))
+    assert len(one) == len(two) > 4
+    for single, both in zip(one, two, strict=True):
+        (begun, reason, samples), (of_both, *rest) = split(single), split(both)
+        assert rest == [reason, 2 * samples]
+        assert 0 <= begun - of_both < 1
+
+
+def split(line: str) -> tuple[float, str, int]:
+    """The second, the reason and the samples of a folded stack."""
+    stack, count = line.rsplit(" ", 1)
+    interval, reason = stack.split(";")
+    return float(interval.split()[0]), reason, int(count)

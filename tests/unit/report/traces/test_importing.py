@@ -168,7 +168,7 @@ BAD: list[tuple[str, Any]] = [
     ("unreadable", '{"ph": "X", "name": "a" "pid": 0, "ts": 1}'),
     ("unreadable", '{"ph": "X", "name": "a\\x", "pid": 0, "ts": 1}'),
     ("unreadable", '{"ph": "X", "name": nul, "pid": 0, "ts": 1, "args": {"list": [{"a": 1}, {"b": 2}]}}'),
-    ("unreadable", '{"ph": "X", "a": ' + "[" * 5000 + "]" * 5000 + "}"),
+    ("unreadable", '{"ph": "X", "a": ' + "[" * 100_000 + "]" * 100_000 + "}"),
 ]
 
 

@@ -1,0 +1,131 @@
+"""Names of captures and outputs: whatever files are called, and whatever they are instead of captures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from iaprof.basics.errors import IaprofError
+from iaprof.report.fleet.sources import Source, find_sources
+from unit.in_process import iaprof
+from unit.report.fleet.fleets import SAMPLES, as_json, copied, folded, sum_of_single
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for captures, in which the user is, and a home of the user's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    found = tmp_path / "captures"
+    found.mkdir()
+    monkeypatch.chdir(found)
+    return found
+
+
+def captures_of(*words: str | Path) -> list[str]:
+    groups = as_json("top", "-q", *words, "--group-by=capture")["groups"]
+    return [each["group"]["capture"] for each in groups]
+
+
+def test_a_name_may_have_any_characters(folder: Path) -> None:
+    names = ["a b", "a#b", "50%", "a[1]", "*", "a?b", "-q", "ä", "a\nb"]
+    for name in names:
+        shutil.copy(SAMPLES[0], folder / f"{name}.parquet")
+    shown = sorted(f"{folder}/{name}.parquet".replace("\n", "\\x0a") for name in names)
+    assert sorted(captures_of(folder)) == shown
+    assert sorted(captures_of(folder)) == shown  # of the profile that was kept
+    assert sorted(captures_of(*(f"{folder}/{name}.parquet" for name in names))) == shown
+
+
+def test_a_name_may_have_any_bytes(folder: Path) -> None:
+    shutil.copy(SAMPLES[0], os.fsdecode(os.fsencode(folder) + b"/a\xff.parquet"))
+    assert captures_of(folder) == [f"{folder}/a\\udcff.parquet"]
+    assert folded(folder) == sum_of_single(SAMPLES[:1])
+
+
+def test_parts_of_a_merged_capture_keep_their_names(folder: Path, tmp_path: Path) -> None:
+    sources = [copied(SAMPLES[-1], tmp_path / f"{host}.parquet", host) for host in ("one", "two")]
+    assert iaprof("merge", "-q", "-o", folder / "a#b.parquet", *sources).code == 0
+    assert sorted(captures_of("./")) == [f"./a#b.parquet#{part}" for part in ("one", "two")]
+
+
+def test_a_file_counts_once(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(SAMPLES[0], folder / "a.parquet")
+    (folder / "link.parquet").symlink_to("a.parquet")
+    (folder / "loop").symlink_to(".")
+    (tmp_path / "other").symlink_to(folder)
+    names = ["a.parquet", "./a.parquet", str(folder / "a.parquet"), "loop/a.parquet", f"{tmp_path}/other"]
+    assert [each.name for each in find_sources([*names, ".", "**/*.parquet"])] == ["a.parquet"]
+    # while a copy is another capture
+    shutil.copy(SAMPLES[0], folder / "copy.parquet")
+    assert len(find_sources([".", "**/*.parquet"])) == 2
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "table"])
+def test_what_is_no_file_is_named_and_the_rest_reported(folder: Path, kind: str) -> None:
+    shutil.copy(SAMPLES[0], folder / "a.parquet")
+    path = folder / "other.parquet"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)  # opening it would block
+        case "link":
+            path.symlink_to("nothing")
+        case "folder":
+            path.mkdir()
+        case "table":
+            assert iaprof("report", "-q", SAMPLES[0], "-o", path).code == 0
+    done = iaprof("top", folder)
+    assert done.code == 0
+    assert [line.count("other.parquet") for line in done.err.splitlines()] == [0] if kind == "folder" else [1, 0]
+    assert folded(folder) == sum_of_single(SAMPLES[:1])
+
+
+def test_a_folder_that_may_not_be_read_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # root may read all folders: the refusal is made here
+    (folder / "secret").mkdir()
+    shutil.copy(SAMPLES[0], folder / "a.parquet")
+    scan = os.scandir
+
+    def refused(path: str) -> object:
+        if path.endswith("secret"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    done = iaprof("top", folder)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == f"iaprof: {folder} cannot be read: Permission denied\n"
+
+
+def test_an_input_is_not_overwritten(folder: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copy(SAMPLES[0], folder / f"{name}.parquet")
+    for output in ("a.parquet", "./b.parquet"):
+        done = iaprof("report", folder, "--force", "-o", output)
+        assert (done.code, done.out) == (1, "")
+        assert "is what is read" in done.err
+    assert (folder / "a.parquet").read_bytes() == SAMPLES[0].read_bytes()
+
+
+def test_names_have_no_signatures() -> None:
+    source = Source("https://someone:word@example.com/a.parquet?X-Amz-Signature=secret#part", 1)
+    assert source.shown == "https://example.com/a.parquet"
+
+
+@pytest.mark.parametrize("format_", ["chrome", "perfetto", "flamescope"])
+def test_formats_of_times_are_for_one_capture(folder: Path, format_: str) -> None:
+    for name in ("a", "b"):
+        shutil.copy(SAMPLES[0], folder / f"{name}.parquet")
+    done = iaprof("report", folder, f"--format={format_}")
+    assert (done.code, done.out) == (2, "")
+    assert f"{format_} is for one capture" in done.err
+
+
+def test_a_missing_file_that_is_named_is_an_error(folder: Path) -> None:
+    shutil.copy(SAMPLES[0], folder / "a.parquet")
+    with pytest.raises(IaprofError, match=r"nothing\.parquet does not exist"):
+        find_sources(["a.parquet", "nothing.parquet"])
