@@ -153,9 +153,15 @@ class _Values:
     """Which values of counters are one event: different series of a counter that are next to each other at one time."""
 
     def __init__(self, points: Points) -> None:
-        keys = (points.file, points.pid, points.tid, points.name, points.category, points.time)
         new = np.ones(len(points), bool)
-        new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+        new[1:] = False
+        for name in ("file", "pid", "tid", "name", "category", "time"):
+            key = getattr(points, name)
+            new[1:] |= key[1:] != key[:-1]
+        self.is_first = new
+        self._events: Groups | None = None
+        if new.all():  # each value is an event, which needs no memory
+            return
         run = np.cumsum(new)
         alike = Groups(run, points.series)
         nth = np.empty(len(points), np.int64)  # a series that comes again is of a further event
@@ -166,6 +172,8 @@ class _Values:
 
     def of_events(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the rows of the values of events, by the rows of their first ones, and where each event's begin."""
+        if self._events is None:
+            return rows, np.arange(len(rows) + 1)
         events = self._events.numbers[rows]
         counts = self._events.counts[events]
         offsets = np.append(0, np.cumsum(counts))
@@ -238,7 +246,9 @@ class _Events:
         """Yields the row numbers of events, and their kinds, in order of time."""
         trace = self._trace
         slices, values, flows, instants = rows.kinds
-        chosen = slices, values[self._values.is_first[values]], flows, instants
+        if not self._values.is_first.all():
+            values = values[self._values.is_first[values]]
+        chosen = slices, values, flows, instants
         columns = [trace.slices.start, trace.points.time, trace.flows.time, trace.instants.time]
         times = np.concatenate([column[each] for column, each in zip(columns, chosen, strict=True)])
         duration, count = trace.slices.duration, len(slices)
