@@ -1,5 +1,8 @@
+from typing import Any
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from iaprof.report.timeline.columns.packed import ABSENT, Constant, Narrow, Repeated, joined, pack, unpacked
 from iaprof.report.timeline.trace import Slices
@@ -26,7 +29,7 @@ _ROWS = np.array([3, 0, 3, 1])
         (np.full((4, 2), ABSENT), Repeated),
     ],
 )
-def test_packed_columns_have_the_same_values(values, kind):
+def test_packed_columns_have_the_same_values(values: NDArray[Any], kind: type) -> None:
     packed = pack(values)
     assert isinstance(packed, kind)
     assert unpacked(packed).tobytes() == values.tobytes()
@@ -38,7 +41,7 @@ def test_packed_columns_have_the_same_values(values, kind):
         assert unpacked(both).tobytes() == np.concatenate([values, other]).tobytes()
 
 
-def test_tables_are_the_same_when_packed():
+def test_tables_are_the_same_when_packed() -> None:
     slices = Slices.of(4, start=np.array([1, 2, 3, 4]), tid=np.array([7, 8, 7, 8]))
     slices.extra["class"] = np.array([0, -1, 0, 0], np.int32)
     slices.pack(0)
