@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from iaprof.sandbox.closing import Closing
 
 _EMPTY = pa.scalar("", pa.large_string())
+_TAKEN_AT_ONCE = 1 << 20  # rows, whose pages stay in memory
 _MOST = 1 << 40  # behind the end of every text
 
 
@@ -44,6 +45,7 @@ class Arguments(Closing):
             size += int(starts[-1] - starts[0]) if len(plain) else 0
         self._file.flush()
         self._mapped = mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+        self._taken = 0
         offsets = np.concatenate(ends)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self._mapped)]
         self._texts = pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers)
@@ -54,6 +56,10 @@ class Arguments(Closing):
 
     def take(self, rows: NDArray[np.int64]) -> pa.StringArray:
         """Returns the members of the objects of rows, without braces; null for those without members and rows < 0."""
+        self._taken += len(rows)
+        if self._taken >= _TAKEN_AT_ONCE and isinstance(self._mapped, mmap.mmap):
+            self._taken = 0
+            self._mapped.madvise(mmap.MADV_DONTNEED)  # the kernel keeps them, but not as memory of this process
         found = self._texts.take(pa.array(rows, mask=(rows < 0) | (rows >= len(self._texts)))).cast(pa.string())
         return pc.if_else(pc.equal(found, _EMPTY.cast(pa.string())), pa.scalar(None, pa.string()), found)
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.report.timeline.columns.packed import parts
 from iaprof.report.timeline.dialects import windows
 from iaprof.report.timeline.intervals import FARTHEST
 from iaprof.report.timeline.texts import Texts
 from iaprof.report.timeline.trace import ABSENT, Slices
 
 
-def read(counters: NDArray[np.int64], indexes: NDArray[np.intp]) -> NDArray[np.int64]:
+def read(counters: NDArray[np.int64], indexes: NDArray[np.int8]) -> NDArray[np.int64]:
     """Returns one counter of each row: int64[n] of int64[n, 5]."""
     return np.asarray(counters[np.arange(len(counters)), indexes])
 
@@ -33,6 +34,21 @@ def counter_offsets(texts: Texts, slices: Slices, soc_mhz: float) -> NDArray[np.
     absent = (slices.counters == ABSENT) | (last == ABSENT)
     cycles = np.where(absent, 0, slices.counters) - np.where(absent, 0, last)
     return np.where(absent, np.nan, slices.duration[:, None] + cycles * (1e3 / soc_mhz))
+
+
+def counter_time(texts: Texts, slices: Slices, counter: int, soc_mhz: float) -> NDArray[np.int64]:
+    """Returns when one counter of each slice was read, in ns: int64[n]; ABSENT for absent counters."""
+    last_of = windows(texts, slices.name)[1]
+    last, this = slices.counters_by(last_of), slices.counter(counter)
+    found = np.empty(len(slices), np.int64)
+    start, duration = slices.start, slices.duration
+    for part in parts(len(slices)):
+        absent = (this[part] == ABSENT) | (last[part] == ABSENT)
+        cycles = np.where(absent, 0, this[part]) - np.where(absent, 0, last[part])
+        offsets = np.where(absent, np.nan, duration[part] + cycles * (1e3 / soc_mhz))
+        starts = np.clip(start[part], -FARTHEST, FARTHEST)
+        found[part] = np.where(np.isnan(offsets), ABSENT, starts + whole(offsets))
+    return found
 
 
 def counter_times(texts: Texts, slices: Slices, soc_mhz: float) -> NDArray[np.int64]:

@@ -118,9 +118,9 @@ def _found(trace: Trace, sign: Sign, slices: Slices) -> NDArray[np.bool_]:
     return found & ~trace.texts.matches(codes, sign.unless) if sign.unless else found
 
 
-def windows(texts: Texts, names: NDArray[np.int32]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Returns the indexes of the first and the last counter of each name's window: intp[n] each, 0 to 4."""
-    first, last = (np.full(len(names), index, np.intp) for index in OTHER_WINDOW)
+def windows(texts: Texts, names: NDArray[np.int32]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Returns the indexes of the first and the last counter of each name's window: int8[n] each, 0 to 4."""
+    first, last = (np.full(len(names), index, np.int8) for index in OTHER_WINDOW)
     for pattern, start, end in WINDOWS:
         found = texts.matches(names, pattern)
         first[found], last[found] = start, end

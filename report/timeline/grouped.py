@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -54,21 +54,31 @@ def few(values: NDArray[Any], absent: NDArray[np.bool_]) -> tuple[pa.Int32Array,
     return pa.array(number[at], mask=absent), np.flatnonzero(used).astype(values.dtype) + low
 
 
-def by_time(times: NDArray[np.int64], key: NDArray[Any]) -> NDArray[np.int64]:
+def by_time(
+    times: NDArray[np.int64], key: NDArray[Any] | Callable[[NDArray[np.int64]], NDArray[Any]]
+) -> NDArray[np.int64]:
     """Returns rows in order of time, those of one time in order of a key, and then in their own.
 
     Times that are in order for the most part take a fraction of what np.lexsort takes.
+
+    Args:
+        times: int64[n].
+        key: the key of each row, or what returns the keys of some rows: those of all take memory.
     """
     order = np.argsort(times, kind="stable")
-    ordered = times[order]
-    is_new = np.append(ordered[1:] != ordered[:-1], True)  # whether the next row has another time
-    begin = 0
-    while begin < len(order):  # parts need less memory
-        end = begin + _PART
-        end += int(np.argmax(is_new[end - 1 :])) if end < len(order) else 0
-        if not is_new[begin:end].all():
-            rows = order[begin:end]
-            order[begin:end] = rows[np.lexsort((key[rows], ordered[begin:end]))]
+    keys = key if callable(key) else key.__getitem__
+    begin, count = 0, len(order)
+    while begin < count:  # parts need less memory
+        end = min(begin + _PART, count)
+        while end < count:  # to the next row of another time
+            others = times[order[end : end + _PART]] != times[order[end - 1]]
+            end += int(np.argmax(others)) if others.any() else len(others)
+            if others.any():
+                break
+        rows = order[begin:end]
+        ordered = times[rows]
+        if (ordered[1:] == ordered[:-1]).any():
+            order[begin:end] = rows[np.lexsort((keys(rows), ordered))]
         begin = end
     return order
 

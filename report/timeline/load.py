@@ -14,10 +14,14 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import clean
 from iaprof.report.join.memory import return_free_memory, return_large_blocks_when_freed
 from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.columns.packed import Column, joined, pack, unpacked
+from iaprof.report.timeline.columns.table import Extra
 from iaprof.report.timeline.stages.torch_ranks import place_on_ranks
 from iaprof.report.timeline.texts import Texts
 from iaprof.report.timeline.trace import ABSENT, Dialect, Marks, Points, Slices, Trace, TraceFile
 
+_LEAST_PACKED = 1 << 12  # rows of a row group
+_READ_AT_ONCE = 16  # row groups, after which memory is returned: what stays of them is between what was freed
 _MOST_RANK = 1 << 31
 _LARGE = 4 << 20  # bytes of half a million rows: fewer would be returned, and zeroed again, too often
 
@@ -48,6 +52,7 @@ def load(capture: CaptureReader) -> Trace:
         files, texts, columns["slice"].slices(), columns["counter"].points(), columns["flow"].marks(),
         columns["instant"].marks(),
     )  # fmt: skip
+    trace.pack()
     place_on_ranks(trace, lambda: arguments(capture, "instant"))
     return_free_memory()
     return trace
@@ -86,15 +91,27 @@ class _Columns:
     texts: Texts
     rows: int = 0
     files: int = 0
-    found: dict[str, list[NDArray[Any]]] = field(default_factory=dict)
+    found: dict[str, list[Column]] = field(default_factory=dict)
 
     def read(self, part: CaptureReader, first_file: int) -> None:
         """Reads the rows of a part, whose first file has this number."""
         names = _FIELDS[self.kind]
-        for table in part.tables(self.kind, names):
+        for number, table in enumerate(part.tables(self.kind, names), 1):
             for name in names:
-                self.found.setdefault(name, []).append(self._column(name, table[name], first_file))
+                if name not in _COUNTERS:
+                    self._add(name, self._column(name, table[name], first_file))
+            if self.kind == "slice":
+                counters = np.empty((len(table), len(_COUNTERS)), np.int64)
+                for number, name in enumerate(_COUNTERS):
+                    counters[:, number] = self._column(name, table[name], first_file)
+                self._add("counters", counters)
             self.rows += len(table)
+            if number % _READ_AT_ONCE == 0:
+                return_free_memory()
+
+    def _add(self, name: str, values: NDArray[Any]) -> None:
+        """Adds the values of a row group: packed, as all of them would need much memory until the last is read."""
+        self.found.setdefault(name, []).append(pack(values) if len(values) >= _LEAST_PACKED else values)
 
     def _column(self, name: str, column: pa.ChunkedArray, first_file: int) -> NDArray[Any]:
         if pa.types.is_dictionary(column.type):
@@ -108,8 +125,10 @@ class _Columns:
         return np.asarray((column.fill_null(ABSENT) if column.null_count else column).to_numpy())
 
     def column(self, name: str, type_: Any) -> NDArray[Any]:
-        """Returns a whole column."""
-        return np.concatenate([np.empty(0, type_), *self.found.pop(name, [])]).astype(type_, copy=False)
+        """Returns a whole column, which can be packed."""
+        parts = self.found.pop(name, [])
+        whole: Any = joined(parts) if parts else np.empty(0, type_)
+        return whole.astype(type_, copy=False) if isinstance(whole, np.ndarray) else whole
 
     def _common(self) -> dict[str, Any]:
         return {
@@ -123,15 +142,14 @@ class _Columns:
 
     def slices(self) -> Slices:
         """Returns them as slices."""
-        counters = np.empty((self.rows, 5), np.int64)
-        for number in range(5):
-            counters[:, number] = self.column(f"ts{number + 1}", np.int64)
+        none = np.empty((0, len(_COUNTERS)), np.int64)
+        counters = self.column("counters", np.int64) if self.rows else none
         numbers = {name: self.column(name, np.int64) for name in ("power", "bytes", "correlation", "device")}
         codes = {name: self.column(name, np.int32) for name in ("group", "type", "peers")}
         ids = {
             label: values
             for name, label in (("external_id", "External id"), ("python_id", "Python id"))
-            if len(values := self.column(name, np.int64)) and (values != ABSENT).any()
+            if len(values := self.column(name, np.int64)) and (unpacked(values) != ABSENT).any()
         }
         return Slices(
             **self._common(),
@@ -141,7 +159,7 @@ class _Columns:
             bandwidth=self.column("bandwidth", np.float64),
             **numbers,
             **codes,
-            extra=ids,
+            extra=Extra.of(ids),
         )
 
     def points(self) -> Points:
@@ -163,10 +181,11 @@ class _Columns:
         )
 
 
+_COUNTERS = ("ts1", "ts2", "ts3", "ts4", "ts5")
 _COMMON = ("time_ns", "file", "pid", "tid", "name", "category")
 _FIELDS = {
     "slice": (
-        *_COMMON, "duration_ns", "ts1", "ts2", "ts3", "ts4", "ts5", "power", "bytes", "correlation", "device",
+        *_COMMON, "duration_ns", *_COUNTERS, "power", "bytes", "correlation", "device",
         "external_id", "python_id", "bandwidth", "group", "type", "peers",
     ),
     "counter": (*_COMMON, "series", "value"),

@@ -196,4 +196,5 @@ def run(trace: Trace, options: Options, enabled: Sequence[bool], after: Callable
         if is_on and stage.is_asked_for(options):
             with np.errstate(all="ignore"):  # a stranger's trace can have times that overflow; they become inf or nan
                 stage.load()(trace, options)
+            trace.pack()
             after(number, stage)

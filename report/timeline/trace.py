@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.report.timeline.columns.packed import ABSENT as ABSENT, Repeated, parts
+from iaprof.report.timeline.columns.table import Columns as Columns
 from iaprof.report.timeline.messages import Messages
 from iaprof.report.timeline.texts import NO_TEXT, Texts
 
-ABSENT = np.iinfo(np.int64).min
-"""An integer that an event does not have, in columns of int64."""
 MADE_OF_TEXT = 1 << 48
 """Pids, tids and identifiers from here on stand for texts: the import makes them, see report/traces/tables.py."""
 MADE = -1
@@ -45,47 +45,6 @@ class TraceFile:
     rank: int  # of TORCH files; 0 if the file does not say
     devices: tuple[Mapping[str, Any], ...] = ()  # deviceProperties
     members: Mapping[str, Any] = field(default_factory=dict)  # other members of the file, beside the events
-
-
-class Columns:
-    """A dataclass of arrays of one length, and `extra`, which maps names to arrays of that length."""
-
-    extra: dict[str, NDArray[Any]]
-
-    def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))  # type: ignore[arg-type]
-
-    def take(self, rows: NDArray[Any]) -> Self:
-        """Returns some rows, by numbers or by a mask."""
-        if rows.dtype == bool:
-            rows = np.flatnonzero(rows)  # once, not for each column
-        columns = {each.name: getattr(self, each.name).take(rows, 0) for each in fields(self) if each.name != "extra"}  # type: ignore[arg-type]
-        extra = {name: values.take(rows, 0) for name, values in self.extra.items()}
-        return replace(self, **columns, extra=extra)  # type: ignore[type-var]
-
-    def joined(self, other: Self) -> Self:
-        """Returns these rows and others after them. What is extra in one of them is absent in the others."""
-        columns = {
-            each.name: np.concatenate([getattr(self, each.name), getattr(other, each.name)])
-            for each in fields(self)  # type: ignore[arg-type]
-            if each.name != "extra"
-        }
-        extra = {}
-        for name in {**self.extra, **other.extra}:
-            like = self.extra.get(name, other.extra.get(name))
-            assert like is not None
-            parts = [each.extra.get(name, _absent(like, len(each))) for each in (self, other)]
-            extra[name] = np.concatenate(parts)
-        return replace(self, **columns, extra=extra)  # type: ignore[type-var]
-
-
-def _absent(like: NDArray[Any], count: int) -> NDArray[Any]:
-    """Returns absent values: NaN, ABSENT, or NO_TEXT for int32, which has codes."""
-    if like.dtype == np.int32:
-        return np.full(count, NO_TEXT, np.int32)
-    if like.dtype == bool:
-        return np.zeros(count, bool)
-    return np.full(count, np.nan if like.dtype.kind == "f" else ABSENT, like.dtype)
 
 
 @dataclass
@@ -120,7 +79,34 @@ class Slices(Columns):
     @property
     def has_counters(self) -> NDArray[np.bool_]:
         """Whether a slice has TS1, which makes it a device's in FLEX files."""
-        return np.asarray(self.counters[:, 0] != ABSENT, bool)
+        return np.asarray(self.counter(0) != ABSENT, bool)
+
+    def counter(self, number: int) -> NDArray[np.int64]:
+        """Returns one of the counters, from 0 for TS1 on: what takes less memory than all five of them."""
+        counters = self.column("counters")
+        return counters.column(number) if isinstance(counters, Repeated) else self.counters[:, number]
+
+    def counters_by(self, indexes: NDArray[np.int8]) -> NDArray[np.int64]:
+        """Returns one counter of each slice, by its index: int64[n]."""
+        counters = self.column("counters")
+        if isinstance(counters, Repeated):
+            distinct, found = counters.distinct(), np.empty(len(self), np.int64)
+            for part in parts(len(self)):
+                found[part] = distinct[counters.codes[part], indexes[part]]
+            return found
+        return np.asarray(self.counters[np.arange(len(self)), indexes])
+
+    def distinct_counters(self) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
+        """Returns counters that slices have, int64[m, 5], and the row of each slice's; None if each has its own row."""
+        counters = self.column("counters")
+        if isinstance(counters, Repeated):
+            return counters.distinct(), counters.codes
+        return self.counters, None
+
+    def set_distinct_counters(self, counters: NDArray[np.int64]) -> None:
+        """Replaces what `distinct_counters` returned."""
+        stored = self.column("counters")
+        self.counters = stored.with_table(counters) if isinstance(stored, Repeated) else counters  # type: ignore[assignment]
 
     @classmethod
     def of(cls, count: int, **columns: NDArray[Any]) -> Slices:
@@ -220,4 +206,9 @@ class Trace:
         """Drops the slices that are not in the mask, and counts them."""
         if count := int(len(mask) - mask.sum()):
             self.dropped[reason] += count
-            self.slices = self.slices.take(mask)
+            self.slices.keep(mask)
+
+    def pack(self) -> None:
+        """Packs what stages have set."""
+        for columns in (self.slices, self.points, self.flows, self.instants):
+            columns.pack()

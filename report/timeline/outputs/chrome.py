@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import StackOptions
+from iaprof.report.join.memory import return_free_memory
 from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.grouped import Groups, by_time, few
 from iaprof.report.timeline.intervals import FARTHEST
@@ -29,6 +30,7 @@ from iaprof.report.timeline.outputs.json_texts import (
 from iaprof.report.timeline.trace import ABSENT, MADE_OF_TEXT, Columns, Marks, Points, Slices, Trace
 
 _CHUNK = 1 << 15  # events; more need more memory, fewer more time
+_RETURNED_AFTER = 32  # chunks: what they leave in pieces would add up
 _SEPARATOR = ",\n"
 _MOST_TEXTS = 1 << 30  # bytes of an array of type string
 INTERNAL = ("sync", "bp", "energy_uj")  # what only stages and tables use, and what is no member of args
@@ -81,11 +83,13 @@ class ChromeWriter:
         own = [device for device in self._devices if rank is None or device.get("id") == rank]
         output.write(_head(self._trace, self._settings, own).encode() + b'"traceEvents":[\n')
         skipped = len(_SEPARATOR)  # before the first event
-        for chunk in self._events.chunks(rows or Rows.all(self._trace)):
+        for number, chunk in enumerate(self._events.chunks(rows or Rows.all(self._trace)), 1):
             _, offsets, content = chunk.buffers()
             places = np.frombuffer(offsets, np.int32)
             output.write(memoryview(content)[places[chunk.offset] + skipped : places[chunk.offset + len(chunk)]])
             skipped = 0
+            if number % _RETURNED_AFTER == 0:
+                return_free_memory()
         output.write(b"\n]}\n")
 
 
@@ -149,9 +153,15 @@ class _Values:
     """Which values of counters are one event: different series of a counter that are next to each other at one time."""
 
     def __init__(self, points: Points) -> None:
-        keys = (points.file, points.pid, points.tid, points.name, points.category, points.time)
         new = np.ones(len(points), bool)
-        new[1:] = np.any([key[1:] != key[:-1] for key in keys], axis=0)
+        new[1:] = False
+        for name in ("file", "pid", "tid", "name", "category", "time"):
+            key = getattr(points, name)
+            new[1:] |= key[1:] != key[:-1]
+        self.is_first = new
+        self._events: Groups | None = None
+        if new.all():  # each value is an event, which needs no memory
+            return
         run = np.cumsum(new)
         alike = Groups(run, points.series)
         nth = np.empty(len(points), np.int64)  # a series that comes again is of a further event
@@ -162,6 +172,8 @@ class _Values:
 
     def of_events(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns the rows of the values of events, by the rows of their first ones, and where each event's begin."""
+        if self._events is None:
+            return rows, np.arange(len(rows) + 1)
         events = self._events.numbers[rows]
         counts = self._events.counts[events]
         offsets = np.append(0, np.cumsum(counts))
@@ -220,9 +232,7 @@ class _Events:
 
         Each is behind the separator, also the first one.
         """
-        kinds, numbers_ = self._in_order(rows)
-        for start in range(0, len(kinds), _CHUNK):
-            chosen, of_kinds = numbers_[start : start + _CHUNK], kinds[start : start + _CHUNK]
+        for chosen, of_kinds in self._in_order(rows):
             places = [np.flatnonzero(of_kinds == kind) for kind in range(4)]
             texts = [self._formats[kind](chosen[at]) for kind, at in enumerate(places) if len(at)]
             if len(texts) == 1:
@@ -232,18 +242,34 @@ class _Events:
             back[np.concatenate(places)] = np.arange(len(chosen))
             yield pa.concat_arrays(texts).take(pa.array(back))
 
-    def _in_order(self, rows: Rows) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
-        """Returns the kinds of events, and their row numbers, in order of time."""
+    def _in_order(self, rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[np.intp]]]:
+        """Yields the row numbers of events, and their kinds, in order of time."""
         trace = self._trace
         slices, values, flows, instants = rows.kinds
-        chosen = slices, values[self._values.is_first[values]], flows, instants
+        if not self._values.is_first.all():
+            values = values[self._values.is_first[values]]
+        chosen = slices, values, flows, instants
         columns = [trace.slices.start, trace.points.time, trace.flows.time, trace.instants.time]
         times = np.concatenate([column[each] for column, each in zip(columns, chosen, strict=True)])
-        lengths = np.zeros(len(times))
-        lengths[: len(slices)] = trace.slices.duration[slices]
-        order = by_time(times, -lengths)
-        kinds = np.repeat(np.arange(4, dtype=np.int8), [len(each) for each in chosen])
-        return kinds[order], np.concatenate(chosen)[order]
+        duration, count = trace.slices.duration, len(slices)
+
+        def shortest_last(events: NDArray[np.int64]) -> NDArray[np.float64]:
+            found = np.zeros(len(events))
+            of_slices = events < count
+            found[of_slices] = -duration[slices[events[of_slices]]]
+            return found
+
+        order = by_time(times, shortest_last)
+        del times  # millions of them
+        ends = np.cumsum([len(each) for each in chosen])
+        for start in range(0, len(order), _CHUNK):
+            events = order[start : start + _CHUNK]
+            kinds = np.searchsorted(ends, events, "right")
+            numbers_ = np.empty(len(events), np.int64)
+            for kind, own in enumerate(chosen):
+                of_kind = kinds == kind
+                numbers_[of_kind] = own[events[of_kind] - (ends[kind] - len(own))]
+            yield numbers_, kinds
 
     def _text(self, codes: NDArray[np.int32]) -> pa.StringArray:
         return self._texts.take(pa.array(codes, mask=codes < 0)).cast(pa.string())

@@ -8,7 +8,6 @@ closer in time; where there is no slice, it is an instant.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
@@ -52,7 +51,7 @@ def write_perfetto(trace: Trace, arguments: Mapping[str, Arguments], output: IO[
         output: receives the packets.
     """
     whole = np.floor(np.clip(np.nan_to_num(trace.slices.duration), 0, _LONGEST) + 1e-6)
-    slices = replace(trace.slices, duration=whole)
+    slices = trace.slices.changed(duration=whole)
     out = PacketWriter(output)
     out.begin(pb.BUILTIN_CLOCK_BOOTTIME)
     level = levels(slices)
@@ -76,7 +75,6 @@ class _Writer:
         self, trace: Trace, slices: Slices, where: tracks.Tracks, arguments: Mapping[str, Arguments], out: PacketWriter
     ) -> None:
         self._trace, self._slices, self._where, self._arguments, self._out = trace, slices, where, arguments, out
-        self._ends = slices.start + slices.duration.astype(np.int64)
         self._imported = ImportedArguments(out)
         self._known = {kind: np.zeros(len(trace.texts), bool) for kind in (EVENT_NAMES, CATEGORIES)}
         self._flows = flows.attached(trace, slices, where)
@@ -84,32 +82,36 @@ class _Writer:
 
     def chunks(self) -> Iterator[tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]]:
         """Yields kinds, row numbers and times of packets, in order of time."""
-        kinds, numbers, times = self._in_order()
-        for start in range(0, len(kinds), MOST_ROWS):
-            part = slice(start, start + MOST_ROWS)
-            yield kinds[part], numbers[part], times[part]
-
-    def _in_order(self) -> tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the kinds, row numbers and times of all packets."""
         trace, slices = self._trace, self._slices
         instants = np.flatnonzero(~trace.texts.matches(trace.instants.phase, "^M$"))  # metadata are descriptors
         free = np.flatnonzero(self._flows.is_free)
         count = len(slices)
-        numbers = np.concatenate([np.arange(count), np.arange(count), np.arange(len(trace.points)), free, instants])
-        kinds = np.repeat(np.arange(5, dtype=np.int8), [count, count, len(trace.points), len(free), len(instants)])
-        times = np.concatenate(
-            [slices.start, self._ends, trace.points.time, trace.flows.time[free], trace.instants.time[instants]]
-        )
-        rank = np.zeros(len(times), np.int64)
-        lengths = slices.duration.astype(np.int64)
-        empty = np.flatnonzero(lengths == 0)
-        rank[:count] = _LAST - lengths
-        rank[empty] = _LAST + 2 * empty
-        rank[count + empty] = _LAST + 2 * empty + 1
+        sizes = [count, count, len(trace.points), len(free), len(instants)]
+        begins = np.cumsum([0, *sizes[:-1]])  # of kinds among all packets
+        start, duration = slices.start, slices.duration
+        end = start + duration.astype(np.int64)
+        times = np.concatenate([start, end, trace.points.time, trace.flows.time[free], trace.instants.time[instants]])
+        del start, end  # millions of each
+
+        def rank(packets: NDArray[np.int64]) -> NDArray[np.int64]:
+            """Returns what tells the order of packets at one instant."""
+            of_slices = packets < 2 * count
+            rows = np.where(of_slices, packets % max(count, 1), 0)
+            lengths = duration[rows].astype(np.int64) if count else rows
+            at_end = packets >= count
+            found = np.where(lengths == 0, _LAST + 2 * rows + at_end, np.where(at_end, 0, _LAST - lengths))
+            return np.where(of_slices, found, 0)
+
         order = by_time(times, rank)
-        times = times[order]
-        times -= min(int(times.min(initial=0)), 0)
-        return kinds[order], numbers[order], times
+        earliest = min(int(times.min(initial=0)), 0)
+        for first in range(0, len(order), MOST_ROWS):
+            packets = order[first : first + MOST_ROWS]
+            kinds = (np.searchsorted(np.cumsum(sizes), packets, "right")).astype(np.int8)
+            rows = packets - begins[kinds]
+            for kind, chosen in ((_FLOW, free), (_INSTANT, instants)):
+                of_kind = kinds == kind
+                rows[of_kind] = chosen[rows[of_kind]]
+            yield kinds, rows, times[packets] - earliest
 
     def write(self, kinds: NDArray[np.int8], rows: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         """Writes a chunk of packets."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from iaprof.report.timeline.outputs.perfetto_tracks import Tracks
 from iaprof.report.timeline.trace import ABSENT, MADE, Slices, Trace
 
 _NONE = -1
+_AT_ONCE = 1 << 19  # slices
 
 
 @dataclass(frozen=True)
@@ -108,16 +110,80 @@ def _enclosing(
         marked: int64[m], tracks of the times.
         ends_first: whether a slice that ends at a time is over.
     """
-    marks = len(times)
-    found = np.full(marks, _NONE, np.int64)
+    found = np.full(len(times), _NONE, np.int64)
     used = np.flatnonzero(np.isin(tracks, marked) & (slices.duration > 0))
-    if not marks or not len(used):
+    if not len(times) or not len(used):
         return found
-    start = slices.start[used]
-    length = slices.duration[used].astype(np.int64)
-    n = len(used)
+    start, length = slices.start, slices.duration
+    used = used[np.lexsort((start[used], tracks[used]))]
+    asked = np.lexsort((times, marked))
+    for those, these in _apart(start, length, tracks, used, times, marked, asked):
+        begin, long = start[those], length[those].astype(np.int64)
+        inner = _innermost(begin, long, tracks[those], times[these], marked[these], ends_first)
+        found[these] = np.where(inner == _NONE, _NONE, those[inner])
+    return found
+
+
+def _apart(
+    start: NDArray[np.int64],
+    length: NDArray[np.float64],
+    tracks: NDArray[np.int64],
+    used: NDArray[np.int64],
+    times: NDArray[np.int64],
+    marked: NDArray[np.int64],
+    asked: NDArray[np.int64],
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yields slices and marks of which none is around one of another part: all at once need much memory.
+
+    Args:
+        start: int64[n] of slices.
+        length: float64[n].
+        tracks: int64[n].
+        used: slices, by track and start.
+        times: int64[m] of marks.
+        marked: int64[m], their tracks.
+        asked: marks, by track and time.
+    """
+    track, of_marks = tracks[used], marked[asked]
+    begin = 0
+    while begin < len(used):
+        end = min(begin + _AT_ONCE, len(used))
+        if end < len(used) and track[end] == track[end - 1]:
+            if track[begin] != track[end]:  # whole tracks
+                end = int(np.searchsorted(track, track[end]))
+            else:
+                last = int(np.searchsorted(track, track[end], "right"))
+                mine = used[begin:last]
+                until = np.maximum.accumulate(start[mine] + length[mine].astype(np.int64))
+                free = np.flatnonzero(start[mine][_AT_ONCE:] > until[_AT_ONCE - 1 : -1])
+                end = end + int(free[0]) if len(free) else last
+        low = _place(times, of_marks, asked, start[used[begin]], track[begin]) if begin else 0
+        high = _place(times, of_marks, asked, start[used[end]], track[end]) if end < len(used) else len(asked)
+        yield used[begin:end], asked[low:high]
+        begin = end
+
+
+def _place(
+    times: NDArray[np.int64], of_marks: NDArray[np.int64], asked: NDArray[np.int64], time: int, track: int
+) -> int:
+    """Returns how many marks are of tracks before one, or of it and before a time."""
+    low, high = (int(np.searchsorted(of_marks, track, side)) for side in ("left", "right"))
+    return low + int(np.searchsorted(times[asked[low:high]], time))
+
+
+def _innermost(
+    start: NDArray[np.int64],
+    length: NDArray[np.int64],
+    tracks: NDArray[np.int64],
+    times: NDArray[np.int64],
+    marked: NDArray[np.int64],
+    ends_first: bool,
+) -> NDArray[np.int64]:
+    """Returns what `_enclosing` does, for slices none of which is empty."""
+    n, marks = len(start), len(times)
+    found = np.full(marks, _NONE, np.int64)
     time = np.concatenate([start, start + length, times])
-    track = np.concatenate([tracks[used], tracks[used], marked])
+    track = np.concatenate([tracks, tracks, marked])
     # At one instant: ends (the shortest first), begins (the longest first), marks; or marks before the ends.
     kind = np.repeat(np.array([1, 0, 2 if ends_first else -1], np.int8), [n, n, marks])
     size = np.concatenate([-length, length, np.zeros(marks, np.int64)])
@@ -133,5 +199,5 @@ def _enclosing(
     is_mark = order[by_level] >= 2 * n
     at = order[by_level[latest]]
     inside = is_mark & (level[by_level] > 0)
-    found[order[by_level[inside]] - 2 * n] = used[at[inside]]
+    found[order[by_level[inside]] - 2 * n] = at[inside]
     return found

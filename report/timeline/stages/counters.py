@@ -7,11 +7,14 @@ so ends stay and starts move.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
-from iaprof.report.timeline.device_clock import counter_offsets, read, whole
+from iaprof.report.timeline.columns.packed import parts
+from iaprof.report.timeline.device_clock import counter_offsets, whole
 from iaprof.report.timeline.dialects import windows
 from iaprof.report.timeline.intervals import FARTHEST
 from iaprof.report.timeline.options import Options
@@ -24,6 +27,17 @@ _SEPARATION_NS = 1e3 / 560
 """A part that -s makes is longer than that, and shorter than its window by half of it, so that parts do not touch."""
 
 
+def are_rising(slices: Slices) -> NDArray[np.bool_]:
+    """Tells which slices have all five counters, none less than the one before."""
+    counters, of_slice = slices.distinct_counters()
+    return _of(of_slice, rising(counters))
+
+
+def _of(of_slice: NDArray[Any] | None, values: NDArray[Any]) -> NDArray[Any]:
+    """Returns for each slice what was found for its counters, see Slices.distinct_counters."""
+    return values if of_slice is None else values[of_slice]
+
+
 def rising(counters: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Tells which rows have all five counters, none less than the one before: bool[n] of int64[n, 5]."""
     return np.asarray((counters != ABSENT).all(1) & (counters[:, 1:] >= counters[:, :-1]).all(1), bool)
@@ -31,11 +45,16 @@ def rising(counters: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def unwrap(trace: Trace) -> None:
     """Adds 2^32 to counters that wrapped since the one before, and sets `TSxOF`, which names the first of a slice."""
-    counters = trace.slices.counters.copy()
+    counters, of_slice = trace.slices.distinct_counters()
+    counters = counters.copy()
     negative = (counters < 0) & (counters != ABSENT)
-    if count := int(negative.any(1).sum()):
+    if count := int(_of(of_slice, negative.any(1)).sum()):
         counters[negative] = ABSENT
         trace.messages.warn("OVC", f"Left out counters below 0 of {counted(count, 'slice')}")
+    used = np.ones(len(counters), bool)
+    if of_slice is not None:
+        used[:] = False
+        used[of_slice] = True
     first = np.full(len(counters), NO_TEXT, np.int32)
     before = np.full(len(counters), ABSENT, np.int64)
     before_as_read = before.copy()
@@ -43,29 +62,29 @@ def unwrap(trace: Trace) -> None:
         now = counters[:, index].copy()
         known = now != ABSENT
         # What has more than 32 bits does not wrap there.
-        wrapped = known & (now < before) & (now >= 0) & (before_as_read <= WRAP)
+        wrapped = used & known & (now < before) & (now >= 0) & (before_as_read <= WRAP)
         counters[wrapped, index] += WRAP
         if wrapped.any():
             first[wrapped & (first == NO_TEXT)] = trace.texts.code(f"TS{index + 1}")
         before = np.where(known, counters[:, index], before)
         before_as_read = np.where(known, now, before_as_read)
-    trace.slices.counters = counters
+    trace.slices.set_distinct_counters(counters)
     if (first != NO_TEXT).any():
-        trace.slices.extra["TSxOF"] = first
+        trace.slices.extra["TSxOF"] = _of(of_slice, first)
 
 
 def event_sanity_checks(trace: Trace, _: Options) -> None:
     """Removes counters that cannot be right: after it, a slice has five that rise, or none."""
-    counters = trace.slices.counters
+    counters, of_slice = trace.slices.distinct_counters()
     some = (counters != ABSENT).any(1)
     missing = some & (counters == ABSENT).any(1)
     falling = some & ~missing & ~rising(counters)
     for mask, what in ((missing, "that lacked some of TS1 to TS5"), (falling, "in which TS1 to TS5 fell")):
-        if count := int(mask.sum()):
+        if count := int(_of(of_slice, mask).sum()):
             text = f"Left out the counters of {counted(count, 'slice')} {what}; their times are the host's"
             trace.messages.warn("OVC", text)
     if missing.any() or falling.any():
-        trace.slices.counters = np.where((missing | falling)[:, None], ABSENT, counters)
+        trace.slices.set_distinct_counters(np.where((missing | falling)[:, None], ABSENT, counters))
 
 
 def cycle_count_to_wallclock(trace: Trace, options: Options) -> None:
@@ -79,12 +98,16 @@ def tighten_hts_by_instr_type(trace: Trace, options: Options) -> None:
     _set_durations(trace.slices, *windows(trace.texts, trace.slices.name), options.soc_mhz)
 
 
-def _set_durations(slices: Slices, first: NDArray[np.intp], last: NDArray[np.intp], soc_mhz: float) -> None:
-    begin, end = read(slices.counters, first), read(slices.counters, last)
-    usable = (begin != ABSENT) & (end >= begin)
-    duration = np.minimum(np.where(usable, end - begin, 0) * (1e3 / soc_mhz), FARTHEST)
-    slices.start = np.where(usable, slices.start + whole(slices.duration - duration), slices.start)
-    slices.duration = np.where(usable, duration, slices.duration)
+def _set_durations(slices: Slices, first: NDArray[np.int8], last: NDArray[np.int8], soc_mhz: float) -> None:
+    begins, ends = slices.counters_by(first), slices.counters_by(last)
+    starts, durations = slices.start.copy(), slices.duration.copy()
+    for part in parts(len(slices)):
+        begin, end, start, before = begins[part], ends[part], starts[part], durations[part]
+        usable = (begin != ABSENT) & (end >= begin)
+        duration = np.minimum(np.where(usable, end - begin, 0) * (1e3 / soc_mhz), FARTHEST)
+        starts[part] = np.where(usable, start + whole(before - duration), start)
+        durations[part] = np.where(usable, duration, before)
+    slices.start, slices.duration = starts, durations
 
 
 def tripple_phased_events(trace: Trace, options: Options) -> None:
@@ -108,6 +131,7 @@ def tripple_phased_events(trace: Trace, options: Options) -> None:
         length = offsets[:, last] - offsets[:, first]
         rows = np.flatnonzero((part | whole_operations) & (length >= _SEPARATION_NS))
         piece = slices.take(rows)
+        piece.unpack("name", "row")
         piece.start = piece.start + whole(offsets[rows, first])
         piece.duration = whole(length[rows] - _SEPARATION_NS / 2).astype(np.float64)
         cut = whole_operations[rows]

@@ -6,11 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
-from iaprof.report.timeline.device_clock import read
 from iaprof.report.timeline.dialects import windows
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.stages.counters import WRAP, rising
-from iaprof.report.timeline.trace import ABSENT, Trace
+from iaprof.report.timeline.stages.counters import WRAP, are_rising
+from iaprof.report.timeline.trace import ABSENT, Slices, Trace
 
 _TOLERANCE = 0.1
 """Frequencies that differ from the one told by more (MHz), or ratios by more, are warned of."""
@@ -26,16 +25,14 @@ def normalize_phase2(trace: Trace, options: Options) -> None:
     slices = trace.slices
     first, last = windows(trace.texts, slices.name)
     # Counters that are all 0 were never read.
-    rows = np.flatnonzero(rising(slices.counters) & (slices.counters[:, 4] > 0))
+    rows = np.flatnonzero(are_rising(slices) & (slices.counter(4) > 0))
     if not len(rows):
         return
-    reference = read(slices.counters, first)
+    reference = slices.counters_by(first)
     rows = rows[np.lexsort((rows, slices.start[rows], slices.pid[rows]))]
     begins = np.diff(slices.pid[rows], prepend=slices.pid[rows[0]] - 1) != 0
     epoch = _epochs(trace, slices.start[rows], reference[rows], begins, options.soc_mhz)
-    counters = slices.counters.copy()
-    counters[rows] += (epoch * WRAP)[:, None]
-    slices.counters = counters
+    _add_wraps(slices, rows, epoch)
     slices.extra["OVC"] = np.full(len(slices), ABSENT, np.int64)
     slices.extra["OVC"][rows] = epoch
     if long := int((slices.duration[rows] > WRAP * 1e3 / options.soc_mhz).sum()):
@@ -44,6 +41,22 @@ def normalize_phase2(trace: Trace, options: Options) -> None:
     reference[rows] += epoch * WRAP
     _recommend(trace, rows, reference, first * 5 + last, options.soc_mhz)
     _say_frequencies(trace, rows[trace.texts.matches(slices.name[rows], "Cmpt Exec")], options.soc_mhz)
+
+
+def _add_wraps(slices: Slices, rows: NDArray[np.intp], epoch: NDArray[np.int64]) -> None:
+    """Adds the wraps of some slices to their counters."""
+    if not epoch.any():
+        return
+    counters, of_slice = slices.distinct_counters()
+    if of_slice is not None:
+        of_distinct = np.zeros(len(counters), np.int64)
+        of_distinct[of_slice[rows]] = epoch
+        if (of_distinct[of_slice[rows]] == epoch).all():
+            slices.set_distinct_counters(counters + (of_distinct * WRAP)[:, None])
+            return
+    counters = slices.counters.copy()
+    counters[rows] += (epoch * WRAP)[:, None]
+    slices.counters = counters
 
 
 def _epochs(
@@ -77,7 +90,7 @@ def _epochs(
 
 
 def _recommend(
-    trace: Trace, rows: NDArray[np.intp], reference: NDArray[np.int64], window: NDArray[np.intp], soc_mhz: float
+    trace: Trace, rows: NDArray[np.intp], reference: NDArray[np.int64], window: NDArray[np.int8], soc_mhz: float
 ) -> None:
     """Recommends a frequency if that between jobs is another one.
 
@@ -88,7 +101,7 @@ def _recommend(
         trace: gets the message.
         rows: intp[m]: slices with counters, by pid and time.
         reference: int64[n], cycles: the counter at a slice's start.
-        window: intp[n]: the kind of a slice's window.
+        window: int8[n]: the kind of a slice's window.
         soc_mhz: the frequency told.
     """
     slices = trace.slices
@@ -131,7 +144,7 @@ def _say_frequencies(trace: Trace, kernels: NDArray[np.intp], soc_mhz: float) ->
     its duration's frequency for its interval's.
     """
     slices = trace.slices
-    cycles = slices.counters[kernels, 3] - slices.counters[kernels, 2]
+    cycles = slices.counter(3)[kernels] - slices.counter(2)[kernels]
     measured = (slices.duration[kernels] > 0) & (cycles > 0)
     if left_out := int(len(measured) - measured.sum()):
         trace.messages.note("FREQ", f"Left out {counted(left_out, 'kernel')} without a duration or without cycles")
@@ -141,7 +154,7 @@ def _say_frequencies(trace: Trace, kernels: NDArray[np.intp], soc_mhz: float) ->
     by_duration = cycles * 1e3 / slices.duration[kernels]
     pid = np.unique(slices.pid[kernels], return_inverse=True)[1]
     ns = np.diff(slices.start[kernels], prepend=slices.start[kernels[0]])
-    steps = np.diff(slices.counters[kernels, 2], prepend=slices.counters[kernels[0], 2])
+    steps = np.diff(slices.counter(2)[kernels], prepend=slices.counter(2)[kernels[0]])
     same_pid = np.diff(pid, prepend=-1) == 0
     if same_time := int((same_pid & (ns <= 0)).sum()):
         text = f"Found {counted(same_time, 'kernel')} that started when the one before did: no interval is between"

@@ -6,13 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
+from iaprof.report.timeline.grouped import groups
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.stages.counters import rising
+from iaprof.report.timeline.stages.counters import are_rising
 from iaprof.report.timeline.trace import Slices, Trace
+
+_FEW_ROWS = 1 << 16  # that numbers of two bytes tell apart, which are sorted in a pass
 
 
 def by_row(slices: Slices) -> NDArray[np.intp]:
     """Returns the order of slices by pid, tid, start, and the longest first."""
+    if not _unsorted(slices, True).any() and not np.isnan(slices.duration).any():
+        # In order of time, as for outputs: only rows are to be put beside each other.
+        number, first = groups(slices.pid, slices.tid)
+        return np.argsort(number.astype(np.uint16) if len(first) < _FEW_ROWS else number, kind="stable")
     return np.lexsort((-slices.duration, slices.start, slices.tid, slices.pid))
 
 
@@ -20,22 +27,22 @@ def sort_by_row(trace: Trace, _: Options) -> None:
     """Sorts slices by pid, tid, start, and the longest first."""
     slices = trace.slices
     if _unsorted(slices, _same_row(slices)).any() or _rows_unsorted(slices):
-        trace.slices = slices.take(by_row(slices))
+        slices.keep(by_row(slices))
 
 
 def sort_points(trace: Trace, _: Options) -> None:
     """Sorts values of counters by time."""
-    trace.points = trace.points.take(np.argsort(trace.points.time, kind="stable"))
+    trace.points.keep(np.argsort(trace.points.time, kind="stable"))
 
 
 def sort_by_time(trace: Trace, options: Options) -> None:
     """Sorts slices by start, the longest first, and all other events by time."""
     slices = trace.slices
     if _unsorted(slices, True).any():
-        trace.slices = slices.take(np.lexsort((-slices.duration, slices.start)))
+        slices.keep(np.lexsort((-slices.duration, slices.start)))
     sort_points(trace, options)
-    trace.flows = trace.flows.take(np.argsort(trace.flows.time, kind="stable"))
-    trace.instants = trace.instants.take(np.argsort(trace.instants.time, kind="stable"))
+    trace.flows.keep(np.argsort(trace.flows.time, kind="stable"))
+    trace.instants.keep(np.argsort(trace.instants.time, kind="stable"))
 
 
 def _same_row(slices: Slices) -> NDArray[np.bool_]:
@@ -45,9 +52,13 @@ def _same_row(slices: Slices) -> NDArray[np.bool_]:
 
 def _unsorted(slices: Slices, same: NDArray[np.bool_] | bool) -> NDArray[np.bool_]:
     """Tells whether a slice starts before the one before, or then and is longer: bool[n - 1]."""
-    before, after = slices.start[:-1], slices.start[1:]
-    longer = (before == after) & (slices.duration[1:] > slices.duration[:-1])
-    return np.asarray(((after < before) | longer) & same, bool)
+    return np.asarray(_later(slices.start, slices.duration) & same, bool)
+
+
+def _later(start: NDArray[np.int64], duration: NDArray[np.float64]) -> NDArray[np.bool_]:
+    before, after = start[:-1], start[1:]
+    longer = (before == after) & (duration[1:] > duration[:-1])
+    return np.asarray((after < before) | longer, bool)
 
 
 def _rows_unsorted(slices: Slices) -> bool:
@@ -58,14 +69,25 @@ def _rows_unsorted(slices: Slices) -> bool:
 def assert_ts_sequence(trace: Trace, _: Options) -> None:
     """Warns of rows that are not in the order of time, and of kernels of a pid that overlap by their counters."""
     slices = trace.slices
+    are = trace.texts.matches(slices.name, "Cmpt Exec") & are_rising(slices)
     if _rows_unsorted(slices):
-        slices = slices.take(np.lexsort((slices.tid, slices.pid)))  # is stable
-    if count := int(_unsorted(slices, _same_row(slices)).sum()):
+        order = np.lexsort((slices.tid, slices.pid))  # is stable
+        own = slices.tid[order]
+        same = own[1:] == own[:-1]
+        own = slices.pid[order]
+        same &= own[1:] == own[:-1]
+        unsorted = _later(slices.start[order], slices.duration[order]) & same
+        rows = order[are[order]]
+        del order, own, same
+    else:
+        unsorted = _unsorted(slices, _same_row(slices))
+        rows = np.flatnonzero(are)
+    if count := int(unsorted.sum()):
         _warn_once(trace, f"Found {counted(count, 'slice')} after a later one of the row")
-    kernels = slices.take(trace.texts.matches(slices.name, "Cmpt Exec") & rising(slices.counters))
-    kernels = kernels.take(np.lexsort((kernels.start, kernels.pid)))
+    rows = rows[np.lexsort((slices.start[rows], slices.pid[rows]))]
+    kernels = slices.take(rows)
     same = (np.diff(kernels.pid) == 0) & (np.diff(kernels.start) > 0)
-    overlap = np.where(same, kernels.counters[:-1, 3] - kernels.counters[1:, 2], 0)
+    overlap = np.where(same, kernels.counter(3)[:-1] - kernels.counter(2)[1:], 0)
     if count := int((overlap > 0).sum()):
         text = (
             f"Of {counted(len(kernels), 'kernel')}, {count:,} started (TS3) before the one before ended (TS4),"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ _UNIT = 10
 _LONGEST = 1 << 58  # tenths of ns, 333 days: rows that are longer are hostile, and their ends are cut
 _SHIFT_BELOW = 5 * _UNIT
 _NO_LEVEL = -1
+_AT_ONCE = 1 << 20  # slices
 _WHICH = "that partly overlapped another one of the row"
 _FREE = 1 << 62  # the end that a level without open slices has
 _LARGEST_TID = np.iinfo(np.int64).max
@@ -37,18 +39,15 @@ _LARGEST_TID = np.iinfo(np.int64).max
 def detect_partial_overlap_events(trace: Trace, options: Options) -> None:
     """Resolves conflicts as the option says: by other rows, dropping, asynchronous events, or later starts."""
     slices = trace.slices
-    order = by_row(slices)
-    row, first = groups(slices.pid[order], slices.tid[order])
-    start, end = _in_row(slices, order, row, first)
-    involved = np.flatnonzero(_conflicting(start, end, row, first))
-    if not len(involved):
+    involved = _Involved.of(slices)
+    rows = involved.rows
+    if not len(rows):
         return
-    rows = order[involved]
     if options.overlap is Overlap.SHIFT:
-        _shift(trace, rows, start[involved], end[involved], row[involved])
+        _shift(trace, rows, involved.start, involved.end, involved.row)
         return
     most = options.most_extra_tids if options.overlap is Overlap.TID else 0
-    level = _levels(start[involved], end[involved], row[involved], most)
+    level = _levels(involved.start, involved.end, involved.row, most)
     count = int((level != 0).sum())
     if options.overlap is Overlap.TID:
         _move(trace, rows, level, most)
@@ -67,12 +66,43 @@ def detect_partial_overlap_events(trace: Trace, options: Options) -> None:
 def levels(slices: Slices) -> NDArray[np.int64]:
     """Returns for each slice the first level of its row where it fits: 0 for all that conflict with none."""
     result = np.zeros(len(slices), np.int64)
-    order = by_row(slices)
-    row, first = groups(slices.pid[order], slices.tid[order])
-    start, end = _in_row(slices, order, row, first)
-    involved = np.flatnonzero(_conflicting(start, end, row, first))
-    result[order[involved]] = _levels(start[involved], end[involved], row[involved], -1)
+    involved = _Involved.of(slices)
+    result[involved.rows] = _levels(involved.start, involved.end, involved.row, -1)
     return result
+
+
+@dataclass(frozen=True)
+class _Involved:
+    """The slices that conflict with another one of their row, by row and start."""
+
+    rows: NDArray[np.intp]
+    start: NDArray[np.int64]  # tenths of ns since the first start of the row
+    end: NDArray[np.int64]
+    row: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, slices: Slices) -> _Involved:
+        """Finds them, some rows at a time: what is computed for all slices at once takes much memory."""
+        order = by_row(slices)
+        pids, tids = slices.pid[order], slices.tid[order]
+        firsts = np.flatnonzero(np.append(True, (pids[1:] != pids[:-1]) | (tids[1:] != tids[:-1])))[: len(order)]
+        del pids, tids
+        bounds = np.append(firsts, len(order))
+        found: list[tuple[NDArray[Any], ...]] = []
+        low = 0
+        while low < len(firsts):
+            high = max(int(np.searchsorted(bounds, bounds[low] + _AT_ONCE, "right")) - 1, low + 1)
+            part = order[bounds[low] : bounds[high]]
+            first = firsts[low:high] - bounds[low]
+            row = np.repeat(np.arange(high - low), np.diff(bounds[low : high + 1]))
+            start, end = _in_row(slices, part, row, first)
+            conflict = np.flatnonzero(_conflicting(start, end, row, first))
+            found.append((part[conflict], start[conflict], end[conflict], row[conflict] + low))
+            low = high
+        none = np.zeros(0, np.int64)
+        return (
+            cls(*(np.concatenate(each) for each in zip(*found, strict=True))) if found else cls(none, none, none, none)
+        )
 
 
 def _in_row(

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.report.timeline.device_clock import counter_times
+from iaprof.report.timeline.device_clock import counter_time
 from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import rows_of
 from iaprof.report.timeline.intervals import Union, ends
@@ -26,6 +26,7 @@ SHORTEST_NS = 100  # of a slice whose charge counts
 MOST_WATTS = 100  # what an AIU cannot draw
 CHARGE_MODULUS = 1 << 32
 TS3, TS4 = 2, 3
+_OF_SAMPLES = ("file", "pid", "name", "start", "duration", "counters", "power")
 
 # What a sample's slice is, by its name; the first that is found.
 SAMPLES = (("DmaI", "DmaI"), ("DmaO", "DmaO"), ("AllGather", "AllGather"), ("AllReduce", "AllReduce"))
@@ -113,6 +114,7 @@ def _intervals(trace: Trace, options: Options, counter: int) -> Intervals:
     samples, times = _samples(trace, options, counter)
     next_ = np.flatnonzero(samples.pid[1:] == samples.pid[:-1]) + 1
     this = next_ - 1
+    cycles = samples.counter(counter)
     return Intervals(
         samples.file[this],
         samples.pid[this],
@@ -120,7 +122,7 @@ def _intervals(trace: Trace, options: Options, counter: int) -> Intervals:
         times[this],
         times[next_],
         (samples.power[next_] - samples.power[this]) % CHARGE_MODULUS,
-        samples.counters[next_, counter] - samples.counters[this, counter],
+        cycles[next_] - cycles[this],
     )
 
 
@@ -130,8 +132,8 @@ def _samples(trace: Trace, options: Options, counter: int) -> tuple[Slices, NDAr
     have = (slices.power != ABSENT) & (slices.power != 0) & ~trace.texts.matches(slices.name, " Prep")
     if counter == TS4:
         have &= slices.duration > SHORTEST_NS
-    samples = slices.take(have)
-    times = counter_times(trace.texts, samples, options.soc_mhz)[:, counter]
+    samples = slices.take(have, _OF_SAMPLES)
+    times = counter_time(trace.texts, samples, counter, options.soc_mhz)
     order = np.lexsort((samples.start, times, samples.pid))
     order = order[times[order] != ABSENT]
     samples, times = samples.take(order), times[order]

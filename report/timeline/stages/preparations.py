@@ -16,7 +16,7 @@ TRACK = Track("ConcurrentPreps", "Concurrency", "Pending Prep Events")
 def queueing_counter(trace: Trace, options: Options) -> None:
     """Adds a counter of open preparations, and drops their slices unless they are to be kept."""
     are = find(trace, Kind.PREPARATION)
-    preparations = trace.slices.take(are)
+    preparations = trace.slices.take(are, ("file", "pid", "start", "duration"))
     spans = Spans(
         preparations.file, preparations.pid, preparations.start, ends(preparations), np.ones(len(preparations))
     )

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
-from iaprof.report.timeline.device_clock import read, whole
+from iaprof.report.timeline.device_clock import whole
 from iaprof.report.timeline.dialects import windows
 from iaprof.report.timeline.grouped import Groups, groups
 from iaprof.report.timeline.options import Options
-from iaprof.report.timeline.stages.counters import rising
+from iaprof.report.timeline.stages.counters import are_rising
 from iaprof.report.timeline.trace import Slices, Trace
 
 _STAGE = "MP_SYNC"
@@ -47,7 +47,7 @@ class _Occurrences:
     def of(cls, trace: Trace, *, only_all_reduce: bool) -> _Occurrences:
         """Returns the runs of AllReduce groups; of all groups if there are none and these are not asked for."""
         slices = trace.slices
-        usable = (slices.group >= 0) & rising(slices.counters)
+        usable = (slices.group >= 0) & are_rising(slices)
         all_reduce = usable & trace.texts.matches(slices.group, "AllReduce")
         rows = np.flatnonzero(all_reduce if only_all_reduce or all_reduce.any() else usable)
         rank, first = groups(slices.pid[rows])
@@ -75,12 +75,12 @@ class _Occurrences:
 
 def _device_ns(slices: Slices, rows: NDArray[np.intp], counter: int, base: int, soc_mhz: float) -> NDArray[np.float64]:
     """Returns times of a counter since `base` cycles, in ns of the device's clock."""
-    return np.asarray((slices.counters[rows, counter] - base) * (1e3 / soc_mhz))
+    return np.asarray((slices.counter(counter)[rows] - base) * (1e3 / soc_mhz))
 
 
 def _base(trace: Trace) -> int:
     """Returns a count of cycles from which times of all devices are told: small numbers are exact."""
-    return int(trace.slices.counters[rising(trace.slices.counters), 0].min(initial=np.iinfo(np.int64).max))
+    return int(trace.slices.counter(0).min(where=are_rising(trace.slices), initial=np.iinfo(np.int64).max))
 
 
 def _are_too_many(trace: Trace, runs: _Occurrences) -> bool:
@@ -253,10 +253,10 @@ def _place(
     slices = trace.slices
     first, last = windows(trace.texts, slices.name)
     rank = np.minimum(np.searchsorted(pids, slices.pid), len(pids) - 1)
-    moved = rising(slices.counters) & (pids[rank] == slices.pid) & ~np.isnan(shift[rank])
+    moved = are_rising(slices) & (pids[rank] == slices.pid) & ~np.isnan(shift[rank])
     ns = np.zeros((len(slices), 2))
     for column, counter in enumerate((first, last)):
-        since = np.where(moved, read(slices.counters, counter) - base, 0) * (1e3 / soc_mhz)
+        since = np.where(moved, slices.counters_by(counter) - base, 0) * (1e3 / soc_mhz)
         ns[:, column] = (since - about[rank]) / dilation[rank] + about[rank] + np.nan_to_num(shift[rank])
     # The host's clock is the reference's: what its own slices say in the middle, as its counters may drift.
     reference = np.flatnonzero(moved & (rank == aligned[0]))
@@ -264,7 +264,7 @@ def _place(
     host_end = (slices.start[reference] - origin) + slices.duration[reference]
     offset = float(np.median(host_end - ns[reference, 1]))
     slices.start = np.where(moved, origin + whole(ns[:, 0] + offset), slices.start)
-    cycles = read(slices.counters, last) - read(slices.counters, first)
+    cycles = slices.counters_by(last) - slices.counters_by(first)
     duration = np.where(moved, cycles, 0) * (1e3 / soc_mhz) / dilation[rank]
     slices.duration = np.where(moved, duration, slices.duration)
 

@@ -14,6 +14,9 @@ from iaprof.report.timeline.trace import ABSENT, HOST_PIDS, MADE, Dialect, Marks
 
 MEMORY_COPY, ANNOTATION, KERNEL, HOST_OPERATION = "gpu_memcpy", "user_annotation", "kernel", "cpu_op"
 
+_OF_ROWS = ("file", "pid", "tid", "start", "duration")
+"""The columns that tell where slices are: all of them, of millions of slices, need much memory."""
+
 # Digits after anything but a V leave names, with a "_" before them; those that a name starts with stay.
 DIGITS, WITHOUT_DIGITS = r"(V\d+)|(^\d+)|_?\d+", r"\1\2"
 
@@ -45,7 +48,7 @@ def place_on_devices(trace: Trace, options: Options) -> None:
     on_device, on_host = flex & device, flex & ~device
     slices.category = _categories(trace, on_device, on_host)
     slices.device = np.where(on_device, slices.pid, slices.device)
-    devices, hosts = slices.take(on_device), slices.take(on_host)
+    devices, hosts = (slices.take(each, _OF_ROWS) for each in (on_device, on_host))
     moved = np.unique(hosts.pid)
     slices.pid = np.where(on_host, slices.pid + HOST_PIDS, slices.pid)
     for marks in (trace.flows, trace.instants):

@@ -31,6 +31,7 @@ def merge_sends(trace: Trace, options: Options) -> None:
     firsts = rows[groups.order[groups.firsts]]  # the slice that stays
     start = groups.min(slices.start[rows])
     end = groups.max(ends(slices)[rows])
+    slices.unpack("start", "duration", "bytes", "type", "peers", "name")
     slices.start[firsts] = start
     slices.duration[firsts[several]] = (end - start)[several]
     slices.bytes[firsts] = groups.max(slices.bytes[rows])  # ABSENT is the least integer

@@ -1,0 +1,1 @@
+"""Tables of events as columns, which take as little memory as their values allow."""

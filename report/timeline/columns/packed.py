@@ -1,0 +1,265 @@
+"""Columns in less memory: most are constant, or small integers; traces of ten million events would not fit otherwise.
+
+What is packed is never changed. Values that are unpacked are the same, bit by bit, and cannot be written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+ABSENT = np.iinfo(np.int64).min
+"""An integer that an event does not have, in columns of int64."""
+_NARROW = (np.uint8, np.uint16, np.uint32)
+_PART = 1 << 18  # rows
+_SAMPLE = 1000  # values that are looked at before all are
+
+
+def parts(count: int) -> Iterator[slice]:
+    """Yields spans of rows. What is computed span by span needs little memory for what comes between."""
+    for begin in range(0, count, _PART):
+        yield slice(begin, begin + _PART)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same value in all rows."""
+
+    value: NDArray[Any]  # of shape ()
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def values(self) -> NDArray[Any]:
+        """Returns them, in the memory of one."""
+        return np.broadcast_to(self.value, self.count)
+
+    def take(self, rows: NDArray[np.int64]) -> Constant:
+        """Returns some rows."""
+        return Constant(self.value, len(rows))
+
+
+@dataclass(frozen=True)
+class Narrow:
+    """Whole numbers as differences from the least one. The greatest code stands for ABSENT."""
+
+    codes: NDArray[Any]  # uint8, uint16 or uint32
+    least: int
+    has_absent: bool
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def values(self) -> NDArray[Any]:
+        """Returns them."""
+        found = self.codes.astype(self.dtype)
+        if self.least:
+            found += self.dtype.type(self.least)
+        if self.has_absent:
+            found[self.codes == np.iinfo(self.codes.dtype).max] = ABSENT
+        found.flags.writeable = False
+        return found
+
+    def take(self, rows: NDArray[np.int64]) -> Narrow:
+        """Returns some rows."""
+        return Narrow(self.codes.take(rows), self.least, self.has_absent, self.dtype)
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Rows of several values, which are the same as the row before for the most part."""
+
+    codes: NDArray[np.uint32]  # the row of the table
+    table: tuple[Column, ...]  # its columns
+
+    def __len__(self) -> int:
+        return len(self.codes)
+
+    def distinct(self) -> NDArray[np.int64]:
+        """Returns the table, which can have rows that no code is of: int64[m, columns]."""
+        found = np.empty((len(self.table[0]), len(self.table)), np.int64)
+        for number, column in enumerate(self.table):
+            found[:, number] = unpacked(column)
+        return found
+
+    def values(self) -> NDArray[Any]:
+        """Returns all rows: int64[n, columns]."""
+        found = self.distinct()[self.codes]
+        found.flags.writeable = False
+        return found
+
+    def column(self, number: int) -> NDArray[Any]:
+        """Returns one value of each row."""
+        return np.asarray(unpacked(self.table[number])[self.codes])
+
+    def with_table(self, table: NDArray[np.int64]) -> Repeated:
+        """Returns rows of another table."""
+        return Repeated(self.codes, tuple(pack(np.ascontiguousarray(column)) for column in table.T))
+
+    def take(self, rows: NDArray[np.int64]) -> Repeated:
+        """Returns some rows."""
+        if self.codes.strides[0] == 0:  # all of them alike
+            return Repeated(np.broadcast_to(self.codes[:1], len(rows)), self.table)
+        codes = self.codes.take(rows)
+        if len(codes) * 4 >= len(self.table[0]):
+            return Repeated(codes, self.table)
+        # Few rows, as writers take them, do not keep the whole table, nor unpack it.
+        table = tuple(_taken(column, codes) for column in self.table)
+        return Repeated(np.arange(len(codes), dtype=np.uint32), table)
+
+
+Packed: TypeAlias = Constant | Narrow | Repeated
+Column: TypeAlias = NDArray[Any] | Packed
+
+
+def unpacked(column: Column) -> NDArray[Any]:
+    """Returns the values of a column."""
+    return column if isinstance(column, np.ndarray) else column.values()
+
+
+def _taken(column: Column, rows: NDArray[Any]) -> Column:
+    return column.take(rows, 0) if isinstance(column, np.ndarray) else column.take(rows)
+
+
+def pack(values: NDArray[Any]) -> Column:
+    """Returns a column in less memory, or as it is."""
+    if values.ndim > 1:
+        return _repeated(values) if values.dtype == np.int64 else values
+    if not len(values) or values.dtype.kind not in "biuf":
+        return values
+    if values.strides[0] == 0 or _is_constant(values):
+        return Constant(np.array(values[0]), len(values))
+    if values.dtype.kind == "f":
+        return _whole(values)
+    return values if values.dtype == bool else _narrow(values)
+
+
+def _is_constant(values: NDArray[Any]) -> bool:
+    # As bytes: NaN is not NaN, and -0.0 is 0.0.
+    bits = values.view(f"u{values.itemsize}")
+    return bool((bits[:_SAMPLE] == bits[0]).all() and (bits == bits[0]).all())
+
+
+def _narrow(values: NDArray[Any]) -> Column:
+    least, most = int(values.min()), int(values.max())
+    absent = None
+    if least == ABSENT:
+        absent = values == ABSENT
+        least = int(values.min(where=~absent, initial=most))
+    return _codes(values, least, most, absent)
+
+
+def _codes(values: NDArray[Any], least: int, most: int, absent: NDArray[np.bool_] | None) -> Column:
+    width = _width(least, most, absent is not None)
+    if width is None or np.dtype(width).itemsize >= values.itemsize:
+        return values
+    least = least if least < 0 or most >= np.iinfo(width).max else 0  # nothing to add when they are unpacked
+    codes = (values - values.dtype.type(least) if least else values).astype(width)
+    if absent is not None:
+        codes[absent] = np.iinfo(width).max
+    return Narrow(codes, least, absent is not None, values.dtype)
+
+
+def _width(least: int, most: int, has_absent: bool) -> type[np.unsignedinteger[Any]] | None:
+    for each in _NARROW:
+        if most - least < np.iinfo(each).max + (not has_absent):
+            return each
+    return None
+
+
+def _whole(values: NDArray[Any]) -> Column:
+    """Packs float64 that are whole."""
+    for some in (values[:_SAMPLE], values):
+        with np.errstate(invalid="ignore"):
+            codes = some.astype(np.uint32)
+        if values.dtype != np.float64 or not (codes.astype(np.float64).view(np.int64) == some.view(np.int64)).all():
+            return values
+    return Narrow(codes, 0, False, values.dtype)
+
+
+def _repeated(values: NDArray[np.int64]) -> Column:
+    if not len(values) or len(values) >= np.iinfo(np.uint32).max:
+        return values
+    new = np.zeros(len(values), bool)
+    for number in range(values.shape[1]):
+        column = values[:, number]
+        new[1:] |= column[1:] != column[:-1]
+    absent = values[:, 0] == ABSENT
+    for number in range(1, values.shape[1]):
+        absent &= values[:, number] == ABSENT
+    new[0] = True
+    new &= ~absent  # these have the first row of the table
+    codes = np.cumsum(new, dtype=np.uint32) if new.any() else np.broadcast_to(np.uint32(0), len(values))
+    if new.any():
+        codes[absent] = 0
+    rows = np.flatnonzero(new)
+    table = np.empty((len(rows) + 1, values.shape[1]), np.int64)
+    table[0] = ABSENT
+    table[1:] = values[rows]
+    return Repeated(codes, tuple(pack(np.ascontiguousarray(column)) for column in table.T))
+
+
+def joined(parts: Sequence[Column]) -> Column:
+    """Returns the rows of several columns of one type, one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    if isinstance(first, Constant) and all(
+        isinstance(each, Constant) and each.value.tobytes() == first.value.tobytes() for each in parts
+    ):
+        return Constant(first.value, sum(map(len, parts)))
+    if all(isinstance(each, Repeated) for each in parts):
+        return _joined_repeated([each for each in parts if isinstance(each, Repeated)])
+    narrow = [each for each in parts if not isinstance(each, np.ndarray)]
+    if len(narrow) == len(parts) and unpacked(first)[:1].dtype.kind in "iu" and unpacked(first).ndim == 1:
+        return _joined_narrow(narrow)
+    whole = np.empty((sum(map(len, parts)), *unpacked(first).shape[1:]), unpacked(first).dtype)
+    begin = 0
+    for each in parts:
+        whole[begin : begin + len(each)] = unpacked(each)
+        begin += len(each)
+    return whole
+
+
+def _joined_narrow(parts: Sequence[Packed]) -> Column:
+    lows, highs, has_absent = [], [], False
+    for each in parts:
+        values = each.values()
+        present = values != ABSENT
+        if not present.all():
+            has_absent, values = True, values[present]
+        if len(values):
+            lows.append(int(values.min()))
+            highs.append(int(values.max()))
+    dtype = parts[0].values().dtype
+    count = sum(map(len, parts))
+    width = _width(min(lows), max(highs), has_absent) if lows else None
+    whole = np.empty(count, dtype if width is None else width)
+    least = min(lows, default=0)
+    begin = 0
+    for each in parts:
+        values = each.values()
+        part = whole[begin : begin + len(each)]
+        part[:] = values if width is None else (values - dtype.type(least)).astype(width)
+        if has_absent and width is not None:
+            part[values == ABSENT] = np.iinfo(width).max
+        begin += len(each)
+    if width is None or np.dtype(width).itemsize >= dtype.itemsize:
+        return whole if width is None else Narrow(whole, least, has_absent, dtype).values()
+    return Narrow(whole, least, has_absent, dtype)
+
+
+def _joined_repeated(parts: Sequence[Repeated]) -> Column:
+    codes = np.empty(sum(map(len, parts)), np.uint32)
+    begin = rows = 0
+    for each in parts:
+        codes[begin : begin + len(each)] = each.codes + np.uint32(rows)
+        begin += len(each)
+        rows += len(each.table[0])
+    return Repeated(codes, tuple(joined(columns) for columns in zip(*(each.table for each in parts), strict=True)))
