@@ -143,14 +143,25 @@ def symbol_options(choice: SelectionOptions) -> SymbolOptions:
 @contextlib.contextmanager
 def show_joining(records: int) -> Iterator[Callable[[int], None]]:
     """Yields a progress callback (records done), which writes to a terminal once joining takes over a second."""
+
+    def line(done: int) -> str:
+        share = f" ({100 * done / records:.0f} %)" if 0 < records >= done else ""
+        return f"joining stalls to launches: {done / 1e6:,.1f} M records{share}"
+
+    with show_progress(line) as progress:
+        yield progress
+
+
+@contextlib.contextmanager
+def show_progress(line: Callable[[int], str]) -> Iterator[Callable[[int], None]]:
+    """Yields a progress callback (what is done), which writes `line` of it to a terminal after a second."""
     begun = time.monotonic()
     drawn = False
 
     def progress(done: int) -> None:
         nonlocal drawn
         if time.monotonic() - begun > _PROGRESS_AFTER_S:
-            share = f" ({100 * done / records:.0f} %)" if 0 < records >= done else ""
-            sys.stderr.write(f"\r\x1b[Kjoining stalls to launches: {done / 1e6:,.1f} M records{share}")
+            sys.stderr.write(f"\r\x1b[K{line(done)}")
             sys.stderr.flush()
             drawn = True
 

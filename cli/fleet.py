@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,10 +12,10 @@ from typing import TYPE_CHECKING
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import check_output
 from iaprof.basics.quantities import counted, in_utc
-from iaprof.cli.analysis import symbol_options
+from iaprof.cli.analysis import show_progress, symbol_options
 from iaprof.cli.options.fleet_options import FleetOptions
 from iaprof.cli.options.selection import SelectionOptions
-from iaprof.cli.terminal.facts import matched_text
+from iaprof.cli.terminal.facts import matched_text, say_problems
 from iaprof.cli.terminal.summary import say
 from iaprof.formats.profile import clean
 from iaprof.formats.urls import is_url
@@ -24,9 +23,10 @@ from iaprof.formats.urls import is_url
 if TYPE_CHECKING:
     from iaprof.formats.export import About
     from iaprof.report.fleet.partial import Partial
+    from iaprof.report.fleet.summary import Summary
 
 MOST_PROBLEMS = 10  # printed
-_PROGRESS_AFTER_S = 1.0
+_BAR = 30  # characters of the progress bar
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ def ask_fleet(
     has_files = choice.symfs is not None or choice.symbol_dirs or choice.kallsyms is not None
     cache = Cache(NONE if has_files else fleet.cache or usual_place(), options)
     question = Question(kept | ({"time"} if interval_s else set()), Grouping(fleet.group_by))
-    with closing(open_engine(fleet.cluster)) as engine, _progress(len(sources)) as progress:
+    with (
+        closing(open_engine(fleet.cluster)) as engine,
+        show_progress(lambda done: _bar(done, len(sources))) as progress,
+    ):
         total = ask(sources, question, options, cache, engine, progress)
     problems = [each for each in total.captures if not each.is_sound]
     if problems and (fleet.strict or len(problems) == len(total.captures)):
@@ -105,23 +108,19 @@ def refuse_inputs(words: Sequence[str], output: Path) -> None:
 
 def say_fleet(verb: str, report: FleetReport) -> None:
     """Prints what could not be read as warnings, and a line of totals."""
-    from iaprof.report.fleet.summary import facts_of, losses_of
+    from iaprof.report.fleet.summary import losses_of
 
     captures = report.total.captures
-    problems = [each for each in captures if not each.is_sound]
-    for each in problems[:MOST_PROBLEMS]:
-        say(clean(f"iaprof: warning: left out: {each.problem}"))
-    if len(problems) > MOST_PROBLEMS:
-        say(f"iaprof: warning: left out: {len(problems) - MOST_PROBLEMS:,} more captures")
-    facts = facts_of(captures)
-    for problem, modules in list(facts.problems.items())[:MOST_PROBLEMS]:
-        more = f" (and {len(modules) - 1:,} more)" if len(modules) > 1 else ""
-        say(clean(f"iaprof: warning: {modules[0]}{more}: {problem}"))
+    for sentence in _left_out(captures):
+        say(f"iaprof: warning: {sentence}")
+    facts = report.total.facts
+    say_problems(facts)
     lost = [
         f"{'an unknown number of' if each.count is None else f'{each.count:,}'} {each.source} ({each.what})"
         for each in losses_of(captures)
     ]
-    left_out = f" ({len(problems):,} left out)" if problems else ""
+    broken = sum(not each.is_sound for each in captures)
+    left_out = f" ({broken:,} left out)" if broken else ""
     say(
         clean(
             f"[ iaprof {verb}: {counted(len(captures), 'capture')}{left_out}, {facts.records:,} stall records, "
@@ -134,16 +133,16 @@ def say_fleet(verb: str, report: FleetReport) -> None:
 def about_fleet(report: FleetReport) -> About:
     """Describes the captures, for titles and headings."""
     from iaprof.formats.export import About
-    from iaprof.report.fleet.summary import facts_of, losses_of
+    from iaprof.report.fleet.summary import losses_of
 
     captures = [each for each in report.total.captures if each.is_sound]
-    problems = [each for each in report.total.captures if not each.is_sound]
-    facts = facts_of(captures)
+    broken = len(report.total.captures) - len(captures)
+    facts = report.total.facts
     hosts = dict.fromkeys(each.host for each in captures if each.host)
     begun = min((each.begun_ns for each in captures if each.begun_ns), default=0) / 1e9
     ended = max((each.begun_ns / 1e9 + each.seconds for each in captures if each.begun_ns), default=0.0)
     recording = [
-        ("captures", f"{len(captures):,}" + (f", and {len(problems):,} that cannot be read" if problems else "")),
+        ("captures", f"{len(captures):,}" + (f", and {broken:,} that cannot be read" if broken else "")),
         ("hosts", f"{len(hosts):,}"),
         ("recorded", f"{sum(each.seconds for each in captures):,.0f} s"),
         *([("from", in_utc(_iso(begun))), ("to", in_utc(_iso(ended)))] if begun else []),
@@ -152,16 +151,13 @@ def about_fleet(report: FleetReport) -> About:
         ("", f"{'?' if each.count is None else f'{each.count:,}'} {clean(each.source)}: {clean(each.what)}")
         for each in losses_of(captures)
     ]
-    warnings = [clean(f"left out: {each.problem}") for each in problems[:MOST_PROBLEMS]]
-    if len(problems) > MOST_PROBLEMS:
-        warnings.append(f"left out: {len(problems) - MOST_PROBLEMS:,} more captures")
     return About(
         host=counted(len(hosts), "host") if len(hosts) != 1 else clean(next(iter(hosts))),
         command=counted(len(captures), "capture"),
         begun=begun,
         seconds=max(ended - begun, 0.0),
         facts=[("Captures", recording), *([("Lost", lost)] if lost else [])],
-        warnings=warnings,
+        warnings=_left_out(report.total.captures),
         headline=[f"{facts.stalls:,} samples", f"{matched_text(facts).rstrip('; ')}"],
     )
 
@@ -170,23 +166,14 @@ def _iso(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + "Z"
 
 
-@contextmanager
-def _progress(captures: int) -> Iterator[Callable[[int], None]]:
-    """Yields a callback, which draws on a terminal how many captures are done, once that takes a second."""
-    begun, drawn = time.monotonic(), False
-    terminal = sys.stderr is not None and sys.stderr.isatty()
+def _bar(done: int, captures: int) -> str:
+    full = _BAR * done // max(captures, 1)
+    return f"[{'#' * full}{'.' * (_BAR - full)}] {done:,} of {captures:,} captures"
 
-    def progress(done: int) -> None:
-        nonlocal drawn
-        if terminal and time.monotonic() - begun > _PROGRESS_AFTER_S:
-            width = 30
-            full = width * done // max(captures, 1)
-            sys.stderr.write(f"\r\x1b[K[{'#' * full}{'.' * (width - full)}] {done:,} of {captures:,} captures")
-            sys.stderr.flush()
-            drawn = True
 
-    try:
-        yield progress
-    finally:
-        if drawn:
-            sys.stderr.write("\r\x1b[K")
+def _left_out(captures: Sequence[Summary]) -> list[str]:
+    """Returns a sentence for each of the first captures that cannot be read, and one for all further ones."""
+    problems = [each.problem for each in captures if not each.is_sound]
+    more = len(problems) - MOST_PROBLEMS
+    rest = [f"left out: {more:,} more captures"] if more > 0 else []
+    return [*(clean(f"left out: {each}") for each in problems[:MOST_PROBLEMS]), *rest]

@@ -11,6 +11,7 @@ import typer
 
 from iaprof.basics.errors import UsageError
 from iaprof.cli.options.added import add_options
+from iaprof.cli.options.quantities import words_of
 from iaprof.formats.urls import is_url
 
 _PANEL = "Several captures"
@@ -97,13 +98,9 @@ def _fleet(
         ),
     ] = False,
 ) -> FleetOptions:
-    words = _words(group_by or ())
+    words = words_of(group_by, "--group-by")
     if words:
         from iaprof.report.fleet.groups import Grouping
 
         Grouping.parse(words)
     return FleetOptions(tuple(words), cluster, cache, strict)
-
-
-def _words(texts: Sequence[str]) -> list[str]:
-    return [word for text in texts for word in map(str.strip, text.split(",")) if word]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from iaprof.basics.errors import UsageError
 
@@ -53,3 +54,15 @@ def pids(texts: list[str] | None, option: str = "-p", what: str = "pids") -> tup
             raise UsageError(f"{option} takes {what}, separated by commas, not '{text}'")
         found.append(int(text))
     return tuple(found)
+
+
+def words_of(texts: Sequence[str] | None, option: str) -> list[str]:
+    """Splits comma-separated values: `a,b -x c` gives a, b, c.
+
+    Raises:
+        UsageError: all are empty.
+    """
+    words = [word.strip() for text in texts or [] for word in text.split(",") if word.strip()]
+    if texts and not words:  # for example an empty shell variable, which would select everything
+        raise UsageError(f"{option} takes at least one")
+    return words

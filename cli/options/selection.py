@@ -15,7 +15,7 @@ import typer
 
 from iaprof.basics.errors import UsageError
 from iaprof.cli.options.added import add_options
-from iaprof.cli.options.quantities import pids as pids_of
+from iaprof.cli.options.quantities import pids as pids_of, words_of
 from iaprof.cli.options.symbol_options import NAMES, Kallsyms, SymbolDirs, Symfs
 from iaprof.gpu.intel.reasons import REASONS
 
@@ -166,25 +166,17 @@ def _choice(
     selection = Selection(
         Rule(Method(attribution), int(seconds * 1e9), split_ambiguous),
         None if time is None else TimeRange.parse(time),
-        frozenset(pids_of(_words(pid, "--pid"), "--pid")),
-        frozenset(pids_of(_words(tid, "--tid"), "--tid", "thread ids")),
-        frozenset(_words(comm, "--comm")),
+        frozenset(pids_of(words_of(pid, "--pid"), "--pid")),
+        frozenset(pids_of(words_of(tid, "--tid"), "--tid", "thread ids")),
+        frozenset(words_of(comm, "--comm")),
         _pattern(kernel, "--kernel"),
-        tuple(_words(device, "--device")),
-        _reasons(_words(reason, "--reason")),
-        tuple(_words(cgroup, "--cgroup")),
+        tuple(words_of(device, "--device")),
+        _reasons(words_of(reason, "--reason")),
+        tuple(words_of(cgroup, "--cgroup")),
         _pattern(python, "--python"),
         StackOf(stack_of),
     )
     return SelectionOptions(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines)
-
-
-def _words(texts: list[str] | None, option: str) -> list[str]:
-    """Splits comma-separated values: `a,b -x c` gives a, b, c. UsageError if all are empty."""
-    words = [word.strip() for text in texts or [] for word in text.split(",") if word.strip()]
-    if texts and not words:  # for example an empty shell variable, which would select everything
-        raise UsageError(f"{option} takes at least one")
-    return words
 
 
 def _pattern(text: str | None, option: str) -> re.Pattern[str] | None:

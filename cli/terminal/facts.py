@@ -18,17 +18,22 @@ MOST_PROBLEMS = 50  # printed
 
 def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
     """Prints problems as warnings, and a line of totals."""
-    for problem, paths in list(facts.problems.items())[:MOST_PROBLEMS]:
-        more = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
-        say(clean(f"iaprof: warning: {paths[0]}{more}: {problem}"))
-    if len(facts.problems) > MOST_PROBLEMS:
-        say(f"iaprof: warning: and {len(facts.problems) - MOST_PROBLEMS:,} more problems")
+    say_problems(facts)
     say(
         clean(
             f"[ iaprof {verb}: {facts.records:,} stall records, {facts.stalls:,} samples; {_scaled(header)}"
             f"{matched_text(facts) if facts.stalls else ''}{_recorded(header)}lost while recording: {losses(header)} ]"
         )
     )
+
+
+def say_problems(facts: Facts) -> None:
+    """Prints what could not be read of GPU modules, as warnings."""
+    for problem, paths in list(facts.problems.items())[:MOST_PROBLEMS]:
+        more = f" (and {len(paths) - 1:,} more)" if len(paths) > 1 else ""
+        say(clean(f"iaprof: warning: {paths[0]}{more}: {problem}"))
+    if len(facts.problems) > MOST_PROBLEMS:
+        say(f"iaprof: warning: and {len(facts.problems) - MOST_PROBLEMS:,} more problems")
 
 
 def matched_text(facts: Facts) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.formats.profile import clean
 from iaprof.report.fleet.sources import EXTRA
-from iaprof.report.fleet.tasks import Answer, MapTask, ReadTask, failed, run, unread
+from iaprof.report.fleet.tasks import Answer, MapTask, ReadTask, given_up, run
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.memory import DEFAULT_BYTES, MALLOC_ENVIRONMENT, available, limit, limit_memory
 from iaprof.sandbox.worker import Worker
@@ -120,14 +120,11 @@ class Processes(Closing):
         """Repeats a dead worker's task, its captures one by one if it keeps dying, to find the one that kills it."""
         if deaths < _MOST_DEATHS:
             again.append((task, deaths))
-        elif isinstance(task, ReadTask):
-            yield unread(task)
-        elif len(task.sources) > 1:
-            again.extend((each, 0) for each in task.divided())
+        elif answer := given_up(task, "the process that read"):
+            yield answer
         else:
-            yield failed(
-                task, f"the process that read {task.sources[0][0].shown} died, as happens when memory runs out"
-            )
+            assert isinstance(task, MapTask)
+            again.extend((each, 0) for each in task.divided())
 
     def close(self) -> None:
         """See Engine."""
@@ -235,13 +232,10 @@ class Cluster(Closing):
                     answer = future.result()
                 yield answer
             except distributed.KilledWorker:
-                if isinstance(task, ReadTask):
-                    yield unread(task)
-                elif len(task.sources) == 1:
-                    yield failed(
-                        task, f"workers that read {task.sources[0][0].shown} died, as happens when memory runs out"
-                    )
+                if lost := given_up(task, "workers that read"):
+                    yield lost
                 else:
+                    assert isinstance(task, MapTask)
                     for each in task.divided():
                         again = self._client.submit(run, each, pure=False, retries=_MOST_DEATHS)
                         given[again] = each

@@ -26,10 +26,10 @@ from iaprof.report.inventory import inventory
 from iaprof.report.join.selection import begun_ns, length_ns
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions
+from iaprof.report.views.difference import without_addresses
 from iaprof.symbols.names.binaries import Binaries
 
 _T = TypeVar("_T", bound=Hashable)
-_ADDRESS_ONLY = "[unnamed]"
 
 
 @dataclass(frozen=True)
@@ -164,18 +164,14 @@ def _numbers(values: Sequence[_T], known: dict[_T, int]) -> NDArray[np.int64]:
 
 
 def _common(launch: Launch | None, container: str) -> Launch | None:
-    """Removes what differs between two runs of a program: pids, and addresses without a name."""
+    """Returns a launch as all captures have it: without what differs between two runs, and as a segment can hold it."""
+    launch = without_addresses(launch)
     if launch is None:
         return None
     origins = tuple(Origin(origin.kind, _plain(origin.module)) for origin in launch.origins)
-    stack = tuple(_ADDRESS_ONLY if is_address(frame) else _plain(frame) for frame in launch.stack)
-    kernel_stack, operators = (tuple(map(_plain, each)) for each in (launch.kernel_stack, launch.operators))
+    lists = (launch.stack, launch.kernel_stack, launch.operators)
+    stack, kernel_stack, operators = (tuple(map(_plain, each)) for each in lists)
     return Launch(_plain(launch.comm), 0, stack, kernel_stack, "", origins, operators, container)
-
-
-def is_address(frame: str) -> bool:
-    """Whether a frame is a bare address."""
-    return frame.startswith("0x") and all(each in "0123456789abcdef" for each in frame[2:])
 
 
 def _plain(text: str) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
+from iaprof.report.facts import Facts
 from iaprof.report.fleet.rows import KEYS, Rows
 from iaprof.report.fleet.segment import HashedKernel, Segment
 from iaprof.report.fleet.summary import Summary, facts_of
@@ -36,6 +38,11 @@ class Partial:
     codes: Sequence[Code]
     devices: Sequence[str]
     reasons: Sequence[str]
+
+    @cached_property
+    def facts(self) -> Facts:
+        """The sum of the captures' facts."""
+        return facts_of(self.captures)
 
 
 def nothing(captures: Sequence[Summary]) -> Partial:
@@ -159,7 +166,7 @@ def profile_of(total: Partial, interval_ns: int = 0, *, by_group: bool = False) 
         "energy": rows.energy,
     }
     order = np.lexsort([columns[name] for name in ("offset", "kernel", "launch", "interval")])
-    facts = facts_of(total.captures)
+    facts = total.facts
     energy = None if facts.energy is None else columns["energy"][order]
     kernels = [None if each is None else Kernel(0, each.symbol, each.file) for each in total.kernels]
     return Profile(

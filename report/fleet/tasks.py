@@ -78,8 +78,21 @@ def run(task: MapTask | ReadTask) -> Answer:
     return Answer(_sum_of(segment, task), written(sound) if sound.captures else b"")
 
 
-def failed(task: MapTask, problem: str) -> Answer:
-    """The answer for captures that no worker could map."""
+def given_up(task: MapTask | ReadTask, who: str) -> Answer | None:
+    """The answer for a task that no worker survives.
+
+    Args:
+        task: the task.
+        who: does the work, for the problem of a capture: "the process that read".
+
+    Returns:
+        The answer; None if the task has several captures: `divided`, to find the one that ends the workers.
+    """
+    if isinstance(task, ReadTask):
+        return unread(task)
+    if len(task.sources) > 1:
+        return None
+    problem = f"{who} {task.sources[0][0].shown} died, as happens when memory runs out"
     summaries = [Summary(name, key, problem=problem) for key, names in task.names.items() for name in names]
     return Answer(nothing(summaries))
 

@@ -78,7 +78,7 @@ def joined(before: Profile, after: Profile) -> Profile:
     """
     both = (before, after)
     reasons = all_reasons(both)
-    launches = [_without_addresses(launch) for profile in both for launch in profile.launches]
+    launches = [without_addresses(launch) for profile in both for launch in profile.launches]
 
     def column(name: str, shift: int = 0) -> np.ndarray:
         return np.concatenate((getattr(before, name), getattr(after, name) + shift))
@@ -134,7 +134,8 @@ def _percent(total: float) -> float:
     return 100.0 / total if total else 0.0
 
 
-def _without_addresses(launch: Launch | None) -> Launch | None:
+def without_addresses(launch: Launch | None) -> Launch | None:
+    """Removes what always differs between two runs: pids, and frames that are bare addresses."""
     if launch is None:
         return None
     stack = tuple(_UNNAMED if _ADDRESS.fullmatch(frame) else frame for frame in launch.stack)
