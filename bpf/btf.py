@@ -1,9 +1,8 @@
-"""Offsets of members of the running kernel's structures, from its BTF (Documentation/bpf/btf.rst)."""
+"""The running kernel's structures and functions, from its BTF (Documentation/bpf/btf.rst)."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 
 VMLINUX = Path("/sys/kernel/btf/vmlinux")
@@ -11,7 +10,7 @@ _MAGIC = 0xEB9F
 _HEADER = struct.Struct(
     "<HBBIIIII"
 )  # magic, version, flags, header length; then offset and length of the type section and of the string section
-_STRUCT, _UNION = 4, 5
+_STRUCT, _UNION, _FUNCTION = 4, 5, 12
 _EXTRA_WORDS = {1: 1, 3: 3, 14: 1, 17: 1}  # by kind: number of 4-byte words after the three that every type has
 _WORDS_PER_MEMBER = {4: 3, 5: 3, 6: 2, 13: 2, 15: 3, 19: 3}  # by kind, in 4-byte words
 _LONGEST_NAME = 256
@@ -38,18 +37,22 @@ class Btf:
                 raise BtfError("it is no BTF")
             self._strings = header + strings
             self._types = memoryview(self._data)[header + types : header + types + types_size].cast("I")
-            self._structs = dict(self._find_structs())  # index into _types, by type number
+            self._structs: dict[int, int] = {}  # index into _types, by type number
+            self._functions: dict[int, int] = {}  # type number, by the index of the name
+            self._find()
         except (OSError, struct.error, IndexError, TypeError) as error:
             raise BtfError(f"the kernel's BTF cannot be read: {error}") from error
 
-    def _find_structs(self) -> Iterator[tuple[int, int]]:
+    def _find(self) -> None:
         types, at, number = self._types, 0, 0
         while at < len(types):
             number += 1
             info = types[at + 1]
             kind = info >> 24 & 31
             if kind in (_STRUCT, _UNION):
-                yield number, at
+                self._structs[number] = at
+            elif kind == _FUNCTION:
+                self._functions[types[at]] = number
             at += 3 + _EXTRA_WORDS.get(kind, 0) + _WORDS_PER_MEMBER.get(kind, 0) * (info & 0xFFFF)
 
     def offset(self, name: str, *members: str) -> int | None:
@@ -59,10 +62,10 @@ class Btf:
             name: of the structure.
             members: path of member names; all but the last name structures.
         """
-        wanted = self._data.find(b"\0" + name.encode() + b"\0", self._strings, self._strings + self._strings_size)
-        if wanted < 0:
+        wanted = self._name(name)
+        if wanted is None:
             return None
-        number = next((number for number, at in self._structs.items() if self._has_name(at, wanted + 1)), None)
+        number = next((number for number, at in self._structs.items() if self._is_struct(at, wanted)), None)
         total = 0
         for member in members:
             found = self._member(number, member.encode(), _MAX_NESTING)
@@ -72,8 +75,19 @@ class Btf:
             total += offset
         return total
 
-    def _has_name(self, at: int, name: int) -> bool:
-        return self._types[at] == name - self._strings and self._types[at + 1] >> 24 & 31 == _STRUCT
+    def function(self, name: str) -> int | None:
+        """Returns a function's type number, by which programs call it; None if the kernel has none of that name."""
+        wanted = self._name(name)
+        return None if wanted is None else self._functions.get(wanted)
+
+    def _name(self, name: str) -> int | None:
+        """Returns a name's index in the section of strings."""
+        start, end = self._strings, self._strings + self._strings_size
+        found = self._data.find(b"\0" + name.encode() + b"\0", start, end)
+        return found + 1 - start if found >= 0 else None
+
+    def _is_struct(self, at: int, name: int) -> bool:
+        return self._types[at] == name and self._types[at + 1] >> 24 & 31 == _STRUCT
 
     def _member(self, number: int | None, name: bytes, levels_left: int) -> tuple[int, int] | None:
         """Returns a member's offset in bytes and its type number; searches anonymous structures, too."""

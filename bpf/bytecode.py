@@ -2,7 +2,8 @@
 
 A stored program contains no addresses and no descriptors. The file lists the instructions that load a map or a named
 constant, and loader.py fills in the value. These are 64-bit immediate loads, so the kernel's verifier treats the value
-as a constant, as if clang had compiled it in.
+as a constant, as if clang had compiled it in. The file also lists the calls of the kernel's functions, which the loader
+makes calls by the function's number in the kernel's BTF.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from typing import Any
 from iaprof.basics.errors import IaprofError
 
 _INSTRUCTION = struct.Struct("<BBhI")  # opcode, registers (source in the upper half), offset, immediate
-_LOAD_64, _CALL = 0x18, 0x85  # opcodes, include/uapi/linux/bpf.h; the first takes two instructions
+_LOAD_64, _CALL, _SET = 0x18, 0x85, 0xB7  # opcodes, include/uapi/linux/bpf.h; the first takes two instructions
+_PSEUDO_KERNEL_FUNCTION = 2  # as a call's source register: the immediate is the function's number in BTF
 _PSEUDO_MAP_FD = 1  # as a source register: the immediate is a map's descriptor
 _PER_LINE = 4  # instructions per line of the file
 _MOST_INSTRUCTIONS = 1 << 20
@@ -45,15 +47,21 @@ class Program:
     code: bytes
     maps: tuple[tuple[int, str], ...]  # index of the instruction, name of the map
     constants: tuple[tuple[int, str], ...]  # index of the instruction, name of the constant
+    calls: tuple[tuple[int, str], ...] = ()  # index of the instruction, name of the constant with the function's number
 
     def linked(self, maps: Mapping[str, int], constants: Mapping[str, int]) -> bytes:
         """Returns the instructions with descriptors and constants filled in.
 
         Args:
             maps: descriptors by name.
-            constants: values by name, 0 to 2**64 - 1.
+            constants: values by name, 0 to 2**64 - 1. Calls of the function number 0 become an assignment of 1 to
+                the register of results.
         """
         code = bytearray(self.code)
+        for at, name in self.calls:
+            number = constants[name]
+            instruction = (_CALL, _PSEUDO_KERNEL_FUNCTION << 4, 0, number) if number else (_SET, 0, 0, 1)
+            _INSTRUCTION.pack_into(code, at * 8, *instruction)
         for at, name in self.maps:
             _fill(code, at, maps[name])
         for at, name in self.constants:
@@ -81,6 +89,7 @@ class Bytecode:
                 name: {
                     "maps": _references(each.maps),
                     "constants": _references(each.constants),
+                    "calls": _references(each.calls),
                     "code": _hex_lines(each.code),
                 }
                 for name, each in sorted(self.programs.items())
@@ -111,27 +120,40 @@ def placeholder(constant: str) -> int:
     return int.from_bytes(hashlib.sha256(f"iaprof: {constant}".encode()).digest()[:8], "little")
 
 
-def from_compiled(code: bytes, maps: Mapping[int, str], constants: Sequence[str]) -> Program:
+def call_placeholder(function: str) -> int:
+    """Returns the 31-bit number of a helper that does not exist, which stands for a function of the kernel's."""
+    return placeholder(function) & 0x7FFFFFFF
+
+
+def from_compiled(
+    code: bytes, maps: Mapping[int, str], constants: Sequence[str], calls: Sequence[str] = ()
+) -> Program:
     """Makes a Program from a compiler's output.
 
     Args:
         code: instructions.
         maps: names of maps, by the descriptors that the instructions contain.
         constants: names of constants, whose `placeholder` the instructions contain.
+        calls: names of constants with the numbers of the kernel's functions, whose `call_placeholder` is called.
 
     Raises:
         BytecodeError: the code refers to something that exists only in the process that compiled it.
     """
     names = {placeholder(name): name for name in constants}
+    functions = {call_placeholder(name): name for name in calls}
     blanked = bytearray(code)
     found_maps: list[tuple[int, str]] = []
     found_constants: list[tuple[int, str]] = []
+    found_calls: list[tuple[int, str]] = []
     at, count = 0, len(code) // 8
     while at < count:
         opcode, registers, _, low = _INSTRUCTION.unpack_from(code, at * 8)
         source = registers >> 4
         if opcode == _CALL and source:
             raise BytecodeError(f"instruction {at} calls a function of its own or of the kernel's, not a helper")
+        if opcode == _CALL and low in functions:
+            found_calls.append((at, functions[low]))
+            _INSTRUCTION.pack_into(blanked, at * 8, _CALL, 0, 0, 0)
         if opcode != _LOAD_64:
             at += 1
             continue
@@ -145,7 +167,7 @@ def from_compiled(code: bytes, maps: Mapping[int, str], constants: Sequence[str]
             found_constants.append((at, names[value]))
             _fill(blanked, at, 0)
         at += 2
-    return Program(bytes(blanked), tuple(found_maps), tuple(found_constants))
+    return Program(bytes(blanked), tuple(found_maps), tuple(found_constants), tuple(found_calls))
 
 
 def _fill(code: bytearray, at: int, value: int) -> None:
@@ -171,10 +193,13 @@ def _program(content: Any, maps: Mapping[str, Map]) -> Program:
     count = len(code) // 8
     if len(code) % 8 or not 0 < count < _MOST_INSTRUCTIONS:
         raise ValueError(f"{len(code)} bytes of code")
-    found = [_read_references(content[kind]) for kind in ("maps", "constants")]
+    found = [_read_references(content[kind]) for kind in ("maps", "constants", "calls")]
     for at, _ in (*found[0], *found[1]):
         if not 0 <= at < count - 1 or code[at * 8] != _LOAD_64:
             raise ValueError(f"instruction {at} loads nothing")
+    for at, _ in found[2]:
+        if not 0 <= at < count or code[at * 8] != _CALL:
+            raise ValueError(f"instruction {at} calls nothing")
     if unknown := {name for _, name in found[0]} - maps.keys():
         raise ValueError(f"there are no maps {unknown}")
-    return Program(code, found[0], found[1])
+    return Program(code, found[0], found[1], found[2])

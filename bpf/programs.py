@@ -123,14 +123,16 @@ _CONSTANTS = (
     "CHUNK_WAKE_EVERY",
     "MODULE_WAKE_EVERY",
     "LIST_WAKE_EVERY",
+    "ITERATES",
 )
+_CALLS = ("ITERATOR_NEW", "ITERATOR_NEXT", "ITERATOR_DESTROY")
 
 
 def source() -> Source:
     """Returns the source of the programs, as it is compiled."""
     # One text, because bcc does not rewrite included files.
     first, *others = ((Path(__file__).parent / "c" / name).read_text() for name in _FILES)
-    return Source("\n".join([first, declarations(), *others]), _DEFINES, _CONSTANTS, _FUNCTIONS)
+    return Source("\n".join([first, declarations(), *others]), _DEFINES, _CONSTANTS, _FUNCTIONS, _CALLS)
 
 
 def shipped() -> Bytecode:

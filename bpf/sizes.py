@@ -64,7 +64,7 @@ def named_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOff
         "STACK_DEPTH": depth,
         "STACK_ID_BITS": sizes.stack_id_bits,
         "FRAME_POINTERS_ONLY": int(offsets is None),
-        **(offsets or KernelOffsets(0, 0, 0, 0, 0, 0, 0)).named(),
+        **(offsets or KernelOffsets()).named(),
         "COPY_PAGES": COPY_PAGES,
         "SAMPLE_WAKE_EVERY": _wake_every(sizes.sample_pages, CPU_SAMPLE.itemsize, cpus),
         "WAIT_SHORT_NS": SHORT_NS,
@@ -80,21 +80,30 @@ def named_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOff
 
 @dataclass(frozen=True)
 class KernelOffsets:
-    """Offsets in bytes of the members of the kernel's structures that walks of user stacks read."""
+    """What the programs need to know of the kernel's BTF.
 
-    task_group_leader: int
-    task_start_boottime: int
-    task_mm: int
-    task_sas_ss_sp: int
-    task_sas_ss_size: int
-    task_fsbase: int
-    mm_exec_vm: int
+    These are offsets in bytes of the members of structures that walks of user stacks read, and type numbers of the
+    functions that iterate over numbers, which are 0 in a kernel that lacks one of them.
+    """
+
+    task_group_leader: int = 0
+    task_start_boottime: int = 0
+    task_mm: int = 0
+    task_sas_ss_sp: int = 0
+    task_sas_ss_size: int = 0
+    task_fsbase: int = 0
+    mm_exec_vm: int = 0
+    iterator_new: int = 0
+    iterator_next: int = 0
+    iterator_destroy: int = 0
 
     def named(self) -> dict[str, int]:
-        """Returns the offsets by the names of the programs' constants."""
-        return {name.upper(): offset for name, offset in asdict(self).items()}
+        """Returns them by the names of the programs' constants; ITERATES is a mask."""
+        found = {name.upper(): value for name, value in asdict(self).items()}
+        return found | {"ITERATES": (1 << 64) - 1 if self.iterator_next else 0}
 
 
+_ITERATOR = ("bpf_iter_num_new", "bpf_iter_num_next", "bpf_iter_num_destroy")
 _TASK = (("group_leader",), ("start_boottime",), ("mm",), ("sas_ss_sp",), ("sas_ss_size",), ("thread", "fsbase"))
 
 
@@ -104,10 +113,11 @@ def kernel_offsets() -> KernelOffsets | None:
         btf = Btf()
         found = [btf.offset("task_struct", *names) for names in _TASK]
         found.append(btf.offset("mm_struct", "exec_vm"))
+        functions = [btf.function(name) or 0 for name in _ITERATOR]
     except BtfError:
         return None
     offsets = [offset for offset in found if offset is not None]
-    return KernelOffsets(*offsets) if len(offsets) == len(found) else None
+    return KernelOffsets(*offsets, *(functions if all(functions) else ())) if len(offsets) == len(found) else None
 
 
 def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:

@@ -41,6 +41,30 @@ static __always_inline u64 forgotten(u64 value, u64 unknown) {
     return value;
 }
 
+/* The kernel's iterator of numbers (Linux 6.4), by which the verifier examines a loop only until nothing new happens in it,
+ * instead of as often as it may run:
+ *
+ *     u64 numbers;
+ *     begin_numbers(&numbers, 0, most);
+ *     for (u64 i = 0; next_number(&numbers, i, most); i = number_after(i, unknown))
+ *         ...
+ *     end_numbers(&numbers);
+ *
+ * The body may leave such a loop by `break` only. What it changes has to be forgotten(), or in memory whose content the
+ * verifier does not track. These are functions of the kernel, not helpers: the loader replaces the placeholders by their
+ * numbers in the kernel's BTF. If it has none, their result is 1 and ITERATES is 0; the verifier then knows `i`. */
+static long (*begin_numbers)(u64 *numbers, int first, int end) = (void *)ITERATOR_NEW;
+static void *(*next_of)(u64 *numbers) = (void *)ITERATOR_NEXT;
+static void (*end_numbers)(u64 *numbers) = (void *)ITERATOR_DESTROY;
+
+static __always_inline int next_number(u64 *numbers, u64 i, u64 most) {
+    return hidden(i) < most && next_of(numbers);
+}
+
+static __always_inline u64 number_after(u64 i, u64 unknown) {
+    return forgotten(i + 1, unknown & ITERATES);
+}
+
 /* Returns `index` modulo `size`, a power of two: an index that the verifier knows to be below `size`. */
 static __always_inline u64 below(u64 size, u64 index) {
     return hidden(index) & (size - 1);

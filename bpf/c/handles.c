@@ -272,9 +272,10 @@ static __always_inline enum name_result send_name(const struct about *about, u64
  * `what` and `most` must be constants. Adds UNREADABLE and NO_ROOM to `failures`. */
 static __always_inline u64 send_chunks(const struct about *about, enum chunk_of what, u32 most, u64 from, u64 total, u64 sent,
                                        u64 *failures) {
-    u64 failed = 0;
+    u64 failed = 0, numbers;
+    begin_numbers(&numbers, 0, most);
 #pragma clang loop unroll(disable)
-    for (u32 number = 0; number < most; number++) {
+    for (u64 number = 0; next_number(&numbers, number, most); number = number_after(number, about->time)) {
         sent = forgotten(sent, about->time);
         failed = forgotten(failed, about->time);
         if (sent >= total)
@@ -292,6 +293,7 @@ static __always_inline u64 send_chunks(const struct about *about, enum chunk_of 
         chunks.ringbuf_submit(chunk, wakeup(number, what == CHUNK_OF_MODULE ? MODULE_WAKE_EVERY : CHUNK_WAKE_EVERY));
         sent += bytes;
     }
+    end_numbers(&numbers);
     *failures |= failed;
     return sent;
 }

@@ -36,8 +36,10 @@ static __always_inline void send_executions(struct pt_regs *ctx, struct scratch 
     if (launch->counter != COUNTERS)
         count(hidden(launch->counter), 1); /* the problem of its stack */
     launch->counter = COUNTERS;
+    u64 numbers;
+    begin_numbers(&numbers, 0, RECORDS_PER_PROGRAM);
 #pragma clang loop unroll(disable)
-    for (u32 number = 0; number < RECORDS_PER_PROGRAM; number++) {
+    for (u64 number = 0; next_number(&numbers, number, RECORDS_PER_PROGRAM); number = number_after(number, time)) {
         sent = forgotten(sent, time);
         lost = forgotten(lost, time);
         if (sent >= many)
@@ -57,6 +59,7 @@ static __always_inline void send_executions(struct pt_regs *ctx, struct scratch 
         list_events.ringbuf_submit(record, wakeup(launch->nth, LIST_WAKE_EVERY));
         sent += some;
     }
+    end_numbers(&numbers);
     if (lost)
         count(LISTS_LOST, lost);
     if (sent < many && sent < MOST_LISTS && !is_full) {

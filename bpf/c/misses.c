@@ -17,40 +17,51 @@ BPF_RINGBUF_OUTPUT(copies, ANY); /* each record has a page of a stack; the last 
 /* Returns a key that distinguishes the paths of walks that end alike, by the words above that may be return addresses. A window
  * that cannot be read is all zeros: the helper clears it. */
 static __always_inline u64 missed_path_key(struct scratch *scratch, u32 tid) {
-    u64 hash = mixed(mixed(scratch->hashes[0], tid), scratch->sp), window = scratch->sp & -(u64)WINDOW;
+    u64 hash = mixed(mixed(scratch->hashes[0], tid), scratch->sp), window = scratch->sp & -(u64)WINDOW, numbers;
 /* The verifier forgets the states that it has examined of a loop in a loop, and would examine them again and again. */
 #pragma clang loop unroll(full)
     for (u32 number = 0; number < MISSED_PATH_WINDOWS; number++, window += WINDOW) {
         /* Skip untouched pages; pages above may be present. */
+        begin_numbers(&numbers, 0, MOST_ABSENT * PAGE / WINDOW);
 #pragma clang loop unroll(disable)
-        for (u32 i = 0; i < MOST_ABSENT * PAGE / WINDOW && read_user(scratch->window, WINDOW, (void *)window); i++)
+        for (u64 i = 0; next_number(&numbers, i, MOST_ABSENT * PAGE / WINDOW); i = number_after(i, hash)) {
+            if (!read_user(scratch->window, WINDOW, (void *)window))
+                break;
             window = forgotten(window + WINDOW, hash); /* otherwise the verifier examines the rest for each number of windows */
+        }
+        end_numbers(&numbers);
         u64 before = hidden(scratch->sp - window); /* bytes of the window that are not above */
+        begin_numbers(&numbers, 0, WINDOW / 8);
 #pragma clang loop unroll(disable)
-        for (u32 i = 0; i < WINDOW / 8; i++, before -= 8) {
-            u64 word = scratch->window[i];
+        for (u64 i = 0; next_number(&numbers, i, WINDOW / 8); i = number_after(i, hash)) {
+            u64 word = scratch->window[below(WINDOW / 8, i)];
             /* The highest bits tell whether each of these holds. */
-            u64 is_above = before - 1, has_low_bits = (word >> ADDRESS_BITS) - 1, has_high_bits = -(word >> LEAST_CODE);
+            u64 is_above = before - 8 * i - 1, has_low_bits = (word >> ADDRESS_BITS) - 1, has_high_bits = -(word >> LEAST_CODE);
             hash = choose((is_above & has_low_bits & has_high_bits) >> 63, mixed(hash, word), hash);
         }
+        end_numbers(&numbers);
     }
     return hash;
 }
 
 /* Sends pages from an address on; returns 0 unless the ring buffer is full. */
 static __always_inline long send_pages(struct scratch *scratch, u64 from) {
+    u64 numbers, most = 4 * COPY_PAGES, is_full = 0;
     scratch->sent = scratch->absent = 0; /* in memory, so that the verifier does not examine the loop for each combination */
+    begin_numbers(&numbers, 0, most);
 #pragma clang loop unroll(disable)
-    for (u32 i = 0; i < 4 * COPY_PAGES; i++) {
+    for (u64 i = 0; next_number(&numbers, i, most); i = number_after(i, from)) {
         if (*(volatile u64 *)&scratch->sent >= COPY_PAGES || *(volatile u64 *)&scratch->absent >= MOST_ABSENT)
             break;
         struct copied *page = copies.ringbuf_reserve(sizeof(struct copied) + PAGE);
-        if (!page)
-            return -1;
+        if (!page) {
+            is_full = 1;
+            break;
+        }
         bpf_probe_read_kernel(page, sizeof(struct copied), &scratch->copied);
-        page->address = from + (u64)i * PAGE;
+        page->address = from + i * PAGE;
         /* An untouched page of the stack is absent; pages above it may be present. */
-        long failed = read_user(page + 1, PAGE, (void *)(from + (u64)i * PAGE));
+        long failed = read_user(page + 1, PAGE, (void *)(from + i * PAGE));
         if (failed) {
             copies.ringbuf_discard(page, BPF_RB_NO_WAKEUP);
             scratch->absent++;
@@ -62,7 +73,8 @@ static __always_inline long send_pages(struct scratch *scratch, u64 from) {
         scratch->sent++;
         copies.ringbuf_submit(page, BPF_RB_NO_WAKEUP);
     }
-    return 0;
+    end_numbers(&numbers);
+    return is_full;
 }
 
 /* Returns the stack pointer of the code that a signal interrupted, if the handler runs on an alternate stack, else 0. The
@@ -72,23 +84,24 @@ static __always_inline u64 interrupted_stack(struct scratch *scratch) {
     u64 start = *(u64 *)(task + TASK_SAS_SS_SP), size = *(u64 *)(task + TASK_SAS_SS_SIZE), sp = scratch->sp;
     if (sp - start >= size)
         return 0;
-    u64 window = sp & -(u64)WINDOW;
+    u64 window = sp & -(u64)WINDOW, found = 0, numbers;
+    begin_numbers(&numbers, 0, SCANNED / 16);
 #pragma clang loop unroll(disable)
-    for (u32 number = 0; number < SCANNED / WINDOW; number++, window += WINDOW) {
-        if (read_user(scratch->window, WINDOW, (void *)window))
+    for (u64 i = 0; next_number(&numbers, i, SCANNED / 16); i = number_after(i, sp)) {
+        /* struct ucontext is aligned to 16 bytes; `at` is the address of its ss_sp, at offset 16; ss_size is at 32, rsp at
+         * 160. If the saved rsp is on this stack, too, a signal interrupted another handler: search on. */
+        u64 at = window + 16 * i, word = below(WINDOW / 8, 2 * i);
+        if (!word && read_user(scratch->window, WINDOW, (void *)at))
             break;
-#pragma clang loop unroll(disable)
-        for (u32 i = 0; i < WINDOW / 8; i += 2) {
-            /* struct ucontext is aligned to 16 bytes; `at` is the address of its ss_sp, at offset 16; ss_size is at 32, rsp at
-             * 160. If the saved rsp is on this stack, too, a signal interrupted another handler: search on. */
-            u64 at = window + 8 * i;
-            if (scratch->window[i] == start && at >= sp && !read_user(&scratch->pair[0], 8, (void *)(at + 16)) &&
-                scratch->pair[0] == size && !read_user(&scratch->pair[1], 8, (void *)(at + 144)) &&
-                scratch->pair[1] - start >= size)
-                return scratch->pair[1];
+        if (scratch->window[word] == start && at >= sp && !read_user(&scratch->pair[0], 8, (void *)(at + 16)) &&
+            scratch->pair[0] == size && !read_user(&scratch->pair[1], 8, (void *)(at + 144)) &&
+            scratch->pair[1] - start >= size) {
+            found = forgotten(scratch->pair[1], sp);
+            break;
         }
     }
-    return 0;
+    end_numbers(&numbers);
+    return found;
 }
 
 /* Sends a copy of the stack, and of one that a signal interrupted. Returns 0 unless the ring buffer is full. */

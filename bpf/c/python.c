@@ -139,9 +139,10 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
     if (!python)
         return WALK;
     const struct python_layout *layout = &python->layout;
-    u64 id = thread_pointer();
+    u64 id = thread_pointer(), numbers;
+    begin_numbers(&numbers, 0, STATES_PER_PROGRAM);
 #pragma clang loop unroll(disable)
-    for (u32 i = 0; i < STATES_PER_PROGRAM; i++) {
+    for (u64 i = 0; next_number(&numbers, i, STATES_PER_PROGRAM); i = number_after(i, now)) {
         u64 interpreter = *(volatile u64 *)&scratch->interpreter, state = *(volatile u64 *)&scratch->thread;
         u64 left = *(volatile u64 *)&scratch->states_left;
         if (!interpreter || !left)
@@ -162,6 +163,7 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
         scratch->interpreter = interpreter;
         scratch->thread = interpreter ? word_at(interpreter + layout->threads_head) : 0;
     }
+    end_numbers(&numbers);
     if (!is_found && scratch->interpreter && scratch->states_left)
         return STATE;
     if (is_found || now >= until)
@@ -174,13 +176,14 @@ static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, 
     struct python *python = pythons.lookup(&pid);
     u64 at = scratch->frame, cframe = scratch->cframe, count = scratch->python, id = scratch->hashes[0],
         check = scratch->hashes[1];
-    int goes_on = 0;
+    u64 goes_on = 0, numbers;
     if (!python)
         return WALK;
     const struct python_layout *layout = &python->layout;
     scratch->python_state = PYTHON_DAMAGED;
+    begin_numbers(&numbers, 0, PYTHON_FRAMES_PER_PROGRAM + 1);
 #pragma clang loop unroll(disable)
-    for (u32 i = 0; i <= PYTHON_FRAMES_PER_PROGRAM; i++) {
+    for (u64 i = 0; next_number(&numbers, i, PYTHON_FRAMES_PER_PROGRAM + 1); i = number_after(i, now)) {
         goes_on = 1;
         if (i == PYTHON_FRAMES_PER_PROGRAM)
             break;
@@ -216,6 +219,7 @@ static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, 
         count = forgotten(count, now);
         cframe = forgotten(cframe, now);
     }
+    end_numbers(&numbers);
     scratch->frame = at;
     scratch->cframe = cframe;
     scratch->python = count;
@@ -278,14 +282,16 @@ static __always_inline u64 send_code(const struct python_layout *layout, const s
 /* Sends code objects of the stack that are new or have changed; returns the next phase. */
 static __always_inline enum phase send_codes(struct scratch *scratch, u32 pid, u64 now) {
     struct python *python = pythons.lookup(&pid);
+    u64 is_end = 0, numbers;
     if (!python)
         return WALK;
+    begin_numbers(&numbers, 0, CODES_PER_PROGRAM);
 #pragma clang loop unroll(disable)
-    for (u32 i = 0; i < CODES_PER_PROGRAM; i++) {
+    for (u64 i = 0; next_number(&numbers, i, CODES_PER_PROGRAM); i = number_after(i, now)) {
         u64 at = *(volatile u64 *)&scratch->codes, offset = *(volatile u64 *)&scratch->code_offset;
         if (at >= *(volatile u64 *)&scratch->python) {
-            codes_checked.update(&scratch->hashes[0], &now);
-            return WALK;
+            is_end = 1;
+            break;
         }
         scratch->codes = at + 1;
         scratch->code_offset = 0;
@@ -306,6 +312,11 @@ static __always_inline enum phase send_codes(struct scratch *scratch, u32 pid, u
             scratch->codes = at;
             scratch->code_offset = offset;
         }
+    }
+    end_numbers(&numbers);
+    if (is_end) {
+        codes_checked.update(&scratch->hashes[0], &now);
+        return WALK;
     }
     return ++scratch->code_programs < CODE_PROGRAMS ? CODES : WALK;
 }

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, placeholder
+from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, call_placeholder, from_compiled, placeholder
 from iaprof.bpf.compile.headers import HEADERS_ADVICE
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.syscall import BPF_OBJ_GET_INFO_BY_FD, bpf
@@ -47,11 +47,14 @@ class Source:
     defines: Mapping[str, int]  # values of macros
     constants: Sequence[str]  # names of the constants that the loader fills in
     functions: Sequence[str]  # names of the functions that are programs
+    calls: Sequence[str]  # names of the constants with the numbers of functions of the kernel's
 
     def flags(self) -> list[str]:
         """Returns the compiler's options."""
         fixed = [f"-D{name}={value}" for name, value in sorted(self.defines.items())]
-        return [*fixed, *(f"-D{name}=NAMED({placeholder(name):#x})" for name in self.constants), "-Wno-everything"]
+        constants = (f"-D{name}=NAMED({placeholder(name):#x})" for name in self.constants)
+        calls = (f"-D{name}={call_placeholder(name)}" for name in self.calls)
+        return [*fixed, *constants, *calls, "-Wno-everything"]
 
     def digest(self) -> str:
         """Returns a hash of everything that can change the compiled programs."""
@@ -126,7 +129,7 @@ def compile_source(source: Source, folders: Sequence[str] = BCC_FOLDERS) -> Byte
         except Exception as error:  # bcc raises bare Exception
             raise BpfUnavailable(_explain(str(error), messages())) from error
     try:
-        programs = {name: from_compiled(each, names, source.constants) for name, each in code.items()}
+        programs = {name: from_compiled(each, names, source.constants, source.calls) for name, each in code.items()}
     except BytecodeError as error:
         raise BpfUnavailable(f"bcc {bcc.__version__} compiled what cannot be loaded: {error}") from error
     used = {name for program in programs.values() for _, name in program.maps}
