@@ -125,9 +125,7 @@ def call_placeholder(function: str) -> int:
     return placeholder(function) & 0x7FFFFFFF
 
 
-def from_compiled(
-    code: bytes, maps: Mapping[int, str], constants: Sequence[str], calls: Sequence[str] = ()
-) -> Program:
+def from_compiled(code: bytes, maps: Mapping[int, str], constants: Sequence[str], calls: Sequence[str] = ()) -> Program:
     """Makes a Program from a compiler's output.
 
     Args:

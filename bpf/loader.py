@@ -18,7 +18,15 @@ from iaprof.bpf.declarations import check_maps
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.maps import create_map, write_slot
 from iaprof.bpf.probes.uprobe import TOO_OLD, UPROBE_MULTI_SINCE, ProgramFor, load_program
-from iaprof.bpf.programs import PHASES, SAMPLE_PROGRAMS, SESSION_COPIES, SESSION_PROGRAMS, shipped, source
+from iaprof.bpf.programs import (
+    PHASES,
+    SAMPLE_PROGRAMS,
+    SESSION_COPIES,
+    SESSION_PROGRAMS,
+    WITHOUT_ITERATORS,
+    shipped,
+    source,
+)
 
 # The verifier's errors, which may not occur with another compiler's output; other errors mean no permission or memory.
 _VERIFIER_ERRORS = (errno.EACCES, errno.EINVAL, errno.E2BIG, errno.EFAULT, errno.ENOSPC, errno.EOPNOTSUPP, 524)
@@ -139,12 +147,21 @@ class Loader:
         self._compilation: Compilation | None = None
         self._cpu_seconds = 0.0
         try:
-            self._fds = load(shipped(), constants, entries, without)
+            self._fds = self._load(shipped())
         except (_VerifierRefusal, BytecodeError) as refusal:
             if _linux() < UPROBE_MULTI_SINCE:
                 raise BpfUnavailable(TOO_OLD) from refusal
             self._refusal = refusal
             self._load_cached()
+
+    def _load(self, bytecode: Bytecode) -> dict[str, int]:
+        try:
+            return load(bytecode, self._constants, self._entries, self._without)
+        except _VerifierRefusal:
+            if not self._constants["ITERATES"]:
+                raise
+            self._constants = {**self._constants, **WITHOUT_ITERATORS}
+            return load(bytecode, self._constants, self._entries, self._without)
 
     def _load_cached(self) -> None:
         self._source = source()
@@ -152,7 +169,7 @@ class Loader:
         cached = compile_cache.read(self._key)
         if cached is not None:
             with contextlib.suppress(_VerifierRefusal, BytecodeError):
-                self._fds = load(cached, self._constants, self._entries, self._without)
+                self._fds = self._load(cached)
                 self.origin = Origin.CACHED
                 return
         self._compilation = Compilation(self._source)
@@ -177,7 +194,7 @@ class Loader:
         if self._compilation is not None:
             try:
                 bytecode = self._compilation.wait(interruption)
-                self._fds = load(bytecode, self._constants, self._entries, self._without)
+                self._fds = self._load(bytecode)
             except (_VerifierRefusal, BytecodeError, BpfUnavailable) as error:
                 failure = BpfUnavailable(
                     f"the BPF programs that ship with iaprof do not load here ({self._refusal}), and compiling them "

@@ -126,6 +126,8 @@ _CONSTANTS = (
     "ITERATES",
 )
 _CALLS = ("ITERATOR_NEW", "ITERATOR_NEXT", "ITERATOR_DESTROY")
+WITHOUT_ITERATORS = dict.fromkeys(("ITERATES", *_CALLS), 0)
+"""Constants for kernels without the iterator of numbers, or without BPF's JIT, which its functions need."""
 
 
 def source() -> Source:

@@ -47,7 +47,7 @@ class Source:
     defines: Mapping[str, int]  # values of macros
     constants: Sequence[str]  # names of the constants that the loader fills in
     functions: Sequence[str]  # names of the functions that are programs
-    calls: Sequence[str]  # names of the constants with the numbers of functions of the kernel's
+    calls: Sequence[str] = ()  # names of the constants with the numbers of functions of the kernel's
 
     def flags(self) -> list[str]:
         """Returns the compiler's options."""
@@ -58,7 +58,7 @@ class Source:
 
     def digest(self) -> str:
         """Returns a hash of everything that can change the compiled programs."""
-        whole = {"text": self.text, "flags": self.flags(), "functions": list(self.functions)}
+        whole = {"text": self.text, "flags": self.flags(), "functions": list(self.functions), "calls": list(self.calls)}
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def to_text(self) -> str:

@@ -49,8 +49,8 @@ def _shares(profile: Profile, captures: int, by: str, entries: Sequence[Change])
     numbers, at = np.unique(rows.number, return_inverse=True)
     entry = np.array([place.get(rows.key(number), len(entries)) for number in numbers.tolist()], np.int64)[at]
     samples = profile.counts.sum(axis=1).astype(np.float64)
-    table = np.bincount(entry * captures + profile.interval, samples, (len(entries) + 1) * captures)
-    table = table.reshape(len(entries) + 1, captures)
+    cells = np.bincount(entry * captures + profile.interval, samples, (len(entries) + 1) * captures)
+    table = cells.reshape(len(entries) + 1, captures)
     whole = table.sum(axis=0)
     return np.asarray(np.divide(table[:-1], whole, out=np.zeros_like(table[:-1]), where=whole > 0), np.float64)
 

@@ -464,7 +464,7 @@ def to_whole_counts(result: JoinedShares) -> Joined:
     if joules.any():
         number = np.empty(len(order), np.int64)
         number[order] = group
-        joules = divided_again(joules, number, whole.sum(axis=1), len(first))
+        joules = divided_again(joules, number, whole.sum(axis=1, dtype=np.uint64), len(first))
     columns: list[Any] = [result.interval, result.stream, result.site, result.ip, whole, alone, joules]
     return Joined(*(column if some.all() else column[some] for column in columns))
 

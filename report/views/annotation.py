@@ -115,7 +115,7 @@ def listing(profile: Profile, indices: Sequence[int], binary: Binary) -> Listing
         share=int(counts.sum()) / max(int(profile.counts.sum()), 1),
         reasons=profile.reasons,
         counts=tuple(counts.sum(axis=0).tolist()),
-        launchers=tuple(by_launcher(profile.launches, own.launch, own.counts.sum(axis=1)).items()),
+        launchers=tuple(by_launcher(profile.launches, own.launch, own.counts.sum(axis=1, dtype=np.uint64)).items()),
         rows=_rows(
             kernel.symbol,
             binary(indices[0]),

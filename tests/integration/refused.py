@@ -14,7 +14,7 @@ from iaprof.bpf.programs import SHIPPED
 def refused_text() -> str:
     """What ships, but that on_launch ends without a result, which no verifier takes."""
     content = json.loads(SHIPPED.read_text())
-    content["programs"]["on_launch"] = {"maps": [], "constants": [], "code": ["95" + "00" * 7]}
+    content["programs"]["on_launch"] = {"maps": [], "constants": [], "calls": [], "code": ["95" + "00" * 7]}
     return json.dumps(content)
 
 

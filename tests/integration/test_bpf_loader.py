@@ -5,6 +5,7 @@ What that process hands over, what it says where it cannot, how waiting for it e
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from iaprof.bpf.compile.compiler import BCC_FOLDERS, Source
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.loader import Origin
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.bpf.probes.uprobe import load_program
+from iaprof.bpf.probes.uprobe import ProgramFor, load_program
 from iaprof.bpf.programs import shipped
 from iaprof.bpf.sizes import map_entries
 from iaprof.record.signals import Interrupted, StopSignals
@@ -61,6 +62,26 @@ def probes(private: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LaunchPro
     opened = LaunchProbes()
     yield opened
     opened.close()
+
+
+def test_a_kernel_that_refuses_calls_of_its_functions_gets_bounded_loops(
+    private: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without BPF's JIT."""
+    calls = b"\x85\x20\0\0"  # the instruction; its operand is the function
+
+    def load_without_jit(name: str, code: bytes, kind: ProgramFor) -> int:
+        if any(code[at : at + 4] == calls for at in range(0, len(code), 8)):
+            raise OSError(errno.EINVAL, "calling kernel functions needs the JIT")
+        return load_program(name, code, kind)
+
+    monkeypatch.setattr(loader, "load_program", load_without_jit)
+    probes = LaunchProbes()
+    try:
+        probes.ready()
+        assert (probes.origin, probes.follows_frame_pointers) == (Origin.SHIPPED, False)
+    finally:
+        probes.close()
 
 
 def child_of(probes: LaunchProbes) -> int:

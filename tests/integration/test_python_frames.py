@@ -124,17 +124,22 @@ def test_more_frames_than_are_kept_are_said_to_be_missing(runs: Runs) -> None:
 
 
 def test_a_process_that_executes_another_interpreter(tmp_path: Path) -> None:
-    told = [tmp_path / f"{number}.told" for number in range(3)]
-    goes = [tmp_path / f"{number}.go" for number in range(3)]
-    first, second, third = (arguments(tmp_path, each) for each in told)
+    # given interpreters that differ: the recorder is not told again of one that comes to the same addresses
+    names = list(dict.fromkeys(("own", LOADING[1], LOADING[-1])))
     program = str(PROGRAMS / "cases.py")
-    other, another = LOADING[-1], LOADING[1]
-    words = [*started_as(other), program, "plain", *third, str(goes[2])]
-    words = [*started_as(another), program, "executes_another", *second, str(goes[1]), *words]
-    words = [*started_as("own"), program, "executes_another", *first, str(goes[0]), *words]
+    told: list[Path] = []
+    goes: list[Path] = []
+    words: list[str] = []
+    for number, name in reversed(list(enumerate(names))):
+        told.append(tmp_path / f"{number}.told")
+        goes.append(tmp_path / f"{number}.go")
+        case = "executes_another" if words else "plain"
+        words = [*started_as(name), program, case, *arguments(tmp_path, told[-1]), str(goes[-1]), *words]
+    # when
     with Recording(tmp_path) as recording:
-        pid = recording.run(words, *goes)
-    assert frames_of(recording.reader, pid) == frames_told(*told)
+        pid = recording.run(words, *reversed(goes))
+    # then
+    assert frames_of(recording.reader, pid) == frames_told(*reversed(told))
 
 
 def test_a_process_that_executes_the_same_interpreter_at_the_same_addresses(tmp_path: Path) -> None:

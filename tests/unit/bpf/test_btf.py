@@ -1,8 +1,9 @@
-"""Offsets of members in a compiler's BTF, and in damaged BTF."""
+"""Offsets of members and numbers of functions in a compiler's BTF, and in damaged BTF."""
 
 from __future__ import annotations
 
 import random
+import struct
 import subprocess
 from collections import Counter
 from pathlib import Path
@@ -53,6 +54,22 @@ def test_offsets_equal_the_compiler_s(compiled: tuple[Path, list[int]]) -> None:
     btf = Btf(path)
     members = (("a",), ("c",), ("in", "second"), ("next",))
     assert [btf.offset("outer", *names) for names in members] == printed
+
+
+def test_functions_have_the_number_of_their_type(tmp_path: Path) -> None:
+    # given an integer, a function that returns it, a structure of the same name, and another function
+    strings = b"\0int\0go\0stay\0"
+    integer, prototype = (1, 1 << 24, 4, 32), (0, 13 << 24, 1)
+    go, structure, stay = (5, 12 << 24, 2), (5, 4 << 24, 0), (8, 12 << 24, 2)
+    words = [word for each in (integer, prototype, go, structure, stay) for word in each]
+    types = struct.pack(f"<{len(words)}I", *words)
+    header = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(strings))
+    path = tmp_path / "btf"
+    path.write_bytes(header + types + strings)
+    # when
+    btf = Btf(path)
+    # then types are counted from 1
+    assert [btf.function(name) for name in ("go", "stay", "int", "nothing")] == [3, 5, None, None]
 
 
 def test_missing_members_have_no_offset(compiled: tuple[Path, list[int]]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from iaprof.bpf import bytecode, programs
-from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, from_compiled, placeholder
+from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, call_placeholder, from_compiled, placeholder
 from iaprof.bpf.sizes import map_entries, named_constants
 
 ROOT = Path(__file__).parents[3]
@@ -43,6 +43,22 @@ def test_maps_and_constants_are_found_and_filled_in() -> None:
     assert filled == load(1, 20, 1) + load(2, value) + CALL + load(3, 7) + load(1, 21, 1) + load(4, value) + EXIT
 
 
+def call(function: int, source: int = 0) -> bytes:
+    return struct.pack("<BBhI", 0x85, source << 4, 0, function)
+
+
+def test_calls_of_the_kernel_s_functions_get_their_numbers() -> None:
+    code = call(14) + call(call_placeholder("NEXT")) + load(1, placeholder("NEXT")) + EXIT
+    program = from_compiled(code, {}, (), ("NEXT", "UNUSED"))
+    assert program.calls == ((1, "NEXT"),)
+    assert program.code == call(14) + call(0) + load(1, placeholder("NEXT")) + EXIT
+    # when the kernel has the function, and when it has not
+    found, missing = program.linked({}, {"NEXT": 64236}), program.linked({}, {"NEXT": 0})
+    # then it is called, or its result is 1
+    assert found == call(14) + call(64236, source=2) + load(1, placeholder("NEXT")) + EXIT
+    assert missing == call(14) + struct.pack("<BBhI", 0xB7, 0, 0, 1) + load(1, placeholder("NEXT")) + EXIT
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -59,7 +75,8 @@ def test_code_that_refers_to_the_compiling_process_is_refused(code: bytes) -> No
 
 
 def some() -> Bytecode:
-    program = from_compiled(load(1, 7, 1) + load(2, placeholder("DEPTH")) + EXIT, {7: "stacks"}, ("DEPTH",))
+    code = load(1, 7, 1) + load(2, placeholder("DEPTH")) + call(call_placeholder("NEXT")) + EXIT
+    program = from_compiled(code, {7: "stacks"}, ("DEPTH",), ("NEXT",))
     return Bytecode("digest", "bcc 0.26.0", {"stacks": Map(27, 0, 0, 4096, 0)}, {"on_launch": program})
 
 
@@ -91,6 +108,9 @@ def remove(*path: str) -> Callable[[Any], object]:
         lambda content: content["programs"]["on_launch"].update(maps=["-5 stacks"]),
         lambda content: content["programs"]["on_launch"].update(maps=["0 others"]),
         lambda content: content["programs"]["on_launch"].update(constants=[7]),
+        lambda content: content["programs"]["on_launch"].update(calls=["0 NEXT"]),
+        lambda content: content["programs"]["on_launch"].update(calls=["6 NEXT"]),
+        remove("programs", "on_launch", "calls"),
         lambda content: content.update(programs=[]),
     ],
 )
@@ -110,8 +130,11 @@ def test_other_files_are_refused(text: str) -> None:
 def test_the_loader_has_all_that_the_shipped_programs_need() -> None:
     shipped = programs.shipped()
     assert set(shipped.programs) == set(programs.source().functions)
+    source, constants = programs.source(), set(named_constants(127))
     used = {name for program in shipped.programs.values() for _, name in program.constants}
-    assert used == set(programs.source().constants) == set(named_constants(127))
+    called = {name for program in shipped.programs.values() for _, name in program.calls}
+    assert (used, called) == (set(source.constants), set(source.calls))
+    assert used | called == constants > set(programs.WITHOUT_ITERATORS)
     assert set(map_entries()) <= set(shipped.maps)
 
 
@@ -122,8 +145,9 @@ def test_the_digest_changes_with_every_part_of_the_source() -> None:
         replace(source, defines={**source.defines, "MAX_PIECES": 1}),
         replace(source, constants=source.constants[1:]),
         replace(source, functions=source.functions[1:]),
+        replace(source, calls=source.calls[1:]),
     ]
-    assert len({each.digest() for each in (source, *others)}) == 5
+    assert len({each.digest() for each in (source, *others)}) == 6
 
 
 @pytest.mark.parametrize(
