@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 VMLINUX = Path("/sys/kernel/btf/vmlinux")
@@ -24,8 +25,12 @@ class BtfError(Exception):
 class Btf:
     """The types of a kernel."""
 
-    def __init__(self, path: Path = VMLINUX) -> None:
+    def __init__(self, path: Path = VMLINUX, functions: Sequence[str] = ()) -> None:
         """Reads the BTF file, which takes 25 ms.
+
+        Args:
+            path: the file.
+            functions: names of the functions for which `function` will be called.
 
         Raises:
             BtfError: the file is missing or damaged.
@@ -39,19 +44,19 @@ class Btf:
             self._types = memoryview(self._data)[header + types : header + types + types_size].cast("I")
             self._structs: dict[int, int] = {}  # index into _types, by type number
             self._functions: dict[int, int] = {}  # type number, by the index of the name
-            self._find()
+            self._find({self._name(name) for name in functions})
         except (OSError, struct.error, IndexError, TypeError) as error:
             raise BtfError(f"the kernel's BTF cannot be read: {error}") from error
 
-    def _find(self) -> None:
-        types, at, number = self._types, 0, 0
+    def _find(self, functions: Collection[int | None]) -> None:
+        types, structs, at, number = self._types, self._structs, 0, 0
         while at < len(types):
             number += 1
             info = types[at + 1]
             kind = info >> 24 & 31
             if kind in (_STRUCT, _UNION):
-                self._structs[number] = at
-            elif kind == _FUNCTION:
+                structs[number] = at
+            elif kind == _FUNCTION and types[at] in functions:
                 self._functions[types[at]] = number
             at += 3 + _EXTRA_WORDS.get(kind, 0) + _WORDS_PER_MEMBER.get(kind, 0) * (info & 0xFFFF)
 

@@ -110,7 +110,7 @@ _TASK = (("group_leader",), ("start_boottime",), ("mm",), ("sas_ss_sp",), ("sas_
 def kernel_offsets() -> KernelOffsets | None:
     """Returns the offsets in the running kernel; None if its BTF lacks some."""
     try:
-        btf = Btf()
+        btf = Btf(functions=_ITERATOR)
         found = [btf.offset("task_struct", *names) for names in _TASK]
         found.append(btf.offset("mm_struct", "exec_vm"))
         functions = [btf.function(name) or 0 for name in _ITERATOR]
