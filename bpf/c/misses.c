@@ -31,15 +31,13 @@ static __always_inline u64 missed_path_key(struct scratch *scratch, u32 tid) {
         }
         end_numbers(&numbers);
         u64 before = hidden(scratch->sp - window); /* bytes of the window that are not above */
-        begin_numbers(&numbers, 0, WINDOW / 8);
 #pragma clang loop unroll(disable)
-        for (u64 i = 0; next_number(&numbers, i, WINDOW / 8); i = number_after(i, hash)) {
-            u64 word = scratch->window[below(WINDOW / 8, i)];
+        for (u32 i = 0; i < WINDOW / 8; i++, before -= 8) {
+            u64 word = scratch->window[i];
             /* The highest bits tell whether each of these holds. */
-            u64 is_above = before - 8 * i - 1, has_low_bits = (word >> ADDRESS_BITS) - 1, has_high_bits = -(word >> LEAST_CODE);
+            u64 is_above = before - 1, has_low_bits = (word >> ADDRESS_BITS) - 1, has_high_bits = -(word >> LEAST_CODE);
             hash = choose((is_above & has_low_bits & has_high_bits) >> 63, mixed(hash, word), hash);
         }
-        end_numbers(&numbers);
     }
     return hash;
 }

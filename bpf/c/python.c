@@ -176,14 +176,13 @@ static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, 
     struct python *python = pythons.lookup(&pid);
     u64 at = scratch->frame, cframe = scratch->cframe, count = scratch->python, id = scratch->hashes[0],
         check = scratch->hashes[1];
-    u64 goes_on = 0, numbers;
+    int goes_on = 0;
     if (!python)
         return WALK;
     const struct python_layout *layout = &python->layout;
     scratch->python_state = PYTHON_DAMAGED;
-    begin_numbers(&numbers, 0, PYTHON_FRAMES_PER_PROGRAM + 1);
 #pragma clang loop unroll(disable)
-    for (u64 i = 0; next_number(&numbers, i, PYTHON_FRAMES_PER_PROGRAM + 1); i = number_after(i, now)) {
+    for (u32 i = 0; i <= PYTHON_FRAMES_PER_PROGRAM; i++) {
         goes_on = 1;
         if (i == PYTHON_FRAMES_PER_PROGRAM)
             break;
@@ -219,7 +218,6 @@ static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, 
         count = forgotten(count, now);
         cframe = forgotten(cframe, now);
     }
-    end_numbers(&numbers);
     scratch->frame = at;
     scratch->cframe = cframe;
     scratch->python = count;

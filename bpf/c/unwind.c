@@ -262,13 +262,9 @@ static __always_inline u32 walk(struct scratch *scratch) {
     u64 ip = scratch->ip, sp = scratch->sp, bp = scratch->bp, bp_at = scratch->bp_at, exact = scratch->exact;
     u64 id = scratch->hashes[0], check = scratch->hashes[1], depth = scratch->depth, space = scratch->space;
     u64 is_guess = scratch->is_guess, shift = scratch->shift;
-    u64 goes_on = 0, now = bpf_ktime_get_ns(), numbers;
-    begin_numbers(&numbers, 0, FRAMES_PER_PROGRAM + 1);
+    int goes_on = 0;
 #pragma clang loop unroll(disable)
-    for (u64 i = 0; next_number(&numbers, i, FRAMES_PER_PROGRAM + 1); i = number_after(i, now),
-         ip = forgotten(ip, now), sp = forgotten(sp, now), bp = forgotten(bp, now), bp_at = forgotten(bp_at, now),
-         exact = forgotten(exact, now), is_guess = forgotten(is_guess, now), depth = forgotten(depth, now),
-         id = forgotten(id, now), check = forgotten(check, now), goes_on = forgotten(goes_on, now)) {
+    for (u32 i = 0; i <= FRAMES_PER_PROGRAM; i++) {
         goes_on = 1;
         if (i == FRAMES_PER_PROGRAM)
             break;
@@ -277,6 +273,10 @@ static __always_inline u32 walk(struct scratch *scratch) {
         if (depth >= STACK_DEPTH)
             break;
         u64 at = below(MAX_DEPTH, depth);
+        /* Otherwise the verifier examines the loop once for each value that these may have. */
+        exact = forgotten(exact, ip);
+        bp_at = forgotten(bp_at, ip);
+        is_guess = forgotten(is_guess, ip);
         scratch->ips[at] = ip;
         depth++;
         add_to_hashes(&id, &check, ip);
@@ -357,7 +357,6 @@ static __always_inline u32 walk(struct scratch *scratch) {
             break;
         }
     }
-    end_numbers(&numbers);
     scratch->ip = ip;
     scratch->sp = sp;
     scratch->bp = bp;
