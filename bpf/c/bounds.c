@@ -54,7 +54,7 @@ static __always_inline u64 forgotten(u64 value, u64 unknown) {
  * verifier does not track. These are functions of the kernel, not helpers: the loader replaces the placeholders by their
  * numbers in the kernel's BTF. If it has none, their result is 1 and ITERATES is 0; the verifier then knows `i`.
  *
- * An iteration takes about 10 ns more than that of a bounded loop, so the walks of stacks have bounded loops. */
+ * An iteration takes about 10 ns more than that of a bounded loop, so whatever runs for each frame has bounded loops. */
 static long (*begin_numbers)(u64 *numbers, int first, int end) = (void *)ITERATOR_NEW;
 static void *(*next_of)(u64 *numbers) = (void *)ITERATOR_NEXT;
 static void (*end_numbers)(u64 *numbers) = (void *)ITERATOR_DESTROY;

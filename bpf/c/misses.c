@@ -17,19 +17,14 @@ BPF_RINGBUF_OUTPUT(copies, ANY); /* each record has a page of a stack; the last 
 /* Returns a key that distinguishes the paths of walks that end alike, by the words above that may be return addresses. A window
  * that cannot be read is all zeros: the helper clears it. */
 static __always_inline u64 missed_path_key(struct scratch *scratch, u32 tid) {
-    u64 hash = mixed(mixed(scratch->hashes[0], tid), scratch->sp), window = scratch->sp & -(u64)WINDOW, numbers;
+    u64 hash = mixed(mixed(scratch->hashes[0], tid), scratch->sp), window = scratch->sp & -(u64)WINDOW;
 /* The verifier forgets the states that it has examined of a loop in a loop, and would examine them again and again. */
 #pragma clang loop unroll(full)
     for (u32 number = 0; number < MISSED_PATH_WINDOWS; number++, window += WINDOW) {
         /* Skip untouched pages; pages above may be present. */
-        begin_numbers(&numbers, 0, MOST_ABSENT * PAGE / WINDOW);
 #pragma clang loop unroll(disable)
-        for (u64 i = 0; next_number(&numbers, i, MOST_ABSENT * PAGE / WINDOW); i = number_after(i, hash)) {
-            if (!read_user(scratch->window, WINDOW, (void *)window))
-                break;
+        for (u32 i = 0; i < MOST_ABSENT * PAGE / WINDOW && read_user(scratch->window, WINDOW, (void *)window); i++)
             window = forgotten(window + WINDOW, hash); /* otherwise the verifier examines the rest for each number of windows */
-        }
-        end_numbers(&numbers);
         u64 before = hidden(scratch->sp - window); /* bytes of the window that are not above */
 #pragma clang loop unroll(disable)
         for (u32 i = 0; i < WINDOW / 8; i++, before -= 8) {
