@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from iaprof.basics.files import replace_file
 from iaprof.formats.capture.dictionaries import bounded_slices, combined
+from iaprof.formats.capture.limits import PROCESSES
 from iaprof.formats.capture.merged import merged_members
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS, WHOLE
@@ -97,6 +98,7 @@ def _write(
     needed = StackAddresses()
     for table in capture.tables("stack"):
         needed.add(table)
+    capture.check(needed.processes, PROCESSES)
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     modules = list(needed.modules(spaces))
     kernel = [addresses for module, addresses, _ in modules if module.kind is ModuleKind.KERNEL]

@@ -25,6 +25,9 @@ MemoryLimit: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+Large: TypeAlias = Annotated[
+    bool, typer.Option("--large", help="Read captures that declare absurdly much for their size: you trust them.")
+]
 
 
 def with_memory_limit(verb: Callable[..., None]) -> Callable[..., None]:
@@ -32,8 +35,21 @@ def with_memory_limit(verb: Callable[..., None]) -> Callable[..., None]:
     return add_options(verb, _limit, lambda _, own: verb(**own))
 
 
+def with_limits(verb: Callable[..., None]) -> Callable[..., None]:
+    """Returns the verb with the additional options `--memory-limit` and `--large`, for verbs that read captures."""
+    return add_options(verb, _limits, lambda _, own: verb(**own))
+
+
 def _limit(memory_limit: MemoryLimit = None) -> None:
     apply_limit(memory_bytes(memory_limit) or default_limit())
+
+
+def _limits(memory_limit: MemoryLimit = None, large: Large = False) -> None:
+    _limit(memory_limit)
+    if large:
+        from iaprof.formats.capture.limits import allow_large
+
+        allow_large()
 
 
 def apply_limit(bytes_: int) -> None:

@@ -40,7 +40,7 @@ OF_WAITS = ("folded", "svg", "speedscope")
 """The formats that can show waits instead of stalls."""
 OF_TIME_LINES = frozenset(
     {"captures", "format_", "output", "force", "as_json", "inverted", "percent_limit", "max_stack", "open_", "serve"}
-) | {"freq", "quiet", "memory_limit"}
+) | {"freq", "quiet", "memory_limit", "large"}
 """The options that a capture of time lines takes, too."""
 TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
 """The formats that browsers show, with their content types."""
