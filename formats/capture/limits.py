@@ -52,6 +52,11 @@ def allow_large() -> None:
     _Trust.all = True
 
 
+def is_large_allowed() -> bool:
+    """Tells whether this process reads captures that declare more than the ratios."""
+    return _Trust.all
+
+
 def check_ratio(name: object, size: int, number: int, ratio: Ratio) -> None:
     """Checks how many of something a capture declares.
 

@@ -8,6 +8,7 @@ of processes that launched it and have ended.
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,12 +93,13 @@ class RotationState:
                 pid = self._parents[pid]
         stacks = np.array([launch["stack"] for launch in launches], np.uint64)
         stacks = np.concatenate([stacks, held["stack"], events["stack"]])
+        frame_of = partial(framed, mark=spool.mark)
         with open(out, "wb", closefd=False) as file:
             kinds = {FrameKind.KERNEL, FrameKind.PIECE, FrameKind.STACKS, *([FrameKind.SIDEBAND] if ended else [])}
             for frame in spool.frames(kinds):
                 if frame.kind is FrameKind.SIDEBAND:
                     if side_band := process_records(frame.payload, ended):
-                        file.writelines(framed(frame.kind, side_band, time=frame.time))
+                        file.writelines(frame_of(frame.kind, side_band, time=frame.time))
                 elif frame.kind is FrameKind.STACKS:
                     records = np.frombuffer(frame.payload, stack_dtype(frame.part))
                     records = records[np.isin(records["id"], stacks)].copy()
@@ -106,12 +108,12 @@ class RotationState:
                         file.writelines(framed(frame.kind, records.tobytes(), time=frame.time, part=frame.part))
                 elif frame.kind is FrameKind.PIECE:
                     if self._lives(chunk_head(frame).pid):
-                        file.writelines(framed(frame.kind, frame.payload, time=frame.time))
+                        file.writelines(frame_of(frame.kind, frame.payload, time=frame.time))
                 elif any(map(self._lives, self._users[json.loads(frame.payload[: frame.part])["digest"]])):
                     file.writelines(framed(frame.kind, frame.payload, time=frame.time, part=frame.part))
             if launches or len(held):
                 all_ = marked_carried(np.concatenate([np.array(launches, LAUNCH), held]))
-                file.writelines(framed(FrameKind.LAUNCHES, all_.tobytes(), time=self._now))
+                file.writelines(frame_of(FrameKind.LAUNCHES, all_.tobytes(), time=self._now))
             if len(events):
                 file.writelines(framed(FrameKind.LISTS, marked_carried(events).tobytes(), time=self._now))
             if self._lists.dropped:

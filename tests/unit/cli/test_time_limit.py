@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
 
 def commands(path: Path, other: Path, output: Path) -> dict[str, list[str | Path]]:
     """Every verb that reads captures."""
-    write = ["-q", "-f", "-o", output]
+    write: list[str | Path] = ["-q", "-f", "-o", output]
     return {
         "info": ["info", path],
         "top": ["top", "-q", path],
