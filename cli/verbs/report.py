@@ -18,7 +18,7 @@ from iaprof.cli.fleet_report import write_fleet
 from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import Freq
-from iaprof.cli.terminal.browser import open_in_browser
+from iaprof.cli.terminal.browser import open_in_browser, opened_secretly
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.stdout import open_output
 from iaprof.cli.terminal.summary import say
@@ -247,10 +247,9 @@ def _serve(page: str, content_type: str, is_opened: bool) -> None:
 
     def begun() -> None:
         say(f"iaprof: serving {server.address} until Ctrl-C")
-        if is_opened:
-            open_in_browser(server.address)
 
-    server.run(begun)
+    with opened_secretly(server.address) if is_opened else contextlib.nullcontext():
+        server.run(begun)
 
 
 def _kept(page: str, name: str) -> Path:
