@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
@@ -41,7 +43,21 @@ def with_limits(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _limit(memory_limit: MemoryLimit = None) -> None:
+    _remove_unfinished_when_ended()
     apply_limit(memory_bytes(memory_limit) or default_limit())
+
+
+def _remove_unfinished_when_ended() -> None:
+    """Makes SIGTERM and SIGHUP, where they end the process, remove its unfinished files before."""
+
+    def end(number: int, _: object) -> None:
+        remove_unfinished()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(number, end)
 
 
 def _limits(memory_limit: MemoryLimit = None, large: Large = False) -> None:

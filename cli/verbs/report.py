@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.basics.files import check_output
+from iaprof.basics.files import check_output, mode_of_report
 from iaprof.cli.analysis import open_export, show_writing
 from iaprof.cli.fleet import refuse_inputs
 from iaprof.cli.fleet_report import write_fleet
@@ -169,13 +169,15 @@ def report(
     stack_options = StackOptions(
         gpu_lines, gpu_dirs, components, inverted, max_stack or 0, percent_limit, cpu_samples or waits, waits
     )
-    page = io.StringIO()
+    page, mode = io.StringIO(), mode_of_report(*captures)
     if is_several(captures):
         if output is not None:
             check_output(output, force)
             refuse_inputs(captures, output)
         with (
-            contextlib.nullcontext(page) if shown and output is None else open_output(output, writer.binary) as out,
+            contextlib.nullcontext(page)
+            if shown and output is None
+            else open_output(output, writer.binary, mode) as out,
         ):
             write_fleet(
                 captures, choice, fleet, chosen.name, writer, stack_options, interval, out, lines=lines,
@@ -190,7 +192,7 @@ def report(
     if holds_time_lines(capture):
         check_options(context, capture, OF_TIME_LINES)
         with (
-            contextlib.nullcontext(page) if shown and output is None else open_traces(output, chosen.name) as out,
+            contextlib.nullcontext(page) if shown and output is None else open_traces(output, chosen.name, mode) as out,
             show_writing(output),
         ):
             write_report(capture, chosen.name, stage_options(freq), stack_options, out, quiet)
@@ -211,7 +213,7 @@ def report(
             interpreter=not hidden,
             source_dirs=source_dirs or (),
         ) as (export, built),
-        contextlib.nullcontext(page) if shown and output is None else open_output(output, writer.binary) as out,
+        contextlib.nullcontext(page) if shown and output is None else open_output(output, writer.binary, mode) as out,
         show_writing(output),
     ):
         writer.write(export, stack_options, out)
@@ -261,7 +263,7 @@ def _kept(page: str, name: str) -> Path:
     except OSError as error:
         raise IaprofError(f"there is no room for temporary files ({error.strerror}): name a file with -o") from error
     try:
-        with open_output(folder / name) as out:
+        with open_output(folder / name, mode=0o600) as out:
             out.write(page)
     except BaseException:
         folder.rmdir()

@@ -5,6 +5,7 @@ The same code runs at the end of a recording and in `iaprof recover`.
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -112,6 +113,8 @@ def finish(
         finishing.write_deferred(spool)
         header = finishing.end(spool)
         writer.close(header)
+        file.flush()
+        os.fsync(file.fileno())  # the spool is removed next: after a power failure there must be one of both
         return Finished(header, file.tell())
 
 
