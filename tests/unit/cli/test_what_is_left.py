@@ -105,3 +105,23 @@ main()
     assert time.monotonic() - begun < 30
     assert running.returncode == -number
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.parquet", "d.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("wall_s", "said"),
+    [
+        (10.5, None),
+        (3610, "went on by 1:00:00 h more than the recording's: the machine was suspended for so long"),
+        (4, "was set back by 6.00 s"),
+    ],
+)
+def test_a_suspend_is_a_gap_that_info_tells(wall_s: float, said: str | None, tmp_path: Path) -> None:
+    second = 10**9
+    clocks = {
+        "clock": {"monotonic_ns": 5 * second, "realtime_ns": 10**18},
+        "clock_end": {"monotonic_ns": 15 * second, "realtime_ns": 10**18 + int(wall_s * second)},
+    }
+    done = iaprof("info", capture(tmp_path / "c", HEADER | clocks, launch=[launch(2, 7, ADDRESS, 11)]))
+    told = " ".join(done.out.split())
+    assert ("the wall clock" in told) is (said is not None)
+    assert said is None or said in told
