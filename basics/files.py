@@ -8,8 +8,8 @@ another process): every operation is relative to that descriptor, even if the fo
 who can write to the folder can rename or replace our files there, as they can their own, but they cannot make us
 create, chown or rename a file in any other folder.
 
-Nothing calls fsync: it would stop the recorder for seconds per gigabyte, and readers recognize a file that a power
-failure truncated.
+Nothing here calls fsync: it would stop a verb for seconds per gigabyte, and readers recognize a file that a power
+failure truncated. A recording's capture is the exception (`record/capture/finish.py`): its spool is removed then.
 """
 
 from __future__ import annotations
@@ -132,6 +132,15 @@ def replace_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
         del _unfinished[temporary.name]
         with contextlib.suppress(OSError):
             os.unlink(temporary.name, dir_fd=folder)
+
+
+def mode_of_report(*sources: Path | str) -> int:
+    """Returns the mode for a report of these files: nobody may read it who may not read them. At most 0644."""
+    mode = 0o644
+    for source in sources:
+        with contextlib.suppress(OSError):  # a URL, or it is gone
+            mode &= os.stat(source).st_mode | 0o600
+    return mode
 
 
 def remove_unfinished() -> None:

@@ -10,7 +10,7 @@ import typer
 import iaprof
 from iaprof.basics.errors import IaprofError
 from iaprof.cli.options.grouped_help import Grouped
-from iaprof.cli.options.memory_limit import out_of_memory, with_memory_limit
+from iaprof.cli.options.memory_limit import out_of_memory, with_limits, with_memory_limit
 from iaprof.cli.verbs import (
     annotate,
     archive,
@@ -43,16 +43,16 @@ app = typer.Typer(
 # Options after the command's name belong to the command, with or without `--`.
 app.command(epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
 app.command(epilog=flame.EXAMPLES, context_settings={"allow_interspersed_args": False})(flame.flame)
-app.command(cls=Grouped, epilog=report.EXAMPLES)(with_memory_limit(report.report))
-app.command(cls=Grouped, epilog=top.EXAMPLES)(with_memory_limit(top.top))
-app.command(name="annotate", cls=Grouped, epilog=annotate.EXAMPLES)(with_memory_limit(annotate.annotate))
-app.command(cls=Grouped, epilog=diff.EXAMPLES)(with_memory_limit(diff.diff))
-app.command(epilog=info.EXAMPLES)(with_memory_limit(info.info))
-app.command(epilog=merge.EXAMPLES)(with_memory_limit(merge.merge))
-app.command(name="import", epilog=import_.EXAMPLES)(with_memory_limit(import_.import_))
-app.command(cls=Grouped, epilog=timeline.EXAMPLES)(with_memory_limit(timeline.timeline))
-app.command(epilog=query.EXAMPLES)(with_memory_limit(query.query))
-app.command(epilog=archive.EXAMPLES)(with_memory_limit(archive.archive))
+app.command(cls=Grouped, epilog=report.EXAMPLES)(with_limits(report.report))
+app.command(cls=Grouped, epilog=top.EXAMPLES)(with_limits(top.top))
+app.command(name="annotate", cls=Grouped, epilog=annotate.EXAMPLES)(with_limits(annotate.annotate))
+app.command(cls=Grouped, epilog=diff.EXAMPLES)(with_limits(diff.diff))
+app.command(epilog=info.EXAMPLES)(with_limits(info.info))
+app.command(epilog=merge.EXAMPLES)(with_limits(merge.merge))
+app.command(name="import", epilog=import_.EXAMPLES)(with_limits(import_.import_))
+app.command(cls=Grouped, epilog=timeline.EXAMPLES)(with_limits(timeline.timeline))
+app.command(epilog=query.EXAMPLES)(with_limits(query.query))
+app.command(epilog=archive.EXAMPLES)(with_limits(archive.archive))
 app.command(epilog=recover.EXAMPLES)(with_memory_limit(recover.recover))
 app.command(epilog=devices.EXAMPLES)(devices.devices)
 app.command(epilog=check.EXAMPLES)(check.check)

@@ -90,11 +90,11 @@ def check_options(context: typer.Context, path: Path, taken: Collection[str]) ->
             raise UsageError(f"{option} is for stalls, and {path.name} holds time lines: leave it out")
 
 
-def open_traces(output: Path | None, format_: str) -> AbstractContextManager[IO[Any]]:
+def open_traces(output: Path | None, format_: str, mode: int) -> AbstractContextManager[IO[Any]]:
     """Opens what a report of time lines is written to; UsageError if there is no such report."""
     from iaprof.report.timeline.outputs.formats import format_of
 
-    return open_output(output, format_of(format_).binary)
+    return open_output(output, format_of(format_).binary, mode)
 
 
 def refuse_for_stalls(context: typer.Context, path: Path, names: Collection[str]) -> None:

@@ -6,6 +6,7 @@ that rows share, such as stacks, are stored once and referred to by index, so th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -168,6 +169,10 @@ class StackOptions:
     slices: bool = False  # `cpu_samples` is set, too, and counts are ns of slices of a time line
 
 
+# Letters and marks that show nothing, so that two names look like one: fillers, joiners, variation selectors.
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
+)
 UNKNOWN_PROCESS = "[unknown process]"
 UNKNOWN_KERNEL = "[unknown kernel]"
 
@@ -187,9 +192,13 @@ def clean(frame: str, separators: str = "") -> str:
     if frame.isascii() and frame.isprintable() and not any(mark in frame for mark in separators):
         return frame
     return "".join(
-        ":" if character in separators else character if character.isprintable() else _escaped(ord(character))
+        ":" if character in separators else character if _is_visible(character) else _escaped(ord(character))
         for character in frame
     )
+
+
+def _is_visible(character: str) -> bool:
+    return character.isprintable() and _INVISIBLE.fullmatch(character) is None
 
 
 def _escaped(code: int) -> str:

@@ -1,8 +1,9 @@
-"""Ranges of numbers, written out a whole column of ranges at a time."""
+"""Ranges of numbers, written out a whole column of ranges at a time, and the positions of equal numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,3 +32,25 @@ def batches(sizes: NDArray[np.int64], most: int) -> Iterator[slice]:
         end = max(int(np.searchsorted(until, before + most, side="right")), first + 1)
         yield slice(first, end)
         first = end
+
+
+class RowsOfKeys:
+    """The positions of each number in a column; a column may have millions of distinct numbers."""
+
+    def __init__(self, keys: NDArray[Any]) -> None:
+        """Sorts the keys, integers[n]."""
+        self._order = np.argsort(keys, kind="stable")
+        self._sorted = keys[self._order].astype(np.int64)
+
+    def of(self, key: int) -> NDArray[np.int64]:
+        """Returns the positions of a number, ascending: int64[k]."""
+        first, end = np.searchsorted(self._sorted, [key, key + 1])
+        return self._order[first:end]
+
+
+def groups(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yields each distinct key and its positions; sorts once, instead of comparing all keys with each distinct one."""
+    order = np.argsort(keys, kind="stable")
+    distinct, firsts = np.unique(keys[order], return_index=True)
+    for key, first, end in zip(distinct.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(keys)], strict=False):
+        yield key, order[first:end]

@@ -14,6 +14,8 @@ import pyarrow as pa
 
 from iaprof.basics.files import replace_file
 from iaprof.formats.capture.dictionaries import bounded_slices, combined
+from iaprof.formats.capture.limits import PROCESSES
+from iaprof.formats.capture.merged import merged_members
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS, WHOLE
 from iaprof.formats.capture.writer import CaptureWriter
@@ -21,7 +23,9 @@ from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.imported import build_imported
 from iaprof.report.join.selection import Selection
 from iaprof.report.profile import build
-from iaprof.report.redaction import Redaction, redacted_header
+from iaprof.report.pseudonyms import Pseudonyms
+from iaprof.report.redacted_header import redacted_header
+from iaprof.report.redaction import Redaction
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.calls import StackAddresses
 from iaprof.symbols.names.modules import ModuleKind
@@ -44,7 +48,7 @@ def archive(
     output: Path,
     open_symbolizer: Callable[[CaptureReader], AbstractContextManager[Symbolizer]],
     progress: Progress,
-    redact: bool,
+    redact: Pseudonyms | None,
     keep_kernels: bool,
 ) -> Archived:
     """Writes a capture again, with the names of CPU frames.
@@ -54,7 +58,7 @@ def archive(
         output: the file to write; an existing one is replaced.
         open_symbolizer: opens the symbolizer for the capture or for a part of a merged one.
         progress: called with the progress of naming.
-        redact: replace what identifies people, machines and programs.
+        redact: the hashes that replace what identifies people, machines and programs; None: replace nothing.
         keep_kernels: keep the debug ELFs of GPU kernels.
 
     Raises:
@@ -75,8 +79,9 @@ def archive(
             counts = Counter[str]()
             for each in headers:
                 counts.update(each["symbols"])
-            whole = redacted_header(capture.header) if redact else capture.header
-            header = {**whole, "symbols": dict(counts), "parts": headers}
+            whole = redacted_header(capture.header, redact) if redact else capture.header
+            clock = {name: value for name, value in merged_members(headers).items() if redact and name == "clock"}
+            header = {**whole, **clock, "symbols": dict(counts), "parts": headers}
         writer.close(header)
         return Archived(header, file.tell())
 
@@ -86,17 +91,19 @@ def _write(
     writer: CaptureWriter,
     symbolizer: Symbolizer,
     progress: Progress,
-    redact: bool,
+    redact: Pseudonyms | None,
     keep_kernels: bool,
 ) -> dict[str, Any]:
     """Writes the rows of one part; returns its header."""
     needed = StackAddresses()
     for table in capture.tables("stack"):
         needed.add(table)
+    capture.check(needed.processes, PROCESSES)
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     modules = list(needed.modules(spaces))
     kernel = [addresses for module, addresses, _ in modules if module.kind is ModuleKind.KERNEL]
-    redaction = Redaction(spaces, kernel[0] if kernel else np.empty(0, np.uint64), keep_kernels) if redact else None
+    kernel_addresses = kernel[0] if kernel else np.empty(0, np.uint64)
+    redaction = Redaction(redact, capture.header, spaces, kernel_addresses, keep_kernels) if redact else None
     for kind in KINDS:
         for table in capture.tables(kind) if kind not in _NAMES else ():
             if redaction is not None:
@@ -107,7 +114,7 @@ def _write(
                 writer.write(kind, rows)
     counts = write_names(writer, modules, symbolizer, progress, rewrite=None if redaction is None else redaction.module)
     header = {**capture.header, "symbols": counts, "matched": _matched(capture)}
-    return redacted_header(header) if redact else header
+    return redacted_header(header, redact) if redact else header
 
 
 def _matched(capture: CaptureReader) -> dict[str, float]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from iaprof.basics.quantities import in_time
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.merged import merged_members
 from iaprof.formats.capture.reader import CaptureReader
@@ -29,6 +30,7 @@ from iaprof.formats.profile import clean
 from iaprof.gpu.intel.generations import generation, guessed_layout
 from iaprof.report.join.executions import count_launches, describe_unknown_executions
 
+_TOLD_GAP_S = 1.0  # less is how the wall clock is corrected
 _LIMIT = 1 << 64  # above every valid count and time
 _STALLS = "totals", "stalls"
 _MAX_LIBRARIES = 256  # with warnings; a recorder takes no more
@@ -168,6 +170,25 @@ def inventory(capture: CaptureReader) -> Inventory:
     )
 
 
+def _clock_gap(header: _Header) -> str:
+    """Returns a sentence if the wall clock went further than CLOCK_MONOTONIC, as in a suspend; else ""."""
+    clocks = [
+        header.number(name, clock) for clock in ("realtime_ns", "monotonic_ns") for name in ("clock", "clock_end")
+    ]
+    known = [each for each in clocks if each]
+    if len(known) < 4:
+        return ""
+    gap_s = ((known[1] - known[0]) - (known[3] - known[2])) / 1e9
+    if abs(gap_s) < _TOLD_GAP_S:
+        return ""
+    if gap_s < 0:
+        return f"the wall clock was set back by {in_time(-gap_s)} while this was recorded"
+    return (
+        f"the wall clock went on by {in_time(gap_s)} more than the recording's: the machine was suspended for so long, "
+        "and nothing was recorded then, or the clock was set"
+    )
+
+
 def _part(capture: CaptureReader) -> Part:
     header = _Header(capture.header)
     begin, end = header.number("clock", "monotonic_ns"), header.number("end_ns")
@@ -177,7 +198,11 @@ def _part(capture: CaptureReader) -> Part:
     libraries = map(_Header, header.items("libraries"))
     streams = [_stream(each) for each in map(_Header, header.items("streams"))]
     counts = _counts(capture, header)
-    sentences = [*_warnings(capture.header, header), describe_unknown_executions(counts["unknown_executions"] or 0)]
+    sentences = [
+        *_warnings(capture.header, header),
+        _clock_gap(header),
+        describe_unknown_executions(counts["unknown_executions"] or 0),
+    ]
     return Part(
         label=clean(capture.label),
         file=header.text("file"),

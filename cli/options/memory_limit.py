@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Callable
 from typing import Annotated, TypeAlias
 
@@ -25,6 +27,9 @@ MemoryLimit: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+Large: TypeAlias = Annotated[
+    bool, typer.Option("--large", help="Read captures that declare absurdly much for their size: you trust them.")
+]
 
 
 def with_memory_limit(verb: Callable[..., None]) -> Callable[..., None]:
@@ -32,8 +37,35 @@ def with_memory_limit(verb: Callable[..., None]) -> Callable[..., None]:
     return add_options(verb, _limit, lambda _, own: verb(**own))
 
 
+def with_limits(verb: Callable[..., None]) -> Callable[..., None]:
+    """Returns the verb with the additional options `--memory-limit` and `--large`, for verbs that read captures."""
+    return add_options(verb, _limits, lambda _, own: verb(**own))
+
+
 def _limit(memory_limit: MemoryLimit = None) -> None:
+    _remove_unfinished_when_ended()
     apply_limit(memory_bytes(memory_limit) or default_limit())
+
+
+def _remove_unfinished_when_ended() -> None:
+    """Makes SIGTERM and SIGHUP, where they end the process, remove its unfinished files before."""
+
+    def end(number: int, _: object) -> None:
+        remove_unfinished()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
+            signal.signal(number, end)
+
+
+def _limits(memory_limit: MemoryLimit = None, large: Large = False) -> None:
+    _limit(memory_limit)
+    if large:
+        from iaprof.formats.capture.limits import allow_large
+
+        allow_large()
 
 
 def apply_limit(bytes_: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import signal
@@ -12,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 _TIMEOUT_S = 10.0  # per request: idle connections must not block others
 _PIECE = 1 << 16  # bytes
-_MOST_AT_ONCE = 16  # requests
+_MOST_AT_ONCE = 16  # requests that know the address
+_MOST_WAITING = 64  # connections that have not told yet whether they do: of more the oldest is closed
 _LOOK_S = 0.05  # polling interval for shutdown
 _HEADERS = {
     "Cache-Control": "no-store",
@@ -78,6 +80,9 @@ class Server:
                 if not known or not hmac.compare_digest(self.path.encode("utf-8", "surrogateescape"), path):
                     self.send_error(404)
                     return
+                if not isinstance(self.server, _Server) or not self.server.begin_answer(self.connection):
+                    self.send_error(503)
+                    return
                 self.send_response(200)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(page)))
@@ -96,22 +101,41 @@ class Server:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128  # connections that wait for their thread
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self._room = threading.BoundedSemaphore(_MOST_AT_ONCE)
+        self._lock = threading.Lock()
+        self._waiting: dict[object, None] = {}  # connections, the oldest first
+        self._answered: set[object] = set()
         super().__init__(address, handler)
 
     def process_request(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
-        if self._room.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._lock:
+            if len(self._waiting) >= _MOST_WAITING:  # it is silent, or there are too many for anybody
+                oldest = next(iter(self._waiting))
+                del self._waiting[oldest]
+                with contextlib.suppress(OSError):
+                    assert isinstance(oldest, socket.socket)
+                    oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
+            self._waiting[request] = None
+        super().process_request(request, client_address)
+
+    def begin_answer(self, request: object) -> bool:
+        """Tells whether there is room for an answer to a connection that knows the address, which nobody closes now."""
+        with self._lock:
+            self._waiting.pop(request, None)
+            if len(self._answered) >= _MOST_AT_ONCE:
+                return False
+            self._answered.add(request)
+            return True
 
     def process_request_thread(self, request: socket.socket | tuple[bytes, socket.socket], client: object) -> None:
         try:
             super().process_request_thread(request, client)
         finally:
-            self._room.release()
+            with self._lock:
+                self._waiting.pop(request, None)
+                self._answered.discard(request)
 
     def handle_error(self, request: socket.socket | tuple[bytes, socket.socket], client_address: object) -> None:
         """Ignores errors: browsers disconnect when they like."""

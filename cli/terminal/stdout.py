@@ -39,18 +39,18 @@ def utf8_stdout() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def open_output(output: Path | None, binary: bool = False) -> Iterator[IO[Any]]:
-    """Stdout, or a file that gets its name when it is complete; binary, or UTF-8 text.
+def open_output(output: Path | None, binary: bool = False, mode: int = 0o644) -> Iterator[IO[Any]]:
+    """Stdout, or a file of that mode that gets its name when it is complete; binary, or UTF-8 text.
 
     Raises:
         IaprofError: the output cannot be written.
     """
     if output is not None and binary:
-        with replace_file(output, 0o644) as file:
+        with replace_file(output, mode) as file:
             yield file
         return
     if output is not None:
-        with replace_file(output, 0o644) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
+        with replace_file(output, mode) as file, io.TextIOWrapper(file, encoding="utf-8", newline="\n") as text:
             yield text
         return
     with utf8_stdout():

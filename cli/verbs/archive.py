@@ -38,6 +38,15 @@ def archive(
     redact: Annotated[
         bool, typer.Option("--redact", help="Replace names, paths, commands and hosts by hashes.")
     ] = False,
+    redact_key: Annotated[
+        Path | None,
+        typer.Option(
+            "--redact-key",
+            metavar="FILE",
+            help="The key of --redact's hashes: archives of one key agree. Made if it does not exist; keep it secret.",
+            show_default="a new one each time",
+        ),
+    ] = None,
     symfs: Symfs = None,
     symbol_dirs: SymbolDirs = None,
     kallsyms: Kallsyms = None,
@@ -50,12 +59,16 @@ def archive(
     """
     if symbols not in ("needed", "all"):
         raise UsageError("--symbols takes needed or all")
+    if redact_key is not None and not redact:
+        raise UsageError("--redact-key is for --redact")
     check_output(output, force, capture)
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.archive import archive as write
     from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
+    from iaprof.report.pseudonyms import Pseudonyms, read_key
 
     reader = CaptureReader(capture)
+    names = Pseudonyms(None if redact_key is None else read_key(redact_key)) if redact else None
     progress = Progress()
     on_terminal = not quiet and sys.stderr is not None and sys.stderr.isatty()
 
@@ -66,7 +79,7 @@ def archive(
     keep_kernels = not redact if kernels is None else kernels
     symbol_options = SymbolOptions(symfs, tuple(symbol_dirs or ()), kallsyms)
     archived = write(
-        reader, output, lambda part: open_symbolizer(part, symbol_options, symbols == "all"), tell, redact, keep_kernels
+        reader, output, lambda part: open_symbolizer(part, symbol_options, symbols == "all"), tell, names, keep_kernels
     )
     progress.clear()
     if not quiet:

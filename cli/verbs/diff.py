@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from iaprof.basics.errors import UsageError
-from iaprof.basics.files import check_output
+from iaprof.basics.files import check_output, mode_of_report
 from iaprof.basics.quantities import percent
 from iaprof.cli.analysis import open_report
 from iaprof.cli.fleet import ask_fleet, say_fleet
@@ -146,7 +146,7 @@ def diff(
     with open_report(old_path, choice) as old, open_report(new_path, choice) as new:
         both = joined(old.profile, new.profile)
     if folded:
-        with open_output(output) as out:
+        with open_output(output, mode=mode_of_report(old_path, new_path)) as out:
             difffolded.write(both, StackOptions(components=difffolded.COMPONENTS), relative, out)
     else:
         show(difference(both, by, limit, relative), as_json, relative)

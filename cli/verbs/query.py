@@ -39,6 +39,7 @@ Examples:
   iaprof query cap.parquet                     the tables and their columns
 {QUERIES}"""
 MOST_ROWS = 10_000  # in a printed table
+_FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # as spreadsheets begin them
 _NARROWEST = 60
 
 
@@ -117,10 +118,15 @@ def _records(names: list[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]
             yield f"{clean(name):<{margin}}  {clean(_text(value))}".rstrip()
 
 
+def _without_formula(value: Any) -> Any:
+    """Puts an apostrophe before a text that a spreadsheet would evaluate as a formula: names are untrusted."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULAS) else value
+
+
 def _print_csv(names: list[str], rows: Iterator[tuple[Any, ...]]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(map(clean, names))
-    writer.writerows([clean(_text(value)) for value in row] for row in rows)
+    writer.writerow(clean(_without_formula(name)) for name in names)
+    writer.writerows([clean(_text(_without_formula(value))) for value in row] for row in rows)
 
 
 def _print_json(names: list[str], rows: Iterator[tuple[Any, ...]]) -> None:

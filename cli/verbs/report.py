@@ -11,14 +11,14 @@ from typing import Annotated
 import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.basics.files import check_output
+from iaprof.basics.files import check_output, mode_of_report
 from iaprof.cli.analysis import open_export, show_writing
 from iaprof.cli.fleet import refuse_inputs
 from iaprof.cli.fleet_report import write_fleet
 from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import Freq
-from iaprof.cli.terminal.browser import open_in_browser
+from iaprof.cli.terminal.browser import open_in_browser, opened_secretly
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.stdout import open_output
 from iaprof.cli.terminal.summary import say
@@ -40,7 +40,7 @@ OF_WAITS = ("folded", "svg", "speedscope")
 """The formats that can show waits instead of stalls."""
 OF_TIME_LINES = frozenset(
     {"captures", "format_", "output", "force", "as_json", "inverted", "percent_limit", "max_stack", "open_", "serve"}
-) | {"freq", "quiet", "memory_limit"}
+) | {"freq", "quiet", "memory_limit", "large"}
 """The options that a capture of time lines takes, too."""
 TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
 """The formats that browsers show, with their content types."""
@@ -169,13 +169,15 @@ def report(
     stack_options = StackOptions(
         gpu_lines, gpu_dirs, components, inverted, max_stack or 0, percent_limit, cpu_samples or waits, waits
     )
-    page = io.StringIO()
+    page, mode = io.StringIO(), mode_of_report(*captures)
     if is_several(captures):
         if output is not None:
             check_output(output, force)
             refuse_inputs(captures, output)
         with (
-            contextlib.nullcontext(page) if shown and output is None else open_output(output, writer.binary) as out,
+            contextlib.nullcontext(page)
+            if shown and output is None
+            else open_output(output, writer.binary, mode) as out,
         ):
             write_fleet(
                 captures, choice, fleet, chosen.name, writer, stack_options, interval, out, lines=lines,
@@ -190,7 +192,7 @@ def report(
     if holds_time_lines(capture):
         check_options(context, capture, OF_TIME_LINES)
         with (
-            contextlib.nullcontext(page) if shown and output is None else open_traces(output, chosen.name) as out,
+            contextlib.nullcontext(page) if shown and output is None else open_traces(output, chosen.name, mode) as out,
             show_writing(output),
         ):
             write_report(capture, chosen.name, stage_options(freq), stack_options, out, quiet)
@@ -211,7 +213,7 @@ def report(
             interpreter=not hidden,
             source_dirs=source_dirs or (),
         ) as (export, built),
-        contextlib.nullcontext(page) if shown and output is None else open_output(output, writer.binary) as out,
+        contextlib.nullcontext(page) if shown and output is None else open_output(output, writer.binary, mode) as out,
         show_writing(output),
     ):
         writer.write(export, stack_options, out)
@@ -247,10 +249,9 @@ def _serve(page: str, content_type: str, is_opened: bool) -> None:
 
     def begun() -> None:
         say(f"iaprof: serving {server.address} until Ctrl-C")
-        if is_opened:
-            open_in_browser(server.address)
 
-    server.run(begun)
+    with opened_secretly(server.address) if is_opened else contextlib.nullcontext():
+        server.run(begun)
 
 
 def _kept(page: str, name: str) -> Path:
@@ -262,7 +263,7 @@ def _kept(page: str, name: str) -> Path:
     except OSError as error:
         raise IaprofError(f"there is no room for temporary files ({error.strerror}): name a file with -o") from error
     try:
-        with open_output(folder / name) as out:
+        with open_output(folder / name, mode=0o600) as out:
             out.write(page)
     except BaseException:
         folder.rmdir()

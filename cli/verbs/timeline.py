@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.basics.files import replace_file
+from iaprof.basics.files import mode_of_report, replace_file
 from iaprof.cli.options.timeline_options import with_timeline_options
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import WEAK, Column, Table
@@ -101,6 +101,7 @@ def timeline(
         raise UsageError(f"there is no stage {unknown[0]}: --list-stages prints them")
     if output is not None:
         _check_folder(output, force)
+    mode = mode_of_report(*traces)
     with _captured(traces, quiet) as capture, contextlib.ExitStack() as opened:
         from iaprof.report.join.memory import return_free_memory
         from iaprof.report.timeline.load import arguments, load
@@ -112,18 +113,18 @@ def timeline(
 
         def dump(number: int, stage: Stage) -> None:
             if stage.name in dumped and output is not None:
-                _write_trace(trace, given, output / f"{number:02}_{stage.name}.json")
+                _write_trace(trace, given, output / f"{number:02}_{stage.name}.json", mode)
 
         run(trace, options, on, dump)
         return_free_memory()
         if output is not None:
-            _write_all(trace, given, output, tensorboard)
+            _write_all(trace, given, output, mode, tensorboard)
             if html:
-                _write_page(trace, capture, output / "page.html")
+                _write_page(trace, capture, output / "page.html", mode)
             if pddf:
                 from iaprof.report.timeline.outputs.pddf import write_pddf
 
-                with replace_file(output / "pddf.csv", 0o644) as file:
+                with replace_file(output / "pddf.csv", mode) as file:
                     write_pddf(trace, file)
         with utf8_stdout():
             if as_json:
@@ -175,51 +176,53 @@ def _check_folder(folder: Path, force: bool) -> None:
         raise IaprofError(f"{folder} cannot be made: {error.strerror}") from None
 
 
-def _write_all(trace: Trace, given: Mapping[str, Arguments], folder: Path, tensorboard: bool) -> None:
+def _write_all(trace: Trace, given: Mapping[str, Arguments], folder: Path, mode: int, tensorboard: bool) -> None:
     """Writes the trace, with the arguments of its imported events by kind, and its tables into a folder."""
     from concurrent.futures import ThreadPoolExecutor
 
     from iaprof.report.timeline.outputs.tables import write_csv, write_text
 
     with ThreadPoolExecutor(1) as threads:  # Arrow does most of the work, without Python's lock
-        perfetto = threads.submit(_write_perfetto, trace, given, folder / "trace.pftrace")
-        _write_trace(trace, given, folder / "trace.json", tensorboard)
+        perfetto = threads.submit(_write_perfetto, trace, given, folder / "trace.pftrace", mode)
+        _write_trace(trace, given, folder / "trace.json", mode, tensorboard)
         perfetto.result()
     for name, table in trace.tables.items():
-        with replace_file(folder / f"{name}.csv", 0o644) as file:
+        with replace_file(folder / f"{name}.csv", mode) as file:
             write_csv(table, file)
         if name in _TEXT_TOO:
-            with replace_file(folder / f"{name}.txt", 0o644) as file:
+            with replace_file(folder / f"{name}.txt", mode) as file:
                 write_text(table, file)
 
 
-def _write_trace(trace: Trace, given: Mapping[str, Arguments], path: Path, tensorboard: bool = False) -> None:
+def _write_trace(
+    trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int, tensorboard: bool = False
+) -> None:
     from iaprof.report.timeline.outputs.chrome import ChromeWriter
     from iaprof.report.timeline.outputs.tensorboard import workers
 
     writer = ChromeWriter(trace, given, {"CmdLine": " ".join(sys.argv[1:])})
-    with replace_file(path, 0o644) as file:
+    with replace_file(path, mode) as file:
         writer.write(file)
     for rank, rows in workers(trace) if tensorboard else ():
-        with replace_file(path.with_name(f"trace_worker_{rank}.pt.trace.json"), 0o644) as file:
+        with replace_file(path.with_name(f"trace_worker_{rank}.pt.trace.json"), mode) as file:
             writer.write(file, rows, rank)
 
 
-def _write_page(trace: Trace, capture: CaptureReader, path: Path) -> None:
+def _write_page(trace: Trace, capture: CaptureReader, path: Path, mode: int) -> None:
     from iaprof.formats.profile import StackOptions
     from iaprof.report.timeline.outputs.formats import TimeLine
     from iaprof.report.timeline.outputs.page import write_html
 
     page = io.StringIO()
     write_html(TimeLine(trace, capture), StackOptions(), page)
-    with replace_file(path, 0o644) as file:
+    with replace_file(path, mode) as file:
         file.write(page.getvalue().encode())
 
 
-def _write_perfetto(trace: Trace, given: Mapping[str, Arguments], path: Path) -> None:
+def _write_perfetto(trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int) -> None:
     from iaprof.report.timeline.outputs.perfetto import write_perfetto
 
-    with replace_file(path, 0o644) as file:
+    with replace_file(path, mode) as file:
         write_perfetto(trace, given, file)
 
 

@@ -35,8 +35,12 @@ from iaprof.formats.capture.limits import (
     MAX_ROWS,
     MAX_TEXT_BYTES,
     MAX_VALUE_BYTES,
+    PARTS,
     PARTS_PER_GROUP,
+    STREAMS,
     CaptureError,
+    Ratio,
+    check_ratio,
 )
 from iaprof.formats.capture.schema import (
     FIELDS,
@@ -185,7 +189,18 @@ class CaptureReader:
         parts = header.get("parts", [{}]) if header["format"] >= PARTS_SINCE else [{}]
         if not isinstance(parts, list) or not 0 < len(parts) <= MAX_PARTS or not all(map(_is_of_a_part, parts)):
             raise CaptureError(f"{self.path} has a damaged header: what it says of its parts is no list of headers")
+        self.check(len(parts), PARTS)
+        streams = (each.get("streams") for each in (parts if "parts" in header else [header]))
+        self.check(sum(len(each) for each in streams if isinstance(each, list)), STREAMS)
         return header
+
+    def check(self, number: int, ratio: Ratio) -> None:
+        """Checks how many of something the capture declares, as `check_ratio`.
+
+        Raises:
+                CaptureError: these are absurdly many for a file of its size.
+        """
+        check_ratio(self.path, self.bytes, number, ratio)
 
     def _check_schema(self) -> None:
         schema = self._file.schema_arrow

@@ -24,9 +24,10 @@ class FieldFlags(IntFlag):
     SPLIT = 4  # byte stream split encoding for list elements, whose upper bytes are alike
     WHOLE = 8  # a binary of any length that seldom repeats: plain encoding
     DROPPED = 16  # redaction sets it to null
+    TIME = 32  # a time of a clock, which redaction moves
 
 
-NULL, REPEATS, SPLIT, WHOLE, DROPPED = FieldFlags
+NULL, REPEATS, SPLIT, WHOLE, DROPPED, TIME = FieldFlags
 _u16, _u32, _u64, _bool, _double = pa.uint16(), pa.uint32(), pa.uint64(), pa.bool_(), pa.float64()
 _i64 = pa.int64()
 _text, _binary = pa.string(), pa.binary()
@@ -80,8 +81,8 @@ ROW_KINDS = (
     RowKind(
         "stall",
         (
-            Field("time_ns", _u64),
-            Field("begin_ns", _u64),
+            Field("time_ns", _u64, TIME),
+            Field("begin_ns", _u64, TIME),
             Field("stream", _u16, REPEATS),
             Field("w0", _words, SPLIT),
             Field("w1", _words, SPLIT),
@@ -92,7 +93,7 @@ ROW_KINDS = (
     RowKind(
         "launch",
         (
-            Field("time_ns", _u64),
+            Field("time_ns", _u64, TIME),
             Field("pid", _u32, REPEATS),
             Field("tid", _u32, REPEATS),
             Field("cpu", _u32, REPEATS),
@@ -113,7 +114,7 @@ ROW_KINDS = (
     RowKind(
         "command_list",
         (
-            Field("time_ns", _u64),
+            Field("time_ns", _u64, TIME),
             Field("pid", _u32, REPEATS),
             Field("tid", _u32, REPEATS),
             Field("cpu", _u32, REPEATS),
@@ -132,7 +133,7 @@ ROW_KINDS = (
         "stack",
         (
             Field("id", _u64),
-            Field("time_ns", _u64),
+            Field("time_ns", _u64, TIME),
             Field("pid", _u32, REPEATS),
             Field("truncated", _bool),
             Field("ips", _words),
@@ -149,7 +150,7 @@ ROW_KINDS = (
     RowKind(
         "transfer",
         (
-            Field("time_ns", _u64),
+            Field("time_ns", _u64, TIME),
             Field("pid", _u32, REPEATS),
             Field("tid", _u32, REPEATS),
             Field("cpu", _u32, REPEATS),
@@ -182,7 +183,7 @@ ROW_KINDS = (
     RowKind(
         "mapping",
         (
-            Field("time_ns", _u64),
+            Field("time_ns", _u64, TIME),
             Field("pid", _u32, REPEATS),
             Field("start", _u64),
             Field("length", _u64),
@@ -199,7 +200,7 @@ ROW_KINDS = (
     RowKind(
         "process",
         (
-            Field("time_ns", _u64),
+            Field("time_ns", _u64, TIME),
             Field("pid", _u32),
             Field("tid", _u32),
             Field("ppid", _u32, NULL),
@@ -219,7 +220,7 @@ ROW_KINDS = (
     RowKind(
         "kernel",
         (
-            Field("time_ns", _u64),
+            Field("time_ns", _u64, TIME),
             Field("pid", _u32),
             Field("path", _text, identifies="path"),
             Field("digest", _binary),
@@ -232,7 +233,7 @@ ROW_KINDS = (
     RowKind(
         "metric",
         (
-            Field("time_ns", _u64),
+            Field("time_ns", _u64, TIME),
             Field("stream", _u16, NULL | REPEATS),
             Field("pid", _u32, NULL | REPEATS, since=2),
             Field("name", _text),
@@ -246,7 +247,7 @@ ROW_KINDS = (
     RowKind(
         "cpu_sample",
         (
-            Field("time_ns", _u64),
+            Field("time_ns", _u64, TIME),
             Field("pid", _u32, REPEATS),
             Field("tid", _u32, REPEATS),
             Field("cpu", _u32, REPEATS),
@@ -262,8 +263,8 @@ ROW_KINDS = (
     RowKind(
         "wait",
         (
-            Field("time_ns", _u64),
-            Field("end_ns", _u64),
+            Field("time_ns", _u64, TIME),
+            Field("end_ns", _u64, TIME),
             Field("waited_ns", _u64),
             Field("count", _u64, REPEATS),
             Field("pid", _u32, REPEATS),
@@ -320,7 +321,7 @@ ROW_KINDS = (
     RowKind(
         "sample",
         (
-            Field("time_ns", _u64),
+            Field("time_ns", _u64, TIME),
             Field("comm", _text, identifies="sampled process"),
             Field("pid", _u32, REPEATS),
             Field("stack", _text, identifies="stack"),
@@ -339,7 +340,7 @@ ROW_KINDS = (
     RowKind(
         "slice",
         (
-            Field("time_ns", _i64),
+            Field("time_ns", _i64, TIME),
             Field("duration_ns", _i64),
             Field("file", _u16, REPEATS),
             Field("pid", _i64, REPEATS),
@@ -369,7 +370,7 @@ ROW_KINDS = (
     RowKind(
         "counter",
         (
-            Field("time_ns", _i64),
+            Field("time_ns", _i64, TIME),
             Field("file", _u16, REPEATS),
             Field("pid", _i64, REPEATS),
             Field("tid", _i64, REPEATS),
@@ -389,7 +390,7 @@ ROW_KINDS = (
         RowKind(
             kind,
             (
-                Field("time_ns", _i64),
+                Field("time_ns", _i64, TIME),
                 Field("file", _u16, REPEATS),
                 Field("pid", _i64, REPEATS),
                 Field("tid", _i64, REPEATS),
@@ -414,8 +415,8 @@ ROW_KINDS = (
     RowKind(
         "loss",
         (
-            Field("begin_ns", _u64),
-            Field("time_ns", _u64),
+            Field("begin_ns", _u64, TIME),
+            Field("time_ns", _u64, TIME),
             Field("source", _text),
             Field("what", _text),
             Field("count", _u64, NULL),

@@ -5,6 +5,7 @@ The same code runs at the end of a recording and in `iaprof recover`.
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -110,8 +111,10 @@ def finish(
         finishing.add_dumped(spool)
         finishing.write_late_stacks(spool, finish_stacks)
         finishing.write_deferred(spool)
-        header = finishing.end(spool.cut, spool.unknown)
+        header = finishing.end(spool)
         writer.close(header)
+        file.flush()
+        os.fsync(file.fileno())  # the spool is removed next: after a power failure there must be one of both
         return Finished(header, file.tell())
 
 
@@ -189,17 +192,14 @@ class _Finishing:
     def _damaged(self, frame: Frame, error: Exception) -> None:
         self._lost(frame.time, frame.time, "spool", "damaged", 1, f"a frame of {frame.kind.name}: {error}"[:200])
 
-    def end(self, cut: int, unknown: int) -> dict[str, Any]:
+    def end(self, spool: SpoolReader) -> dict[str, Any]:
         """Writes the remaining rows, and returns the header.
 
         Args:
-            cut: bytes at the spool's end that are no whole frame.
-            unknown: frames of unknown kinds.
+            spool: all frames of which have been read.
         """
-        if cut:
-            self._lost(self._last_ns, self._last_ns, "spool", "cut short", cut, "bytes of a last, unfinished write")
-        if unknown:
-            self._lost(self._last_ns, self._last_ns, "spool", "damaged", unknown, "frames of unknown kinds")
+        for begin, time, what, count, detail in spool.losses(self._last_ns):
+            self._lost(begin, time, "spool", what, count, detail)
         if not self._footer:
             detail = "the recorder died: at most what it had not yet read is missing"
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)

@@ -8,6 +8,7 @@ of processes that launched it and have ended.
 from __future__ import annotations
 
 import json
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from iaprof.record.kernels.dumped import chunk_head
 
 LINGER_NS = 10_000_000_000  # after a process's end: on a busy machine the stalls of its last launches are read late
 MAX_LAUNCHES = 1 << 16
+_FORGOTTEN = "kernels of which the last launch of before this file is not carried over: stalls of these have no launch"
 _DROPPED = "command lists of before this file hold more than is carried over: what they launch lacks them"
 
 
@@ -32,6 +34,7 @@ class RotationState:
         self._parents: dict[int, int] = {}
         self._users: dict[str, set[int]] = {}  # processes that have a module, by its digest
         self._now = 0
+        self._forgotten = 0  # last launches of kernels that are not carried over, as there are too many
         self._lists = KeptLists()
 
     def add(self, frame: Frame) -> None:
@@ -63,6 +66,7 @@ class RotationState:
             self._last[key] = launch.copy()
         while len(self._last) > MAX_LAUNCHES:
             del self._last[next(iter(self._last))]
+            self._forgotten += 1
 
     def _lives(self, pid: int) -> bool:
         return self._now - self._ended.get(pid, self._now) < LINGER_NS
@@ -92,31 +96,35 @@ class RotationState:
                 pid = self._parents[pid]
         stacks = np.array([launch["stack"] for launch in launches], np.uint64)
         stacks = np.concatenate([stacks, held["stack"], events["stack"]])
+        frame_of = partial(framed, mark=spool.mark)
         with open(out, "wb", closefd=False) as file:
             kinds = {FrameKind.KERNEL, FrameKind.PIECE, FrameKind.STACKS, *([FrameKind.SIDEBAND] if ended else [])}
             for frame in spool.frames(kinds):
                 if frame.kind is FrameKind.SIDEBAND:
                     if side_band := process_records(frame.payload, ended):
-                        file.writelines(framed(frame.kind, side_band, time=frame.time))
+                        file.writelines(frame_of(frame.kind, side_band, time=frame.time))
                 elif frame.kind is FrameKind.STACKS:
                     records = np.frombuffer(frame.payload, stack_dtype(frame.part))
                     records = records[np.isin(records["id"], stacks)].copy()
                     records["time"] = self._now  # the next file gets the mappings of this time
                     if len(records):
-                        file.writelines(framed(frame.kind, records.tobytes(), time=frame.time, part=frame.part))
+                        file.writelines(frame_of(frame.kind, records.tobytes(), time=frame.time, part=frame.part))
                 elif frame.kind is FrameKind.PIECE:
                     if self._lives(chunk_head(frame).pid):
-                        file.writelines(framed(frame.kind, frame.payload, time=frame.time))
+                        file.writelines(frame_of(frame.kind, frame.payload, time=frame.time))
                 elif any(map(self._lives, self._users[json.loads(frame.payload[: frame.part])["digest"]])):
-                    file.writelines(framed(frame.kind, frame.payload, time=frame.time, part=frame.part))
+                    file.writelines(frame_of(frame.kind, frame.payload, time=frame.time, part=frame.part))
             if launches or len(held):
                 all_ = marked_carried(np.concatenate([np.array(launches, LAUNCH), held]))
-                file.writelines(framed(FrameKind.LAUNCHES, all_.tobytes(), time=self._now))
+                file.writelines(frame_of(FrameKind.LAUNCHES, all_.tobytes(), time=self._now))
             if len(events):
-                file.writelines(framed(FrameKind.LISTS, marked_carried(events).tobytes(), time=self._now))
+                file.writelines(frame_of(FrameKind.LISTS, marked_carried(events).tobytes(), time=self._now))
+            if self._forgotten:
+                row = {"source": "launches", "what": "not carried", "count": self._forgotten, "detail": _FORGOTTEN}
+                file.writelines(frame_of(FrameKind.LOSS, json.dumps(row).encode(), time=self._now, begin=self._now))
             if self._lists.dropped:
                 row = {"source": "launches", "what": "not carried", "count": self._lists.dropped, "detail": _DROPPED}
-                file.writelines(framed(FrameKind.LOSS, json.dumps(row).encode(), time=self._now, begin=self._now))
+                file.writelines(frame_of(FrameKind.LOSS, json.dumps(row).encode(), time=self._now, begin=self._now))
 
     def _of_living(self, rows: NDArray[np.void]) -> NDArray[np.void]:
         living = [pid for pid in np.unique(rows["pid"]).tolist() if self._lives(pid)]

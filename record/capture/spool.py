@@ -1,8 +1,13 @@
 """The spool: an append-only file that a recording goes to as it comes, and that survives the recorder's death.
 
-It starts with a magic number and a version. Then come frames: a header with its own checksum, and a payload. A frame
-reaches the kernel in one write, so after `kill -9` only what had not been read from its source is missing, and perhaps
-the end of the last frame. `iaprof recover` and the orderly end of a recording read the same frames.
+It starts with a magic number, a version and a random mark. Then come frames: the mark, a header with its own checksum,
+and a payload, whose checksum the header has. A frame reaches the kernel in one write, so after `kill -9` only what had
+not been read from its source is missing, and perhaps the end of the last frame. `iaprof recover` and the orderly end of
+a recording read the same frames.
+
+Where a disk has damaged a header, reading goes on at the next mark with a good header. Nobody whose data is in payloads
+knows the mark, so nothing in there is taken for a frame. Checksums are zlib's CRC-32: 0.16 s per GiB, where the fastest
+libraries (xxHash, ISA-L) take 0.04 s.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import struct
 import zlib
 from collections.abc import Container, Iterator
@@ -22,11 +28,13 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import create, remove, rename
 
 MAGIC = b"IAPS"
-VERSION = 2
-_START = struct.Struct("<4sI")
-_FRAME = struct.Struct("<HHIQQQ")  # kind, source, part, payload bytes, time, begin
-_CHECK = struct.Struct("<I")
+VERSION = 3
+_START = struct.Struct("<4sI8s")
+_FRAME = struct.Struct("<HHIQQQI")  # kind, source, part, payload bytes, time, begin, the payload's checksum
+_CHECK = struct.Struct("<8sI")  # the mark, the checksum of what follows in the header
 _HEAD_BYTES = _CHECK.size + _FRAME.size  # of a frame's header
+_MARK = secrets.token_bytes(8)  # of all spools of this process: the state of one is appended to the next
+_SEARCHED_FIRST, _SEARCHED_AT_ONCE = 1 << 12, 1 << 20  # bytes
 MAX_PAYLOAD = 1 << 30
 
 
@@ -86,7 +94,7 @@ class Spool:
         self.size = _START.size
         try:
             self._fd = create(path)
-            os.write(self._fd, _START.pack(MAGIC, VERSION))
+            os.write(self._fd, _START.pack(MAGIC, VERSION, _MARK))
         except FileExistsError:
             raise IaprofError(
                 f"{path} exists: a recording to it is under way, or one did not finish; then save it with "
@@ -195,11 +203,30 @@ def framed(
     begin: int = 0,
     source: int = 0,
     part: int = 0,
+    mark: bytes = _MARK,
 ) -> list[memoryview]:
-    """Returns the buffers of a frame, in order: see Spool.write."""
+    """Returns the buffers of a frame, in order: see Spool.write; `mark`: of the spool that it is for."""
     buffers = [memoryview(buffer).cast("B") for buffer in payload]
-    head = _FRAME.pack(kind, source, part, sum(map(len, buffers)), time, begin)
-    return [memoryview(_CHECK.pack(zlib.crc32(head)) + head), *buffers]
+    check = 0
+    for buffer in buffers:
+        check = zlib.crc32(buffer, check)
+    head = _FRAME.pack(kind, source, part, sum(map(len, buffers)), time, begin, check)
+    return [memoryview(_CHECK.pack(mark, zlib.crc32(head)) + head), *buffers]
+
+
+@dataclass
+class _Damage:
+    """Frames of one kind, or stretches between frames, that cannot be read."""
+
+    count: int = 0
+    bytes: int = 0
+    begin: int = (1 << 64) - 1
+    time: int = 0
+
+    def add(self, bytes_: int, begin: int, time: int) -> None:
+        """Adds one, of that many bytes, between two times."""
+        self.count, self.bytes = self.count + 1, self.bytes + bytes_
+        self.begin, self.time = min(self.begin, begin, time), max(self.time, begin, time)
 
 
 class SpoolError(IaprofError):
@@ -218,6 +245,7 @@ class SpoolReader:
         self.path = path
         self.cut = 0  # bytes at the end that are no whole frame; known when `frames` is exhausted
         self.unknown = 0  # frames of a kind that this version does not know; likewise
+        self._damage: dict[str, _Damage] = {}  # by the name of the kind; "" between frames
         try:
             if path.exists() and not path.is_file():
                 raise SpoolError(f"{path} is not a file")
@@ -225,9 +253,10 @@ class SpoolReader:
         except OSError as error:
             raise SpoolError(f"{path} cannot be opened: {error.strerror}") from error
         start = self._file.read(_START.size)
-        if len(start) < _START.size or start[:4] != MAGIC:
+        if len(start) < 8 or start[:4] != MAGIC:
             raise SpoolError(f"{path} is not the spool of a recording")
-        if (version := _START.unpack(start)[1]) != VERSION:
+        _, version, self.mark = _START.unpack(start.ljust(_START.size, b"\0"))
+        if version != VERSION:
             other = "a newer" if version > VERSION else "an older"
             raise SpoolError(f"{path} was made by {other} iaprof: recover it with that one")
         self._size = os.fstat(self._file.fileno()).st_size
@@ -238,33 +267,73 @@ class SpoolReader:
         Args:
             kinds: only frames of these kinds; None for all.
         """
-        position = _START.size
-        self._file.seek(position)
-        while True:
+        position, last = _START.size, 0
+        self.cut, self.unknown, self._damage = 0, 0, {}
+        while position < self._size:
+            self._file.seek(position)
             head = self._file.read(_HEAD_BYTES)
-            if len(head) < _HEAD_BYTES or zlib.crc32(head[4:]) != _CHECK.unpack_from(head)[0]:
+            if not self._is_head(head):
+                found = self._next_head(position + 1)
+                if found is None and self._size - position < _HEAD_BYTES:
+                    break
+                found = self._size if found is None else found
+                self._damage.setdefault("", _Damage()).add(found - position, last, last)
+                position = found
+                continue
+            kind, source, part, length, time, begin, check = _FRAME.unpack_from(head, _CHECK.size)
+            end = position + _HEAD_BYTES + length
+            if end > self._size or length > MAX_PAYLOAD:
                 break
-            kind, source, part, length, time, begin = _FRAME.unpack_from(head, _CHECK.size)
-            if position + len(head) + length > self._size or length > MAX_PAYLOAD:
-                break
+            here, position, last = position, end, time or last
             if kinds is not None and kind not in kinds:
-                position += len(head) + length
-                self._file.seek(position)
                 continue
             payload = self._file.read(length)
-            if len(payload) < length:
-                break
-            here, position = position, position + len(head) + length
-            if kind in FrameKind.__members__.values():
+            if len(payload) < length or zlib.crc32(payload) != check:
+                self._damage.setdefault(_name(kind), _Damage()).add(length, begin or last, last)
+            elif kind in FrameKind.__members__.values():
                 yield Frame(FrameKind(kind), source, part, time, begin, payload, here)
             else:
                 self.unknown += 1
         self.cut = self._size - position
 
+    def _is_head(self, head: bytes) -> bool:
+        return (
+            len(head) == _HEAD_BYTES
+            and head.startswith(self.mark)
+            and zlib.crc32(head[_CHECK.size :]) == _CHECK.unpack_from(head)[1]
+        )
+
+    def _next_head(self, position: int) -> int | None:
+        """Finds the next header that is whole, from a position on."""
+        length = _SEARCHED_FIRST
+        while position < self._size:
+            some = self.bytes_at(position, length + len(self.mark) - 1)
+            at = some.find(self.mark)
+            while at >= 0:
+                if self._is_head(self.bytes_at(position + at, _HEAD_BYTES)):
+                    return position + at
+                at = some.find(self.mark, at + 1)
+            position, length = position + length, min(2 * length, _SEARCHED_AT_ONCE)
+        return None
+
+    def losses(self, now: int) -> Iterator[tuple[int, int, str, int, str]]:
+        """Yields what `frames` could not read: begin and end, CLOCK_MONOTONIC ns, what it is, how much, a sentence."""
+        for kind, damage in self._damage.items():
+            if kind:
+                detail = f"frames of {kind} whose content was changed, {damage.bytes:,} bytes"
+                yield damage.begin, damage.time, "damaged", damage.count, detail
+            else:
+                detail = f"bytes in {damage.count:,} places that hold no frame: the file was damaged there"
+                yield damage.begin, damage.time, "overwritten", damage.bytes, detail
+        if self.cut:
+            yield now, now, "cut short", self.cut, "bytes of a last, unfinished write"
+        if self.unknown:
+            yield now, now, "damaged", self.unknown, "frames of unknown kinds"
+
     def frame_at(self, position: int) -> Frame:
         """Reads a frame of `frames` again; not to be called while `frames` runs."""
         self._file.seek(position + _CHECK.size)
-        kind, source, part, length, time, begin = _FRAME.unpack(self._file.read(_FRAME.size))
+        kind, source, part, length, time, begin, _ = _FRAME.unpack(self._file.read(_FRAME.size))
         return Frame(FrameKind(kind), source, part, time, begin, self._file.read(length), position)
 
     def bytes_at(self, position: int, length: int) -> bytes:
@@ -274,3 +343,7 @@ class SpoolReader:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _name(kind: int) -> str:
+    return FrameKind(kind).name if kind in FrameKind.__members__.values() else f"kind {kind}"

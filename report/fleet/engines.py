@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.formats.capture.limits import allow_large, is_large_allowed
 from iaprof.formats.profile import clean
 from iaprof.report.fleet.sources import EXTRA
 from iaprof.report.fleet.tasks import Answer, MapTask, ReadTask, given_up, run
@@ -108,6 +109,7 @@ class Processes(Closing):
             worker = Worker(
                 "iaprof.report.fleet.engines:work",
                 limit() or 0,
+                int(is_large_allowed()),
                 channel=socket.SOCK_STREAM,
                 environment=os.environ | MALLOC_ENVIRONMENT,
                 errors=None,
@@ -138,10 +140,12 @@ class Processes(Closing):
         self._idle.clear()
 
 
-def work(memory_bytes: str, pipe_fd: int = 0) -> None:
+def work(memory_bytes: str, large: str = "0", pipe_fd: int = 0) -> None:
     """A process's main function: does tasks until its parent closes the pipe, or is gone."""
     if int(memory_bytes):
         limit_memory(int(memory_bytes))
+    if int(large):
+        allow_large()
     with Connection(pipe_fd) as pipe, contextlib.suppress(EOFError, OSError):
         while True:
             task = pipe.recv()

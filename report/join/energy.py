@@ -14,9 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import number_texts, rows_where
+from iaprof.formats.capture.limits import SENSORS
 from iaprof.formats.capture.metrics import is_busy
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.energy import MOST_J, NJ_PER_J, Energy
+from iaprof.formats.ranges import groups
 from iaprof.report.join.attribution import RowFilter
 from iaprof.report.join.streams import Stream
 
@@ -123,10 +125,10 @@ def _read_metrics(capture: CaptureReader) -> _Series:
         stream = table["stream"].to_numpy().astype(np.int64)
         times, values = np.minimum(table["time_ns"].to_numpy(), np.uint64(_MOST_NS)), table["value"].to_numpy()
         names = list(texts)
-        for key in np.unique(stream * len(names) + name).tolist() if len(table) else []:
-            own = stream * len(names) + name == key
+        for key, own in groups(stream * len(names) + name):
             series = times[own].astype(np.int64), values[own]
             found.setdefault((key // len(names), names[key % len(names)] or ""), []).append(series)
+        capture.check(len(found), SENSORS)
     return {key: _sorted(batches) for key, batches in found.items()}
 
 
@@ -183,8 +185,9 @@ def _read_times(capture: CaptureReader, streams: set[int]) -> dict[int, tuple[_I
     for table in capture.tables("stall", ("time_ns", "begin_ns", "stream")):
         times, begins = (np.minimum(table[name].to_numpy(), np.uint64(_MOST_NS)) for name in ("time_ns", "begin_ns"))
         stream_of = table["stream"].to_numpy()
-        for stream in streams & set(np.unique(stream_of).tolist()):
-            own = stream_of == stream
+        for stream, own in groups(stream_of):
+            if stream not in streams:
+                continue
             found.setdefault(stream, []).append((times[own].astype(np.int64), begins[own].astype(np.int64)))
     return {
         stream: (np.concatenate([times for times, _ in each]), np.concatenate([begins for _, begins in each]))

@@ -6,13 +6,13 @@ letters: the stages take digits out of names. So `conv_12 Cmpt Exec` and `conv_3
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from iaprof.report.pseudonyms import Pseudonyms
+
 _MOST_PARTS = 16  # of a name; one with more becomes a single hash
-_LETTERS = str.maketrans("0123456789abcdef", "abcdefghijklmnop")
 _WORDS = re.compile(
     # windows of an operation, its number, and its bytes
     r" Cmpt (?:Exec|Prep)\b| Dma[IO]\b|_\d{1,9}(?= |$)| ?\[\d{1,18}B\]|"
@@ -55,13 +55,7 @@ _NUMBERS = {
 """Members of a file whose numbers stay."""
 
 
-def hashed_letters(what: str, text: str) -> str:
-    """Returns a hash as a name without digits, such as `slice-cfjpakbm`; "" for ""."""
-    digest = hashlib.sha256(f"{what}:{text}".encode("utf-8", "replace")).hexdigest()[:8]
-    return f"{what}-{digest.translate(_LETTERS)}" if text else ""
-
-
-def redacted_name(name: str) -> str:
+def redacted_name(names: Pseudonyms, name: str) -> str:
     """Redacts the name of an event."""
     parts, at, hashes = [], 0, 0
     for word in [*_WORDS.finditer(name), None]:
@@ -69,48 +63,48 @@ def redacted_name(name: str) -> str:
         if _SEPARATORS.fullmatch(between):
             parts.append(between)
         else:
-            parts.append(_between(between))
+            parts.append(_between(names, between))
             hashes += 1
         if word:
             parts.append(word[0])
             at = word.end()
-    return "".join(parts) if hashes <= 2 and len(parts) <= 2 * _MOST_PARTS else hashed_letters("slice", name)
+    return "".join(parts) if hashes <= 2 and len(parts) <= 2 * _MOST_PARTS else names.letters("slice", name)
 
 
-def _between(text: str) -> str:
+def _between(names: Pseudonyms, text: str) -> str:
     """Returns the hash of what is between two words; spaces around it stay."""
     stripped = text.strip(" ")
     before = " " if text.startswith(" ") else ""
     after = " " if text.endswith(" ") else ""
-    return before + hashed_letters("slice", stripped) + after
+    return before + names.letters("slice", stripped) + after
 
 
-def redacted_category(category: str) -> str:
+def redacted_category(names: Pseudonyms, category: str) -> str:
     """Redacts a category. One that tells a device's slices still does."""
     if category in _CATEGORIES:
         return category
     words = _DEVICE_CATEGORY.findall(category)
-    return " ".join([hashed_letters("category", category), *words[:1]])
+    return " ".join([names.letters("category", category), *words[:1]])
 
 
-def redacted_series(series: str) -> str:
+def redacted_series(names: Pseudonyms, series: str) -> str:
     """Redacts the name of one of a counter's values."""
-    return series if series in _SERIES else hashed_letters("series", series)
+    return series if series in _SERIES else names.letters("series", series)
 
 
-def redacted_type(type_: str) -> str:
+def redacted_type(names: Pseudonyms, type_: str) -> str:
     """Redacts the type of a collective's event."""
-    return type_ if type_ in _TYPES else hashed_letters("type", type_)
+    return type_ if type_ in _TYPES else names.letters("type", type_)
 
 
-def redacted_peers(peers: str) -> str:
+def redacted_peers(names: Pseudonyms, peers: str) -> str:
     """Redacts peers, unless they are numbers of ranks."""
-    return peers if _PEERS.fullmatch(peers) else hashed_letters("peers", peers)
+    return peers if _PEERS.fullmatch(peers) else names.letters("peers", peers)
 
 
-def redacted_phase(phase: str) -> str:
+def redacted_phase(names: Pseudonyms, phase: str) -> str:
     """Redacts a phase, unless it is a letter, as all are that the format has."""
-    return phase if len(phase) <= 1 else hashed_letters("phase", phase)
+    return phase if len(phase) <= 1 else names.letters("phase", phase)
 
 
 def redacted_members(members: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import number_texts
+from iaprof.formats.capture.limits import CPU_STACKS
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import CpuSamples
@@ -37,6 +38,7 @@ def build_cpu(capture: CaptureReader, symbolizer: Symbolizer, options: ReportOpt
     names = process_names(processes)
     interval, pid, stack, kernel_stack, count = _count_samples(capture, options, names)
     first, launch = distinct_rows(pid, stack, kernel_stack)
+    capture.check(len(first), CPU_STACKS)
     ids = np.unique(np.concatenate([stack[first], kernel_stack[first]]))
     spaces = AddressSpaces(capture.table("mapping"), processes)
     cpu = CpuFrames(

@@ -73,16 +73,21 @@ def series(capture: CaptureReader, options: ReportOptions, max_points: int = MAX
     found: dict[_Key, _Summary] = {}
     for part in parts:
         for keys, kind, since, values in part.rows():
-            for index, key in enumerate(keys):
-                own = kind == index
+            if not keys:
+                continue
+            order = np.argsort(kind, kind="stable")
+            starts = np.searchsorted(kind[order], np.arange(len(keys)))
+            sums = np.add.reduceat(values[order], starts).tolist()
+            earliest, latest = (bound.reduceat(since[order], starts).tolist() for bound in (np.minimum, np.maximum))
+            counts = np.diff(starts, append=len(kind)).tolist()
+            for key, count, total, first, last in zip(keys, counts, sums, earliest, latest, strict=True):
                 each = found.setdefault(key, _Summary())
-                each.count += int(own.sum())
-                each.total += float(values[own].sum())
-                each.first = min(each.first, int(since[own].min()))
-                each.last = max(each.last, int(since[own].max()))
+                each.count += count
+                each.total += total
+                each.first, each.last = min(each.first, first), max(each.last, last)
     chosen = _select(found)
-    number, first, sums = _points(parts, chosen, [found[key] for key in chosen], max_points)
-    seconds = (first[number] + sums[:, 1] / sums[:, 0]) / 1e9
+    number, begins, sums = _points(parts, chosen, [found[key] for key in chosen], max_points)
+    seconds = (begins[number] + sums[:, 1] / sums[:, 0]) / 1e9
     means = sums[:, 2] / sums[:, 0]
     ends = np.searchsorted(number, np.arange(len(chosen) + 1))
     return [Series(*key, seconds[ends[n] : ends[n + 1]], means[ends[n] : ends[n + 1]]) for n, key in enumerate(chosen)]

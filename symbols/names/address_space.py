@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import rows_equal
+from iaprof.formats.ranges import RowsOfKeys, groups
 from iaprof.symbols.names.modules import Module, ModuleKind, Place
 from iaprof.symbols.names.segment_tree import SegmentTree
 
@@ -53,20 +52,15 @@ class AddressSpaces:
         )
         self._paths, self._build_ids, self._inodes = (mappings[name] for name in ("path", "build_id", "inode"))
         self._pids = mappings["pid"].to_numpy()
-        self._rows = dict(_groups(self._pids))
+        self._rows = RowsOfKeys(self._pids)
         self._trees: dict[int, SegmentTree] = {}  # by pid, over the process's rows
-        execs: dict[int, list[int]] = defaultdict(list)
-        forks: dict[int, list[tuple[int, int]]] = defaultdict(list)
         is_exec, is_fork = (rows_equal(processes["event"], name) for name in ("exec", "fork"))
-        columns = [processes[name].filter(pa.array(is_exec)).to_pylist() for name in ("time_ns", "pid")]
-        for time, pid in zip(*columns, strict=True):
-            execs[pid].append(time)
-        columns = [processes[name].filter(pa.array(is_fork)).to_pylist() for name in ("time_ns", "pid", "tid", "ppid")]
-        for time, pid, tid, ppid in zip(*columns, strict=True):
-            if pid == tid and ppid is not None and ppid != pid:
-                forks[pid].append((time, ppid))
-        self._execs = {pid: np.array([0, *sorted(times)], np.uint64) for pid, times in execs.items()}
-        self._forks = {pid: _fork_columns(sorted(births)) for pid, births in forks.items()}
+        time, pid, tid = (processes[name].to_numpy() for name in ("time_ns", "pid", "tid"))
+        parent = processes["ppid"].fill_null(0).to_numpy()
+        is_fork &= (pid == tid) & processes["ppid"].is_valid().to_numpy() & (parent != pid)
+        self._exec_times, self._execs = time[is_exec], RowsOfKeys(pid[is_exec])
+        self._fork_times, self._parents = time[is_fork], parent[is_fork].astype(np.int64)
+        self._forks = RowsOfKeys(pid[is_fork])
 
     def locate(
         self, pids: NDArray[np.uint32], addresses: NDArray[np.uint64], times: NDArray[np.uint64]
@@ -83,12 +77,12 @@ class AddressSpaces:
         """
         modules = np.empty(len(pids), np.int32)
         inside = addresses.copy()
-        for pid, index in _groups(pids):
+        for pid, index in groups(pids):
             if pid == 0:
                 modules[index] = self._number(Module(ModuleKind.KERNEL, "[kernel]"))
                 continue
             rows = self._mappings(pid, addresses[index], times[index], _MAX_FORKS)
-            for row, positions in _groups(rows):
+            for row, positions in groups(rows):
                 module = self._module(row, pid)
                 here = index[positions]
                 modules[here] = self._number(module)
@@ -115,9 +109,9 @@ class AddressSpaces:
 
     def _own_and_inherited_rows(self, pid: int, generations: int) -> NDArray[np.int64]:
         """Returns the rows of a process and of its ancestors."""
-        rows = [self._rows.get(pid, np.empty(0, np.int64))]
-        if generations and pid in self._forks:
-            parents = set(self._forks[pid][1].tolist()) - {-1, pid}
+        rows = [self._rows.of(pid)]
+        if generations:
+            parents = set(self._parents[self._forks.of(pid)].tolist()) - {pid}
             rows += [self._own_and_inherited_rows(parent, generations - 1) for parent in parents]
         return np.concatenate(rows)
 
@@ -161,11 +155,13 @@ class AddressSpaces:
     ) -> NDArray[np.int64]:
         """Returns the row that covers each address at its time, inherited ones included: int64[n]; -1 for none."""
         rows = self._own_mappings(pid, addresses, times)
-        execs = self._execs.get(pid, np.zeros(1, np.uint64))
+        execs = np.append(np.uint64(0), np.sort(self._exec_times[self._execs.of(pid)]))
         begun = execs[np.searchsorted(execs, times, side="right") - 1]
         parents = np.full(len(rows), -1, np.int64)
-        if pid in self._forks:
-            fork_times, fork_parents = self._forks[pid]
+        if len(births := self._forks.of(pid)):
+            births = births[np.lexsort((self._parents[births], self._fork_times[births]))]
+            fork_times = np.append(np.uint64(0), self._fork_times[births])
+            fork_parents = np.append(-1, self._parents[births])
             fork = np.searchsorted(fork_times, times, side="right") - 1
             fork_time = fork_times[fork]
             parents = np.where(begun <= fork_time, fork_parents[fork], -1)
@@ -173,15 +169,15 @@ class AddressSpaces:
         # A process's own first mappings carry the time of its exec or a later one.
         rows = np.where((rows >= 0) & (self._times[rows] >= begun), rows, -1) if len(self._times) else rows
         inherited = np.flatnonzero((rows < 0) & (parents >= 0))
-        for parent, positions in _groups(parents[inherited]) if generations else ():
+        for parent, positions in groups(parents[inherited]) if generations else ():
             here = inherited[positions]
             rows[here] = self._mappings(parent, addresses[here], begun[here], generations - 1)
         return rows
 
     def _own_mappings(self, pid: int, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Returns the process's own latest row up to each time that covers the address: int64[n]; -1 for none."""
-        rows = self._rows.get(pid)
-        if rows is None:
+        rows = self._rows.of(pid)
+        if not len(rows):
             return np.full(len(addresses), -1)
         if pid not in self._trees:
             starts = self._starts[rows]
@@ -191,15 +187,3 @@ class AddressSpaces:
         tree = self._trees[pid]
         events = tree.last(tree.segments(addresses), times)
         return np.where(events >= 0, rows[events], -1)
-
-
-def _groups(keys: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yields each distinct key and its positions; sorts once, instead of comparing all keys with each distinct one."""
-    order = np.argsort(keys, kind="stable")
-    distinct, firsts = np.unique(keys[order], return_index=True)
-    return zip(distinct.tolist(), np.split(order, firsts[1:]), strict=False)
-
-
-def _fork_columns(forks: list[tuple[int, int]]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Returns the times and the parents of (time, parent) pairs, each after an entry for no fork: (0, -1)."""
-    return np.array([0, *(t for t, _ in forks)], np.uint64), np.array([-1, *(p for _, p in forks)], np.int64)

@@ -78,6 +78,11 @@ class StackAddresses:
             pids, addresses, times = _distinct(frames.pids, frames.addresses, ~frames.times)
             self._parts.append((pids, addresses, ~times))
 
+    @property
+    def processes(self) -> int:
+        """How many processes the stacks are of."""
+        return len(np.unique(np.concatenate([pids for pids, _, _ in self._parts]))) if self._parts else 0
+
     def modules(self, spaces: AddressSpaces) -> Iterator[tuple[Module, NDArray[np.uint64], NDArray[np.uint64]]]:
         """Yields each module, its distinct addresses, sorted, uint64[n], and when each was first seen, uint64[n]."""
         if not self._parts:

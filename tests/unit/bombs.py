@@ -24,7 +24,7 @@ _TEXTS = (pa.string(), pa.binary())
 _Group = tuple[str, dict[str, pa.Array]]
 
 
-def write(path: Path, groups: Iterable[_Group]) -> Path:
+def write(path: Path, groups: Iterable[_Group], header: dict[str, Any] | None = None) -> Path:
     """A capture of such row groups; members that a group leaves out are 0, empty or null.
 
     What is given as a dictionary is written as one, however large. Row groups of one kind have columns of one type.
@@ -44,7 +44,7 @@ def write(path: Path, groups: Iterable[_Group]) -> Path:
             columns = [pa.repeat(kind, rows), pa.nulls(rows, pa.uint16())]
             columns += [own if each == kind else pa.nulls(rows, schema.field(each).type) for each in KINDS]
             writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=rows)
-        writer.add_key_value_metadata({HEADER_KEY: json.dumps({**HEADER, "format": FORMAT}).encode()})
+        writer.add_key_value_metadata({HEADER_KEY: json.dumps({**HEADER, **(header or {}), "format": FORMAT}).encode()})
     return path
 
 

@@ -27,6 +27,7 @@ class Run:
     code: int
     err: str
     peak: int  # bytes of resident memory
+    cpu_s: float  # seconds of CPU time
 
 
 class Runs:
@@ -57,8 +58,8 @@ class Runs:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([str(self._folder), *map(str, words)]) + "\n")
         self._process.stdin.flush()
-        status, peak = json.loads(self._process.stdout.readline())
-        return Run(os.waitstatus_to_exitcode(status), (self._folder / "err").read_text(), peak)
+        status, peak, cpu_s = json.loads(self._process.stdout.readline())
+        return Run(os.waitstatus_to_exitcode(status), (self._folder / "err").read_text(), peak, cpu_s)
 
 
 def _main() -> None:
@@ -78,7 +79,7 @@ def _main() -> None:
         if child == 0:
             _run(Path(folder), words)
         _, status, usage = os.wait4(child, 0)
-        print(json.dumps([status, usage.ru_maxrss << 10]), flush=True)
+        print(json.dumps([status, usage.ru_maxrss << 10, usage.ru_utime + usage.ru_stime]), flush=True)
 
 
 def _run(folder: Path, words: list[str]) -> NoReturn:

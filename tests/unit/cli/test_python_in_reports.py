@@ -23,6 +23,7 @@ from iaprof.report.archive import archive
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
 from iaprof.report.profile import ReportOptions, build
+from iaprof.report.pseudonyms import Pseudonyms
 from iaprof.symbols.names.cpu_frames import FrameOptions
 from iaprof.symbols.names.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
@@ -293,7 +294,14 @@ def functions(reader: CaptureReader) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("redact", [False, True])
 def test_archives_keep_frames_of_python(tmp_path: Path, redact: bool) -> None:
     before, output = CaptureReader(REAL), tmp_path / "archive.parquet"
-    archive(before, output, named_by(CaptureNames), lambda *_: None, redact=redact, keep_kernels=False)
+    archive(
+        before,
+        output,
+        named_by(CaptureNames),
+        lambda *_: None,
+        redact=Pseudonyms() if redact else None,
+        keep_kernels=False,
+    )
     after = CaptureReader(output)
     for kind in ("launch", "stack"):
         assert [row.get("python") for row in after.table(kind).to_pylist()] == [
@@ -420,7 +428,12 @@ def test_labels_of_imported_stacks_stay_when_they_are_redacted(tmp_path: Path) -
     header = HEADER | {"imported": {"format": "iaprof 2026.2"}}
     before = capture(tmp_path / "c", header, sample=[sample | {"stack": each} for each in stacks])
     archive(
-        CaptureReader(before), tmp_path / "d", named_by(CaptureNames), lambda *_: None, redact=True, keep_kernels=False
+        CaptureReader(before),
+        tmp_path / "d",
+        named_by(CaptureNames),
+        lambda *_: None,
+        redact=Pseudonyms(),
+        keep_kernels=False,
     )
     after = [row["stack"].split(";") for row in CaptureReader(tmp_path / "d").table("sample").to_pylist()]
     assert [label for label, _, _ in after] == labels

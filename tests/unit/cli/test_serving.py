@@ -5,13 +5,16 @@ import http.client
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
+from iaprof.cli.terminal.browser import opened_secretly
 from iaprof.cli.terminal.serving import Server
 from limits import Within
 
@@ -82,12 +85,92 @@ def test_two_servers_have_two_addresses() -> None:
         server._http.server_close()
 
 
-def test_idle_connections_block_nobody(address: str) -> None:
+@pytest.mark.parametrize("number", [4, 16, 200])
+def test_idle_connections_block_nobody(address: str, number: int) -> None:
     at = urlsplit(address)
-    silent = [socket.create_connection((at.hostname, at.port)) for _ in range(4)]
+    silent = [socket.create_connection((at.hostname, at.port)) for _ in range(number)]
+    for each in silent[::2]:
+        each.sendall(b"GET /")
+    begun = time.monotonic()
     assert asked(address) == (200, PAGE)
+    assert time.monotonic() - begun < 8  # not only when the silent ones have used up their time
     for each in silent:
         each.close()
+
+
+def test_connections_without_end_leave_a_slow_reader_its_page() -> None:
+    page = b"x" * (24 << 20)
+    server = Server(page, "text/html")
+    thread = threading.Thread(target=server._http.serve_forever, args=(0.02,))
+    thread.start()
+    at = urlsplit(server.address)
+    found, others = 0, []
+    with socket.create_connection((at.hostname, at.port)) as reader:
+        reader.sendall(f"GET {at.path} HTTP/1.1\r\nHost: {at.netloc}\r\n\r\n".encode())
+        found += len(reader.recv(1 << 16))
+        others = [socket.create_connection((at.hostname, at.port)) for _ in range(150)]
+        while piece := reader.recv(1 << 20):
+            found += len(piece)
+    for each in others:
+        each.close()
+    server._http.shutdown()
+    server._http.server_close()
+    thread.join(10)
+    assert found > len(page)
+
+
+def no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+
+def test_the_secret_is_on_no_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # given a browser that notes its command line, and what is in the file that it is to open
+    no_root(monkeypatch)
+    noted, read = tmp_path / "noted", tmp_path / "read"
+    browser = tmp_path / "browser"
+    browser.write_text(
+        f'#!/bin/sh\nls -l "${{1#file://}}" | cut -c-10 >{read}\ncat "${{1#file://}}" >>{read}\necho "$1" >{noted}\n'
+    )
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    monkeypatch.setattr("webbrowser._tryorder", None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    server = Server(PAGE, "text/html")
+    secret = urlsplit(server.address).path.strip("/")
+    # when
+    with opened_secretly(server.address):
+        deadline = time.monotonic() + 60
+        while not (noted.exists() and noted.read_text()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    server._http.server_close()
+    # then
+    assert noted.read_text().startswith("file://")
+    assert secret not in noted.read_text()
+    assert read.read_text().startswith("-rw-------")
+    assert f"url={server.address}" in read.read_text()
+    assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == []
+
+
+def test_a_browser_that_is_waited_for_gets_the_page(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, within: Within
+) -> None:
+    # given a browser that ends when it has the page
+    no_root(monkeypatch)
+    got = tmp_path / "got"
+    browser = tmp_path / "browser"
+    browser.write_text(
+        f"#!{sys.executable}\nimport os, re, sys, urllib.request\n"
+        "address = re.search('url=([^\"]+)', open(sys.argv[1].removeprefix('file://')).read())[1]\n"
+        f"open({str(got)!r}, 'wb').write(urllib.request.urlopen(address, timeout=60).read())\n"
+        f"os.kill({os.getpid()}, 2)\n"
+    )
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER", f"{browser} %s")
+    monkeypatch.setattr("webbrowser._tryorder", None)
+    server = Server(PAGE, "text/html")
+    with within(60), opened_secretly(server.address):
+        server.run()
+    assert got.read_bytes() == PAGE
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -27,6 +27,7 @@ from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.exporting import build_export
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import ReportOptions
+from iaprof.report.pseudonyms import Pseudonyms
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.rows import CaptureNames
 from limits import Within
@@ -262,7 +263,9 @@ def test_a_range_with_endless_frames_in_the_kernel_is_redacted(tmp_path: Path) -
     path = capture(tmp_path / "c", stack=stacks, module=[module(0)], symbol=symbols(0, count))
     reader = CaptureReader(path)
     # when
-    archive(reader, tmp_path / "public", named_by(CaptureNames), lambda *_: None, redact=True, keep_kernels=False)
+    archive(
+        reader, tmp_path / "public", named_by(CaptureNames), lambda *_: None, redact=Pseudonyms(), keep_kernels=False
+    )
     # then the redacted capture has one name for each
     assert len(CaptureReader(tmp_path / "public").table("symbol")) == count
 

@@ -52,7 +52,7 @@ def recorded(tmp_path: Path) -> CaptureReader:
         tmp_path / "c",
         named_by(lambda _: Hostile()),
         lambda *_: None,
-        redact=False,
+        redact=None,
         keep_kernels=True,
     )
     return CaptureReader(tmp_path / "c")

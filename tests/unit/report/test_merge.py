@@ -32,6 +32,7 @@ from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions
+from iaprof.report.pseudonyms import Pseudonyms
 from iaprof.symbols.names.modules import Module
 from iaprof.symbols.names.names import Frame, Names, Symbolized
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
@@ -191,7 +192,7 @@ def test_merging_a_recording_twice_is_refused(two: list[Path], tmp_path: Path, a
     first, other = two
     (tmp_path / "copy").write_bytes(first.read_bytes())
     nobody = named_by(lambda _: Nobody("x"))
-    archive(CaptureReader(first), tmp_path / "archive", nobody, lambda *_: None, redact=False, keep_kernels=True)
+    archive(CaptureReader(first), tmp_path / "archive", nobody, lambda *_: None, redact=None, keep_kernels=True)
     merge(two, tmp_path / "merged")
     second = {"the same path": first, "a copy": tmp_path / "copy", "an archive of it": tmp_path / "archive",
               "a merged one that has it": tmp_path / "merged"}[again]  # fmt: skip
@@ -321,7 +322,7 @@ def test_an_archive_names_each_part(two: list[Path], tmp_path: Path) -> None:
     merge(two, tmp_path / "m")
     before = CaptureReader(tmp_path / "m")
     # when
-    archive(before, tmp_path / "a", named_by(naming_of_part), lambda *_: None, redact=False, keep_kernels=True)
+    archive(before, tmp_path / "a", named_by(naming_of_part), lambda *_: None, redact=None, keep_kernels=True)
     # then
     after = CaptureReader(tmp_path / "a")
     for part, same in zip(after.parts, before.parts, strict=True):
@@ -343,8 +344,8 @@ def test_a_redacted_archive_of_a_merged_capture_has_no_names(tmp_path: Path) -> 
     ]
     merge(paths, tmp_path / "m")
     # when
-    archive(CaptureReader(tmp_path / "m"), tmp_path / "a", named_by(naming_of_part), lambda *_: None, redact=True,
-            keep_kernels=False)  # fmt: skip
+    archive(CaptureReader(tmp_path / "m"), tmp_path / "a", named_by(naming_of_part), lambda *_: None,
+            redact=Pseudonyms(), keep_kernels=False)  # fmt: skip
     # then
     public = CaptureReader(tmp_path / "a")
     for part in public.parts:

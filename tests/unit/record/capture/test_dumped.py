@@ -200,7 +200,7 @@ def test_a_spool_that_is_cut_off(tmp_path: Path, cut: int) -> None:
     path = spooled(
         tmp_path / "s", [*dumped_kernel("whole", b"w" * 900), *dumped_kernel("k", b"c" * 2500, address=PLACE + 4096)]
     )
-    end = path.stat().st_size - 40 - len(END)  # frames have 40 bytes before what is in them
+    end = path.stat().st_size - 48 - len(END)  # frames have 48 bytes before what is in them
     os.truncate(path, end - cut)
     reader = captured(path)
     assert modules_of(reader) == [(7, 100, [("whole", PLACE, b"w" * 900)])]

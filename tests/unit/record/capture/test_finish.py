@@ -190,3 +190,16 @@ def test_code_objects_are_not_kept_as_they_came(tmp_path: Path) -> None:
 
 def test_every_kind_of_frame_is_read() -> None:
     assert finishing._READERS.keys() | finishing._FIRST.keys() == set(FrameKind)
+
+
+def test_a_capture_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a spool, and whoever notes what is on the disk
+    spool = Spool(tmp_path / "s")
+    spool.write(FrameKind.HEADER, b'{"streams": []}')
+    spool.close()
+    synced: list[tuple[int, bool]] = []
+    monkeypatch.setattr("os.fsync", lambda fd: synced.append((os.fstat(fd).st_size, (tmp_path / "c").exists())))
+    # when
+    finish(SpoolReader(tmp_path / "s"), tmp_path / "c")
+    # then all of it was, before the spool may go
+    assert synced == [((tmp_path / "c").stat().st_size, False)]

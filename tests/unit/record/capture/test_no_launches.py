@@ -18,7 +18,8 @@ from iaprof.formats.wire.sideband import mapping_record
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.about import about
-from iaprof.report.redaction import redacted_header
+from iaprof.report.pseudonyms import Pseudonyms
+from iaprof.report.redacted_header import redacted_header
 
 LEVEL_ZERO = "/opt/intel/lib/libze_intel_gpu.so.1.6"
 OPENCL = "/usr/lib/x86_64-linux-gnu/intel-opencl/libigdrcl.so"
@@ -147,7 +148,7 @@ def test_it_is_told_at_the_end_in_info_and_on_the_page(tmp_path: Path, capsys: p
     assert said in " ".join(capsys.readouterr().out.split())
     assert about(CaptureReader(tmp_path / "capture")).warnings[0] == said
     # and of a redacted capture
-    assert warned(redacted_header(CaptureReader(tmp_path / "capture").header)) == said
+    assert warned(redacted_header(CaptureReader(tmp_path / "capture").header, Pseudonyms())) == said
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import struct
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, LaunchFlags, ListEv
 from iaprof.formats.wire.sideband import SideBand, decode, mapping_record, running_record
 from iaprof.record.capture import rotation_lists
 from iaprof.record.capture.rotation_state import LINGER_NS, RotationState
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader, framed
 
 DEPTH = 4
 SECOND = 1_000_000_000
@@ -85,13 +86,29 @@ def state_frames(folder: Path) -> list[tuple[FrameKind, bytes, int]]:
     for frame in reader.frames():
         state.add(frame)
     fd = os.open(folder / "carry", os.O_RDWR | os.O_CREAT)
-    state.write(reader, fd)
+    with mock.patch.dict(framed.__kwdefaults__, {"mark": b"another!"}):  # in another process, as when recording
+        state.write(reader, fd)
     other = Spool(folder / "t")
     other.take_over(fd)
     os.close(fd)
     assert other.size == (folder / "t").stat().st_size
     other.close()
     return [(frame.kind, frame.payload, frame.part) for frame in SpoolReader(folder / "t").frames()]
+
+
+def test_kernels_that_are_too_many_to_carry_are_a_counted_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iaprof.record.capture.rotation_state.MAX_LAUNCHES", 3)
+    launches = np.zeros(8, LAUNCH)
+    launches["pid"], launches["time"] = 7, SECOND
+    launches["address"] = np.arange(8) * 256
+    spool = Spool(tmp_path / "s")
+    spool.write(FrameKind.LAUNCHES, launches.tobytes(), time=SECOND)
+    spool.close()
+    frames = state_frames(tmp_path)
+    (loss,) = [json.loads(payload) for kind, payload, _ in frames if kind is FrameKind.LOSS]
+    assert (loss["source"], loss["what"], loss["count"]) == ("launches", "not carried", 5)
+    (carried,) = [np.frombuffer(payload, LAUNCH) for kind, payload, _ in frames if kind is FrameKind.LAUNCHES]
+    assert sorted(carried["address"].tolist()) == [5 * 256, 6 * 256, 7 * 256]
 
 
 def test_each_kernel_s_last_launch_is_kept_with_stack_and_modules(tmp_path: Path) -> None:

@@ -1,6 +1,9 @@
 """The spool survives whatever happens to its end."""
 
 import json
+import subprocess
+import sys
+import time
 from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
@@ -8,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolError, SpoolReader
+from iaprof.record.capture.spool import FrameKind, Spool, SpoolError, SpoolReader, framed
+
+START, HEAD = 16, 48  # bytes of the spool's beginning, and of a frame's header
 
 
 def write(path: Path) -> list[tuple[FrameKind, bytes]]:
@@ -42,9 +47,9 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
     # given a spool, and its length after each frame
     written = write(tmp_path / "s")
     data = (tmp_path / "s").read_bytes()
-    ends = list(accumulate((36 + len(payload) for _, payload in written), initial=8))
+    ends = list(accumulate((HEAD + len(payload) for _, payload in written), initial=START))
     assert ends[-1] == len(data)
-    for length in range(8, len(data)):
+    for length in range(START, len(data)):
         (tmp_path / "cut").write_bytes(data[:length])
         # when
         reader = SpoolReader(tmp_path / "cut")
@@ -55,14 +60,87 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
         assert reader.cut == length - ends[whole]
 
 
-def test_a_header_that_was_damaged_ends_the_reading(tmp_path: Path) -> None:
-    write(tmp_path / "s")
+def losses(reader: SpoolReader) -> list[tuple[str, int]]:
+    return [(what, count) for _, _, what, count, _ in reader.losses(9)]
+
+
+@pytest.mark.parametrize("at", [0, 7, 8, 11, 12, 20, HEAD - 1])
+def test_a_damaged_header_costs_its_frame(tmp_path: Path, at: int) -> None:
+    written = write(tmp_path / "s")
     data = bytearray((tmp_path / "s").read_bytes())
-    data[8 + 36 + 2 + 20] ^= 1  # in the second frame's header
+    data[START + HEAD + 2 + at] ^= 1  # in the second frame's header
     (tmp_path / "s").write_bytes(data)
     reader = SpoolReader(tmp_path / "s")
-    assert [f.kind for f in reader.frames()] == [FrameKind.HEADER]
-    assert reader.cut > 0
+    assert [(f.kind, f.payload) for f in reader.frames()] == [written[0], *written[2:]]
+    assert losses(reader) == [("overwritten", HEAD + 64)]
+    assert reader.cut == 0
+
+
+def test_a_flipped_bit_of_a_payload_costs_its_frame_and_is_told(tmp_path: Path) -> None:
+    written = write(tmp_path / "s")
+    data = bytearray((tmp_path / "s").read_bytes())
+    for at in range(64):
+        other = bytearray(data)
+        other[START + 2 * HEAD + 2 + at] ^= 0x10
+        (tmp_path / "s").write_bytes(other)
+        reader = SpoolReader(tmp_path / "s")
+        assert [(f.kind, f.payload) for f in reader.frames()] == [written[0], *written[2:]]
+        ((begin, time, what, count, detail),) = reader.losses(9)
+        assert (begin, time, what, count) == (4, 5, "damaged", 1)
+        assert detail == "frames of STALLS whose content was changed, 64 bytes"
+
+
+@pytest.mark.parametrize(("first", "length"), [(0, 16 << 10), (40_000, 16 << 10), (100_001, 4096), (500_000, 1 << 18)])
+def test_zeros_in_the_middle_cost_what_lay_there_and_no_more(tmp_path: Path, first: int, length: int) -> None:
+    # given a spool of a thousand frames, in which a disk has put zeros
+    spool = Spool(tmp_path / "s")
+    for number in range(1000):
+        spool.write(FrameKind.LAUNCHES, number.to_bytes(4, "little") * 250, time=1000 + number)
+    spool.close()
+    data = bytearray((tmp_path / "s").read_bytes())
+    begin = START + first
+    data[begin : begin + length] = bytes(length)
+    (tmp_path / "s").write_bytes(data)
+    # when
+    reader = SpoolReader(tmp_path / "s")
+    numbers = [int.from_bytes(frame.payload[:4], "little") for frame in reader.frames()]
+    # then all others are there, unchanged
+    each = HEAD + 1000
+    hit = set(range(first // each, -(-(first + length) // each)))
+    assert set(range(1000)) - set(numbers) == hit
+    assert numbers == sorted(numbers)
+    told = list(reader.losses(9))
+    lost = sum(count if what == "overwritten" else HEAD + 1000 for _, _, what, count, _ in told)
+    assert lost == len(hit) * each
+    assert all(0 <= begin <= time <= 2000 for begin, time, *_ in told)
+
+
+def test_a_frame_that_is_in_a_payload_is_none(tmp_path: Path) -> None:
+    # given a process that has made a payload a frame, as well as it can without the mark
+    spool = Spool(tmp_path / "s")
+    forged = b"".join(framed(FrameKind.HEADER, b'{"forged": 1}', mark=b"IAPSIAPS"))
+    for _ in range(2):
+        spool.write(FrameKind.LAUNCHES, forged, time=5)
+    spool.close()
+    # when the header before it is damaged
+    data = bytearray((tmp_path / "s").read_bytes())
+    data[START + 3] ^= 1
+    (tmp_path / "s").write_bytes(data)
+    # then
+    assert [frame.kind for frame in SpoolReader(tmp_path / "s").frames()] == [FrameKind.LAUNCHES]
+    # and each process has a mark of its own
+    code = "from iaprof.record.capture.spool import _MARK; print(_MARK.hex())"
+    marks = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
+    assert len(marks) == 2
+
+
+def test_marks_without_frames_take_no_long_time(tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(b"IAPS\3\0\0\0" + b"markmark" * (1 << 17))
+    reader = SpoolReader(tmp_path / "s")
+    begin = time.process_time()
+    assert list(reader.frames()) == []
+    assert losses(reader) == [("overwritten", (1 << 20) - 8)]
+    assert time.process_time() - begin < 5
 
 
 @pytest.mark.parametrize("content", [b"", b"IAP", b"PAR1aaaa", b"IAPS\x09\0\0\0"])

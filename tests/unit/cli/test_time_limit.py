@@ -1,0 +1,94 @@
+"""Small captures that declare much: each verb reads them in seconds, or refuses them in one sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.capture.limits import PARTS, CaptureError, Ratio
+from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.writers.registry import WRITERS
+from unit.capturing import HEADER, capture
+from unit.formats.test_hostile_captures import rows
+from unit.in_process import iaprof
+from unit.memory_runs import Runs
+from unit.slow_captures import SLOW, cpu_stacks, empty_parts, energy_names, stack_processes, streams
+
+MOST_S, MOST_BYTES = 10, 1 << 30
+_OF_FORMATS = ("cpu_samples", "cpu_stacks", "metric_names")  # what not all formats look at in the same way
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    with Runs(tmp_path_factory.mktemp("runs")) as started:
+        yield started
+
+
+def commands(path: Path, other: Path, output: Path) -> dict[str, list[str | Path]]:
+    """Every verb that reads captures."""
+    write: list[str | Path] = ["-q", "-f", "-o", output]
+    return {
+        "info": ["info", path],
+        "top": ["top", "-q", path],
+        "annotate": ["annotate", path, "k"],
+        "diff": ["diff", "-q", other, path],
+        "query": ["query", path, "SELECT (SELECT count(*) FROM metrics), (SELECT count(*) FROM cpu_samples)"],
+        "archive": ["archive", path, *write],
+        "redact": ["archive", "--redact", path, *write],
+        "merge": ["merge", path, other, *write],
+        "page": ["report", "--format=html", path, *write],
+        "folded": ["report", "--format=folded", path, *write],
+    }
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_no_verb_takes_long_for_a_small_capture(name: str, tmp_path: Path, runs: Runs) -> None:
+    slow = SLOW[name](tmp_path / "slow.parquet")
+    header = HEADER | {"clock": {"monotonic_ns": 5, "realtime_ns": 77}}
+    other = capture(tmp_path / "other.parquet", header, **rows())
+    words = commands(slow, other, tmp_path / "out")
+    if name in _OF_FORMATS:
+        formats = [each for each in WRITERS if each not in ("html", "folded")]
+        words |= {each: ["report", f"--format={each}", slow, "-q", "-f", "-o", tmp_path / "out"] for each in formats}
+    for verb, command in words.items():
+        run = runs.run(*command)
+        assert run.code in (0, 1, 2), f"{verb}: {run.err}"
+        assert run.code == 0 or re.fullmatch(r"iaprof: [^\n]+\n", run.err), f"{verb}: {run.err}"
+        assert run.cpu_s < MOST_S, verb
+        assert run.peak < MOST_BYTES, verb
+
+
+@pytest.mark.parametrize(
+    ("make", "verb"),
+    [
+        (empty_parts, "info"),
+        (streams, "info"),
+        (lambda path: energy_names(path, 5000), "top"),
+        (lambda path: cpu_stacks(path, 160_000), "page"),
+        (lambda path: stack_processes(path, 60_000), "archive"),
+    ],
+)
+def test_what_is_absurd_is_refused_in_one_sentence(make: Callable[[Path], Path], verb: str, tmp_path: Path) -> None:
+    refused = iaprof(*commands(make(tmp_path / "slow.parquet"), tmp_path / "other", tmp_path / "out")[verb])
+    assert refused.code == 1
+    said = r"iaprof: .* declares [\d,]+ [\w ]+, more than [\d,]+, which is absurd .* add --large\n"
+    assert re.fullmatch(said, refused.err)
+    assert [each.name for each in tmp_path.iterdir()] == ["slow.parquet"]
+
+
+def test_large_allows_it(tmp_path: Path, runs: Runs) -> None:
+    slow = SLOW["streams"](tmp_path / "slow.parquet")
+    assert runs.run("info", slow).code == 1
+    assert runs.run("info", "--large", slow).code == 0
+
+
+def test_larger_captures_may_declare_more(tmp_path: Path) -> None:
+    ratio = Ratio(10, 100, "things")
+    assert (ratio.of(1), ratio.of(1000), ratio.of(5000)) == (10, 10, 50)
+    reader = CaptureReader(capture(tmp_path / "c", launch=[]))
+    reader.check(PARTS.most, PARTS)
+    with pytest.raises(CaptureError, match=r"c declares 1,025 parts, more than 1,024, which is absurd"):
+        reader.check(PARTS.most + 1, PARTS)

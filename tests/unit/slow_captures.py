@@ -1,0 +1,122 @@
+"""Small captures that declare much: what a stranger could make to keep a reader busy. None of them is damaged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from iaprof.formats.capture.limits import HEADER_KEY, MAX_PARTS
+from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
+from unit.bombs import write
+from unit.capturing import HEADER
+
+_SECOND = 10**9
+_Columns = dict[str, pa.Array]
+
+
+def empty_parts(path: Path) -> Path:
+    """As many parts as there can be, of which no row is: 280 KB."""
+    return _with_header(path, {"parts": [{}] * MAX_PARTS})
+
+
+def metric_names(path: Path, names: int = 500_000) -> Path:
+    """Metrics, each with a name of its own, and a launch with a stall."""
+    return write(path, [("metric", _metrics([f"m{n:07}-W" for n in range(names)], stream=False)), *_launched()])
+
+
+def energy_names(path: Path, names: int = 500_000) -> Path:
+    """The same with names of meters, each of the only stream."""
+    return write(path, [("metric", _metrics([f"energy-{n:07}-J" for n in range(names)], stream=True)), *_launched()])
+
+
+def streams(path: Path, number: int = 70_000) -> Path:
+    """So many streams in the header: 4.4 MB; and a launch with a stall."""
+    entries = [{"layout": "xe2", "ip_version": [20, 1, 0], "device": f"d{n}"} for n in range(number)]
+    return write(path, _launched(), {"streams": entries})
+
+
+def mapped_processes(path: Path, processes: int = 800_000) -> Path:
+    """Processes with a mapping each, and forks of one another."""
+    number = np.arange(1, processes + 1, dtype=np.uint32)
+    mapping = {"pid": pa.array(number), "length": _same(1 << 20, processes), "path": _again("/x", processes)}
+    forks = {"pid": pa.array(number), "tid": pa.array(number), "ppid": pa.array(number - np.uint32(1)),
+             "event": _again("fork", processes), "comm": _again("", processes)}  # fmt: skip
+    return write(path, [("mapping", mapping), ("process", forks), *_launched()])
+
+
+def cpu_stacks(path: Path, samples: int = 150_000) -> Path:
+    """CPU samples, each of a process and a stack of its own."""
+    number = np.arange(samples, dtype=np.uint64)
+    sample = {"time_ns": _same(3 * _SECOND, samples), "pid": pa.array(number.astype(np.uint32)),
+              "tid": pa.array(number.astype(np.uint32)), "stack": pa.array(number)}  # fmt: skip
+    return write(path, [("cpu_sample", sample), *_launched()])
+
+
+def cpu_samples(path: Path, samples: int = 1_400_000) -> Path:
+    """CPU samples of one stack and 65,536 threads."""
+    number = np.arange(samples, dtype=np.uint64)
+    sample = {"time_ns": pa.array(2 * _SECOND + number * np.uint64(1000)), "stack": _same(1, samples),
+              "pid": pa.array(np.full(samples, 7, np.uint32)),
+              "tid": pa.array((number % np.uint64(1 << 16)).astype(np.uint32))}  # fmt: skip
+    return write(path, [("cpu_sample", sample), *_launched()])
+
+
+def stack_processes(path: Path, stacks: int = 50_000) -> Path:
+    """Stacks of as many processes, each with a mapping."""
+    number = np.arange(1, stacks + 1, dtype=np.uint32)
+    type_ = KINDS["stack"].field("ips").type
+    ips = pa.ListArray.from_arrays(pa.array(np.arange(stacks + 1, dtype=np.int32)), _same(16, stacks), type=type_)
+    mapping = {"pid": pa.array(number), "length": _same(1 << 20, stacks), "path": _again("/x", stacks)}
+    stack = {"id": pa.array(number.astype(np.uint64)), "pid": pa.array(number), "ips": ips}
+    return write(path, [("mapping", mapping), ("stack", stack)])
+
+
+def _metrics(names: list[str], stream: bool) -> _Columns:
+    rows = len(names)
+    return {
+        "time_ns": pa.array(_SECOND + np.arange(rows, dtype=np.uint64) * np.uint64(1000)),
+        "name": pa.DictionaryArray.from_arrays(pa.array(np.arange(rows, dtype=np.int32)), pa.array(names)),
+        "value": pa.array(np.ones(rows)),
+        "stream": pa.array(np.zeros(rows, np.uint16)) if stream else pa.nulls(rows, pa.uint16()),
+        "pid": pa.nulls(rows, pa.uint32()),
+    }
+
+
+def _launched() -> list[tuple[str, _Columns]]:
+    """A launch of one kernel with a stall."""
+    launch = {"time_ns": _same(_SECOND, 1), "pid": pa.array([7], pa.uint32()), "size": _same(4096, 1),
+              "stack": _same(1, 1), "name": pa.array(["k"])}  # fmt: skip
+    words = KINDS["stall"].field("w0").type
+    stall = {"time_ns": _same(3 * _SECOND, 1), "begin_ns": _same(2 * _SECOND, 1),
+             "w0": pa.array([[1 << 37]], words), "w1": pa.array([[0]], words)}  # fmt: skip
+    stack = {"id": _same(1, 1), "pid": pa.array([7], pa.uint32()), "time_ns": _same(3 * _SECOND, 1),
+             "ips": pa.array([[16]], words)}  # fmt: skip
+    return [("launch", launch), ("stall", stall), ("stack", stack)]
+
+
+def _same(value: int, rows: int) -> pa.Array:
+    return pa.array(np.full(rows, value, np.uint64))
+
+
+def _again(text: str, rows: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([text]))
+
+
+def _with_header(path: Path, members: dict[str, Any]) -> Path:
+    with pq.ParquetWriter(path, SCHEMA) as writer:
+        writer.add_key_value_metadata({HEADER_KEY: json.dumps({**HEADER, **members, "format": FORMAT}).encode()})
+    return path
+
+
+SLOW: dict[str, Callable[[Path], Path]] = {
+    make.__name__: make
+    for make in (empty_parts, metric_names, energy_names, streams, mapped_processes, cpu_stacks, cpu_samples,
+                 stack_processes)
+}  # fmt: skip
+"""What makes each, by name."""
