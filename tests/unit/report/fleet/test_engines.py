@@ -14,7 +14,8 @@ import pytest
 from iaprof.basics.errors import IaprofError
 from iaprof.report.fleet import engines
 from iaprof.report.fleet.cache import Cache
-from iaprof.report.fleet.engines import Cluster, Engine, Processes
+from iaprof.report.fleet.cluster import Cluster
+from iaprof.report.fleet.engines import Engine, Processes
 from iaprof.report.fleet.fleet import ask
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.partial import Partial
@@ -88,10 +89,10 @@ def test_a_capture_that_kills_each_process_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Processes, "_give", give_and_kill)
     with Processes(2) as two:
         total = asked(two, *SAMPLES[:4])
-    assert {each.file: each.problem for each in total.captures if each.problem} == {
+    assert {each.file: each.problem for each in total.totals.broken} == {
         str(SAMPLES[0]): f"the process that read {SAMPLES[0]} died, as happens when memory runs out"
     }
-    assert sum(each.is_sound for each in total.captures) == 3
+    assert (total.totals.captures, len(total.totals.broken)) == (4, 1)
 
 
 def test_processes_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +103,7 @@ def test_processes_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         pids.extend(worker.pid for worker, *_ in engine._running.values())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engines, "wait", lambda _: close_soon())
+    monkeypatch.setattr(engines, "wait", lambda *_: close_soon())
     with pytest.raises(KeyboardInterrupt), engine:
         asked(engine, SAMPLES[0].parent)
     assert pids
