@@ -14,17 +14,27 @@ from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 
 FORMATS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
 """By extension: the formats of all answers."""
+OF_DIFFERENCES = {**FORMATS, ".html": "html"}
+_USUAL_ROWS = {"csv": 0, "parquet": 0, "html": 500}  # where no limit is given; of other formats:
+_FEW_ROWS = 20
 
 
 @dataclass(frozen=True)
 class Answers:
     """Takes documents, which are what `--json` prints, unless a table for people is wanted."""
 
-    format: str = ""  # of FORMATS; "": text, which the verb prints itself
+    format: str = ""  # of OF_DIFFERENCES; "": text, which the verb prints itself
     output: Path | None = None  # None: stdout
 
     @classmethod
-    def chosen(cls, output: Path | None, as_json: bool, force: bool, inputs: Sequence[str]) -> Answers:
+    def chosen(
+        cls,
+        output: Path | None,
+        as_json: bool,
+        force: bool,
+        inputs: Sequence[str],
+        formats: Mapping[str, str] = FORMATS,
+    ) -> Answers:
         """Returns what the options say.
 
         Args:
@@ -32,6 +42,7 @@ class Answers:
             as_json: whether --json is given.
             force: whether an existing file may be replaced.
             inputs: the captures, which are never replaced.
+            formats: by extension: which there are.
 
         Raises:
             UsageError: the output's name does not tell the format, or contradicts --json.
@@ -39,9 +50,9 @@ class Answers:
         """
         if output is None:
             return cls("json" if as_json else "")
-        format_ = FORMATS.get(output.suffix)
+        format_ = formats.get(output.suffix)
         if format_ is None:
-            raise UsageError(f"the name {output} does not tell the format: end it in {', '.join(FORMATS)}")
+            raise UsageError(f"the name {output} does not tell the format: end it in {', '.join(formats)}")
         if as_json and format_ != "json":
             raise UsageError(f"--json and -o {output} contradict each other: leave one of them out")
         from iaprof.cli.fleet import refuse_inputs
@@ -55,10 +66,9 @@ class Answers:
         """Whether the verb prints the answer itself."""
         return not self.format
 
-    @property
-    def has_all_rows(self) -> bool:
-        """Whether all rows go into the answer where no limit is given: tables have no row for the others."""
-        return self.format in ("csv", "parquet")
+    def rows(self, limit: int | None) -> int:
+        """Returns how many rows an answer has, 0 for all: as many as the user says, or what suits the format."""
+        return _USUAL_ROWS.get(self.format, _FEW_ROWS) if limit is None else limit
 
     def write(self, document: Mapping[str, Any]) -> None:
         """Writes an answer.
@@ -73,6 +83,12 @@ class Answers:
                 return
             with open_output(self.output) as out:
                 out.write(json.dumps(document, indent=2) + "\n")
+            return
+        if self.format == "html":
+            from iaprof.formats.page.difference import write_difference
+
+            with open_output(self.output) as out:
+                write_difference(document, out)
             return
         from iaprof.formats.writers import table_csv, table_parquet
 

@@ -93,8 +93,7 @@ def top(
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
     answers = Answers.chosen(output, as_json, force, captures)
-    if limit is None:
-        limit = 0 if answers.has_all_rows else 20
+    limit = answers.rows(limit)
     if is_several(captures):
         if per_interval:
             raise UsageError("--per-interval is for one capture; --group-by day or hour divides several")

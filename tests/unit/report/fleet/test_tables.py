@@ -159,7 +159,7 @@ TABLES = {
 
 @pytest.mark.parametrize("table", TABLES)
 def test_tables_are_files(hosts: Path, table: str) -> None:
-    words = ["top", "-q", hosts, *TABLES[table]]
+    words: list[str | Path] = ["top", "-q", hosts, *TABLES[table]]
     document = as_json(*words, "-n0")
     outputs = {name: hosts.parent / f"out.{name}" for name in ("json", "csv", "parquet")}
     for name, output in outputs.items():
