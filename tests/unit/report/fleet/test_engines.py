@@ -223,16 +223,26 @@ def test_workers_of_another_version_are_one_sentence(cluster: Cluster, monkeypat
         cluster._check_versions("x")
 
 
-def test_a_worker_of_a_cluster_takes_no_more_than_its_memory(cluster: Cluster) -> None:
-    cluster._limits = 1, 600.0  # bytes beyond what the process has
-    try:
-        total = asked(cluster, SAMPLES[0])
-    finally:
-        cluster._limits = DEFAULT_BYTES, 600.0
-    (broken,) = total.totals.broken
-    assert "memory" in broken.problem
-    # the workers themselves go on
-    assert not asked(cluster, SAMPLES[0]).totals.broken
+def test_what_a_worker_of_a_cluster_starts_has_the_memory_limit(cluster: Cluster) -> None:
+    def limits() -> set[str]:
+        """The limits of the workers' children that do tasks."""
+        workers = [Path(f"/proc/{pid}/task") for pid in cluster._client.run(os.getpid).values()]
+        children = [(task / "children").read_text().split() for worker in workers for task in worker.iterdir()]
+        found = set()
+        for pid in (child for several in children for child in several):
+            if b"fleet.engines" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                (line,) = (line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if "data size" in line)
+                found.add(line.split()[3])
+        return found
+
+    seen = []
+    for bytes_ in (700 << 20, 900 << 20):
+        cluster._limits = bytes_, 600.0
+        assert not asked(cluster, *SAMPLES).totals.broken
+        seen.append(limits())
+    cluster._limits = DEFAULT_BYTES, 600.0
+    assert "unlimited" not in seen[0] | seen[1]
+    assert max(map(int, seen[1])) - max(map(int, seen[0])) > 100 << 20
 
 
 def test_a_cluster_gives_a_capture_no_more_than_its_time(cluster: Cluster) -> None:

@@ -95,6 +95,10 @@ def test_groups_add_up_to_the_whole(folder: Path, tmp_path: Path) -> None:
         groups = as_json("top", "-q", folder, f"--group-by={group}")["groups"]
         assert sum(each["total"]["samples"] for each in groups) == whole["total"]["samples"], group
         assert sum(each["share"] for each in groups) == pytest.approx(1), group
+        counts = [each["captures"] for each in groups]
+        within = group in ("container", "device", "hash")  # of which a capture may have several
+        assert sum(counts) >= whole["captures"] if within else sum(counts) == whole["captures"], group
+        assert all(1 <= count <= whole["captures"] for count in counts), group
     groups = as_json("top", "-q", folder, "--group-by=label:job,host")["groups"]
     names = {(each["group"]["label:job"], each["group"]["host"]) for each in groups}
     assert {("train-0", "a0"), ("train-1", "a1"), ("train-2", "a0")} < names
@@ -107,6 +111,16 @@ def test_folders_of_a_store_are_labels(folder: Path) -> None:
         for date in ("2026-11-20", "2026-11-21")
     }
     assert {each["group"]["label:date"]: each["total"]["samples"] for each in groups} == expected
+
+
+def test_hosts_are_those_of_folders_where_captures_name_none(folder: Path) -> None:
+    for path in all_of(folder):
+        copied(path, path, host={})
+    for keys in ("host", "label:host", "label:host,label:date", "hash,label:date,host"):
+        groups = as_json("top", "-q", folder, f"--group-by={keys}")["groups"]
+        names = {each["group"].get("label:host", each["group"].get("host")) for each in groups}
+        assert names == {"h0", "h1", "h2"}, keys
+        assert all(list(each["group"]) == keys.split(",") for each in groups)
 
 
 def test_groups_are_the_root_of_stacks(folder: Path) -> None:

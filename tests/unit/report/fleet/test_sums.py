@@ -81,8 +81,8 @@ def test_what_is_selected_adds_up(words: list[str]) -> None:
             stack, count = line.rsplit(" ", 1)
             expected[stack] += int(count)
     assert len(refused) < len(SAMPLES)
-    assert folded(SAMPLES[0].parent, *chosen) == expected
-    found = as_json("top", "-q", SAMPLES[0].parent, *chosen)
+    assert folded(*SAMPLES, *chosen) == expected
+    found = as_json("top", "-q", *SAMPLES, *chosen)
     assert sorted(each["file"] for each in found["left_out"]) == sorted(map(str, refused))
 
 
