@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from iaprof.report.fleet import cluster, engines
+from iaprof.report.fleet.groups import Grouping
+from iaprof.report.fleet.summary import Summary
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, copied, folded, sum_of_single
@@ -113,14 +115,18 @@ def test_folders_of_a_store_are_labels(folder: Path) -> None:
     assert {each["group"]["label:date"]: each["total"]["samples"] for each in groups} == expected
 
 
-def test_hosts_are_those_of_folders_where_captures_name_none(folder: Path) -> None:
-    for path in all_of(folder):
-        copied(path, path, host={})
-    for keys in ("host", "label:host", "label:host,label:date", "hash,label:date,host"):
+def test_several_keys_divide_at_once(folder: Path) -> None:
+    for keys in ("label:host", "label:host,label:date", "hash,label:date,label:host"):
         groups = as_json("top", "-q", folder, f"--group-by={keys}")["groups"]
-        names = {each["group"].get("label:host", each["group"].get("host")) for each in groups}
-        assert names == {"h0", "h1", "h2"}, keys
+        assert {each["group"]["label:host"] for each in groups} == {"h0", "h1", "h2"}, keys
         assert all(list(each["group"]) == keys.split(",") for each in groups)
+
+
+def test_a_host_is_that_of_the_folder_where_the_capture_names_none() -> None:
+    place = "s3://bucket/date=2026-11-20/host=node-7/1.parquet"
+    assert Grouping.host_of(Summary(place, "")) == "node-7"
+    assert Grouping.host_of(Summary(place, "", host="a")) == "a"
+    assert Grouping.host_of(Summary("1.parquet", "")) == "[unknown]"
 
 
 def test_groups_are_the_root_of_stacks(folder: Path) -> None:
