@@ -150,6 +150,19 @@ def remove_unfinished() -> None:
             os.unlink(name, dir_fd=folder)
 
 
+def open_regular(path: str) -> BinaryIO:
+    """Opens a regular file to read it. Others, such as named pipes, would block, or never end.
+
+    Raises:
+        OSError: it is none, or cannot be opened.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return open(fd, "rb")
+
+
 def is_untrusted(status: os.stat_result) -> bool:
     """Whether another user than root and the effective user owns a file, or everybody may write to it."""
     return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & stat.S_IWOTH)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import check_output
-from iaprof.basics.quantities import counted, in_utc
+from iaprof.basics.quantities import counted, in_utc, percent
 from iaprof.cli.analysis import show_progress, symbol_options
 from iaprof.cli.options.fleet_options import FleetOptions
 from iaprof.cli.options.selection import SelectionOptions
@@ -23,7 +23,7 @@ from iaprof.formats.urls import is_url
 if TYPE_CHECKING:
     from iaprof.formats.export import About
     from iaprof.report.fleet.partial import Partial
-    from iaprof.report.fleet.summary import Summary
+    from iaprof.report.fleet.totals import Broken
 
 MOST_PROBLEMS = 10  # printed
 _BAR = 30  # characters of the progress bar
@@ -35,6 +35,7 @@ class FleetReport:
 
     total: Partial
     interval_ns: int
+    unkept: str = ""  # a sentence about profiles that could not be kept
 
 
 def ask_fleet(
@@ -43,6 +44,7 @@ def ask_fleet(
     fleet: FleetOptions,
     kept: frozenset[str],
     interval_s: float = 0.0,
+    percent_limit: float = 0.0,
     *,
     lines: bool = False,
     interpreter: bool = False,
@@ -55,6 +57,7 @@ def ask_fleet(
         fleet: the options for several captures.
         kept: the columns of fleet.rows.KEYS that tell rows apart.
         interval_s: length of an interval; 0: a single one.
+        percent_limit: stacks with a smaller share are folded into their callers; 0: none.
         lines: CPU frames have file and line.
         interpreter: keep CPython's own frames between Python functions.
 
@@ -63,7 +66,7 @@ def ask_fleet(
         IaprofError: with --strict, a capture cannot be read; or the cache or the cluster fails.
     """
     from iaprof.report.fleet.cache import NONE, Cache, usual_place
-    from iaprof.report.fleet.engines import open_engine
+    from iaprof.report.fleet.engines import DEFAULT_TIMEOUT_S, open_engine
     from iaprof.report.fleet.fleet import ask
     from iaprof.report.fleet.groups import Grouping
     from iaprof.report.fleet.mapping import MapOptions
@@ -80,15 +83,16 @@ def ask_fleet(
     cache = Cache(NONE if has_files else fleet.cache or usual_place(), options)
     question = Question(kept | ({"time"} if interval_s else set()), Grouping(fleet.group_by))
     with (
-        closing(open_engine(fleet.cluster)) as engine,
+        closing(open_engine(fleet.cluster, fleet.timeout_s or DEFAULT_TIMEOUT_S)) as engine,
         show_progress(lambda done: _bar(done, len(sources))) as progress,
     ):
-        total = ask(sources, question, options, cache, engine, progress)
-    problems = [each for each in total.captures if not each.is_sound]
-    if problems and (fleet.strict or len(problems) == len(total.captures)):
-        more = f"; and {len(problems) - 1:,} more" if len(problems) > 1 else ""
-        raise IaprofError(f"{problems[0].problem}{more}")
-    return FleetReport(total, int(interval_s * 1e9))
+        total = ask(sources, question, options, cache, engine, progress, percent_limit)
+    broken = total.totals.broken
+    if broken and (fleet.strict or len(broken) == total.totals.captures):
+        more = f"; and {len(broken) - 1:,} more" if len(broken) > 1 else ""
+        raise IaprofError(f"{broken[0].problem}{more}")
+    unkept = f"{counted(cache.failed, 'profile')} not kept: {cache.failure}" if cache.failed else ""
+    return FleetReport(total, int(interval_s * 1e9), unkept)
 
 
 def refuse_inputs(words: Sequence[str], output: Path) -> None:
@@ -108,56 +112,69 @@ def refuse_inputs(words: Sequence[str], output: Path) -> None:
 
 def say_fleet(verb: str, report: FleetReport) -> None:
     """Prints what could not be read as warnings, and a line of totals."""
-    from iaprof.report.fleet.summary import losses_of
-
-    captures = report.total.captures
-    for sentence in _left_out(captures):
+    totals, facts = report.total.totals, report.total.facts
+    for sentence in _left_out(totals.broken):
         say(f"iaprof: warning: {sentence}")
-    facts = report.total.facts
+    if report.unkept:
+        say(clean(f"iaprof: warning: {report.unkept}"))
     say_problems(facts)
+    if text := folded_text(report):
+        say(f"iaprof: {text}")
     lost = [
         f"{'an unknown number of' if each.count is None else f'{each.count:,}'} {each.source} ({each.what})"
-        for each in losses_of(captures)
+        for each in totals.lost()
     ]
-    broken = sum(not each.is_sound for each in captures)
-    left_out = f" ({broken:,} left out)" if broken else ""
+    left_out = f" ({len(totals.broken):,} left out)" if totals.broken else ""
     say(
         clean(
-            f"[ iaprof {verb}: {counted(len(captures), 'capture')}{left_out}, {facts.records:,} stall records, "
+            f"[ iaprof {verb}: {counted(totals.captures, 'capture')}{left_out}, {facts.records:,} stall records, "
             f"{facts.stalls:,} samples; {matched_text(facts) if facts.stalls else ''}"
             f"lost while recording: {', '.join(lost) or 'nothing'} ]"
         )
     )
 
 
+def folded_text(report: FleetReport) -> str:
+    """Says what --percent-limit folded; "" if that is nothing."""
+    from iaprof.report.fleet.rare import RARE_KERNELS, RARE_STACKS
+
+    folded, samples = report.total.totals.folded, report.total.facts.stalls
+    texts = (
+        (folded.stacks, f"are of rarer stacks, which end in {RARE_STACKS}"),
+        (folded.kernels, f"of {RARE_KERNELS}"),
+        (folded.instructions, "at rarer instructions of their kernel"),
+    )
+    found = [f"{count:,} ({percent(count / samples)}) {text}" for count, text in texts if count]
+    return f"--percent-limit folded samples: {', '.join(found)}" if found else ""
+
+
 def about_fleet(report: FleetReport) -> About:
     """Describes the captures, for titles and headings."""
     from iaprof.formats.export import About
-    from iaprof.report.fleet.summary import losses_of
+    from iaprof.report.fleet.groups import UNKNOWN
 
-    captures = [each for each in report.total.captures if each.is_sound]
-    broken = len(report.total.captures) - len(captures)
-    facts = report.total.facts
-    hosts = dict.fromkeys(each.host for each in captures if each.host)
-    begun = min((each.begun_ns for each in captures if each.begun_ns), default=0) / 1e9
-    ended = max((each.begun_ns / 1e9 + each.seconds for each in captures if each.begun_ns), default=0.0)
+    totals, facts = report.total.totals, report.total.facts
+    broken = len(totals.broken)
+    hosts = [host for host in totals.host_times().hosts if host != UNKNOWN]
+    begun, ended = totals.begun_ns / 1e9, totals.ended_ns / 1e9
     recording = [
-        ("captures", f"{len(captures):,}" + (f", and {broken:,} that cannot be read" if broken else "")),
+        ("captures", f"{totals.captures - broken:,}" + (f", and {broken:,} that cannot be read" if broken else "")),
         ("hosts", f"{len(hosts):,}"),
-        ("recorded", f"{sum(each.seconds for each in captures):,.0f} s"),
+        ("recorded", f"{totals.recorded_ns / 1e9:,.0f} s"),
         *([("from", in_utc(_iso(begun))), ("to", in_utc(_iso(ended)))] if begun else []),
     ]
     lost = [
         ("", f"{'?' if each.count is None else f'{each.count:,}'} {clean(each.source)}: {clean(each.what)}")
-        for each in losses_of(captures)
+        for each in totals.lost()
     ]
+    text = folded_text(report)
     return About(
-        host=counted(len(hosts), "host") if len(hosts) != 1 else clean(next(iter(hosts))),
-        command=counted(len(captures), "capture"),
+        host=counted(len(hosts), "host") if len(hosts) != 1 else clean(hosts[0]),
+        command=counted(totals.captures - broken, "capture"),
         begun=begun,
         seconds=max(ended - begun, 0.0),
         facts=[("Captures", recording), *([("Lost", lost)] if lost else [])],
-        warnings=_left_out(report.total.captures),
+        warnings=[*_left_out(totals.broken), *([text] if text else [])],
         headline=[f"{facts.stalls:,} samples", f"{matched_text(facts).rstrip('; ')}"],
     )
 
@@ -171,9 +188,8 @@ def _bar(done: int, captures: int) -> str:
     return f"[{'#' * full}{'.' * (_BAR - full)}] {done:,} of {captures:,} captures"
 
 
-def _left_out(captures: Sequence[Summary]) -> list[str]:
+def _left_out(broken: Sequence[Broken]) -> list[str]:
     """Returns a sentence for each of the first captures that cannot be read, and one for all further ones."""
-    problems = [each.problem for each in captures if not each.is_sound]
-    more = len(problems) - MOST_PROBLEMS
+    more = len(broken) - MOST_PROBLEMS
     rest = [f"left out: {more:,} more captures"] if more > 0 else []
-    return [*(clean(f"left out: {each}") for each in problems[:MOST_PROBLEMS]), *rest]
+    return [*(clean(f"left out: {each.problem}") for each in broken[:MOST_PROBLEMS]), *rest]

@@ -55,10 +55,12 @@ def write_fleet(
         fleet,
         kept,
         interval,
+        options.percent_limit,
         lines=lines,
         interpreter=interpreter,
     )
-    export = Export(profile_of(report.total, report.interval_ns), about_fleet(report), interval)
+    profile, hosts = profile_of(report.total, report.interval_ns), report.total.totals.host_times()
+    export = Export(profile, about_fleet(report), interval, hosts=hosts)
     writer.write(export, replace(options, components=components), out)
     if not quiet:
         say_fleet("report", report)

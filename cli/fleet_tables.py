@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -13,8 +11,10 @@ from iaprof.basics.quantities import counted, percent
 from iaprof.cli.fleet import FleetReport, ask_fleet, say_fleet
 from iaprof.cli.options.fleet_options import FleetOptions
 from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.terminal.answers import Answers
+from iaprof.cli.terminal.entry_names import entry_titles, key_fields
 from iaprof.cli.terminal.stdout import utf8_stdout
-from iaprof.cli.terminal.table import Column, Table
+from iaprof.cli.terminal.table import Column, Table, terminal_width
 from iaprof.cli.verbs.top import print_table, ranking_dict
 from iaprof.formats.profile import UNKNOWN_KERNEL, clean
 
@@ -43,92 +43,115 @@ def top_fleet(
     fleet: FleetOptions,
     by: str,
     limit: int,
+    answers: Answers,
+    *,
     outliers: bool,
-    as_json: bool,
+    percentiles: bool,
     quiet: bool,
 ) -> None:
-    """Prints what stalls most in several captures, for each group if there are any; or the outliers of these."""
-    if outliers and not fleet.group_by:
-        raise UsageError("--outliers compares groups: give --group-by, too")
+    """Prints what stalls most in several captures, for each group if there are any; or how these differ."""
+    option = "outliers" if outliers else "percentiles"
+    if outliers and percentiles:
+        raise UsageError("--outliers and --percentiles are two tables: leave one of them out")
+    if (outliers or percentiles) and not fleet.group_by:
+        raise UsageError(f"--{option} compares groups: give --group-by, too")
     if outliers and by != "kernel":
         raise UsageError("--outliers is of kernels: leave out --by")
+    if percentiles and by in ("energy", "reason"):
+        raise UsageError(f"--percentiles are not of --by {by}: choose another one")
     if by not in KEPT:
         raise UsageError(f"--by {by} is for one capture: choose from {', '.join(KEPT)}")
     report = ask_fleet(captures, choice, fleet, frozenset(KEPT[by]))
     with utf8_stdout():
         if outliers:
-            _show_outliers(report, fleet.group_by, limit, as_json)
+            _show_outliers(report, fleet.group_by, limit, answers)
+        elif percentiles:
+            _show_percentiles(report, fleet.group_by, by, limit, answers)
         elif fleet.group_by:
-            _show_groups(report, fleet.group_by, by, limit, as_json)
+            _show_groups(report, fleet.group_by, by, limit, answers)
         else:
-            _show(report, by, limit, as_json)
+            _show(report, by, limit, answers)
     if not quiet:
         say_fleet("top", report)
 
 
-def _show(report: FleetReport, by: str, limit: int, as_json: bool) -> None:
+def _show(report: FleetReport, by: str, limit: int, answers: Answers) -> None:
     from iaprof.report.fleet.partial import profile_of
     from iaprof.report.views.ranking import Ranker
 
     ranking = Ranker(profile_of(report.total), by).table(limit)
-    if as_json:
-        print(json.dumps({**_as_dict(ranking), **_captures(report.total)}, indent=2))
-    else:
+    if answers.is_text:
         print_table(ranking, has_processes=False)
+    else:
+        answers.write({**_as_dict(ranking), **_captures(report.total)})
 
 
-def _show_groups(report: FleetReport, group_by: Sequence[str], by: str, limit: int, as_json: bool) -> None:
+def _show_groups(report: FleetReport, group_by: Sequence[str], by: str, limit: int, answers: Answers) -> None:
     from iaprof.report.fleet.partial import group_profiles
     from iaprof.report.views.ranking import Ranker
 
     groups = group_profiles(report.total)
-    captures = _captures_of_groups(report.total, group_by)
     whole = sum(int(profile.counts.sum()) for _, profile in groups)
     shown = []
     for number, (group, profile) in enumerate(groups):
         ranking = Ranker(profile, by).table(limit)
         named = dict(zip(group_by, group, strict=True))
         samples = ranking.total.samples
-        if as_json:
-            share = samples / whole if whole else 0.0
-            counted_of = {} if captures is None else {"captures": captures[group]}
-            shown.append({"group": named, **counted_of, "share": share, **_as_dict(ranking)})
+        captures = report.total.totals.groups[group]
+        share = samples / whole if whole else 0.0
+        if not answers.is_text:
+            shown.append({"group": named, "captures": captures, "share": share, **_as_dict(ranking)})
             continue
         heading = ", ".join(f"{name} {clean(value)}" for name, value in named.items())
-        of = "" if captures is None else f"{counted(captures[group], 'capture')}, "
-        share_text = percent(samples / whole if whole else 0)
-        print(f"{chr(10) if number else ''}{heading}: {of}{samples:,} samples, {share_text}")
+        of = f"{counted(captures, 'capture')}, {samples:,} samples, {percent(share)}"
+        print(f"{chr(10) if number else ''}{heading}: {of}")
         print_table(ranking, has_processes=False)
-    if as_json:
-        print(json.dumps({"by": by, "group_by": list(group_by), "groups": shown, **_captures(report.total)}, indent=2))
+    if not answers.is_text:
+        answers.write({"by": by, "group_by": list(group_by), "groups": shown, **_captures(report.total)})
 
 
-def _captures_of_groups(total: Partial, group_by: Sequence[str]) -> Counter[tuple[str, ...]] | None:
-    """Counts the captures of each group; None if a capture's samples may be in several groups."""
-    from iaprof.report.fleet.groups import Grouping
+def _show_percentiles(report: FleetReport, group_by: Sequence[str], by: str, limit: int, answers: Answers) -> None:
+    from iaprof.report.fleet.percentiles import spreads
 
-    grouping = Grouping(tuple(group_by))
-    return None if grouping.columns else Counter(grouping.of(each) for each in total.captures if each.is_sound)
+    found = spreads(report.total, by)
+    shown, more = found[: limit or None], max(len(found) - (limit or len(found)), 0)
+    if not answers.is_text:
+        entries = [
+            {
+                **key_fields(by, each.key),
+                **{name: getattr(each, name) for name in ("samples", "share", "p50", "p90", "p99", "most")},
+                "farthest": dict(zip(group_by, each.group, strict=True)),
+            }
+            for each in shown
+        ]
+        about = {"by": by, "group_by": list(group_by), "number_of_groups": len(report.total.groups)}
+        answers.write({**about, "entries": entries, "more": more, **_captures(report.total)})
+        return
+    heads = ("SAMPLES", "SHARE", "P50", "P90", "P99", "MOST")
+    table = Table(*(Column(head, right=True) for head in heads), Column("IN"), Column(by.upper(), flexible=True))
+    titles = entry_titles(by, [each.key for each in shown], terminal_width() is not None)
+    for each, title in zip(shown, titles, strict=True):
+        shares = (f"{100 * share:.1f} %" for share in (each.share, each.p50, each.p90, each.p99, each.most))
+        table.add(f"{each.samples:,}", *shares, ", ".join(map(clean, each.group)), title)
+    table.print()
+    if more:
+        print(f"and {more:,} more")
 
 
-def _show_outliers(report: FleetReport, group_by: Sequence[str], limit: int, as_json: bool) -> None:
+def _show_outliers(report: FleetReport, group_by: Sequence[str], limit: int, answers: Answers) -> None:
     from iaprof.report.fleet.outliers import FEWEST_GROUPS, outliers
 
     if len(report.total.groups) < FEWEST_GROUPS:
         raise IaprofError(f"outliers need {FEWEST_GROUPS} groups or more, and there are {len(report.total.groups)}")
     found = outliers(report.total)
     shown = found[: limit or None]
-    if as_json:
+    if not answers.is_text:
         entries = [
             {**asdict(each), "groups": [dict(zip(group_by, group, strict=True)) for group in each.groups]}
             for each in shown
         ]
         more = len(found) - len(shown)
-        print(
-            json.dumps(
-                {"group_by": list(group_by), "outliers": entries, "more": more, **_captures(report.total)}, indent=2
-            )
-        )
+        answers.write({"group_by": list(group_by), "outliers": entries, "more": more, **_captures(report.total)})
         return
     table = Table(
         Column("MEDIAN", right=True), Column("10 - 90 %", right=True), Column("REASON"), Column("OUTLIERS", right=True),
@@ -157,5 +180,5 @@ def _as_dict(ranking: Ranking) -> dict[str, Any]:
 
 
 def _captures(total: Partial) -> dict[str, Any]:
-    problems = [{"file": each.file, "problem": each.problem} for each in total.captures if not each.is_sound]
-    return {"captures": len(total.captures), "left_out": problems}
+    problems = [{"file": each.file, "problem": each.problem} for each in total.totals.broken]
+    return {"captures": total.totals.captures, "left_out": problems}

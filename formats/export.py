@@ -12,6 +12,8 @@ if TYPE_CHECKING:  # without NumPy, the registry of formats imports fast
     import numpy as np
     from numpy.typing import NDArray
 
+    from iaprof.formats.host_times import HostTimes
+
 
 @dataclass(frozen=True)
 class About:
@@ -108,4 +110,5 @@ class Export:
     launches: Launches | None = None
     waits: Launches | None = None  # for the GPU, with the waiting functions as `kernels`
     operators: OperatorSlices | None = None  # in which kernels were launched; None if there is no trace
+    hosts: HostTimes | None = None  # samples by host and time of day; None: this is one capture
     listings: Sequence[dict[str, Any]] = ()  # annotated kernels, as in the output of `iaprof annotate --json`

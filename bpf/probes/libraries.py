@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import open_regular
 from iaprof.bpf.probes.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
 from iaprof.bpf.probes.emulation import single_stepped
 from iaprof.bpf.probes.injected import injected_entries
@@ -343,15 +344,6 @@ def single_stepped_launches(file_fd: int, layout: Layout, offsets: Sequence[int]
     """
     where = zip(layout.entries, offsets, strict=True)
     return single_stepped(file_fd, ((entry.name, at) for entry, at in where if entry.action in _LAUNCHING))
-
-
-def open_regular(location: str) -> BinaryIO:
-    """Opens a regular file; raises OSError if it is not one, or cannot be opened."""
-    fd = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError("it is no regular file")
-    return open(fd, "rb")
 
 
 def is_injected(path: str) -> bool:

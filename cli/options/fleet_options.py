@@ -39,6 +39,7 @@ class FleetOptions:
     cluster: str | None = None
     cache: str | None = None  # None: the user's own folder
     strict: bool = False
+    timeout_s: float | None = None  # None: engines.DEFAULT_TIMEOUT_S
 
     def refuse_for_one(self, verb: str) -> None:
         """Checks that none is given where one capture is reported.
@@ -47,7 +48,8 @@ class FleetOptions:
             UsageError: one is.
         """
         given = {
-            "--group-by": self.group_by, "--cluster": self.cluster, "--cache": self.cache, "--strict": self.strict
+            "--group-by": self.group_by, "--cluster": self.cluster, "--cache": self.cache, "--strict": self.strict,
+            "--timeout": self.timeout_s,
         }  # fmt: skip
         for name, value in given.items():
             if value:
@@ -97,10 +99,22 @@ def _fleet(
             rich_help_panel=_PANEL,
         ),
     ] = False,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            help="Leave out a capture that takes longer to read.  [default: 600]",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
 ) -> FleetOptions:
     words = words_of(group_by, "--group-by")
     if words:
         from iaprof.report.fleet.groups import Grouping
 
         Grouping.parse(words)
-    return FleetOptions(tuple(words), cluster, cache, strict)
+    if timeout is not None and not 1 <= timeout < 1e9:
+        raise UsageError("--timeout must be a number of seconds, 1 or more")
+    return FleetOptions(tuple(words), cluster, cache, strict, timeout)

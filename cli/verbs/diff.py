@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -19,8 +18,9 @@ from iaprof.cli.fleet_tables import KEPT
 from iaprof.cli.options.fleet_options import FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import CompilerLog, Freq
+from iaprof.cli.terminal.answers import OF_DIFFERENCES, Answers
 from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
-from iaprof.cli.terminal.facts import say_facts
+from iaprof.cli.terminal.facts import matched_text, say_facts
 from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 from iaprof.cli.terminal.table import COLD, STRONG, WARM, WEAK, Column, Table, terminal_width
 from iaprof.cli.time_lines import (
@@ -34,6 +34,7 @@ from iaprof.formats.profile import StackOptions
 from iaprof.formats.urls import shown
 
 if TYPE_CHECKING:
+    from iaprof.report.facts import Facts
     from iaprof.report.views.difference import Change, Difference
     from iaprof.report.views.ranking import Key
 
@@ -81,7 +82,17 @@ def diff(
         str,
         typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(BY)}; of time lines: kernel, category."),
     ] = "kernel",
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="ROWS", min=0, help="How many rows; 0 for all.")] = 20,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            metavar="ROWS",
+            min=0,
+            show_default=False,
+            help="How many rows; 0 for all.  [default: 20; of a page 500, of a CSV or Parquet file all]",
+        ),
+    ] = None,
     normalize: Annotated[
         str | None,
         typer.Option(
@@ -100,7 +111,9 @@ def diff(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where folded text goes; else stdout.", show_default=False),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="A .html, .json, .csv, .parquet or .folded file.", show_default=False
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -116,9 +129,10 @@ def diff(
     relative = normalize != "none"
     if is_several([before]) or is_several([after]):
         checked_choice(by, BY, "--by")
-        if format_ not in (None, "table") or output is not None:
-            raise UsageError("differences of several captures are tables: leave out --format and -o")
-        diff_fleets((before, after), choice, fleet, by, limit, relative, as_json, quiet)
+        if format_ not in (None, "table") or _format(output) == "folded":
+            raise UsageError("folded text is for two captures: leave out --format, or name another file with -o")
+        answers = Answers.chosen(output, as_json, force, [before, after], OF_DIFFERENCES)
+        diff_fleets((before, after), choice, fleet, by, answers.rows(limit), relative, answers, quiet)
         return
     fleet.refuse_for_one("diff")
     old_path, new_path = Path(before), Path(after)
@@ -127,18 +141,18 @@ def diff(
         checked_choice(by, BY_OF_TIME_LINES, "--by")
         checked_choice(format_ or "table", ("table",), "--format")
         options = stage_options(freq, compiler_log or ())
+        limit = Answers().rows(limit)
         show_difference(old_path, new_path, by, limit, normalize == "total", per_rank, options, as_json, quiet)
         return
     refuse_for_stalls(context, old_path, ("freq", "compiler_log", "per_rank"))
     checked_choice(by, BY, "--by")
     folded = checked_choice(format_ or _format(output), ("table", "folded"), "--format") == "folded"
-    if output is not None:
-        if not folded:
-            raise UsageError("-o takes folded text, and tables go to stdout: give --format folded, or no -o")
-        check_output(output, force, old_path)
-        check_output(output, force, new_path)
     if folded and as_json:
         raise UsageError("--json is not for folded text: leave one of them out")
+    if folded and output is not None:
+        check_output(output, force, old_path)
+        check_output(output, force, new_path)
+    answers = Answers() if folded else Answers.chosen(output, as_json, force, [before, after], OF_DIFFERENCES)
     # Imported here, as other verbs start faster without it.
     from iaprof.formats.writers import difffolded
     from iaprof.report.views.difference import difference, joined
@@ -149,7 +163,8 @@ def diff(
         with open_output(output, mode=mode_of_report(old_path, new_path)) as out:
             difffolded.write(both, StackOptions(components=difffolded.COMPONENTS), relative, out)
     else:
-        show(difference(both, by, limit, relative), as_json, relative)
+        facts = [(path.name, report.facts) for path, report in ((old_path, old), (new_path, new))]
+        show(difference(both, by, answers.rows(limit), relative), answers, relative, facts)
     if not quiet:
         for path, report in ((old_path, old), (new_path, new)):
             say_facts(f"diff {path.name}", report.facts, report.header)
@@ -162,7 +177,7 @@ def diff_fleets(
     by: str,
     limit: int,
     relative: bool,
-    as_json: bool,
+    answers: Answers,
     quiet: bool,
 ) -> None:
     """Compares two sets of captures, and tells chance from change by how captures of a set differ among themselves."""
@@ -173,19 +188,40 @@ def diff_fleets(
     by_capture = replace(fleet, group_by=("capture",))
     reports = [ask_fleet([side], choice, by_capture, frozenset(KEPT[by])) for side in sides]
     found, chances = movers(reports[0].total, reports[1].total, by, limit, relative)
-    show(found, as_json, relative, chances)
+    facts = [(shown(side), report.total.facts) for side, report in zip(sides, reports, strict=True)]
+    show(found, answers, relative, facts, chances)
     if not quiet:
         for side, report in zip(sides, reports, strict=True):
             say_fleet(f"diff {shown(side)}", report)
 
 
-def show(found: Difference, as_json: bool, relative: bool, chances: Mapping[Key, float] | None = None) -> None:
-    """Prints a difference; with `chances`, how likely an entry changes as much by chance."""
-    with utf8_stdout():
-        if as_json:
-            print(json.dumps(_as_dict(found, relative, chances or {}), indent=2))
-        else:
+def show(
+    found: Difference,
+    answers: Answers,
+    relative: bool,
+    facts: Sequence[tuple[str, Facts]] = (),
+    chances: Mapping[Key, float] | None = None,
+) -> None:
+    """Prints a difference.
+
+    Args:
+        found: the difference.
+        answers: where it goes.
+        relative: whether it is of shares.
+        facts: the name and the facts of each side, for a page.
+        chances: how likely an entry changes as much by chance.
+    """
+    if answers.is_text:
+        with utf8_stdout():
             _table(found, relative, chances or {}).print()
+        return
+    document = _as_dict(found, relative, chances or {})
+    if answers.format == "html":
+        document["sides"] = [
+            {"name": name, "facts": f"{each.stalls:,} samples; {matched_text(each).rstrip('; ')}"}
+            for name, each in facts
+        ]
+    answers.write(document)
 
 
 def _format(output: Path | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.analysis import open_report
 from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
+from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.stdout import utf8_stdout
@@ -46,6 +46,7 @@ Examples:
   iaprof top cap.parquet --json | jq '.entries[0].reasons'
   iaprof top captures/ --group-by host       many captures, a table for each host
   iaprof top captures/ --group-by host --outliers   kernels that stall unlike elsewhere on some hosts
+  iaprof top captures/ --group-by host -o hosts.csv   all rows of all groups, in a file
 """
 
 
@@ -56,12 +57,30 @@ def top(
     fleet: FleetOptions,
     captures: Captures = ["iaprof.parquet"],  # noqa: B006 (typer copies it)
     by: Annotated[str, typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.")] = "kernel",
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="ROWS", min=0, help="How many rows; 0 for all.")] = 20,
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            metavar="ROWS",
+            min=0,
+            show_default=False,
+            help="How many rows; 0 for all.  [default: 20; of a CSV or Parquet file all]",
+        ),
+    ] = None,
     per_interval: Annotated[bool, typer.Option("--per-interval", help="A table for each interval.")] = False,
     interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Length of intervals.")] = 1.0,
     outliers: Annotated[
         bool, typer.Option("--outliers", help="With --group-by: what stalls unlike elsewhere in some of the groups.")
     ] = False,
+    percentiles: Annotated[
+        bool, typer.Option("--percentiles", help="With --group-by: each row's share in the groups: p50, p90, p99.")
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A .json, .csv or .parquet file.", show_default=False),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
@@ -73,28 +92,30 @@ def top(
     checked_choice(by, ALL, "--by")
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
+    answers = Answers.chosen(output, as_json, force, captures)
+    limit = answers.rows(limit)
     if is_several(captures):
         if per_interval:
             raise UsageError("--per-interval is for one capture; --group-by day or hour divides several")
         from iaprof.cli.fleet_tables import top_fleet  # which imports this module
 
-        top_fleet(captures, choice, fleet, by, limit, outliers, as_json, quiet)
+        top_fleet(captures, choice, fleet, by, limit, answers, outliers=outliers, percentiles=percentiles, quiet=quiet)
         return
-    if outliers:
-        raise UsageError("--outliers is for several captures, with --group-by")
+    if outliers or percentiles:
+        raise UsageError(f"--{'outliers' if outliers else 'percentiles'} is for several captures, with --group-by")
     fleet.refuse_for_one("top")
     capture = Path(captures[0])
     if by == TRANSFER:
         if per_interval:
             raise UsageError("--by transfer has no table for each interval: choose times with --time")
         with utf8_stdout():
-            reader = show_transfers(capture, choice, limit, as_json)
+            reader = show_transfers(capture, choice, limit, answers)
         if not quiet:
             say_unrecorded(reader)
         return
     if by == WAIT:
         with utf8_stdout():
-            reader = top_waits(capture, choice, limit, interval if per_interval else 0.0, as_json)
+            reader = top_waits(capture, choice, limit, interval if per_interval else 0.0, answers)
         if not quiet:
             say_waits("top", reader)
         return
@@ -103,7 +124,7 @@ def top(
             raise IaprofError(
                 f"{capture} has no energy of its GPUs: record with metrics where the driver has a sensor (iaprof check)"
             )
-        show(report.profile, by, limit, as_json, per_interval, report.facts.energy)
+        show(report.profile, by, limit, answers, per_interval, report.facts.energy)
         has_operators = by != OPERATOR or any(launch and launch.operators for launch in report.profile.launches)
     if not quiet:
         if not has_operators:
@@ -112,7 +133,7 @@ def top(
 
 
 def show(
-    profile: Profile, by: str, limit: int, as_json: bool, per_interval: bool, energy: Energy | None = None
+    profile: Profile, by: str, limit: int, answers: Answers, per_interval: bool, energy: Energy | None = None
 ) -> None:
     """Prints a profile's table, or a table for each interval with samples; `energy` is that of all the time."""
     from iaprof.report.views.ranking import Ranker
@@ -121,13 +142,13 @@ def show(
     ends = stack_ends(profile) | ({} if energy is None else {"energy": _energy_dict(energy)})
     if not per_interval:
         ranking = ranker.table(limit)
-        if as_json:
-            print(json.dumps({**ranking_dict(ranking), **ends}, indent=2))
-        else:
+        if answers.is_text:
             print_table(ranking, energy if by == ENERGY else None)
-    elif as_json:
+        else:
+            answers.write({**ranking_dict(ranking), **ends})
+    elif not answers.is_text:
         tables = [{"start_s": start, **ranking_dict(ranker.table(limit, rows))} for start, rows in _intervals(profile)]
-        print(json.dumps({"by": by, "intervals": tables, **ends}, indent=2))
+        answers.write({"by": by, "intervals": tables, **ends})
     else:
         for number, (start, rows) in enumerate(_intervals(profile)):
             print(f"{chr(10) if number else ''}from {start:.3f} s")

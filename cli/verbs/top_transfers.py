@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iaprof.basics.quantities import in_bytes
 from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table
 from iaprof.formats.header.unrecorded_copies import sentence
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 _MOST_SENTENCES = 20
 
 
-def show_transfers(capture: Path, choice: SelectionOptions, limit: int, as_json: bool) -> CaptureReader:
+def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers: Answers) -> CaptureReader:
     """Prints the table of a capture's copies and fills; returns the capture's reader.
 
     Args:
         capture: the file.
         choice: the selection of transfers.
         limit: maximum number of rows; 0: all.
-        as_json: print JSON.
+        answers: where the table goes.
 
     Raises:
         CaptureError: the file is no capture, or is damaged.
@@ -43,9 +43,9 @@ def show_transfers(capture: Path, choice: SelectionOptions, limit: int, as_json:
     found = transfers(reader, choice.selection)
     shown, more = (found[:limit], found[limit:]) if limit else (found, [])
     rest, total = sum_transfers(more, f"({len(more):,} more)"), sum_transfers(found, "(total)")
-    if as_json:
+    if not answers.is_text:
         entries = [asdict(each) for each in shown]
-        print(json.dumps({"by": "transfer", "entries": entries, "more": _sums(rest), "total": _sums(total)}, indent=2))
+        answers.write({"by": "transfer", "entries": entries, "more": _sums(rest), "total": _sums(total)})
         return reader
     table = Table(
         *(Column(heading, right=True) for heading in ("BYTES", "CALLS", "KERNELS")), Column("FUNCTION", flexible=True)

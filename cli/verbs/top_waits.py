@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from iaprof.cli.analysis import symbol_options
 from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.entry_names import BETWEEN_FRAMES, short_python
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.formats.profile import UNKNOWN_PROCESS, clean
@@ -25,7 +25,9 @@ BY = "wait"
 _SCALES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 
 
-def top_waits(capture: Path, choice: SelectionOptions, limit: int, interval_s: float, as_json: bool) -> CaptureReader:
+def top_waits(
+    capture: Path, choice: SelectionOptions, limit: int, interval_s: float, answers: Answers
+) -> CaptureReader:
     """Prints the table, or, unless `interval_s` is 0, one for each interval with waits.
 
     Raises:
@@ -47,15 +49,15 @@ def top_waits(capture: Path, choice: SelectionOptions, limit: int, interval_s: f
     )
     if not interval_s:
         found = entries(waits, limit)
-        if as_json:
-            print(json.dumps(_as_dict(*found), indent=2))
-        else:
+        if answers.is_text:
             _table(*found).print()
+        else:
+            answers.write(_as_dict(*found))
         return reader
     tables = [(start, entries(waits, limit, rows)) for start, rows in _intervals(waits, interval_s)]
-    if as_json:
+    if not answers.is_text:
         several = [{"start_s": start, **_as_dict(*found)} for start, found in tables]
-        print(json.dumps({"by": BY, "intervals": several}, indent=2))
+        answers.write({"by": BY, "intervals": several})
         return reader
     for number, (start, found) in enumerate(tables):
         print(f"{chr(10) if number else ''}from {start:.3f} s")

@@ -20,7 +20,7 @@ from iaprof.formats.profile import CodeKind, StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
 _SCRIPTS = (
-    *("model.js", "about.js", "words.js", "theme.js", "heatmap.js", "picture.js", "flame.js"),
+    *("model.js", "about.js", "words.js", "theme.js", "heatmap.js", "hosts.js", "picture.js", "flame.js"),
     *("operators.js", "timeline.js", "kernels.js", "main.js"),
 )
 _STYLES = ("page.css", "panels.css")

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.energy import NJ_PER_J
 from iaprof.formats.export import About, Export, Launches, Series
+from iaprof.formats.page.hosts import host_map
 from iaprof.formats.page.kernels import kernels_of_rows, shown_name
 from iaprof.formats.page.operators import operators
 from iaprof.formats.profile import Profile, clean
@@ -42,6 +43,7 @@ def panels(export: Export) -> dict[str, Any]:
         "launches": _launches(export.launches, seconds) if export.launches is not None else None,
         "waits": _waits(export.waits, seconds) if export.waits is not None else None,
         "operators": operators(export.operators) if export.operators is not None else None,
+        "hosts": host_map(export.hosts) if export.hosts is not None else None,
         "listings": [_listing(each, export.profile.reasons) for each in export.listings],
         "seconds": seconds,
     }

@@ -17,16 +17,17 @@ from typing import Any, BinaryIO
 
 import iaprof
 from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import open_regular
 from iaprof.formats.urls import is_url, shown
 from iaprof.report.fleet.mapping import MapOptions
-from iaprof.report.fleet.segment import VERSION, Segment, SegmentError, captures_in
-from iaprof.report.fleet.sources import file_system, open_file
-from iaprof.report.fleet.summary import Summary
+from iaprof.report.fleet.segment import VERSION, Segment, SegmentError, keys_in
+from iaprof.report.fleet.sources import file_system
 from iaprof.report.gpu.iga import installed
 
 NONE = "none"
 """In place of a folder: nothing is kept."""
 _NAME = re.compile(r"profiles-[0-9a-f]{16}\.parquet")
+_MOST_FAILURES = 3  # in turn, before nothing more is written
 
 
 class CacheError(IaprofError):
@@ -48,17 +49,17 @@ class Cache:
         """
         self._place = place
         self._folder = f"{place.rstrip('/')}/{options_key(options)}"
-        self._segments: dict[str, list[Summary]] = {}  # by name
-        self._segment_of: dict[str, str] = {}  # by key of a profile
+        self._segment_of: dict[str, str] = {}  # its name, by key of a profile
+        self.failed = 0  # profiles that could not be kept
+        self.failure = ""  # why: a sentence
+        self._failures_in_turn = 0
         if place == NONE:
             return
         with self._failures("read"):
             for name in self._names():
                 # Damaged, removed meanwhile, or no file: its captures are mapped again.
                 with contextlib.suppress(SegmentError, *self._ignored()), self._open(name) as file:
-                    self._segments[name] = captures_in(file, name)
-        for name, summaries in self._segments.items():
-            self._segment_of |= {summary.key: name for summary in summaries}
+                    self._segment_of |= dict.fromkeys(keys_in(file, name), name)
 
     def segments_with(self, keys: Collection[str]) -> dict[str, list[str]]:
         """Returns the segments that hold profiles, with the keys of these; keys without a profile are in none."""
@@ -86,15 +87,28 @@ class Cache:
             else:
                 os.unlink(f"{self._folder}/{name}")
 
-    def add(self, written: bytes) -> None:
-        """Keeps a segment; captures that could not be reported are tried again.
+    def add(self, written: bytes, keys: Collection[str]) -> None:
+        """Keeps a segment, if possible: `failed` and `failure` tell what was not.
 
-        Raises:
-            CacheError: it cannot be written.
+        Args:
+            written: its content.
+            keys: those of its profiles.
         """
         if self._place == NONE:
             return
         name = f"profiles-{secrets.token_hex(8)}.parquet"
+        try:
+            if self._failures_in_turn < _MOST_FAILURES:  # a store that does not answer may take a minute to say so
+                self._write(name, written)
+                self._failures_in_turn = 0
+                self._segment_of |= dict.fromkeys(keys, name)
+                return
+        except CacheError as error:
+            self.failure = self.failure or str(error)
+            self._failures_in_turn += 1
+        self.failed += len(keys)
+
+    def _write(self, name: str, written: bytes) -> None:
         with self._failures("written"):
             if is_url(self._place):
                 system, path = file_system(f"{self._folder}/{name}")
@@ -122,7 +136,7 @@ class Cache:
 
     def _open(self, name: str) -> BinaryIO:
         if not is_url(self._place):
-            return open_file(f"{self._folder}/{name}")
+            return open_regular(f"{self._folder}/{name}")
         system, path = file_system(f"{self._folder}/{name}")
         opened: BinaryIO = system.open(path, "rb")
         return opened

@@ -12,14 +12,15 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.profile import clean
 from iaprof.report.fleet.cache import Cache, CacheError
 from iaprof.report.fleet.engines import Engine, Task
-from iaprof.report.fleet.groups import regrouped
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.partial import Partial, Sum, nothing
+from iaprof.report.fleet.rare import Counting
 from iaprof.report.fleet.sources import Source
 from iaprof.report.fleet.summary import Summary
 from iaprof.report.fleet.tasks import Answer, MapTask, Question, ReadTask
 
 _MOST_IN_SEGMENT = 64  # captures
+_MOST_BYTES = 256 << 20  # of the captures of a task, so that none takes very long
 _READERS = 8
 _TASKS_EACH = 4  # for each worker, so that all end at about the same time
 
@@ -31,6 +32,7 @@ def ask(
     cache: Cache,
     engine: Engine,
     progress: Callable[[int], object] = lambda captures: None,
+    percent_limit: float = 0.0,
 ) -> Partial:
     """Asks a question of captures.
 
@@ -38,58 +40,112 @@ def ask(
         sources: the captures.
         question: what to add up, by what.
         options: the options of profiles.
-        cache: where profiles are kept.
+        cache: where profiles are kept; with a limit, what it does not keep is made twice.
         engine: where the work is done.
         progress: called with the number of captures that are done, now and then.
+        percent_limit: stacks, kernels and instructions with a smaller share are folded (rare.py); 0: none.
 
     Returns:
-        The sum. Its captures are in the order of the sources; one that cannot be reported has its problem there.
+        The sum. A capture that cannot be reported is among those that are broken, in the order of the sources.
 
     Raises:
         IaprofError: the cache or the engine fails.
     """
     names, of_key, unread = _by_key(sources)
-    kept = cache.segments_with(list(names))
-    known = {key for keys in kept.values() for key in keys}
-    again: list[str] = []  # keys whose profiles were damaged, or are gone
-
-    def map_tasks(keys: Sequence[str]) -> Iterator[Task]:
-        size = max(1, min(_MOST_IN_SEGMENT, -(-len(keys) // (_TASKS_EACH * engine.workers))))
-        for first in range(0, len(keys), size):
-            some = keys[first : first + size]
-            yield MapTask([(of_key[key], key) for key in some], {key: names[key] for key in some}, options, question)
-
-    def tasks() -> Iterator[Task]:
-        yield from map_tasks([key for key in names if key not in known])
-        for name, keys in kept.items():
-            try:
-                content = cache.read(name)
-            except CacheError:
-                again.extend(keys)
-            else:
-                yield ReadTask(name, content, {key: names[key] for key in keys}, question)
-
+    asking = _Asking(names, of_key, options, cache, engine, progress)
+    if percent_limit:
+        counting = Counting()
+        asking.add(replace(question, counting=True), Sum(), counting)
+        question = replace(question, frequent=counting.frequent(percent_limit))
     total = Sum()
     total.add(nothing(unread))
-    done = len(unread)
-
-    def add(answers: Iterator[Answer]) -> None:
-        nonlocal done
-        for answer in answers:
-            if answer.unread:
-                cache.remove(answer.unread)
-                again.extend(kept[answer.unread])
-            if answer.segment:
-                cache.add(answer.segment)
-            total.add(answer.partial)
-            done += len(answer.partial.captures)
-            progress(done)
-
-    add(engine.answers(tasks()))
-    add(engine.answers(map_tasks(again)))
-    found = regrouped(total.result(), question.grouping, question.kept)
+    asking.add(question, total)
+    found = total.result()
     order = {source.shown: number for number, source in enumerate(sources)}
-    return replace(found, captures=sorted(found.captures, key=lambda each: (order[each.file], each.part)))
+    found.totals.broken.sort(key=lambda each: (order[each.file], each.name))
+    return found
+
+
+class _Asking:
+    """Captures that are asked something."""
+
+    def __init__(
+        self,
+        names: dict[str, list[str]],
+        of_key: dict[str, Source],
+        options: MapOptions,
+        cache: Cache,
+        engine: Engine,
+        progress: Callable[[int], object],
+    ) -> None:
+        """Asks nothing yet.
+
+        Args:
+            names: of captures, by key.
+            of_key: a capture of each key.
+            options: see ask.
+            cache: see ask.
+            engine: see ask.
+            progress: see ask.
+        """
+        self._names = names
+        self._of_key = of_key
+        self._options = options
+        self._cache = cache
+        self._engine = engine
+        self._progress = progress
+
+    def add(self, question: Question, total: Sum, counting: Counting | None = None) -> None:
+        """Asks a question of all captures, and adds the answers to a sum, and to what counts."""
+        kept = self._cache.segments_with(list(self._names))
+        known = {key for keys in kept.values() for key in keys}
+        again: list[str] = []  # keys whose profiles were damaged, or are gone
+        done = 0
+
+        def tasks() -> Iterator[Task]:
+            yield from self._map_tasks([key for key in self._names if key not in known], question)
+            for name, keys in kept.items():
+                try:
+                    content = self._cache.read(name)
+                except CacheError:
+                    again.extend(keys)
+                else:
+                    yield ReadTask(name, content, {key: self._names[key] for key in keys}, question)
+
+        def take(answers: Iterator[Answer]) -> None:
+            nonlocal done
+            for answer in answers:
+                if answer.unread:
+                    self._cache.remove(answer.unread)
+                    again.extend(kept[answer.unread])
+                if answer.segment:
+                    self._cache.add(answer.segment, answer.keys)
+                if counting is not None and answer.counts is not None:
+                    counting.add(answer.counts, answer.partial.facts.stalls)
+                total.add(answer.partial)
+                done += answer.partial.totals.captures
+                self._progress(done)
+
+        take(self._engine.answers(tasks()))
+        take(self._engine.answers(self._map_tasks(again, question)))
+
+    def _map_tasks(self, keys: Sequence[str], question: Question) -> Iterator[Task]:
+        most = max(1, min(_MOST_IN_SEGMENT, -(-len(keys) // (_TASKS_EACH * self._engine.workers))))
+        some: list[str] = []
+        size = 0
+        for key in keys:
+            of_capture = self._of_key[key].size
+            if some and (len(some) == most or size + of_capture > _MOST_BYTES):
+                yield self._map_task(some, question)
+                some, size = [], 0
+            some.append(key)
+            size += of_capture
+        if some:
+            yield self._map_task(some, question)
+
+    def _map_task(self, keys: Sequence[str], question: Question) -> MapTask:
+        names = {key: self._names[key] for key in keys}
+        return MapTask([(self._of_key[key], key) for key in keys], names, self._options, question)
 
 
 def _by_key(sources: Sequence[Source]) -> tuple[dict[str, list[str]], dict[str, Source], list[Summary]]:

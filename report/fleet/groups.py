@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
-from iaprof.report.fleet.partial import Group, Partial, dropped
+from iaprof.report.fleet.samples import Samples
 from iaprof.report.fleet.summary import Summary
+
+Group = tuple[str, ...]
+"""A text for each dimension."""
 
 OF_CAPTURES = ("host", "day", "hour", "capture", "command", "gpu")
 OF_ROWS = {"container": "launch", "device": "device", "hash": "kernel"}
@@ -49,9 +54,68 @@ class Grouping:
         """The columns of rows that other dimensions need."""
         return frozenset(OF_ROWS[word] for word in self.by if word in OF_ROWS)
 
-    def of(self, capture: Summary) -> tuple[str, ...]:
-        """Returns the group of a capture: a text for each of `of_captures`."""
-        return tuple(_text(capture, word) for word in self.of_captures)
+    def groups_of(self, samples: Samples, captures: Sequence[Summary]) -> tuple[list[Group], NDArray[np.int64]]:
+        """Divides rows into groups.
+
+        Args:
+            samples: whose rows have the number of their capture.
+            captures: all captures; one without rows has a group, too, unless its rows would have several.
+
+        Returns:
+            The groups; and the group of each row: int64[n], index into the groups.
+        """
+        of_captures = [tuple(_text(each, word) for word in self.of_captures) for each in captures]
+        rows = samples.rows
+        if not self.columns:
+            distinct: dict[Group, int] = {}
+            for capture, group in zip(captures, of_captures, strict=True):
+                if capture.is_sound:
+                    distinct.setdefault(group, len(distinct))
+            number = np.array([distinct.get(group, -1) for group in of_captures], np.int64)
+            return list(distinct), number[rows.capture]
+        texts = {
+            "container": [launch.container if launch else "" for launch in samples.launches],
+            "device": list(samples.devices),
+            "hash": [kernel.hash if kernel else "" for kernel in samples.kernels],
+        }
+        numbers: list[NDArray[np.int64]] = []
+        known: list[list[str]] = []
+        for word in self.by:
+            if word in OF_ROWS:
+                of_table, column = texts[word], getattr(rows, OF_ROWS[word])
+            else:
+                at = self.of_captures.index(word)
+                of_table, column = [group[at] for group in of_captures], rows.capture
+            names: dict[str, int] = {}
+            name = np.array([names.setdefault(text or UNKNOWN, len(names)) for text in of_table], np.int64)
+            numbers.append(name[column])
+            known.append(list(names))
+        found, number = np.unique(np.stack(numbers, axis=1), axis=0, return_inverse=True)
+        groups = [tuple(known[place][name] for place, name in enumerate(each)) for each in found.tolist()]
+        return groups, number.reshape(-1)
+
+    def counted(
+        self, groups: Sequence[Group], group: NDArray[np.int64], capture: NDArray[np.int64], captures: Sequence[Summary]
+    ) -> Counter[Group]:
+        """Counts the captures of each group: those with samples in it, if a capture's rows may be in several.
+
+        Args:
+            groups: the groups.
+            group: int64[n], of each row.
+            capture: int64[n], of each row.
+            captures: all captures.
+        """
+        if not self.columns:
+            found = (tuple(_text(each, word) for word in self.of_captures) for each in captures if each.is_sound)
+            return Counter(found)
+        pairs = np.unique(np.stack([group, capture], axis=1), axis=0)
+        counts = np.bincount(pairs[:, 0], minlength=len(groups)).tolist()
+        return Counter(dict(zip(groups, counts, strict=True)))
+
+    @staticmethod
+    def host_of(capture: Summary) -> str:
+        """Returns the host of a capture."""
+        return _text(capture, "host")
 
 
 def _text(capture: Summary, word: str) -> str:
@@ -76,36 +140,3 @@ def partitions(name: str) -> dict[str, str]:
     """Returns what the folders of a path or URL say, as in `date=2026-11-20/host=a1/cap.parquet`."""
     pairs = (folder.partition("=") for folder in name.split("/")[:-1])
     return {key: value for key, equals, value in pairs if equals and key}
-
-
-def regrouped(total: Partial, grouping: Grouping, kept: Collection[str]) -> Partial:
-    """Divides the groups of captures by the dimensions of rows, in the order of --group-by.
-
-    Args:
-        total: the sum, which has the columns of these dimensions.
-        grouping: the dimensions.
-        kept: the columns that tell rows apart afterwards.
-    """
-    if not grouping.columns:
-        return total
-    rows = total.rows
-    texts = {
-        "container": [launch.container if launch else "" for launch in total.launches],
-        "device": list(total.devices),
-        "hash": [kernel.hash if kernel else "" for kernel in total.kernels],
-    }
-    numbers: list[np.ndarray] = []
-    known: list[list[str]] = []
-    for word in grouping.by:
-        if word in OF_ROWS:
-            of_table, column = texts[word], getattr(rows, OF_ROWS[word])
-        else:
-            at = grouping.of_captures.index(word)
-            of_table, column = [group[at] for group in total.groups], rows.capture
-        distinct: dict[str, int] = {}
-        number = np.array([distinct.setdefault(text or UNKNOWN, len(distinct)) for text in of_table], np.int64)
-        numbers.append(number[column])
-        known.append(list(distinct))
-    found, group = np.unique(np.stack(numbers, axis=1), axis=0, return_inverse=True)
-    groups: list[Group] = [tuple(known[place][number] for place, number in enumerate(each)) for each in found.tolist()]
-    return dropped(replace(total, groups=groups, rows=replace(rows, capture=group.reshape(-1))), kept)

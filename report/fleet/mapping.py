@@ -18,7 +18,8 @@ from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.facts import Report
 from iaprof.report.fleet.modules import RememberedModules
 from iaprof.report.fleet.rows import Rows
-from iaprof.report.fleet.segment import HashedKernel, Segment
+from iaprof.report.fleet.samples import HashedKernel
+from iaprof.report.fleet.segment import Segment
 from iaprof.report.fleet.sources import Source
 from iaprof.report.fleet.summary import LaunchedKernel, Lost, Summary
 from iaprof.report.gpu.module import GpuModuleLoader
@@ -77,8 +78,8 @@ class Mapper:
         padded = [each.with_counts(range(each.counts.shape[1]), width) for each in found]
         rows = Rows.concatenated(padded) if padded else Rows.none(width)
         return Segment(
-            summaries, rows, list(self._launches), list(self._kernels), list(self._codes), list(self._devices),
-            list(self._reasons),
+            rows, list(self._launches), list(self._kernels), list(self._codes), list(self._devices),
+            list(self._reasons), captures=summaries,
         )  # fmt: skip
 
     def _parts(

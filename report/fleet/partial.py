@@ -6,7 +6,7 @@ those of the order in which they come, but rows are compared by what the numbers
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -14,77 +14,56 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.profile import Code, Kernel, Launch, Profile
+from iaprof.formats.profile import Kernel, Profile
 from iaprof.report.facts import Facts
-from iaprof.report.fleet.rows import KEYS, Rows
-from iaprof.report.fleet.segment import HashedKernel, Segment
-from iaprof.report.fleet.summary import Summary, facts_of
+from iaprof.report.fleet.groups import Group, Grouping
+from iaprof.report.fleet.rows import Rows
+from iaprof.report.fleet.samples import Samples
+from iaprof.report.fleet.segment import Segment
+from iaprof.report.fleet.summary import Summary
+from iaprof.report.fleet.totals import Totals
 
-Group = tuple[str, ...]
-_TABLES = {"launch": "launches", "kernel": "kernels", "code": "codes", "device": "devices"}
-_UNKNOWN: dict[str, object] = {"launch": None, "kernel": None, "code": Code("", (), ()), "device": ""}
 _ROWS_UNTIL_SUM = 2_000_000  # that a sum keeps before it adds up equal ones; 17 columns of 8 bytes each
 
 
 @dataclass(frozen=True, eq=False)
-class Partial:
+class Partial(Samples):
     """Samples of several captures. The column `capture` of the rows is the number of a group."""
 
-    captures: Sequence[Summary]
     groups: Sequence[Group]
-    rows: Rows
-    launches: Sequence[Launch | None]
-    kernels: Sequence[HashedKernel | None]
-    codes: Sequence[Code]
-    devices: Sequence[str]
-    reasons: Sequence[str]
+    totals: Totals
 
     @cached_property
     def facts(self) -> Facts:
         """The sum of the captures' facts."""
-        return facts_of(self.captures)
+        return self.totals.all_facts()
 
 
 def nothing(captures: Sequence[Summary]) -> Partial:
     """The sum of captures without samples."""
-    return Partial(captures, (), Rows.none(0), (), (), (), (), ())
+    return Partial(Rows.none(0), (), (), (), (), (), groups=(), totals=Totals.of(captures, Grouping.host_of))
 
 
-def partial_of(
-    segment: Segment,
-    wanted: Mapping[int, Summary],
-    group_of: Callable[[Summary], Group],
-    kept: Collection[str],
-) -> Partial:
+def partial_of(segment: Segment, wanted: Mapping[int, Summary], grouping: Grouping, kept: Collection[str]) -> Partial:
     """Adds up the captures of a segment that are wanted.
 
     Args:
         segment: the segment.
         wanted: by the capture's number in the segment: its summary, with the name that it was asked for by.
-        group_of: the group of a capture.
+        grouping: what captures and rows are grouped by.
         kept: the columns of KEYS that tell rows apart; others are added up.
     """
-    groups: dict[Group, int] = {}
+    captures = list(wanted.values())
     number = np.full(len(segment.captures), -1, np.int64)
-    for capture, summary in wanted.items():
-        if summary.is_sound:
-            number[capture] = groups.setdefault(group_of(summary), len(groups))
+    for place, (capture, summary) in enumerate(wanted.items()):
+        number[capture] = place if summary.is_sound else -1
     rows = segment.rows.renumbered({"capture": number})
-    rows = rows.only(rows.capture >= 0)
-    tables = segment.launches, segment.kernels, segment.codes, segment.devices
-    return dropped(Partial(list(wanted.values()), list(groups), rows, *tables, segment.reasons), kept)
-
-
-def dropped(total: Partial, kept: Collection[str]) -> Partial:
-    """Adds up rows that only other columns than `kept`, and the groups, tell apart."""
-    rows = total.rows.without(set(KEYS) - {"capture", *kept}).summed()
-    tables: dict[str, Any] = {}
-    for column, table in _TABLES.items():  # what no row refers to would be sent and compared for nothing
-        values: Sequence[object] = getattr(total, table)
-        numbers, at = np.unique(getattr(rows, column), return_inverse=True)
-        tables[table] = [values[each] for each in numbers.tolist()] if column in kept else [_UNKNOWN[column]]
-        rows = replace(rows, **{column: at})
-    return replace(total, rows=rows, **tables)
+    samples = Samples(rows.only(rows.capture >= 0), **segment.tables())
+    groups, group = grouping.groups_of(samples, captures)
+    totals = Totals.of(captures, Grouping.host_of)
+    totals.groups = grouping.counted(groups, group, samples.rows.capture, captures)
+    rows = replace(samples.rows, capture=group)
+    return Partial(rows, **segment.tables(), groups=groups, totals=totals).dropped(kept)
 
 
 class Sum:
@@ -92,7 +71,7 @@ class Sum:
 
     def __init__(self) -> None:
         """Starts with nothing."""
-        self._captures: list[Summary] = []
+        self._totals = Totals()
         self._numbers: dict[str, dict[Hashable, int]] = {
             name: {} for name in ("groups", "launches", "kernels", "codes", "devices", "reasons")
         }
@@ -101,7 +80,7 @@ class Sum:
 
     def add(self, part: Partial) -> None:
         """Adds a partial sum."""
-        self._captures += part.captures
+        self._totals.add(part.totals)
         columns = {
             "capture": self._number("groups", part.groups),
             "launch": self._number("launches", part.launches),
@@ -128,9 +107,8 @@ class Sum:
     def result(self) -> Partial:
         """Returns the sum of all that was added."""
         self._add_up()
-        tables = [list(self._numbers[name]) for name in ("launches", "kernels", "codes", "devices", "reasons")]
-        groups = list(self._numbers["groups"])
-        return Partial(self._captures, groups, self._rows[0], *tables)  # type: ignore[arg-type]  # as they were added
+        tables: dict[str, Any] = {name: list(known) for name, known in self._numbers.items()}
+        return Partial(self._rows[0], **tables, totals=self._totals)
 
 
 def profile_of(total: Partial, interval_ns: int = 0, *, by_group: bool = False) -> Profile:
@@ -191,17 +169,12 @@ def group_profiles(total: Partial) -> list[tuple[Group, Profile]]:
     found = []
     for number in np.argsort(-samples, kind="stable").tolist():
         rows = total.rows.only(total.rows.capture == number)
-        of_group = replace(total, captures=(), groups=[()], rows=rows.without(["capture"]))
+        of_group = replace(total, totals=Totals(), groups=[()], rows=rows.without(["capture"]))
         found.append((total.groups[number], profile_of(of_group)))
     return found
 
 
 def _launch_counts(total: Partial) -> dict[int, int]:
-    numbers = {kernel: number for number, kernel in enumerate(total.kernels)}
-    counts: dict[int, int] = {}
-    for capture in total.captures:
-        for each in capture.launched:
-            number = numbers.get(HashedKernel(each.symbol, each.file, each.hash))
-            if number is not None:
-                counts[number] = counts.get(number, 0) + each.launches
-    return counts
+    launched = total.totals.launched
+    known = ((number, each) for number, each in enumerate(total.kernels) if each is not None)
+    return {number: launched[each] for number, each in known if each in launched}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +25,7 @@ from iaprof.formats.profile import Code, CodeKind, Launch, Origin
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.facts import Matched
 from iaprof.report.fleet.rows import Rows
+from iaprof.report.fleet.samples import TABLES, HashedKernel, Samples
 from iaprof.report.fleet.summary import Summary
 
 VERSION = 2
@@ -47,30 +49,15 @@ _DAMAGES = (
 """What reading a file that a stranger made may raise."""
 
 
-@dataclass(frozen=True, slots=True)
-class HashedKernel:
-    """A kernel in many captures: by name, and by a hash of its code."""
-
-    symbol: str
-    file: str
-    hash: str  # "" if its code is unknown
-
-
 class SegmentError(IaprofError):
     """The file is no segment, or is damaged."""
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
-    """The profiles of several captures. Rows refer to the tables by index; None stands for what is unknown."""
+class Segment(Samples):
+    """The profiles of several captures, which the column `capture` of the rows refers to."""
 
     captures: Sequence[Summary]
-    rows: Rows
-    launches: Sequence[Launch | None]
-    kernels: Sequence[HashedKernel | None]
-    codes: Sequence[Code]
-    devices: Sequence[str]
-    reasons: Sequence[str]
 
     def only(self, captures: Sequence[int]) -> Segment:
         """Some of the captures, by number."""
@@ -121,16 +108,30 @@ class Segment:
             raise SegmentError(f"{name} holds no profiles of this version, or is damaged: remove it") from error
 
 
-def captures_in(file: BinaryIO, name: str) -> list[Summary]:
-    """Returns the captures whose profiles a segment has, in order.
+def keys_in(file: BinaryIO, name: str) -> list[str]:
+    """Returns the keys of the profiles that a segment has. Reading it can still show that it is damaged.
 
     Raises:
         SegmentError: it is none, or is damaged.
     """
     try:
-        return _summaries(pq.ParquetFile(file).schema_arrow)
+        about = msgspec.json.decode(_metadata(pq.ParquetFile(file).schema_arrow), type=_About)
+        if about.version != VERSION:
+            raise ValueError
+        return [each.key for each in about.captures]
     except _DAMAGES as error:
         raise SegmentError(f"{name} holds no profiles of this version, or is damaged: remove it") from error
+
+
+class _Keyed(msgspec.Struct):
+    key: str
+
+
+class _About(msgspec.Struct):
+    """As much of the metadata as keys_in needs."""
+
+    version: int
+    captures: list[_Keyed]
 
 
 def _read(file: pq.ParquetFile) -> Segment:
@@ -166,21 +167,25 @@ def _read(file: pq.ParquetFile) -> Segment:
         counts=counts,
         energy=numbers["energy_nj"],
     )
-    tables = [made for _, made in found.values()]
-    return Segment(captures, rows, tables[0], tables[1], tables[2], tables[3], reasons)
+    tables: dict[str, Any] = {TABLES[name]: made for name, (_, made) in found.items()}
+    return Segment(rows, **tables, reasons=reasons, captures=captures)
 
 
 def _summaries(schema: pa.Schema) -> list[Summary]:
-    written = (schema.metadata or {})[_KEY]
-    if len(written) > _MOST_METADATA:
-        raise ValueError
-    about = json.loads(written)
+    about = json.loads(_metadata(schema))
     if about["version"] != VERSION:
         raise ValueError
     captures = [Summary.from_json(each) for each in about["captures"]]
     if not all(map(_is_valid, captures)):
         raise ValueError
     return captures
+
+
+def _metadata(schema: pa.Schema) -> bytes:
+    written: bytes = (schema.metadata or {})[_KEY]
+    if len(written) > _MOST_METADATA:
+        raise ValueError
+    return written
 
 
 def _is_valid(capture: Summary) -> bool:

@@ -10,7 +10,7 @@ import errno
 import glob
 import hashlib
 import os
-import stat
+import re
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.basics.files import open_regular
 from iaprof.formats.capture.stored_file import StoredFile
 from iaprof.formats.profile import clean
 from iaprof.formats.urls import is_url, shown
@@ -27,6 +28,8 @@ _PATTERN = "*?["
 _READ_AT_ONCE = 1 << 20  # bytes: a smaller capture is read by one request
 _MOST_FOOTER = 1 << 26  # bytes, that a key is made of
 _PIECE = 1 << 20  # bytes that are read at once
+_PROFILES = re.compile(r"(?:^|/)[0-9a-f]{16}/profiles-[0-9a-f]{16}\.parquet$")
+"""What a cache of profiles consists of (cache.py), which may lie among captures."""
 _TAIL = 8  # bytes: length of the footer, and the magic number
 
 
@@ -85,7 +88,7 @@ class Source:
 
     def _open(self) -> BinaryIO:
         if not self.is_remote:
-            return open_file(self.name)
+            return open_regular(self.name)
         system, path = file_system(self.name)
         ranges = {"cache_type": "all"} if self.size <= _READ_AT_ONCE else {"cache_type": "none"}
         opened: BinaryIO = system.open(path, "rb", **ranges)
@@ -130,7 +133,7 @@ def _on_disk(word: str) -> Iterator[Source]:
             os.stat(word)
         names = [word]
     else:
-        names = sorted(glob.glob(word, recursive=True))
+        names = sorted(name for name in glob.glob(word, recursive=True) if not _is_profile(os.path.abspath(name)))
     for name in names:
         if not os.path.isdir(name):
             with contextlib.suppress(OSError):  # it is gone, or a link to nothing: reading it says so
@@ -147,7 +150,8 @@ def _below(folder: str) -> Iterator[str]:
 
     with _failures(folder):
         for place, _, files in os.walk(folder, onerror=refused):
-            yield from (os.path.join(place, name) for name in files if name.endswith(".parquet"))
+            names = (os.path.join(place, name) for name in files if name.endswith(".parquet"))
+            yield from (name for name in names if not _is_profile(os.path.abspath(name)))
 
 
 def _in_store(url: str) -> Iterator[Source]:
@@ -162,26 +166,21 @@ def _in_store(url: str) -> Iterator[Source]:
                 continue
             below = system.find(name, detail=True)
             found |= {each: about for each, about in below.items() if each.endswith(".parquet")}
+        is_one = not is_pattern and path in found
         for name, info in sorted(found.items()):
+            if not is_one and _is_profile(name):
+                continue
             etag = info.get("ETag") or info.get("etag") or info.get("md5Hash") or info.get("content_md5") or ""
             yield Source(system.unstrip_protocol(name), int(info.get("size") or 0), str(etag))
 
 
+def _is_profile(name: str) -> bool:
+    """Whether a file that nobody named is none of the captures, but has their profiles."""
+    return _PROFILES.search(name) is not None
+
+
 def _info(system: Any, path: str) -> dict[str, Any]:
     return {"type": "directory"} if path.endswith("/") or system.isdir(path) else system.info(path)
-
-
-def open_file(path: str) -> BinaryIO:
-    """Opens a regular file. Others, such as named pipes, would block, or never end.
-
-    Raises:
-        OSError: it is none, or cannot be opened.
-    """
-    file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "it is no file")
-    return file
 
 
 def file_system(url: str) -> tuple[Any, str]:

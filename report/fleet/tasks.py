@@ -7,10 +7,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from iaprof.report.fleet.cache import written
 from iaprof.report.fleet.groups import Grouping
 from iaprof.report.fleet.mapping import MapOptions, Mapper
 from iaprof.report.fleet.partial import Partial, Sum, nothing, partial_of
+from iaprof.report.fleet.rare import Counts, counts_of, folded
+from iaprof.report.fleet.rows import Rows
 from iaprof.report.fleet.segment import Segment, SegmentError
 from iaprof.report.fleet.sources import Source
 from iaprof.report.fleet.summary import Summary
@@ -22,11 +27,8 @@ class Question:
 
     kept: frozenset[str]  # columns of rows.KEYS that tell rows apart
     grouping: Grouping = Grouping()  # noqa: RUF009 (it is frozen)
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """The columns that workers keep."""
-        return self.kept | self.grouping.columns
+    counting: bool = False  # only count what there is, for --percent-limit
+    frequent: NDArray[np.int32] | None = None  # of rare.Counting: what is not folded; None: nothing is folded
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,9 @@ class Answer:
 
     partial: Partial
     segment: bytes = b""  # to keep; empty if there is nothing new
+    keys: tuple[str, ...] = ()  # of the profiles in `segment`
     unread: str = ""  # the name of the segment, if that is damaged
+    counts: Counts | None = None  # if the question is to count
 
 
 def run(task: MapTask | ReadTask) -> Answer:
@@ -71,35 +75,49 @@ def run(task: MapTask | ReadTask) -> Answer:
             return unread(task)
         if task.names.keys() - {each.key for each in segment.captures}:  # it was replaced meanwhile
             return unread(task)
-        return Answer(_sum_of(segment, task))
+        return _answer(segment, task)
     segment = Mapper(task.options).segment(task.sources)
     # A capture that could not be reported is tried again next time: the file may have been mended, or the store.
     sound = segment.only([number for number, each in enumerate(segment.captures) if each.is_sound])
-    return Answer(_sum_of(segment, task), written(sound) if sound.captures else b"")
+    keys = tuple(dict.fromkeys(each.key for each in sound.captures))
+    return replace(_answer(segment, task), segment=written(sound) if keys else b"", keys=keys)
 
 
-def given_up(task: MapTask | ReadTask, who: str) -> Answer | None:
-    """The answer for a task that no worker survives.
+def given_up(task: MapTask | ReadTask, problem: str) -> Answer | None:
+    """The answer for a task that no worker survives, or that takes too long.
 
     Args:
         task: the task.
-        who: does the work, for the problem of a capture: "the process that read".
+        problem: what happened, with {} for the capture's name.
 
     Returns:
-        The answer; None if the task has several captures: `divided`, to find the one that ends the workers.
+        The answer; None if the task has several captures: `divided`, to find the one with the problem.
     """
     if isinstance(task, ReadTask):
         return unread(task)
     if len(task.sources) > 1:
         return None
-    problem = f"{who} {task.sources[0][0].shown} died, as happens when memory runs out"
-    summaries = [Summary(name, key, problem=problem) for key, names in task.names.items() for name in names]
+    sentence = problem.format(task.sources[0][0].shown)
+    summaries = [Summary(name, key, problem=sentence) for key, names in task.names.items() for name in names]
     return Answer(nothing(summaries))
 
 
 def unread(task: ReadTask) -> Answer:
     """The answer for a segment that no worker could read."""
     return Answer(nothing(()), unread=task.name)
+
+
+def _answer(segment: Segment, task: MapTask | ReadTask) -> Answer:
+    question = task.question
+    found = _sum_of(segment, task)
+    if question.counting:
+        counts = counts_of(found)
+        return Answer(replace(found, rows=Rows.none(len(found.reasons))).dropped(()), counts=counts)
+    if question.frequent is not None:
+        found, number = folded(found, question.frequent)
+        found.totals.folded = number
+        found = found.dropped(question.kept)
+    return Answer(found)
 
 
 def _sum_of(segment: Segment, task: MapTask | ReadTask) -> Partial:
@@ -112,5 +130,5 @@ def _sum_of(segment: Segment, task: MapTask | ReadTask) -> Partial:
         for key, names in task.names.items():
             for number in numbers[key] if turn < len(names) else ():
                 wanted[number] = replace(segment.captures[number], file=names[turn])
-        total.add(partial_of(segment, wanted, task.question.grouping.of, task.question.columns))
+        total.add(partial_of(segment, wanted, task.question.grouping, task.question.kept))
     return total.result()

@@ -26,10 +26,14 @@ async function openPage() {
   element("notes").hidden = !model.notes.length;
   element("reading").remove();
   element("content").hidden = false;
-  const page = { model, heat: null, flame: null };
+  const page = { model, heat: null, hosts: null, flame: null };
   if (model.intervals > 1) {
     element("heat").hidden = false;
     page.heat = new HeatMaps(model, element("heat"));
+  }
+  if (model.data.hosts) {
+    element("hosts").hidden = false;
+    page.hosts = new HostMap(model, element("hosts"));
   }
   page.flame = new Flame(model, element("flame"));
   for (const [id, draw] of [["timeline", drawTimeline], ["kernels", drawKernels], ["about", drawAbout]])

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.cli.main import main
+from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.entry_names import entry_titles
 from iaprof.cli.verbs.top import BY, show
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
@@ -46,7 +47,7 @@ PROFILE = replace(profile(ROWS, (10.0, 11.0, 12.0)), launch_counts={0: 1000, 1: 
 def printed(
     capsys: pytest.CaptureFixture[str], by: str, limit: int = 20, per_interval: bool = False, of: Profile = PROFILE
 ) -> str:
-    show(of, by, limit, False, per_interval)
+    show(of, by, limit, Answers(), per_interval)
     return capsys.readouterr().out
 
 
@@ -179,7 +180,7 @@ def test_an_empty_profile_has_a_total_of_0(by: str, capsys: pytest.CaptureFixtur
     heading, total = printed(capsys, by, of=profile([])).splitlines()
     assert heading.split()[0] == "SAMPLES"
     assert total.split()[:3] == (["0", "(total)"] if by == "energy" else ["0", "0.0", "%"])
-    show(profile([]), by, 20, True, True)
+    show(profile([]), by, 20, Answers("json"), True)
     assert json.loads(capsys.readouterr().out) == {"by": by, "intervals": []}
 
 
@@ -216,7 +217,7 @@ def test_untrusted_names_stay_in_their_row(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_json_has_whole_names_and_every_count(capsys: pytest.CaptureFixture[str]) -> None:
-    show(PROFILE, "stack", 1, True, False)
+    show(PROFILE, "stack", 1, Answers("json"), False)
     found = json.loads(capsys.readouterr().out)
     assert found["entries"] == [
         {
@@ -233,7 +234,7 @@ def test_json_has_whole_names_and_every_count(capsys: pytest.CaptureFixture[str]
         100,
         1000,
     )
-    show(PROFILE, "instruction", 0, True, True)
+    show(PROFILE, "instruction", 0, Answers("json"), True)
     second = json.loads(capsys.readouterr().out)["intervals"][1]
     assert second["start_s"] == 1.0
     assert [entry["offset"] for entry in second["entries"]] == [0x30, 0x30]

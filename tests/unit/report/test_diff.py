@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.cli.main import main
+from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.verbs.diff import BY, show
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions
 from iaprof.formats.writers import difffolded
@@ -45,7 +46,7 @@ AFTER = run_of(99, "0x5a5a5a", 30, reduce=40, fresh=120)
 
 
 def printed(capsys: pytest.CaptureFixture[str], by: str, limit: int = 20, relative: bool = True) -> str:
-    show(difference(joined(BEFORE, AFTER), by, limit, relative), False, relative)
+    show(difference(joined(BEFORE, AFTER), by, limit, relative), Answers(), relative)
     return capsys.readouterr().out
 
 
@@ -94,7 +95,7 @@ def test_entries_beyond_the_limit_share_a_row(capsys: pytest.CaptureFixture[str]
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    show(difference(joined(BEFORE, AFTER), "kernel", 2), True, True)
+    show(difference(joined(BEFORE, AFTER), "kernel", 2), Answers("json"), True)
     found = json.loads(capsys.readouterr().out)
     assert found["unit"] == "percent"
     assert [(each["kernel"], each["file"], each["state"]) for each in found["entries"]] == [
@@ -224,7 +225,7 @@ def test_captures(captures: tuple[Path, Path], tmp_path: Path) -> None:
         (("--by", "line"), "--by takes kernel, function, launcher, stack, not 'line'", 2),
         (("--normalize", "time"), "--normalize takes total, none, not 'time'", 2),
         (("--format", "svg"), "--format takes table, folded, not 'svg'", 2),
-        (("-o", "out.txt"), "-o takes folded text, and tables go to stdout: give --format folded, or no -o", 2),
+        (("-o", "out.txt"), "the name out.txt does not tell the format: end it in .json, .csv, .parquet, .html", 2),
         (("-o", "{0}.folded", "--json"), "--json is not for folded text: leave one of them out", 2),
         (("--format", "folded", "-o", "{1}", "-f"), "{1} is what is read: name another file with -o", 1),
     ],

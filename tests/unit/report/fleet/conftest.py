@@ -25,4 +25,6 @@ class Here:
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
     open_engine = engines.open_engine
-    monkeypatch.setattr(engines, "open_engine", lambda cluster: open_engine(cluster) if cluster else Here())
+    monkeypatch.setattr(
+        engines, "open_engine", lambda cluster, *limits: open_engine(cluster, *limits) if cluster else Here()
+    )

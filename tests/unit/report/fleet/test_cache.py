@@ -203,8 +203,8 @@ def test_a_segment_that_goes_away_is_made_again(kept: tuple[Path, Path, Any], mo
     assert len(segments()) == 1
 
 
-def test_a_full_disk_is_one_sentence(kept: tuple[Path, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, segment, _ = kept
+def test_a_full_disk_ends_no_report(kept: tuple[Path, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, segment, expected = kept
     segment.unlink()
 
     def full(self: Path, _: bytes) -> int:
@@ -212,10 +212,56 @@ def test_a_full_disk_is_one_sentence(kept: tuple[Path, Path, Any], monkeypatch: 
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    done = iaprof("top", folder)
-    assert (done.code, done.out) == (1, "")
-    assert "cannot be written (No space left on device)" in done.err
+    done = iaprof("top", folder, "--json")
+    assert (done.code, json.loads(done.out)) == (0, expected)
+    (warning,) = [line for line in done.err.splitlines() if "warning" in line]
+    assert warning.startswith("iaprof: warning: 1 profile not kept: ")
+    assert "cannot be written (No space left on device)" in warning
     assert not list(segment.parent.iterdir())
+
+
+@pytest.mark.parametrize("place", ["/proc/nowhere", "/dev/full", "{folder}/one.parquet"])
+def test_a_cache_that_cannot_be_written_ends_no_report(tmp_path: Path, place: str) -> None:
+    shutil.copy(SAMPLES[0], tmp_path / "one.parquet")
+    shutil.copy(SAMPLES[-1], tmp_path / "two.parquet")
+    done = iaprof("top", tmp_path, f"--cache={place.format(folder=tmp_path)}")
+    assert done.code == 0
+    assert "2 profiles not kept: " in done.err and "cannot be written" in done.err
+    assert done.err.count("warning") == 1
+
+
+def test_a_store_that_refuses_is_not_asked_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = caches.Cache(str(tmp_path), MapOptions())
+    tries: list[str] = []
+
+    def refused(self: caches.Cache, name: str, _: bytes) -> None:
+        tries.append(name)
+        raise caches.CacheError("it is full")
+
+    monkeypatch.setattr(caches.Cache, "_write", refused)
+    for number in range(9):
+        cache.add(b"", [f"{number}a", f"{number}b"])
+    assert (cache.failed, cache.failure, len(tries)) == (18, "it is full", 3)
+    assert cache.segments_with(["0a"]) == {}
+
+
+@pytest.mark.parametrize("word", ["{folder}", "{folder}/**/*.parquet", "."])
+def test_a_cache_among_the_captures_is_none_of_them(tmp_path: Path, word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "captures"
+    folder.mkdir()
+    shutil.copy(SAMPLES[0], folder / "one.parquet")
+    shutil.copy(SAMPLES[-1], folder / "profiles-0123456789abcdef.parquet")  # a name that a user may choose
+    monkeypatch.chdir(folder)
+    words = "top", "-q", word.format(folder=folder), f"--cache={folder / 'profiles'}"
+    first = as_json(*words)
+    assert list(folder.glob("profiles/*/*.parquet"))
+    assert first["captures"] == 2 and not first["left_out"]
+    assert as_json(*words) == first
+    # a folder of a cache itself has no captures, and a profile that is named is no capture
+    (profile,) = folder.glob("profiles/*/*.parquet")
+    done = iaprof("top", profile.parent)
+    assert done.code == 2 and "no capture is at" in done.err
+    assert iaprof("top", folder / "one.parquet", profile).code == 0
 
 
 def test_files_of_the_user_leave_no_profiles(kept: tuple[Path, Path, Any], tmp_path: Path) -> None:

@@ -11,16 +11,20 @@ from pathlib import Path
 
 import pytest
 
+import iaprof
 from iaprof.basics.errors import IaprofError
 from iaprof.report.fleet import engines
 from iaprof.report.fleet.cache import Cache
-from iaprof.report.fleet.engines import Cluster, Engine, Processes
+from iaprof.report.fleet.cluster import Cluster
+from iaprof.report.fleet.engines import Engine, Processes
 from iaprof.report.fleet.fleet import ask
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.partial import Partial
 from iaprof.report.fleet.sources import find_sources
 from iaprof.report.fleet.tasks import MapTask, Question, ReadTask
+from iaprof.sandbox.memory import DEFAULT_BYTES
 from unit.report.fleet.fleets import SAMPLES
+from waiting import LONGEST_WAIT_S
 
 ALL = Question(frozenset({"launch", "kernel", "code", "device", "offset"}))
 
@@ -88,10 +92,10 @@ def test_a_capture_that_kills_each_process_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Processes, "_give", give_and_kill)
     with Processes(2) as two:
         total = asked(two, *SAMPLES[:4])
-    assert {each.file: each.problem for each in total.captures if each.problem} == {
+    assert {each.file: each.problem for each in total.totals.broken} == {
         str(SAMPLES[0]): f"the process that read {SAMPLES[0]} died, as happens when memory runs out"
     }
-    assert sum(each.is_sound for each in total.captures) == 3
+    assert (total.totals.captures, len(total.totals.broken)) == (4, 1)
 
 
 def test_processes_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +106,7 @@ def test_processes_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         pids.extend(worker.pid for worker, *_ in engine._running.values())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engines, "wait", lambda _: close_soon())
+    monkeypatch.setattr(engines, "wait", lambda *_: close_soon())
     with pytest.raises(KeyboardInterrupt), engine:
         asked(engine, SAMPLES[0].parent)
     assert pids
@@ -166,3 +170,85 @@ def test_a_segment_that_kills_each_process_is_not_read(monkeypatch: pytest.Monke
     with Processes(1) as one:
         (answer,) = one.answers([ReadTask("segment", b"", {}, ALL)])
     assert answer.unread == "segment"
+
+
+def test_a_process_that_hangs_is_ended_and_its_capture_named(
+    expected: set[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give = Processes._give
+
+    def give_and_stop(self: Processes, task: engines.Task, deaths: int) -> None:
+        give(self, task, deaths)
+        assert isinstance(task, MapTask)
+        if any(source.name == str(SAMPLES[0]) for source, _ in task.sources):
+            os.kill(list(self._running.values())[-1][0].pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(Processes, "_give", give_and_stop)
+    with Processes(1, timeout_s=8) as one:
+        total = asked(one, *SAMPLES[:3])
+    assert [(each.file, each.problem) for each in total.totals.broken] == [
+        (str(SAMPLES[0]), f"{SAMPLES[0]} takes longer than 8 s (--timeout)")
+    ]
+    assert total.totals.captures == 3
+
+
+def test_a_segment_whose_reading_hangs_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    give = Processes._give
+
+    def give_and_stop(self: Processes, task: engines.Task, deaths: int) -> None:
+        give(self, task, deaths)
+        os.kill(list(self._running.values())[-1][0].pid, signal.SIGSTOP)
+
+    monkeypatch.setattr(Processes, "_give", give_and_stop)
+    with Processes(1, timeout_s=0.2) as one:
+        (answer,) = one.answers([ReadTask("segment", b"", {}, ALL)])
+    assert answer.unread == "segment"
+
+
+def test_a_process_that_has_nothing_to_do_ends_and_is_replaced() -> None:
+    with Processes(1, idle_s=0.2) as one:
+        assert not asked(one, SAMPLES[0]).totals.broken
+        ((worker, _),) = one._idle
+        assert worker.wait(LONGEST_WAIT_S)
+        assert not asked(one, SAMPLES[0]).totals.broken
+
+
+def test_workers_of_another_version_are_one_sentence(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = iaprof.__version__
+    monkeypatch.setattr(iaprof, "__version__", "0.0.1")
+    with pytest.raises(IaprofError, match=f"a worker has iaprof {ours}, and this is 0.0.1: install one version"):
+        asked(cluster, SAMPLES[0])
+    monkeypatch.setattr(cluster, "close", lambda: None)
+    with pytest.raises(IaprofError, match=f"workers at x have iaprof {ours}, and this is 0.0.1: install one version"):
+        cluster._check_versions("x")
+
+
+def test_what_a_worker_of_a_cluster_starts_has_the_memory_limit(cluster: Cluster) -> None:
+    def limits() -> set[str]:
+        """The limits of the workers' children that do tasks."""
+        workers = [Path(f"/proc/{pid}/task") for pid in cluster._client.run(os.getpid).values()]
+        children = [(task / "children").read_text().split() for worker in workers for task in worker.iterdir()]
+        found = set()
+        for pid in (child for several in children for child in several):
+            if b"fleet.engines" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                (line,) = (line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if "data size" in line)
+                found.add(line.split()[3])
+        return found
+
+    seen = []
+    for bytes_ in (700 << 20, 900 << 20):
+        cluster._limits = bytes_, 600.0
+        assert not asked(cluster, *SAMPLES).totals.broken
+        seen.append(limits())
+    cluster._limits = DEFAULT_BYTES, 600.0
+    assert "unlimited" not in seen[0] | seen[1]
+    assert max(map(int, seen[1])) - max(map(int, seen[0])) > 100 << 20
+
+
+def test_a_cluster_gives_a_capture_no_more_than_its_time(cluster: Cluster) -> None:
+    cluster._limits = DEFAULT_BYTES, 0.001
+    try:
+        total = asked(cluster, SAMPLES[0])
+    finally:
+        cluster._limits = DEFAULT_BYTES, 600.0
+    assert [each.problem for each in total.totals.broken] == [f"{SAMPLES[0]} takes longer than 0.001 s (--timeout)"]

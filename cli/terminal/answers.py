@@ -1,0 +1,138 @@
+"""Where the answers of `iaprof top` and `iaprof diff` go: a table on the terminal, JSON, or a file of rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from iaprof.basics.errors import UsageError
+from iaprof.basics.files import check_output
+from iaprof.cli.terminal.stdout import open_output, utf8_stdout
+
+FORMATS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
+"""By extension: the formats of all answers."""
+OF_DIFFERENCES = {**FORMATS, ".html": "html"}
+_USUAL_ROWS = {"csv": 0, "parquet": 0, "html": 500}  # where no limit is given; of other formats:
+_FEW_ROWS = 20
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Takes documents, which are what `--json` prints, unless a table for people is wanted."""
+
+    format: str = ""  # of OF_DIFFERENCES; "": text, which the verb prints itself
+    output: Path | None = None  # None: stdout
+
+    @classmethod
+    def chosen(
+        cls,
+        output: Path | None,
+        as_json: bool,
+        force: bool,
+        inputs: Sequence[str],
+        formats: Mapping[str, str] = FORMATS,
+    ) -> Answers:
+        """Returns what the options say.
+
+        Args:
+            output: the value of -o.
+            as_json: whether --json is given.
+            force: whether an existing file may be replaced.
+            inputs: the captures, which are never replaced.
+            formats: by extension: which there are.
+
+        Raises:
+            UsageError: the output's name does not tell the format, or contradicts --json.
+            IaprofError: the output cannot be written.
+        """
+        if output is None:
+            return cls("json" if as_json else "")
+        format_ = formats.get(output.suffix)
+        if format_ is None:
+            raise UsageError(f"the name {output} does not tell the format: end it in {', '.join(formats)}")
+        if as_json and format_ != "json":
+            raise UsageError(f"--json and -o {output} contradict each other: leave one of them out")
+        from iaprof.cli.fleet import refuse_inputs
+
+        check_output(output, force)
+        refuse_inputs(inputs, output)
+        return cls(format_, output)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the verb prints the answer itself."""
+        return not self.format
+
+    def rows(self, limit: int | None) -> int:
+        """Returns how many rows an answer has, 0 for all: as many as the user says, or what suits the format."""
+        return _USUAL_ROWS.get(self.format, _FEW_ROWS) if limit is None else limit
+
+    def write(self, document: Mapping[str, Any]) -> None:
+        """Writes an answer.
+
+        Raises:
+            IaprofError: it cannot be written.
+        """
+        if self.format == "json":
+            if self.output is None:
+                with utf8_stdout():
+                    print(json.dumps(document, indent=2))
+                return
+            with open_output(self.output) as out:
+                out.write(json.dumps(document, indent=2) + "\n")
+            return
+        if self.format == "html":
+            from iaprof.formats.page.difference import write_difference
+
+            with open_output(self.output) as out:
+                write_difference(document, out)
+            return
+        from iaprof.formats.writers import table_csv, table_parquet
+
+        table = _table(list(rows_of(document)))
+        with open_output(self.output, binary=True) as out:
+            (table_csv if self.format == "csv" else table_parquet).write_table(table, out)
+
+
+def rows_of(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a document: its entries, with what they are of, such as their group, in front."""
+    for each in document.get("groups", ()):
+        about = {"group_captures": each["captures"], "group_share": each["share"]}
+        yield from ({**each["group"], **about, **row} for row in rows_of(each))
+    for each in document.get("intervals", ()):
+        yield from ({"start_s": each["start_s"], **row} for row in rows_of(each))
+    for each in document.get("outliers", ()):
+        rest = {name: value for name, value in each.items() if name not in ("groups", "shares")}
+        for group, share in zip(each["groups"], each["shares"], strict=True):
+            yield {**group, "share": share, **_flat(rest, "")}
+    prefix = "change_" if "unit" in document else "samples_"
+    yield from (_flat(each, prefix) for each in document.get("entries", ()))
+
+
+def _flat(entry: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            found |= {f"{prefix}{key}": each for key, each in value.items()}
+        elif isinstance(value, list | tuple):
+            found[name] = ";".join(map(str, reversed(value)))  # frames, outermost first as in other tables
+        else:
+            found[name] = value
+    return found
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Makes an Arrow table whose texts are dictionary columns."""
+    import pyarrow as pa
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = {name: pa.array([row.get(name) for row in rows]) for name in names}
+    return pa.table(
+        {
+            name: column.dictionary_encode() if pa.types.is_string(column.type) else column
+            for name, column in columns.items()
+        }
+    )

@@ -1,0 +1,175 @@
+"""Tasks on a Dask cluster: each of its workers has a child process of ours that does them, with limits."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import importlib
+import logging
+import pickle
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.formats.profile import clean
+from iaprof.report.fleet.engines import DEFAULT_TIMEOUT_S, MOST_DEATHS, Processes, Task
+from iaprof.report.fleet.sources import EXTRA
+from iaprof.report.fleet.tasks import Answer, MapTask, given_up
+from iaprof.sandbox.closing import Closing
+from iaprof.sandbox.memory import DEFAULT_BYTES
+
+LOCAL = "local:"
+_CONNECT_S = 10
+_EACH = 2  # tasks that a Dask worker has at once, so that it does not wait for the next one
+_IDLE_S = 60.0  # after which a child of a worker ends: nobody tells it that there is nothing more to do
+
+
+class Cluster(Closing):
+    """A Dask cluster, whose workers need nothing but an iaprof of this version."""
+
+    def __init__(self, address: str, memory_bytes: int = DEFAULT_BYTES, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Connects to the scheduler, or starts a cluster here.
+
+        Args:
+            address: tcp://HOST:PORT, or local:N.
+            memory_bytes: what the child of each worker may take.
+            timeout_s: how long a capture may take; one that takes longer is left out.
+
+        Raises:
+            UsageError: the address is none.
+            IaprofError: Dask is missing, the scheduler does not answer, or it or a worker is of another version.
+        """
+        try:
+            distributed: Any = importlib.import_module("distributed")
+        except ImportError:
+            raise IaprofError(f"--cluster needs Dask: {EXTRA}") from None
+        self._opened = contextlib.ExitStack()
+        self._address = address
+        self._limits = memory_bytes, timeout_s
+        try:
+            place = self._started(distributed, address) if address.startswith(LOCAL) else address
+            self._client = self._opened.enter_context(
+                distributed.Client(place, timeout=_CONNECT_S, set_as_default=False)
+            )
+        except (OSError, TimeoutError):
+            raise IaprofError(f"no scheduler answers at {clean(address)}: start one with 'dask scheduler'") from None
+        except ValueError as error:
+            raise UsageError(f"--cluster takes tcp://HOST:PORT or {LOCAL}N: {clean(str(error))}") from None
+        self._check_versions(address)
+        self.workers = max(len(self._client.scheduler_info()["workers"]), 1)
+
+    def _started(self, distributed: Any, address: str) -> Any:
+        number = address.removeprefix(LOCAL)
+        if not number.isdigit() or not 0 < int(number) <= 1024:
+            raise UsageError(f"--cluster takes {LOCAL} and a number of processes, not {clean(address)}")
+        return self._opened.enter_context(
+            distributed.LocalCluster(
+                n_workers=int(number),
+                threads_per_worker=1,
+                processes=True,
+                dashboard_address=None,
+                silence_logs=logging.CRITICAL,  # Ctrl-C ends all at once, of which Dask would tell much
+            )
+        )
+
+    def _check_versions(self, address: str) -> None:
+        try:
+            self._client.get_versions(check=True)
+            of_workers = set(self._client.run(version).values())
+        except (ValueError, ImportError, AttributeError) as error:
+            self.close()
+            why = clean(str(error).splitlines()[0])
+            raise IaprofError(f"the cluster at {clean(address)} has other versions than this machine: {why}") from None
+        if others := of_workers - {version()}:
+            self.close()
+            raise IaprofError(
+                f"workers at {clean(address)} have iaprof {', '.join(sorted(others))}, and this is {version()}: "
+                "install one version everywhere"
+            )
+
+    def answers(self, tasks: Iterable[Task]) -> Iterator[Answer]:
+        """See Engine."""
+        distributed: Any = importlib.import_module("distributed")
+        left = iter(tasks)
+        given: dict[Any, Task] = {}
+
+        def give() -> Iterator[Any]:
+            for task in left:
+                yield submitted(task)
+                return
+
+        def submitted(task: Task) -> Any:
+            with self._scheduler_stays():
+                future = self._client.submit(
+                    answered, version(), pickle.dumps(task), *self._limits, pure=False, retries=MOST_DEATHS
+                )
+            given[future] = task
+            return future
+
+        first = [future for _ in range(_EACH * self.workers) for future in give()]
+        running = distributed.as_completed(first, loop=self._client.loop)
+        for future in running:
+            task = given.pop(future)
+            try:
+                with self._scheduler_stays():
+                    found = future.result()
+                yield from found
+            except distributed.KilledWorker:
+                if lost := given_up(task, "workers that read {} died, as happens when memory runs out"):
+                    yield lost
+                else:
+                    assert isinstance(task, MapTask)
+                    for each in task.divided():
+                        running.add(submitted(each))
+            for following in give():
+                running.add(following)
+
+    @contextlib.contextmanager
+    def _scheduler_stays(self) -> Iterator[None]:
+        try:
+            yield
+        except (asyncio.CancelledError, concurrent.futures.CancelledError, OSError):
+            raise IaprofError(
+                f"the scheduler at {clean(self._address)} is gone: the captures that it had done are kept; try again"
+            ) from None
+
+    def close(self) -> None:
+        """See Engine."""
+        self._opened.close()
+
+
+def version() -> str:
+    """Returns the version of iaprof, in whatever process."""
+    import iaprof
+
+    return iaprof.__version__
+
+
+_children = threading.local()  # of the threads of a worker
+
+
+def answered(wanted: str, task: bytes, memory_bytes: int, timeout_s: float) -> list[Answer]:
+    """Does a task in a child of a Dask worker.
+
+    Args:
+        wanted: the version of iaprof that asks; workers that came later may have another one.
+        task: pickled, as another version may be unable to read it.
+        memory_bytes: what the child may take.
+        timeout_s: how long a capture may take.
+
+    Returns:
+        The answers: several, if the task had to be divided.
+
+    Raises:
+        IaprofError: this worker has another version, or cannot start a process.
+    """
+    if version() != wanted:
+        raise IaprofError(f"a worker has iaprof {version()}, and this is {wanted}: install one version everywhere")
+    limits = memory_bytes, timeout_s
+    if getattr(_children, "limits", None) != limits:
+        if hasattr(_children, "process"):
+            _children.process.close()
+        _children.limits, _children.process = limits, Processes(1, *limits, idle_s=_IDLE_S)
+    return list(_children.process.answers([pickle.loads(task)]))  # noqa: S301 (Dask trusts its clients)

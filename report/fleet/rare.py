@@ -1,0 +1,179 @@
+"""Rare stacks, kernels and instructions, which `--percent-limit` folds into what is above them while adding up.
+
+Two passes over the profiles: the first counts samples by stack prefix, kernel and instruction, the second one folds
+those with a smaller share. Counts are kept by the hash of what they are of, in an array of fixed size: others with the
+same hash can make a count too large, so that something rare is kept, but nothing frequent is folded. So what is folded
+does not depend on the order of the answers, and memory only on the limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.profile import Code, CodeKind, Launch, Origin
+from iaprof.report.fleet.samples import HashedKernel, Samples
+
+RARE_STACKS, RARE_KERNELS = "[rarer stacks]", "[rarer kernels]"
+_RARE_PROCESSES = "[rarer processes]"
+_PLACES = 1 << 21  # 16 MB of counts
+_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio (Knuth, TAOCP 6.4)
+_RARE_KERNEL = HashedKernel(RARE_KERNELS, "", "")
+_NO_CODE = Code("", (), ())
+_Ints = NDArray[np.int64]
+_T = TypeVar("_T", bound=Samples)
+
+
+@dataclass(frozen=True, eq=False)
+class Counts:
+    """Samples by hash, of those hashes that occur."""
+
+    place: NDArray[np.int32]  # [n], ascending
+    samples: _Ints  # [n]
+
+
+class Counting:
+    """Adds up counts."""
+
+    def __init__(self) -> None:
+        """Starts with nothing."""
+        self._samples = np.zeros(_PLACES, np.int64)
+        self._total = 0
+
+    def add(self, counts: Counts, samples: int) -> None:
+        """Adds the counts of some captures, which have so many samples."""
+        self._samples[counts.place] += counts.samples
+        self._total += samples
+
+    def frequent(self, percent: float) -> NDArray[np.int32]:
+        """Returns the places of what has at least this share of all samples: int32[n], ascending."""
+        return np.flatnonzero(self._samples >= max(math.ceil(self._total * percent / 100), 1)).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Samples that were folded, by what they were folded from."""
+
+    stacks: int = 0
+    kernels: int = 0
+    instructions: int = 0
+
+    def __add__(self, other: Folded) -> Folded:
+        return Folded(self.stacks + other.stacks, self.kernels + other.kernels, self.instructions + other.instructions)
+
+
+def counts_of(samples: Samples) -> Counts:
+    """Counts samples by stack prefix, kernel and instruction."""
+    rows = samples.rows
+    counts = rows.counts.sum(axis=1)
+    paths = [_path(launch) for launch in samples.launches]
+    of_launch = np.bincount(rows.launch, counts, len(paths)).astype(np.int64)
+    prefixes = np.array([place for path in paths for place in path], np.int64)
+    of_prefix = np.repeat(of_launch, [len(path) for path in paths])
+    kernels, instructions = _code_places(samples)
+    place = np.concatenate([prefixes, kernels, instructions])
+    found, at = np.unique(place, return_inverse=True)
+    sums = np.zeros(len(found), np.int64)
+    np.add.at(sums, at, np.concatenate([of_prefix, counts, counts]))
+    return Counts(found.astype(np.int32), sums)
+
+
+def folded(samples: _T, frequent: NDArray[np.int32]) -> tuple[_T, Folded]:
+    """Folds what is rare: a stack ends at the last frame that is frequent.
+
+    Args:
+        samples: some of all.
+        frequent: of Counting.
+
+    Returns:
+        The samples; and how many of them were folded. The tables may have equal entries.
+    """
+    stays = np.zeros(_PLACES, bool)
+    stays[frequent] = True
+    rows = samples.rows
+    counts = rows.counts.sum(axis=1)
+    launches = [_cut(launch, stays[_path(launch)]) for launch in samples.launches]
+    is_cut = np.array([new is not old for new, old in zip(launches, samples.launches, strict=True)], bool)
+    kernels, instructions = _code_places(samples)
+    rare_kernel = ~stays[kernels]
+    rare_instruction = ~stays[instructions] & ~rare_kernel
+    new_rows = replace(
+        rows,
+        kernel=np.where(rare_kernel, len(samples.kernels), rows.kernel),
+        code=np.where(rare_kernel | rare_instruction, len(samples.codes), rows.code),
+        offset=np.where(rare_kernel | rare_instruction, 0, rows.offset),
+    )
+    found = replace(
+        samples,
+        rows=new_rows,
+        launches=launches,
+        kernels=[*samples.kernels, _RARE_KERNEL],
+        codes=[*samples.codes, _NO_CODE],
+    )
+    return found, Folded(
+        int(counts[is_cut[rows.launch]].sum()) if len(rows) else 0,
+        int(counts[rare_kernel].sum()),
+        int(counts[rare_instruction].sum()),
+    )
+
+
+def _path(launch: Launch | None) -> _Ints:
+    """Returns the place of each prefix of a launch's stack, the process first: int64[n]."""
+    if launch is None:
+        return np.zeros(1, np.int64)
+    texts = [f"{launch.comm}\n{launch.container}", *_frames(launch)]
+    hash_ = hashlib.blake2b(digest_size=8)
+    places = []
+    for text in texts:
+        hash_.update(f"{text}\0".encode())
+        places.append(int.from_bytes(hash_.copy().digest()[:4], "little") % _PLACES)
+    return np.array(places, np.int64)
+
+
+def _frames(launch: Launch) -> list[str]:
+    operators = [f"operator {each}" for each in launch.operators]
+    return [*operators, *(f"frame {each}" for each in (*launch.stack, *launch.kernel_stack))]
+
+
+def _cut(launch: Launch | None, stays: NDArray[np.bool_]) -> Launch | None:
+    """Ends a launch's stack before the first prefix that does not stay: bool[n], of each one of `_path`."""
+    if launch is None or stays.all():
+        return launch
+    frames = int(stays.argmin()) - 1
+    if frames < 0:
+        return Launch(_RARE_PROCESSES, 0, ())
+    operators = launch.operators[:frames]
+    frames -= len(operators)
+    stack = launch.stack[:frames]
+    kernel_stack = launch.kernel_stack[: frames - len(stack)]
+    origins = launch.origins[: len(stack)]
+    if kernel_stack:
+        kernel_stack = (*kernel_stack, RARE_STACKS)
+    else:
+        stack = (*stack, RARE_STACKS)
+        origins = (*origins, Origin(CodeKind.UNKNOWN, "")) if launch.origins else ()
+    return replace(launch, stack=stack, kernel_stack=kernel_stack, origins=origins, operators=operators)
+
+
+def _code_places(samples: Samples) -> tuple[_Ints, _Ints]:
+    """Returns the place of each row's kernel, and of its instruction: int64[n] each."""
+    rows = samples.rows
+    kernel = _hashes([repr(each) for each in samples.kernels])[rows.kernel]
+    code = _hashes([repr(each) for each in samples.codes])[rows.code]
+    instruction = kernel ^ (code * _MIX + rows.offset.astype(np.uint64)) * _MIX
+    return _placed(kernel), _placed(instruction)
+
+
+def _hashes(texts: Sequence[str]) -> NDArray[np.uint64]:
+    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(digests, "<u8").astype(np.uint64)
+
+
+def _placed(hashes: NDArray[np.uint64]) -> _Ints:
+    return ((hashes * _MIX) >> np.uint64(64 - 21)).astype(np.int64)

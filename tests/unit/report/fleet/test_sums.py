@@ -1,0 +1,190 @@
+"""Sums of what is selected, redacted, recovered or rare: what single reports say, added up."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.capture.reader import CaptureReader
+from iaprof.report.fleet.cache import Cache
+from iaprof.report.fleet.fleet import ask
+from iaprof.report.fleet.mapping import MapOptions
+from iaprof.report.fleet.partial import Partial, profile_of
+from iaprof.report.fleet.rare import RARE_KERNELS, RARE_STACKS
+from iaprof.report.fleet.sources import find_sources
+from iaprof.report.fleet.tasks import Question
+from unit.in_process import iaprof
+from unit.report.fleet.conftest import Here
+from unit.report.fleet.fleets import SAMPLES, WITHOUT_PIDS, as_json, copied, folded, sum_of_single
+
+pytestmark = pytest.mark.usefixtures("here")
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def values_of(option: str) -> list[str]:
+    """What an option can select in the samples."""
+    found = Counter[str]()
+    for path in SAMPLES:
+        reader = CaptureReader(path)
+        if option == "--device":
+            found.update(str(each["card"]) for each in reader.header.get("streams", ()) if each.get("card"))
+            continue
+        name = option.removeprefix("--")
+        for table in reader.tables("launch", (name,)):
+            found.update(map(str, table[name].to_pylist()))
+    return [value for value, _ in found.most_common(2)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--attribution=latest"],
+        ["--attribution=none"],
+        ["--split-ambiguous"],
+        ["--stack-of=execute"],
+        ["--horizon=0.01"],
+        ["--pid", "{pid}"],
+        ["--comm", "{comm}"],
+        ["--device", "{device}"],
+        ["--python", "."],
+        ["--cgroup", "*"],
+        ["--kernel", "l"],
+        ["--time", "20%-60%"],
+        ["--no-inlines"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_is_selected_adds_up(words: list[str]) -> None:
+    """A capture in which it selects nothing is an error for itself, and counts nothing in a sum."""
+    fields = {name: ",".join(values_of(f"--{name}")) for name in ("pid", "comm", "device")}
+    chosen = [word.format(**fields) for word in words]
+    expected = Counter[str]()
+    refused = []
+    for path in SAMPLES:
+        done = iaprof("report", "-q", WITHOUT_PIDS, path, *chosen)
+        if done.code:
+            refused.append(path)
+            continue
+        for line in done.out.splitlines():
+            stack, count = line.rsplit(" ", 1)
+            expected[stack] += int(count)
+    assert len(refused) < len(SAMPLES)
+    assert folded(*SAMPLES, *chosen) == expected
+    found = as_json("top", "-q", *SAMPLES, *chosen)
+    assert sorted(each["file"] for each in found["left_out"]) == sorted(map(str, refused))
+
+
+def test_redacted_captures_add_up(tmp_path: Path) -> None:
+    folder = tmp_path / "captures"
+    folder.mkdir()
+    for source in SAMPLES:
+        assert iaprof("archive", "-q", source, "-o", folder / source.name, "--redact").code == 0
+    paths = sorted(folder.iterdir())
+    assert folded(folder) == sum_of_single(paths)
+    assert folded(folder, SAMPLES[0]) == sum_of_single([*paths, SAMPLES[0]])
+    groups = as_json("top", "-q", folder, "--group-by=host,day")["groups"]
+    assert sum(each["captures"] for each in groups) == len(paths)
+
+
+def test_recovered_captures_add_up(tmp_path: Path) -> None:
+    """Their header says that the recording did not end, and may lack what is written last."""
+    folder = tmp_path / "captures"
+    for number, source in enumerate(SAMPLES):
+        copied(source, folder / f"{number}.parquet", recovered=True, totals={}, cost={})
+    paths = sorted(folder.iterdir())
+    assert folded(folder) == sum_of_single(paths)
+    assert as_json("top", "-q", folder)["left_out"] == []
+
+
+def test_two_processes_write_one_cache_at_once(tmp_path: Path, home: Path) -> None:
+    folder = tmp_path / "captures"
+    folder.mkdir()
+    for source in SAMPLES:
+        shutil.copy(source, folder)
+    command = [sys.executable, "-m", "iaprof", "top", "-q", "--json", "--by=reason", str(folder)]
+    environment = os.environ | {"XDG_CACHE_HOME": str(home)}
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=ROOT) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert outputs[0] == outputs[1]
+    # each left profiles, which count once
+    assert folded(folder) == sum_of_single(sorted(folder.iterdir()))
+
+
+def rare(limit: float, *paths: Path, cache: str = "none") -> Partial:
+    question = Question(frozenset({"launch", "kernel", "code", "device", "offset"}))
+    sources = find_sources(list(map(str, paths)))
+    return ask(sources, question, MapOptions(), Cache(cache, MapOptions()), Here(), percent_limit=limit)
+
+
+def test_what_is_rare_is_folded_whatever_the_order(tmp_path: Path) -> None:
+    whole = rare(0, *SAMPLES)
+    samples = int(whole.rows.counts.sum())
+    some = rare(2, *SAMPLES)
+    assert int(some.rows.counts.sum()) == samples
+    assert some.rows.counts.sum(axis=0).tolist() == [
+        int(whole.rows.counts[:, whole.reasons.index(reason)].sum()) for reason in some.reasons
+    ]
+    assert len(some.launches) < len(whole.launches) and len(some.rows) < len(whole.rows) / 3
+    # each stack that goes on has its share; what is folded is counted
+    counts = some.rows.counts.sum(axis=1)
+    ended = [
+        number
+        for number, launch in enumerate(some.launches)
+        if launch and (RARE_STACKS in (launch.stack or ("",))[-1] or launch.comm == "[rarer processes]")
+    ]
+    assert some.totals.folded.stacks == int(counts[[each in ended for each in some.rows.launch.tolist()]].sum()) > 0
+    kernels = [number for number, kernel in enumerate(some.kernels) if kernel and kernel.symbol == RARE_KERNELS]
+    assert some.totals.folded.kernels == int(counts[[each in kernels for each in some.rows.kernel.tolist()]].sum())
+    assert some.totals.folded.instructions > 0
+    for other in (
+        rare(2, *SAMPLES[::-1]),
+        rare(2, *SAMPLES, cache=str(tmp_path)),
+        rare(2, *SAMPLES, cache=str(tmp_path)),
+    ):
+        assert other.totals.folded == some.totals.folded
+        assert stacks(other) == stacks(some)
+    everything = rare(100, *SAMPLES)
+    assert int(everything.rows.counts.sum()) == samples and len(everything.launches) < 4
+
+
+def stacks(total: Partial) -> Counter[object]:
+    profile = profile_of(total)
+    found: Counter[object] = Counter()
+    rows = zip(
+        profile.launch.tolist(), profile.kernel.tolist(), profile.offset.tolist(), profile.counts.sum(axis=1).tolist(),
+        strict=True,
+    )  # fmt: skip
+    for launch, kernel, offset, count in rows:
+        found[profile.launches[launch], profile.kernels[kernel], offset] += count
+    return found
+
+
+def test_memory_depends_on_the_limit_not_on_the_number_of_stacks() -> None:
+    tables = []
+    for limit in (0, 0.5, 5):
+        total = rare(limit, *SAMPLES)
+        tables.append(len(total.rows))
+    assert tables == sorted(tables, reverse=True)
+    assert tables[2] < tables[0] / 5
+
+
+def test_a_limit_is_told(tmp_path: Path) -> None:
+    done = iaprof("report", SAMPLES[0].parent, "--percent-limit=2", "-o", tmp_path / "page.html")
+    assert done.code == 0
+    (line,) = [line for line in done.err.splitlines() if "--percent-limit" in line]
+    assert line.startswith("iaprof: --percent-limit folded samples: ") and RARE_STACKS in line
+    # without one, nothing is folded
+    assert "--percent-limit" not in iaprof("report", SAMPLES[0].parent, "-o", tmp_path / "other.html").err
