@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,9 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         engines, "open_engine", lambda cluster, *limits: open_engine(cluster, *limits) if cluster else Here()
     )
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A user's cache that the tests of a file share: making the profiles in it would take most of their time."""
+    return tmp_path_factory.mktemp("kept")

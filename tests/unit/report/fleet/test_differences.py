@@ -25,9 +25,9 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def sets(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Two sets of captures."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
     for number in range(3):
         copied(SAMPLES[-1], tmp_path / "old" / f"{number}.parquet", f"h{number}")
         copied(SAMPLES[0], tmp_path / "new" / f"{number}.parquet", f"h{number}")

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.usefixtures("here")
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of captures, and a home of the user's."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+def folder(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of captures."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
     found = tmp_path / "captures"
     for number, source in enumerate(SAMPLES):
         target = found / f"date=2026-11-{20 + number % 2}" / f"host=h{number % 3}" / f"{source.stem}.parquet"

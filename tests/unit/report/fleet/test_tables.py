@@ -19,9 +19,9 @@ USUAL, UNUSUAL = SAMPLES[-1], SAMPLES[0]  # of other programs
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hosts(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Six hosts with two captures each, one of which does something else."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(kept))
     for number in range(12):
         source = UNUSUAL if number % 6 == 3 else USUAL
         copied(source, tmp_path / "captures" / f"{number}.parquet", f"host-{number % 6}", labels={"round": str(number)})
