@@ -22,9 +22,10 @@ from iaprof.formats.perfetto.columns import MOST_ROWS
 from iaprof.formats.perfetto.packets import CATEGORIES, EVENT_NAMES, PacketWriter, event_field
 from iaprof.formats.profile import StackOptions
 from iaprof.report.timeline.arguments import Arguments
-from iaprof.report.timeline.grouped import by_time, few, groups
+from iaprof.report.timeline.grouped import few, groups
 from iaprof.report.timeline.outputs import perfetto_flows as flows, perfetto_tracks as tracks
 from iaprof.report.timeline.outputs.chrome import INTERNAL
+from iaprof.report.timeline.outputs.event_order import EventOrder, Kind
 from iaprof.report.timeline.outputs.formats import TimeLine
 from iaprof.report.timeline.outputs.perfetto_arguments import ImportedArguments
 from iaprof.report.timeline.stages.overlap import levels
@@ -89,9 +90,15 @@ class _Writer:
         sizes = [count, count, len(trace.points), len(free), len(instants)]
         begins = np.cumsum([0, *sizes[:-1]])  # of kinds among all packets
         start, duration = slices.start, slices.duration
-        end = start + duration.astype(np.int64)
-        times = np.concatenate([start, end, trace.points.time, trace.flows.time[free], trace.instants.time[instants]])
-        del start, end  # millions of each
+        of_points, of_flows, of_instants = trace.points.time, trace.flows.time, trace.instants.time
+        times = [
+            lambda span: start[span],
+            lambda span: start[span] + duration[span].astype(np.int64),
+            lambda span: of_points[span],
+            lambda span: of_flows[free[span]],
+            lambda span: of_instants[instants[span]],
+        ]
+        order = EventOrder([Kind(size, each) for size, each in zip(sizes, times, strict=True)])
 
         def rank(packets: NDArray[np.int64]) -> NDArray[np.int64]:
             """Returns what tells the order of packets at one instant."""
@@ -102,16 +109,14 @@ class _Writer:
             found = np.where(lengths == 0, _LAST + 2 * rows + at_end, np.where(at_end, 0, _LAST - lengths))
             return np.where(of_slices, found, 0)
 
-        order = by_time(times, rank)
-        earliest = min(int(times.min(initial=0)), 0)
-        for first in range(0, len(order), MOST_ROWS):
-            packets = order[first : first + MOST_ROWS]
-            kinds = (np.searchsorted(np.cumsum(sizes), packets, "right")).astype(np.int8)
+        first = min(order.earliest, 0)
+        for packets, at in order.chunks(rank, MOST_ROWS):
+            kinds = np.searchsorted(np.cumsum(sizes), packets, "right").astype(np.int8)
             rows = packets - begins[kinds]
             for kind, chosen in ((_FLOW, free), (_INSTANT, instants)):
                 of_kind = kinds == kind
                 rows[of_kind] = chosen[rows[of_kind]]
-            yield kinds, rows, times[packets] - earliest
+            yield kinds, rows, at - first
 
     def write(self, kinds: NDArray[np.int8], rows: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         """Writes a chunk of packets."""
