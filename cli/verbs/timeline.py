@@ -179,8 +179,10 @@ def _write_all(trace: Trace, given: Mapping[str, Arguments], folder: Path, tenso
     """Writes the trace, with the arguments of its imported events by kind, and its tables into a folder."""
     from concurrent.futures import ThreadPoolExecutor
 
+    from iaprof.report.join.memory import keep_freed_blocks
     from iaprof.report.timeline.outputs.tables import write_csv, write_text
 
+    keep_freed_blocks()
     with ThreadPoolExecutor(1) as threads:  # Arrow does most of the work, without Python's lock
         perfetto = threads.submit(_write_perfetto, trace, given, folder / "trace.pftrace")
         _write_trace(trace, given, folder / "trace.json", tensorboard)

@@ -27,6 +27,7 @@ from iaprof.report.timeline.outputs.json_texts import (
     numbers,
     objects,
     quoted,
+    shared,
 )
 from iaprof.report.timeline.trace import ABSENT, MADE_OF_TEXT, Columns, Marks, Points, Slices, Trace
 
@@ -210,6 +211,12 @@ def _numbers(values: NDArray[Any]) -> Texts:
     return few_numbers(values) if values.dtype == np.int64 else numbers(values)
 
 
+def _counters(slices: Slices) -> list[Member]:
+    counters = slices.counters
+    found = [member(f"TS{n}", numbers(counters[:, n - 1]), '"') for n in range(1, 6)]
+    return [*found, member("Power", numbers(slices.power), '"')]
+
+
 def _rows(chosen: NDArray[np.int64] | None, places: Any) -> Any:
     """Returns row numbers by places among those that are chosen; None chooses all."""
     return places if chosen is None else chosen[places]
@@ -297,9 +304,8 @@ class _Events:
 
     def _slices(self, rows: NDArray[np.int64]) -> pa.StringArray:
         slices = self._trace.slices.take(rows)
-        args = [member(f"TS{n}", numbers(slices.counters[:, n - 1]), '"') for n in range(1, 6)]
-        args += [
-            member("Power", numbers(slices.power), '"'),
+        args = [
+            *self._counted(slices, rows),
             member("bytes", few_numbers(slices.bytes)),
             member("memory bandwidth (GB/s)", numbers(slices.bandwidth)),
             member("correlation", numbers(slices.correlation)),
@@ -321,6 +327,17 @@ class _Events:
             len(rows),
             _SEPARATOR + '{"ph":"X",',
         )
+
+    def _counted(self, slices: Slices, rows: NDArray[np.int64]) -> list[Member]:
+        """Returns the members with the counters of slices, which stand in some rows."""
+        found = self._trace.slices.shared_counters(rows)
+        if found is None:
+            return _counters(slices)
+        number, first = found
+        distinct = self._trace.slices.take(first, ("counters", "power"))
+        if np.array_equal(distinct.power[number], slices.power):
+            return [shared(_counters(distinct), number)]
+        return [shared(_counters(distinct)[:-1], number), _counters(slices)[-1]]
 
     def _peers(self, slices: Slices) -> list[Member]:
         """Returns the members for ranks, as runtimes call them: `Peers` of those that can be several."""

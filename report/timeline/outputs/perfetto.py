@@ -136,7 +136,7 @@ class _Writer:
         return [
             _on_tracks(pb.TrackEvent.TYPE_SLICE_BEGIN, self._where.slices[rows]),
             *self._names(slices),
-            *self._slice_arguments(slices),
+            *self._slice_arguments(slices, rows),
             self._flows.fields(rows, at_end=False),
         ]
 
@@ -200,12 +200,10 @@ class _Writer:
             columns.numbers(event_field("category_iids"), events.category.astype(np.int64) + 1, events.category < 0),
         ]
 
-    def _slice_arguments(self, slices: Slices) -> list[Bytes]:
-        integers = {f"TS{n}": slices.counters[:, n - 1] for n in range(1, 6)}
-        integers |= {
-            "Power": slices.power, "bytes": slices.bytes, "correlation": slices.correlation, "device": slices.device,
-        }  # fmt: skip
-        found = [self._column(name, values) for name, values in integers.items()]
+    def _slice_arguments(self, slices: Slices, rows: NDArray[np.int64]) -> list[Bytes]:
+        found = self._counters(slices, rows)
+        integers = {"bytes": slices.bytes, "correlation": slices.correlation, "device": slices.device}
+        found += [self._column(name, values) for name, values in integers.items()]
         found.append(self._column("memory bandwidth (GB/s)", slices.bandwidth))
         found += [
             self._column(name, codes)
@@ -214,6 +212,22 @@ class _Writer:
         found.append(self._texts("jobname", self._jobs, slices.file))
         found += [self._column(name, values) for name, values in slices.extra.items() if name not in INTERNAL]
         return [each for each in (*found, self._given("slice", slices.row)) if each is not None]
+
+    def _counters(self, slices: Slices, rows: NDArray[np.int64]) -> list[Bytes | None]:
+        """Returns the counters of slices, which stand in some rows: those that several have are made once."""
+        shared = self._slices.shared_counters(rows)
+        number, first = shared or (None, rows)
+        distinct = slices if number is None else self._slices.take(first, ("counters", "power"))
+        counters = distinct.counters
+        found = [self._column(f"TS{n}", counters[:, n - 1]) for n in range(1, 6)]
+        if number is None:
+            return [*found, self._column("Power", slices.power)]
+        is_shared = np.array_equal(distinct.power[number], slices.power)
+        if is_shared:
+            found.append(self._column("Power", distinct.power))
+        made = [each for each in found if each is not None]
+        joined = columns.message(made, len(first)).take(pa.array(number)) if made else None
+        return [joined] if is_shared else [joined, self._column("Power", slices.power)]
 
     def _mark_arguments(self, kind: str, marks: Marks) -> list[Bytes]:
         found = [self._column(name, values) for name, values in marks.extra.items() if name not in INTERNAL]
