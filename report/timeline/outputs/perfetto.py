@@ -7,7 +7,7 @@ closer in time; where there is no slice, it is an instant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 import numpy as np
@@ -43,13 +43,16 @@ def write_report(shown: TimeLine, _: StackOptions, out: IO[bytes]) -> None:
         write_perfetto(shown.trace, given, out)
 
 
-def write_perfetto(trace: Trace, arguments: Mapping[str, Arguments], output: IO[bytes]) -> None:
+def write_perfetto(
+    trace: Trace, arguments: Mapping[str, Arguments], output: IO[bytes], prepared: Callable[[], None] = lambda: None
+) -> None:
     """Writes a trace, its events in order of time. If that is before 0, all times are moved so that they start at 0.
 
     Args:
         trace: the trace.
         arguments: of imported events, by kind of row: slice, flow and instant.
         output: receives the packets.
+        prepared: called once events are going to be written, after what needs most memory.
     """
     whole = np.floor(np.clip(np.nan_to_num(trace.slices.duration), 0, _LONGEST) + 1e-6)
     slices = trace.slices.changed(duration=whole)
@@ -59,6 +62,7 @@ def write_perfetto(trace: Trace, arguments: Mapping[str, Arguments], output: IO[
     named = tracks.names(trace, arguments.get("instant"))
     where = tracks.describe(trace, level, named, out)
     writer = _Writer(trace, slices, where, arguments, out)
+    prepared()
     for chunk in writer.chunks():
         writer.write(*chunk)
     out.flush()
