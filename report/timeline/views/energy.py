@@ -64,7 +64,7 @@ def over_time(trace: Trace, rows: Sequence[tuple[int, str]]) -> Energy:
 def _nanojoules(joules: NDArray[np.float64]) -> NDArray[np.int64]:
     """Returns whole nanojoules of spans, whose sums are rounded, too, and not sums of what was rounded."""
     reached = np.rint(np.cumsum(np.maximum(joules, 0) * NJ_PER_J, axis=1))
-    return np.diff(reached, axis=1, prepend=0).astype(np.int64)
+    return np.asarray(np.diff(reached, axis=1, prepend=0), np.int64)
 
 
 def _by_span(
