@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
@@ -10,8 +11,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from iaprof.basics.errors import UsageError
-from iaprof.cli.terminal.stdout import open_output
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 from iaprof.formats.profile import StackOptions, clean
 
 if TYPE_CHECKING:
@@ -70,6 +71,29 @@ def show_difference(
             say_messages(trace, path.name)
         del trace  # before the next one is read
     show(difference(found[0], found[1], by, limit, is_relative), as_json)
+
+
+def show_energy(path: Path, stage_options: Options, limit: int, as_json: bool, quiet: bool) -> None:
+    """Prints the energy of kernels and copies, and of idle devices, of a capture that holds time lines.
+
+    Raises:
+        IaprofError: it has no power.
+    """
+    from iaprof.cli.terminal.trace_messages import say_messages
+    from iaprof.cli.terminal.trace_tables import energy_dict, energy_lines
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.timeline.outputs.formats import finished
+
+    trace = finished(CaptureReader(path), stage_options)
+    if "energy" not in trace.tables:
+        raise IaprofError(
+            f"{path} has no power of its devices, as charge counters or as counters of Watts, W or mW have it: "
+            "'iaprof timeline' says what was left out"
+        )
+    with utf8_stdout():
+        print(json.dumps(energy_dict(trace, limit), indent=2) if as_json else "\n".join(energy_lines(trace, limit)))
+    if not quiet:
+        say_messages(trace)
 
 
 def check_options(context: typer.Context, path: Path, taken: Collection[str]) -> None:
