@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -18,7 +19,7 @@ from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.header.trace_clocks import KEY, TraceClock
 from iaprof.formats.header.traces import MEMBER
 from iaprof.report.archive import rows_of
-from iaprof.report.together.clocks import RecordedClocks, TraceTimes, clock_of, offsets_of, shifted
+from iaprof.report.together.clocks import RecordedClocks, TraceTimes, clock_of, lasting, moved
 from iaprof.report.together.launches import KernelTexts, recorded_launches, traced_launches
 from iaprof.report.together.matching import Recorded
 
@@ -72,7 +73,6 @@ def join_traces(capture: CaptureReader, traces: CaptureReader, output: BinaryIO)
     header = {**capture.header, MEMBER: [*known, *entries], "totals": _totals(capture.header, traces.header)}
     if len(json.dumps(header)) > MAX_HEADER_BYTES:
         raise IaprofError(f"what the headers of {capture.path} and of the traces say is too long: join fewer traces")
-    offsets = offsets_of(clocks)
     writer = CaptureWriter(output)
     try:
         for kind in KINDS:
@@ -81,7 +81,7 @@ def join_traces(capture: CaptureReader, traces: CaptureReader, output: BinaryIO)
                     writer.write(kind, rows)
         for kind in KINDS_OF_TRACES:
             for table in traces.tables(kind):
-                for rows in rows_of(kind, _moved(table, offsets, len(known))):
+                for rows in rows_of(kind, _moved(table, clocks, len(known))):
                     writer.write(kind, rows)
     finally:
         writer.close(header)  # in any case, or pyarrow complains on stderr
@@ -128,11 +128,15 @@ def _spans(traces: CaptureReader, files: int) -> list[tuple[int, int]]:
     ]
 
 
-def _moved(table: pa.Table, offsets: _Ints, first_file: int) -> pa.Table:
+def _moved(table: pa.Table, clocks: Sequence[TraceClock], first_file: int) -> pa.Table:
     """Puts rows on the capture's clock, and numbers their files after those that it has."""
     file = table["file"].to_numpy().astype(np.int64)
-    moved = shifted(table["time_ns"].to_numpy(), offsets[file])
-    columns = {"time_ns": pa.array(moved), "file": pa.array((file + first_file).astype(np.uint16))}
+    columns = {
+        "time_ns": pa.array(moved(table["time_ns"].to_numpy(), file, clocks)),
+        "file": pa.array((file + first_file).astype(np.uint16)),
+    }
+    if "duration_ns" in table.column_names and any(clock.rate for clock in clocks):
+        columns["duration_ns"] = pa.array(lasting(table["duration_ns"].to_numpy(), file, clocks))
     for name, values in columns.items():
         table = table.set_column(table.schema.get_field_index(name), name, values)
     return table
