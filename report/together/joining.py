@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -16,7 +16,8 @@ from iaprof.formats.capture.limits import MAX_HEADER_BYTES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.formats.header.trace_clocks import KEY, TraceClock
+from iaprof.formats.distinct import distinct_rows
+from iaprof.formats.header.trace_clocks import KEY, MOST_THREADS, TraceClock
 from iaprof.formats.header.traces import MEMBER
 from iaprof.report.archive import rows_of
 from iaprof.report.together.clocks import RecordedClocks, TraceTimes, clock_of, lasting, moved
@@ -101,7 +102,9 @@ def _clocks(capture: CaptureReader, traces: CaptureReader, described: list[dict[
     recorded = Recorded(seen.renamed(whole))
     clocks = RecordedClocks.of(capture.header)
     spans = _spans(traces, len(described))
-    return [
+    inside = _namespaced(capture)
+    pids = _pids(traces, len(described)) if inside else [set()] * len(described)
+    found = [
         clock_of(
             TraceTimes.of(each, *spans[file]),
             launches[file].renamed(whole) if file in launches else None,
@@ -110,6 +113,39 @@ def _clocks(capture: CaptureReader, traces: CaptureReader, described: list[dict[
         )
         for file, each in enumerate(described)
     ]
+    return [_with_namespaces(clock, inside, own) for clock, own in zip(found, pids, strict=True)]
+
+
+def _namespaced(capture: CaptureReader) -> dict[int, int]:
+    """Returns the pids of processes by what they are in their own namespace, where that tells one process."""
+    if not capture.count("process"):
+        return {}
+    rows = capture.table("process", ("pid", "ns_pid")).to_pylist()
+    outside = {row["pid"] for row in rows}
+    found: dict[int, set[int]] = {}
+    for row in rows:
+        if row["ns_pid"]:
+            found.setdefault(row["ns_pid"], set()).add(row["pid"])
+    return {inner: pid.pop() for inner, pid in found.items() if len(pid) == 1 and inner not in outside}
+
+
+def _pids(traces: CaptureReader, files: int) -> list[set[int]]:
+    """Returns the pids that slices of each file have."""
+    found: list[set[int]] = [set() for _ in range(files)]
+    for table in traces.tables("slice", ("file", "pid")):
+        first, _ = distinct_rows(table["file"].to_numpy().astype(np.int64), table["pid"].to_numpy())
+        some = table.take(pa.array(first))
+        for file, pid in zip(some["file"].to_pylist(), some["pid"].to_pylist(), strict=True):
+            found[file].add(pid)
+    return found
+
+
+def _with_namespaces(clock: TraceClock, inside: Mapping[int, int], pids: Collection[int]) -> TraceClock:
+    """Adds main threads of processes without launches that fit: of other threads no number outside is known."""
+    told = {pid for pid, _ in clock.threads}
+    more = {(pid, pid): (inside[pid], inside[pid]) for pid in sorted(pids) if pid in inside and pid not in told}
+    room = max(MOST_THREADS - len(clock.threads), 0)
+    return replace(clock, threads={**clock.threads, **dict([*more.items()][:room])}) if more else clock
 
 
 def _spans(traces: CaptureReader, files: int) -> list[tuple[int, int]]:

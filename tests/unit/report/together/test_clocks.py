@@ -90,6 +90,24 @@ def test_processes_of_a_container_are_found_by_their_launches(tmp_path: Path) ->
     assert clock.threads == {(12, 13): (runs.PID, runs.PID)}
 
 
+@pytest.mark.parametrize(
+    ("rows", "threads"),
+    [
+        ([(runs.PID, 12)], {(12, 12): (runs.PID, runs.PID)}),
+        ([(runs.PID, 12), (900, 12)], {}),  # two containers have such a process
+        ([(runs.PID, 12), (12, None)], {}),  # it can be the one outside
+        ([(runs.PID, None)], {}),
+    ],
+)
+def test_a_process_of_a_container_without_launches_is_found_by_its_own_pid(
+    rows: list[tuple[int, int | None]], threads: dict[Any, Any], tmp_path: Path
+) -> None:
+    events = [{"ph": "X", "cat": "cpu_op", "name": "op", "pid": 12, "tid": 12, "ts": runs.LAUNCHED[0][0], "dur": 5}]
+    _, (clock,) = joined(tmp_path, with_events(events), processes=rows)
+    assert clock.by is JoinedBy.WALL
+    assert clock.threads == threads
+
+
 def test_a_second_trace_gets_the_next_number(tmp_path: Path) -> None:
     both, _ = joined(tmp_path, with_events(runs.calls()))
     again, _ = imported(tmp_path, with_events([]))
