@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
@@ -10,11 +11,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from iaprof.basics.errors import UsageError
-from iaprof.cli.terminal.stdout import open_output
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 from iaprof.formats.profile import StackOptions, clean
 
 if TYPE_CHECKING:
+    from iaprof.cli.terminal.answers import Answers
     from iaprof.report.timeline.options import Options
 
 
@@ -72,6 +74,32 @@ def show_difference(
     show(difference(found[0], found[1], by, limit, is_relative), as_json)
 
 
+def show_energy(path: Path, stage_options: Options, limit: int, answers: Answers, quiet: bool) -> None:
+    """Prints or writes the energy of kernels and copies, and of idle devices, of a capture that holds time lines.
+
+    Raises:
+        IaprofError: it has no power.
+    """
+    from iaprof.cli.terminal.trace_messages import say_messages
+    from iaprof.cli.terminal.trace_tables import energy_dict, energy_lines
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.timeline.outputs.formats import finished
+
+    trace = finished(CaptureReader(path), stage_options)
+    if "energy" not in trace.tables:
+        raise IaprofError(
+            f"{path} has no power of its devices, as charge counters or as counters of Watts, W or mW have it: "
+            "'iaprof timeline' says what was left out"
+        )
+    if answers.is_text:
+        with utf8_stdout():
+            print("\n".join(energy_lines(trace, limit)))
+    else:
+        answers.write(energy_dict(trace, limit))
+    if not quiet:
+        say_messages(trace)
+
+
 def check_options(context: typer.Context, path: Path, taken: Collection[str]) -> None:
     """Refuses options that choose or shape stalls.
 
@@ -112,6 +140,7 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def stage_options(freq: str | None, compiler_logs: Sequence[str] = ()) -> Options:
     """Returns the options of the stages; UsageError if the frequencies are none."""
     from iaprof.cli.options.timeline_options import DEFAULT_FREQ, frequencies
+    from iaprof.cli.terminal.answers import Answers
     from iaprof.report.timeline.options import Options
 
     soc, core = frequencies(freq or DEFAULT_FREQ)

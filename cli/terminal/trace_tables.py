@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, coloured, terminal_width
 
 if TYPE_CHECKING:
     from iaprof.report.timeline.trace import Trace
 
+_UJ_PER_J = 1e6
 _MOST_RANKS, _MOST_CATEGORIES = 256, 4096  # rows that are printed
 
 
@@ -21,7 +22,7 @@ def show(trace: Trace, limit: int) -> None:
             _waits(trace),
             _iterations(trace),
             _kernels(trace, limit),
-            _energy(trace, limit),
+            energy_lines(trace, limit),
             _categories(trace),
         )
         if block
@@ -104,7 +105,29 @@ def _kernels(trace: Trace, limit: int) -> list[str]:
     return table.lines(terminal_width(), coloured())
 
 
-def _energy(trace: Trace, limit: int) -> list[str]:
+def energy_dict(trace: Trace, limit: int) -> dict[str, Any]:
+    """Returns the energy of kernels and copies as JSON has it, those with most first, and that of idle devices."""
+    rows = trace.tables["energy"].to_pylist()
+    ran, idle = ([row for row in rows if bool(row["Calls"]) is has] for has in (True, False))
+    ran.sort(key=lambda row: -row["Energy"])
+    shown = ran[: limit or None]
+
+    def joules(some: list[dict[str, Any]]) -> float:
+        return round(float(sum(row["Energy"] for row in some)) / _UJ_PER_J, 9)
+
+    return {
+        "by": "energy",
+        "entries": [
+            {"kernel": row["Name"], "rank": row["pid"], "calls": row["Calls"], "joules": joules([row])} for row in shown
+        ],
+        "more": {"entries": len(ran) - len(shown), "joules": joules(ran[len(shown) :])},
+        "idle": [{"rank": row["pid"], "joules": joules([row])} for row in idle],
+        "energy": {"selected": joules(ran), "idle": joules(idle), "total": joules(rows)},
+    }
+
+
+def energy_lines(trace: Trace, limit: int) -> list[str]:
+    """Returns the table of energy as lines; none where there is no power."""
     energy = trace.tables.get("energy")
     if energy is None or not energy.num_rows:
         return []

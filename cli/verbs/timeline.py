@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +31,7 @@ Examples:
   iaprof timeline job-*.json -o out                 imports the traces first
   iaprof timeline --list-stages
 """
+_MANY = 3 << 20  # slices: what is prepared for Perfetto's format would need too much memory beside another writer
 _TEXT_TOO = ("categories",)  # tables that are also written as text
 
 
@@ -178,12 +179,19 @@ def _check_folder(folder: Path, force: bool) -> None:
 
 def _write_all(trace: Trace, given: Mapping[str, Arguments], folder: Path, mode: int, tensorboard: bool) -> None:
     """Writes the trace, with the arguments of its imported events by kind, and its tables into a folder."""
+    import threading
     from concurrent.futures import ThreadPoolExecutor
 
+    from iaprof.report.join.memory import keep_freed_blocks
     from iaprof.report.timeline.outputs.tables import write_csv, write_text
 
+    keep_freed_blocks()
     with ThreadPoolExecutor(1) as threads:  # Arrow does most of the work, without Python's lock
-        perfetto = threads.submit(_write_perfetto, trace, given, folder / "trace.pftrace", mode)
+        prepared = threading.Event()
+        perfetto = threads.submit(_write_perfetto, trace, given, folder / "trace.pftrace", mode, prepared.set)
+        perfetto.add_done_callback(lambda _: prepared.set())
+        if len(trace.slices) >= _MANY:
+            prepared.wait()
         _write_trace(trace, given, folder / "trace.json", mode, tensorboard)
         perfetto.result()
     for name, table in trace.tables.items():
@@ -219,11 +227,13 @@ def _write_page(trace: Trace, capture: CaptureReader, path: Path, mode: int) -> 
         file.write(page.getvalue().encode())
 
 
-def _write_perfetto(trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int) -> None:
+def _write_perfetto(
+    trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int, prepared: Callable[[], None]
+) -> None:
     from iaprof.report.timeline.outputs.perfetto import write_perfetto
 
     with replace_file(path, mode) as file:
-        write_perfetto(trace, given, file)
+        write_perfetto(trace, given, file, prepared)
 
 
 def _print_stages(on: Sequence[bool]) -> None:

@@ -13,6 +13,7 @@ from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.analysis import open_report
 from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
+from iaprof.cli.options.timeline_options import Freq
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
 from iaprof.cli.terminal.facts import say_facts
@@ -20,6 +21,7 @@ from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.cli.terminal.wait_facts import say_waits
+from iaprof.cli.time_lines import check_options, holds_time_lines, show_energy, stage_options
 from iaprof.cli.verbs.top_transfers import say_unrecorded, show_transfers
 from iaprof.cli.verbs.top_waits import BY as WAIT, top_waits
 from iaprof.formats.writers.json_stacks import stack_ends
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
 
 BY = ("kernel", "function", "line", "instruction", "reason", "process", "launcher", "stack", "operator", "energy")
 OPERATOR, ENERGY = "operator", "energy"
+OF_TIME_LINES = (
+    *("captures", "by", "limit", "output", "force", "as_json", "freq", "quiet"),
+    *("memory_limit", "large"),
+)
+"""The options that a capture of time lines takes, too, with --by energy."""
 TRANSFER = "transfer"
 NJ_PER_J = 10**9
 ALL = (*BY, TRANSFER, WAIT)
@@ -55,6 +62,7 @@ Examples:
 def top(
     choice: SelectionOptions,
     fleet: FleetOptions,
+    context: typer.Context,
     captures: Captures = ["iaprof.parquet"],  # noqa: B006 (typer copies it)
     by: Annotated[str, typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.")] = "kernel",
     limit: Annotated[
@@ -82,6 +90,7 @@ def top(
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    freq: Freq = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
     """Print what stalls most.
@@ -92,6 +101,9 @@ def top(
     checked_choice(by, ALL, "--by")
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
+    is_of_traces = by == ENERGY and not is_several(captures) and holds_time_lines(Path(captures[0]))
+    if freq is not None and not is_of_traces:
+        raise UsageError("--freq is for --by energy of one capture of time lines: leave it out")
     answers = Answers.chosen(output, as_json, force, captures)
     limit = answers.rows(limit)
     if is_several(captures):
@@ -105,6 +117,10 @@ def top(
         raise UsageError(f"--{'outliers' if outliers else 'percentiles'} is for several captures, with --group-by")
     fleet.refuse_for_one("top")
     capture = Path(captures[0])
+    if is_of_traces:
+        check_options(context, capture, OF_TIME_LINES)
+        show_energy(capture, stage_options(freq), limit, answers, quiet)
+        return
     if by == TRANSFER:
         if per_interval:
             raise UsageError("--by transfer has no table for each interval: choose times with --time")

@@ -11,8 +11,9 @@ from iaprof.formats.header.traces import MEMBER
 
 KEY = "clock"
 MOST_THREADS = 4096  # of a trace, in the header
+MOST_RATE = 1e-3  # clocks are off by a tenth of it at most
 _LIMIT = 1 << 62
-_TOLD_DRIFT_NS = 10_000  # less is how exactly launches tell
+TOLD_DRIFT_NS = 10_000  # less is how exactly launches tell
 _Thread = tuple[int, int]
 """Process and thread."""
 
@@ -37,6 +38,8 @@ class TraceClock:
     median_ns: int = 0  # of the distances between these
     largest_ns: int = 0
     drift_ns: int = 0  # how much later the trace's clock was at its last launches than at its first
+    rate: float = 0.0  # of the drift, by which the times were corrected: ns that the trace's clock gets ahead in a ns
+    steady_ns: int = 0  # the trace's time that was not corrected
     threads: Mapping[_Thread, _Thread] = field(default_factory=dict)  # the capture's for those of the trace, if known
 
     def as_dict(self) -> dict[str, Any]:
@@ -70,9 +73,10 @@ def describe_clock(clock: TraceClock) -> str:
             how = "its clock is CLOCK_MONOTONIC, as the capture's"
     if clock.by is not JoinedBy.LAUNCHES:
         how += f"; {fitting}" if clock.fitting else "; no launches tell how well"
-    if abs(clock.drift_ns) >= _TOLD_DRIFT_NS:
+    if abs(clock.drift_ns) >= TOLD_DRIFT_NS:
         sooner = "behind" if clock.drift_ns < 0 else "ahead"
         how += f"; from the first to the last launches the trace's clock gets {_short(abs(clock.drift_ns))} {sooner}"
+        how += ", which was corrected" if clock.rate else ""
     return f"{how} (a guess)" if clock.is_guess else how
 
 
@@ -93,12 +97,15 @@ def _clock(found: Any) -> TraceClock | None:
     numbers = {name: _number(found.get(name)) for name in ("launches", "fitting", "median_ns", "largest_ns")}
     drift = found.get("drift_ns")
     numbers["drift_ns"] = drift if type(drift) is int and -_LIMIT < drift < _LIMIT else 0
+    rate, steady = found.get("rate"), found.get("steady_ns")
+    rate = rate if type(rate) is float and abs(rate) <= MOST_RATE else 0.0
     rows = found.get("threads")
     threads = {}
     for row in rows[:MOST_THREADS] if isinstance(rows, list) else ():
         if isinstance(row, list) and len(row) == 4 and all(type(each) is int and 0 <= each < _LIMIT for each in row):
             threads[row[0], row[1]] = (row[2], row[3])
-    return TraceClock(JoinedBy(by), offset, is_guess, **numbers, threads=threads)
+    steady = steady if type(steady) is int and -_LIMIT < steady < _LIMIT else 0
+    return TraceClock(JoinedBy(by), offset, is_guess, **numbers, rate=rate, steady_ns=steady, threads=threads)
 
 
 def _number(value: Any) -> int:

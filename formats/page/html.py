@@ -61,6 +61,7 @@ TIME_LINES = Parts(
         "heatmap.js",
         "traces/busy.js",
         "traces/tracks.js",
+        "traces/energy.js",
         "traces/traces.js",
     ),
     (*_STYLES, "traces/traces.css"),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.dictionaries import combined
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import clean
-from iaprof.report.join.memory import return_free_memory, return_large_blocks_when_freed
+from iaprof.report.join.memory import keep_freed_blocks, return_free_memory, return_large_blocks_when_freed
 from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.columns.packed import Column, joined, pack, unpacked
 from iaprof.report.timeline.columns.table import Extra
@@ -23,6 +23,7 @@ from iaprof.report.timeline.trace import ABSENT, Dialect, Marks, Points, Slices,
 _LEAST_PACKED = 1 << 12  # rows of a row group
 _READ_AT_ONCE = 16  # row groups, after which memory is returned: what stays of them is between what was freed
 _MOST_RANK = 1 << 31
+_MANY = 3 << 20  # rows, whose columns are large blocks
 _LARGE = 4 << 20  # bytes of half a million rows: fewer would be returned, and zeroed again, too often
 
 
@@ -34,7 +35,10 @@ def load(capture: CaptureReader) -> Trace:
     Raises:
         CaptureError: the capture is damaged.
     """
-    return_large_blocks_when_freed(_LARGE)
+    if sum(part.count(kind) for part in capture.parts for kind in _FIELDS) < _MANY:
+        keep_freed_blocks()
+    else:
+        return_large_blocks_when_freed(_LARGE)
     texts = Texts()
     parts = capture.parts
     files: list[TraceFile] = []

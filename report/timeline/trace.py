@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from iaprof.report.timeline.columns.packed import ABSENT as ABSENT, Repeated, parts
 from iaprof.report.timeline.columns.table import Columns as Columns
+from iaprof.report.timeline.grouped import groups
 from iaprof.report.timeline.messages import Messages
 from iaprof.report.timeline.texts import NO_TEXT, Texts
 
@@ -95,6 +96,18 @@ class Slices(Columns):
                 found[part] = distinct[counters.codes[part], indexes[part]]
             return found
         return np.asarray(self.counters[np.arange(len(self)), indexes])
+
+    def shared_counters(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Returns the distinct counters of some slices, as several slices of an operation have the same.
+
+        Returns:
+            int64[rows], the number of each row's counters, and int64[m], rows that have them; None if m is not small.
+        """
+        counters = self.column("counters")
+        if not isinstance(counters, Repeated):
+            return None
+        number, first = groups(counters.codes[rows].astype(np.int64))
+        return (number, rows[first]) if 2 * len(first) <= len(rows) else None
 
     def distinct_counters(self) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
         """Returns counters that slices have, int64[m, 5], and the row of each slice's; None if each has its own row."""

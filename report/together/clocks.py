@@ -17,7 +17,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.header.trace_clocks import MOST_THREADS, JoinedBy, TraceClock
 from iaprof.report.together.launches import SeenLaunches
-from iaprof.report.together.matching import Fit, Recorded, match
+from iaprof.report.together.matching import Drift, Fit, Recorded, match
 
 BASE = "baseTimeNanoseconds"
 """The member of PyTorch's traces with the time since 1970 to which `ts` is relative, ns (libkineto, since 2024)."""
@@ -103,8 +103,9 @@ def clock_of(
     found = None if launches is None else match(launches, recorded, [clock.offset_ns for clock in known])
     if found is not None and launches is not None:
         fit, is_ambiguous = found
+        fit, drift = recorded.steadied(launches, fit)
         if len(fit.place) >= _FEWEST_LAUNCHES and fit.share >= _FITTING:
-            return _of_fit(JoinedBy.LAUNCHES, fit, launches, recorded, is_ambiguous)
+            return _of_fit(JoinedBy.LAUNCHES, fit, launches, recorded, is_ambiguous, drift)
     if not known:
         raise IaprofError(_nothing_fits(trace, None if found is None else found[0], clocks))
     clock = known[0]
@@ -129,7 +130,9 @@ def _known_clocks(trace: TraceTimes, clocks: RecordedClocks) -> list[TraceClock]
     ]
 
 
-def _of_fit(by: JoinedBy, fit: Fit, launches: SeenLaunches, recorded: Recorded, is_guess: bool) -> TraceClock:
+def _of_fit(
+    by: JoinedBy, fit: Fit, launches: SeenLaunches, recorded: Recorded, is_guess: bool, drift: Drift | None = None
+) -> TraceClock:
     return TraceClock(
         by,
         fit.offset_ns,
@@ -139,6 +142,8 @@ def _of_fit(by: JoinedBy, fit: Fit, launches: SeenLaunches, recorded: Recorded, 
         fit.median_ns,
         int(fit.distance.max(initial=0)),
         recorded.drift_ns(launches, fit),
+        0.0 if drift is None else drift.rate,
+        0 if drift is None else drift.steady_ns,
         _threads(fit, launches, recorded.launches),
     )
 
@@ -176,11 +181,26 @@ def _nothing_fits(trace: TraceTimes, fit: Fit | None, clocks: RecordedClocks) ->
     return f"{trace.name} does not fit the capture: {of_launches}, and {of_clock}: pass the capture of the same run"
 
 
-def shifted(times: _Ints, offsets_ns: _Ints) -> _Ints:
-    """Moves times, int64[n] both, to another clock; times that no clock shows stay in 64 bits."""
-    return np.asarray(np.clip(times, 1 - _LIMIT, _LIMIT - 1) + offsets_ns, np.int64)
+def moved(times: _Ints, files: _Ints, clocks: Sequence[TraceClock]) -> _Ints:
+    """Puts times of traces on the capture's clock; those that no clock shows stay in 64 bits.
+
+    Args:
+        times: int64[n], ns.
+        files: int64[n], indexes into `clocks`.
+        clocks: of the traces.
+    """
+    plain = np.clip(times, 1 - _LIMIT, _LIMIT - 1)
+    for file, clock in enumerate(clocks):
+        if clock.rate:
+            rows = np.flatnonzero(files == file)
+            corrected = Drift(clock.rate, clock.steady_ns).corrected(plain[rows])
+            plain[rows] = np.clip(corrected, 1 - _LIMIT, _LIMIT - 1)
+    offsets = np.array([clock.offset_ns for clock in clocks], np.int64)
+    return np.asarray(plain + offsets[files], np.int64)
 
 
-def offsets_of(clocks: Sequence[TraceClock]) -> _Ints:
-    """Returns the offset of each file: int64[n]."""
-    return np.array([clock.offset_ns for clock in clocks], np.int64)
+def lasting(durations: _Ints, files: _Ints, clocks: Sequence[TraceClock]) -> _Ints:
+    """Returns durations of traces on the capture's clock: int64[n], ns. See `moved`."""
+    rates = np.array([clock.rate for clock in clocks])
+    less = np.rint(np.clip(durations, 0, _LIMIT - 1) * rates[files])
+    return np.asarray(durations - less.astype(np.int64), np.int64)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -15,10 +16,11 @@ from iaprof.formats.capture.limits import MAX_HEADER_BYTES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.formats.header.trace_clocks import KEY, TraceClock
+from iaprof.formats.distinct import distinct_rows
+from iaprof.formats.header.trace_clocks import KEY, MOST_THREADS, TraceClock
 from iaprof.formats.header.traces import MEMBER
 from iaprof.report.archive import rows_of
-from iaprof.report.together.clocks import RecordedClocks, TraceTimes, clock_of, offsets_of, shifted
+from iaprof.report.together.clocks import RecordedClocks, TraceTimes, clock_of, lasting, moved
 from iaprof.report.together.launches import KernelTexts, recorded_launches, traced_launches
 from iaprof.report.together.matching import Recorded
 
@@ -72,7 +74,6 @@ def join_traces(capture: CaptureReader, traces: CaptureReader, output: BinaryIO)
     header = {**capture.header, MEMBER: [*known, *entries], "totals": _totals(capture.header, traces.header)}
     if len(json.dumps(header)) > MAX_HEADER_BYTES:
         raise IaprofError(f"what the headers of {capture.path} and of the traces say is too long: join fewer traces")
-    offsets = offsets_of(clocks)
     writer = CaptureWriter(output)
     try:
         for kind in KINDS:
@@ -81,7 +82,7 @@ def join_traces(capture: CaptureReader, traces: CaptureReader, output: BinaryIO)
                     writer.write(kind, rows)
         for kind in KINDS_OF_TRACES:
             for table in traces.tables(kind):
-                for rows in rows_of(kind, _moved(table, offsets, len(known))):
+                for rows in rows_of(kind, _moved(table, clocks, len(known))):
                     writer.write(kind, rows)
     finally:
         writer.close(header)  # in any case, or pyarrow complains on stderr
@@ -101,7 +102,9 @@ def _clocks(capture: CaptureReader, traces: CaptureReader, described: list[dict[
     recorded = Recorded(seen.renamed(whole))
     clocks = RecordedClocks.of(capture.header)
     spans = _spans(traces, len(described))
-    return [
+    inside = _namespaced(capture)
+    pids = _pids(traces, len(described)) if inside else [set()] * len(described)
+    found = [
         clock_of(
             TraceTimes.of(each, *spans[file]),
             launches[file].renamed(whole) if file in launches else None,
@@ -110,6 +113,39 @@ def _clocks(capture: CaptureReader, traces: CaptureReader, described: list[dict[
         )
         for file, each in enumerate(described)
     ]
+    return [_with_namespaces(clock, inside, own) for clock, own in zip(found, pids, strict=True)]
+
+
+def _namespaced(capture: CaptureReader) -> dict[int, int]:
+    """Returns the pids of processes by what they are in their own namespace, where that tells one process."""
+    if not capture.count("process"):
+        return {}
+    rows = capture.table("process", ("pid", "ns_pid")).to_pylist()
+    outside = {row["pid"] for row in rows}
+    found: dict[int, set[int]] = {}
+    for row in rows:
+        if row["ns_pid"]:
+            found.setdefault(row["ns_pid"], set()).add(row["pid"])
+    return {inner: pid.pop() for inner, pid in found.items() if len(pid) == 1 and inner not in outside}
+
+
+def _pids(traces: CaptureReader, files: int) -> list[set[int]]:
+    """Returns the pids that slices of each file have."""
+    found: list[set[int]] = [set() for _ in range(files)]
+    for table in traces.tables("slice", ("file", "pid")):
+        first, _ = distinct_rows(table["file"].to_numpy().astype(np.int64), table["pid"].to_numpy())
+        some = table.take(pa.array(first))
+        for file, pid in zip(some["file"].to_pylist(), some["pid"].to_pylist(), strict=True):
+            found[file].add(pid)
+    return found
+
+
+def _with_namespaces(clock: TraceClock, inside: Mapping[int, int], pids: Collection[int]) -> TraceClock:
+    """Adds main threads of processes without launches that fit: of other threads no number outside is known."""
+    told = {pid for pid, _ in clock.threads}
+    more = {(pid, pid): (inside[pid], inside[pid]) for pid in sorted(pids) if pid in inside and pid not in told}
+    room = max(MOST_THREADS - len(clock.threads), 0)
+    return replace(clock, threads={**clock.threads, **dict([*more.items()][:room])}) if more else clock
 
 
 def _spans(traces: CaptureReader, files: int) -> list[tuple[int, int]]:
@@ -128,11 +164,15 @@ def _spans(traces: CaptureReader, files: int) -> list[tuple[int, int]]:
     ]
 
 
-def _moved(table: pa.Table, offsets: _Ints, first_file: int) -> pa.Table:
+def _moved(table: pa.Table, clocks: Sequence[TraceClock], first_file: int) -> pa.Table:
     """Puts rows on the capture's clock, and numbers their files after those that it has."""
     file = table["file"].to_numpy().astype(np.int64)
-    moved = shifted(table["time_ns"].to_numpy(), offsets[file])
-    columns = {"time_ns": pa.array(moved), "file": pa.array((file + first_file).astype(np.uint16))}
+    columns = {
+        "time_ns": pa.array(moved(table["time_ns"].to_numpy(), file, clocks)),
+        "file": pa.array((file + first_file).astype(np.uint16)),
+    }
+    if "duration_ns" in table.column_names and any(clock.rate for clock in clocks):
+        columns["duration_ns"] = pa.array(lasting(table["duration_ns"].to_numpy(), file, clocks))
     for name, values in columns.items():
         table = table.set_column(table.schema.get_field_index(name), name, values)
     return table

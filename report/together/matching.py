@@ -7,11 +7,12 @@ training loop look alike, so there are many: the launches' times decide, as thos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.header.trace_clocks import MOST_RATE, TOLD_DRIFT_NS
 from iaprof.report.together.launches import SeenLaunches
 
 NEAR_NS = 1_000_000  # launches farther apart than this are not the same one
@@ -25,6 +26,7 @@ _MOST_WINDOWS = 4096  # that are looked at
 _SAMPLE = 1 << 15  # launches that a proposal is judged by
 _ALMOST = 0.9  # of the launches that fit best: a proposal with fewer is worse whatever the distances
 _FEWEST_OF_DRIFT = 4  # launches at each end
+_FEWEST_OF_PART, _MOST_PARTS = 20, 1024  # launches that a drift is measured by first; spans of the trace
 _AS_NEAR = 2.0  # times the smallest median: a place that is no farther may be the true one
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads the bits of hashes
 _Ints = NDArray[np.int64]
@@ -49,6 +51,18 @@ class Fit:
     def share(self) -> float:
         """How many of the launches fit."""
         return len(self.place) / self.launches if self.launches else 0.0
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A trace's clock that gets ahead of the capture's evenly."""
+
+    rate: float  # ns in a ns
+    steady_ns: int  # the time of the trace at which it is not ahead
+
+    def corrected(self, times: _Ints) -> _Ints:
+        """Returns times, int64[n], of a clock that does not."""
+        return np.asarray(times - np.rint((times - self.steady_ns) * self.rate).astype(np.int64), np.int64)
 
 
 class Recorded:
@@ -94,6 +108,39 @@ class Recorded:
         ahead = (trace.time[fit.place] - self.launches.time[fit.partner])[np.argsort(trace.time[fit.place])]
         return int(np.median(ahead[-count:]) - np.median(ahead[:count]))
 
+    def steadied(self, trace: SeenLaunches, fit: Fit) -> tuple[Fit, Drift | None]:
+        """Corrects an even drift of a trace's clock, if that brings its launches closer and no fewer fit.
+
+        With a drift, launches farther away fit others of their kernel. So the drift is measured where launches fit
+        best, and then around that place in a span that doubles, as what is known of the drift allows.
+        """
+        parts = min(len(fit.place) // _FEWEST_OF_PART, _MOST_PARTS)
+        if parts < 2:
+            return fit, None
+        pieces = np.array_split(np.argsort(trace.time[fit.place], kind="stable"), parts)
+        best = min(pieces, key=lambda rows: float(np.median(fit.distance[rows])))
+        low, high = int(fit.place[best].min()), int(fit.place[best].max()) + 1
+        steady, rate, offset = int(np.median(trace.time[fit.place[best]])), 0.0, fit.offset_ns
+        while True:
+            some = _steady(trace, slice(low, high), Drift(rate, steady))
+            near = self.fit(some, offset)
+            if len(near.place) < _FEWEST_OF_PART:
+                return fit, None
+            left = some.time[near.place] + offset - self.launches.time[near.partner]
+            more, behind = _line(some.time[near.place] - steady, left)
+            rate, offset = rate + more, offset - behind
+            if abs(rate) > MOST_RATE:
+                return fit, None
+            if high - low == len(trace):
+                break
+            low, high = max(low - (high - low), 0), min(high + (high - low), len(trace))
+        drift = Drift(rate, steady)
+        closer = self.refined(_steady(trace, slice(None), drift), offset)
+        is_better = len(closer.place) >= len(fit.place) and closer.median_ns < fit.median_ns
+        if not is_better or abs(self.drift_ns(trace, closer)) < TOLD_DRIFT_NS:
+            return fit, None
+        return closer, drift
+
     def refined(self, trace: SeenLaunches, offset_ns: int) -> Fit:
         """Fits twice: moves the offset by the median of what is left, which outliers do not disturb."""
         fit = self.fit(trace, offset_ns)
@@ -101,6 +148,21 @@ class Recorded:
             return fit
         left = self.launches.time[fit.partner] - trace.time[fit.place] - offset_ns
         return self.fit(trace, offset_ns + int(np.median(left)))
+
+
+def _steady(trace: SeenLaunches, part: slice, drift: Drift) -> SeenLaunches:
+    """Returns some launches of a trace, with times of a clock that does not drift."""
+    return replace(trace, time=drift.corrected(trace.time[part]), thread=trace.thread[part], name=trace.name[part])
+
+
+def _line(times: _Ints, values: _Ints) -> tuple[float, int]:
+    """Returns the slope of values over times, by medians of their first and last quarters, and the value at 0."""
+    order = np.argsort(times, kind="stable")
+    times, values = times[order], values[order]
+    count = max(len(times) // 4, 1)
+    long = float(np.median(times[-count:]) - np.median(times[:count]))
+    slope = float(np.median(values[-count:]) - np.median(values[:count])) / long if long > 0 else 0.0
+    return slope, round(float(np.median(values - slope * times)))
 
 
 def match(trace: SeenLaunches, recorded: Recorded, known: Sequence[int] = ()) -> tuple[Fit, bool] | None:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from iaprof.formats.profile import StackOptions
 from iaprof.report.join.memory import return_free_memory
 from iaprof.report.timeline.arguments import Arguments
-from iaprof.report.timeline.grouped import Groups, by_time, few
+from iaprof.report.timeline.grouped import Groups, few
 from iaprof.report.timeline.intervals import FARTHEST
+from iaprof.report.timeline.outputs.event_order import EventOrder, Kind
 from iaprof.report.timeline.outputs.formats import TimeLine
 from iaprof.report.timeline.outputs.json_texts import (
     Member,
@@ -26,6 +27,7 @@ from iaprof.report.timeline.outputs.json_texts import (
     numbers,
     objects,
     quoted,
+    shared,
 )
 from iaprof.report.timeline.trace import ABSENT, MADE_OF_TEXT, Columns, Marks, Points, Slices, Trace
 
@@ -83,7 +85,7 @@ class ChromeWriter:
         own = [device for device in self._devices if rank is None or device.get("id") == rank]
         output.write(_head(self._trace, self._settings, own).encode() + b'"traceEvents":[\n')
         skipped = len(_SEPARATOR)  # before the first event
-        for number, chunk in enumerate(self._events.chunks(rows or Rows.all(self._trace)), 1):
+        for number, chunk in enumerate(self._events.chunks(rows), 1):
             _, offsets, content = chunk.buffers()
             places = np.frombuffer(offsets, np.int32)
             output.write(memoryview(content)[places[chunk.offset] + skipped : places[chunk.offset + len(chunk)]])
@@ -104,11 +106,6 @@ class Rows:
         instants: NDArray[np.int64],
     ) -> None:
         self.kinds = (slices, points, flows, instants)
-
-    @classmethod
-    def all(cls, trace: Trace) -> Rows:
-        """Chooses all events."""
-        return cls(*(np.arange(len(columns)) for columns in _kinds(trace)))
 
     @classmethod
     def of_pids(cls, trace: Trace, pids: NDArray[np.int64]) -> Rows:
@@ -214,6 +211,17 @@ def _numbers(values: NDArray[Any]) -> Texts:
     return few_numbers(values) if values.dtype == np.int64 else numbers(values)
 
 
+def _counters(slices: Slices) -> list[Member]:
+    counters = slices.counters
+    found = [member(f"TS{n}", numbers(counters[:, n - 1]), '"') for n in range(1, 6)]
+    return [*found, member("Power", numbers(slices.power), '"')]
+
+
+def _rows(chosen: NDArray[np.int64] | None, places: Any) -> Any:
+    """Returns row numbers by places among those that are chosen; None chooses all."""
+    return places if chosen is None else chosen[places]
+
+
 class _Events:
     """Formats events."""
 
@@ -227,7 +235,7 @@ class _Events:
         self._originals = [_Originals(trace, arguments, name) for name in ("pid", "tid")]
         self._formats: tuple[Format, ...] = (self._slices, self._points, self._flows, self._instants)
 
-    def chunks(self, rows: Rows) -> Iterator[pa.StringArray]:
+    def chunks(self, rows: Rows | None) -> Iterator[pa.StringArray]:
         """Yields the JSON of events in order of time, the longest first where they begin together.
 
         Each is behind the separator, also the first one.
@@ -242,34 +250,35 @@ class _Events:
             back[np.concatenate(places)] = np.arange(len(chosen))
             yield pa.concat_arrays(texts).take(pa.array(back))
 
-    def _in_order(self, rows: Rows) -> Iterator[tuple[NDArray[np.int64], NDArray[np.intp]]]:
+    def _in_order(self, rows: Rows | None) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """Yields the row numbers of events, and their kinds, in order of time."""
         trace = self._trace
-        slices, values, flows, instants = rows.kinds
-        if not self._values.is_first.all():
-            values = values[self._values.is_first[values]]
-        chosen = slices, values, flows, instants
+        chosen: list[NDArray[np.int64] | None] = [None] * 4 if rows is None else [*rows.kinds]
+        first, values = self._values.is_first, chosen[1]
+        if not first.all():
+            chosen[1] = np.flatnonzero(first) if values is None else values[first[values]]
         columns = [trace.slices.start, trace.points.time, trace.flows.time, trace.instants.time]
-        times = np.concatenate([column[each] for column, each in zip(columns, chosen, strict=True)])
-        duration, count = trace.slices.duration, len(slices)
+        counts = np.array([len(column if each is None else each) for column, each in zip(columns, chosen, strict=True)])
+        duration = trace.slices.duration
+
+        def times(column: NDArray[np.int64], rows_: NDArray[np.int64] | None) -> Kind:
+            return Kind(len(column if rows_ is None else rows_), lambda span: column[_rows(rows_, span)])
 
         def shortest_last(events: NDArray[np.int64]) -> NDArray[np.float64]:
             found = np.zeros(len(events))
-            of_slices = events < count
-            found[of_slices] = -duration[slices[events[of_slices]]]
+            of_slices = events < counts[0]
+            found[of_slices] = -duration[_rows(chosen[0], events[of_slices])]
             return found
 
-        order = by_time(times, shortest_last)
-        del times  # millions of them
-        ends = np.cumsum([len(each) for each in chosen])
-        for start in range(0, len(order), _CHUNK):
-            events = order[start : start + _CHUNK]
-            kinds = np.searchsorted(ends, events, "right")
-            numbers_ = np.empty(len(events), np.int64)
+        ends = np.cumsum(counts)
+        kinds = [times(column, each) for column, each in zip(columns, chosen, strict=True)]
+        for events, _ in EventOrder(kinds).chunks(shortest_last, _CHUNK):
+            of_kinds = np.searchsorted(ends, events, "right")
+            numbers_ = events - (ends - counts)[of_kinds]
             for kind, own in enumerate(chosen):
-                of_kind = kinds == kind
-                numbers_[of_kind] = own[events[of_kind] - (ends[kind] - len(own))]
-            yield numbers_, kinds
+                of_kind = of_kinds == kind
+                numbers_[of_kind] = _rows(own, numbers_[of_kind])
+            yield numbers_, of_kinds
 
     def _text(self, codes: NDArray[np.int32]) -> pa.StringArray:
         return self._texts.take(pa.array(codes, mask=codes < 0)).cast(pa.string())
@@ -295,9 +304,8 @@ class _Events:
 
     def _slices(self, rows: NDArray[np.int64]) -> pa.StringArray:
         slices = self._trace.slices.take(rows)
-        args = [member(f"TS{n}", numbers(slices.counters[:, n - 1]), '"') for n in range(1, 6)]
-        args += [
-            member("Power", numbers(slices.power), '"'),
+        args = [
+            *self._counted(slices, rows),
             member("bytes", few_numbers(slices.bytes)),
             member("memory bandwidth (GB/s)", numbers(slices.bandwidth)),
             member("correlation", numbers(slices.correlation)),
@@ -319,6 +327,17 @@ class _Events:
             len(rows),
             _SEPARATOR + '{"ph":"X",',
         )
+
+    def _counted(self, slices: Slices, rows: NDArray[np.int64]) -> list[Member]:
+        """Returns the members with the counters of slices, which stand in some rows."""
+        found = self._trace.slices.shared_counters(rows)
+        if found is None:
+            return _counters(slices)
+        number, first = found
+        distinct = self._trace.slices.take(first, ("counters", "power"))
+        if np.array_equal(distinct.power[number], slices.power):
+            return [shared(_counters(distinct), number)]
+        return [shared(_counters(distinct)[:-1], number), _counters(slices)[-1]]
 
     def _peers(self, slices: Slices) -> list[Member]:
         """Returns the members for ranks, as runtimes call them: `Peers` of those that can be several."""

@@ -19,6 +19,7 @@ from iaprof.report.timeline.trace import ABSENT
 Texts: TypeAlias = pa.StringArray | pa.DictionaryArray
 """JSON texts, also with numbers of distinct ones."""
 
+_FARTHEST = 1 << 40  # behind the end of every text
 _NEEDS_ESCAPES = '[\\x00-\\x1f"\\\\\\x7f\\x{2028}\\x{2029}]'
 _THOUSANDTHS = pa.array([f".{n:03}".rstrip("0") if n else "" for n in range(1000)], pa.string())
 
@@ -128,6 +129,15 @@ def objects(members: Sequence[Member], count: int, start: str = "{") -> pa.Strin
     if last is not None:
         return _join(*parts, _text(constant.removesuffix(",") + "}"))
     return _join(pc.ascii_rtrim(_join(*parts), ","), _text("}"))
+
+
+def shared(members: Sequence[Member], number: NDArray[np.int64]) -> Member:
+    """Returns members of distinct objects as one member of all objects, which have them by number."""
+    count = len(members[0].values)
+    texts = objects(members, count, "")
+    texts = pc.binary_replace_slice(texts, start=-1, stop=_FARTHEST, replacement="")  # the brace
+    none = pc.equal(texts, _text("")).to_numpy(zero_copy_only=False)
+    return Member("", pa.DictionaryArray.from_arrays(pa.array(number, mask=none[number]), texts), ",")
 
 
 def _together(members: Sequence[Member]) -> list[list[Member]]:

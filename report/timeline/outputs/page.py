@@ -20,11 +20,14 @@ from iaprof.report.about import about
 from iaprof.report.timeline.grouped import Groups
 from iaprof.report.timeline.messages import Level
 from iaprof.report.timeline.outputs.formats import TimeLine
+from iaprof.report.timeline.stages.energy import TABLE
 from iaprof.report.timeline.trace import Trace
 from iaprof.report.timeline.views.busy import CLASSES, Busy, busy
+from iaprof.report.timeline.views.energy import over_time
 from iaprof.report.timeline.views.picture import SEVERAL, Picture, picture
 
 _MOST_TABLE_ROWS = 500
+_ENERGY = "Energy"  # the table that follows the time that is shown
 _FIRST = {name: at for at, name in enumerate(("pid", "Pid", "Name", "CollGroup", "Category", "Wait"))}
 _MOST_MESSAGES = 50
 _MOST_POINTS = 600  # of a rank's iterations
@@ -48,14 +51,16 @@ def write_html(shown: TimeLine, _: StackOptions, out: IO[str]) -> None:
     """Writes the page."""
     title = _title(shown.trace)
     heat, boxes = busy(shown.trace), picture(shown.trace)
-    head, arrays = _arrays(shown.trace, heat, boxes)
+    tables = [table for table in _tables(shown.trace) if table is not None]
+    energy = next((table for table in tables if table["title"] == _ENERGY), None)
+    head, arrays = _arrays(shown.trace, heat, boxes, energy)
     panels = {
         "title": title,
         "about": about_data(about(shown.capture)),
         "warnings": _messages(shown.trace, Level.WARNING),
         "notes": [*_messages(shown.trace, Level.NOTE), *_counts(shown.trace)],
         "seconds": heat.length / 1e9,
-        "tables": [table for table in _tables(shown.trace) if table is not None],
+        "tables": tables,
         "iterations": _iterations(shown.trace),
     }
     write_page(TIME_LINES, title, packed({"panels": panels, "trees": head}, arrays), out)
@@ -81,7 +86,9 @@ def _counts(trace: Trace) -> list[str]:
     return found
 
 
-def _arrays(trace: Trace, heat: Busy, boxes: Picture) -> tuple[dict[str, Any], list[bytes]]:
+def _arrays(
+    trace: Trace, heat: Busy, boxes: Picture, energy: dict[str, Any] | None
+) -> tuple[dict[str, Any], list[bytes]]:
     """Returns the description of the page's arrays, and their bytes."""
     names, name = np.unique(boxes.name, return_inverse=True)
     texts = [trace.texts[code] if code >= 0 else "" for code in names.tolist()]
@@ -103,6 +110,13 @@ def _arrays(trace: Trace, heat: Busy, boxes: Picture) -> tuple[dict[str, Any], l
             "name": name, "slices": boxes.slices, "kind": boxes.kind + 1,
         },
     }  # fmt: skip
+    if energy is not None:
+        shown = trace.tables[TABLE].sort_by([("Energy", "descending")]).slice(0, len(energy["rows"]))
+        spans = over_time(trace, list(zip(shown["pid"].to_pylist(), shown["Name"].to_pylist(), strict=True)))
+        described["energy"] = {"bins": spans.bins, "ranks": spans.ranks}
+        columns["energy"] = {
+            "nanojoules": spans.nanojoules.ravel(), "calls": spans.calls.ravel(), "totals": spans.totals.ravel(),
+        }  # fmt: skip
     arrays = []
     for part, values in columns.items():
         described[part]["arrays"] = []
@@ -126,7 +140,7 @@ def _tables(trace: Trace) -> list[dict[str, Any] | None]:
         _table("Kernels", trace.tables.get("summary"), "Total Time", "us. Time is the share of the rank's kernels."),
         _table("Kernels by cycles", trace.tables.get("kernels"), "Cycles", "Cycles of the device, and what for."),
         _table(
-            "Energy", trace.tables.get("energy"), "Energy",
+            _ENERGY, trace.tables.get(TABLE), "Energy",
             "uJ, of kernels and copies, and of the idle device, where power is known.",
         ),
         _table("Categories", trace.tables.get("categories"), "", "us. PT_Util is ideal by kernel time."),

@@ -7,7 +7,7 @@ closer in time; where there is no slice, it is an instant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 import numpy as np
@@ -22,9 +22,10 @@ from iaprof.formats.perfetto.columns import MOST_ROWS
 from iaprof.formats.perfetto.packets import CATEGORIES, EVENT_NAMES, PacketWriter, event_field
 from iaprof.formats.profile import StackOptions
 from iaprof.report.timeline.arguments import Arguments
-from iaprof.report.timeline.grouped import by_time, few, groups
+from iaprof.report.timeline.grouped import few, groups
 from iaprof.report.timeline.outputs import perfetto_flows as flows, perfetto_tracks as tracks
 from iaprof.report.timeline.outputs.chrome import INTERNAL
+from iaprof.report.timeline.outputs.event_order import EventOrder, Kind
 from iaprof.report.timeline.outputs.formats import TimeLine
 from iaprof.report.timeline.outputs.perfetto_arguments import ImportedArguments
 from iaprof.report.timeline.stages.overlap import levels
@@ -42,13 +43,16 @@ def write_report(shown: TimeLine, _: StackOptions, out: IO[bytes]) -> None:
         write_perfetto(shown.trace, given, out)
 
 
-def write_perfetto(trace: Trace, arguments: Mapping[str, Arguments], output: IO[bytes]) -> None:
+def write_perfetto(
+    trace: Trace, arguments: Mapping[str, Arguments], output: IO[bytes], prepared: Callable[[], None] = lambda: None
+) -> None:
     """Writes a trace, its events in order of time. If that is before 0, all times are moved so that they start at 0.
 
     Args:
         trace: the trace.
         arguments: of imported events, by kind of row: slice, flow and instant.
         output: receives the packets.
+        prepared: called once events are going to be written, after what needs most memory.
     """
     whole = np.floor(np.clip(np.nan_to_num(trace.slices.duration), 0, _LONGEST) + 1e-6)
     slices = trace.slices.changed(duration=whole)
@@ -58,6 +62,7 @@ def write_perfetto(trace: Trace, arguments: Mapping[str, Arguments], output: IO[
     named = tracks.names(trace, arguments.get("instant"))
     where = tracks.describe(trace, level, named, out)
     writer = _Writer(trace, slices, where, arguments, out)
+    prepared()
     for chunk in writer.chunks():
         writer.write(*chunk)
     out.flush()
@@ -89,9 +94,15 @@ class _Writer:
         sizes = [count, count, len(trace.points), len(free), len(instants)]
         begins = np.cumsum([0, *sizes[:-1]])  # of kinds among all packets
         start, duration = slices.start, slices.duration
-        end = start + duration.astype(np.int64)
-        times = np.concatenate([start, end, trace.points.time, trace.flows.time[free], trace.instants.time[instants]])
-        del start, end  # millions of each
+        of_points, of_flows, of_instants = trace.points.time, trace.flows.time, trace.instants.time
+        times = [
+            lambda span: start[span],
+            lambda span: start[span] + duration[span].astype(np.int64),
+            lambda span: of_points[span],
+            lambda span: of_flows[free[span]],
+            lambda span: of_instants[instants[span]],
+        ]
+        order = EventOrder([Kind(size, each) for size, each in zip(sizes, times, strict=True)])
 
         def rank(packets: NDArray[np.int64]) -> NDArray[np.int64]:
             """Returns what tells the order of packets at one instant."""
@@ -102,16 +113,14 @@ class _Writer:
             found = np.where(lengths == 0, _LAST + 2 * rows + at_end, np.where(at_end, 0, _LAST - lengths))
             return np.where(of_slices, found, 0)
 
-        order = by_time(times, rank)
-        earliest = min(int(times.min(initial=0)), 0)
-        for first in range(0, len(order), MOST_ROWS):
-            packets = order[first : first + MOST_ROWS]
-            kinds = (np.searchsorted(np.cumsum(sizes), packets, "right")).astype(np.int8)
+        first = min(order.earliest, 0)
+        for packets, at in order.chunks(rank, MOST_ROWS):
+            kinds = np.searchsorted(np.cumsum(sizes), packets, "right").astype(np.int8)
             rows = packets - begins[kinds]
             for kind, chosen in ((_FLOW, free), (_INSTANT, instants)):
                 of_kind = kinds == kind
                 rows[of_kind] = chosen[rows[of_kind]]
-            yield kinds, rows, times[packets] - earliest
+            yield kinds, rows, at - first
 
     def write(self, kinds: NDArray[np.int8], rows: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         """Writes a chunk of packets."""
@@ -131,7 +140,7 @@ class _Writer:
         return [
             _on_tracks(pb.TrackEvent.TYPE_SLICE_BEGIN, self._where.slices[rows]),
             *self._names(slices),
-            *self._slice_arguments(slices),
+            *self._slice_arguments(slices, rows),
             self._flows.fields(rows, at_end=False),
         ]
 
@@ -195,12 +204,10 @@ class _Writer:
             columns.numbers(event_field("category_iids"), events.category.astype(np.int64) + 1, events.category < 0),
         ]
 
-    def _slice_arguments(self, slices: Slices) -> list[Bytes]:
-        integers = {f"TS{n}": slices.counters[:, n - 1] for n in range(1, 6)}
-        integers |= {
-            "Power": slices.power, "bytes": slices.bytes, "correlation": slices.correlation, "device": slices.device,
-        }  # fmt: skip
-        found = [self._column(name, values) for name, values in integers.items()]
+    def _slice_arguments(self, slices: Slices, rows: NDArray[np.int64]) -> list[Bytes]:
+        found = self._counters(slices, rows)
+        integers = {"bytes": slices.bytes, "correlation": slices.correlation, "device": slices.device}
+        found += [self._column(name, values) for name, values in integers.items()]
         found.append(self._column("memory bandwidth (GB/s)", slices.bandwidth))
         found += [
             self._column(name, codes)
@@ -209,6 +216,22 @@ class _Writer:
         found.append(self._texts("jobname", self._jobs, slices.file))
         found += [self._column(name, values) for name, values in slices.extra.items() if name not in INTERNAL]
         return [each for each in (*found, self._given("slice", slices.row)) if each is not None]
+
+    def _counters(self, slices: Slices, rows: NDArray[np.int64]) -> list[Bytes | None]:
+        """Returns the counters of slices, which stand in some rows: those that several have are made once."""
+        shared = self._slices.shared_counters(rows)
+        number, first = shared or (None, rows)
+        distinct = slices if number is None else self._slices.take(first, ("counters", "power"))
+        counters = distinct.counters
+        found = [self._column(f"TS{n}", counters[:, n - 1]) for n in range(1, 6)]
+        if number is None:
+            return [*found, self._column("Power", slices.power)]
+        is_shared = np.array_equal(distinct.power[number], slices.power)
+        if is_shared:
+            found.append(self._column("Power", distinct.power))
+        made = [each for each in found if each is not None]
+        joined = columns.message(made, len(first)).take(pa.array(number)) if made else None
+        return [joined] if is_shared else [joined, self._column("Power", slices.power)]
 
     def _mark_arguments(self, kind: str, marks: Marks) -> list[Bytes]:
         found = [self._column(name, values) for name, values in marks.extra.items() if name not in INTERNAL]

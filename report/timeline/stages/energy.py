@@ -42,6 +42,38 @@ class DevicePower:
         return np.asarray(np.where(holds, self.watts[place], 0.0), np.float64)
 
 
+@dataclass(frozen=True)
+class Spent:
+    """What a device spent from its first edge to each edge: where power changes, or a slice begins or ends."""
+
+    edges: _Ints  # [n], ns
+    each: _Floats  # [n], joules of a slice that ran all the time; those that run at once have equal parts
+    idle: _Floats  # [n], joules while nothing ran
+    total: float  # joules
+
+    @classmethod
+    def of(cls, power: DevicePower, starts: _Ints, until: _Ints) -> Spent:
+        """Shares out the power of a device among slices, by their starts and ends in ns."""
+        edges = np.unique(np.concatenate([power.start, power.end, starts, until]))
+        begun, ended = (np.searchsorted(np.sort(each), edges[:-1], "right") for each in (starts, until))
+        running = begun - ended
+        spent = power.at(edges[:-1]) * np.diff(edges) / 1e9
+        each = np.append(0.0, np.cumsum(np.where(running > 0, spent / np.maximum(running, 1), 0.0)))
+        idle = np.append(0.0, np.cumsum(np.where(running == 0, spent, 0.0)))
+        return cls(edges, each, idle, float(spent.sum()))
+
+    def of_slices(self, starts: _Ints, until: _Ints) -> _Floats:
+        """Returns the joules of slices, all of whose starts and ends are edges."""
+        return np.asarray(
+            self.each[np.searchsorted(self.edges, until)] - self.each[np.searchsorted(self.edges, starts)]
+        )
+
+    def at(self, values: _Floats, times: _Ints) -> _Floats:
+        """Returns `each` or `idle` at any times: between two edges they grow evenly."""
+        first = self.edges[0]
+        return np.asarray(np.interp(times - first, self.edges - first, values), np.float64)
+
+
 def share_energy(trace: Trace, options: Options, pattern: str, placeholder: str) -> None:
     """Makes the table `energy`: microjoules of each device's kernels and copies, and of the idle device.
 
@@ -54,7 +86,7 @@ def share_energy(trace: Trace, options: Options, pattern: str, placeholder: str)
         pattern: a regular expression for what is replaced in names.
         placeholder: by what.
     """
-    powers = _powers(trace, options)
+    powers = device_powers(trace, options)
     if not powers:
         return
     running = np.flatnonzero(find(trace, Kind.DEVICE) & ~find(trace, Kind.PREPARATION))
@@ -76,7 +108,7 @@ def share_energy(trace: Trace, options: Options, pattern: str, placeholder: str)
         trace.slices.extra[OF_SLICES] = of_slices
 
 
-def _powers(trace: Trace, options: Options) -> dict[int, DevicePower]:
+def device_powers(trace: Trace, options: Options) -> dict[int, DevicePower]:
     """Returns the power of each device by pid: from its charge counters, else from counters of watts in the trace."""
     charged = mean_power(trace, options)
     good = np.flatnonzero(~np.isnan(charged.watts))
@@ -108,19 +140,13 @@ def _of_device(
 ) -> tuple[pa.Table, _Floats] | None:
     """Returns the table of a device, and the joules of its slices; None if it used nothing, or more than can be."""
     starts, until = np.clip(ran.start, -FARTHEST, FARTHEST), ends(ran)
-    edges = np.unique(np.concatenate([power.start, power.end, starts, until]))
-    running = np.searchsorted(np.sort(starts), edges[:-1], "right") - np.searchsorted(
-        np.sort(until), edges[:-1], "right"
-    )
-    spent = power.at(edges[:-1]) * np.diff(edges) / 1e9
-    total = float(spent.sum())
+    spent = Spent.of(power, starts, until)
+    total = spent.total
     if not 0 < total <= MOST_J:
         return None
-    reached = np.append(0.0, np.cumsum(np.where(running > 0, spent / np.maximum(running, 1), 0.0)))
-    energy = reached[np.searchsorted(edges, until)] - reached[np.searchsorted(edges, starts)]
+    energy = spent.of_slices(starts, until)
     groups = Groups(names)
-    idle = float(spent[running == 0].sum())
-    joules = np.append(groups.sum(energy), idle)
+    joules = np.append(groups.sum(energy), spent.idle[-1])
     whole = whole_parts(np.maximum(joules, 0), round(total * NJ_PER_J))
     order = np.append(np.argsort(-whole[:-1], kind="stable"), len(groups))
     calls = np.append(groups.counts, 0)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from iaprof.report.traces import answer
 from iaprof.report.traces.answer import ABSENT, NO_TEXT
 from iaprof.report.traces.columns import Texts
-from iaprof.report.traces.perfetto import arguments, flows, wire
+from iaprof.report.traces.perfetto import arguments, flows, render_stages, wire
 from iaprof.report.traces.perfetto.counters import Counters, repeated
 from iaprof.report.traces.perfetto.packets import Batch
 from iaprof.report.traces.perfetto.protos import ABOUT_TRACE, ENVELOPE, KINDS, LegacyEvent, TracePacket, TrackEvent
@@ -26,6 +26,7 @@ from iaprof.report.traces.perfetto.wire import Fields, Places
 
 _SLICES = answer.PHASES.encode()
 _READ = frozenset(value for name, value in vars(TrackEvent).items() if name.isupper() and not name.startswith("TYPE_"))
+_READ_PACKETS = (TracePacket.TRACK_EVENT, TracePacket.GPU_RENDER_STAGE_EVENT)
 _FLOW = "flow"  # flows have neither a name nor a category
 _MOST_KINDS = 32  # of packets that are not read, told apart
 _MOST_LATEST = 1 << 18  # tracks whose last slice is remembered
@@ -76,6 +77,8 @@ class _Table:
         self._dropped["after lost packets"] += int((~valid & ~damaged).sum())
         self._unread_packets(owner)
         times = self._trace.times(self._content, self._packets, self._state)
+        stages = self._stages(*times)
+        names = names + stages.names
         finder = Finder(self._trace, self._data, self._state, *times, self._dropped)
         events = finder.events(fields, owner, valid & ~damaged)
         reader = arguments.Reader(self._data, self._content, self._trace.sequences)
@@ -104,6 +107,7 @@ class _Table:
         rows = rows[np.argsort(events.time[rows], kind="stable")]
         if len(rows):
             columns.slices = self._slices(events, rows, name, category) | with_args(rows, True)
+        columns.slices = render_stages.joined(columns.slices, stages.slices)
         rows = np.flatnonzero(~is_slice & ~is_counter & ~is_flow)
         if len(rows) or names:
             columns.instants = self._instants(events, rows, name, category, names, with_args(rows, False))
@@ -117,11 +121,22 @@ class _Table:
         self._count_unread(fields)
         return Found(columns, len(owner) + self._more + len(names), self._dropped)
 
+    def _stages(self, times: NDArray[np.int64], has_time: NDArray[np.bool_]) -> render_stages.Stages:
+        """Reads the stages of GPUs' queues."""
+        state, trace = self._state, self._trace
+        reader = render_stages.Reader(
+            self._data, self._content, trace.sequences, trace.queues, self._texts, self._dropped
+        )
+        spans = self._packets.spans(TracePacket.GPU_RENDER_STAGE_EVENT)
+        found = reader.read(spans, state.generation, state.is_valid, times, has_time)
+        self._more += found.packets
+        return found
+
     def _unread_packets(self, events: Places) -> None:
         """Counts the packets of other kinds, and those without anything that can be read."""
         packets = self._packets
         numbers = packets.number
-        other = ~np.isin(numbers, [*ENVELOPE, *ABOUT_TRACE, TracePacket.TRACK_EVENT])
+        other = ~np.isin(numbers, [*ENVELOPE, *ABOUT_TRACE, *_READ_PACKETS])
         kinds = np.zeros(len(packets.damaged), np.int64)
         kinds[packets.owner[other]] = numbers[other]
         kinds[events] = 0

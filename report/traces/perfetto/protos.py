@@ -2,7 +2,7 @@
 
     trace_packet.proto, track_event/{track_event,track_descriptor,counter_descriptor,thread_descriptor,
     process_descriptor,debug_annotation}.proto, interned_data/interned_data.proto, clock_snapshot.proto,
-    trace_packet_defaults.proto, profiling/profile_common.proto (InternedString)
+    trace_packet_defaults.proto, profiling/profile_common.proto (InternedString), gpu/gpu_render_stage_event.proto
 
 A test compares them with the `perfetto` package. In classes, so that a number is read with its message's name.
 """
@@ -26,6 +26,7 @@ class TracePacket:
     PREVIOUS_PACKET_DROPPED = 42
     PROCESS_DESCRIPTOR = 43
     THREAD_DESCRIPTOR = 44
+    GPU_RENDER_STAGE_EVENT = 53
     COMPRESSED_PACKETS = 50
     TIMESTAMP_CLOCK_ID = 58
     TRACE_PACKET_DEFAULTS = 59
@@ -45,7 +46,7 @@ ABOUT_TRACE = frozenset({6, 33, 35, 36, 43, 44, 45, 46, 60, 69, 72, 89, 90, 124,
 KINDS = {
     1: "ftrace_events", 2: "process_tree", 4: "inode_file_map", 5: "chrome_events", 7: "sys_stats", 9: "process_stats",
     34: "ftrace_stats", 37: "profile_packet", 38: "battery", 39: "android_log", 40: "power_rails",
-    49: "perfetto_metatrace", 51: "chrome_metadata", 52: "gpu_counter_event", 53: "gpu_render_stage_event",
+    49: "perfetto_metatrace", 51: "chrome_metadata", 52: "gpu_counter_event",
     54: "streaming_profile_packet", 57: "graphics_frame_event", 62: "vulkan_memory_event", 66: "perf_sample",
     67: "cpu_info", 71: "gpu_mem_total_event", 128: "gpu_info", 132: "journald_event",
 }  # fmt: skip
@@ -141,10 +142,13 @@ class InternedData:
     EVENT_CATEGORIES = 1
     EVENT_NAMES = 2
     DEBUG_ANNOTATION_NAMES = 3
+    GPU_SPECIFICATIONS = 24
     DEBUG_ANNOTATION_STRING_VALUES = 29
 
     IID = 1
     TEXT = 2
+    STAGE_CATEGORY = 4  # of GPU_SPECIFICATIONS
+    COMPUTE = 2  # such a category
 
 
 class TracePacketDefaults:
@@ -230,3 +234,56 @@ class Clock:
     BOOTTIME = 6
     FIRST_OF_SEQUENCE = 64  # ids from here to 127 are a sequence's own
     LAST_OF_SEQUENCE = 127
+
+
+class GpuRenderStageEvent:
+    """Work of a queue of a GPU."""
+
+    EVENT_ID = 1
+    DURATION = 2
+    HW_QUEUE_ID = 3
+    STAGE_ID = 4
+    CONTEXT = 5
+    EXTRA_DATA = 6
+    SPECIFICATIONS = 7
+    RENDER_TARGET_HANDLE = 8
+    RENDER_PASS_HANDLE = 9
+    SUBMISSION_ID = 10
+    GPU_ID = 11
+    COMMAND_BUFFER_HANDLE = 12
+    HW_QUEUE_IID = 13
+    STAGE_IID = 14
+    RENDER_PASS_INSTANCE_ID = 16
+    NAME = 17
+    NAME_IID = 20
+    LAUNCH = 21
+
+
+class ExtraData:
+    """What a driver adds to it."""
+
+    NAME = 1
+    VALUE = 2
+
+
+class Launch:
+    """ComputeKernelLaunch: the sizes of a launch."""
+
+    GRID_SIZE = 1
+    WORKGROUP_SIZE = 2
+
+
+class Dim3:
+    """A size."""
+
+    X = 1
+    Y = 2
+    Z = 3
+
+
+class Specification:
+    """The older form of queues and stages; NAME of each of them."""
+
+    NAME = 1
+    HW_QUEUE = 2
+    STAGE = 3

@@ -25,6 +25,7 @@ TEXT_KINDS = (
     InternedData.EVENT_NAMES,
     InternedData.DEBUG_ANNOTATION_NAMES,
     InternedData.DEBUG_ANNOTATION_STRING_VALUES,
+    InternedData.GPU_SPECIFICATIONS,
 )
 _MOST_TEXTS, _MOST_TEXT_BYTES = 1 << 19, 48 << 20  # that are kept at a time
 _MOST_TEXT = 1 << 16  # bytes of one
@@ -72,6 +73,7 @@ class Sequences:
 
     known: dict[int, Sequence] = field(default_factory=dict)
     texts: dict[tuple[int, int], dict[int, bytes]] = field(default_factory=dict)  # by kind and generation, then iid
+    computing: set[tuple[int, int]] = field(default_factory=set)  # generations and iids of a GPU's stages
     left_out: Counter[str] = field(default_factory=Counter)
     _generations: int = 0
     _text_count: int = 0
@@ -127,6 +129,7 @@ class Sequences:
             texts = self.texts.pop(key)
             self._text_count -= len(texts)
             self._text_bytes -= sum(map(len, texts.values()))
+        self.computing = {each for each in self.computing if each[0] in current}
 
     def _sequence(self, number: int) -> Sequence:
         if number not in self.known:
@@ -164,6 +167,11 @@ class Sequences:
                 texts[row] = data[begin : min(stop, begin + _MOST_TEXT)].tobytes()
             for each, iid, text in zip(generations, iids, texts, strict=True):
                 self._keep(self.texts.setdefault((kind, each), {}), iid, text)
+            if kind == InternedData.GPU_SPECIFICATIONS:
+                category = entries.column(InternedData.STAGE_CATEGORY)
+                for row in np.flatnonzero(category == InternedData.COMPUTE).tolist():
+                    if len(self.computing) < _MOST_TEXTS:
+                        self.computing.add((generations[row], iids[row]))
 
     def _keep(self, texts: dict[int, bytes], iid: int, text: bytes) -> None:
         old = texts.get(iid)

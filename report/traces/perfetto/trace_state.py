@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from iaprof.report.traces.perfetto.clocks import Clocks
 from iaprof.report.traces.perfetto.flows import Flows
 from iaprof.report.traces.perfetto.protos import Clock, TracePacket
+from iaprof.report.traces.perfetto.render_stages import Queues
 from iaprof.report.traces.perfetto.sequences import Sequences, State, inverse
 from iaprof.report.traces.perfetto.tracks import Name, Tracks
 from iaprof.report.traces.perfetto.wire import Fields
@@ -24,6 +25,7 @@ class TraceState:
         """Args: tracks that are known before."""
         self.sequences, self.clocks, self.tracks = Sequences(), Clocks(), tracks
         self.flows = Flows()
+        self.queues = Queues()
         self.unread: Counter[int] = Counter()  # fields of events that are not read, by number
         self.late = 0  # beginnings and ends that came a batch too late
         self.undescribed: set[int] = set()  # tracks that had events before their descriptors

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
 from iaprof.cli.terminal.trace_tables import show
+from unit.in_process import iaprof
 from unit.report.timeline.traces import trace
 
 
@@ -69,3 +73,48 @@ def test_categories_without_calls_are_left_out(capsys: pytest.CaptureFixture[str
          "Calls": [0, 1], "Ideal_Time": [0.0, 1.0], "PT_Util": [0.0, 0.2]}
     )  # fmt: skip
     assert [line.split()[1] for line in printed(capsys, categories=categories)] == ["CATEGORY", "Bmm"]
+
+
+def charged(folder: Path, power: bool = True) -> Path:
+    """Imports kernels of a rank with a charge counter: 46.875 W for 100 us, 60 of them in the kernel."""
+    events = []
+    for number, charge in enumerate((0, 200_000)):
+        ts = 1000 + 100 * number
+        counters = {f"TS{n}": 1000 * each for n, each in enumerate((ts, ts, ts, ts + 60, ts + 60), 1)}
+        args = counters | ({"Power": charge + 1} if power else {})
+        events.append({"ph": "X", "name": "k Cmpt Exec", "pid": 0, "tid": 1, "ts": ts, "dur": 60, "args": args})
+    (folder / "run.json").write_text(json.dumps(events))
+    assert iaprof("import", folder / "run.json", "-o", folder / "run.parquet", "-q").code == 0
+    return folder / "run.parquet"
+
+
+def test_top_shows_energy_of_traces(tmp_path: Path) -> None:
+    capture = charged(tmp_path)
+    shown = iaprof("top", capture, "--by", "energy", "-q")
+    assert [line.split() for line in shown.out.splitlines()] == [
+        ["ENERGY", "SHARE", "CALLS", "MEAN", "RANK", "KERNEL", "OR", "COPY"],
+        ["2,812.500", "uJ", "60.00", "%", "2", "1,406.250", "uJ", "0", "k", "Cmpt", "Exec"],
+        ["1,875.000", "uJ", "40.00", "%", "0", "[idle]"],
+    ]
+    assert json.loads(iaprof("top", capture, "--by", "energy", "--json", "-q", "--freq", "1000").out) == {
+        "by": "energy",
+        "entries": [{"kernel": "k Cmpt Exec", "rank": 0, "calls": 2, "joules": 0.0028125}],
+        "more": {"entries": 0, "joules": 0.0},
+        "idle": [{"rank": 0, "joules": 0.001875}],
+        "energy": {"selected": 0.0028125, "idle": 0.001875, "total": 0.0046875},
+    }
+
+
+def test_top_by_energy_of_traces_refuses_what_it_cannot_do(tmp_path: Path) -> None:
+    capture = charged(tmp_path, power=False)
+    found = iaprof("top", capture, "--by", "energy")
+    assert (found.code, found.out) == (1, "")
+    assert "has no power of its devices" in found.err
+    for arguments, said in (
+        (("--kernel", "k"), "--kernel is for stalls"),
+        (("--per-interval",), "--per-interval is for"),
+    ):
+        refused = iaprof("top", capture, "--by", "energy", *arguments)
+        assert refused.code == 2
+        assert said in refused.err
+    assert iaprof("top", capture, "--freq", "5").code == 2

@@ -153,6 +153,15 @@ def test_energy_where_power_is_known(browser: Browser, file: Path, tmp_path: Pat
         until(made, SHOWN)
         assert "Energy" in headings(made)
         assert "[idle]" in made.locator("body").inner_text()
+        table = made.locator("section", has=made.get_by_role("heading", name="Energy", exact=True))
+        whole = table.inner_text()
+        made.evaluate("iaprof.view.show(0, 180000)")
+        # 46.875 W from 60 to 160 us, in the last 60 us of which the kernel ran, then 23.4375 W
+        rows = [made.locator("td").all_inner_texts() for made in table.locator("tbody tr").all()]
+        assert [(row[1], row[3]) for row in rows] == [("k Cmpt Exec", "2,812.5"), ("[idle]", "2,343.75")]
+        assert "from 0 us to 180 us" in table.inner_text()
+        made.keyboard.press("Escape")
+        assert table.inner_text() == whole
     with opened(browser, file) as made:
         until(made, SHOWN)
         assert "Energy" not in headings(made)

@@ -3,12 +3,13 @@
 const FEW_ROWS = 12; // of a table, until more are asked for
 
 /** A table that is sorted by the column that is chosen. */
-function drawTable({ title, caption, columns, rows, more }) {
+function drawTable({ title, caption, columns, rows: given, more }) {
   const section = made("section");
   const table = made("table", "grid"), head = made("thead"), body = made("tbody"), titles = made("tr");
   const button = made("button", "grid-more");
   button.type = "button";
-  let sorted = { column: -1, down: true }, all = false;
+  const says = made("p", "caption", caption);
+  let sorted = { column: -1, down: true }, all = false, rows = given;
   const shown = (value) => (typeof value === "number" ? value.toLocaleString("en-US", { maximumFractionDigits: 4 }) : value ?? "");
   const show = () => {
     const order = rows.slice();
@@ -54,8 +55,13 @@ function drawTable({ title, caption, columns, rows, more }) {
   const around = made("div", "grid-around");
   around.tabIndex = 0; // for keys to scroll it
   around.append(table);
-  section.append(made("h2", "", title), made("p", "caption", caption), around, button);
+  section.append(made("h2", "", title), says, around, button);
   if (more) section.append(made("p", "caption", `${counted(more)} more: iaprof timeline -o writes them all.`));
+  section.showRows = (others, text) => {
+    rows = others;
+    says.textContent = text;
+    show();
+  };
   show();
   return section;
 }
@@ -126,7 +132,11 @@ async function openPage() {
   };
   element("iterations").hidden = !data.iterations.length;
   element("iterations").querySelector("[data-part=charts]").append(...data.iterations.map(drawRun));
-  element("tables").append(...data.tables.map(drawTable));
+  element("tables").append(...data.tables.map((table) => {
+    const section = drawTable(table);
+    if (table.title === "Energy") page.energy = new EnergyTable(view, payload.trees.energy, table, section);
+    return section;
+  }));
   drawFindings(data, element("about").querySelector("div"));
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") view.show();

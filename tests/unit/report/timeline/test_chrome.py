@@ -17,7 +17,7 @@ from iaprof.report.timeline.outputs.json_texts import member, microseconds, numb
 from iaprof.report.timeline.outputs.tensorboard import workers
 from iaprof.report.timeline.trace import ABSENT, Dialect, Trace
 from unit.report.timeline.examples import FIRST
-from unit.report.timeline.traces import Event, slice_, trace
+from unit.report.timeline.traces import Event, shared_counters, slice_, trace
 
 COUNTERS = list(FIRST)
 
@@ -161,3 +161,16 @@ def test_a_worker_has_the_events_of_its_rank() -> None:
     files = [[slice_("k", 1, 1, pid=rank), slice_("op", 1, 1, pid=4000)] for rank in range(2)]
     made = trace(*files, dialect=Dialect.TORCH, ranks=(0, 1))
     assert {rank: rows.kinds[0].tolist() for rank, rows in workers(made)} == {0: [0, 1], 1: [2, 3]}
+
+
+@settings(deadline=None)
+@given(strategies.lists(strategies.integers(0, 3), min_size=2, max_size=40), strategies.booleans())
+def test_counters_that_slices_share_are_those_of_each_slice(operations: list[int], is_power_shared: bool) -> None:
+    # given: operations of several slices, the first of which has no counters
+    plain, packed = shared_counters(operations, is_power_shared), shared_counters(operations, is_power_shared)
+    # when
+    packed.slices.pack(0)
+    # then
+    assert written(packed) == written(plain)
+    last = written(plain)["traceEvents"][-1]["args"]
+    assert last.get("TS5") == (str(5_000_000 + max(operations)) if max(operations) else None)

@@ -16,7 +16,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.outputs.perfetto import write_perfetto
 from iaprof.report.timeline.trace import ABSENT, Trace
-from unit.report.timeline.traces import slice_, trace
+from unit.report.timeline.traces import shared_counters, slice_, trace
 from unit.report.traces.perfetto.oracle import MADE, Oracle
 
 COUNTERS = [1000000, 1010000, 1030000, 1080000, 1085000]
@@ -183,3 +183,15 @@ def test_odd_processes_and_threads_are_named_tracks() -> None:
 
 def test_a_trace_without_events() -> None:
     assert len(pb.Trace.FromString(written(trace([]))).packet) == 1
+
+
+@pytest.mark.parametrize("is_power_shared", [True, False])
+def test_counters_that_slices_share_are_written_as_those_of_each_slice(is_power_shared: bool) -> None:
+    # given
+    operations = [0, 0, 1, 1, 1, 1, 2, 2, 2]
+    plain, packed = shared_counters(operations, is_power_shared), shared_counters(operations, is_power_shared)
+    # when
+    packed.slices.pack(0)
+    # then
+    assert packed.slices.shared_counters(np.arange(9)) is not None
+    assert written(packed) == written(plain)

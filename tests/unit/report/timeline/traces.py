@@ -34,6 +34,16 @@ def slice_(name: str, ts: float, dur: float, counters: Sequence[int] = (), **oth
     return {"ph": "X", "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": 1, **members, "args": args}
 
 
+def shared_counters(operations: Sequence[int], is_power_shared: bool) -> Trace:
+    """A trace with a slice for each number: slices of one operation have the same counters, those of 0 have none."""
+    events = []
+    for number, operation in enumerate(sorted(operations)):
+        counters = [1_000_000 * n + operation for n in range(1, 6)] if operation else []
+        power = {"Power": operation if is_power_shared else number} if operation else {}
+        events.append(slice_(f"k_{number}", number, 1, counters, **power))
+    return trace(events)
+
+
 def _common(texts: Texts, events: Sequence[tuple[int, Event]]) -> dict[str, Any]:
     return {
         "file": np.array([file for file, _ in events], np.int32),

@@ -7,6 +7,7 @@ form in which Kineto writes them: a call of the runtime, and a kernel with the s
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,21 @@ def header(**more: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def recorded(path: Path, launched: Any = LAUNCHED, pid: int = PID, **more: Any) -> Path:
-    """Writes the capture: each launch has a read of its own 1 us later, with as many samples as its number, from 1."""
+def recorded(
+    path: Path, launched: Any = LAUNCHED, pid: int = PID, processes: Sequence[tuple[int, int | None]] = (), **more: Any
+) -> Path:
+    """Writes the capture: each launch has a read of its own 1 us later, with as many samples as its number, from 1.
+
+    `processes` have a pid, and one in their own namespace.
+    """
     launches, stalls = [], []
     for number, (time, kernel) in enumerate(launched, 1):
         at = monotonic_ns(time)
         launches.append(launch(at, pid, ADDRESSES[kernel], stack=0, name=kernel))
         stalls.append(stall(at + 1000, record(ADDRESSES[kernel] + 8, sbid=number), begin_ns=at - 500))
-    return capture(path, header(**more), launch=launches, stall=stalls)
+    described = [
+        {"time_ns": monotonic_ns(LAUNCHED[0][0]), "pid": own, "tid": own, "event": "described", "ns_pid": inner}
+        for own, inner in processes
+    ]
+    kinds = {"process": described} if described else {}
+    return capture(path, header(**more), launch=launches, stall=stalls, **kinds)

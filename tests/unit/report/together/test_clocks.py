@@ -90,6 +90,24 @@ def test_processes_of_a_container_are_found_by_their_launches(tmp_path: Path) ->
     assert clock.threads == {(12, 13): (runs.PID, runs.PID)}
 
 
+@pytest.mark.parametrize(
+    ("rows", "threads"),
+    [
+        ([(runs.PID, 12)], {(12, 12): (runs.PID, runs.PID)}),
+        ([(runs.PID, 12), (900, 12)], {}),  # two containers have such a process
+        ([(runs.PID, 12), (12, None)], {}),  # it can be the one outside
+        ([(runs.PID, None)], {}),
+    ],
+)
+def test_a_process_of_a_container_without_launches_is_found_by_its_own_pid(
+    rows: list[tuple[int, int | None]], threads: dict[Any, Any], tmp_path: Path
+) -> None:
+    events = [{"ph": "X", "cat": "cpu_op", "name": "op", "pid": 12, "tid": 12, "ts": runs.LAUNCHED[0][0], "dur": 5}]
+    _, (clock,) = joined(tmp_path, with_events(events), processes=rows)
+    assert clock.by is JoinedBy.WALL
+    assert clock.threads == threads
+
+
 def test_a_second_trace_gets_the_next_number(tmp_path: Path) -> None:
     both, _ = joined(tmp_path, with_events(runs.calls()))
     again, _ = imported(tmp_path, with_events([]))
@@ -157,6 +175,62 @@ def test_how_far_the_clocks_drift_apart() -> None:
         assert recorded.drift_ns(trace, found[0]) == pytest.approx(expected, rel=0.02, abs=1)
     few = SeenLaunches.of(times[:30], one[:30], one[:30], names[:30])
     assert recorded.drift_ns(few, recorded.fit(few, 0)) == 0
+
+
+@pytest.mark.parametrize("rate", [-200, -50, 50, 200])  # ns in a ms
+def test_a_steady_drift_is_corrected(rate: int) -> None:
+    times, names = loop(1200, 3)
+    one = np.full(len(times), 4)
+    recorded = Recorded(SeenLaunches.of(times, one, one, names))
+    late = np.random.default_rng(1).integers(-500, 500, len(times))
+    trace = SeenLaunches.of(times - 777 + (times - times[0]) * rate // 1_000_000 + late, one, one, names)
+    found = match(trace, recorded)
+    assert found is not None
+    fit, drift = recorded.steadied(trace, found[0])
+    assert drift is not None
+    assert drift.rate == pytest.approx(rate / 1_000_000, rel=0.01)
+    assert fit.share > 0.999 and fit.median_ns < 400 < found[0].median_ns
+    assert np.abs(drift.corrected(trace.time) + fit.offset_ns - times).max() < 1500
+
+
+def test_launches_that_are_late_at_one_end_are_no_drift() -> None:
+    times, names = loop(100, 3)
+    one = np.full(len(times), 4)
+    recorded = Recorded(SeenLaunches.of(times, one, one, names))
+    late = np.where(np.arange(len(times)) > 0.9 * len(times), 20_000, 0)
+    fit = recorded.refined(SeenLaunches.of(times - 777 + late, one, one, names), 777)
+    steadied, drift = recorded.steadied(SeenLaunches.of(times - 777 + late, one, one, names), fit)
+    assert steadied is fit and drift is None
+
+
+def test_times_and_durations_of_a_clock_that_drifts_are_corrected(tmp_path: Path) -> None:
+    rate = 1e-4
+    first = runs.LAUNCHED[0][0]
+    seen = [(first + 10_000.0 * number, runs.LAUNCHED[number % 5][1]) for number in range(100)]
+    told = [(first + (time - first) * (1 + rate), kernel) for time, kernel in seen]
+    recording = CaptureReader(runs.recorded(tmp_path / "long.parquet", seen))
+    long = {"ph": "X", "cat": "cpu_op", "name": "long", "pid": 1, "tid": 1, "ts": first, "dur": 1_000_000}
+    traces, _ = imported(tmp_path, with_events([*runs.calls(told), long]))
+    with (tmp_path / "steady.parquet").open("wb") as output:
+        (found,) = join_traces(recording, traces, output)
+    joined_ = CaptureReader(tmp_path / "steady.parquet")
+    assert found.clock.rate == pytest.approx(rate, rel=0.01)
+    assert trace_clocks(joined_.header) == [found.clock]
+    assert ", which was corrected" in describe_clock(found.clock)
+    rows = [row for row in joined_.table("slice").to_pylist() if row["category"] == "xpu_runtime"]
+    wanted = [runs.monotonic_ns(time - 1) for time, _ in seen]
+    assert [row["time_ns"] for row in rows] == pytest.approx(wanted, abs=1500)
+    assert {row["duration_ns"] for row in rows} == {2000}
+    assert [row["duration_ns"] for row in joined_.table("slice").to_pylist() if row["name"] == "long"] == [
+        pytest.approx(999_900_010, abs=1000)
+    ]
+
+
+@pytest.mark.parametrize("rate", [1e-2, float("nan"), 1, "1e-4", None])
+def test_rates_that_no_clock_has_are_none(rate: Any) -> None:
+    described = {"by": "launches", "offset_ns": 5, "is_guess": False, "rate": rate, "steady_ns": 1 << 70}
+    (clock,) = trace_clocks({"traces": [{"clock": described}]})
+    assert clock is not None and (clock.rate, clock.steady_ns) == (0.0, 0)
 
 
 def test_a_run_without_any_difference_between_steps_is_a_guess() -> None:

@@ -329,3 +329,87 @@ def test_members_of_another_form_stay_in_args_and_are_counted() -> None:
     assert (row["ts1"], row["bytes"], row["peers"], row["bandwidth"]) == (None, 2, "3", 1.5)
     assert row["args"] == {"TS1": "twelve"}
     assert facts.counts.bad_values == 1
+
+
+def stage(made: Maker, time: int | None, event_id: int, **members: Any) -> Any:
+    """Adds a stage of a GPU's queue."""
+    packet = made.packet(sequence_flags=NEEDS)
+    if time is not None:
+        packet.timestamp = time
+    packet.gpu_render_stage_event.event_id = event_id
+    for name, value in members.items():
+        setattr(packet.gpu_render_stage_event, name, value)
+    return packet.gpu_render_stage_event
+
+
+def with_stages() -> Maker:
+    """A slice of a thread, and three stages of two queues."""
+    made = Maker()
+    begun = made.begin()
+    begun.interned_data.event_names.add(iid=3, name="gemm")
+    for iid, (name, category) in enumerate((("compute ring", 0), ("Compute", 2), ("copy ring", 0), ("Blit", 0)), 1):
+        begun.interned_data.gpu_specifications.add(iid=iid, name=name, category=category)
+    made.thread(2, 7, 8, "worker")
+    made.event(BEGIN, 900, 2, "outer")
+    event = stage(made, 1000, 10, duration=500, hw_queue_iid=1, stage_iid=2, name_iid=3, submission_id=4)
+    event.launch.grid_size.x, event.launch.grid_size.y, event.launch.workgroup_size.x = 16, 2, 64
+    event.extra_data.add(name='shader "a"', value="x\ny")
+    stage(made, 1600, 11, duration=50, hw_queue_iid=3, stage_iid=4, gpu_id=1, context=1 << 40)
+    stage(made, 1700, 12, hw_queue_iid=1, stage_iid=2)
+    made.event(END, 2000, 2)
+    return made
+
+
+@pytest.mark.parametrize("piece_bytes", [WHOLE, 60])
+def test_stages_of_gpus_are_slices_of_their_queues(piece_bytes: int) -> None:
+    rows, facts = read(with_stages(), piece_bytes)
+    first, second, third, outer = sorted(rows["slice"], key=lambda row: row["duration_ns"], reverse=True)[1:] + [
+        row for row in rows["slice"] if row["name"] == "outer"
+    ]
+    wanted = ("time_ns", "duration_ns", "name", "category", "device")
+    assert columns([first, second, third, outer], *wanted) == [
+        (1000, 500, "gemm", "kernel", 0), (1600, 50, "Blit", "gpu_render_stage", 1), (1700, 0, "Compute", "kernel", 0),
+        (900, 1100, "outer", None, None),
+    ]  # fmt: skip
+    assert first["args"] == {
+        "event_id": 10, "submission_id": 4, "grid": [16, 2, 0], "block": [64, 0, 0], 'shader "a"': "x\ny",
+    }  # fmt: skip
+    assert second["args"] == {"event_id": 11, "context": 1 << 40}
+    # each GPU is a process, each of its queues a thread
+    named = {(row["name"], row["pid"], row["tid"]): row["args"]["name"] for row in rows["instant"]}
+    assert named["process_name", first["pid"], 0] == "GPU 0"
+    assert named["process_name", second["pid"], 0] == "GPU 1"
+    assert named["thread_name", first["pid"], first["tid"]] == "compute ring"
+    assert named["thread_name", second["pid"], second["tid"]] == "copy ring"
+    assert (third["pid"], third["tid"]) == (first["pid"], first["tid"])
+    assert (first["pid"] >= MADE) and (outer["pid"], outer["tid"]) == (7, 8)
+    assert not facts.counts.dropped
+
+
+def test_stages_in_the_older_form_have_the_names_that_were_listed() -> None:
+    made = Maker()
+    listed = made.packet(timestamp=1).gpu_render_stage_event.specifications
+    listed.hw_queue.add(name="queue A")
+    for name in ("Binning", "Render"):
+        listed.stage.add(name=name)
+    for event_id, stage_id in enumerate((1, 0, 9)):
+        made.packet(timestamp=100 * (1 + event_id)).gpu_render_stage_event.MergeFrom(
+            pb.GpuRenderStageEvent(event_id=event_id, duration=10, hw_queue_id=0, stage_id=stage_id)
+        )
+    rows, facts = read(made)
+    assert columns(rows["slice"], "time_ns", "name") == [(100, "Render"), (200, "Binning"), (300, "stage 9")]
+    assert {row["args"]["name"] for row in rows["instant"]} == {"GPU 0", "queue A"}
+    assert facts.counts.events == 3 + 2
+
+
+def test_stages_without_a_time_after_lost_packets_or_damaged_are_counted() -> None:
+    made = Maker()
+    made.begin()
+    stage(made, None, 1)
+    made.packet(1, previous_packet_dropped=1)
+    stage(made, 5, 2)
+    made.packet(2, timestamp=5).gpu_render_stage_event.event_id = 3
+    content = made.bytes() + bytes.fromhex("0a0740 05 aa03 02 0880".replace(" ", ""))
+    rows, facts = rows_without_file(content, WHOLE)
+    assert columns(rows["slice"], "time_ns", "name") == [(5, "stage 0")]
+    assert facts.counts.dropped == {"without a time": 1, "after lost packets": 1, "damaged": 1}

@@ -10,9 +10,19 @@ from iaprof.report.traces.perfetto import protos
 
 INSIDE = {
     "LegacyEvent": pb.TrackEvent.LegacyEvent, "NestedValue": pb.DebugAnnotation.NestedValue,
-    "Clock": pb.ClockSnapshot.Clock,
+    "Clock": pb.ClockSnapshot.Clock, "ExtraData": pb.GpuRenderStageEvent.ExtraData,
+    "Launch": pb.GpuRenderStageEvent.ComputeKernelLaunch, "Dim3": pb.GpuRenderStageEvent.Dim3,
+    "Specification": pb.GpuRenderStageEvent.Specifications,
 }  # fmt: skip
-OURS = {"IID": 1, "TEXT": 2, "FIRST_OF_SEQUENCE": 64, "LAST_OF_SEQUENCE": 127}
+OURS = {
+    "IID": 1,
+    "TEXT": 2,
+    "STAGE_CATEGORY": 4,
+    "COMPUTE": 2,
+    "NAME": 1,
+    "FIRST_OF_SEQUENCE": 64,
+    "LAST_OF_SEQUENCE": 127,
+}
 """Of interned texts, whose messages differ; and the bounds that clock_snapshot.proto has in words."""
 
 
