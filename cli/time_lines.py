@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
@@ -140,7 +139,6 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def stage_options(freq: str | None, compiler_logs: Sequence[str] = ()) -> Options:
     """Returns the options of the stages; UsageError if the frequencies are none."""
     from iaprof.cli.options.timeline_options import DEFAULT_FREQ, frequencies
-    from iaprof.cli.terminal.answers import Answers
     from iaprof.report.timeline.options import Options
 
     soc, core = frequencies(freq or DEFAULT_FREQ)

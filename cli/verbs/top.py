@@ -33,9 +33,8 @@ if TYPE_CHECKING:
 
 BY = ("kernel", "function", "line", "instruction", "reason", "process", "launcher", "stack", "operator", "energy")
 OPERATOR, ENERGY = "operator", "energy"
-OF_TIME_LINES = (
-    *("captures", "by", "limit", "output", "force", "as_json", "freq", "quiet"),
-    *("memory_limit", "large"),
+OF_TIME_LINES = frozenset(
+    ("captures", "by", "limit", "output", "force", "as_json", "freq", "quiet", "memory_limit", "large")
 )
 """The options that a capture of time lines takes, too, with --by energy."""
 TRANSFER = "transfer"

@@ -103,6 +103,9 @@ def test_top_shows_energy_of_traces(tmp_path: Path) -> None:
         "idle": [{"rank": 0, "joules": 0.001875}],
         "energy": {"selected": 0.0028125, "idle": 0.001875, "total": 0.0046875},
     }
+    rows = tmp_path / "energy.csv"
+    assert iaprof("top", capture, "--by", "energy", "-q", "-o", rows).code == 0
+    assert rows.read_text().split() == ["kernel,rank,calls,joules", "k", "Cmpt", "Exec,0,2,0.0028125"]
 
 
 def test_top_by_energy_of_traces_refuses_what_it_cannot_do(tmp_path: Path) -> None:
