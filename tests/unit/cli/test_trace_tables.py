@@ -105,7 +105,7 @@ def test_top_shows_energy_of_traces(tmp_path: Path) -> None:
     }
     rows = tmp_path / "energy.csv"
     assert iaprof("top", capture, "--by", "energy", "-q", "-o", rows).code == 0
-    assert rows.read_text().split() == ["kernel,rank,calls,joules", "k", "Cmpt", "Exec,0,2,0.0028125"]
+    assert rows.read_text() == '"kernel","rank","calls","joules"\n"k Cmpt Exec",0,2,0.0028125\n'
 
 
 def test_top_by_energy_of_traces_refuses_what_it_cannot_do(tmp_path: Path) -> None:
