@@ -184,7 +184,9 @@ def has_mapped(library: Path, pid: int) -> bool:
 
 def test_no_process_outlives_the_command(tmp_path: Path) -> None:
     library = compiled(tmp_path, STAYS)
-    with subprocess.Popen([*IAPROF, "calibrate", library], stderr=subprocess.DEVNULL) as command:
+    with subprocess.Popen(
+        [*IAPROF, "calibrate", library, "-o", tmp_path / "layout.json"], stderr=subprocess.DEVNULL
+    ) as command:
         until(
             lambda: sum(has_mapped(library, pid) for pid in descendants(command.pid)) >= len(calibrate.DEVICES), command
         )

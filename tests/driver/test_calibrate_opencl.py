@@ -101,6 +101,7 @@ def calibrated(opencl: OpenCL, known: Layout, tmp_path_factory: pytest.TempPathF
         (CACHE / f"{build_id_of(unknown.library)}.json").unlink(missing_ok=True)
 
 
+@pytest.mark.root  # what is found is kept for later recordings
 def test_finds_the_same_for_a_build_that_nobody_knows(calibrated: OpenCL, known: Layout) -> None:
     found = find_layout(build_id_of(calibrated.library))
 

@@ -8,9 +8,9 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -36,8 +36,14 @@ int main(int count, char **files) {
 }
 """
 NOBODY = 65534
+T = TypeVar("T", bound=Callable[..., None])
 
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can open what processes have mapped")
+
+def needs_root(test: T) -> T:
+    """Marks a test: only root can open what processes have mapped."""
+    for mark in (pytest.mark.root, pytest.mark.beside):
+        mark(test)
+    return test
 
 
 @contextlib.contextmanager

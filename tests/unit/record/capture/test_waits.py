@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 from collections import Counter
@@ -210,5 +211,6 @@ def test_waits_are_recorded_only_if_asked_for(
         return 0
 
     monkeypatch.setattr(record_command, "_record", record)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert run(monkeypatch, "record", "-o", tmp_path / "c", *words) == 0
     assert [each.waits for each in options] == [asked]
