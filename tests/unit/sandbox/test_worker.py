@@ -200,6 +200,8 @@ def test_another_user_needs_no_right_to_search_the_folders_above(
         assert output.read() == b"(65534, 65534, 65534) (65534, 65534, 65534)\n"
 
 
+@pytest.mark.root  # for others, the kernel takes one nice value of a session each 100 ms, of all processes
+@pytest.mark.beside
 def test_a_child_and_what_it_starts_have_the_nice_value_that_is_asked_for(run: Start) -> None:
     # given a child that starts another one
     source = """
