@@ -233,6 +233,12 @@ def test_pipes_are_imported_alone_and_other_verbs_say_so(tmp_path: Path) -> None
         assert "is no file: traces are read from files" in done.err and done.err.count("\n") == 1
 
 
+def from_first(active: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The table `active` with times from its first one on: redaction moves the clock."""
+    first = min(row["Start Time"] for row in active)
+    return [row | {name: round(row[name] - first, 1) for name in ("Start Time", "End Time")} for row in active]
+
+
 def test_other_verbs_work_on_ranks_merged_redacted_and_recovered(tmp_path: Path) -> None:
     contents: list[Any] = [E1, *e6(), {"deviceProperties": [{"id": 0}], "traceEvents": launch()}]
     parts = []
@@ -255,6 +261,6 @@ def test_other_verbs_work_on_ranks_merged_redacted_and_recovered(tmp_path: Path)
         assert done.code == 0, done.err
         found, expected = json.loads(done.out), json.loads(together)
         assert found["events"] == expected["events"]
-        assert found["tables"]["active"] == expected["tables"]["active"]
+        assert from_first(found["tables"]["active"]) == from_first(expected["tables"]["active"])
     done = iaprof("recover", merged, "-o", tmp_path / "recovered.parquet")
     assert (done.code, done.err.count("\n")) == (1, 1)  # a capture is no spool: one sentence

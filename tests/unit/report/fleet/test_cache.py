@@ -258,7 +258,7 @@ def test_a_cache_among_the_captures_is_none_of_them(tmp_path: Path, word: str, m
     assert first["captures"] == 2 and not first["left_out"]
     assert as_json(*words) == first
     # a folder of a cache itself has no captures, and a profile that is named is no capture
-    (profile,) = folder.glob("profiles/*/*.parquet")
+    profile = next(folder.glob("profiles/*/*.parquet"))
     done = iaprof("top", profile.parent)
     assert done.code == 2 and "no capture is at" in done.err
     assert iaprof("top", folder / "one.parquet", profile).code == 0

@@ -163,13 +163,19 @@ def test_what_a_store_refuses_is_one_sentence(store: Any, monkeypatch: pytest.Mo
         ["top", "s3://no-such-bucket/"],
         ["top", f"{BUCKET}/nothing.parquet"],
         ["top", f"{BUCKET}/nowhere/*.parquet"],
-        ["top", f"{BUCKET}/iaprof/", "--cache=s3://no-such-bucket/profiles"],
     ):
         done = iaprof(*words)
         assert (done.code in (1, 2), done.out) == (True, ""), (words, done)
         assert "Traceback" not in done.err
         assert "secret-word" not in done.err
         assert done.err.strip()
+
+
+def test_a_store_that_keeps_no_profiles_is_a_warning(store: Any) -> None:
+    done = iaprof("top", "-q", f"{BUCKET}/iaprof/", "--cache=s3://no-such-bucket/profiles")
+    assert done.code == 0 and done.out == iaprof("top", "-q", f"{BUCKET}/iaprof/", "--cache=none").out
+    (warning,) = done.err.splitlines()
+    assert warning.startswith("iaprof: warning: ") and "no-such-bucket" in warning and "secret-word" not in warning
 
 
 def test_credentials_in_urls_are_not_printed() -> None:
