@@ -118,7 +118,7 @@ def test_groups_are_the_root_of_stacks(folder: Path) -> None:
     assert roots.total() == folded(folder).total()
 
 
-@pytest.mark.parametrize("format_", ["folded", "json", "html", "svg", "speedscope", "pprof", "firefox", "csv"])
+@pytest.mark.parametrize("format_", ["folded", "json", "html", "svg", "speedscope", "pprof", "otlp", "firefox", "csv"])
 def test_formats_take_the_sum(folder: Path, format_: str, tmp_path: Path) -> None:
     done = iaprof("report", folder, f"--format={format_}", "-o", tmp_path / "out")
     assert done.code == 0, done.err
