@@ -13,7 +13,7 @@ from iaprof.report.fleet.partial import Group, Partial, dropped
 from iaprof.report.fleet.summary import Summary
 
 OF_CAPTURES = ("host", "day", "hour", "capture", "command", "gpu")
-OF_ROWS = {"container": "launch", "device": "device", "hash": "kernel"}
+OF_ROWS = {"container": "launch", "pod": "launch", "device": "device", "hash": "kernel"}
 """By group: the column of rows that has it."""
 LABEL = "label:"
 ALL = (*OF_CAPTURES, *OF_ROWS, f"{LABEL}NAME")
@@ -91,6 +91,7 @@ def regrouped(total: Partial, grouping: Grouping, kept: Collection[str]) -> Part
     rows = total.rows
     texts = {
         "container": [launch.container if launch else "" for launch in total.launches],
+        "pod": [launch.pod if launch else "" for launch in total.launches],
         "device": list(total.devices),
         "hash": [kernel.hash if kernel else "" for kernel in total.kernels],
     }
