@@ -50,6 +50,7 @@ class Options:
     keep_earlier: bool = False  # a file that has the output's name gets one of its own, instead of being replaced
     max_files: int | None = None
     max_total: int | None = None  # bytes of all finished files of this output name
+    max_cpu: float | None = None  # of one CPU, which the recorder may use
     max_bytes: int | None = None  # of all spools together
     symbols: Symbols = Symbols.NEEDED
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -16,6 +16,8 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.threads import users_environment
+from iaprof.record.budget import Level
+from iaprof.record.budget_keeper import BudgetKeeper
 from iaprof.record.capture.finisher import Finisher
 from iaprof.record.capture.journal import OVERLAP_NS, Journal, MessageHandler
 from iaprof.record.capture.rotation import OnPart, Rotation
@@ -36,6 +38,7 @@ from iaprof.record.symbolize.roots import Roots
 TICK_NS = 250_000_000  # what a killed recorder had not written yet is no older than this
 DRAIN_S = 0.02  # four of the driver's 5 ms polls, after which the last samples are visible
 LOSSES_NS = 1_000_000_000
+BUDGET_NS = 1_000_000_000
 NICE = -10
 STATUS_NS = 500_000_000
 
@@ -85,6 +88,7 @@ class Session:
         self._options, self._signals, self._callbacks = options, signals, callbacks
         self._command: Command | None = None
         self._finisher: Finisher | None = None
+        self._keeper: BudgetKeeper | None = None
         self._stop = False
         self._pause_began: int | None = 0  # None while sampling
         self._until_end = contextlib.ExitStack()
@@ -161,6 +165,9 @@ class Session:
 
     def _begin(self) -> None:
         journal, loop, options = self._journal, self._loop, self._options
+        if options.max_cpu is not None:
+            full = Level(options.cpu_hz, options.metric_interval_ns)
+            self._keeper = BudgetKeeper(options.max_cpu, full, self._sources, journal)
         journal.json(FrameKind.HEADER, self._header())
         self._roots.start(journal, loop)
         for source in self._sources:
@@ -170,6 +177,8 @@ class Session:
             loop.wait_for(self._control.fileno(), self._obey)
         loop.every(TICK_NS, self._tick)
         loop.every(LOSSES_NS, self._note_losses)
+        if self._keeper is not None:
+            loop.every(BUDGET_NS, self._keeper.measure)
         if self._callbacks.status is not None:
             journal.totals.kernels = LaunchedKernels()
             loop.every(STATUS_NS, self._show_status)
@@ -194,7 +203,8 @@ class Session:
 
     def _header(self) -> dict[str, Any]:
         """Returns the header of the output file that begins now."""
-        return header(self._options, self._rotation.number, self._sources) | self._rotation.files.header()
+        members = header(self._options, self._rotation.number, self._sources) | self._rotation.files.header()
+        return members | (self._keeper.header() if self._keeper is not None else {})
 
     def _footer(self, end_ns: int) -> dict[str, Any]:
         """Returns what is added to the header of the file that ends."""

@@ -63,7 +63,7 @@ _HEADER = {
     "format", "iaprof", "python", "host", "clock", "clock_end", "part", "end_ns", "stack_depth", "cpu_hz",
     "follows_frame_pointers", "metric_interval_ns", "streams", "paused", "scope", "probes", "totals", "losses", "cost",
     "symbols", "recovered", "matched", "imported", "launches_by", "no_launches", "stack_ends",
-    "python_stacks", "removed_files", "unprobed", "waits", "waits_wanted",
+    "python_stacks", "removed_files", "max_cpu_percent", "thinned", "unprobed", "waits", "waits_wanted",
 }  # fmt: skip
 """Members of the header that stay. It is an allowlist, as members of later recorders could identify someone."""
 _HEADER_TEXTS = {

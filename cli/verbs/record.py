@@ -12,7 +12,7 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
-from iaprof.cli.options.quantities import pids, size, size_or_time
+from iaprof.cli.options.quantities import percent, pids, size, size_or_time
 from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.summary import end_line, launch_warnings, say, say_end
@@ -96,6 +96,10 @@ def record(
         str | None,
         typer.Option("--max-total", metavar="SIZE", help="Remove the oldest files of this name above that size."),
     ] = None,
+    max_cpu: Annotated[
+        str | None,
+        typer.Option("--max-cpu", metavar="PERCENT", help="Of one CPU: sample less before recording takes more."),
+    ] = None,
     max_size: Annotated[
         str | None, typer.Option("--max-size", metavar="SIZE", help="End when so much was recorded.")
     ] = None,
@@ -173,6 +177,7 @@ def record(
             switch_s=switch_s,
             keep_earlier=keep_earlier,
             max_files=max_files,
+            max_cpu=percent(max_cpu, "--max-cpu") / 100 if max_cpu else None,
             max_total=size(max_total, "--max-total") if max_total else None,
             symbols=which,
             max_bytes=size(max_size, "--max-size") if max_size else None,

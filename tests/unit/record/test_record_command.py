@@ -85,6 +85,8 @@ def test_the_recorder_stays_small() -> None:
     ("words", "said"),
     [
         (["--max-total", "1G"], "--max-total removes earlier files of --switch-output, which is not given"),
+        (["--max-cpu", "0%"], "--max-cpu takes percent of one CPU, such as 1% or 0.5%, not '0%'"),
+        (["--max-cpu", "1e9"], "--max-cpu takes percent of one CPU"),
         (["--switch-output", "10m", "--max-total", "much"], "--max-total takes a size such as 500M or 2G"),
     ],
 )

@@ -15,6 +15,7 @@ import pytest
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record import session as module
+from iaprof.record.budget_keeper import BudgetKeeper
 from iaprof.record.capture.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
@@ -199,3 +200,18 @@ def test_a_link_in_the_place_of_the_output_leaves_no_spool(tmp_path: Path, monke
     with StopSignals() as signals, pytest.raises(IaprofError, match="is not a file"):
         recording.run(Options(tmp_path / "c", keep_earlier=True), signals)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "victim"]
+
+
+def test_a_budget_stands_in_the_header_and_its_changes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUDGET_NS", 1_000_000)
+
+    def measured(keeper: BudgetKeeper) -> None:
+        keeper._journal.append("thinned", {"cpu_hz": 24, "metric_interval_ns": 10_000_000})
+        os.kill(os.getpid(), signal.SIGINT)
+        monkeypatch.setattr(BudgetKeeper, "measure", lambda _: None)
+
+    monkeypatch.setattr(BudgetKeeper, "measure", measured)
+    with StopSignals() as signals:
+        header = Recording(monkeypatch).run(Options(tmp_path / "c", max_cpu=0.01, symbols=Symbols.NONE), signals)
+    assert header["max_cpu_percent"] == 1.0
+    assert header["thinned"] == [{"cpu_hz": 24, "metric_interval_ns": 10_000_000}]
