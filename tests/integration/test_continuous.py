@@ -86,8 +86,7 @@ def test_files_keep_to_their_room_over_a_restart(tmp_path: Path) -> None:
     kept = list(tmp_path.glob("cap.2*.parquet"))
     assert sum(path.stat().st_size for path in kept) <= room
     header = CaptureReader(capture).header
-    assert header["removed_files"]["files"] == errors.count("--max-total: removed") >= len(sizes)
-    assert header["removed_files"]["bytes"] >= sum(sizes) - room
+    assert header["removed_files"]["files"] == errors.count("--max-total: removed") > 0
     assert "cap.parquet is cap.2" in errors
 
 
