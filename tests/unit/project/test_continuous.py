@@ -136,6 +136,8 @@ def test_the_recipe_copies_what_exists() -> None:
     assert {name for name, _ in found} <= {"FROM", "RUN", "COPY", "VOLUME", "STOPSIGNAL", "ENTRYPOINT", "CMD"}
     stages = {words.split()[-1] for name, words in found if name == "FROM" and " AS " in words}
     copied: list[str] = []
+    packages = {path.name for path in (ROOT / "src" / "iaprof").iterdir() if path.is_symlink()}
+    assert packages <= {words.split()[0] for name, words in found if name == "COPY"}
     for name, words in found:
         if name == "COPY" and words.startswith("--from="):
             assert words.partition("=")[2].split()[0] in stages
