@@ -104,6 +104,32 @@ def remove(path: Path) -> None:
         os.unlink(name, dir_fd=folder)
 
 
+def regular_file(path: Path) -> os.stat_result | None:
+    """Returns the status of a regular file; None if there is none, or a link, folder or device.
+
+    Raises:
+            OSError: stat(2) failed.
+    """
+    folder, name = _place(path)
+    found = _status(folder, name, follow=False)
+    return found if found is not None and stat.S_ISREG(found.st_mode) else None
+
+
+def regular_files(path: Path) -> list[tuple[str, os.stat_result]]:
+    """Lists the regular files beside `path`, itself included: names and status, in no order; links are left out.
+
+    Raises:
+            OSError: the folder cannot be read.
+    """
+    folder, _ = _place(path)
+    fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        found = [(name, _status(folder, name, follow=False)) for name in os.listdir(fd)]
+    finally:
+        os.close(fd)
+    return [(name, status) for name, status in found if status is not None and stat.S_ISREG(status.st_mode)]
+
+
 @contextlib.contextmanager
 def replace_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     """A temporary file that replaces `path` if the block succeeds, and is deleted if the block raises.

@@ -6,11 +6,13 @@ import contextlib
 import errno
 import fcntl
 import os
+import struct
 
 from iaprof.bpf.perf_event import (
     COUNT_SW_CPU_CLOCK,
     IOC_DISABLE,
     IOC_ENABLE,
+    IOC_PERIOD,
     IOC_SET_BPF,
     TYPE_SOFTWARE,
     Attr,
@@ -51,6 +53,18 @@ class CpuClock:
                 return
             raise
         fcntl.ioctl(self._events[-1], IOC_SET_BPF, program)
+
+    def change(self, hz: int) -> None:
+        """Changes the rate, whether the program runs or not.
+
+        Args:
+            hz: samples per second and CPU, above 0.
+
+        Raises:
+            OSError: the kernel refuses it.
+        """
+        for event in self._events:
+            fcntl.ioctl(event, IOC_PERIOD, struct.pack("Q", 1_000_000_000 // hz))
 
     def enable(self, on: bool) -> None:
         """Starts or stops running the program."""

@@ -22,6 +22,7 @@ FORMAT_GROUP = 1 << 3  # in `read_format`: read(2) returns a u64 count, then a u
 IOC_ENABLE = 0x2400
 IOC_DISABLE = 0x2401
 IOC_SET_BPF = 0x40042408
+IOC_PERIOD = 0x40082404
 
 
 class Sample(IntFlag):

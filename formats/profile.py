@@ -66,6 +66,7 @@ class Launch:
     origins: tuple[Origin, ...] = ()  # of the user frames; empty if unknown
     operators: tuple[str, ...] = ()  # of the framework, in which it launched, outermost first; empty if unknown
     container: str = ""  # known in reports of several captures only
+    pod: str = ""  # uid of the Kubernetes pod; likewise
 
 
 @dataclass(frozen=True, slots=True)

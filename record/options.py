@@ -47,7 +47,10 @@ class Options:
     control: str | None = None  # as control.Control takes it
     switch_bytes: int | None = None  # bytes of a spool at which another output file begins
     switch_s: float | None = None
+    keep_earlier: bool = False  # a file that has the output's name gets one of its own, instead of being replaced
     max_files: int | None = None
+    max_total: int | None = None  # bytes of all finished files of this output name
+    max_cpu: float | None = None  # of one CPU, which the recorder may use
     max_bytes: int | None = None  # of all spools together
     symbols: Symbols = Symbols.NEEDED
     labels: Mapping[str, str] = field(default_factory=dict)

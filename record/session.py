@@ -14,10 +14,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from iaprof.basics.errors import IaprofError
 from iaprof.basics.threads import users_environment
+from iaprof.record.budget import Level
+from iaprof.record.budget_keeper import BudgetKeeper
 from iaprof.record.capture.finisher import Finisher
 from iaprof.record.capture.journal import OVERLAP_NS, Journal, MessageHandler
-from iaprof.record.capture.rotation import OnPart, Rotation, spool_path
+from iaprof.record.capture.rotation import OnPart, Rotation
 from iaprof.record.capture.spool import FrameKind, Spool
 from iaprof.record.command import PATIENCE_S, Command
 from iaprof.record.control import COMMANDS, Control
@@ -26,6 +29,7 @@ from iaprof.record.launched_kernels import LaunchedKernels
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.own_cost import cpu_seconds
+from iaprof.record.part_files import keep_earlier, spool_path
 from iaprof.record.scope import Scope
 from iaprof.record.signals import StopSignals
 from iaprof.record.sources.opening import open_sources
@@ -34,6 +38,7 @@ from iaprof.record.symbolize.roots import Roots
 TICK_NS = 250_000_000  # what a killed recorder had not written yet is no older than this
 DRAIN_S = 0.02  # four of the driver's 5 ms polls, after which the last samples are visible
 LOSSES_NS = 1_000_000_000
+BUDGET_NS = 1_000_000_000
 NICE = -10
 STATUS_NS = 500_000_000
 
@@ -83,6 +88,7 @@ class Session:
         self._options, self._signals, self._callbacks = options, signals, callbacks
         self._command: Command | None = None
         self._finisher: Finisher | None = None
+        self._keeper: BudgetKeeper | None = None
         self._stop = False
         self._pause_began: int | None = 0  # None while sampling
         self._until_end = contextlib.ExitStack()
@@ -104,6 +110,19 @@ class Session:
         self._until_close.callback(self._roots.close)
         self._sources = open_sources(options, scope, self._roots, self._signals, self._until_end, self._until_close)
         self._journal = Journal(Spool(spool_path(options.output)), self._callbacks.warn, self._callbacks.inform)
+        if options.keep_earlier:
+            self._keep_earlier()
+
+    def _keep_earlier(self) -> None:
+        """Names a finished file of an earlier recording, which may be one of a service that was restarted."""
+        try:
+            kept = keep_earlier(self._options.output)
+        except IaprofError:
+            self.spool.close()
+            self.spool.remove()
+            raise
+        if kept is not None:
+            self._callbacks.inform(f"{self._options.output} is {kept.name} now")
 
     @property
     def spool(self) -> Spool:
@@ -146,7 +165,10 @@ class Session:
 
     def _begin(self) -> None:
         journal, loop, options = self._journal, self._loop, self._options
-        journal.json(FrameKind.HEADER, header(options, self._rotation.number, self._sources))
+        if options.max_cpu is not None:
+            full = Level(options.cpu_hz, options.metric_interval_ns)
+            self._keeper = BudgetKeeper(options.max_cpu, full, self._sources, journal)
+        journal.json(FrameKind.HEADER, self._header())
         self._roots.start(journal, loop)
         for source in self._sources:
             source.start(journal, loop)
@@ -155,6 +177,8 @@ class Session:
             loop.wait_for(self._control.fileno(), self._obey)
         loop.every(TICK_NS, self._tick)
         loop.every(LOSSES_NS, self._note_losses)
+        if self._keeper is not None:
+            loop.every(BUDGET_NS, self._keeper.measure)
         if self._callbacks.status is not None:
             journal.totals.kernels = LaunchedKernels()
             loop.every(STATUS_NS, self._show_status)
@@ -176,6 +200,15 @@ class Session:
             # The hardware's buffers fill in milliseconds: the recorder must run before the programs that fill them.
             # Only now, as the command would inherit it.
             os.setpriority(os.PRIO_PROCESS, 0, NICE)
+
+    def _header(self) -> dict[str, Any]:
+        """Returns the header of the output file that begins now."""
+        members = header(self._options, self._rotation.number, self._sources) | self._rotation.files.header()
+        return members | (self._keeper.header() if self._keeper is not None else {})
+
+    def _footer(self, end_ns: int) -> dict[str, Any]:
+        """Returns what is added to the header of the file that ends."""
+        return footer(end_ns, self.spool.size, self._sources) | self._rotation.files.header()
 
     def _environment(self) -> dict[str, str]:
         """Returns the command's environment."""
@@ -265,9 +298,9 @@ class Session:
         for source in self._sources:
             source.end_part(since)
         self._note_losses()
-        self._journal.json(FrameKind.END, footer(now, self.spool.size, self._sources))
+        self._journal.json(FrameKind.END, self._footer(now))
         self._rotation.rotate()
-        self._journal.json(FrameKind.HEADER, header(self._options, self._rotation.number, self._sources))
+        self._journal.json(FrameKind.HEADER, self._header())
         for source in self._sources:
             source.begin_part(since)
         self._roots.write_again()
@@ -310,7 +343,7 @@ class Session:
         if self._pause_began is not None:
             self._note_pause()
         self._rotation.wait()
-        self._journal.json(FrameKind.END, footer(stopped, self.spool.size, self._sources))
+        self._journal.json(FrameKind.END, self._footer(stopped))
         self._finisher.go(self._options.output)
 
     def finish(self) -> tuple[dict[str, Any], int]:

@@ -20,7 +20,9 @@ from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
 from iaprof.formats.header.labels import labels_of
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python
+from iaprof.formats.header.removed_files import RemovedFiles
 from iaprof.formats.header.slow_launches import sentence as slow_launches
+from iaprof.formats.header.thinned import thinned
 from iaprof.formats.header.traces import TraceFile, trace_files
 from iaprof.formats.header.unprobed import MEMBER as UNPROBED, sentence as unprobed
 from iaprof.formats.header.unrecorded_copies import sentence as unrecorded_copies
@@ -120,6 +122,8 @@ class Part:
     begun: str | None  # UTC, ISO 8601
     duration_s: float | None
     part: int | None  # the number of the file in a rotated recording
+    removed_files: RemovedFiles | None  # earlier files of the recording's name, removed to make room; None: none
+    thinned: str  # how sampling was thinned to keep to the recorder's budget; "": it was not
     paused: int  # times
     paused_s: float
     scope: list[int] | None  # pids that the user chose to record; None: all
@@ -219,6 +223,8 @@ def _part(capture: CaptureReader) -> Part:
         begun=_utc(wall) if wall else None,
         duration_s=duration,
         part=header.number("part"),
+        removed_files=RemovedFiles.from_header(capture.header),
+        thinned=thinned(capture.header),
         paused=len(paused),
         paused_s=sum(paused) / 1e9,
         scope=header.numbers("scope") if "scope" in capture.header else None,

@@ -52,6 +52,10 @@ def recording(part: Part) -> Iterator[Fact]:
         yield "kept", ", ".join(f"one record of {number:,}" for number in kept)
     if part.part:
         yield "file", f"number {part.part:,} of the recording; the first one is 0"
+    if part.thinned:
+        yield "thinned", part.thinned
+    if part.removed_files is not None:
+        yield "removed", part.removed_files.sentence()
     if part.waits is not None:
         yield "waits", part.waits.sentence()
     if part.imported is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED
 from iaprof.formats.header.trace_clocks import KEY as CLOCK, JoinedBy, trace_clock
+from iaprof.formats.header.thinned import BUDGET, MEMBER as THINNED
 from iaprof.formats.header.traces import MEMBER as TRACES
 from iaprof.report.pseudonyms import Clocks, Pseudonyms
 from iaprof.report.redacted_texts import redacted_path
@@ -16,7 +17,7 @@ _HEADER = {
     "format", "iaprof", "python", "host", "clock", "clock_end", "part", "end_ns", "stack_depth", "cpu_hz",
     "follows_frame_pointers", "metric_interval_ns", "streams", "paused", "scope", "probes", "totals", "losses", "cost",
     "symbols", "recovered", "matched", "imported", "launches_by", "no_launches", "stack_ends",
-    "python_stacks", "unprobed", "waits", "waits_wanted",
+    "python_stacks", "removed_files", BUDGET, THINNED, "unprobed", "waits", "waits_wanted",
 }  # fmt: skip
 """Members of the header that stay. It is an allowlist, as members of later recorders could identify someone."""
 _HEADER_TEXTS = {
@@ -71,6 +72,12 @@ def _with_moved_clocks(header: dict[str, Any], clocks: Clocks) -> dict[str, Any]
         moved["end_ns"] = clocks.monotonic(header["end_ns"])
     if isinstance(spans := header.get("paused"), list):
         moved["paused"] = [list(map(clocks.monotonic, span)) for span in spans if isinstance(span, list)]
+    if isinstance(changes := header.get(THINNED), list):
+        moved[THINNED] = [
+            {**change, "time_ns": clocks.monotonic(change["time_ns"])}
+            for change in changes
+            if isinstance(change, dict) and "time_ns" in change
+        ]
     moved["libraries"] = [
         {**library, "since_ns": clocks.monotonic(library["since_ns"])} if "since_ns" in library else library
         for library in header["libraries"]

@@ -67,7 +67,7 @@ def _fleet(
         typer.Option(
             "--group-by",
             metavar="WHAT,...",
-            help="Divide by host, day, hour, capture, command, gpu, container, device, hash or label:NAME.",
+            help="Divide by host, day, hour, capture, command, gpu, container, pod, device, hash or label:NAME.",
             rich_help_panel=_PANEL,
         ),
     ] = None,

@@ -40,6 +40,18 @@ def size_or_time(text: str, option: str) -> tuple[int | None, float | None]:
     raise UsageError(f"{option} takes a size such as 500M or 2G, or a time such as 90s, 10m or 1h, not '{text}'")
 
 
+def percent(text: str, option: str) -> float:
+    """Parses a share such as `1%`, `0.5%` or `2`.
+
+    Raises:
+        UsageError: the value is no share above 0.
+    """
+    found = re.fullmatch(r"([0-9]{1,5}(?:\.[0-9]{1,9})?)%?", text)
+    if not found or not float(found[1]):
+        raise UsageError(f"{option} takes percent of one CPU, such as 1% or 0.5%, not '{text}'")
+    return float(found[1])
+
+
 def pids(texts: list[str] | None, option: str = "-p", what: str = "pids") -> tuple[int, ...]:
     """Parses pids or thread ids such as `-p 12,34 -p 56`.
 

@@ -12,7 +12,7 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
-from iaprof.cli.options.quantities import pids, size, size_or_time
+from iaprof.cli.options.quantities import percent, pids, size, size_or_time
 from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.summary import end_line, launch_warnings, say, say_end
@@ -92,6 +92,14 @@ def record(
     max_files: Annotated[
         int | None, typer.Option("--max-files", metavar="N", help="Keep the last N files.", show_default=False)
     ] = None,
+    max_total: Annotated[
+        str | None,
+        typer.Option("--max-total", metavar="SIZE", help="Remove the oldest files of this name above that size."),
+    ] = None,
+    max_cpu: Annotated[
+        str | None,
+        typer.Option("--max-cpu", metavar="PERCENT", help="Of one CPU: sample less before recording takes more."),
+    ] = None,
     max_size: Annotated[
         str | None, typer.Option("--max-size", metavar="SIZE", help="End when so much was recorded.")
     ] = None,
@@ -141,7 +149,10 @@ def record(
         raise UsageError("--launches inject works in the command that it starts: name one after --")
     which = which_symbols(symbols)
     switch_bytes, switch_s = size_or_time(switch_output, "--switch-output") if switch_output else (None, None)
-    check_output(output, force)
+    if max_total and not switch_output:
+        raise UsageError("--max-total removes earlier files of --switch-output, which is not given")
+    keep_earlier = switch_output is not None and not force
+    check_output(output, force or keep_earlier)
     from iaprof.record.signals import StopSignals
 
     with StopSignals() as signals:
@@ -164,7 +175,10 @@ def record(
             control=control,
             switch_bytes=switch_bytes,
             switch_s=switch_s,
+            keep_earlier=keep_earlier,
             max_files=max_files,
+            max_cpu=percent(max_cpu, "--max-cpu") / 100 if max_cpu else None,
+            max_total=size(max_total, "--max-total") if max_total else None,
             symbols=which,
             max_bytes=size(max_size, "--max-size") if max_size else None,
             labels=parse_labels(label or ()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import numpy as np
@@ -27,14 +27,53 @@ from iaprof.formats.writers.pprof_proto import new_profile
 from iaprof.formats.writers.writer import Writer
 
 _ELSEWHERE = ("interval", "host", "process", "pid", "file", "instruction", "reason", "offset")
-_GPU = "[gpu]"  # brackets keep pprof from looking for a file of this name
+GPU = "[gpu]"  # brackets keep pprof from looking for a file of this name
 _SAMPLES_AT_ONCE = 1 << 16
 _LEVEL = 6  # the default of gzip
 _NO_ADDRESS = 0
-_LATEST_S = 9e9  # limits times: their ns fit into 63 bits
+LATEST_S = 9e9  # limits times: their ns fit into 63 bits
 _Ints = NDArray[np.int64]
 _Label = tuple[str, Sequence[str | int], _Ints]
 """A key, its values, of which "" and 0 mean no label, and the index of each row's value."""
+
+
+@dataclass(frozen=True)
+class LabelledStacks:
+    """Stacks as a tree, and what else is known of each row: in pprof's format and in OTLP, labels and addresses."""
+
+    tree: Tree
+    labels: list[_Label]
+    addresses: list[int]  # distinct ones of innermost frames; the first is none
+    address: _Ints  # of each row, as an index
+
+    def label_sets(self) -> tuple[list[list[tuple[str, str | int]]], _Ints]:
+        """Returns the distinct sets of labels, each of keys and values, and each row's set as an index: int64[rows]."""
+        rows = len(self.tree.node)
+        first = set_of = np.zeros(rows, np.int64)
+        first = first[:1]
+        columns = []
+        for key, values, number in self.labels:  # equal values must get one index
+            index = {value: place for place, value in enumerate(dict.fromkeys(values))}
+            columns.append((key, list(index), np.array([index[value] for value in values], np.int64)[number]))
+        if rows:
+            first, set_of = distinct_rows(*(number for _, _, number in columns))
+        known = [[(key, values[number[row]]) for key, values, number in columns] for row in first.tolist()]
+        return [[(key, value) for key, value in labels if value] for labels in known], set_of
+
+
+def labelled_stacks(source: Profile | CpuSamples, options: StackOptions) -> LabelledStacks:
+    """Returns the stacks of stalls or CPU samples, without the components that labels and addresses say."""
+    # A function has its source place beside its name.
+    bare = without_components(
+        replace(options, gpu_lines=False), (*_ELSEWHERE, *(["line"] if "function" in options.components else []))
+    )
+    tree = viewer_tree(source, bare, lambda frame: (frame.text, frame.module, frame.file, frame.line))
+    labels, addresses, address = _launch_labels(tree, options), [_NO_ADDRESS], np.zeros(len(tree.node), np.int64)
+    if isinstance(source, Profile):
+        labels += _stall_labels(tree, source, options)
+        if "offset" in options.components and not options.inverted:
+            addresses, address = _addresses(tree, source)
+    return LabelledStacks(tree, labels, addresses, address)
 
 
 class Pprof(Writer):
@@ -47,27 +86,19 @@ class Pprof(Writer):
         """Writes the profile of the stalls, or of the CPU samples."""
         cpu = export.cpu if options.cpu_samples else None
         source: Profile | CpuSamples = cpu or export.profile
-        # A function has its source place beside its name.
-        bare = without_components(
-            replace(options, gpu_lines=False), (*_ELSEWHERE, *(["line"] if "function" in options.components else []))
-        )
-        tree = viewer_tree(source, bare, lambda frame: (frame.text, frame.module, frame.file, frame.line))
-        labels, addresses, address = _launch_labels(tree, options), [_NO_ADDRESS], np.zeros(len(tree.node), np.int64)
-        if isinstance(source, Profile):
-            labels += _stall_labels(tree, source, options)
-            if "offset" in options.components and not options.inverted:
-                addresses, address = _addresses(tree, source)
+        given = labelled_stacks(source, options)
+        tree = given.tree
         tables = _Tables()
         if not cpu:
-            tables.module(_GPU)  # pprof shows the first mapping as the profile's main binary
-        sets, set_of = _label_sets(labels, len(tree.node), tables)
-        leaf = _innermost(tree, addresses, address, tables)
+            tables.module(GPU)  # pprof shows the first mapping as the profile's main binary
+        sets, set_of = _label_sets(given, tables)
+        leaf = _innermost(tree, given.addresses, given.address, tables)
         first, number = distinct_rows(set_of, tree.node, leaf)
         counts = sum_groups(tree.count, number)
         with gzip.GzipFile("", "wb", _LEVEL, out, mtime=0) as file:
             for begin in range(0, len(first), _SAMPLES_AT_ONCE):
                 rows = first[begin : begin + _SAMPLES_AT_ONCE]
-                stacks = _stacks(tree, tree.node[rows], leaf[rows])
+                stacks = innermost_first(tree, tree.node[rows], leaf[rows])
                 message = new_profile()
                 for labelled, stack, count in zip(
                     set_of[rows].tolist(), stacks, counts[begin : begin + len(rows)].tolist(), strict=True
@@ -118,8 +149,8 @@ def _tables_message(about: About, type_: str, tables: _Tables) -> Any:
     message = tables.message
     message.sample_type.add(type=tables.string(type_), unit=tables.string("count"))
     message.default_sample_type = tables.string(type_)
-    message.time_nanos = round(min(about.begun, _LATEST_S) * 1e9)
-    message.duration_nanos = round(min(about.seconds, _LATEST_S) * 1e9)
+    message.time_nanos = round(min(about.begun, LATEST_S) * 1e9)
+    message.duration_nanos = round(min(about.seconds, LATEST_S) * 1e9)
     for comment in (f"iaprof {__version__}", about.title, *about.warnings):  # pprof shows comments first
         if comment:
             message.comment.append(tables.string(comment))
@@ -161,25 +192,17 @@ def _addresses(tree: Tree, profile: Profile) -> tuple[list[int], _Ints]:
     return [_NO_ADDRESS, *offsets.tolist()], np.where(on_gpu[tree.frame[tree.node]], number + 1, 0)
 
 
-def _label_sets(labels: Sequence[_Label], rows: int, tables: _Tables) -> tuple[list[Any], _Ints]:
+def _label_sets(given: LabelledStacks, tables: _Tables) -> tuple[list[Any], _Ints]:
     """The distinct sets of labels, as Sample messages, and the index of each row's set: int64[rows]."""
-    first = set_of = np.zeros(rows, np.int64)
-    first = first[:1]
-    columns = []
-    for key, values, number in labels:  # equal values must get one index
-        index = {value: place for place, value in enumerate(dict.fromkeys(values))}
-        columns.append((key, list(index), np.array([index[value] for value in values], np.int64)[number]))
-    if rows:
-        first, set_of = distinct_rows(*(number for _, _, number in columns))
     sets = []
-    for row in first.tolist():
+    distinct, set_of = given.label_sets()
+    for labels in distinct:
         sample = new_profile().sample.add()
-        for key, distinct_values, number in columns:
-            value = distinct_values[number[row]]
-            if isinstance(value, int) and value:
+        for key, value in labels:
+            if isinstance(value, int):
                 sample.label.add(key=tables.string(key), num=value)
-            elif value:
-                sample.label.add(key=tables.string(key), str=tables.string(str(value)))
+            else:
+                sample.label.add(key=tables.string(key), str=tables.string(value))
         sets.append(sample)
     return sets, set_of
 
@@ -187,7 +210,7 @@ def _label_sets(labels: Sequence[_Label], rows: int, tables: _Tables) -> tuple[l
 def _innermost(tree: Tree, addresses: Sequence[int], address: _Ints, tables: _Tables) -> _Ints:
     """Adds a location per frame, then one per (frame, address); returns the number of each row's innermost location."""
     for index, frame in enumerate(tree.frames):
-        module = _GPU if frame.on_gpu else frame.module
+        module = GPU if frame.on_gpu else frame.module
         location = tables.message.location.add(id=index + 1, mapping_id=tables.module(module))
         location.line.add(function_id=tables.function(frame), line=frame.line)
     frames = tree.frame[tree.node]
@@ -203,8 +226,14 @@ def _innermost(tree: Tree, addresses: Sequence[int], address: _Ints, tables: _Ta
     return ids[number]
 
 
-def _stacks(tree: Tree, nodes: _Ints, leaf: _Ints) -> list[list[int]]:
-    """The location numbers of stacks, innermost first."""
+def innermost_first(tree: Tree, nodes: _Ints, leaf: _Ints) -> list[list[int]]:
+    """The location numbers of stacks, innermost first.
+
+    Args:
+        tree: whose frames have the locations 1, 2, and so on.
+        nodes: int64[n], the innermost node of each stack.
+        leaf: int64[n], the location of each innermost frame.
+    """
     table = ancestor_paths(tree, nodes)
     lengths = (table >= 0).sum(axis=1)
     locations = tree.frame[table] + 1

@@ -74,6 +74,7 @@ FORMATS = {
             "writers.speedscope.Speedscope",
         ),
         Format("pprof", "profile.proto with lines and labels, for pprof", (".pb.gz", ".pprof"), "writers.pprof.Pprof"),
+        Format("otlp", "OpenTelemetry's profiles, for collectors", (".otlp",), "writers.otlp.Otlp"),
         Format("csv", "a row per stack, instruction, reason, for spreadsheets", (".csv",), "writers.table_csv.Csv"),
         Format("parquet", "the same rows, for DuckDB and data frames", (".parquet",), "writers.table_parquet.Parquet"),
     )

@@ -61,7 +61,7 @@ from iaprof.symbols.python.layout import Layout
 
 ROWS_PER_GROUP = 1 << 18
 STACK_BYTES_PER_GROUP = 8 << 20
-LISTS = ("streams", "libraries", "paused", "scope")  # of the header, which grow while recording
+LISTS = ("streams", "libraries", "paused", "scope", "thinned")  # of the header, which grow while recording
 _MOST = (1 << 64) - 1
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what reading a damaged frame raises
 

@@ -1,4 +1,4 @@
-"""Rotation of the output: when, under which name, and how many earlier parts are kept.
+"""Rotation of the output: when, and who makes the captures of earlier parts.
 
 The recording always goes to CAPTURE.spool. An earlier part becomes a capture of its own, named by the time of its end,
 while recording goes on. The last part has the name that the user gave.
@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import remove
 from iaprof.record.capture.finisher import Finisher
 from iaprof.record.capture.journal import Journal
 from iaprof.record.capture.spool import Spool
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
+from iaprof.record.part_files import PartFiles, free_name, spool_path
 from iaprof.record.symbolize.roots import Roots
 
 OnPart = Callable[[Path, dict[str, Any], int], None]
-
-
-def spool_path(output: Path) -> Path:
-    """Returns the path of the spool of a capture."""
-    return output.with_name(output.name + ".spool")
 
 
 class Rotation:
@@ -48,7 +42,8 @@ class Rotation:
         self._finisher: Finisher | None = None
         self.is_open = False
         """Whether stacks may still be added to the part that ended last: see `end_part`."""
-        self._kept: deque[Path] = deque()
+        self.files = PartFiles(options.output, options.max_files, options.max_total, journal.inform, journal.warn)
+        self.files.make_room()
         self._since = time.monotonic()
         self.number = 0
 
@@ -73,7 +68,7 @@ class Rotation:
             IaprofError: the disk is full, or writing failed otherwise.
         """
         output, old = self._options.output, self._journal.spool
-        self._part = _free_name(output)
+        self._part = free_name(output, time.time())
         old.rename(spool_path(self._part))
         self._old = old
         self._state_fd = os.memfd_create("rotation-state", os.MFD_CLOEXEC)
@@ -111,8 +106,8 @@ class Rotation:
             header, size = finisher.result()
             self._journal.spool.take_over(self._state_fd)
             self._old.remove()
-            self._kept.append(self._part)
             self._on_part(self._part, header, size)
+            self.files.add(self._part)
         except IaprofError as error:
             spool = self._old.path
             self._journal.warn(f"{error}; 'iaprof recover {spool}' makes the capture of that part")
@@ -120,22 +115,8 @@ class Rotation:
             finisher.close()
             self._old.close()
             os.close(self._state_fd)
-        # The last part, which is still to come, counts, too.
-        while self._options.max_files is not None and len(self._kept) > max(self._options.max_files - 1, 0):
-            remove(self._kept.popleft())
 
     def close(self) -> None:
         """Ends the process that finishes a part, if there is one."""
         if self._finisher is not None:
             self._finisher.close()
-
-
-def _free_name(output: Path) -> Path:
-    """Returns an unused name: `cap.20261121-0554231.parquet` for `cap.parquet`. After the dash: time to 0.1 s."""
-    now = time.time()
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"{int(now * 10) % 10}"
-    for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
-        path = output.with_name(f"{output.stem}.{stamp}{suffix}{output.suffix}")
-        if not os.path.lexists(path) and not os.path.lexists(spool_path(path)):
-            return path
-    raise IaprofError(f"the folder of {output} has too many files of that name")

@@ -7,6 +7,7 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.cpu_clock import CpuClock
+from iaprof.record.budget import Level
 from iaprof.record.sources.source import Source
 
 
@@ -23,7 +24,8 @@ class CpuSamples(Source):
         Raises:
             IaprofError: CPUs cannot be sampled.
         """
-        self._hz = hz
+        self._hz = self._hz_now = hz
+        self._runs = False
         try:
             self._clock = CpuClock(programs.get("on_sample", -1), hz)
         except OSError as error:
@@ -37,11 +39,22 @@ class CpuSamples(Source):
 
     def resume(self) -> None:
         """See Source."""
-        self._clock.enable(True)
+        self._runs = True
+        self._clock.enable(self._hz_now > 0)
 
     def pause(self) -> None:
         """See Source; the samples are in the ring buffer."""
+        self._runs = False
         self._clock.enable(False)
+
+    def thin(self, level: Level) -> None:
+        """See Source."""
+        if level.cpu_hz == self._hz_now:
+            return
+        self._hz_now = level.cpu_hz
+        if level.cpu_hz:
+            self._clock.change(level.cpu_hz)
+        self._clock.enable(self._runs and level.cpu_hz > 0)
 
     def stop(self) -> None:
         """See Source; the samples are in the ring buffer."""

@@ -277,6 +277,12 @@ class Launches(Source):
         """See Source: CPU time of the process that compiles BPF programs."""
         return self._probes.compile_cpu_seconds
 
+    @property
+    def probe_seconds(self) -> float:
+        """See Source: of launches, copies and waits; programs for CPU samples do not count theirs."""
+        counters = self._probes.counters()
+        return (counters[Counter.PROBE_NS] + counters[Counter.WAIT_NS]) / 1e9
+
 
 def _is_alive(pid: int, tid: int) -> bool:
     return os.path.exists(f"/proc/{pid}/task/{tid}")

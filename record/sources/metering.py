@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from iaprof.record.budget import Level
 from iaprof.record.capture.journal import Journal
 from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
@@ -18,7 +19,7 @@ class Metering(Source):
 
     def __init__(self, stalls: Stalls, interval_ns: int) -> None:
         """Takes the source of stalls, whose GTs it measures, and the time between two metrics; 0 for no metrics."""
-        self._stalls, self._interval_ns = stalls, interval_ns
+        self._stalls, self._interval_ns, self._interval_now_ns = stalls, interval_ns, interval_ns
         self._metrics: Metrics | None = None
         self._paused = True
 
@@ -34,7 +35,8 @@ class Metering(Source):
             self._stalls.on_new_gt = self._metrics.add
             for problem in self._metrics.problems:
                 journal.inform(problem)
-            loop.every(self._interval_ns, self._sample)
+            self._loop = loop
+            self._beat(time.monotonic_ns() + self._interval_ns)
 
     def watch(self, pid: int) -> None:
         """Measures the CPU use of a process, too."""
@@ -49,9 +51,19 @@ class Metering(Source):
         """See Source."""
         self._paused = True
 
-    def _sample(self) -> None:
-        if self._metrics is not None and not self._paused:
-            self._metrics.sample()
+    def thin(self, level: Level) -> None:
+        """See Source; metrics that are rarer have their next sample at the time at which it was due."""
+        self._interval_now_ns = level.metric_interval_ns or self._interval_now_ns
+
+    def _beat(self, due: int) -> None:
+        """Samples at `due`, and again and again after the interval; those that have passed meanwhile are skipped."""
+
+        def sample() -> None:
+            if self._metrics is not None and not self._paused:
+                self._metrics.sample()
+            self._beat(max(due + self._interval_now_ns, time.monotonic_ns()))
+
+        self._loop.at(due, sample)
 
     def read(self) -> None:
         """See Source."""

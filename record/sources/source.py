@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from iaprof.record.budget import Level
 from iaprof.record.capture.journal import Journal
 from iaprof.record.loop import Loop
 
@@ -19,6 +20,7 @@ class Source:
         the recording begins          header, start
         a command is started          ready, environment
         sampling begins, pauses       resume and pause, in turn; nothing is sampled before the first `resume`
+        the budget is near, or far    thin
         once in session.TICK_NS       read
         once in session.LOSSES_NS     losses
         another output file begins    read, end_part, losses, footer; header, begin_part; then has_ended_part until true
@@ -63,6 +65,9 @@ class Source:
     def pause(self) -> None:
         """Stops sampling, after writing what was sampled. What is not sampled, such as launches, goes on."""
 
+    def thin(self, level: Level) -> None:
+        """Samples more or less often from now on; what the source does not sample goes on. See record/budget.py."""
+
     def read(self) -> None:
         """Writes what has come without waking the loop."""
 
@@ -100,6 +105,11 @@ class Source:
     @property
     def cpu_seconds(self) -> float:
         """CPU time that the source's own processes have used."""
+        return 0.0
+
+    @property
+    def probe_seconds(self) -> float:
+        """CPU time that the source's BPF programs have used in other processes, as far as they count it."""
         return 0.0
 
     def close(self) -> None:

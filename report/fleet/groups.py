@@ -18,7 +18,7 @@ Group = tuple[str, ...]
 """A text for each dimension."""
 
 OF_CAPTURES = ("host", "day", "hour", "capture", "command", "gpu")
-OF_ROWS = {"container": "launch", "device": "device", "hash": "kernel"}
+OF_ROWS = {"container": "launch", "pod": "launch", "device": "device", "hash": "kernel"}
 """By group: the column of rows that has it."""
 LABEL = "label:"
 ALL = (*OF_CAPTURES, *OF_ROWS, f"{LABEL}NAME")
@@ -75,6 +75,7 @@ class Grouping:
             return list(distinct), number[rows.capture]
         texts = {
             "container": [launch.container if launch else "" for launch in samples.launches],
+            "pod": [launch.pod if launch else "" for launch in samples.launches],
             "device": list(samples.devices),
             "hash": [kernel.hash if kernel else "" for kernel in samples.kernels],
         }

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.pods import pod as pod_of
 from iaprof.formats.profile import Code, Launch, Origin, Profile, clean
 from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.facts import Report
@@ -130,7 +131,7 @@ class Mapper:
         """Returns the profile's rows with the numbers of the whole segment."""
         profile = report.profile
         containers = _containers(part)
-        launches = [_common(launch, containers.get(launch.pid, "") if launch else "") for launch in profile.launches]
+        launches = [launch and _common(launch, *containers.get(launch.pid, ("", ""))) for launch in profile.launches]
         numbers = {
             "launch": _numbers(launches, self._launches),
             "kernel": _numbers(_hashed(report), self._kernels),
@@ -164,15 +165,15 @@ def _numbers(values: Sequence[_T], known: dict[_T, int]) -> NDArray[np.int64]:
     return np.array([known.setdefault(value, len(known)) for value in values], np.int64)
 
 
-def _common(launch: Launch | None, container: str) -> Launch | None:
+def _common(given: Launch, container: str, pod: str) -> Launch | None:
     """Returns a launch as all captures have it: without what differs between two runs, and as a segment can hold it."""
-    launch = without_addresses(launch)
+    launch = without_addresses(given)
     if launch is None:
         return None
     origins = tuple(Origin(origin.kind, _plain(origin.module)) for origin in launch.origins)
     lists = (launch.stack, launch.kernel_stack, launch.operators)
     stack, kernel_stack, operators = (tuple(map(_plain, each)) for each in lists)
-    return Launch(_plain(launch.comm), 0, stack, kernel_stack, "", origins, operators, container)
+    return Launch(_plain(launch.comm), 0, stack, kernel_stack, "", origins, operators, container, pod)
 
 
 def _plain(text: str) -> str:
@@ -210,13 +211,15 @@ def _counts(profile: Profile) -> list[int]:
     return [profile.launch_counts.get(number, 0) for number in range(len(profile.kernels))]
 
 
-def _containers(part: CaptureReader) -> Mapping[int, str]:
-    """Returns the container's name or id, by pid."""
-    found: dict[int, str] = {}
-    for rows in part.tables("process", ("pid", "container")):
-        known = rows.filter(rows["container"].is_valid())
-        found |= zip(known["pid"].to_pylist(), known["container"].to_pylist(), strict=True)
-    return {pid: _plain(container) for pid, container in found.items() if container}
+def _containers(part: CaptureReader) -> Mapping[int, tuple[str, str]]:
+    """Returns the container's name or id, and the pod's uid, by pid; "" for what is unknown."""
+    found: dict[int, tuple[str, str]] = {}
+    for rows in part.tables("process", ("pid", "container", "cgroup")):
+        columns = (rows[name].to_pylist() for name in ("pid", "container", "cgroup"))
+        for pid, container, cgroup in zip(*columns, strict=True):
+            if container or cgroup:
+                found[pid] = (_plain(container or ""), pod_of(cgroup or "") or "")
+    return found
 
 
 def _wall_ns(part: CaptureReader) -> int:

@@ -28,10 +28,10 @@ from iaprof.report.fleet.rows import Rows
 from iaprof.report.fleet.samples import TABLES, HashedKernel, Samples
 from iaprof.report.fleet.summary import Summary
 
-VERSION = 2
+VERSION = 3
 SAMPLES = "samples_"  # and the reason: the columns of counts
 _KEY = b"iaprof-profiles"
-_LAUNCH = ("process", "container", "operators", "stack", "kernel_stack", "origins")
+_LAUNCH = ("process", "container", "pod", "operators", "stack", "kernel_stack", "origins")
 _KERNEL = ("kernel", "kernel_file", "kernel_hash")
 _CODE = ("functions", "files", "lines", "mnemonic")
 _OF = {"launch": _LAUNCH, "kernel": _KERNEL, "code": _CODE, "device": ("device",)}
@@ -226,12 +226,13 @@ def _launch_texts(launch: Launch | None) -> tuple[str | None, ...]:
         return (None,) * len(_LAUNCH)
     origins = [f"{origin.kind}\t{origin.module}" for origin in launch.origins]
     lists = (launch.operators, launch.stack, launch.kernel_stack, origins)
-    return launch.comm, launch.container, *map(_joined, lists)
+    return launch.comm, launch.container, launch.pod, *map(_joined, lists)
 
 
 def _launch(
     process: str | None,
     container: str | None,
+    pod: str | None,
     operators: str | None,
     stack: str | None,
     kernel_stack: str | None,
@@ -248,6 +249,7 @@ def _launch(
         origins=tuple(Origin(CodeKind(kind), module) for kind, _, module in pairs),
         operators=_lines(operators),
         container=container or "",
+        pod=pod or "",
     )
 
 

@@ -32,6 +32,10 @@ FULL: dict[str, Any] = {
     "clock": {"monotonic_ns": 10 * SECOND, "realtime_ns": 1_795_257_213_747_495_691},
     "end_ns": 210 * SECOND,
     "part": 2,
+    "max_cpu_percent": 1.0,
+    "thinned": [{"time_ns": 5, "cpu_hz": 24, "metric_interval_ns": 10_000_000, "percent": 0.9},
+                {"time_ns": 6, "cpu_hz": 0, "metric_interval_ns": 20_000_000, "percent": 0.9}],
+    "removed_files": {"files": 12, "bytes": 34_000_000},
     "paused": [[20 * SECOND, 21 * SECOND], [30 * SECOND, 30 * SECOND + SECOND // 2]],
     "scope": [7, 8],
     "streams": [STREAM, STREAM | {"tile": 1, "gt": 1, "name": "", "card": ""}],
@@ -78,6 +82,9 @@ Recording
   processes      7, 8
   kept           one record of 8
   file           number 2 of the recording; the first one is 0
+  thinned        sampling was changed 2 times to keep to 1 % of a CPU: at the
+                 least no CPU samples, metrics each 20 ms
+  removed        12 earlier files, 34.0 MB, to make room
   redacted       names are hashes
   recovered      from the spool of a recording that did not end
 
@@ -180,6 +187,9 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
                 "kernel": "6.18.0", "machine": "x86_64", "cpus": 96, "command": FULL["command"],
                 "arguments": FULL["arguments"], "labels": {},
                 "begun": "2026-11-21T10:33:33.747495Z", "duration_s": 200.0, "part": 2,
+                "removed_files": FULL["removed_files"],
+                "thinned": "sampling was changed 2 times to keep to 1 % of a CPU: at the least no CPU samples, "
+                           "metrics each 20 ms",
                 "paused": 2, "paused_s": 1.5, "scope": [7, 8], "stack_depth": None, "cpu_hz": None,
                 "metric_interval_ns": None, "libraries": FULL["libraries"], "counts": counts,
                 "losses": FULL["losses"],

@@ -24,6 +24,8 @@ OPTIONS = {
 """The names of each option of each verb."""
 OF_OTHERS = {
     "--include",  # rclone
+    "--cgroupns", "--name", "--network", "--privileged", "--restart", "--now",  # docker, systemctl
+    "--data-binary", "--fail", "--feature-gates",  # curl, OpenTelemetry's collector
     "--build-id", "--index-url", "--interpreted-frames-native-stack", "--mount", "--one-way", "--perf-basic-prof",
     "--seconds", "--threads", "--torch", "--transfer-bandwidth", "--wait-file",
     # of acelyzer

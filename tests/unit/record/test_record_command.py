@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from iaprof.basics.errors import IaprofError
+from iaprof.cli.main import main
 from iaprof.cli.verbs import record as record_command
 from iaprof.record import session as session_module
 from iaprof.record.options import Options
@@ -78,3 +79,24 @@ def test_the_recorder_stays_small() -> None:
     code = "import sys, iaprof.cli.verbs.record, iaprof.record.session; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"pyarrow", "symbolic", "multi_demangle"} & set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-total", "1G"], "--max-total removes earlier files of --switch-output, which is not given"),
+        (["--max-cpu", "0%"], "--max-cpu takes percent of one CPU, such as 1% or 0.5%, not '0%'"),
+        (["--max-cpu", "1e9"], "--max-cpu takes percent of one CPU"),
+        (["--switch-output", "10m", "--max-total", "much"], "--max-total takes a size such as 500M or 2G"),
+    ],
+)
+def test_options_that_do_not_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(session_module, "Session", failing(AssertionError("it must not begin"), tmp_path / "none"))
+    monkeypatch.setattr(sys, "argv", ["iaprof", "record", "-o", str(tmp_path / "c"), *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -15,6 +15,7 @@ import pytest
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record import session as module
+from iaprof.record.budget_keeper import BudgetKeeper
 from iaprof.record.capture.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
@@ -167,3 +168,50 @@ def test_every_step_is_one_of_the_table() -> None:
     """The table in the interface's docstring has every method."""
     table = (Source.__doc__ or "").partition("methods\n")[2].partition("\n\n")[0]
     assert set(STEPS) <= set(table.replace(",", " ").replace(";", " ").split())
+
+
+def test_a_restarted_recording_keeps_what_was_there_and_its_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a finished file of the same name, and two more than there is room for
+    output = tmp_path / "cap.parquet"
+    output.write_bytes(b"x" * 1000)
+    old = [tmp_path / f"cap.20250101-000000{number}.parquet" for number in range(2)]
+    for number, path in enumerate(old):
+        path.write_bytes(b"x" * 1000)
+        os.utime(path, (number, number))
+    recording = Recording(monkeypatch, start=lambda: os.kill(os.getpid(), signal.SIGINT))
+    # when
+    with StopSignals() as signals:
+        options = Options(output, keep_earlier=True, max_total=1500, symbols=Symbols.NONE)
+        header = recording.run(options, signals)
+    # then
+    assert not any(path.exists() for path in old)
+    (kept,) = tmp_path.glob("cap.2*.parquet")
+    assert kept.read_bytes() == b"x" * 1000
+    assert CaptureReader(output).header["removed_files"] == header["removed_files"] == {"files": 2, "bytes": 2000}
+    assert not list(tmp_path.glob("*.spool"))
+
+
+def test_a_link_in_the_place_of_the_output_leaves_no_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "victim").write_text("root's own")
+    (tmp_path / "c").symlink_to(tmp_path / "victim")
+    recording = Recording(monkeypatch)
+    with StopSignals() as signals, pytest.raises(IaprofError, match="is not a file"):
+        recording.run(Options(tmp_path / "c", keep_earlier=True), signals)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c", "victim"]
+
+
+def test_a_budget_stands_in_the_header_and_its_changes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BUDGET_NS", 1_000_000)
+
+    def measured(keeper: BudgetKeeper) -> None:
+        keeper._journal.append("thinned", {"cpu_hz": 24, "metric_interval_ns": 10_000_000})
+        os.kill(os.getpid(), signal.SIGINT)
+        monkeypatch.setattr(BudgetKeeper, "measure", lambda _: None)
+
+    monkeypatch.setattr(BudgetKeeper, "measure", measured)
+    with StopSignals() as signals:
+        header = Recording(monkeypatch).run(Options(tmp_path / "c", max_cpu=0.01, symbols=Symbols.NONE), signals)
+    assert header["max_cpu_percent"] == 1.0
+    assert header["thinned"] == [{"cpu_hz": 24, "metric_interval_ns": 10_000_000}]

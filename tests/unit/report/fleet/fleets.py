@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
@@ -19,8 +21,8 @@ _SINGLE: dict[bytes, Counter[str]] = {}  # by the capture's content
 WITHOUT_PIDS = "--frames=process,operator,cpu,file,function,instruction,reason,offset"
 
 
-def copied(source: Path, target: Path, host: str = "", **members: Any) -> Path:
-    """A capture with the same rows, from another host, and with other members of the header."""
+def copied(source: Path, target: Path, host: str = "", cgroup: str = "", **members: Any) -> Path:
+    """A capture with the same rows, from another host or with its processes in a cgroup, with other header members."""
     reader = CaptureReader(source)
     header = reader.header | members
     if host:
@@ -30,6 +32,10 @@ def copied(source: Path, target: Path, host: str = "", **members: Any) -> Path:
         writer = CaptureWriter(file)
         for kind in KINDS:
             for table in reader.tables(kind):
+                if kind == "process" and cgroup:
+                    place = table.column_names.index("cgroup")
+                    named = pa.array([cgroup] * len(table)).dictionary_encode().cast(table.schema.field("cgroup").type)
+                    table = table.set_column(place, table.schema.field("cgroup"), named)
                 for rows in rows_of(kind, table):
                     writer.write(kind, rows)
         writer.close(header)

@@ -125,7 +125,7 @@ def test_a_damaged_segment_is_none_or_right(written: bytes, mapped: Segment) -> 
 def test_a_segment_keeps_all_texts(mapped: Segment) -> None:
     origins = (Origin(next(iter(CodeKind)), ""),)
     launches = [
-        Launch(comm, 0, stack, kernel_stack, origins=origins, operators=operators, container=_plain("c\ud800"))
+        Launch(comm, 0, stack, kernel_stack, origins=origins, operators=operators, container=_plain("c\ud800"), pod="p")
         for comm in ("", ";")
         for stack in ((), ("",), ("", ""), (_plain("a\n\tb"), _plain("\udcff")))
         for kernel_stack in ((), ("",))

@@ -93,7 +93,19 @@ def test_groups_add_up_to_the_whole(folder: Path, tmp_path: Path) -> None:
     for number in range(6):
         copied(SAMPLES[-1], folder / f"{number}.parquet", f"a{number % 2}", labels={"job": f"train-{number % 3}"})
     whole = as_json("top", "-q", folder)
-    for group in ("host", "day", "hour", "capture", "command", "gpu", "container", "device", "hash", "label:job"):
+    for group in (
+        "host",
+        "day",
+        "hour",
+        "capture",
+        "command",
+        "gpu",
+        "container",
+        "pod",
+        "device",
+        "hash",
+        "label:job",
+    ):
         groups = as_json("top", "-q", folder, f"--group-by={group}")["groups"]
         assert sum(each["total"]["samples"] for each in groups) == whole["total"]["samples"], group
         assert sum(each["share"] for each in groups) == pytest.approx(1), group
@@ -104,6 +116,17 @@ def test_groups_add_up_to_the_whole(folder: Path, tmp_path: Path) -> None:
     groups = as_json("top", "-q", folder, "--group-by=label:job,host")["groups"]
     names = {(each["group"]["label:job"], each["group"]["host"]) for each in groups}
     assert {("train-0", "a0"), ("train-1", "a1"), ("train-2", "a0")} < names
+
+
+def test_pods_are_known_by_their_cgroups(tmp_path: Path) -> None:
+    uid = "2b801b7a-8f4f-4b23-8b44-d1c3e4a0c7c5"
+    copied(SAMPLES[-1], tmp_path / "a.parquet", "a", f"/kubepods/burstable/pod{uid}/{'0' * 64}")
+    copied(SAMPLES[-1], tmp_path / "b.parquet", "b", f"/evil/pod{uid}")
+    groups = as_json("top", "-q", tmp_path, "--group-by=pod")["groups"]
+    half = as_json("top", "-q", tmp_path)["total"]["samples"] // 2
+    found = {each["group"]["pod"]: each["total"]["samples"] for each in groups}
+    assert found.keys() == {uid, "[unknown]"}
+    assert half >= found[uid] > 0
 
 
 def test_folders_of_a_store_are_labels(folder: Path) -> None:
@@ -138,7 +161,7 @@ def test_groups_are_the_root_of_stacks(folder: Path) -> None:
     assert roots.total() == folded(folder).total()
 
 
-@pytest.mark.parametrize("format_", ["folded", "json", "html", "svg", "speedscope", "pprof", "firefox", "csv"])
+@pytest.mark.parametrize("format_", ["folded", "json", "html", "svg", "speedscope", "pprof", "otlp", "firefox", "csv"])
 def test_formats_take_the_sum(folder: Path, format_: str, tmp_path: Path) -> None:
     done = iaprof("report", folder, f"--format={format_}", "-o", tmp_path / "out")
     assert done.code == 0, done.err
