@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED
-from iaprof.formats.header.trace_clocks import KEY as CLOCK, JoinedBy, trace_clock
 from iaprof.formats.header.thinned import BUDGET, MEMBER as THINNED
+from iaprof.formats.header.trace_clocks import KEY as CLOCK, JoinedBy, trace_clock
 from iaprof.formats.header.traces import MEMBER as TRACES
 from iaprof.report.pseudonyms import Clocks, Pseudonyms
 from iaprof.report.redacted_texts import redacted_path

@@ -31,6 +31,7 @@ def recorded(path: Path, host: str = "gpu-node-17") -> Path:
         "clock": {"monotonic_ns": BEGAN, "realtime_ns": BOOTED + BEGAN},
         "clock_end": {"monotonic_ns": BEGAN + SECOND, "realtime_ns": BOOTED + BEGAN + SECOND},
         "end_ns": BEGAN + SECOND,
+        "thinned": [{"time_ns": BEGAN + 7, "cpu_hz": 1}],
         "paused": [[BEGAN + 5, BEGAN + 9]],
         "command": WORDS,
         "arguments": ["iaprof", "record"],
@@ -124,6 +125,7 @@ def test_clocks_tell_neither_boot_nor_date_but_durations(tmp_path: Path) -> None
     assert public.header["end_ns"] == BEGAN + SECOND + moved
     assert public.header["paused"] == [[BEGAN + 5 + moved, BEGAN + 9 + moved]]
     assert public.header["libraries"][0]["since_ns"] == BEGAN + 3 + moved
+    assert public.header["thinned"] == [{"time_ns": BEGAN + 7 + moved, "cpu_hz": 1}]
     checked = 0
     for kind in KINDS:
         for name in ("time_ns", "begin_ns", "end_ns"):
