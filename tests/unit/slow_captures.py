@@ -20,9 +20,9 @@ _SECOND = 10**9
 _Columns = dict[str, pa.Array]
 
 
-def empty_parts(path: Path) -> Path:
+def empty_parts(path: Path, parts: int = MAX_PARTS) -> Path:
     """As many parts as there can be, of which no row is: 280 KB."""
-    return _with_header(path, {"parts": [{}] * MAX_PARTS})
+    return _with_header(path, {"parts": [{}] * parts})
 
 
 def metric_names(path: Path, names: int = 500_000) -> Path:
@@ -114,9 +114,14 @@ def _with_header(path: Path, members: dict[str, Any]) -> Path:
     return path
 
 
-SLOW: dict[str, Callable[[Path], Path]] = {
-    make.__name__: make
-    for make in (empty_parts, metric_names, energy_names, streams, mapped_processes, cpu_stacks, cpu_samples,
-                 stack_processes)
-}  # fmt: skip
-"""What makes each, by name."""
+SLOW: dict[str, tuple[Callable[[Path, int], Path], int]] = {
+    "empty_parts": (empty_parts, MAX_PARTS),
+    "metric_names": (metric_names, 500_000),
+    "energy_names": (energy_names, 500_000),
+    "streams": (streams, 70_000),
+    "mapped_processes": (mapped_processes, 800_000),
+    "cpu_stacks": (cpu_stacks, 150_000),
+    "cpu_samples": (cpu_samples, 1_400_000),
+    "stack_processes": (stack_processes, 50_000),
+}
+"""What makes each, and how much of it a capture of 10 MB can declare, by name."""
