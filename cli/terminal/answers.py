@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from iaprof.basics.errors import UsageError
-from iaprof.basics.files import check_output
 from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 
 FORMATS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -19,12 +20,25 @@ _USUAL_ROWS = {"csv": 0, "parquet": 0, "html": 500}  # where no limit is given; 
 _FEW_ROWS = 20
 
 
+def limit_option(defaults: str) -> Any:
+    """Returns the option `--limit`, whose help names the defaults of `Answers.rows`."""
+    return typer.Option(
+        "--limit",
+        "-n",
+        metavar="ROWS",
+        min=0,
+        show_default=False,
+        help=f"How many rows; 0 for all.  [default: {defaults}]",
+    )
+
+
 @dataclass(frozen=True)
 class Answers:
     """Takes documents, which are what `--json` prints, unless a table for people is wanted."""
 
     format: str = ""  # of OF_DIFFERENCES; "": text, which the verb prints itself
     output: Path | None = None  # None: stdout
+    mode: int = 0o600  # of the output
 
     @classmethod
     def chosen(
@@ -55,11 +69,9 @@ class Answers:
             raise UsageError(f"the name {output} does not tell the format: end it in {', '.join(formats)}")
         if as_json and format_ != "json":
             raise UsageError(f"--json and -o {output} contradict each other: leave one of them out")
-        from iaprof.cli.fleet import refuse_inputs
+        from iaprof.cli.fleet import check_report
 
-        check_output(output, force)
-        refuse_inputs(inputs, output)
-        return cls(format_, output)
+        return cls(format_, output, check_report(inputs, output, force))
 
     @property
     def is_text(self) -> bool:
@@ -81,19 +93,19 @@ class Answers:
                 with utf8_stdout():
                     print(json.dumps(document, indent=2))
                 return
-            with open_output(self.output) as out:
+            with open_output(self.output, mode=self.mode) as out:
                 out.write(json.dumps(document, indent=2) + "\n")
             return
         if self.format == "html":
             from iaprof.formats.page.difference import write_difference
 
-            with open_output(self.output) as out:
+            with open_output(self.output, mode=self.mode) as out:
                 write_difference(document, out)
             return
         from iaprof.formats.writers import table_csv, table_parquet
 
         table = _table(list(rows_of(document)))
-        with open_output(self.output, binary=True) as out:
+        with open_output(self.output, binary=True, mode=self.mode) as out:
             (table_csv if self.format == "csv" else table_parquet).write_table(table, out)
 
 

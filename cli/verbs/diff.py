@@ -18,7 +18,7 @@ from iaprof.cli.fleet_tables import KEPT
 from iaprof.cli.options.fleet_options import FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import CompilerLog, Freq
-from iaprof.cli.terminal.answers import OF_DIFFERENCES, Answers
+from iaprof.cli.terminal.answers import OF_DIFFERENCES, Answers, limit_option
 from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
 from iaprof.cli.terminal.facts import matched_text, say_facts
 from iaprof.cli.terminal.stdout import open_output, utf8_stdout
@@ -82,17 +82,7 @@ def diff(
         str,
         typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(BY)}; of time lines: kernel, category."),
     ] = "kernel",
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            "-n",
-            metavar="ROWS",
-            min=0,
-            show_default=False,
-            help="How many rows; 0 for all.  [default: 20; of a page 500, of a CSV or Parquet file all]",
-        ),
-    ] = None,
+    limit: Annotated[int | None, limit_option("20; of a page 500, of a CSV or Parquet file all")] = None,
     normalize: Annotated[
         str | None,
         typer.Option(

@@ -21,6 +21,7 @@ from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import WEAK, Column, Table, coloured, terminal_width
+from iaprof.formats.formulas import without_formula
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ Examples:
   iaprof query cap.parquet                     the tables and their columns
 {QUERIES}"""
 MOST_ROWS = 10_000  # in a printed table
-_FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # as spreadsheets begin them
 _NARROWEST = 60
 
 
@@ -118,15 +118,14 @@ def _records(names: list[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]
             yield f"{clean(name):<{margin}}  {clean(_text(value))}".rstrip()
 
 
-def _without_formula(value: Any) -> Any:
-    """Puts an apostrophe before a text that a spreadsheet would evaluate as a formula: names are untrusted."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULAS) else value
-
-
 def _print_csv(names: list[str], rows: Iterator[tuple[Any, ...]]) -> None:
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(clean(_without_formula(name)) for name in names)
-    writer.writerows([clean(_text(_without_formula(value))) for value in row] for row in rows)
+    writer.writerow(clean(without_formula(name)) for name in names)
+    writer.writerows(map(_cell, row) for row in rows)
+
+
+def _cell(value: Any) -> str:
+    return clean(without_formula(value) if isinstance(value, str) else _text(value))
 
 
 def _print_json(names: list[str], rows: Iterator[tuple[Any, ...]]) -> None:

@@ -13,7 +13,7 @@ import typer
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output, mode_of_report
 from iaprof.cli.analysis import open_export, show_writing
-from iaprof.cli.fleet import refuse_inputs
+from iaprof.cli.fleet import check_report
 from iaprof.cli.fleet_report import write_fleet
 from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
@@ -169,11 +169,9 @@ def report(
     stack_options = StackOptions(
         gpu_lines, gpu_dirs, components, inverted, max_stack or 0, percent_limit, cpu_samples or waits, waits
     )
-    page, mode = io.StringIO(), mode_of_report(*captures)
+    page = io.StringIO()
     if is_several(captures):
-        if output is not None:
-            check_output(output, force)
-            refuse_inputs(captures, output)
+        mode = check_report(captures, output, force) if output is not None else 0o600
         with (
             contextlib.nullcontext(page)
             if shown and output is None
@@ -187,6 +185,7 @@ def report(
         return
     fleet.refuse_for_one("report")
     capture = Path(captures[0])
+    mode = mode_of_report(capture)
     if output is not None:
         check_output(output, force, capture)
     if holds_time_lines(capture):

@@ -14,7 +14,7 @@ from iaprof.cli.analysis import open_report
 from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import Freq
-from iaprof.cli.terminal.answers import Answers
+from iaprof.cli.terminal.answers import Answers, limit_option
 from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.stdout import utf8_stdout
@@ -64,17 +64,7 @@ def top(
     context: typer.Context,
     captures: Captures = ["iaprof.parquet"],  # noqa: B006 (typer copies it)
     by: Annotated[str, typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.")] = "kernel",
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            "-n",
-            metavar="ROWS",
-            min=0,
-            show_default=False,
-            help="How many rows; 0 for all.  [default: 20; of a CSV or Parquet file all]",
-        ),
-    ] = None,
+    limit: Annotated[int | None, limit_option("20; of a CSV or Parquet file all")] = None,
     per_interval: Annotated[bool, typer.Option("--per-interval", help="A table for each interval.")] = False,
     interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Length of intervals.")] = 1.0,
     outliers: Annotated[

@@ -1,6 +1,6 @@
 """`--format=html`: a report as one file that any browser opens without a network.
 
-`assets/` has the page's template, scripts and styles, which this module joins. page/data.py has the data of the flame
+`assets/` has the page's HTML, scripts and styles, which this module joins. page/data.py has the data of the flame
 graph and heat maps, page/panels.py those of the other panels. The data is Base64, so that no name from a capture is
 part of the page's source except in its title, and the content security policy admits only the page's own script.
 """
@@ -45,7 +45,7 @@ class HtmlPage(Writer):
 class Parts:
     """What a page consists of: names in assets."""
 
-    template: str
+    body: str
     scripts: tuple[str, ...]
     styles: tuple[str, ...]
 
@@ -80,9 +80,9 @@ def write_page(parts: Parts, title: str, payload: bytes, out: IO[str]) -> None:
     script = "\n".join(_asset(name) for name in parts.scripts)
     style = "\n".join([_kinds(), *(_asset(name) for name in parts.styles)])
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:"
-    page = Template(_asset(parts.template))
     out.write(
-        page.substitute(
+        Template(_asset("frame.html")).substitute(
+            body=_asset(parts.body),
             title=html.escape(clean(title) or "iaprof"),
             policy=f"{policy}; base-uri 'none'; form-action 'none'",
             script=script,

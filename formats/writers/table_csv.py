@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import IO, TYPE_CHECKING
 
 from iaprof.formats.export import Export
+from iaprof.formats.formulas import without_formulas
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.writer import Writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_FORMULAS = ("=", "+", "-", "@")
 _ROWS_AT_ONCE = 1 << 16
 
 
@@ -38,17 +38,8 @@ def write_table(table: pa.Table, out: IO[bytes]) -> None:
     import pyarrow.csv
 
     plain = pa.schema([f.with_type(pa.string()) if pa.types.is_dictionary(f.type) else f for f in table.schema])
-    guarded = pa.table([_guarded(column) for column in table.columns], table.schema)
+    columns = [without_formulas(c) if pa.types.is_dictionary(c.type) else c for c in table.columns]
+    guarded = pa.table(columns, table.schema)
     with pyarrow.csv.CSVWriter(pa.PythonFile(out, "w"), plain) as writer:
         for batch in guarded.to_batches(_ROWS_AT_ONCE):
             writer.write_batch(batch.cast(plain))
-
-
-def _guarded(column: pa.ChunkedArray) -> pa.Array:
-    import pyarrow as pa
-
-    array = column.combine_chunks()
-    if not pa.types.is_dictionary(array.type):
-        return array
-    texts = [f"'{text}" if text.startswith(_FORMULAS) else text for text in array.dictionary.to_pylist()]
-    return pa.DictionaryArray.from_arrays(array.indices, pa.array(texts, pa.string()))

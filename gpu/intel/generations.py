@@ -6,26 +6,12 @@ Intel Graphics Compiler 2 (platforms).
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from iaprof.gpu.generation import ANY, Generation
+from iaprof.gpu.intel.instruction_set import Platform
 from iaprof.gpu.intel.records import PVC, XE2, XE3P
 from iaprof.gpu.records import RecordLayout
 
-LONGEST_INSTRUCTION = 16  # bytes, on all generations; compacted instructions have 8
 _FIRST_MAJOR_TO_GUESS = 20  # Xe2: since then, a new generation's records are likely those of the one before
-
-
-class Platform(IntEnum):
-    """IGA's platform ids."""
-
-    XE_HP = 0x100_0001
-    XE_HPG = 0x100_0002
-    XE_HPC = 0x100_0004
-    XE2 = 0x200_0000
-    XE3 = 0x300_0000
-    XE3P = 0x300_0003
-
 
 GENERATIONS = (
     Generation("Xe-HP", ((12, 50),), None, Platform.XE_HP),

@@ -22,7 +22,8 @@ from iaprof.report.fleet.samples import HashedKernel, Samples
 
 RARE_STACKS, RARE_KERNELS = "[rarer stacks]", "[rarer kernels]"
 _RARE_PROCESSES = "[rarer processes]"
-_PLACES = 1 << 21  # 16 MB of counts
+_BITS = 21  # of a place's number
+_PLACES = 1 << _BITS  # 16 MB of counts
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio (Knuth, TAOCP 6.4)
 _RARE_KERNEL = HashedKernel(RARE_KERNELS, "", "")
 _NO_CODE = Code("", (), ())
@@ -176,4 +177,4 @@ def _hashes(texts: Sequence[str]) -> NDArray[np.uint64]:
 
 
 def _placed(hashes: NDArray[np.uint64]) -> _Ints:
-    return ((hashes * _MIX) >> np.uint64(64 - 21)).astype(np.int64)
+    return ((hashes * _MIX) >> np.uint64(64 - _BITS)).astype(np.int64)

@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.gpu.intel.generations import Platform
+from iaprof.gpu.intel.instruction_set import Platform
 from iaprof.report.gpu.instructions import read_instructions
 from iaprof.report.gpu.sandbox import GpuSandboxed
 from iaprof.sandbox.answers import AnswerError, string_list

@@ -16,7 +16,7 @@ from typing import Any
 
 import cffi
 
-from iaprof.gpu.intel.generations import Platform
+from iaprof.gpu.intel.instruction_set import Platform
 
 LIBRARY_VARIABLE = "IAPROF_IGA_LIBRARY"
 PACKAGES = "libigc2 (Debian unstable, Ubuntu) or intel-igc-core (Intel's repository)"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, read_zebin
-from iaprof.gpu.intel.generations import LONGEST_INSTRUCTION, Platform
+from iaprof.gpu.intel.instruction_set import LONGEST_INSTRUCTION, Platform
 from iaprof.report.gpu.frames import DebugInfo, Segment, no_debug_info, read_debug_info, readable_name
 from iaprof.report.gpu.functions import TooMuchDebugInfo
 from iaprof.report.gpu.iga import UNDECODABLE, Iga, IgaDecoding, IgaError, IgaUnavailable

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import machine, print_table
-from iaprof.gpu.intel.generations import Platform
+from iaprof.gpu.intel.instruction_set import Platform
 from iaprof.report.gpu.module import GpuModule, GpuModuleLoader
 from soak.mutation import chance, mutate
 from standin.runtime import debug_elf

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iaprof.formats.zebin import read_zebin
-from iaprof.gpu.intel.generations import Platform
+from iaprof.gpu.intel.instruction_set import Platform
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "zebin"
 SOURCES = "/build/zebin/src"  # where they were compiled

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from rich.cells import cell_len
 
+from iaprof.formats.formulas import without_formulas
 from iaprof.formats.profile import StackOptions, clean
 from iaprof.formats.writers import table_csv, table_parquet
 from iaprof.report.timeline.outputs.formats import TimeLine
@@ -17,7 +18,6 @@ from iaprof.report.timeline.views.totals import totals
 
 _DECIMALS, _PERCENT_DECIMALS = 4, 2
 _LARGEST = 1e30  # with as many decimals, a number below fits into 38 digits
-_FORMULA = r"^[=+\-@\t\r]"
 _PERCENTAGES = ("Time", "Active percentage")
 
 
@@ -41,6 +41,12 @@ def _decimals(name: str) -> int:
     return _PERCENT_DECIMALS if name in _PERCENTAGES or name.endswith("Percent") else _DECIMALS
 
 
+def _in_csv(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if _is_text(column.type):
+        return without_formulas(column.cast(pa.large_string()))
+    return _with_fixed_decimals(name, column)
+
+
 def _with_fixed_decimals(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Returns numbers with all their digits: Arrow writes large ones with an exponent."""
     if not pa.types.is_floating(column.type):
@@ -49,18 +55,9 @@ def _with_fixed_decimals(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column.cast(pa.decimal128(38, _decimals(name))) if largest < _LARGEST else column
 
 
-def guarded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Puts an apostrophe before texts that a spreadsheet would evaluate as formulas: names are untrusted."""
-    if not _is_text(column.type):
-        return column
-    plain = column.cast(pa.large_string())
-    is_formula = pc.fill_null(pc.match_substring_regex(plain, _FORMULA), fill_value=False)
-    return pc.if_else(is_formula, pc.replace_substring_regex(plain, "^", "'"), plain)
-
-
 def write_csv(table: pa.Table, output: BinaryIO) -> None:
     """Writes a table as CSV (RFC 4180), with its column names."""
-    columns = [guarded(_with_fixed_decimals(name, column)) for name, column in _columns(rounded(table))]
+    columns = [_in_csv(name, column) for name, column in _columns(rounded(table))]
     pa_csv.write_csv(pa.table(columns, names=table.column_names), output, pa_csv.WriteOptions(quoting_style="needed"))
 
 

@@ -26,20 +26,35 @@ def made(folder: Path, name: str = "k") -> Path:
 
 @pytest.mark.parametrize(("given", "expected"), [(0o600, 0o600), (0o640, 0o640), (0o644, 0o644), (0o666, 0o644)])
 def test_who_may_not_read_a_capture_may_not_read_its_report(given: int, expected: int, tmp_path: Path) -> None:
-    source, other = made(tmp_path), made(tmp_path).rename(tmp_path / "other")
-    source = made(tmp_path)
+    folder = tmp_path / "captures"
+    folder.mkdir()
+    other = made(folder).rename(tmp_path / "other")
+    source = made(folder)
     source.chmod(given)
     other.chmod(0o644)
     for words in (
         ("report", source, "-o", tmp_path / "page.html"),
         ("report", source, "-o", tmp_path / "table.parquet"),
         ("report", other, source, "-o", tmp_path / "both.folded"),
+        ("report", folder / "*.parquet", other, "-o", tmp_path / "pattern.svg"),
+        ("top", source, "-o", tmp_path / "top.csv"),
+        ("top", folder, "-o", tmp_path / "folder.json"),
+        ("diff", other, source, "-o", tmp_path / "diff.html"),
+        ("diff", other, folder, "-o", tmp_path / "sides.json"),
         ("diff", other, source, "--format=folded", "-o", tmp_path / "diff.folded"),
     ):
         done = iaprof(*words, "-q")
         assert done.code == 0, done.err
         output = words[words.index("-o") + 1]
         assert os.stat(output).st_mode & 0o777 == expected, words
+
+
+def test_of_captures_in_a_store_only_the_owner_may_read_a_report(tmp_path: Path) -> None:
+    capture, output = made(tmp_path), tmp_path / "stored.json"
+    capture.chmod(0o644)
+    done = iaprof("top", f"file://{capture}", "-o", output, "-q")
+    assert done.code == 0, done.err
+    assert os.stat(output).st_mode & 0o777 == 0o600
 
 
 def test_who_may_not_read_a_trace_may_not_read_what_is_made_of_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from iaprof.formats.zebin import read_zebin
-from iaprof.gpu.intel.generations import Platform
+from iaprof.gpu.intel.instruction_set import Platform
 from iaprof.report.gpu import module as gpu_module
 from iaprof.report.gpu.module import GpuFrame, GpuModuleLoader, InstructionInfo
 from iaprof.report.gpu.sandbox import gpu_sandbox
