@@ -6,6 +6,8 @@ Intel Graphics Compiler 2 (platforms).
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from iaprof.gpu.generation import ANY, Generation
 from iaprof.gpu.intel.instruction_set import Platform
 from iaprof.gpu.intel.records import PVC, XE2, XE3P
