@@ -1,6 +1,6 @@
 # Everything but help, clean and test-distributions starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo pictures bytecode test all-tests test-repeat test-driver test-programs test-kernels test-distributions lint format bench soak fuzz clean distclean
+.PHONY: help setup lock wheel demo pictures bytecode test all-tests test-thorough test-repeat test-driver test-programs test-kernels test-distributions lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -10,6 +10,12 @@ help: ## print this list
 
 setup: ## install what is missing: packages, .venv, Intel's decoder
 	@scripts/setup
+
+lock: ## choose the newest Python packages that pyproject.toml allows, with hashes: scripts/requirements.txt
+	@scripts/lock
+
+wheel: setup ## build the wheel of the current commit into dist/: the same commit gives the same bytes
+	@scripts/wheel
 
 demo: setup ## record a real process for a few seconds and leave capture and reports in demo/
 	@$(IN)/python scripts/demo.py
@@ -21,20 +27,23 @@ bytecode: setup ## compile the BPF programs, after their C files changed
 	@scripts/debian-bcc bookworm >/dev/null
 	@$(SUDO) env XDG_CACHE_HOME="$${XDG_CACHE_HOME:-$$HOME/.cache}" $(IN)/python -B scripts/bytecode.py
 
-test: setup ## lint, and beside it every test, those that need root and BPF included
+test: setup ## lint, and beside it the tests, those that need root and BPF included
 	@$(MAKE) --no-print-directory -j2 lint all-tests
 
 all-tests: setup
-	@scripts/test-driver >/dev/null
 	@for release in bookworm trixie unstable; do scripts/debian-bcc $$release >/dev/null || exit; done
-	@scripts/test --two-gpus
+	@scripts/test
 
 test-repeat: ## run make test twenty times: also under stress, among idle processes, with half the memory, in random order
 	@scripts/test-repeat
 
+test-thorough: setup ## the tests that `make test` leaves out, as they say of more inputs what others say of some
+	@for release in bookworm trixie unstable; do scripts/debian-bcc $$release >/dev/null || exit; done
+	@scripts/test --thorough
+
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this
 	@scripts/test-driver >/dev/null
-	@scripts/test tests/driver
+	@scripts/test --driver
 
 test-programs: setup ## download dpnp, pyopencl, OpenVINO, clpeak, Go and Java (0.9 GB), record them, and run tests/programs
 	@scripts/test-programs >/dev/null

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.basics.quantities import counted
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.python_counts import recorded as recorded_python
@@ -124,6 +125,9 @@ def _build(
     measured = gauges(capture, begin_ns, interval_ns, len(intervals)) if interval_ns else {}
     kernels.read(placed.kernels_of(np.unique(joined.site).tolist()))
     profile, binaries, decoded = to_profile(joined, placed, kernels, cpu, known, options.merged)
+    for path, names in cpu.shortened.items():
+        problem = f"{counted(len(names), 'function name')} of more than 16 KiB: cut, with a hash at the end"
+        facts.problems.setdefault(problem, []).append(path)
     placed_only = np.array([site.placement is not None for site in placed.sites])
     ambiguous = np.array([site.note == AMBIGUOUS for site in placed.sites])
     facts.matched = Matched(

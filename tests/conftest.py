@@ -26,7 +26,6 @@ INTEGRATION = Path(__file__).parent / "integration"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-skips", action="store_true", help="a skipped test is a failed test")
-    parser.addoption("--two-gpus", action="store_true", help="of tests/driver what is for BMG and PVC, and for no GPU")
     parser.addoption("--shuffle", metavar="SEED", help="random order of files and in files, and random examples")
 
 

@@ -19,7 +19,7 @@ from iaprof.formats.elf import ElfError
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of, read_elf
 from iaprof.symbols.files.symcache import SymCache, SymCacheError
-from iaprof.symbols.names.names import LONGEST_NAME
+from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, shortened
 from iaprof.symbols.names.sources import DEBUG_INFORMATION, DYNAMIC_SYMBOLS, SOURCES, SYMBOL_TABLE
 from iaprof.symbols.unwind.calls_in_file import without_call
 from iaprof.symbols.unwind.frame_pointers import read_prologues
@@ -213,7 +213,12 @@ def _numbers(
 ) -> NDArray[np.int64]:
     """Returns the numbers of the strings that `texts` gives for keys; it gets each distinct key once."""
     distinct, inverse = np.unique(keys, return_inverse=True)
-    return answer.numbers(texts(distinct, LONGEST_NAME))[inverse]
+    names = [name if len(name) <= LONGEST_NAME else _cut(name) for name in texts(distinct, LONGEST_READ)]
+    return answer.numbers(names)[inverse]
+
+
+def _cut(name: bytes) -> bytes:
+    return shortened(name.decode("utf-8", "backslashreplace")).encode("utf-8", "backslashreplace")
 
 
 def _sources(functions: Functions, indices: NDArray[np.int64]) -> list[str]:

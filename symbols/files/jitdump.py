@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.symbols.files.perf_map import text_of
-from iaprof.symbols.names.names import LONGEST_NAME, Frame
+from iaprof.symbols.names.names import LONGEST_READ, Frame
 from iaprof.symbols.names.segment_tree import SegmentTree
 
 MOST_RECORDS = 1 << 21  # the rest is not read
@@ -36,7 +36,6 @@ _DEBUG_INFO = struct.Struct("<QQ")  # code's address, count of entries
 _ENTRY = struct.Struct("<QII")  # address, line, discriminator; the file's name follows
 _LOAD_KIND, _MOVE_KIND, _DEBUG_KIND = 0, 1, 2
 _SAME_FILE = b"\xff"
-_LONGEST_NAME = 4 * LONGEST_NAME + 1  # bytes, the NUL included
 _LAST_ADDRESS = np.uint64((1 << 64) - 1)
 
 
@@ -153,7 +152,7 @@ def _name(data: bytes | bytearray, begin: int) -> str:
     """Returns the function's name from the LOAD record that begins there."""
     (size,) = struct.unpack_from("<I", data, begin + 4)
     start = begin + _RECORD.size + _LOAD.size
-    stop = min(begin + size, start + _LONGEST_NAME)
+    stop = min(begin + size, start + LONGEST_READ)
     end = data.find(b"\0", start, stop)
     return text_of(data, start, end if end >= 0 else stop)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.symbols.files.hex_numbers import hex_numbers, padded
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import LONGEST_NAME, Frame, Names, Symbolized
+from iaprof.symbols.names.names import LONGEST_READ, Frame, Names, Symbolized
 
 MOST_BYTES = 256 << 20  # a kernel with all its modules has less than 20 MB
 LARGEST_FUNCTION = 1 << 20  # bytes; a function ends where the next symbol begins, but has at most this size
@@ -79,7 +79,7 @@ class KernelSymbols:
 
     def _frame(self, begin: int) -> Frame:
         """Returns the function whose name begins at this offset of the text."""
-        end = self._text.find(b"\n", begin, begin + 2 * LONGEST_NAME)
-        line = self._text[begin : end if end >= 0 else begin + 2 * LONGEST_NAME].decode("utf-8", "backslashreplace")
+        end = self._text.find(b"\n", begin, begin + LONGEST_READ)
+        line = self._text[begin : end if end >= 0 else begin + LONGEST_READ].decode("utf-8", "backslashreplace")
         name, _, module = line.partition("\t")
         return Frame(name, module)

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.symbols.files.hex_numbers import MOST_DIGITS, hex_numbers, padded
-from iaprof.symbols.names.names import LONGEST_NAME
+from iaprof.symbols.names.names import LONGEST_READ, shortened
 from iaprof.symbols.names.segment_tree import SegmentTree
 
 CHUNK = 4 << 20  # bytes
 _LAST_ADDRESS = np.uint64((1 << 64) - 1)
-_LONGEST_CHARACTER = 4  # bytes, in UTF-8
 _SPACE = (ord(" "), ord("\t"))
 
 
@@ -103,7 +102,5 @@ def _field(
 
 
 def text_of(data: bytes | bytearray | memoryview, begin: int, end: int) -> str:
-    """Returns the text from `begin` to `end`, at most LONGEST_NAME characters; bytes that are no UTF-8 are escaped."""
-    # Decodes a little more than fits, so that a character that is cut here is not among those returned.
-    content = bytes(data[begin : min(end, begin + (LONGEST_NAME + 1) * _LONGEST_CHARACTER)])
-    return content.decode("utf-8", "backslashreplace")[:LONGEST_NAME]
+    """Returns the name from `begin` to `end`, shortened; bytes that are no UTF-8 are escaped."""
+    return shortened(bytes(data[begin : min(end, begin + LONGEST_READ)]).decode("utf-8", "backslashreplace"))

@@ -22,7 +22,7 @@ from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.names.calls import DEEPEST_STACK, by_module, calls
 from iaprof.symbols.names.demangle import demangled
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Symbolized, Symbolizer
+from iaprof.symbols.names.names import Symbolized, Symbolizer, is_shortened, shortened
 from iaprof.symbols.python.frames import PythonStacks
 from iaprof.symbols.python.without_interpreter import PYTHON_FUNCTION, is_interpreter, without_interpreter
 from iaprof.symbols.unwind.stack_ends import WHOLE, End, code_of, end_of, has_no_beginning, mark, without_strays
@@ -104,6 +104,7 @@ class CpuFrames:
         self._numbers, self._inside = spaces.locate(frames.pids, frames.addresses, frames.times)
         self._modules = spaces.modules
         self._names: dict[tuple[object, ...], ModuleNames] = {}  # by the module's identity
+        self.shortened: dict[str, set[str]] = {}  # names that were cut, by the module's path
         for module, addresses, times in by_module(self._modules, self._numbers, self._inside, frames.times):
             symbolized = symbolizer.name(module, addresses, times) or Symbolized()
             rows = symbolized.names.find(addresses)
@@ -134,7 +135,7 @@ class CpuFrames:
             return (CpuFrame(unnamed(module, address), module),)
         frames = [
             CpuFrame(
-                demangled(frame.function) or unnamed(module, address),
+                self._readable(frame.function, module) or unnamed(module, address),
                 module,
                 frame.file,
                 frame.line,
@@ -145,6 +146,12 @@ class CpuFrames:
             for i, frame in enumerate(names.symbolized.names.frames(row))
         ]
         return tuple(frames if self._options.inlines else frames[:1])
+
+    def _readable(self, symbol: str, module: Module) -> str:
+        name = shortened(demangled(symbol))
+        if is_shortened(name):
+            self.shortened.setdefault(module.path, set()).add(name)
+        return name
 
     def _places(self, row: int) -> list[tuple[int, int]]:
         """Returns module number and address of a stack's frames, the outermost first.

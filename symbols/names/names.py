@@ -6,6 +6,8 @@ compiler wrote them, not demangled.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -17,7 +19,28 @@ from iaprof.formats.ranges import ranges
 from iaprof.symbols.names.modules import Module
 
 MOST_INLINED = 256  # functions shown for one address
-LONGEST_NAME = 1 << 13  # characters of a function or file name; the rest is cut off
+LONGEST_NAME = 1 << 14  # bytes of a function or file name in UTF-8; `shortened` cuts longer ones
+LONGEST_READ = 4 * LONGEST_NAME  # bytes that are read of a name: where no more differs, two names become one
+_SHORTENED = re.compile(r"\.\.\.\[cut, [0-9a-f]{8}\]$")
+
+
+def shortened(name: str) -> str:
+    """Returns a name of LONGEST_NAME bytes at most. A cut one ends in a mark with a hash, so that names stay distinct.
+
+    Letters that UTF-8 does not have are escaped in it.
+    """
+    if len(name) <= LONGEST_NAME // 4:
+        return name
+    encoded = name.encode("utf-8", "backslashreplace")
+    if len(encoded) <= LONGEST_NAME:
+        return name
+    mark = f"...[cut, {hashlib.sha256(encoded).hexdigest()[:8]}]"
+    return encoded[: LONGEST_NAME - len(mark)].decode("utf-8", "ignore") + mark
+
+
+def is_shortened(name: str) -> bool:
+    """Whether `shortened` cut this name."""
+    return len(name) > LONGEST_NAME // 4 and _SHORTENED.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +74,8 @@ class Names:
             np.array([address for address, _, _ in kept], np.uint64),
             np.array([size for _, size, _ in kept], np.uint64),
             np.cumsum([0, *(len(chain) for _, _, chain in kept)], dtype=np.int64),
-            np.array([numbers.setdefault(f.function[:LONGEST_NAME], len(numbers)) for f in frames], np.int32),
-            np.array([numbers.setdefault(f.file[:LONGEST_NAME], len(numbers)) for f in frames], np.int32),
+            np.array([numbers.setdefault(shortened(f.function), len(numbers)) for f in frames], np.int32),
+            np.array([numbers.setdefault(shortened(f.file), len(numbers)) for f in frames], np.int32),
             np.array([f.line for f in frames], np.uint32),
             list(numbers),
         )

@@ -14,11 +14,10 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.ranges import ranges
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Names, Symbolized
+from iaprof.symbols.names.names import Names, Symbolized, shortened
 
 FRAMES_PER_GROUP = 1 << 18
 _ABOUT = ("source", "problem", "frame_pointers", "outermost", "no_calls")  # members that Symbolized has, too
-_LONGEST_TEXT = 1 << 12  # characters; a text in a capture has 16 KiB at most
 
 
 def module_row(number: int, module: Module, symbolized: Symbolized) -> pa.StructArray:
@@ -60,7 +59,8 @@ def symbol_rows(number: int, names: Names) -> Iterator[pa.StructArray]:
 
 
 def _valid(text: str) -> str:
-    return text[:_LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
+    """Returns a text for a capture, which has 16 KiB at most, all of it UTF-8."""
+    return shortened(text.encode("utf-8", "backslashreplace").decode())
 
 
 class CaptureNames:

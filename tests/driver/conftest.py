@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The real runtime for the tests in this folder, which `make test-driver` runs, and `make test` with all others."""
+"""The real runtime for the tests in this folder, which `make test-driver` runs."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,25 +12,6 @@ from iaprof.bpf.probes import transfers
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.record.kernels.injection import Injection
 from integration.recording import IN_TURN
-
-_OTHERS = {"lnl", "ptl"}
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --two-gpus, leaves out what is for the others: it is as for these two, and takes minutes."""
-    if config.getoption("--two-gpus"):
-        config.hook.pytest_deselected(items=[item for item in items if _OTHERS & devices_of(item)])
-        items[:] = [item for item in items if not _OTHERS & devices_of(item)]
-
-
-def devices_of(item: pytest.Item) -> set[str]:
-    """The GPUs that a test is for, and other words of its parameters."""
-    if not item.path.is_relative_to(Path(__file__).parent) or not isinstance(item, pytest.Function):
-        return set()
-    parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    return {
-        word for each in parameters for word in (each if isinstance(each, tuple) else [each]) if isinstance(word, str)
-    }
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -19,6 +19,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import BARE, IAPROF, IN_TURN, environment, iaprof, spool_of, until_recording
 from standin import runtime
 from standin.hardware import Hardware
+from thorough import thorough
 from waiting import until
 
 pytestmark = pytest.mark.bpf
@@ -90,7 +91,7 @@ def test_files_keep_to_their_room_over_a_restart(tmp_path: Path) -> None:
     assert "cap.parquet is cap.2" in errors
 
 
-@pytest.mark.slow
+@thorough
 def test_sampling_is_thinned_to_the_budget(tmp_path: Path) -> None:
     # given a budget that CPU samples of all CPUs pass, and launches do not
     capture = tmp_path / "cap.parquet"

@@ -32,7 +32,6 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-@pytest.mark.slow
 def test_a_busy_process_is_sampled_and_an_idle_one_is_not() -> None:
     # given one that is busy, and one that sleeps
     probes = LaunchProbes()

@@ -12,6 +12,7 @@ from iaprof.formats.capture.limits import PARTS, CaptureError, Ratio
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.writers.registry import WRITERS
 from limits import Within
+from thorough import usually
 from unit.capturing import HEADER, capture
 from unit.formats.test_hostile_captures import rows
 from unit.in_process import iaprof
@@ -46,7 +47,7 @@ def commands(path: Path, other: Path, output: Path) -> dict[str, list[str | Path
     }
 
 
-@pytest.mark.parametrize("name", SLOW)
+@pytest.mark.parametrize("name", usually(["metric_names", "cpu_samples"], SLOW))
 def test_no_verb_takes_long_for_a_small_capture(name: str, tmp_path: Path, runs: Runs, within: Within) -> None:
     make, number = SLOW[name]
     slow = make(tmp_path / "slow.parquet", number if within.measures else number // FEWER)

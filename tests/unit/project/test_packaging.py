@@ -1,12 +1,18 @@
 """The wheel: what is inside, and that it works where nothing else is; and that the import rules bite."""
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from thorough import thorough
 
 ROOT = Path(__file__).resolve().parents[3]
 INJECTED = "libiaprof_inject.so"  # compiled by setup.py
@@ -35,12 +41,12 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built by way of the source distribution, as a release is."""
     out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--outdir", out, source, cwd=source)
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, source, cwd=source)
     (found,) = out.glob("*.whl")
     return found
 
 
-@pytest.mark.slow
+@thorough
 def test_wheel_holds_every_source_file_and_the_licence(source: Path, wheel: Path) -> None:
     expected = {"iaprof/__init__.py", "iaprof/__main__.py", "iaprof/py.typed", f"iaprof/record/kernels/{INJECTED}"}
     for package in PACKAGES:
@@ -56,7 +62,7 @@ def test_wheel_holds_every_source_file_and_the_licence(source: Path, wheel: Path
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl"), "what is compiled knows no Python"
 
 
-@pytest.mark.slow
+@thorough
 def test_wheel_alone_gives_a_working_command(wheel: Path, tmp_path: Path) -> None:
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "env", cwd=tmp_path)
     pip = [sys.executable, "-m", "pip", "--python", str(tmp_path / "env")]
@@ -64,6 +70,35 @@ def test_wheel_alone_gives_a_working_command(wheel: Path, tmp_path: Path) -> Non
 
     assert "record" in run(tmp_path / "env/bin/iaprof", "--help", cwd=tmp_path)
     assert "--format" in run(tmp_path / "env/bin/iaprof", "report", "--help", cwd=tmp_path)
+
+
+@thorough
+def test_the_same_commit_gives_the_same_wheel(tmp_path: Path) -> None:
+    wheels = []
+    for umask in ("022", "077"):
+        out = tmp_path / umask
+        run("sh", "-c", f'umask {umask} && exec "$0" "$1"', ROOT / "scripts/wheel", out, cwd=tmp_path)
+        wheels += [path.read_bytes() for path in out.iterdir()]
+    assert len(wheels) == 2
+    assert wheels[0] == wheels[1]
+
+
+def test_the_lock_has_every_package_that_the_project_needs() -> None:
+    """Each at a version that pyproject.toml allows, and with hashes."""
+    text = (ROOT / "scripts/requirements.txt").read_text().replace("\\\n", "")
+    lines = [line.partition(" --hash=") for line in text.splitlines() if not line.startswith("#")]
+    assert all(re.fullmatch(r"sha256:[0-9a-f]{64}( +--hash=sha256:[0-9a-f]{64})*", hashes) for _, _, hashes in lines)
+    locked: dict[str, list[Requirement]] = {}
+    for requirement in (Requirement(first.strip()) for first, _, _ in lines):
+        locked.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
+    for extra in project["project"]["optional-dependencies"].values():
+        needed += extra
+    for requirement in map(Requirement, needed):
+        versions = [str(pin.specifier).removeprefix("==") for pin in locked[canonicalize_name(requirement.name)]]
+        assert versions
+        assert all(requirement.specifier.contains(version) for version in versions), requirement
 
 
 @pytest.mark.parametrize(

@@ -1013,7 +1013,6 @@ def test_a_killed_reader_frees_the_gt(hardware: Hardware) -> None:
     assert said == {"busy": "EBUSY", "readable": True}
 
 
-@pytest.mark.slow
 def test_two_million_records_in_a_second_are_drained_or_counted_as_lost(tmp_path: Path, programs: Programs) -> None:
     # given a reader in C
     source, reader = tmp_path / "reader.c", tmp_path / "reader"
@@ -1362,7 +1361,6 @@ def test_waiting_for_all_that_the_gpu_does(hardware: Hardware) -> None:
     assert hardware.ledger().records_captured == said["size"] > 8192 + 900
 
 
-@pytest.mark.slow
 def test_two_hundred_overflows_take_less_than_five_seconds(tmp_path: Path, programs: Programs) -> None:
     source, reader = tmp_path / "reader.c", tmp_path / "reader"
     source.write_text(C_READER)

@@ -25,7 +25,7 @@ from iaprof.symbols.files import cache as cache_module
 from iaprof.symbols.files.cache import Cache, default_folder, key_of
 from iaprof.symbols.names import binaries as binaries_module
 from iaprof.symbols.names.binaries import Binaries, BinaryError
-from iaprof.symbols.names.names import LONGEST_NAME, Frame, Symbolized
+from iaprof.symbols.names.names import LONGEST_NAME, Frame, Symbolized, is_shortened
 from limits import Within
 from unit.elf_patching import bounds_of, header_of, objcopy, with_header, with_section
 from waiting import until
@@ -340,7 +340,24 @@ def test_long_names_are_cut(tmp_path: Path, binaries: Binaries) -> None:
     file = opened(content)
     result = binaries.name(file, code(content), everything=True)
     os.close(file)
-    assert functions(result) == {"x" * LONGEST_NAME}
+    (name,) = functions(result)
+    assert is_shortened(name)
+    assert (name[:16_000], len(name)) == ("x" * 16_000, LONGEST_NAME)
+
+
+def test_long_names_stay_distinct(tmp_path: Path, binaries: Binaries) -> None:
+    """Of 10,000 bytes, as templates have them, all are kept; of longer ones a hash tells what was cut."""
+    names = [f"{'x' * length}{last}" for length in (10_000, 40_000) for last in "ab"]
+    source = "".join(f".globl {name}\n.type {name}, @function\n{name}: ret\n.size {name}, 1\n" for name in names)
+    (tmp_path / "long.s").write_text(source)
+    subprocess.run(["gcc", "-shared", "-nostdlib", "long.s", "-o", "long.so"], cwd=tmp_path, check=True)
+    content = (tmp_path / "long.so").read_bytes()
+    file = opened(content)
+    found = functions(binaries.name(file, code(content), everything=True))
+    os.close(file)
+    assert set(names[:2]) < found
+    assert len(found) == 4
+    assert sum(map(is_shortened, found)) == 2
 
 
 @pytest.mark.parametrize("size", [0, 100, 5000])

@@ -104,7 +104,6 @@ def test_what_is_mapped_wakes_at_once(within: Within) -> None:
 
 @pytest.mark.root
 @pytest.mark.alone
-@pytest.mark.slow
 def test_a_storm_of_forks_loses_nothing() -> None:
     # given thousands of forks, which map nothing
     storm = "import os\nfor _ in range(5000):\n    if not (pid := os.fork()): os._exit(0)\n    os.waitpid(pid, 0)"

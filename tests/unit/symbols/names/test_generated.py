@@ -16,7 +16,7 @@ from iaprof.sandbox.parent import Limits
 from iaprof.symbols.files import jitdump as jitdump_module, perf_map as perf_map_module
 from iaprof.symbols.files.perf_map import read_perf_map
 from iaprof.symbols.names.generated import GeneratedCode
-from iaprof.symbols.names.names import LONGEST_NAME, Frame, Symbolized
+from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, Frame, Symbolized, is_shortened, shortened
 from limits import Within
 from unit.jitdumps import HEADER, close, debug_info, header, load, move, unwinding_info
 
@@ -146,10 +146,11 @@ def test_ranges_at_the_end_of_the_address_space() -> None:
 
 
 def test_a_long_name_is_cut() -> None:
-    assert mapped(b"10 1 " + "☃".encode() * 1_000_000 + b"\n20 1 b", 0x10, 0x20) == {
-        0x10: "☃" * LONGEST_NAME,
-        0x20: "b",
-    }
+    names = mapped(b"10 1 " + "☃".encode() * 1_000_000 + b"\n20 1 b", 0x10, 0x20)
+    assert names[0x20] == "b"
+    assert names[0x10].startswith("☃" * 5_000)
+    assert is_shortened(names[0x10])
+    assert LONGEST_NAME - 3 < len(names[0x10].encode()) <= LONGEST_NAME
 
 
 def test_a_line_longer_than_a_chunk_is_skipped() -> None:
@@ -343,7 +344,7 @@ def test_hostile_names_in_a_jitdump(generated: GeneratedCode, tmp_path: Path) ->
     assert frames == {
         0x10: Frame("a;b\nc<d>\"'", "/\\xff\\xfe\n;.js", 1),
         0x20: Frame("\\xc3("),
-        0x30: Frame("ü" * LONGEST_NAME),
+        0x30: Frame(shortened("ü" * (LONGEST_READ // 2))),
     }
     assert symbolized.problem == ""
 
@@ -401,13 +402,13 @@ def peak_memory(generated: GeneratedCode) -> int:
 
 
 def test_names_beyond_the_limit_of_an_answer_are_dropped(generated: GeneratedCode, tmp_path: Path) -> None:
-    # given 1,000 names of the greatest length, of characters that take the most bytes
-    text = "".join(f"{0x1000 + i:x} 1 {i:04}{'😀' * LONGEST_NAME}\n" for i in range(1000)).encode()
+    # given 2,000 names of the greatest length, of characters that take the most bytes
+    text = "".join(f"{0x1000 + i:x} 1 {i:04}{'😀' * LONGEST_NAME}\n" for i in range(2000)).encode()
     # when
-    symbolized, frames = name(generated, tmp_path, text, [], *range(0x1000, 0x1000 + 1000))
+    symbolized, frames = name(generated, tmp_path, text, [], *range(0x1000, 0x1000 + 2000))
     # then
-    assert 400 < len(frames) < 600
-    assert all(len(frame.function) == LONGEST_NAME for frame in frames.values())
+    assert 800 < len(frames) < 1200
+    assert all(is_shortened(frame.function) for frame in frames.values())
     assert "longer than 4194304 characters together" in symbolized.problem
 
 

@@ -12,7 +12,7 @@ import pytest
 from iaprof.basics.errors import IaprofError
 from iaprof.symbols.files.kallsyms import LARGEST_FUNCTION, KernelSymbols
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import LONGEST_NAME, Frame
+from iaprof.symbols.names.names import LONGEST_READ, Frame, shortened
 
 KERNEL = Module(ModuleKind.KERNEL, "[kernel]")
 
@@ -117,7 +117,7 @@ def test_hostile_lines_do_not_affect_other_lines() -> None:
     # then
     assert names == {
         0xFFFFFFFF81000000: Frame("good"),
-        0xFFFFFFFF81000010: Frame("x" * LONGEST_NAME),
+        0xFFFFFFFF81000010: Frame(shortened("x" * LONGEST_READ)),
         0xFFFFFFFF81000020: Frame('caf\\xe9;"<b>\x00', "[mod\\xff]"),
         0xFFFFFFFF81000030: Frame('caf\\xe9;"<b>\x00', "[mod\\xff]"),
         0xFFFFFFFF81000040: Frame("no_line_end"),

@@ -13,7 +13,7 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.symbols.names.calls import StackAddresses, calls
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import LONGEST_NAME, Frame, Names, Symbolized
+from iaprof.symbols.names.names import LONGEST_NAME, Frame, Names, Symbolized, is_shortened
 from iaprof.symbols.names.rows import CaptureNames
 from iaprof.symbols.names.symbolizer_chain import SymbolizerChain
 from iaprof.symbols.names.write_names import Cancellation, write_names
@@ -104,7 +104,8 @@ def test_written_names_are_read_back(tmp_path: Path) -> None:
     outer, inner = symbolized.names.frames(int(symbolized.names.find(addresses(0x10))[0]))
     assert (outer.file, outer.line, inner) == ("a\0b", 7, Frame("g"))
     assert outer.function.startswith("f;\n<b>\\udcffxxx")
-    assert len(outer.function) <= LONGEST_NAME
+    assert len(outer.function.encode()) <= LONGEST_NAME
+    assert is_shortened(outer.function)
     assert symbolized.names.frames(int(symbolized.names.find(addresses(0x2F))[0])) == (Frame("h"),)
 
 

@@ -1,0 +1,17 @@
+"""Tests that say again, of more or larger inputs, what others say: `make test-thorough` runs them, not `make test`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+thorough = pytest.mark.thorough
+
+
+def usually(kept: Iterable[object], every: Iterable[Any]) -> list[Any]:
+    """Returns parameters, of which `make test` takes those that are kept."""
+    kept, every = list(kept), list(every)
+    assert all(each in every for each in kept)
+    return [each if each in kept else pytest.param(each, marks=thorough) for each in every]
