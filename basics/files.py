@@ -190,8 +190,8 @@ def open_regular(path: str) -> BinaryIO:
 
 
 def is_untrusted(status: os.stat_result) -> bool:
-    """Whether another user than root and the effective user owns a file, or everybody may write to it."""
-    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & stat.S_IWOTH)
+    """Whether another user than root and the effective user owns a file, or a group or everybody may write to it."""
+    return status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
 
 
 def make_public_folder(folder: Path) -> None:

@@ -35,24 +35,40 @@ class CpuClock:
         Raises:
             OSError: no permission (CAP_PERFMON or root).
         """
-        self._events: list[int] = []
+        self._program, self._hz, self._on = program, hz, False
+        self._events: dict[int, int] = {}  # descriptors, by CPU
         try:
-            for cpu in online_cpus() if hz else ():
-                self._open(cpu, program, hz)
+            self.follow_cpus()
         except OSError:
             self.close()
             raise
 
-    def _open(self, cpu: int, program: int, hz: int) -> None:
-        attr = Attr(type=TYPE_SOFTWARE, config=COUNT_SW_CPU_CLOCK, sample_period=1_000_000_000 // hz)
+    def follow_cpus(self) -> list[int]:
+        """Opens events for CPUs that have come online, whose numbers it returns; closes those of CPUs that have gone.
+
+        Raises:
+            OSError: as in __init__.
+        """
+        if not self._hz:
+            return []
+        online = online_cpus()
+        for cpu in self._events.keys() - online:
+            os.close(self._events.pop(cpu))
+        return [cpu for cpu in online if cpu not in self._events and self._open(cpu)]
+
+    def _open(self, cpu: int) -> bool:
+        attr = Attr(type=TYPE_SOFTWARE, config=COUNT_SW_CPU_CLOCK, sample_period=1_000_000_000 // self._hz)
         attr.flags = Flag.DISABLED | Flag.EXCLUDE_IDLE
         try:
-            self._events.append(open_event(attr, -1, cpu))
+            event = self._events[cpu] = open_event(attr, -1, cpu)
         except OSError as error:
             if error.errno == errno.ENODEV:  # the CPU has gone offline meanwhile
-                return
+                return False
             raise
-        fcntl.ioctl(self._events[-1], IOC_SET_BPF, program)
+        fcntl.ioctl(event, IOC_SET_BPF, self._program)
+        if self._on:
+            fcntl.ioctl(event, IOC_ENABLE, 0)
+        return True
 
     def change(self, hz: int) -> None:
         """Changes the rate, whether the program runs or not.
@@ -63,16 +79,19 @@ class CpuClock:
         Raises:
             OSError: the kernel refuses it.
         """
-        for event in self._events:
+        self._hz = hz
+        for event in self._events.values():
             fcntl.ioctl(event, IOC_PERIOD, struct.pack("Q", 1_000_000_000 // hz))
 
     def enable(self, on: bool) -> None:
         """Starts or stops running the program."""
-        for event in self._events:
+        self._on = on
+        for event in self._events.values():
             fcntl.ioctl(event, IOC_ENABLE if on else IOC_DISABLE, 0)
 
     def close(self) -> None:
-        """Closes the events."""
+        """Closes the events, for good."""
+        self._hz = 0
         while self._events:
             with contextlib.suppress(OSError):
-                os.close(self._events.pop())
+                os.close(self._events.popitem()[1])

@@ -112,22 +112,44 @@ class SideBandBuffers:
         Raises:
             OSError: no permission (CAP_PERFMON or root), or no memory to lock.
         """
+        self._pages = pages
         self._buffers: list[CpuSideBand] = []
+        self._last_of_offline: list[tuple[int, bytes]] = []
         self._epoll = select.epoll()
         try:
-            for cpu in online_cpus():
-                try:
-                    buffer = CpuSideBand(cpu, pages)
-                except OSError as error:
-                    if error.errno == errno.ENODEV:  # the CPU has gone offline meanwhile
-                        continue
-                    raise
-                self._buffers.append(buffer)
-                for fd in (buffer.wakeup_fd, buffer.buffer_fd):
-                    self._epoll.register(fd, select.EPOLLIN)
+            self.follow_cpus()
         except OSError:
             self.close()
             raise
+
+    def follow_cpus(self) -> list[int]:
+        """Opens buffers for CPUs that have come online, whose numbers it returns; closes those of CPUs that have gone.
+
+        The events of a CPU that has gone do not go on when it comes back.
+
+        Raises:
+            OSError: as in __init__.
+        """
+        online = online_cpus()
+        for buffer in [each for each in self._buffers if each.cpu not in online]:
+            self._last_of_offline.append((buffer.cpu, buffer.read()))
+            self._buffers.remove(buffer)
+            for fd in (buffer.wakeup_fd, buffer.buffer_fd):
+                self._epoll.unregister(fd)
+            buffer.close()
+        come = []
+        for cpu in sorted(set(online) - {buffer.cpu for buffer in self._buffers}):
+            try:
+                buffer = CpuSideBand(cpu, self._pages)
+            except OSError as error:
+                if error.errno == errno.ENODEV:  # the CPU has gone offline meanwhile
+                    continue
+                raise
+            self._buffers.append(buffer)
+            for fd in (buffer.wakeup_fd, buffer.buffer_fd):
+                self._epoll.register(fd, select.EPOLLIN)
+            come.append(cpu)
+        return come
 
     def fileno(self) -> int:
         """Returns an epoll descriptor that is readable when executable memory was mapped, or a buffer is half full.
@@ -139,6 +161,8 @@ class SideBandBuffers:
 
     def read(self) -> Iterator[tuple[int, bytes]]:
         """Yields CPU and records of each CPU that has any."""
+        last, self._last_of_offline = self._last_of_offline, []
+        yield from ((cpu, data) for cpu, data in last if data)
         for buffer in self._buffers:
             if data := buffer.read():
                 yield buffer.cpu, data

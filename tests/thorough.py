@@ -14,4 +14,8 @@ def usually(kept: Iterable[object], every: Iterable[Any]) -> list[Any]:
     """Returns parameters, of which `make test` takes those that are kept."""
     kept, every = list(kept), list(every)
     assert all(each in every for each in kept)
-    return [each if each in kept else pytest.param(each, marks=thorough) for each in every]
+    return [each if each in kept else _thorough(each) for each in every]
+
+
+def _thorough(parameter: Any) -> Any:
+    return pytest.param(*(parameter if isinstance(parameter, tuple) else (parameter,)), marks=thorough)

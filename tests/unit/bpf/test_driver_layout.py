@@ -158,13 +158,17 @@ def writable(path: Path) -> None:
     path.chmod(0o666)
 
 
+def writable_by_a_group(path: Path) -> None:
+    path.chmod(0o664)
+
+
 def no_file(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("spoil", [given_away, writable, no_file])
+@pytest.mark.parametrize("spoil", [given_away, writable, writable_by_a_group, no_file])
 def test_a_layout_that_others_could_have_changed_is_refused(
     layout: Layout, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
 ) -> None:

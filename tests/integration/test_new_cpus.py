@@ -1,0 +1,179 @@
+"""CPUs that come online while they are recorded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from iaprof.bpf import cpu_clock, sideband
+from iaprof.bpf.perf_event import online_cpus
+from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.sideband import SideBandBuffers
+from iaprof.formats.wire.sideband import SideBand as Band, decode
+from iaprof.record.sources.cpu_samples import CpuSamples
+from iaprof.record.sources.side_band import SideBand
+from waiting import until
+
+pytestmark = [pytest.mark.root, pytest.mark.bpf, pytest.mark.beside]
+FIRST, *LATER = online_cpus()
+
+
+class Journal:
+    """Keeps what a source writes."""
+
+    def __init__(self) -> None:
+        self.losses: list[tuple[str, str]] = []
+        self.frames: list[bytes] = []
+
+    def loss(self, source: str, what: str, count: int | None, detail: str, begin: int, end: int) -> None:
+        assert (what, count) == ("lost", None)
+        assert begin <= end
+        self.losses.append((source, detail))
+
+    def write(self, _: object, data: bytes, **__: object) -> None:
+        self.frames.append(bytes(data))
+
+
+class Loop:
+    """Calls what a source asks for when the test says so."""
+
+    action: Callable[[], object] | None = None
+
+    def wait_for(self, *_: object) -> None:
+        pass
+
+    def keep_calling(self, _: object, action: Callable[[], object]) -> None:
+        self.action = action
+
+    def stop_calling(self, _: object) -> None:
+        self.action = None
+
+    def is_calling(self, _: object) -> bool:
+        return False
+
+
+@pytest.fixture
+def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first CPU seems to be online, until `show`."""
+    assert LATER, "this machine has one CPU"
+    for module in (sideband, cpu_clock):
+        monkeypatch.setattr(module, "online_cpus", lambda: [FIRST])
+
+
+def show(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sideband, cpu_clock):
+        monkeypatch.setattr(module, "online_cpus", online_cpus)
+
+
+def on_cpu(cpu: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(["taskset", "-c", str(cpu), "sleep", "600"])
+
+
+@pytest.mark.usefixtures("hidden")
+def test_the_side_band_of_a_new_cpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, journal, loop = SideBand(), Journal(), Loop()
+    source.start(journal, loop)  # type: ignore[arg-type]
+    # given a process that begins on a CPU that is not watched
+    with on_cpu(LATER[0]) as before:
+        until(lambda: Path(f"/proc/{before.pid}/comm").read_text() == "sleep\n")
+        source.losses()
+        assert journal.losses == []
+        # when the CPU comes online, and another process begins there
+        show(monkeypatch)
+        source.losses()
+        while loop.action:
+            loop.action()
+        with on_cpu(LATER[0]) as after:
+            until(lambda: Path(f"/proc/{after.pid}/comm").read_text() == "sleep\n")
+            source.read()
+            band = Band()
+            for data in journal.frames:
+                decode(data, band)
+            before.kill()
+            after.kill()
+    source.losses()
+    source.close()
+    # then both are known, the first by what runs at that time; and what may be missing is a loss
+    assert {before.pid, after.pid} <= set(band.mappings.pid)
+    ((name, detail),) = journal.losses
+    assert name == "side-band"
+    assert detail.startswith(f"CPU{'s' if len(LATER) > 1 else ''} {LATER[0]}")
+    assert "came online" in detail
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_cpu_that_goes_leaves_its_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    show(monkeypatch)
+    buffers = SideBandBuffers()
+    with on_cpu(LATER[0]) as process:
+        until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+        process.kill()
+    monkeypatch.setattr(sideband, "online_cpus", lambda: [FIRST])
+    assert buffers.follow_cpus() == []
+    band = Band()
+    for _, data in buffers.read():
+        decode(data, band)
+    assert process.pid in band.mappings.pid
+    show(monkeypatch)
+    assert buffers.follow_cpus() == LATER
+    buffers.close()
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_new_cpu_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = LaunchProbes()
+    source, journal = CpuSamples({"on_sample": probes.maps["on_sample"]}, 499), Journal()
+    source.start(journal, Loop())  # type: ignore[arg-type]
+    source.resume()
+    busy = subprocess.Popen(["taskset", "-c", str(LATER[0]), "sh", "-c", "while :; do :; done"])
+
+    def used_s() -> float:
+        fields = Path(f"/proc/{busy.pid}/stat").read_text().rpartition(") ")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def samples_of(seconds: float) -> int:
+        end, parts = used_s() + seconds, []
+        while used_s() < end:
+            time.sleep(0.02)
+            parts.append(probes.samples.read())
+        return int((np.concatenate(parts)["pid"] == busy.pid).sum())
+
+    before = samples_of(0.5)
+    show(monkeypatch)
+    source.losses()
+    after = samples_of(0.5)
+    busy.kill()
+    busy.wait()
+    source.losses()
+    source.close()
+    source.losses()  # as at the end of a recording, when nothing is opened again
+    probes.close()
+    assert (before, after > 100) == (0, True)
+    ((name, detail),) = journal.losses
+    assert name == "cpu samples"
+    assert detail.endswith("samples there")
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_cpu_that_cannot_be_watched_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, journal = SideBand(), Journal()
+    source.start(journal, Loop())  # type: ignore[arg-type]
+
+    def refused(*_: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(sideband, "CpuSideBand", refused)
+    show(monkeypatch)
+    for _ in range(3):
+        source.losses()
+    source.close()
+    assert [detail for _, detail in journal.losses] == [
+        "a CPU came online that cannot be watched (perf_event_open: Cannot allocate memory): "
+        "mappings, names, forks and exits there"
+    ]
