@@ -5,9 +5,11 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <link.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -96,12 +98,16 @@ bool inject_is_driver(struct inject_image *image, void *found, const char *name)
 
 /* --- debug ELFs */
 
-/* Writes a file that nobody had before; false leaves none. */
+/* Writes a file that nobody had before; false leaves none, and errno says why. */
 static bool write_new(const char *path, const uint8_t *bytes, size_t size)
 {
     struct rlimit limit; /* beyond which a signal would end the program */
-    if (getrlimit(RLIMIT_FSIZE, &limit) || limit.rlim_cur < size)
+    if (getrlimit(RLIMIT_FSIZE, &limit))
         return false;
+    if (limit.rlim_cur < size) {
+        errno = EFBIG;
+        return false;
+    }
     int fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (fd < 0)
         return false;
@@ -113,26 +119,26 @@ static bool write_new(const char *path, const uint8_t *bytes, size_t size)
         else if (n == 0 || errno != EINTR)
             break;
     }
+    int reason = errno;
     close(fd);
     if (written < size)
         unlink(path);
+    errno = reason;
     return written == size;
 }
 
 void inject_tell_debug_elf(const uint8_t *elf, size_t size)
 {
-    static unsigned number;
+    int before = errno;
     char path[INJECT_PATH_BYTES];
-    bool written = false;
-    /* Another process may have this one's id, in a PID namespace of its own. */
-    for (int attempt = 0; !written && attempt < 16; attempt++) {
-        unsigned next = __atomic_fetch_add(&number, 1, __ATOMIC_RELAXED);
-        int length = snprintf(path, sizeof path, "%.*s/%d-%u.elf", inject_folder_length, inject_library, getpid(), next);
-        errno = 0;
-        written = length < (int)sizeof path && write_new(path, elf, size);
-        if (errno != EEXIST)
-            break;
-    }
-    if (written)
-        DTRACE_PROBE1(level_zero, compile_kernel, path);
+    uint64_t random; /* nobody else knows the name, so nobody can take it first */
+    if (getrandom(&random, sizeof random, GRND_NONBLOCK) != sizeof random)
+        random = (uintptr_t)elf ^ (uint64_t)getpid() << 32;
+    int length = snprintf(path, sizeof path, "%.*s/%d-%016" PRIx64 ".elf", inject_folder_length, inject_library, getpid(), random);
+    if (length >= (int)sizeof path)
+        return; /* the library would not have been loaded from there */
+    if (!write_new(path, elf, size)) /* the recorder finds no file, and counts a loss with this text */
+        snprintf(path + length, sizeof path - length, ": %m");
+    DTRACE_PROBE1(level_zero, compile_kernel, path);
+    errno = before;
 }

@@ -21,10 +21,10 @@ from pathlib import Path
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import make_public_folder
 
-FOLDERS = Path("/var/cache/iaprof")
+FOLDERS = Path("/var/cache/iaprof/injected")
 _BUILT = Path(__file__).with_name("libiaprof_inject.so")
 _PREFIX = "inject-"
-_ELF = re.compile(rb"[0-9]{1,10}-[0-9]{1,10}\.elf")
+_ELF = re.compile(rb"[0-9]{1,10}-[0-9a-f]{16}\.elf")
 
 
 def built_library() -> Path:
@@ -74,8 +74,10 @@ class Injection:
         """
         built = built_library()
         try:
-            make_public_folder(folders)
-            check_folders(folders)
+            for folder in (folders.parent, folders):
+                make_public_folder(folder)
+                check_folders(folder)
+            folders.chmod(0o711)  # others may enter it, and cannot list what is in it
             self._folder, self._fd = _make_folder(folders)
         except OSError as error:
             raise IaprofError(f"no folder can be made in {folders}: {error.strerror}") from error

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -65,6 +66,23 @@ def test_every_path_through_the_loader_leads_to_it(
     assert sum(kernel.launches["immediate"] for kernel in kernels) == 3
     assert recorder.launches() == ledger_launches(kernels)
     assert recorder.elfs() == ledger_elfs(kernels)
+
+
+def test_what_cannot_be_written_is_told(driver: Driver, recorder: Recorder, tmp_path: Path) -> None:
+    """Given a program to which the recorder's folder is read-only: the recorder finds no such file, which is a loss."""
+    folder = recorder.injection.library.parent
+    script = f'mount --bind {folder} {folder} && mount -o remount,bind,ro {folder} && exec "$0" "$@"'
+    words = ["unshare", "--mount", "sh", "-c", script, *driver.command([zebin("bmg", "matmul")], *ALL_WAYS)]
+
+    done = run(words, recorder.injection.environment(driver.environment("bmg")), tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert recorder.launches() == ledger_launches(read_ledger(done.stdout, tmp_path))
+    paths = [os.fsdecode(record["path"].split(b"\0")[0]) for record in recorder.probes.compiled.read()]
+    assert paths
+    for path in paths:
+        assert re.fullmatch(rf"{re.escape(str(folder))}/\d+-[0-9a-f]{{16}}\.elf: Read-only file system", path)
+    assert not recorder.left()
 
 
 OTHER_LIBRARY = """

@@ -149,21 +149,22 @@ def test_another_file_of_that_name_is_not_loaded(injected: Injection) -> None:
 
 def test_only_its_own_elfs_are_forgotten(injected: Injection) -> None:
     folder = injected.library.parent
-    elf = folder / "12-0.elf"
-    for name in ("12-0.elf", "13-1.elf", "other.elf"):
+    own, another = "12-0123456789abcdef.elf", "13-1123456789abcdef.elf"
+    for name in (own, another, "other.elf"):
         (folder / name).touch()
 
-    for path in (elf, folder / "other.elf", folder / "skip", folder / "../x/13-1.elf", Path("/13-1.elf"), elf):
+    for path in (folder / own, folder / "other.elf", folder / "skip", folder / "../x" / another, Path("/") / another):
         injected.remove_elf(os.fsencode(path))
+    injected.remove_elf(os.fsencode(folder / own))
 
-    assert {path.name for path in folder.iterdir()} == {"13-1.elf", "other.elf", "skip", injected.library.name}
+    assert {path.name for path in folder.iterdir()} == {another, "other.elf", "skip", injected.library.name}
 
 
 def test_a_folder_goes_with_its_recording(tmp_path: Path) -> None:
     """Given folders of a dead and of a running recorder: the first is removed when another is made."""
     died = tmp_path / "inject-died"
     (died / "deep").mkdir(parents=True)
-    (died / "1-0.elf").touch()
+    (died / "1-0123456789abcdef.elf").touch()
     lives = Injection(folders=tmp_path)
 
     made = Injection(["aa11", "bb22"], tmp_path)
@@ -171,6 +172,7 @@ def test_a_folder_goes_with_its_recording(tmp_path: Path) -> None:
     assert set(tmp_path.iterdir()) == {lives.library.parent, made.library.parent}
     assert made.library.with_name("skip").read_text() == "aa11\nbb22\n"
     assert made.library.parent.stat().st_mode & 0o7777 == 0o1733
+    assert tmp_path.stat().st_mode & 0o7777 == 0o711
     made.close()
     lives.close()
     assert not list(tmp_path.iterdir())

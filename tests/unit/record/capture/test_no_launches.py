@@ -63,7 +63,7 @@ def warned(header: dict[str, Any]) -> str:
 
 
 INSTALLED = library(LEVEL_ZERO, None)
-INJECTED = library("/var/cache/iaprof/inject-1/libiaprof_inject.so", "inject")
+INJECTED = library("/var/cache/iaprof/injected/inject-1/libiaprof_inject.so", "inject")
 
 
 @pytest.mark.parametrize(
