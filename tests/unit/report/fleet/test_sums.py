@@ -134,7 +134,8 @@ def rare(limit: float, *paths: Path, cache: str = "none") -> Partial:
 
 
 def test_what_is_rare_is_folded_whatever_the_order(tmp_path: Path) -> None:
-    whole = rare(0, *SAMPLES)
+    cache = str(tmp_path)
+    whole = rare(0, *SAMPLES, cache=cache)
     samples = int(whole.rows.counts.sum())
     some = rare(2, *SAMPLES)
     assert int(some.rows.counts.sum()) == samples
@@ -154,13 +155,12 @@ def test_what_is_rare_is_folded_whatever_the_order(tmp_path: Path) -> None:
     assert some.totals.folded.kernels == int(counts[[each in kernels for each in some.rows.kernel.tolist()]].sum())
     assert some.totals.folded.instructions > 0
     for other in (
-        rare(2, *SAMPLES[::-1]),
-        rare(2, *SAMPLES, cache=str(tmp_path)),
-        rare(2, *SAMPLES, cache=str(tmp_path)),
+        rare(2, *SAMPLES[::-1], cache=cache),
+        rare(2, *SAMPLES, cache=cache),
     ):
         assert other.totals.folded == some.totals.folded
         assert stacks(other) == stacks(some)
-    everything = rare(100, *SAMPLES)
+    everything = rare(100, *SAMPLES, cache=cache)
     assert int(everything.rows.counts.sum()) == samples and len(everything.launches) < 4
 
 
@@ -176,10 +176,10 @@ def stacks(total: Partial) -> Counter[object]:
     return found
 
 
-def test_memory_depends_on_the_limit_not_on_the_number_of_stacks() -> None:
+def test_memory_depends_on_the_limit_not_on_the_number_of_stacks(tmp_path: Path) -> None:
     tables = []
     for limit in (0, 0.5, 5):
-        total = rare(limit, *SAMPLES)
+        total = rare(limit, *SAMPLES, cache=str(tmp_path))
         tables.append(len(total.rows))
     assert tables == sorted(tables, reverse=True)
     assert tables[2] < tables[0] / 5
