@@ -408,9 +408,10 @@ def _add_shares(
     """Adds counts times share to the slots at `target`; returns what it added, summed over all reasons."""
     total = np.zeros(len(target))
     for column, each in enumerate(counts):
-        values = each * share
-        tally.add(column, target, values)
-        total += values
+        some = np.flatnonzero(each)  # a record has few reasons
+        values = each[some] * share[some]
+        tally.add(column, target[some], values)
+        total[some] += values
     return total
 
 

@@ -15,6 +15,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import IAPROF, until_ticked
 from standin import runtime
 from standin.hardware import Hardware
+from thorough import thorough, usually
 from waiting import until
 
 pytestmark = pytest.mark.bpf
@@ -127,8 +128,8 @@ def test_files_without_a_build_id(hardware: Hardware, tmp_path: Path) -> None:
     ("replace", "problem"),
     [
         ('mv "$2" "$1"', "another file lies there than was mapped"),
-        ('cat "$2" > "$1"', "it was changed since it was mapped"),
-        ('rm "$1"; cp -p "$2" "$1"', " since it was mapped| than was mapped"),  # it may have the same inode
+        pytest.param('cat "$2" > "$1"', "it was changed since it was mapped", marks=thorough),
+        pytest.param('rm "$1"; cp -p "$2" "$1"', " since it was mapped| than was mapped", marks=thorough),
     ],
 )
 def test_what_was_put_in_their_place_names_nothing(
@@ -149,7 +150,7 @@ def test_what_was_put_in_their_place_names_nothing(
     assert "zeCommandListAppendLaunchKernel" in names_in(tmp_path / "c", str(programs.library))[0]
 
 
-@pytest.mark.parametrize("build_ids", [True, False])
+@pytest.mark.parametrize("build_ids", usually([False], [True, False]))
 def test_a_root_of_its_own(build_ids: bool, hardware: Hardware, tmp_path: Path) -> None:
     # given
     root = tmp_path / "root"
@@ -161,7 +162,7 @@ def test_a_root_of_its_own(build_ids: bool, hardware: Hardware, tmp_path: Path) 
     assert not Path("/app").exists()
 
 
-@pytest.mark.parametrize("build_ids", [True, False])
+@pytest.mark.parametrize("build_ids", usually([False], [True, False]))
 def test_a_mount_namespace_that_vanishes(build_ids: bool, hardware: Hardware, tmp_path: Path) -> None:
     # given a folder that is a tmpfs for the program only
     programs = programs_in(tmp_path / "build", build_ids)

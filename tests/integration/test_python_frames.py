@@ -12,6 +12,7 @@ from iaprof.formats.wire.launches import MAX_PYTHON
 from integration.pythons import PROGRAMS, Recording, arguments, frames_of, launches_of
 from integration.recording import IN_TURN, folded
 from pythons.interpreters import LOADING, started_as
+from thorough import usually
 
 pytestmark = [pytest.mark.bpf, IN_TURN]  # a thousand new stacks at once, which all recorders copy
 Frames = list[tuple[str, str, int]]
@@ -67,7 +68,7 @@ def frames_told(*files: Path) -> dict[int, list[Frames]]:
     return told
 
 
-@pytest.fixture(scope="module", params=LOADING)
+@pytest.fixture(scope="module", params=usually(["own"], LOADING))
 def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("pythons"), request.param)
 
