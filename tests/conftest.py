@@ -41,10 +41,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def memory_without_a_limit() -> Iterator[None]:
-    """Takes back the limit that verbs set where a test runs them in its own process: browsers would inherit it."""
+def limit_and_priority_as_before() -> Iterator[None]:
+    """Takes back what verbs set where a test runs them in its own process: browsers would inherit the memory limit."""
+    priority = os.getpriority(os.PRIO_PROCESS, 0)
     yield
     memory.lift_limit()
+    if os.getpriority(os.PRIO_PROCESS, 0) < priority:
+        os.setpriority(os.PRIO_PROCESS, 0, priority)
 
 
 @pytest.hookimpl(wrapper=True)
