@@ -144,6 +144,8 @@ def test_a_new_cpu_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
             parts.append(probes.samples.read())
         return int((np.concatenate(parts)["pid"] == busy.pid).sum())
 
+    until(lambda: Path(f"/proc/{busy.pid}/comm").read_text() == "sh\n")  # taskset may begin on another CPU
+    probes.samples.read()
     before = samples_of(0.5)
     show(monkeypatch)
     source.losses()
