@@ -4,6 +4,7 @@
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
+EVERY_BCC := for release in bookworm trixie unstable; do scripts/debian-bcc $$release >/dev/null || exit; done
 
 help: ## print this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile | expand -t 28
@@ -31,14 +32,14 @@ test: setup ## lint, and beside it the tests, those that need root and BPF inclu
 	@$(MAKE) --no-print-directory -j2 lint all-tests
 
 all-tests: setup
-	@for release in bookworm trixie unstable; do scripts/debian-bcc $$release >/dev/null || exit; done
+	@$(EVERY_BCC)
 	@scripts/test
 
 test-repeat: ## run make test twenty times: also under stress, among idle processes, with half the memory, in random order
 	@scripts/test-repeat
 
 test-thorough: setup ## the tests that `make test` leaves out, as they say of more inputs what others say of some
-	@for release in bookworm trixie unstable; do scripts/debian-bcc $$release >/dev/null || exit; done
+	@$(EVERY_BCC)
 	@scripts/test --thorough
 
 test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this

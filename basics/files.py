@@ -195,14 +195,15 @@ def is_untrusted(status: os.stat_result) -> bool:
 
 
 def make_public_folder(folder: Path) -> None:
-    """Makes a folder and its parents if it does not exist, with mode 0755 whatever the umask.
+    """Makes a folder and its parents, those that do not exist, with mode 0755 whatever the umask.
 
     Raises:
             OSError: mkdir(2) or chmod(2) failed.
     """
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        folder.chmod(0o755)
+    for each in reversed((folder, *folder.parents)):
+        if not each.exists():
+            each.mkdir()
+            each.chmod(0o755)
 
 
 def folder_descriptor(path: Path) -> int:

@@ -92,9 +92,6 @@ def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
 @pytest.fixture(autouse=True)
 def no_program_outlives_a_failure(request: pytest.FixtureRequest) -> Iterator[None]:
     """What a test that fails has started is killed: the next one that records would see it."""
-    if not request.node.get_closest_marker("root"):
-        yield
-        return
     before = descendants(os.getpid())
     yield
     if request.node.stash.get(FAILED, False):

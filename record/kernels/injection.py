@@ -74,8 +74,8 @@ class Injection:
         """
         built = built_library()
         try:
+            make_public_folder(folders)
             for folder in (folders.parent, folders):
-                make_public_folder(folder)
                 check_folders(folder)
             folders.chmod(0o711)  # others may enter it, and cannot list what is in it
             self._folder, self._fd = _make_folder(folders)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from iaprof.bpf.cpu_clock import CpuClock
 from iaprof.record.budget import Level
 from iaprof.record.capture.journal import Journal
 from iaprof.record.loop import Loop
-from iaprof.record.sources.new_cpus import came_online, new_cpus
+from iaprof.record.sources.new_cpus import NewCpus
 from iaprof.record.sources.source import Source
 
 
@@ -30,13 +29,13 @@ class CpuSamples(Source):
         """
         self._hz = self._hz_now = hz
         self._runs = False
-        self._looked_ns, self._problem = time.monotonic_ns(), ""
         try:
             self._clock = CpuClock(programs.get("on_sample", -1), hz)
         except OSError as error:
             raise IaprofError(
                 f"CPUs cannot be sampled (perf_event_open: {error.strerror}): use --cpu-freq=0"
             ) from error
+        self._new_cpus = NewCpus(self._clock, "cpu samples", "samples there")
 
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""
@@ -44,12 +43,7 @@ class CpuSamples(Source):
 
     def losses(self) -> None:
         """See Source: what ran on a CPU that came online, before it was sampled."""
-        now = time.monotonic_ns()
-        come, problem = new_cpus(self._clock)
-        if come or problem not in ("", self._problem):
-            detail = f"{problem or came_online(come)}: samples there"
-            self._journal.loss("cpu samples", "lost", None, detail, self._looked_ns, now)
-        self._looked_ns, self._problem = now, problem
+        self._new_cpus.look(self._journal)
 
     def header(self) -> dict[str, Any]:
         """See Source."""

@@ -17,7 +17,7 @@ from iaprof.formats.wire.sideband import mapped_paths
 from iaprof.record.capture.journal import Journal
 from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
-from iaprof.record.sources.new_cpus import came_online, new_cpus
+from iaprof.record.sources.new_cpus import NewCpus
 from iaprof.record.sources.source import Source
 
 REST_NS = 10_000_000  # between two reads
@@ -41,7 +41,8 @@ class SideBand(Source):
                 f"the machine's mappings and processes cannot be watched (perf_event_open: {error.strerror}): "
                 "run iaprof with sudo, or set kernel.perf_event_paranoid to -1"
             ) from error
-        self._looked_ns, self._problem, self._has_finished = time.monotonic_ns(), "", False
+        self._new_cpus = NewCpus(self._buffers, "side-band", "mappings, names, forks and exits there")
+        self._has_finished = False
         # The side-band has whatever is mapped from now on.
         self._running = b"".join(snapshot(time.monotonic_ns()))
         self._snapshot: Iterator[bytes] = iter(())  # what runs, as far as it is not yet in the next output file
@@ -105,14 +106,8 @@ class SideBand(Source):
         """See Source: what happened on a CPU that came online, before its buffer was opened."""
         if self._has_finished:
             return
-        now = time.monotonic_ns()
-        come, problem = new_cpus(self._buffers)
-        if come or problem not in ("", self._problem):
-            detail = f"{problem or came_online(come)}: mappings, names, forks and exits there"
-            self._journal.loss("side-band", "lost", None, detail, self._looked_ns, now)
-        if come:
-            self.begin_part(now)
-        self._looked_ns, self._problem = now, problem
+        if self._new_cpus.look(self._journal):
+            self.begin_part(time.monotonic_ns())
 
     def finish(self) -> None:
         """See Source."""

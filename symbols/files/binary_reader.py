@@ -218,7 +218,7 @@ def _numbers(
 
 
 def _cut(name: bytes) -> bytes:
-    return shortened(name.decode("utf-8", "backslashreplace")).encode("utf-8", "backslashreplace")
+    return shortened(name.decode("utf-8", "backslashreplace")).encode()
 
 
 def _sources(functions: Functions, indices: NDArray[np.int64]) -> list[str]:

@@ -59,14 +59,14 @@ def test_others_stacks_are_whole(tmp_path: Path, within: Within) -> None:
     with probed(bad, good) as seen, within(LONGEST_S):
         # when
         with subprocess.Popen([bad, str(1 << 30)], stdin=subprocess.DEVNULL) as attacker:
-            calls = calls_of(seen, 50)
+            calls = calls_of(seen, 51)
             subprocess.run([good, "4"], check=True)
             calls += seen.calls() + calls_of(seen, 50)
             attacker.kill()
         # then all calls are there, and the others' stacks are whole
         of_attacker = [call for call in calls if call.pid == attacker.pid]
         others = [call for call in calls if call.pid != attacker.pid]
-        assert len(of_attacker) >= 100
+        assert len(of_attacker) > 100
         assert len(others) > 200
         lost = seen.counted(Counter.COPIES_LOST)
         unfinished = sum(call.walked is not Walked.WHOLE and not call.kept for call in others)

@@ -79,7 +79,7 @@ def _events(draw: st.DrawFn) -> Event:
     }  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.lists(_events(), max_size=8), max_size=3),
     st.sampled_from(Dialect),

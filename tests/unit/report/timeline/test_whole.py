@@ -170,7 +170,7 @@ def no_constant(name: str) -> Any:
     raise ValueError(name)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_FILES, _OPTIONS)
 @example([(False, [_LONGEST], 0)], Options())
 def test_any_events_go_through_all_stages_into_valid_files(
@@ -188,7 +188,7 @@ def test_any_events_go_through_all_stages_into_valid_files(
                 assert all(len(line) == len(head) for line in lines)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_FILES, _OPTIONS, st.sampled_from([100, 300, 1000]))
 @example([(False, _WORDS, 0)], Options(), 300)
 def test_a_trace_read_whole_and_in_pieces_gives_the_same(

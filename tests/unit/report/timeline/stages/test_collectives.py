@@ -279,7 +279,7 @@ TYPES = st.sampled_from(["SingleCast", "WDone Barrier", "MultiCast", "MultiCast 
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(
         st.tuples(
