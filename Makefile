@@ -1,6 +1,6 @@
 # Everything but help, clean and test-distributions starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup lock wheel demo pictures bytecode test all-tests test-thorough test-repeat test-driver test-programs test-kernels test-distributions lint format bench soak fuzz clean distclean
+.PHONY: help setup lock wheel demo pictures bytecode test test-thorough test-repeat test-driver test-programs test-kernels test-distributions lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -28,17 +28,14 @@ bytecode: setup ## compile the BPF programs, after their C files changed
 	@scripts/debian-bcc bookworm >/dev/null
 	@$(SUDO) env XDG_CACHE_HOME="$${XDG_CACHE_HOME:-$$HOME/.cache}" $(IN)/python -B scripts/bytecode.py
 
-test: setup ## lint, and beside it the tests, those that need root and BPF included
-	@$(MAKE) --no-print-directory -j2 lint all-tests
-
-all-tests: setup
+test: setup ## run the tests, those that need root and BPF included, but for those of the next targets
 	@$(EVERY_BCC)
 	@scripts/test
 
 test-repeat: ## run make test twenty times: also under stress, among idle processes, with half the memory, in random order
 	@scripts/test-repeat
 
-test-thorough: setup ## the tests that `make test` leaves out, as they say of more inputs what others say of some
+test-thorough: setup ## the tests that `make test` leaves out: of more inputs, or those that take longest
 	@$(EVERY_BCC)
 	@scripts/test --thorough
 

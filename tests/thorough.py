@@ -1,4 +1,4 @@
-"""Tests that say again, of more or larger inputs, what others say: `make test-thorough` runs them, not `make test`."""
+"""Tests that `make test-thorough` runs, not `make test`: those of more inputs than others, and those that take longest."""
 
 from __future__ import annotations
 

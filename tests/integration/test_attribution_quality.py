@@ -9,6 +9,7 @@ import pytest
 
 from integration.recording import iaprof, record
 from standin import mixed, quality
+from thorough import thorough
 
 pytestmark = pytest.mark.bpf
 
@@ -19,6 +20,7 @@ def report(capture: Path, *options: str) -> str:
     return done.out
 
 
+@thorough
 def test_the_mixed_workload(tmp_path: Path) -> None:
     # given
     capture = tmp_path / "capture"

@@ -21,6 +21,7 @@ from integration.recording import IAPROF, environment, iaprof, record
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
+from thorough import thorough
 from waiting import LONGEST_WAIT_S
 
 pytestmark = pytest.mark.bpf
@@ -45,6 +46,7 @@ def metrics(capture: Path) -> dict[str, list[float]]:
     return found
 
 
+@thorough
 def test_how_busy_the_gpu_was(tmp_path: Path, within: Within) -> None:
     # given launches that execute for 4 ms, 100 times a second
     with Hardware(tmp_path / "gpu") as hardware:
@@ -122,6 +124,7 @@ def on_a_terminal(hardware: Hardware, *words: str | Path) -> str:
 
 
 @pytest.mark.alone
+@thorough
 def test_the_status_line_is_for_terminals(tmp_path: Path) -> None:
     quiet_program = ["sh", "-c", '"$@" > /dev/null', "sh", *workload("--seconds", 2)]
     with Hardware(tmp_path / "gpu") as hardware:

@@ -30,6 +30,7 @@ from iaprof.bpf.sizes import map_entries
 from iaprof.record.signals import Interrupted, StopSignals
 from integration.refused import refused, where_it_is_refused
 from limits import Within
+from thorough import thorough
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
@@ -174,6 +175,7 @@ def test_a_program_that_the_verifier_refuses() -> None:
 # ---- what is compiled ----
 
 
+@thorough
 def test_what_the_kernel_refuses_is_compiled_once(
     probes: LaunchProbes, private: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +197,7 @@ def test_what_the_kernel_refuses_is_compiled_once(
     is_complete(again)
 
 
+@thorough
 def test_neither_environment_nor_folder_confuse_it(
     tmp_path: Path, probes: LaunchProbes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,6 +308,7 @@ def test_closed_before_it_is_ready(probes: LaunchProbes, private: Path, within: 
         ),
     ],
 )
+@thorough
 def test_check_looks_at_bcc_and_headers_where_they_are_needed(before: str, expected: str, tmp_path: Path) -> None:
     say = "from iaprof.record.checks import bpf; print(*(f'{each.name}={each.level.value}' for each in bpf.checks()))"
     hidden = before and f"{before} && mount -t tmpfs none /sys/kernel"

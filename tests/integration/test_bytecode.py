@@ -22,7 +22,7 @@ from iaprof.bpf.programs import SAMPLE_PROGRAMS, SESSION_PROGRAMS, SHIPPED, WITH
 from iaprof.bpf.sizes import kernel_offsets, map_entries, named_constants
 from iaprof.bpf.syscall import BPF_PROG_LOAD, bpf
 from iaprof.formats.wire.launches import MAX_DEPTH
-from thorough import usually
+from thorough import thorough, usually
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
@@ -95,5 +95,6 @@ def test_this_kernel_takes_every_program(release: str, constants: Mapping[str, i
     assert release or sum(counts.values()) < most_together, counts
 
 
+@thorough
 def test_what_ships_is_what_debian_12_compiles() -> None:
     assert SHIPPED.read_text() == compiled("bookworm").to_text()

@@ -20,6 +20,7 @@ from iaprof.record.kernels.collector import DebugElfCollector, RefusedElf, Taken
 from integration.attacking import NOBODY, PYTHON, hanging
 from limits import Within
 from standin import runtime
+from thorough import thorough
 from waiting import LONGEST_WAIT_S, until
 
 pytestmark = pytest.mark.beside
@@ -200,6 +201,7 @@ def test_a_recorder_that_stood_still_itself_blames_no_file(
     assert isinstance(answer, TakenElf)
 
 
+@thorough
 def test_thousands_at_once(collector: DebugElfCollector, folder: Path, within: Within) -> None:
     # given more files than may wait
     path = write(folder / "a")

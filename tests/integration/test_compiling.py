@@ -18,6 +18,7 @@ from iaprof.bpf.compile.compilation import Compilation
 from iaprof.bpf.compile.headers import only_root_can_change
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.programs import shipped, source
+from thorough import thorough
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
@@ -88,6 +89,7 @@ def test_headers_planted_in_tmp(kernel_headers: Path, planted: Path, tmp_path: P
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
 
 
+@thorough
 def test_the_planted_headers_would_work(planted: Path) -> None:
     # given that nobody looked whose they are
     allow = "from iaprof.bpf.compile import headers; headers._belongs_to_root = lambda folder: True\n"

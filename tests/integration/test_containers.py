@@ -17,6 +17,7 @@ from integration.attacking import PYTHON
 from integration.recording import IAPROF, by_instruction, folded, has_met, ledger_by_instruction, until_recording
 from standin import runtime
 from standin.hardware import Hardware
+from thorough import thorough
 from waiting import until
 
 pytestmark = pytest.mark.bpf
@@ -88,6 +89,7 @@ def test_a_process_is_described(cgroup: Path) -> None:
     assert (outside["ns_pid"], outside["container"]) == (None, None)
 
 
+@thorough
 def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
     # given a process in its own container, which has the runtime's library
     (tmp_path / "root").mkdir()

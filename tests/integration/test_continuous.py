@@ -61,6 +61,7 @@ def ended(recorder: subprocess.Popen[str]) -> str:
     return errors
 
 
+@thorough
 def test_files_keep_to_their_room_over_a_restart(tmp_path: Path) -> None:
     # given a recorder that is killed, and what it leaves
     capture = tmp_path / "cap.parquet"
@@ -152,6 +153,7 @@ def limited() -> None:
 
 
 @IN_TURN
+@thorough
 def test_the_units_capabilities_are_enough(tmp_path: Path) -> None:
     """Programs of another user launch; everything is recorded and named as with all rights."""
     headers = []

@@ -18,6 +18,7 @@ from integration.attacking import NOBODY
 from integration.recording import Finished, iaprof
 from standin import runtime
 from standin.hardware import Hardware
+from thorough import thorough
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
@@ -151,6 +152,7 @@ def test_devices_with_faults(tmp_path: Path, fault: str, code: int, said: str) -
     assert (done.out == "") is bool(code)
 
 
+@thorough
 def test_a_gpu_that_is_recorded_is_held(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         holder = (
@@ -181,6 +183,7 @@ def everyones(folder: Path) -> Iterator[Hardware]:
         yield hardware
 
 
+@thorough
 def test_without_root(everyones: Hardware) -> None:
     done = as_nobody(everyones, "check", "--json")
     assert (done.code, done.err) == (1, "")
@@ -192,6 +195,7 @@ def test_without_root(everyones: Hardware) -> None:
     assert said["Python"]["text"] == "only root can tell whether those that run will be seen"
 
 
+@thorough
 def test_devices_need_no_root_where_nodes_can_be_opened(everyones: Hardware) -> None:
     # given nodes of root's alone
     refused = as_nobody(everyones, "devices")
@@ -225,6 +229,7 @@ def mapping(*paths: Path) -> subprocess.Popen[str]:
     return process
 
 
+@thorough
 def test_libraries_that_processes_have_mapped(tmp_path: Path) -> None:
     # given one with probes, one without, one that is broken, and names that would do things to a terminal
     hostile = tmp_path / "\x1b[31m\x07"
@@ -257,6 +262,7 @@ def test_libraries_that_processes_have_mapped(tmp_path: Path) -> None:
 # ---- on a terminal ----
 
 
+@thorough
 def test_colour_only_on_a_terminal(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         assert "\x1b" not in iaprof("check", env=hardware.env()).out

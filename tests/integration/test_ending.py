@@ -30,6 +30,7 @@ from integration.refused import where_it_is_refused
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
+from thorough import thorough, usually
 from waiting import until
 
 pytestmark = pytest.mark.bpf
@@ -74,7 +75,7 @@ def one_sentence(text: str) -> bool:
     return text.startswith("iaprof: ") and text.count("\n") == 1 and "Traceback" not in text
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", usually([signal.SIGTERM], [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
 def test_a_signal_while_it_starts(tmp_path: Path, number: signal.Signals) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         # given a recorder whose child has begun to load BPF's compiler
@@ -279,6 +280,7 @@ def test_launches_without_end_do_not_keep_the_recorder_awake(tmp_path: Path, wit
         assert cpu_s < 0.3 * passed
 
 
+@thorough
 def test_the_commands_own_business(tmp_path: Path) -> None:
     """It has our standard input, may end at once, and may leave a process behind."""
     with Hardware(tmp_path / "gpu") as hardware:

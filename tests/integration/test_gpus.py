@@ -27,6 +27,7 @@ from integration.recording import (
 )
 from standin import runtime
 from standin.hardware import Hardware, Ledger
+from thorough import thorough
 from waiting import until
 
 pytestmark = pytest.mark.bpf
@@ -43,6 +44,7 @@ def losses(capture: Path, ledger: Ledger) -> dict[tuple[str, str], list[dict[str
     return found
 
 
+@thorough
 def test_two_cards_of_which_one_has_two_tiles(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", cards=("bmg", "pvc")) as hardware:
         record(hardware, tmp_path / "c", "--", *workload("--seconds", 2, "--threads", 2))

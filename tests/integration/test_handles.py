@@ -34,6 +34,7 @@ from integration.handles.driver import GONE_OFFSET, HEAP, HEAP_BYTES, Built, Dri
 from integration.recording import BARE, iaprof
 from integration.walking import Walking
 from standin.hardware import Hardware
+from thorough import thorough
 
 pytestmark = pytest.mark.bpf
 NOWHERE = [0, 0x10, 1 << 63, 0xFFFF_FFFF_8100_0000]  # unmapped, no address, the kernel's
@@ -876,6 +877,7 @@ def known(tmp_path: Path) -> Iterator[Built]:
 
 
 @pytest.mark.alone  # recorders of that time see the driver, and tell of it
+@thorough
 def test_a_recording_by_a_calibrated_layout_goes_on_in_another_file(known: Built, tmp_path: Path) -> None:
     # given a program of two processes and six threads that launch five kernels for six seconds: a new file may wait for
     # the learner for two

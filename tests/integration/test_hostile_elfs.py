@@ -41,6 +41,7 @@ from integration.recording import BARE, IAPROF, IN_TURN, ended, environment, spo
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware
+from thorough import thorough
 from waiting import until
 
 pytestmark = [pytest.mark.bpf, IN_TURN]
@@ -293,6 +294,7 @@ def test_a_setuid_program_gets_what_its_caller_may_read(folder: Path, secret: Se
     assert not attacked.holds(secret.text)
 
 
+@thorough
 def test_root_of_a_user_namespace_is_nobody(folder: Path, secret: Secret) -> None:
     # given a process that calls itself root, in a file system of its own
     own = folder / "own"

@@ -13,6 +13,7 @@ from iaprof.formats.wire.launches import MAX_PYTHON
 from integration.pythons import PROGRAMS, Recording, launches_of
 from integration.recording import IN_TURN, folded, iaprof
 from standin import runtime
+from thorough import thorough
 
 pytestmark = [pytest.mark.bpf, IN_TURN]  # or others' recordings would have these processes' losses
 LAUNCHES, CHANGING = 50, 20_000
@@ -59,6 +60,7 @@ def lies(tmp_path_factory: pytest.TempPathFactory) -> Lies:
     return Lies(tmp_path_factory.mktemp("lies"))
 
 
+@thorough
 def test_who_tells_the_truth_is_believed(lies: Lies) -> None:
     assert lies.frames("true") == {("whole", (INNER, OUTER)): LAUNCHES}
     assert "py::outer:/fake.py;py::inner:/fake.py;zeCommandListAppendLaunchKernel" in folded(lies.capture)

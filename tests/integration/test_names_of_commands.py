@@ -15,7 +15,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import IAPROF, until_ticked
 from standin import runtime
 from standin.hardware import Hardware
-from thorough import thorough, usually
+from thorough import thorough
 from waiting import until
 
 pytestmark = pytest.mark.bpf
@@ -132,6 +132,7 @@ def test_files_without_a_build_id(hardware: Hardware, tmp_path: Path) -> None:
         pytest.param('rm "$1"; cp -p "$2" "$1"', " since it was mapped| than was mapped", marks=thorough),
     ],
 )
+@thorough
 def test_what_was_put_in_their_place_names_nothing(
     replace: str, problem: str, hardware: Hardware, tmp_path: Path
 ) -> None:
@@ -150,7 +151,8 @@ def test_what_was_put_in_their_place_names_nothing(
     assert "zeCommandListAppendLaunchKernel" in names_in(tmp_path / "c", str(programs.library))[0]
 
 
-@pytest.mark.parametrize("build_ids", usually([False], [True, False]))
+@pytest.mark.parametrize("build_ids", [True, False])
+@thorough
 def test_a_root_of_its_own(build_ids: bool, hardware: Hardware, tmp_path: Path) -> None:
     # given
     root = tmp_path / "root"
@@ -162,7 +164,8 @@ def test_a_root_of_its_own(build_ids: bool, hardware: Hardware, tmp_path: Path) 
     assert not Path("/app").exists()
 
 
-@pytest.mark.parametrize("build_ids", usually([False], [True, False]))
+@pytest.mark.parametrize("build_ids", [True, False])
+@thorough
 def test_a_mount_namespace_that_vanishes(build_ids: bool, hardware: Hardware, tmp_path: Path) -> None:
     # given a folder that is a tmpfs for the program only
     programs = programs_in(tmp_path / "build", build_ids)
@@ -178,6 +181,7 @@ def test_a_mount_namespace_that_vanishes(build_ids: bool, hardware: Hardware, tm
     assert list(inside.iterdir()) == []
 
 
+@thorough
 def test_recover_names_what_still_lies_where_it_did(hardware: Hardware, tmp_path: Path) -> None:
     """Files without a build-id, in a root folder, of a recorder that was killed after its command had ended."""
     # given

@@ -17,6 +17,7 @@ from iaprof.symbols.unwind.frame_pointers import read_prologues
 from integration.recording import LAUNCH_FUNCTION, environment, folded, iaprof
 from standin import runtime
 from standin.hardware import Hardware
+from thorough import thorough, usually
 
 pytestmark = pytest.mark.bpf
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +118,10 @@ def stacks_of(text: str, pid: str) -> dict[tuple[str, ...], int]:
     return stacks
 
 
-@pytest.mark.parametrize(("variable", "option", "kind"), [("1", (), ".map"), ("", ("-X", "perf_jit"), ".dump")])
+@pytest.mark.parametrize(
+    ("variable", "option", "kind"),
+    usually([("", ("-X", "perf_jit"), ".dump")], [("1", (), ".map"), ("", ("-X", "perf_jit"), ".dump")]),
+)
 def test_functions_of_python_follow_one_another(
     tmp_path: Path,
     with_frame_pointers: Path,
@@ -152,6 +156,7 @@ def test_functions_of_python_follow_one_another(
         assert len(frames) > 15
 
 
+@thorough
 def test_a_python_without_frame_pointers_has_whole_stacks(
     tmp_path: Path, launching: Path, own_names: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,7 @@ from iaprof.formats.wire.launches import Counter
 from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import Call, Probed, probed
 from stacks.debugger import build
+from thorough import thorough
 
 pytestmark = pytest.mark.bpf
 FUNCTIONS, AT_ONCE = 3000, 100
@@ -88,6 +89,7 @@ def test_a_flood_of_stacks_that_no_rule_leads_on_from_gives_no_wrong_ones(tmp_pa
             assert 0 < call.ips[2] - (odd if call.number % 2 else even) < MOST_BYTES, call
 
 
+@thorough
 def test_more_rules_than_there_is_room_for_at_first(tmp_path: Path) -> None:
     # given a program that calls from many functions, some of them whenever it is asked to
     numbers = range(FUNCTIONS)

@@ -18,6 +18,7 @@ from integration.recording import copy_of_build, environment, iaprof
 from stacks.debugger import HERE, build, library, stops
 from standin import runtime
 from standin.hardware import Hardware
+from thorough import thorough, usually
 
 pytestmark = pytest.mark.bpf
 THREADS = 4
@@ -54,9 +55,9 @@ def compared(seen: Probed, command: Sequence[str | Path | int], folder: Path) ->
     return len(calls)
 
 
-@pytest.mark.parametrize("options", BUILDS.values(), ids=BUILDS.keys())
-def test_every_stack_of_a_c_program(tmp_path: Path, options: tuple[str, ...]) -> None:
-    compiler, *flags = options
+@pytest.mark.parametrize("name", usually(["g++ -O2", "native, no PLT", "clang"], BUILDS))
+def test_every_stack_of_a_c_program(tmp_path: Path, name: str) -> None:
+    compiler, *flags = BUILDS[name]
     program = build(tmp_path, "stacks.cpp", *flags, compiler=compiler)
     with probed(program) as seen:
         assert compared(seen, [program, THREADS], tmp_path) > 200
@@ -94,6 +95,7 @@ def test_code_that_changes(tmp_path: Path) -> None:
     assert libgcc_agrees(lines, reader) > 200
 
 
+@thorough
 def test_many_processes_that_launch_once_and_end(tmp_path: Path) -> None:
     lines, reader = lineage(tmp_path, 0, FORKS)
     assert libgcc_agrees(lines, reader) == FORKS

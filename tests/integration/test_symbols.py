@@ -22,6 +22,7 @@ from iaprof.symbols.names.which import Symbols
 from integration.recording import IAPROF, Finished, copy_of_build, environment, start, until_ticked
 from standin import runtime
 from standin.hardware import Hardware
+from thorough import thorough
 
 pytestmark = pytest.mark.bpf
 NAMED = ("--symbols", "needed")
@@ -101,6 +102,7 @@ def in_a_container(root: Path, capture: Path, *words: str) -> Finished:
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
+@thorough
 def test_the_same_report_where_nothing_of_what_was_recorded_is(recorded: tuple[Path, Path], tmp_path: Path) -> None:
     capture, folder = recorded
     # given a report where it was recorded
@@ -120,6 +122,7 @@ def test_the_same_report_where_nothing_of_what_was_recorded_is(recorded: tuple[P
     assert len(here.out.splitlines()) > 100
 
 
+@thorough
 def test_without_names_the_report_looks_for_the_very_build(hardware: Hardware, tmp_path: Path) -> None:
     # given a capture without names
     folder = copy_of_build(tmp_path / "build")
@@ -173,6 +176,7 @@ def test_a_binary_that_is_replaced_while_it_runs(hardware: Hardware, tmp_path: P
     assert named or "another build" in told[str(programs.workload)]
 
 
+@thorough
 def test_a_process_like_cpython_makes_a_capture_little_larger(hardware: Hardware, tmp_path: Path) -> None:
     # given a Python with many libraries that is sampled often
     script = (
@@ -209,6 +213,7 @@ def test_names_of_the_kernel_and_of_all_functions(hardware: Hardware, tmp_path: 
     assert counts == CaptureReader(tmp_path / "c").header["totals"]["cpu_samples"]
 
 
+@thorough
 def test_each_part_of_a_rotated_recording_has_its_names(hardware: Hardware, tmp_path: Path) -> None:
     # given a recording in parts
     words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 3000, "--rate", 1000)
@@ -223,6 +228,7 @@ def test_each_part_of_a_rotated_recording_has_its_names(hardware: Hardware, tmp_
             assert ";app::epoch(" in report(part).out
 
 
+@thorough
 def test_names_that_are_not_waited_for(hardware: Hardware, tmp_path: Path) -> None:
     # given the spool of a recorder that was killed
     recorder = start(hardware, tmp_path / "c", "--cpu-freq", "999")
@@ -248,6 +254,7 @@ def test_names_that_are_not_waited_for(hardware: Hardware, tmp_path: Path) -> No
     assert sum("ended before" in problem for problem in problems) == header["symbols"]["skipped"]
 
 
+@thorough
 def test_recover_names_too(hardware: Hardware, tmp_path: Path) -> None:
     # given
     recorder = start(hardware, tmp_path / "c")

@@ -27,6 +27,7 @@ from integration.recording import BARE, iaprof
 from integration.test_handles import Attached
 from integration.walking import Walking
 from standin.hardware import Hardware
+from thorough import thorough
 from waiting import until
 
 pytestmark = pytest.mark.bpf
@@ -144,6 +145,7 @@ def test_short_waits_are_added_up_by_thread_and_call(attached: Attached) -> None
     assert attached.counted()[Counter.WAITS] == many * threads
 
 
+@thorough
 def test_each_short_wait_is_counted_once_while_sums_are_taken(attached: Attached) -> None:
     many, threads = 100_000, 2
     process = start(attached, "short", many, 0, threads)
@@ -343,6 +345,7 @@ def test_a_capture_has_all_waits_with_their_stacks(known: Built, tmp_path: Path)
 
 
 @pytest.mark.alone
+@thorough
 def test_cpu_samples_below_a_wait_have_whole_stacks(known: Built, tmp_path: Path) -> None:
     """The kernel has another return address on the stack of a thread that waits."""
     # given a program that computes while it waits
@@ -416,6 +419,7 @@ def test_reports_of_waits(known: Built, tmp_path: Path) -> None:
     assert (later.code, [line for line in later.out.splitlines() if line.startswith("waiting;")]) == (0, [])
 
 
+@thorough
 def test_what_waits_cannot_be_shown_as(tmp_path: Path) -> None:
     for words in (["--format=pprof"], ["--cpu-samples"], ["-o", tmp_path / "x.html"]):
         done = iaprof("report", "--waits", *words, tmp_path / "none.parquet")
@@ -426,6 +430,7 @@ def test_what_waits_cannot_be_shown_as(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+@thorough
 def test_waits_are_in_the_file_in_which_they_ended(known: Built, tmp_path: Path) -> None:
     # given long and short waits for three seconds, and a new file twice a second
     script = f'cd {tmp_path}; echo | "$P" both 750 2000000 1 > long; echo | "$P" short 300000 0 1 > short'

@@ -30,6 +30,7 @@ from integration.recording import (
 from limits import Within
 from standin import runtime
 from standin.hardware import Hardware, Ledger
+from thorough import thorough
 from waiting import until
 
 pytestmark = pytest.mark.bpf
@@ -132,6 +133,7 @@ def learner_of(recorder: subprocess.Popen[str]) -> int:
     return learner
 
 
+@thorough
 def test_another_program_says_when(tmp_path: Path) -> None:
     for name in ("ctl", "ack"):
         os.mkfifo(tmp_path / name)
@@ -235,6 +237,7 @@ def test_rotation_by_a_signal_loses_nothing_and_each_part_stands_alone(tmp_path:
 
 
 @IN_TURN
+@thorough
 def test_rotation_by_size_and_by_time(tmp_path: Path) -> None:
     capture = tmp_path / "cap.parquet"
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
@@ -314,6 +317,7 @@ def test_an_end_by_size(tmp_path: Path, within: Within) -> None:
     assert written < 4 << 20 or not within.measures
 
 
+@thorough
 def test_one_record_of_ten_stands_for_ten(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", rate=20_000) as hardware:
         record(hardware, tmp_path / "c", "--subsample", "10", "--", *workload("matmul", "--seconds", 2))
@@ -327,6 +331,7 @@ def test_one_record_of_ten_stands_for_ten(tmp_path: Path) -> None:
     assert "one record of 10 was kept" in done.err
 
 
+@thorough
 def test_rates_by_name_and_cycles(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         found = set()

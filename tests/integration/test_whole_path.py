@@ -28,7 +28,7 @@ from integration.recording import (
 )
 from standin import runtime
 from standin.hardware import Hardware
-from thorough import usually
+from thorough import thorough, usually
 from waiting import until
 
 pytestmark = pytest.mark.bpf
@@ -39,7 +39,7 @@ def both_modules(device: str) -> list[Path]:
     return [runtime.debug_elf(device, "matmul"), runtime.debug_elf(device, "attention")]
 
 
-@pytest.mark.parametrize("device", usually(["bmg", "pvc"], ["bmg", "lnl", "pvc", "ptl"]))
+@pytest.mark.parametrize("device", usually(["bmg"], ["bmg", "lnl", "pvc", "ptl"]))
 def test_every_sample_is_at_its_instruction_and_its_stack(tmp_path: Path, device: str) -> None:
     # given a program that launches each kernel from one place
     command = runtime.command(both_modules(device), "--seconds", 1, "--one-place")
@@ -158,6 +158,7 @@ def test_processes_that_started_before_and_after_the_recorder(tmp_path: Path) ->
     assert named > 0.9 * matmul_samples
 
 
+@thorough
 def test_flamegraph_accepts_the_folded_text(tmp_path: Path) -> None:
     # given
     with Hardware(tmp_path / "gpu") as hardware:
@@ -171,6 +172,7 @@ def test_flamegraph_accepts_the_folded_text(tmp_path: Path) -> None:
     assert f"<title>all ({total:,} samples, 100%)</title>" in done.stdout
 
 
+@thorough
 def test_iaprof_text_has_the_same_sums(tmp_path: Path) -> None:
     # given
     with Hardware(tmp_path / "gpu") as hardware:

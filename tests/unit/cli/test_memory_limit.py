@@ -37,7 +37,7 @@ from iaprof.formats.writers.registry import WRITERS
 from iaprof.record.capture.spool import FrameKind, Spool, framed
 from iaprof.report.timeline.outputs.formats import FORMATS
 from iaprof.sandbox.memory import available
-from thorough import usually
+from thorough import thorough, usually
 from unit.bombs import BOMBS, LONGEST, texts_of_time_lines
 from unit.capturing import HEADER, capture
 from unit.formats.test_hostile_captures import rows
@@ -92,7 +92,7 @@ def assert_bounded(run: Run, most: int, folder: Path, what: str) -> None:
         assert list(folder.iterdir()) == [], what  # no incomplete file
 
 
-@pytest.mark.parametrize("name", usually(["texts_everywhere", "one_text", "wide_header"], BOMBS))
+@pytest.mark.parametrize("name", usually(["one_text"], BOMBS))
 def test_no_verb_takes_more_memory_than_its_limit(name: str, tmp_path: Path, runs: Runs, other: Path) -> None:
     # given
     bomb = BOMBS[name](tmp_path / "bomb.parquet")
@@ -108,7 +108,7 @@ def test_no_verb_takes_more_memory_than_its_limit(name: str, tmp_path: Path, run
             path.unlink()
 
 
-@pytest.mark.parametrize("format_", usually(["folded", "html", "json", "perfetto"], WRITERS))
+@pytest.mark.parametrize("format_", usually(["folded", "html"], WRITERS))
 def test_no_format_takes_more_memory_than_the_limit(format_: str, tmp_path: Path, runs: Runs, bomb: Path) -> None:
     folder = tmp_path / "out"
     folder.mkdir()
@@ -116,7 +116,7 @@ def test_no_format_takes_more_memory_than_the_limit(format_: str, tmp_path: Path
     assert_bounded(runs.run(*words), LIMIT, folder, format_)
 
 
-@pytest.mark.parametrize("verb", usually(["html", "timeline", "redact"], [*FORMATS, "timeline", "diff", "redact"]))
+@pytest.mark.parametrize("verb", usually(["html", "redact"], [*FORMATS, "timeline", "diff", "redact"]))
 def test_no_verb_takes_more_memory_than_the_limit_for_time_lines(verb: str, tmp_path: Path, runs: Runs) -> None:
     bomb = texts_of_time_lines(tmp_path / "bomb.parquet")
     folder = tmp_path / "out"
@@ -129,6 +129,7 @@ def test_no_verb_takes_more_memory_than_the_limit_for_time_lines(verb: str, tmp_
     assert_bounded(runs.run(*words, f"--memory-limit={LIMIT >> 20}M"), LIMIT, folder, verb)
 
 
+@thorough
 def test_captures_of_one_long_text_are_copied_with_it(tmp_path: Path, runs: Runs, other: Path) -> None:
     # given half a million launches of a kernel with a name of maximum length
     bomb = BOMBS["one_text"](tmp_path / "bomb.parquet")

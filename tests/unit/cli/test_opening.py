@@ -15,6 +15,7 @@ import pytest
 from iaprof.formats.export import Export
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.flame_svg import FlameSvg
+from thorough import thorough
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 
@@ -28,6 +29,7 @@ def good(tmp_path: Path) -> Path:
     return capture(tmp_path / "c.parquet", stall=stalls, launch=[launch(2, 7, ADDRESS, 11)])
 
 
+@thorough
 def test_a_served_page_is_that_of_a_file(good: Path, tmp_path: Path) -> None:
     # given
     page = tmp_path / "c.svg"

@@ -17,6 +17,7 @@ import pytest
 from iaprof.cli.terminal.browser import opened_secretly
 from iaprof.cli.terminal.serving import Server
 from limits import Within
+from thorough import thorough
 
 PAGE = b"<!doctype html>\n<title>here</title>"
 
@@ -192,6 +193,7 @@ def test_a_signal_ends_it(number: signal.Signals, within: Within) -> None:
     assert signal.getsignal(number) is before
 
 
+@thorough
 def test_slow_readers_get_the_whole_page(monkeypatch: pytest.MonkeyPatch) -> None:
     # given a page whose reader takes several times the timeout
     monkeypatch.setattr("iaprof.cli.terminal.serving._TIMEOUT_S", 1.5)

@@ -12,7 +12,7 @@ from iaprof.formats.capture.limits import PARTS, CaptureError, Ratio
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.writers.registry import WRITERS
 from limits import Within
-from thorough import usually
+from thorough import thorough
 from unit.capturing import HEADER, capture
 from unit.formats.test_hostile_captures import rows
 from unit.in_process import iaprof
@@ -47,7 +47,8 @@ def commands(path: Path, other: Path, output: Path) -> dict[str, list[str | Path
     }
 
 
-@pytest.mark.parametrize("name", usually(["metric_names", "cpu_samples"], SLOW))
+@thorough
+@pytest.mark.parametrize("name", SLOW)
 def test_no_verb_takes_long_for_a_small_capture(name: str, tmp_path: Path, runs: Runs, within: Within) -> None:
     make, number = SLOW[name]
     slow = make(tmp_path / "slow.parquet", number if within.measures else number // FEWER)
@@ -83,6 +84,7 @@ def test_what_is_absurd_is_refused_in_one_sentence(make: Callable[[Path], Path],
     assert [each.name for each in tmp_path.iterdir()] == ["slow.parquet"]
 
 
+@thorough
 def test_large_allows_it(tmp_path: Path, runs: Runs) -> None:
     slow = streams(tmp_path / "slow.parquet")
     assert runs.run("info", slow).code == 1

@@ -17,6 +17,7 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.header.python_counts import DEEPEST, NO_CODE
 from limits import Within
+from thorough import thorough
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.formats.test_hostile_captures import reports
 from unit.in_process import Done, iaprof
@@ -215,6 +216,7 @@ def test_they_are_copied_and_asked_for_with_little_memory(
         assert (LONG in names) == (verb == "merge")
 
 
+@thorough
 def test_many_stacks_of_very_many_frames_take_little_time_and_memory(tmp_path: Path, within: Within) -> None:
     # given five million frames, of which a fifth is read
     count = 1000

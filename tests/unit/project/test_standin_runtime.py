@@ -35,6 +35,7 @@ from iaprof.symbols.names.demangle import demangled
 from limits import Within
 from standin.hardware import MSG_KERNEL, MSG_LAUNCH, MSG_SYNC, Hardware
 from standin.runtime import SOURCES, ZEBINS, Programs, Summary, build, command, debug_elf, read_summaries
+from thorough import thorough
 from waiting import until
 
 DEVICES = ("bmg", "lnl", "ptl", "pvc")
@@ -340,6 +341,7 @@ class TestLibrary:
         assert "zeCommandListAppendLaunchKernel" in exported
         assert all(name.startswith(("ze", "zex")) for name in exported)
 
+    @thorough
     def test_is_built_once(self, tmp_path: Path) -> None:
         first = build(tmp_path / "new")
         times = [path.stat().st_mtime_ns for path in (first.library, first.workload)]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from thorough import thorough
 from waiting import until
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
@@ -142,6 +143,7 @@ def test_another_machine_goes_on_with_results_that_are_taken_there(checkout: Che
     assert "0 of 20 runs" in checkout.repeat("--table", "--results", str(results))[1]
 
 
+@thorough
 def test_idle_processes_are_there_meanwhile_and_gone_afterwards(checkout: Checkout) -> None:
     checkout.hang.touch()
     with checkout.start("--only", "idle") as process:

@@ -27,6 +27,7 @@ from iaprof.symbols.names import binaries as binaries_module
 from iaprof.symbols.names.binaries import Binaries, BinaryError
 from iaprof.symbols.names.names import LONGEST_NAME, Frame, Symbolized, is_shortened
 from limits import Within
+from thorough import thorough
 from unit.elf_patching import bounds_of, header_of, objcopy, with_header, with_section
 from waiting import until
 
@@ -408,6 +409,7 @@ def _asleep(end: float) -> str:
     return "it took too long"
 
 
+@thorough
 def test_random_damage_for_five_seconds() -> None:
     """Random damage breaks no promise; fuzz_binaries.py does the same for ten minutes."""
     failures = Path(os.devnull)

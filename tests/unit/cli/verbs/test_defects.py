@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from thorough import thorough
 from unit.in_process import Done, iaprof
 from unit.report.timeline.clock_examples import E1, e6
 from unit.report.timeline.traces import Event, slice_
@@ -71,6 +72,7 @@ def test_jobs_of_the_same_name_keep_apart(tmp_path: Path) -> None:
     assert json.loads(done.out)["events"]["dropped"] == {"filter": 1}
 
 
+@thorough
 def test_results_do_not_change_from_run_to_run(tmp_path: Path) -> None:
     for number, content in enumerate((E1, *e6())):
         (tmp_path / f"{number}.json").write_text(json.dumps(content))

@@ -31,6 +31,7 @@ from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.sources import metrics, pmu, xe
 from iaprof.record.sources.metrics import MeteredGt, Metrics
 from iaprof.report.views.gauges import gauges
+from thorough import thorough
 from unit.capturing import capture
 from unit.profiles import Row, profile
 from waiting import until
@@ -185,6 +186,7 @@ VALID = st.builds(
 )
 
 
+@thorough
 def test_any_bytes_are_rows_or_a_value_error() -> None:
     outcomes: Counter[str] = Counter()
 

@@ -23,6 +23,7 @@ from iaprof.report.fleet.partial import Partial
 from iaprof.report.fleet.sources import find_sources
 from iaprof.report.fleet.tasks import MapTask, Question, ReadTask
 from iaprof.sandbox.memory import DEFAULT_BYTES
+from thorough import thorough
 from unit.report.fleet.fleets import SAMPLES
 from waiting import LONGEST_WAIT_S
 
@@ -56,6 +57,7 @@ def expected() -> Iterator[set[tuple[object, ...]]]:
     yield found
 
 
+@thorough
 def test_more_processes_answer_the_same(expected: set[tuple[object, ...]]) -> None:
     with Processes(3) as three:
         assert rows(asked(three, SAMPLES[0].parent)) == expected
@@ -122,6 +124,7 @@ def cluster() -> Iterator[Cluster]:
         yield started
 
 
+@thorough
 def test_a_cluster_answers_the_same(cluster: Cluster, expected: set[tuple[object, ...]]) -> None:
     assert cluster.workers == 2
     assert rows(asked(cluster, SAMPLES[0].parent)) == expected
@@ -172,6 +175,7 @@ def test_a_segment_that_kills_each_process_is_not_read(monkeypatch: pytest.Monke
     assert answer.unread == "segment"
 
 
+@thorough
 def test_a_process_that_hangs_is_ended_and_its_capture_named(
     expected: set[tuple[object, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,6 +227,7 @@ def test_workers_of_another_version_are_one_sentence(cluster: Cluster, monkeypat
         cluster._check_versions("x")
 
 
+@thorough
 def test_what_a_worker_of_a_cluster_starts_has_the_memory_limit(cluster: Cluster) -> None:
     def limits() -> set[str]:
         """The limits of the workers' children that do tasks."""

@@ -17,6 +17,7 @@ from iaprof.formats.host_times import MOST_COLUMNS, HostTimes
 from iaprof.formats.page.hosts import host_map
 from iaprof.formats.page.html import HtmlPage
 from iaprof.formats.profile import StackOptions
+from thorough import thorough
 from unit.in_process import iaprof
 from unit.profiles import profile
 from unit.report.fleet.fleets import SAMPLES, copied
@@ -77,6 +78,7 @@ def test_clocks_that_were_never_set_are_of_no_time() -> None:
     assert host_map(HostTimes.total([empty, empty])) is None
 
 
+@thorough
 def test_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     # 1,000 hosts for four weeks, once in six hours
     monkeypatch.setattr(host_times, "_MOST_CELLS", 1 << 16)
@@ -138,6 +140,7 @@ def test_the_page_shows_hosts_over_time(browser: Browser, tmp_path: Path, width:
 
 
 @pytest.mark.usefixtures("here")
+@thorough
 def test_a_page_of_captures_has_their_hosts(tmp_path: Path, browser: Browser) -> None:
     for number in range(4):
         clock = {"monotonic_ns": 0, "realtime_ns": (DAY + 600 * number) * NS}

@@ -11,6 +11,7 @@ import pytest
 from iaprof.report.fleet import cluster, engines
 from iaprof.report.fleet.groups import Grouping
 from iaprof.report.fleet.summary import Summary
+from thorough import thorough
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, copied, folded, sum_of_single
@@ -35,6 +36,7 @@ def all_of(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.parquet"))
 
 
+@thorough
 def test_processes_give_the_sum(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "open_engine", lambda *_: engines.Processes(2))
     assert folded(folder, "--cache=none") == sum_of_single(all_of(folder))
@@ -63,6 +65,7 @@ def test_a_second_question_reads_no_captures(folder: Path, monkeypatch: pytest.M
     assert as_json("top", "-q", folder, "--by=reason")["total"]["samples"] == expected.total()
 
 
+@thorough
 def test_another_selection_makes_other_profiles(folder: Path) -> None:
     whole = folded(folder)
     some = folded(folder, "--reason=sbid")
@@ -80,6 +83,7 @@ def test_copies_of_a_capture_count_each(folder: Path) -> None:
     assert folded(folder / "again.parquet", SAMPLES[0]) == once + once
 
 
+@thorough
 def test_parts_of_a_merged_capture_are_captures(folder: Path, tmp_path: Path) -> None:
     merged = tmp_path / "merged.parquet"
     sources = [copied(SAMPLES[-1], tmp_path / f"{host}.parquet", host) for host in ("one", "two")]
@@ -89,6 +93,7 @@ def test_parts_of_a_merged_capture_are_captures(folder: Path, tmp_path: Path) ->
     assert sum(each["total"]["samples"] for each in groups) == sum_of_single([*sources, SAMPLES[0]]).total()
 
 
+@thorough
 def test_groups_add_up_to_the_whole(folder: Path, tmp_path: Path) -> None:
     for number in range(6):
         copied(SAMPLES[-1], folder / f"{number}.parquet", f"a{number % 2}", labels={"job": f"train-{number % 3}"})
@@ -226,6 +231,7 @@ def test_what_is_wrong_is_one_sentence(
     assert "Traceback" not in done.err
 
 
+@thorough
 def test_sets_are_compared_beyond_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     # given two sets that differ, each of captures that differ little

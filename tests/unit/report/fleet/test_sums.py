@@ -19,7 +19,7 @@ from iaprof.report.fleet.partial import Partial, profile_of
 from iaprof.report.fleet.rare import RARE_KERNELS, RARE_STACKS
 from iaprof.report.fleet.sources import find_sources
 from iaprof.report.fleet.tasks import Question
-from thorough import usually
+from thorough import thorough, usually
 from unit.in_process import iaprof
 from unit.report.fleet.conftest import Here
 from unit.report.fleet.fleets import SAMPLES, WITHOUT_PIDS, as_json, copied, folded, sum_of_single
@@ -51,7 +51,7 @@ def values_of(option: str) -> list[str]:
 @pytest.mark.parametrize(
     "words",
     usually(
-        [["--split-ambiguous"], ["--pid", "{pid}"], ["--time", "20%-60%"]],
+        [["--pid", "{pid}"]],
         [
             ["--attribution=latest"],
             ["--attribution=none"],
@@ -90,6 +90,7 @@ def test_what_is_selected_adds_up(words: list[str]) -> None:
     assert sorted(each["file"] for each in found["left_out"]) == sorted(map(str, refused))
 
 
+@thorough
 def test_redacted_captures_add_up(tmp_path: Path) -> None:
     folder = tmp_path / "captures"
     folder.mkdir()
@@ -102,6 +103,7 @@ def test_redacted_captures_add_up(tmp_path: Path) -> None:
     assert sum(each["captures"] for each in groups) == len(paths)
 
 
+@thorough
 def test_recovered_captures_add_up(tmp_path: Path) -> None:
     """Their header says that the recording did not end, and may lack what is written last."""
     folder = tmp_path / "captures"
@@ -112,6 +114,7 @@ def test_recovered_captures_add_up(tmp_path: Path) -> None:
     assert as_json("top", "-q", folder)["left_out"] == []
 
 
+@thorough
 def test_two_processes_write_one_cache_at_once(tmp_path: Path, home: Path) -> None:
     folder = tmp_path / "captures"
     folder.mkdir()
@@ -133,6 +136,7 @@ def rare(limit: float, *paths: Path, cache: str = "none") -> Partial:
     return ask(sources, question, MapOptions(), Cache(cache, MapOptions()), Here(), percent_limit=limit)
 
 
+@thorough
 def test_what_is_rare_is_folded_whatever_the_order(tmp_path: Path) -> None:
     cache = str(tmp_path)
     whole = rare(0, *SAMPLES, cache=cache)
@@ -176,6 +180,7 @@ def stacks(total: Partial) -> Counter[object]:
     return found
 
 
+@thorough
 def test_memory_depends_on_the_limit_not_on_the_number_of_stacks(tmp_path: Path) -> None:
     tables = []
     for limit in (0, 0.5, 5):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import csv
 
+from thorough import thorough
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, copied
 
@@ -28,6 +29,7 @@ def hosts(tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "captures"
 
 
+@thorough
 def test_outliers_are_the_groups_that_differ(hosts: Path) -> None:
     found = as_json("top", "-q", hosts, "--group-by=host", "--outliers", "-n0")["outliers"]
     assert found
@@ -50,6 +52,7 @@ def test_outliers_are_the_groups_that_differ(hosts: Path) -> None:
         assert each["shares"] == pytest.approx([tables["unusual"].get(key, 0)])
 
 
+@thorough
 def test_outliers_as_a_table(hosts: Path) -> None:
     done = iaprof("top", "-q", hosts, "--group-by=host", "--outliers", "-n1")
     heads, first, more = done.out.splitlines()

@@ -38,6 +38,7 @@ from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions, build
+from thorough import thorough
 from unit.capturing import HEADER, launch, record, stall
 from waiting import until
 
@@ -163,6 +164,7 @@ def test_a_report_is_the_same_on_one_core_and_on_two(
 
 
 @pytest.mark.usefixtures("threads")
+@thorough
 def test_the_parts_of_a_merged_capture_are_the_same_on_two_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from iaprof.report.timeline import registry
 from iaprof.report.timeline.options import Limit, Options, Overlap
 from iaprof.report.timeline.trace import ABSENT, Dialect, Trace
+from thorough import thorough
 from unit.report.timeline.clock_examples import E1, E9_FLEX, E9_TORCH, e6
 from unit.report.timeline.traces import Event, trace
 
@@ -87,6 +88,7 @@ def _events(draw: st.DrawFn) -> Event:
     st.booleans(),
     st.sampled_from([1000.0, 557.1, 1e-3, 1e6]),
 )
+@thorough
 def test_no_event_is_lost_uncounted_and_none_ends_the_run(
     files: list[list[Event]], dialect: Dialect, overlap: Overlap, all_on: bool, soc_mhz: float
 ) -> None:

@@ -23,6 +23,7 @@ from iaprof.report.timeline.outputs.tables import write_csv, write_text
 from iaprof.report.timeline.outputs.tensorboard import workers
 from iaprof.report.timeline.registry import STAGES, Stage, run
 from iaprof.report.timeline.trace import Trace
+from thorough import thorough
 from unit.report.timeline.clock_examples import E1, E9_FLEX, E9_TORCH, E12, e6
 from unit.report.timeline.examples import launch
 from unit.report.traces.importing import imported
@@ -173,6 +174,7 @@ def no_constant(name: str) -> Any:
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_FILES, _OPTIONS)
 @example([(False, [_LONGEST], 0)], Options())
+@thorough
 def test_any_events_go_through_all_stages_into_valid_files(
     files: list[tuple[bool, list[dict[str, Any]], int]], options: Options
 ) -> None:
@@ -191,6 +193,7 @@ def test_any_events_go_through_all_stages_into_valid_files(
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(_FILES, _OPTIONS, st.sampled_from([100, 300, 1000]))
 @example([(False, _WORDS, 0)], Options(), 300)
+@thorough
 def test_a_trace_read_whole_and_in_pieces_gives_the_same(
     files: list[tuple[bool, list[dict[str, Any]], int]], options: Options, piece_bytes: int
 ) -> None:

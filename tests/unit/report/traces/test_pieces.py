@@ -19,6 +19,7 @@ from iaprof.report.traces.answer import Columns
 from iaprof.report.traces.pieces import Children, End, _end_of_piece, events
 from iaprof.report.traces.source import Source
 from iaprof.sandbox.parent import SandboxDied
+from thorough import thorough
 from unit.report.traces.importing import HERE, AtOnce, rows_without_file
 
 _VALUES = st.recursive(
@@ -47,6 +48,7 @@ def everything(text: str | bytes, piece_bytes: int) -> Any:
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(_EVENTS, max_size=8), st.sampled_from([None, 1]), st.booleans(), st.randoms(use_true_random=False))
+@thorough
 def test_pieces_of_any_size(events: list[Any], indent: int | None, is_list: bool, choice: random.Random) -> None:
     around = {"a": {"b": ["}]"]}, "traceEvents": events, "otherData": [{"ph": "X"}, {"c": 1}]}
     text = json.dumps(events if is_list else around, indent=indent)
@@ -56,6 +58,7 @@ def test_pieces_of_any_size(events: list[Any], indent: int | None, is_list: bool
         assert everything(text, size) == whole
 
 
+@thorough
 def test_every_size_of_one_file() -> None:
     event = {"ph": "X", "name": 'a},{"', "pid": 0, "ts": 1.5, "dur": 2, "args": {"list": [{"ph": "X"}, {"ph": "X"}]}}
     text = json.dumps({"traceEvents": [event, {"ph": "B", **{k: event[k] for k in ("name", "pid", "ts")}}] * 2, "x": 1})

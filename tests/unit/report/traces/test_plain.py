@@ -15,6 +15,7 @@ from iaprof.report.traces import columns, events, plain, reading, spans
 from iaprof.report.traces.answer import Columns
 from iaprof.report.traces.blocks import Block, NotPlain
 from iaprof.report.traces.tables import TableMaker
+from thorough import thorough
 
 _NUMBERS = st.sampled_from(
     ["0", "-0", "7", "-12", "1.5", "-0.25", "12.125", "3.1234", "1e3", "123456789012345.999", "1234567890123456789012",
@@ -83,6 +84,7 @@ def quickly(data: bytes, block_bytes: int) -> Any:
 @example(['{"ph":"X","name":"a","pid":0,"ts":1,"dur":1,"s":"t","bp":"e","id":5,"args":{}}'], 4096)
 @example(['{"ph":"C","name":"a","pid":0,"ts":1,"args":{"a":1,"a":2}}'], 4096)
 @given(st.lists(_events(), min_size=1, max_size=6), st.sampled_from([64, 300, 4096]))
+@thorough
 def test_any_events_give_the_same_rows(texts: list[str], block_bytes: int) -> None:
     data = ",\n".join(texts).encode()
 
@@ -91,6 +93,7 @@ def test_any_events_give_the_same_rows(texts: list[str], block_bytes: int) -> No
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(_events(), min_size=1, max_size=3), st.data())
+@thorough
 def test_damage_gives_the_same_rows(texts: list[str], choice: st.DataObject) -> None:
     data = bytearray(",".join(texts).encode())
     for _ in range(choice.draw(st.integers(1, 3))):

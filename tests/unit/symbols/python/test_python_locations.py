@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from iaprof.symbols.python.locations import BEFORE_THE_FIRST, NO_LINE, lines_of
 from pythons.interpreters import HERE, NAMES, output_of, started_as
-from thorough import usually
+from thorough import thorough
 
 HEAD = struct.Struct("<iii")
 LIBRARY = "import sysconfig; print(sysconfig.get_path('stdlib'))"
@@ -31,9 +31,8 @@ def codes_of(written: bytes) -> Iterator[tuple[int, bytes, NDArray[np.int32]]]:
         yield first, written[table : table + table_bytes], np.frombuffer(written, "<i4", count, table + table_bytes)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), usually([("own", "")], [*((name, "") for name in NAMES), ("own", "-Xno_debug_ranges")])
-)
+@pytest.mark.parametrize(("name", "options"), [*((name, "") for name in NAMES), ("own", "-Xno_debug_ranges")])
+@thorough
 def test_lines_equal_those_of_the_interpreter(name: str, options: str, tmp_path: Path) -> None:
     python = [*started_as(name), *options.split()]
     library = Path(output_of(python, "-c", LIBRARY).strip())

@@ -15,6 +15,7 @@ from iaprof.report.timeline.stages.collectives.flows import add_collective_flows
 from iaprof.report.timeline.stages.collectives.sends import merge_sends
 from iaprof.report.timeline.stages.refinement import place_on_devices
 from iaprof.report.timeline.trace import Trace
+from thorough import thorough
 from unit.report.timeline.examples import all_reduce, flows, member, names, points
 from unit.report.timeline.traces import Event, slice_, trace
 
@@ -292,6 +293,7 @@ TYPES = st.sampled_from(["SingleCast", "WDone Barrier", "MultiCast", "MultiCast 
     st.booleans(),
     st.booleans(),
 )  # fmt: skip
+@thorough
 def test_hostile_collectives_never_raise(rows: list[tuple[Any, ...]], merge: bool, collectives: bool) -> None:
     events = []
     for name, type_, peers, pid, ts, dur, counted, group in rows:

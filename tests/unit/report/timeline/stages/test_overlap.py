@@ -9,6 +9,7 @@ from hypothesis import example, given, settings, strategies as st
 from iaprof.report.timeline.options import Options, Overlap
 from iaprof.report.timeline.stages.overlap import detect_partial_overlap_events
 from iaprof.report.timeline.trace import Slices, Trace
+from thorough import thorough
 from unit.report.timeline.clock_examples import E2
 from unit.report.timeline.traces import Event, slice_, trace
 
@@ -143,6 +144,7 @@ _SLICES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 20)), max_size=3
 @settings(max_examples=300, deadline=None)
 @given(_SLICES, st.integers(-1, 3), st.integers(1, 2))
 @example([(0, 10), (5, 10), (9, 2)], 0, 1)
+@thorough
 def test_levels_are_those_of_looking_at_slices_one_by_one(times: list[tuple[int, int]], most: int, pids: int) -> None:
     times = sorted(times, key=lambda each: (each[0], -each[1]))
     made = _resolved([slice_("s", *each, pid=pid) for pid in range(pids) for each in times], Overlap.TID, most)
