@@ -1,4 +1,4 @@
-"""Tests that `make test-thorough` runs, not `make test`: those of more inputs than others, and those that take longest."""
+"""Tests that `make test-thorough` runs, not `make test`: those of more inputs, and those that take longest."""
 
 from __future__ import annotations
 
