@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  iaprof timeline run.parquet                       what the device did, and what is odd
-  iaprof timeline run.parquet -c compile.log -o out tables, and a trace for https://ui.perfetto.dev
-  iaprof timeline job-*.json -o out                 imports the traces first
+  iaprof timeline run.parquet                        what the device did, and what is odd
+  iaprof timeline run.parquet -c compile.log -o out  tables, and a trace for https://ui.perfetto.dev
+  iaprof timeline job-*.json -o out                  imports the traces first
   iaprof timeline --list-stages
 """
 _MANY = 3 << 20  # slices: what is prepared for Perfetto's format would need too much memory beside another writer
