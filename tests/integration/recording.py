@@ -105,6 +105,11 @@ def has_met(capture: Path, library: Path) -> bool:
     return any(row["path"] == str(library) for rows in appended for row in rows.get("libraries", ()))
 
 
+def launched(hardware: Hardware) -> int:
+    """Returns how many launches programs have made."""
+    return sum(launch.count for launch in hardware.ledger().launches)
+
+
 def until_ticked(capture: Path, recorder: subprocess.Popen[str]) -> None:
     """Waits until all that happened up to now is in the spool: a tick, which ends with metrics, came after another."""
     asked = time.monotonic_ns()

@@ -19,6 +19,7 @@ from integration.recording import (
     folded,
     has_met,
     iaprof,
+    launched,
     ledger_by_instruction,
     ledger_by_stack,
     losses,
@@ -114,10 +115,6 @@ def test_a_library_that_is_mapped_while_recording(tmp_path: Path) -> None:
     launches = launched(hardware)
     assert launches - missed <= recorded_launches(tmp_path / "c", ledger) <= launches
     assert sum(by_instruction(folded(tmp_path / "c"), ledger).values()) == ledger.samples_captured
-
-
-def launched(hardware: Hardware) -> int:
-    return sum(launch.count for launch in hardware.ledger().launches)
 
 
 def launching(
