@@ -21,6 +21,7 @@ from iaprof.cli.verbs import (
     devices,
     diff,
     flame,
+    help as help_of,
     import_,
     info,
     merge,
@@ -60,6 +61,7 @@ app.command(cls=Verb, epilog=recover.EXAMPLES)(with_memory_limit(recover.recover
 app.command(cls=Verb, epilog=devices.EXAMPLES)(devices.devices)
 app.command(cls=Verb, epilog=check.EXAMPLES)(check.check)
 app.command(cls=Verb, epilog=calibrate.EXAMPLES)(calibrate.calibrate)
+app.command(name="help", cls=Verb, epilog=help_of.EXAMPLES)(help_of.help_)
 
 
 def _print_version(wanted: bool) -> None:

@@ -69,6 +69,7 @@ Examples:
   iaprof diff run-1.parquet run-2.parquet --by category   of imported traces
   iaprof diff 'v41/*.parquet' 'v42/*.parquet'       many captures, and what chance can do
 """
+_NORMALIZED = ("total", "none")
 OF_STACKS = {".folded": "folded", ".collapsed": "folded", ".svg": "svg"}
 """By extension: the formats that show stacks of two captures."""
 FORMATS = {**OF_DIFFERENCES, **OF_STACKS}
@@ -101,6 +102,7 @@ def diff(
             metavar="HOW",
             help="total: shares of all; none: samples as they are, or us, as for time lines without this option.",
             show_default=False,
+            autocompletion=one_of(_NORMALIZED),
         ),
     ] = None,
     per_rank: Annotated[bool, typer.Option("--per-rank", help="Of time lines: each rank for itself.")] = False,
@@ -137,7 +139,7 @@ def diff(
     apply to both captures. Two captures of traces are compared by the time of their slices.
     """
     if normalize is not None:
-        checked_choice(normalize, ("total", "none"), "--normalize")
+        checked_choice(normalize, _NORMALIZED, "--normalize")
     relative = normalize != "none"
     chosen = output_format(FORMATS, TABLE, named=format_, as_json=as_json, output=output)
     if is_several([before]) or is_several([after]):

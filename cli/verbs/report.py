@@ -104,6 +104,7 @@ def report(
             help=f"What a stack consists of, from the root: {', '.join(COMPONENTS)}. Without, all but "
             f"{', '.join(each for each in COMPONENTS if each not in DEFAULT_COMPONENTS)}.",
             show_default=False,
+            autocompletion=one_of(COMPONENTS),
         ),
     ] = ",".join(DEFAULT_COMPONENTS),
     inverted: Annotated[bool, typer.Option("--inverted", help="Stacks from the leaf to the root.")] = False,
@@ -111,11 +112,11 @@ def report(
         bool, typer.Option("--per-interval", help="Each interval for itself, as the root of its stacks.")
     ] = False,
     percent_limit: Annotated[
-        float, typer.Option("--percent-limit", metavar="PERCENT", help="Add up in one line what has a smaller share.")
+        float, typer.Option("--percent-limit", metavar="PERCENT", help="Merge smaller stacks into one line.")
     ] = 0,
     max_stack: Annotated[
         int | None,
-        typer.Option("--max-stack", metavar="FRAMES", help="So many CPU frames at most, the innermost.", min=1),
+        typer.Option("--max-stack", metavar="N", help="Keep at most N innermost CPU frames.", min=1),
     ] = None,
     gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Source lines beside GPU functions.")] = False,
     gpu_dirs: Annotated[bool, typer.Option("--gpu-dirs", help="Folders of GPU source files as frames.")] = False,
