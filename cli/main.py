@@ -34,8 +34,9 @@ from iaprof.cli.verbs import (
 )
 from iaprof.formats.profile import clean
 
+_NAME = "iaprof"
 app = typer.Typer(
-    name="iaprof",
+    name=_NAME,
     cls=Verbs,
     help="Where Intel GPUs stall, from main() to the stalled instruction: record on one machine, report on any.",
     no_args_is_help=True,
@@ -86,7 +87,7 @@ def main() -> None:
     141 if what reads stdout closed it, in all formats.
     """
     try:
-        status = app(standalone_mode=False)
+        status = app(prog_name=_NAME, standalone_mode=False) or 0
     except SystemExit as ended:
         if not isinstance(ended.__context__, BrokenPipeError):  # typer turns it into exit code 1
             raise

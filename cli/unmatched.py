@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.quantities import in_time
@@ -70,11 +70,11 @@ def _there(selection: Selection, profile: Profile, capture: CaptureReader) -> It
     if selection.pids or selection.comms:
         yield _listed("process", "processes", _most(profile, "process"))
     if selection.tids:
-        yield _listed("thread", "threads", map(str, _distinct(capture, "launch", "tid")))
+        yield _listed("thread", "threads", map(str, sorted(_distinct(capture, "launch", "tid"))))
     if selection.reasons:
         yield _listed("reason", "reasons", _most(profile, "reason"))
     if selection.cgroups:
-        yield _listed("cgroup", "cgroups", map(str, filter(None, _distinct(capture, "process", "cgroup"))))
+        yield _listed("cgroup", "cgroups", sorted(filter(None, _distinct(capture, "process", "cgroup"))))
     if selection.python:
         yield _listed("Python function", "Python functions", _python(profile))
     if selection.devices:
@@ -86,7 +86,7 @@ def _most(profile: Profile, by: str) -> list[str]:
     from iaprof.report.views.ranking import Ranker
 
     keys = [entry.key for entry in Ranker(profile, by).table(0).entries]
-    return entry_titles(by, keys, short=True)
+    return [title for title in entry_titles(by, keys, short=True) if not title.startswith("[")]  # a label
 
 
 def _python(profile: Profile) -> list[str]:
@@ -96,10 +96,10 @@ def _python(profile: Profile) -> list[str]:
     return list(dict.fromkeys(filter(None, map(python_function, frames))))
 
 
-def _distinct(capture: CaptureReader, kind: str, column: str) -> list[object]:
+def _distinct(capture: CaptureReader, kind: str, column: str) -> list[Any]:
     import pyarrow.compute as pc
 
-    found: dict[object, None] = {}
+    found: dict[Any, None] = {}
     for part in capture.parts:
         for rows in part.tables(kind, (column,)):
             found |= dict.fromkeys(pc.unique(rows[column]).to_pylist())
