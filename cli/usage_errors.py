@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import typer
@@ -30,6 +31,8 @@ def sentence(error: Any) -> str:
             return f"{name} {_taken(error.message)}: {_see(error)}"
         case _:
             text = error.format_message().rstrip(".")
+            if extra := re.search(r"unexpected extra argument.*?\(([^()]*)\)$", text):
+                return f"unexpected argument{'s' if ' ' in extra[1] else ''} {extra[1]}: {_see(error)}"
             return f"{text[:1].lower()}{text[1:]}: {_see(error)}"
 
 

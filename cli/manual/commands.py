@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
@@ -52,7 +52,7 @@ class Command:
     name: str  # "" for the command itself
     usage: str  # without the program's name
     about: Sequence[str]  # paragraphs, the first of which is one sentence
-    groups: dict[str, Sequence[Parameter]]  # by heading
+    groups: Mapping[str, Sequence[Parameter]]  # by heading
     endings: Sequence[tuple[str, Sequence[str]]]  # headings and lines, such as those of examples
 
     @property

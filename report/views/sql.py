@@ -26,6 +26,7 @@ _MAX_THREADS = 8
 _ROWS_AT_ONCE = 4_096
 _BATCH_ROWS = 1 << 16
 _MAX_MESSAGE = 500
+_NOTHING = "the query asks for nothing: give it a SELECT"
 _INTERRUPTED = "Query interrupted"  # the message of the RuntimeError that DuckDB's bindings raise on Ctrl-C
 _SETTINGS = (
     "SET temp_directory = ''",  # else DuckDB would spill to the current folder
@@ -97,9 +98,13 @@ class Database:
         Raises:
             IaprofError: the query fails, or the capture is damaged.
         """
-        self._execute(sql)
-        reader: pa.RecordBatchReader = self._connection.to_arrow_reader(_BATCH_ROWS)
-        return reader.schema, self._batches(reader)
+        with self._translated():
+            relation = self._connection.sql(sql)
+        if relation is None:
+            raise UsageError(_NOTHING)
+        with self._translated():
+            reader: pa.RecordBatchReader = relation.to_arrow_reader(_BATCH_ROWS)
+            return reader.schema, self._batches(reader)
 
     def _execute(self, sql: str) -> list[str]:
         """Runs a query; returns the names of the result's columns."""
@@ -107,7 +112,7 @@ class Database:
             self._connection.execute(sql)
             description = self._connection.description
         if not description:
-            raise UsageError("the query asks for nothing: give it a SELECT")
+            raise UsageError(_NOTHING)
         return [column[0] for column in description]
 
     def _batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
