@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles libiaprof_inject.so of record/kernels/inject*.c into the package; pyproject.toml has the rest of the build.
+"""Compiles libiaprof_inject.so of record/kernels/inject*.c into the package, and makes man pages and completions.
+
+pyproject.toml has the rest of the build. The man pages and completions are made by cli/manual of this checkout.
 
 Without a C compiler or <sys/sdt.h> (Debian: systemtap-sdt-dev), iaprof is installed without that library, and
 `iaprof record --launches=inject` says what is missing.
 """
 
 import os
+import sys
+import time
+from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, setup  # which brings distutils
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+
+from distutils.command.install_data import install_data  # isort: skip
 
 
 class BuildLibrary(build_ext):
@@ -24,6 +31,26 @@ class BuildLibrary(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         """Returns the library's file name, without the version of Python."""
         return fullname.replace(".", "/") + ".so"
+
+
+class InstallManual(install_data):
+    """Makes man pages and completions where they are installed."""
+
+    def run(self) -> None:
+        """Writes the files."""
+        sys.dont_write_bytecode = True  # nothing but sources may end up in the wheel
+        sys.path.insert(0, "src")
+        from iaprof.cli.main import app
+        from iaprof.cli.manual.files import files
+
+        made = time.gmtime(int(os.environ.get("SOURCE_DATE_EPOCH", time.time())))
+        texts = files(app, self.distribution.get_version(), time.strftime("%Y-%m-%d", made))
+        for name, text in texts.items():
+            path = Path(self.install_dir, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o644)
+            self.outfiles.append(str(path))
 
 
 class WheelOfAnyPython(bdist_wheel):
@@ -47,5 +74,6 @@ setup(
             optional=True,
         )
     ],
-    cmdclass={"build_ext": BuildLibrary, "bdist_wheel": WheelOfAnyPython},
+    data_files=[("share", [])],  # without any, setuptools would not run install_data
+    cmdclass={"build_ext": BuildLibrary, "install_data": InstallManual, "bdist_wheel": WheelOfAnyPython},
 )

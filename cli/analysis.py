@@ -6,17 +6,21 @@ import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.unmatched import filters_of, nothing_matches
 from iaprof.formats.profile import StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
 if TYPE_CHECKING:
-    from iaprof.formats.export import Export
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.formats.export import CpuSamples, Export
     from iaprof.report.cpu_names import SymbolOptions
     from iaprof.report.facts import Report
+    from iaprof.report.join.selection import Selection
 
 _PROGRESS_AFTER_S = 1.0  # before the first progress message
 
@@ -30,6 +34,7 @@ def open_report(
     texts: bool = False,
     lines: bool = False,
     interpreter: bool = False,
+    may_be_empty: bool = False,
 ) -> Iterator[Report]:
     """The report of a capture; usable within the block.
 
@@ -40,9 +45,11 @@ def open_report(
         texts: disassemble whole GPU instructions, not only mnemonics.
         lines: CPU frames have file and line.
         interpreter: keep CPython's own frames between Python functions.
+        may_be_empty: whether filters may select no stalls.
 
     Raises:
         CaptureError: the file is no capture, or is damaged.
+        IaprofError: filters select no stalls.
         UsageError: the capture lacks something that the options name, such as a GPU.
     """
     from iaprof.formats.capture.reader import CaptureReader
@@ -55,8 +62,17 @@ def open_report(
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     wanted = ReportOptions(choice.selection, interval_s, FrameOptions(choice.inlines, lines, interpreter), texts)
-    with GpuModuleLoader() as modules, show_joining(reader.stall_records) as progress:
-        yield build_parts(reader, modules, wanted, symbol_options(choice), progress)
+    with GpuModuleLoader() as modules:
+
+        def built(selection: Selection) -> Report:
+            options = replace(wanted, selection=selection)
+            with show_joining(reader.stall_records) as progress:
+                return build_parts(reader, modules, options, symbol_options(choice), progress)
+
+        report = built(choice.selection)
+        if not report.facts.stalls and filters_of(choice.selection) and not may_be_empty:
+            raise nothing_matches("stall", choice.selection, reader, lambda selection: built(selection).profile)
+        yield report
 
 
 @contextlib.contextmanager
@@ -105,18 +121,27 @@ def open_export(
     wanted = ReportOptions(choice.selection, interval, FrameOptions(choice.inlines, lines, interpreter))
     if stack_options.waits:
         waits = waits_of(reader, wanted, symbol_options(choice)).as_samples()
+        _check_matches("wait", waits, choice.selection, reader)
         yield Export(empty_profile(), about(reader), interval, cpu=waits), None
         return
     if stack_options.cpu_samples and Needs.CPU not in writer.needs:
-        yield (
-            Export(empty_profile(), about(reader), interval, cpu=cpu_samples(reader, wanted, symbol_options(choice))),
-            None,
-        )
+        samples = cpu_samples(reader, wanted, symbol_options(choice))
+        _check_matches("CPU sample", samples, choice.selection, reader)
+        yield Export(empty_profile(), about(reader), interval, cpu=samples), None
         return
     with GpuModuleLoader() as modules:
         with show_joining(reader.stall_records) as progress:
             built = build_export(reader, modules, wanted, symbol_options(choice), writer.needs, progress, folders)
+        others = built[0].cpu  # a process without stalls can have CPU samples
+        if not built[1].facts.stalls and filters_of(choice.selection) and not (others and len(others.count)):
+            with open_report(capture, choice):  # raises the error
+                pass
         yield built
+
+
+def _check_matches(what: str, samples: CpuSamples, selection: Selection, reader: CaptureReader) -> None:
+    if not len(samples.count) and filters_of(selection):
+        raise nothing_matches(what, selection, reader)
 
 
 @contextlib.contextmanager

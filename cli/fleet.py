@@ -17,6 +17,7 @@ from iaprof.cli.options.fleet_options import FleetOptions
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.facts import matched_text, say_problems
 from iaprof.cli.terminal.summary import say
+from iaprof.cli.unmatched import filters_of, nothing_matches
 from iaprof.formats.profile import clean
 from iaprof.formats.urls import is_url
 
@@ -48,6 +49,7 @@ def ask_fleet(
     *,
     lines: bool = False,
     interpreter: bool = False,
+    may_be_empty: bool = False,
 ) -> FleetReport:
     """Adds up captures.
 
@@ -60,10 +62,12 @@ def ask_fleet(
         percent_limit: stacks with a smaller share are folded into their callers; 0: none.
         lines: CPU frames have file and line.
         interpreter: keep CPython's own frames between Python functions.
+        may_be_empty: whether filters may select no stalls.
 
     Raises:
         UsageError: there are no such captures.
-        IaprofError: with --strict, a capture cannot be read; or the cache or the cluster fails.
+        IaprofError: filters select no stalls; with --strict, a capture cannot be read; or the cache or the cluster
+            fails.
     """
     from iaprof.report.fleet.cache import NONE, Cache, usual_place
     from iaprof.report.fleet.engines import DEFAULT_TIMEOUT_S, open_engine
@@ -91,6 +95,8 @@ def ask_fleet(
     if broken and (fleet.strict or len(broken) == total.totals.captures):
         more = f"; and {len(broken) - 1:,} more" if len(broken) > 1 else ""
         raise IaprofError(f"{broken[0].problem}{more}")
+    if not total.facts.stalls and filters_of(choice.selection) and not may_be_empty:
+        raise nothing_matches("stall", choice.selection)
     unkept = f"{counted(cache.failed, 'profile')} not kept: {cache.failure}" if cache.failed else ""
     return FleetReport(total, int(interval_s * 1e9), unkept)
 

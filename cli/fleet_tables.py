@@ -67,12 +67,18 @@ def top_fleet(
             _show_outliers(report, fleet.group_by, limit, answers)
         elif percentiles:
             _show_percentiles(report, fleet.group_by, by, limit, answers)
-        elif fleet.group_by:
-            _show_groups(report, fleet.group_by, by, limit, answers)
         else:
-            _show(report, by, limit, answers)
+            show_fleet(report, fleet.group_by, by, limit, answers)
     if not quiet:
         say_fleet("top", report)
+
+
+def show_fleet(report: FleetReport, group_by: Sequence[str], by: str, limit: int, answers: Answers) -> None:
+    """Prints a table of what stalls most in several captures, or one for each group."""
+    if group_by:
+        _show_groups(report, group_by, by, limit, answers)
+    else:
+        _show(report, by, limit, answers)
 
 
 def _show(report: FleetReport, by: str, limit: int, answers: Answers) -> None:

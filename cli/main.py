@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated
 
 import typer
 
 import iaprof
-from iaprof.basics.errors import IaprofError
-from iaprof.cli.options.grouped_help import Grouped
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.cli.options.commands import Verb, Verbs
 from iaprof.cli.options.memory_limit import out_of_memory, with_limits, with_memory_limit
+from iaprof.cli.usage_errors import Refused, sentence
 from iaprof.cli.verbs import (
     annotate,
     archive,
@@ -19,6 +21,7 @@ from iaprof.cli.verbs import (
     devices,
     diff,
     flame,
+    help as help_of,
     import_,
     info,
     merge,
@@ -31,8 +34,10 @@ from iaprof.cli.verbs import (
 )
 from iaprof.formats.profile import clean
 
+_NAME = "iaprof"
 app = typer.Typer(
-    name="iaprof",
+    name=_NAME,
+    cls=Verbs,
     help="Where Intel GPUs stall, from main() to the stalled instruction: record on one machine, report on any.",
     no_args_is_help=True,
     add_completion=False,
@@ -41,22 +46,23 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Options after the command's name belong to the command, with or without `--`.
-app.command(epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
-app.command(epilog=flame.EXAMPLES, context_settings={"allow_interspersed_args": False})(flame.flame)
-app.command(cls=Grouped, epilog=report.EXAMPLES)(with_limits(report.report))
-app.command(cls=Grouped, epilog=top.EXAMPLES)(with_limits(top.top))
-app.command(name="annotate", cls=Grouped, epilog=annotate.EXAMPLES)(with_limits(annotate.annotate))
-app.command(cls=Grouped, epilog=diff.EXAMPLES)(with_limits(diff.diff))
-app.command(epilog=info.EXAMPLES)(with_limits(info.info))
-app.command(epilog=merge.EXAMPLES)(with_limits(merge.merge))
-app.command(name="import", epilog=import_.EXAMPLES)(with_limits(import_.import_))
-app.command(cls=Grouped, epilog=timeline.EXAMPLES)(with_limits(timeline.timeline))
-app.command(epilog=query.EXAMPLES)(with_limits(query.query))
-app.command(epilog=archive.EXAMPLES)(with_limits(archive.archive))
-app.command(epilog=recover.EXAMPLES)(with_memory_limit(recover.recover))
-app.command(epilog=devices.EXAMPLES)(devices.devices)
-app.command(epilog=check.EXAMPLES)(check.check)
-app.command(epilog=calibrate.EXAMPLES)(calibrate.calibrate)
+app.command(cls=Verb, epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
+app.command(cls=Verb, epilog=flame.EXAMPLES, context_settings={"allow_interspersed_args": False})(flame.flame)
+app.command(cls=Verb, epilog=report.EXAMPLES)(with_limits(report.report))
+app.command(cls=Verb, epilog=top.EXAMPLES)(with_limits(top.top))
+app.command(name="annotate", cls=Verb, epilog=annotate.EXAMPLES)(with_limits(annotate.annotate))
+app.command(cls=Verb, epilog=diff.EXAMPLES)(with_limits(diff.diff))
+app.command(cls=Verb, epilog=info.EXAMPLES)(with_limits(info.info))
+app.command(cls=Verb, epilog=merge.EXAMPLES)(with_limits(merge.merge))
+app.command(name="import", cls=Verb, epilog=import_.EXAMPLES)(with_limits(import_.import_))
+app.command(cls=Verb, epilog=timeline.EXAMPLES)(with_limits(timeline.timeline))
+app.command(cls=Verb, epilog=query.EXAMPLES)(with_limits(query.query))
+app.command(cls=Verb, epilog=archive.EXAMPLES)(with_limits(archive.archive))
+app.command(cls=Verb, epilog=recover.EXAMPLES)(with_memory_limit(recover.recover))
+app.command(cls=Verb, epilog=devices.EXAMPLES)(devices.devices)
+app.command(cls=Verb, epilog=check.EXAMPLES)(check.check)
+app.command(cls=Verb, epilog=calibrate.EXAMPLES)(calibrate.calibrate)
+app.command(name="help", cls=Verb, epilog=help_of.EXAMPLES)(help_of.help_)
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,21 +81,42 @@ def _options(
 
 
 def main() -> None:
-    """Runs the command line; prints an error as one sentence on stderr, and exits with its exit code."""
+    """Runs the command line; prints an error as one sentence on stderr, and exits with its exit code.
+
+    The exit codes are those of docs/errors.md: 0; 1 for errors; 2 if the command line makes no sense; 130 after Ctrl-C;
+    141 if what reads stdout closed it, in all formats.
+    """
     try:
-        app()
+        status = app(prog_name=_NAME, standalone_mode=False) or 0
+    except SystemExit as ended:
+        if not isinstance(ended.__context__, BrokenPipeError):  # typer turns it into exit code 1
+            raise
+        status = 128 + signal.SIGPIPE
+    except Refused as error:
+        status = _usage(error)
     except IaprofError as error:
-        print(f"iaprof: {clean(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
+        status = _failed(str(error), error.exit_code)
     except MemoryError:
-        print(f"iaprof: {out_of_memory()}", file=sys.stderr)
-        sys.exit(1)
+        status = _failed(out_of_memory())
     except Exception as error:
         if not _is_of_arrow(error):
             raise
         reason = clean((str(error).splitlines() or [type(error).__name__])[0][:200])
-        print(f"iaprof: a file that was read is damaged, or made to do harm: Arrow says: {reason}", file=sys.stderr)
-        sys.exit(1)
+        status = _failed(f"a file that was read is damaged, or made to do harm: Arrow says: {reason}")
+    sys.exit(status)
+
+
+def _failed(text: str, status: int = IaprofError.exit_code) -> int:
+    print(f"iaprof: {clean(text)}", file=sys.stderr)
+    return status
+
+
+def _usage(error: Exception) -> int:
+    """Prints what is wrong with the command line, or the help if it is empty; returns the exit code."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(error, file=sys.stderr)
+        return UsageError.exit_code
+    return _failed(sentence(error), UsageError.exit_code)
 
 
 def _is_of_arrow(error: Exception) -> bool:

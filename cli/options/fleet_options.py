@@ -11,11 +11,14 @@ import typer
 
 from iaprof.basics.errors import UsageError
 from iaprof.cli.options.added import add_options
+from iaprof.cli.options.captures import DEFAULT
 from iaprof.cli.options.quantities import words_of
 from iaprof.formats.urls import is_url
 
 _PANEL = "Several captures"
 _PATTERN = "*?["
+ONE = [str(DEFAULT)]
+"""The captures of a verb that gets none."""
 Captures: TypeAlias = Annotated[
     list[str],
     typer.Argument(metavar="CAPTURE", help="Files that 'iaprof record' wrote; or folders, patterns and URLs of such."),

@@ -15,6 +15,7 @@ import typer
 
 from iaprof.basics.errors import UsageError
 from iaprof.cli.options.added import add_options
+from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.quantities import pids as pids_of, words_of
 from iaprof.cli.options.symbol_options import NAMES, Kallsyms, SymbolDirs, Symfs
 from iaprof.gpu.intel.reasons import REASONS
@@ -52,20 +53,24 @@ def _choice(
     ] = None,
     pid: Annotated[
         list[str] | None,
-        typer.Option("--pid", "-p", metavar="PID,...", help="Launched by these processes.", rich_help_panel=_WHICH),
+        typer.Option(
+            "--pid", "-p", metavar="PID,...", help="Only stalls launched by these processes.", rich_help_panel=_WHICH
+        ),
     ] = None,
     tid: Annotated[
         list[str] | None,
-        typer.Option("--tid", metavar="TID,...", help="Launched by these threads.", rich_help_panel=_WHICH),
+        typer.Option("--tid", metavar="TID,...", help="Only stalls launched by these threads.", rich_help_panel=_WHICH),
     ] = None,
     comm: Annotated[
         list[str] | None,
-        typer.Option("--comm", metavar="NAME,...", help="Launched by threads of these names.", rich_help_panel=_WHICH),
+        typer.Option(
+            "--comm", metavar="NAME,...", help="Only stalls launched by threads of these names.", rich_help_panel=_WHICH
+        ),
     ] = None,
     kernel: Annotated[
         str | None,
         typer.Option(
-            "--kernel", metavar="REGEX", help="Of kernels in whose names this is found.", rich_help_panel=_WHICH
+            "--kernel", metavar="REGEX", help="Only kernels whose name matches REGEX.", rich_help_panel=_WHICH
         ),
     ] = None,
     python: Annotated[
@@ -73,7 +78,7 @@ def _choice(
         typer.Option(
             "--python",
             metavar="REGEX",
-            help="Launched below Python functions in whose names this is found.",
+            help="Only stalls launched below Python functions whose name matches REGEX.",
             rich_help_panel=_WHICH,
         ),
     ] = None,
@@ -82,14 +87,18 @@ def _choice(
         typer.Option(
             "--device",
             metavar="GPU,...",
-            help="Of these GPUs: card, render node or PCI address.",
+            help="Only these GPUs: card, render node or PCI address.",
             rich_help_panel=_WHICH,
         ),
     ] = None,
     reason: Annotated[
         list[str] | None,
         typer.Option(
-            "--reason", metavar="REASON,...", help=f"Of these reasons: {', '.join(REASONS)}.", rich_help_panel=_WHICH
+            "--reason",
+            metavar="REASON,...",
+            help=f"Only stalls of these reasons: {', '.join(REASONS)}.",
+            rich_help_panel=_WHICH,
+            autocompletion=one_of(REASONS),
         ),
     ] = None,
     cgroup: Annotated[
@@ -97,7 +106,7 @@ def _choice(
         typer.Option(
             "--cgroup",
             metavar="PATTERN",
-            help="Launched in this cgroup or below, or in this container.",
+            help="Only stalls launched in this cgroup or below, or in this container.",
             rich_help_panel=_WHICH,
         ),
     ] = None,
@@ -109,6 +118,7 @@ def _choice(
             help="Stalls go to the launches that can be running (proportional), "
             "to the last one, as with Intel's tool (latest), or to the kernel alone (none).",
             rich_help_panel=_HOW,
+            autocompletion=one_of(_METHODS),
         ),
     ] = "proportional",
     horizon: Annotated[
@@ -125,7 +135,7 @@ def _choice(
         bool,
         typer.Option(
             "--split-ambiguous",
-            help="Split what several processes can have launched, in place of a label.",
+            help="Divide ambiguous stalls among processes instead of labelling them.",
             rich_help_panel=_HOW,
         ),
     ] = False,
@@ -137,6 +147,7 @@ def _choice(
             help="Kernels of closed command lists have the stack, thread and process name that appended them (append), "
             "or that executed their list (execute).",
             rich_help_panel=_HOW,
+            autocompletion=one_of(_STACKS_OF),
         ),
     ] = "append",
     inlines: Annotated[
@@ -156,10 +167,8 @@ def _choice(
     from iaprof.report.join.executions import StackOf
     from iaprof.report.join.selection import Selection, TimeRange
 
-    if attribution not in _METHODS:
-        raise UsageError(f"--attribution takes {', '.join(_METHODS)}, not '{attribution}'")
-    if stack_of not in _STACKS_OF:
-        raise UsageError(f"--stack-of takes {', '.join(_STACKS_OF)}, not '{stack_of}'")
+    checked_choice(attribution, _METHODS, "--attribution")
+    checked_choice(stack_of, _STACKS_OF, "--stack-of")
     seconds = DEFAULT_WINDOW_S if horizon is None else horizon
     if not SHORTEST_WINDOW_S <= seconds <= LONGEST_WINDOW_S:
         raise UsageError(f"--horizon takes seconds from {SHORTEST_WINDOW_S:g} to {LONGEST_WINDOW_S:g}")
@@ -192,6 +201,5 @@ def _pattern(text: str | None, option: str) -> re.Pattern[str] | None:
 
 def _reasons(words: list[str]) -> frozenset[str]:
     for word in words:
-        if word not in REASONS:
-            raise UsageError(f"there is no reason '{word}': choose of {', '.join(REASONS)}")
+        checked_choice(word, REASONS, "--reason")
     return frozenset(words)

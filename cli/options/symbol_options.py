@@ -7,13 +7,16 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from iaprof.basics.errors import UsageError
+from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.symbols.names.which import Symbols
 
 NAMES = "Names of CPU functions"
 """The heading of these options in grouped help."""
 WhichSymbols: TypeAlias = Annotated[
-    str, typer.Option("--symbols", metavar="WHICH", help="Names in the capture: needed, all or none.")
+    str,
+    typer.Option(
+        "--symbols", metavar="WHICH", help="Names in the capture: needed, all or none.", autocompletion=one_of(Symbols)
+    ),
 ]
 Symfs: TypeAlias = Annotated[
     Path | None,
@@ -35,7 +38,4 @@ def which_symbols(text: str) -> Symbols:
     Raises:
         UsageError: the value is none of the choices.
     """
-    try:
-        return Symbols(text)
-    except ValueError:
-        raise UsageError("--symbols takes needed, all or none") from None
+    return Symbols(checked_choice(text, Symbols, "--symbols"))

@@ -6,16 +6,24 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from iaprof.basics.errors import UsageError
-from iaprof.cli.terminal.stdout import open_output, utf8_stdout
+from iaprof.cli.options.output_format import output_format
+from iaprof.cli.terminal.stdout import open_output, refuse_terminal, utf8_stdout
 
 FORMATS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
 """By extension: the formats of all answers."""
 OF_DIFFERENCES = {**FORMATS, ".html": "html"}
+TABLE = "table"
+"""The format of answers that no option names, which is for people."""
+Output: TypeAlias = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="A .json, .csv or .parquet file.", show_default=False),
+]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")]
+_UNREADABLE = ("parquet", "html")
 _USUAL_ROWS = {"csv": 0, "parquet": 0, "html": 500}  # where no limit is given; of other formats:
 _FEW_ROWS = 20
 
@@ -36,7 +44,7 @@ def limit_option(defaults: str) -> Any:
 class Answers:
     """Takes documents, which are what `--json` prints, unless a table for people is wanted."""
 
-    format: str = ""  # of OF_DIFFERENCES; "": text, which the verb prints itself
+    format: str = ""  # of OF_DIFFERENCES; "": a table, which the verb prints itself
     output: Path | None = None  # None: stdout
     mode: int = 0o600  # of the output
 
@@ -48,6 +56,7 @@ class Answers:
         force: bool,
         inputs: Sequence[str],
         formats: Mapping[str, str] = FORMATS,
+        named: str | None = None,
     ) -> Answers:
         """Returns what the options say.
 
@@ -57,18 +66,18 @@ class Answers:
             force: whether an existing file may be replaced.
             inputs: the captures, which are never replaced.
             formats: by extension: which there are.
+            named: the value of --format, of verbs that have it.
 
         Raises:
-            UsageError: the output's name does not tell the format, or contradicts --json.
+            UsageError: as output_format does.
             IaprofError: the output cannot be written.
         """
+        chosen = output_format(formats, TABLE, named=named, as_json=as_json, output=output)
+        format_ = "" if chosen == TABLE else chosen
         if output is None:
-            return cls("json" if as_json else "")
-        format_ = formats.get(output.suffix)
-        if format_ is None:
-            raise UsageError(f"the name {output} does not tell the format: end it in {', '.join(formats)}")
-        if as_json and format_ != "json":
-            raise UsageError(f"--json and -o {output} contradict each other: leave one of them out")
+            if format_ in _UNREADABLE:
+                refuse_terminal(format_)
+            return cls(format_)
         from iaprof.cli.fleet import check_report
 
         return cls(format_, output, check_report(inputs, output, force))

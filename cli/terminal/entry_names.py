@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from iaprof.basics.errors import UsageError
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
@@ -20,17 +19,6 @@ _CUT = "…"
 _PYTHON = "py::"
 _ARGUMENTS = re.compile(r"(?<!operator)\((?!anonymous namespace\))[^()]*\)(?: const)?")
 _DEEPEST = 8  # nesting of parentheses in arguments
-
-
-def checked_choice(text: str, choices: Sequence[str], option: str) -> str:
-    """Returns an option's value if it is one of the choices.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if text not in choices:
-        raise UsageError(f"{option} takes {', '.join(choices)}, not '{text}'")
-    return text
 
 
 def entry_titles(by: str, keys: Sequence[Key], short: bool) -> list[str]:

@@ -19,9 +19,11 @@ MOST_PROBLEMS = 50  # printed
 def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
     """Prints problems as warnings, and a line of totals."""
     say_problems(facts)
+    imported = facts.stalls and not facts.records  # counts without records
+    records = "" if imported else f"{facts.records:,} stall records, "
     say(
         clean(
-            f"[ iaprof {verb}: {facts.records:,} stall records, {facts.stalls:,} samples; {_scaled(header)}"
+            f"[ iaprof {verb}: {records}{facts.stalls:,} samples; {_scaled(header)}"
             f"{matched_text(facts) if facts.stalls else ''}{_recorded(header)}lost while recording: {losses(header)} ]"
         )
     )

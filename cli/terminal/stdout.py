@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from iaprof.basics.errors import IaprofError
+from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import replace_file
 
 
@@ -55,3 +55,18 @@ def open_output(output: Path | None, binary: bool = False, mode: int = 0o644) ->
         return
     with utf8_stdout():
         yield sys.stdout.buffer if binary else sys.stdout
+
+
+def is_terminal() -> bool:
+    """Whether stdout is a terminal."""
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def refuse_terminal(format_: str) -> None:
+    """Checks that stdout is no terminal, for formats that are not text for people.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if is_terminal():
+        raise UsageError(f"refusing to write {format_} output to a terminal: name a file with -o, or use a pipe")

@@ -15,10 +15,13 @@ from rich.cells import cell_len, set_cell_size
 
 from iaprof.basics.errors import IaprofError
 from iaprof.cli.analysis import open_report
+from iaprof.cli.options.captures import FirstCapture, capture_and
+from iaprof.cli.options.choices import meant
 from iaprof.cli.options.selection import SelectionOptions, with_selection
+from iaprof.cli.terminal.answers import TABLE, Answers, Force
 from iaprof.cli.terminal.entry_names import short_python
 from iaprof.cli.terminal.facts import say_facts
-from iaprof.cli.terminal.stdout import utf8_stdout
+from iaprof.cli.terminal.stdout import open_output
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import HEADING, WARM, WEAK, coloured, shortened, terminal_width
 from iaprof.formats.profile import clean
@@ -31,11 +34,13 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
+  iaprof annotate                                        the kernel that stalls most, of iaprof.parquet
   iaprof annotate cap.parquet matmul                     where in this kernel
   iaprof annotate cap.parquet matmul --source-dir src    with its source
   iaprof annotate cap.parquet 'attn_.*' --reason sbid    who waits for what
   iaprof annotate cap.parquet matmul --json | jq '.kernels[0].instructions'
 """
+_FORMATS = {".txt": TABLE, ".json": "json"}
 MOST_KERNELS = 5  # matching one name; more are probably a mistake
 _MOST_NAMES = 10  # per message
 _SHORT = {"active": "activ", "control": "ctrl", "pipestall": "pipe", "dist_acc": "dist", "inst_fetch": "fetch"}
@@ -53,12 +58,22 @@ _COMPACTED = re.compile(r" *\{Compacted\}|(?<=\{)Compacted,")
 
 @with_selection
 def annotate(
-    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")],
-    which: Annotated[str, typer.Argument(metavar="KERNEL", help="A kernel's name, or a regular expression.")],
+    first: FirstCapture = None,
+    second: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KERNEL", help="A kernel's name, or a regular expression; without, the kernel that stalls most."
+        ),
+    ] = None,
     source_dirs: Annotated[
         list[Path] | None,
         typer.Option("--source-dir", metavar="DIR", help="Where source files are; those below it may be shown."),
     ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="A .txt or .json file.", show_default=False),
+    ] = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
     *,
@@ -66,9 +81,11 @@ def annotate(
 ) -> None:
     """Print a kernel's instructions and how each stalled.
 
-    A stall is counted at the instruction that waits; below it stands which one it waits for. Source lines are printed
-    where they are found below a --source-dir.
+    A stall is counted at the instruction that waits; the next line names the instruction it waits for. Source lines
+    are printed where they are found below a --source-dir.
     """
+    capture, which = capture_and(first, second)
+    answers = Answers.chosen(output, as_json, force, [str(capture)], _FORMATS)
     from iaprof.report.gpu.source_files import SourceFiles
     from iaprof.report.views.annotation import as_dict, listings
 
@@ -76,11 +93,12 @@ def annotate(
     with open_report(capture, choice, texts=True) as report:
         names = chosen(report.profile, which)
         found = listings(report.profile, names, report.binary)
-    with utf8_stdout():
-        if as_json:
-            print(json.dumps({"kernels": [as_dict(each, sources) for each in found]}, indent=2))
+    with open_output(output, mode=answers.mode) as out:
+        if answers.format == "json":
+            print(json.dumps({"kernels": [as_dict(each, sources) for each in found]}, indent=2), file=out)
         else:
-            print("\n".join(lines(found, sources, terminal_width(), coloured())))
+            width, colours = (terminal_width(), coloured()) if output is None else (None, False)
+            print("\n".join(lines(found, sources, width, colours)), file=out)
     if source_dirs:
         for path in sources.newer_than(_began(report.header))[:_MOST_NAMES]:
             say(f"iaprof: warning: {path} was changed after the recording began: its lines may be others")
@@ -88,17 +106,22 @@ def annotate(
         say_facts("annotate", report.facts, report.header)
 
 
-def chosen(profile: Profile, pattern: str) -> list[str]:
-    """The names of the kernels that match a pattern.
+def chosen(profile: Profile, pattern: str | None) -> list[str]:
+    """The names of the kernels that match a pattern; without one, that of the kernel with most samples.
 
     Raises:
         IaprofError: none match, or too many.
     """
     from iaprof.report.views.annotation import matching_kernels
 
+    if pattern is None:
+        if not (hottest := matching_kernels(profile, "")[:1]):
+            raise IaprofError("no stall is in a known kernel: 'iaprof info' says what the capture holds")
+        return hottest
     names = matching_kernels(profile, pattern)
     if not names:
-        raise IaprofError(f"no kernel with stalls is called '{pattern}': 'iaprof top' lists those that there are")
+        there = meant(pattern, matching_kernels(profile, "")) or ": run 'iaprof top' to list kernels"
+        raise IaprofError(f"no kernel with stalls is called '{pattern}'{there}")
     if len(names) > MOST_KERNELS:
         shown = ", ".join(f"'{shortened(name, 60)}'" for name in names[:_MOST_NAMES])
         more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""

@@ -11,6 +11,8 @@ import typer
 from iaprof.basics.errors import UsageError
 from iaprof.basics.files import check_output
 from iaprof.basics.quantities import in_bytes
+from iaprof.cli.options.captures import DEFAULT, Capture, existing
+from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.symbol_options import Kallsyms, SymbolDirs, Symfs
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.summary import say
@@ -22,14 +24,21 @@ Examples:
   iaprof archive cap.parquet -o named.parquet --symbols all
   iaprof archive cap.parquet -o public.parquet --redact     to show to anyone
 """
+_SYMBOLS = ("needed", "all")
 
 
 def archive(
-    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The capture to write.")],
+    capture: Capture = DEFAULT,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
     symbols: Annotated[
-        str, typer.Option("--symbols", metavar="WHICH", help="Names of what the stacks need, or of all functions.")
+        str,
+        typer.Option(
+            "--symbols",
+            metavar="WHICH",
+            help="Names of what the stacks need (needed), or of all functions (all).",
+            autocompletion=one_of(_SYMBOLS),
+        ),
     ] = "needed",
     kernels: Annotated[
         bool | None,
@@ -57,11 +66,10 @@ def archive(
     Adds what names the addresses of the CPU stacks, as 'iaprof record' does at its end, from the files of this machine,
     by build-id. The recorded addresses stay as they are, but for --redact.
     """
-    if symbols not in ("needed", "all"):
-        raise UsageError("--symbols takes needed or all")
+    checked_choice(symbols, _SYMBOLS, "--symbols")
     if redact_key is not None and not redact:
         raise UsageError("--redact-key is for --redact")
-    check_output(output, force, capture)
+    check_output(output, force, existing(capture))
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.archive import archive as write
     from iaprof.report.cpu_names import SymbolOptions, open_symbolizer

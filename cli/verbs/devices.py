@@ -40,6 +40,8 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
     nodes = xe.render_nodes()
     if not nodes:
+        if as_json:
+            _print_json([], [])
         raise IaprofError(xe.NO_GPU)
     found: list[Device] = []
     others: list[dict[str, str]] = []
@@ -48,11 +50,16 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
             found.append(xe.open_device(path))
         except xe.DeviceError as error:
             others.append(_other(path, str(error)))
-    with utf8_stdout():
-        if as_json:
-            print(json.dumps({"devices": [_as_dict(device) for device in found], "others": others}, indent=2))
-        else:
+    if as_json:
+        _print_json(found, others)
+    else:
+        with utf8_stdout():
             _show_all(found, others)
+
+
+def _print_json(found: list[Device], others: list[dict[str, str]]) -> None:
+    with utf8_stdout():
+        print(json.dumps({"devices": [_as_dict(device) for device in found], "others": others}, indent=2))
 
 
 def _show_all(devices: list[Device], others: list[dict[str, str]]) -> None:

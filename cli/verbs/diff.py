@@ -15,11 +15,14 @@ from iaprof.basics.quantities import percent
 from iaprof.cli.analysis import open_report
 from iaprof.cli.fleet import ask_fleet, say_fleet
 from iaprof.cli.fleet_tables import KEPT
+from iaprof.cli.options.captures import DEFAULT, existing
+from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.fleet_options import FleetOptions, is_several, with_fleet
+from iaprof.cli.options.output_format import output_format
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import CompilerLog, Freq
-from iaprof.cli.terminal.answers import OF_DIFFERENCES, Answers, limit_option
-from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
+from iaprof.cli.terminal.answers import OF_DIFFERENCES, TABLE, Answers, Force, limit_option
+from iaprof.cli.terminal.entry_names import entry_titles, key_fields
 from iaprof.cli.terminal.facts import matched_text, say_facts
 from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 from iaprof.cli.terminal.table import COLD, STRONG, WARM, WEAK, Column, Table, terminal_width
@@ -61,11 +64,15 @@ EXAMPLES = """\b
 Examples:
   iaprof diff old.parquet new.parquet               kernels, as shares of all
   iaprof diff old.parquet new.parquet --by stack --normalize none
-  iaprof diff old.parquet new.parquet --format folded | flamegraph.pl > d.svg
+  iaprof diff old.parquet new.parquet -o d.svg      a flame graph, red where there is more
+  iaprof diff old.parquet                           with iaprof.parquet
   iaprof diff run-1.parquet run-2.parquet --by category   of imported traces
   iaprof diff 'v41/*.parquet' 'v42/*.parquet'       many captures, and what chance can do
 """
-_EXTENSIONS = (".folded", ".collapsed")
+_NORMALIZED = ("total", "none")
+OF_STACKS = {".folded": "folded", ".collapsed": "folded", ".svg": "svg"}
+"""By extension: the formats that show stacks of two captures."""
+FORMATS = {**OF_DIFFERENCES, **OF_STACKS}
 
 
 @with_fleet
@@ -77,10 +84,15 @@ def diff(
     before: Annotated[
         str, typer.Argument(metavar="BEFORE", help="A file that 'iaprof record' wrote; or a folder, pattern or URL.")
     ],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.")],
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.")] = str(DEFAULT),
     by: Annotated[
         str,
-        typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(BY)}; of time lines: kernel, category."),
+        typer.Option(
+            "--by",
+            metavar="WHAT",
+            help=f"What a row is: {', '.join(BY)}; of time lines: kernel, category.",
+            autocompletion=one_of(dict.fromkeys((*BY, *BY_OF_TIME_LINES))),
+        ),
     ] = "kernel",
     limit: Annotated[int | None, limit_option("20; of a page 500, of a CSV or Parquet file all")] = None,
     normalize: Annotated[
@@ -90,6 +102,7 @@ def diff(
             metavar="HOW",
             help="total: shares of all; none: samples as they are, or us, as for time lines without this option.",
             show_default=False,
+            autocompletion=one_of(_NORMALIZED),
         ),
     ] = None,
     per_rank: Annotated[bool, typer.Option("--per-rank", help="Of time lines: each rank for itself.")] = False,
@@ -97,61 +110,79 @@ def diff(
     compiler_log: CompilerLog = None,
     format_: Annotated[
         str | None,
-        typer.Option("--format", metavar="FORMAT", help="table, or folded for flamegraph.pl.", show_default=False),
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="table; html or svg for a browser; folded for flamegraph.pl; json, csv or parquet. By -o's extension, "
+            "else a table.",
+            show_default=False,
+            autocompletion=one_of(dict.fromkeys((TABLE, *FORMATS.values()))),
+        ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="A .html, .json, .csv, .parquet or .folded file.", show_default=False
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="A .html, .svg, .folded, .json, .csv or .parquet file.",
+            show_default=False,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
     """Print what changed between two captures.
 
-    A table of kernels, or of what --by says, the largest changes first; with --format folded, both counts of every
-    stack. Filters hold for both captures. Two captures of traces are compared by the time of their slices.
+    A table of kernels, or of what --by says, the largest changes first; as svg and folded text, every stack. Filters
+    apply to both captures. Two captures of traces are compared by the time of their slices.
     """
     if normalize is not None:
-        checked_choice(normalize, ("total", "none"), "--normalize")
+        checked_choice(normalize, _NORMALIZED, "--normalize")
     relative = normalize != "none"
+    chosen = output_format(FORMATS, TABLE, named=format_, as_json=as_json, output=output)
     if is_several([before]) or is_several([after]):
         checked_choice(by, BY, "--by")
-        if format_ not in (None, "table") or _format(output) == "folded":
-            raise UsageError("folded text is for two captures: leave out --format, or name another file with -o")
-        answers = Answers.chosen(output, as_json, force, [before, after], OF_DIFFERENCES)
+        if chosen in OF_STACKS.values():
+            raise UsageError(f"{chosen} is for two captures: choose another format")
+        answers = Answers.chosen(output, as_json, force, [before, after], FORMATS, format_)
         diff_fleets((before, after), choice, fleet, by, answers.rows(limit), relative, answers, quiet)
         return
     fleet.refuse_for_one("diff")
-    old_path, new_path = Path(before), Path(after)
+    old_path, new_path = existing(Path(before)), existing(Path(after))
     if both_hold_time_lines(old_path, new_path):
         check_options(context, old_path, OF_TIME_LINES)
         checked_choice(by, BY_OF_TIME_LINES, "--by")
-        checked_choice(format_ or "table", ("table",), "--format")
+        checked_choice(chosen, (TABLE, "json"), "--format")
         options = stage_options(freq, compiler_log or ())
         limit = Answers().rows(limit)
-        show_difference(old_path, new_path, by, limit, normalize == "total", per_rank, options, as_json, quiet)
+        show_difference(old_path, new_path, by, limit, normalize == "total", per_rank, options, chosen == "json", quiet)
         return
     refuse_for_stalls(context, old_path, ("freq", "compiler_log", "per_rank"))
     checked_choice(by, BY, "--by")
-    folded = checked_choice(format_ or _format(output), ("table", "folded"), "--format") == "folded"
-    if folded and as_json:
-        raise UsageError("--json is not for folded text: leave one of them out")
-    if folded and output is not None:
+    of_stacks = chosen in OF_STACKS.values()
+    if of_stacks and output is not None:
         check_output(output, force, old_path)
         check_output(output, force, new_path)
-    answers = Answers() if folded else Answers.chosen(output, as_json, force, [before, after], OF_DIFFERENCES)
+    answers = Answers() if of_stacks else Answers.chosen(output, as_json, force, [before, after], FORMATS, format_)
     # Imported here, as other verbs start faster without it.
-    from iaprof.formats.writers import difffolded
     from iaprof.report.views.difference import difference, joined
 
-    with open_report(old_path, choice) as old, open_report(new_path, choice) as new:
+    with (
+        open_report(old_path, choice, may_be_empty=True) as old,
+        open_report(new_path, choice, may_be_empty=old.facts.stalls > 0) as new,
+    ):
         both = joined(old.profile, new.profile)
-    if folded:
+    if of_stacks:
+        from iaprof.formats.writers import diff_svg, difffolded
+
+        stacks = StackOptions(components=difffolded.COMPONENTS)
         with open_output(output, mode=mode_of_report(old_path, new_path)) as out:
-            difffolded.write(both, StackOptions(components=difffolded.COMPONENTS), relative, out)
+            if chosen == "svg":
+                diff_svg.write(both, (old_path.name, new_path.name), stacks, relative, out)
+            else:
+                difffolded.write(both, stacks, relative, out)
     else:
         facts = [(path.name, report.facts) for path, report in ((old_path, old), (new_path, new))]
         show(difference(both, by, answers.rows(limit), relative), answers, relative, facts)
@@ -176,7 +207,10 @@ def diff_fleets(
     if fleet.group_by:
         raise UsageError("--group-by is for top and report: diff compares two sets")
     by_capture = replace(fleet, group_by=("capture",))
-    reports = [ask_fleet([side], choice, by_capture, frozenset(KEPT[by])) for side in sides]
+    kept = frozenset(KEPT[by])
+    reports = [ask_fleet([sides[0]], choice, by_capture, kept, may_be_empty=True)]
+    one_matches = reports[0].total.facts.stalls > 0
+    reports.append(ask_fleet([sides[1]], choice, by_capture, kept, may_be_empty=one_matches))
     found, chances = movers(reports[0].total, reports[1].total, by, limit, relative)
     facts = [(shown(side), report.total.facts) for side, report in zip(sides, reports, strict=True)]
     show(found, answers, relative, facts, chances)
@@ -212,10 +246,6 @@ def show(
             for name, each in facts
         ]
     answers.write(document)
-
-
-def _format(output: Path | None) -> str:
-    return "folded" if output is not None and output.name.endswith(_EXTENSIONS) else "table"
 
 
 def _table(difference: Difference, relative: bool, chances: Mapping[Key, float]) -> Table:

@@ -61,7 +61,7 @@ def flame(
     status = _recorded(capture, command, duration, force, quiet)
     apply_limit(most or default_limit())  # set only now, as the recorder has no limit
     named = capture.with_name(f".{capture.name}.named")
-    archive(capture, named, force=True, quiet=True)
+    archive(output=named, capture=capture, force=True, quiet=True)
     rename(named, capture)
     report(context=context, captures=[str(capture)], output=output, force=force, quiet=quiet)
     if not quiet:

@@ -282,7 +282,8 @@ def _say(facts: Facts, output: Path, size: int) -> None:
     say(
         clean(
             f"[ iaprof import: wrote {in_bytes(size)} to {output}; "
-            f"{facts.format}, {counted(facts.intervals, 'interval')}, {facts.rows:,} rows, {facts.samples:,} samples ]"
+            f"{facts.format}, {counted(facts.intervals, 'interval')}, {counted(facts.samples, 'sample')} "
+            f"in {counted(facts.rows, 'row')} ]"
         )
     )
 

@@ -6,12 +6,12 @@ import json
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from iaprof.basics.quantities import and_more, counted, in_bytes, in_ranges, in_time, in_utc, or_dash
+from iaprof.cli.options.captures import DEFAULT, Capture, existing
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import HEADING, WARM, Column, Table, coloured, terminal_width
 from iaprof.report.inventory_texts import (
@@ -43,9 +43,7 @@ _MOST_RANKS = 8  # per trace
 
 
 def info(
-    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")] = Path(
-        "iaprof.parquet"
-    ),
+    capture: Capture = DEFAULT,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what a capture holds.
@@ -56,7 +54,7 @@ def info(
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.inventory import inventory
 
-    found = inventory(CaptureReader(capture))
+    found = inventory(CaptureReader(existing(capture)))
     with utf8_stdout():
         if as_json:
             print(json.dumps(_as_dict(found), indent=2))

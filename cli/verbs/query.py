@@ -6,19 +6,21 @@ import csv
 import itertools
 import json
 import math
-import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from iaprof.basics.errors import UsageError
 from iaprof.cli.analysis import open_report
+from iaprof.cli.options.captures import FirstCapture, capture_and
+from iaprof.cli.options.choices import one_of
 from iaprof.cli.options.selection import SelectionOptions
-from iaprof.cli.terminal.stdout import utf8_stdout
+from iaprof.cli.terminal.answers import FORMATS, TABLE, Answers, Force, Output
+from iaprof.cli.terminal.stdout import open_output
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import WEAK, Column, Table, coloured, terminal_width
 from iaprof.formats.formulas import without_formula
@@ -33,42 +35,69 @@ QUERIES = """\
   iaprof query cap.parquet "SELECT kernel, line, reason, sum(samples) AS n
       FROM samples GROUP BY ALL ORDER BY n DESC LIMIT 10"
   iaprof query cap.parquet "SELECT time_ns // 1000000 AS ms, sum(sbid) AS sbid
-      FROM stalls GROUP BY ms ORDER BY ms" --format csv
+      FROM stalls GROUP BY ms ORDER BY ms" -o q.csv
 """
 EXAMPLES = f"""\b
 Examples:
-  iaprof query cap.parquet                     the tables and their columns
+  iaprof query                                 the tables of iaprof.parquet, and their columns
 {QUERIES}"""
 MOST_ROWS = 10_000  # in a printed table
 _NARROWEST = 60
 
 
 def query(
-    capture: Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")],
-    sql: Annotated[
+    first: FirstCapture = None,
+    second: Annotated[
         str | None, typer.Argument(metavar="SQL", help="A query; without, the tables are listed.", show_default=False)
     ] = None,
-    format_: Annotated[str, typer.Option("--format", metavar="FORMAT", help="table, csv or json.")] = "table",
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="table, csv, json or parquet; by -o's extension, else a table.",
+            show_default=False,
+            autocompletion=one_of([TABLE, *FORMATS.values()]),
+        ),
+    ] = None,
+    output: Output = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Ask a capture in SQL.
 
     Queries see the capture's tables and no file or network. Needs DuckDB: pip install 'iaprof[query]'.
     """
-    wanted = "json" if as_json else format_
-    if wanted not in _FORMATS:
-        raise UsageError(f"there is no format '{wanted}': choose one of {', '.join(_FORMATS)}")
+    capture, sql = capture_and(first, second)
+    answers = Answers.chosen(output, as_json, force, [str(capture)], named=format_)
+    if sql is None and answers.format not in ("", "json"):
+        raise UsageError(f"{answers.format} is for the rows of a query: name one, or leave out the format")
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.views.sql import Database
 
     with Database(CaptureReader(capture), lambda: _profile(capture)) as database:
         if sql is None:
-            with utf8_stdout():
-                _list(database, as_json=wanted == "json")
-            return
-        names, rows = database.query(sql)
-        with utf8_stdout():
-            _FORMATS[wanted](names, itertools.chain.from_iterable(rows))
+            with open_output(output, mode=answers.mode) as out:
+                _list(database, out, as_json=answers.format == "json")
+        elif answers.format == "parquet":
+            _write_parquet(database, sql, answers)
+        else:
+            names, rows = database.query(sql)
+            with open_output(output, mode=answers.mode) as out:
+                _WRITERS[answers.format](names, itertools.chain.from_iterable(rows), out)
+
+
+def _write_parquet(database: Database, sql: str, answers: Answers) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema, batches = database.query_batches(sql)
+    with (
+        open_output(answers.output, binary=True, mode=answers.mode) as out,
+        pq.ParquetWriter(pa.PythonFile(out, "w"), schema, compression="zstd") as writer,
+    ):
+        for batch in batches:
+            writer.write_batch(batch)
 
 
 def _profile(capture: Path) -> Profile:
@@ -78,10 +107,11 @@ def _profile(capture: Path) -> Profile:
         return report.profile
 
 
-def _list(database: Database, as_json: bool) -> None:
+def _list(database: Database, out: IO[str], as_json: bool) -> None:
     tables = list(database.tables())
     if as_json:
-        print(json.dumps({"tables": [{"name": n, "about": a, "columns": c} for n, a, c in tables]}, indent=2))
+        document = {"tables": [{"name": n, "about": a, "columns": c} for n, a, c in tables]}
+        print(json.dumps(document, indent=2), file=out)
         return
     width = max(terminal_width() or 80, _NARROWEST)
     for name, about, columns in tables:
@@ -91,7 +121,7 @@ def _list(database: Database, as_json: bool) -> None:
     print(f"\nExamples:\n{QUERIES}", end="")
 
 
-def _print_table(names: list[str], rows: Iterator[tuple[Any, ...]]) -> None:
+def _print_table(names: list[str], rows: Iterator[tuple[Any, ...]], _: IO[str]) -> None:
     shown = list(itertools.islice(rows, MOST_ROWS))
     numbers = [any(_is_number(row[at]) for row in shown) for at in range(len(names))]
     longest = [max((len(_text(row[at])) for row in shown), default=0) for at in range(len(names))]
@@ -118,8 +148,8 @@ def _records(names: list[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]
             yield f"{clean(name):<{margin}}  {clean(_text(value))}".rstrip()
 
 
-def _print_csv(names: list[str], rows: Iterator[tuple[Any, ...]]) -> None:
-    writer = csv.writer(sys.stdout, lineterminator="\n")
+def _write_csv(names: list[str], rows: Iterator[tuple[Any, ...]], out: IO[str]) -> None:
+    writer = csv.writer(out, lineterminator="\n")
     writer.writerow(clean(without_formula(name)) for name in names)
     writer.writerows(map(_cell, row) for row in rows)
 
@@ -128,18 +158,18 @@ def _cell(value: Any) -> str:
     return clean(without_formula(value) if isinstance(value, str) else _text(value))
 
 
-def _print_json(names: list[str], rows: Iterator[tuple[Any, ...]]) -> None:
-    print("[", end="")
+def _write_json(names: list[str], rows: Iterator[tuple[Any, ...]], out: IO[str]) -> None:
+    out.write("[")
     for number, row in enumerate(rows):
         values = dict(zip(names, map(_json, row), strict=True))
-        print(f"{',' if number else ''}\n{json.dumps(values)}", end="")
-    print("\n]")
+        out.write(f"{',' if number else ''}\n{json.dumps(values)}")
+    out.write("\n]\n")
 
 
-_FORMATS: dict[str, Callable[[list[str], Iterator[tuple[Any, ...]]], None]] = {
-    "table": _print_table,
-    "csv": _print_csv,
-    "json": _print_json,
+_WRITERS: dict[str, Callable[[list[str], Iterator[tuple[Any, ...]], IO[str]], None]] = {
+    "": _print_table,
+    "csv": _write_csv,
+    "json": _write_json,
 }
 
 

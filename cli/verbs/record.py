@@ -12,6 +12,7 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
+from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.quantities import percent, pids, size, size_or_time
 from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
 from iaprof.cli.terminal.progress import Progress
@@ -33,6 +34,7 @@ Examples:
   sudo iaprof record --switch-output=10m --max-files=6   keep the last hour
   sudo iaprof record                             until Ctrl-C
 """
+_LAUNCHES = ("auto", "probes", "attach", "inject")
 
 
 def record(
@@ -67,7 +69,12 @@ def record(
     ] = 1,
     launches: Annotated[
         str,
-        typer.Option("--launches", metavar="WAY", help="How to see launches: auto, probes, attach or inject."),
+        typer.Option(
+            "--launches",
+            metavar="WAY",
+            help="How to see launches: auto, probes, attach or inject.",
+            autocompletion=one_of(_LAUNCHES),
+        ),
     ] = "auto",
     waits: Annotated[
         bool, typer.Option("--waits", help="Record who waits how long for the GPU; see docs/waits.md first.")
@@ -143,8 +150,7 @@ def record(
         raise UsageError("--metric-interval takes 1 ms or more, or 0")
     if max_files is not None and max_files < 1:
         raise UsageError("--max-files takes 1 or more")
-    if launches not in (known := ("auto", "probes", "attach", "inject")):
-        raise UsageError(f"--launches takes one of {', '.join(known)}")
+    checked_choice(launches, _LAUNCHES, "--launches")
     if launches == "inject" and not command:
         raise UsageError("--launches inject works in the command that it starts: name one after --")
     which = which_symbols(symbols)

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from iaprof.basics.errors import UsageError
+from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
+from iaprof.cli.options.captures import DEFAULT
 from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.summary import say_end
@@ -19,17 +20,20 @@ Examples:
   sudo iaprof recover cap.parquet.spool                 writes cap.parquet
   sudo iaprof recover cap.parquet.spool -o saved.parquet
 """
+_EXTENSION = ".spool"
+_DEFAULT = DEFAULT.with_name(f"{DEFAULT.name}{_EXTENSION}")
+_MOST_NAMED = 5  # spools, in a message
 
 
 def recover(
-    spool: Annotated[Path, typer.Argument(metavar="SPOOL", help="What the recording left: CAPTURE.spool.")],
+    spool: Annotated[Path, typer.Argument(metavar="SPOOL", help="What the recording left: CAPTURE.spool.")] = _DEFAULT,
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
             metavar="FILE",
-            help="The capture to write; SPOOL less .spool without.",
+            help="The capture to write.  [default: SPOOL without .spool]",
             show_default=False,
         ),
     ] = None,
@@ -46,9 +50,11 @@ def recover(
     from iaprof.record.symbolize.recorded import stack_finisher, symbol_writer
     from iaprof.symbols.names.which import Symbols
 
+    if not spool.exists():
+        raise IaprofError(_absent(spool))
     if output is None:
-        if spool.suffix != ".spool":
-            raise UsageError(f"{spool} does not end in .spool: name the capture to write with -o")
+        if spool.suffix != _EXTENSION:
+            raise UsageError(f"{spool} does not end in {_EXTENSION}: name the capture to write with -o")
         output = spool.with_suffix("")
     reader = SpoolReader(spool)
     check_output(output, force, spool)
@@ -59,6 +65,17 @@ def recover(
     progress.clear()
     reader.close()
     say_end("recover", output, finished.header, finished.size)
+
+
+def _absent(spool: Path) -> str:
+    beside = spool.with_name(f"{spool.name}{_EXTENSION}")
+    if beside.is_file():
+        return f"{spool} does not exist: run 'iaprof recover {beside}'"
+    there = sorted(spool.parent.glob(f"*{_EXTENSION}"))[:_MOST_NAMED]
+    spools = (
+        f"its folder has {', '.join(each.name for each in there)}" if there else f"it is called CAPTURE{_EXTENSION}"
+    )
+    return f"{spool} does not exist: name the spool that a recording left; {spools}"
 
 
 def _nothing(*_: object) -> None:

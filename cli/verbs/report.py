@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +14,15 @@ from iaprof.basics.files import check_output, mode_of_report
 from iaprof.cli.analysis import open_export, show_writing
 from iaprof.cli.fleet import check_report
 from iaprof.cli.fleet_report import write_fleet
-from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
+from iaprof.cli.options.captures import existing
+from iaprof.cli.options.choices import checked_choice, one_of
+from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions, is_several, with_fleet
+from iaprof.cli.options.output_format import output_format
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import Freq
 from iaprof.cli.terminal.browser import open_in_browser, opened_secretly
 from iaprof.cli.terminal.facts import say_facts
-from iaprof.cli.terminal.stdout import open_output
+from iaprof.cli.terminal.stdout import open_output, refuse_terminal
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.symbol_sources import symbol_source_lines
 from iaprof.cli.terminal.wait_facts import say_waits
@@ -32,8 +34,9 @@ from iaprof.cli.time_lines import (
     stage_options,
     write_report,
 )
+from iaprof.cli.viewing import is_viewed, view, view_time_lines
 from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, StackOptions
-from iaprof.formats.writers.registry import FORMATS, WRITERS, Format, format_for
+from iaprof.formats.writers.registry import FORMATS, WRITERS, Format
 from iaprof.formats.writers.writer import Needs
 
 OF_WAITS = ("folded", "svg", "speedscope")
@@ -42,8 +45,14 @@ OF_TIME_LINES = frozenset(
     {"captures", "format_", "output", "force", "as_json", "inverted", "percent_limit", "max_stack", "open_", "serve"}
 ) | {"freq", "quiet", "memory_limit", "large"}
 """The options that a capture of time lines takes, too."""
+OF_STACKS = (
+    "frames", "inverted", "per_interval", "percent_limit", "max_stack", "gpu_lines", "gpu_dirs", "cpu_samples", "waits",
+    "lines", "hide_cpython", "symbol_sources", "interval", "source_dirs",
+)  # fmt: skip
+"""The options that shape what formats show, and not the table on a terminal."""
 TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
 """The formats that browsers show, with their content types."""
+_EXTENSIONS = {extension: format_.name for format_ in FORMATS.values() for extension in format_.extensions}
 _FORMATS = "\n".join(f"  {format_.name:11} {format_.description}" for format_ in FORMATS.values())
 EXAMPLES = f"""\b
 Formats:
@@ -51,7 +60,8 @@ Formats:
 
 \b
 Examples:
-  iaprof report cap.parquet                              folded stacks
+  iaprof report                                          a table of kernels
+  iaprof report cap.parquet | flamegraph.pl > cap.svg    folded stacks
   iaprof report cap.parquet -o cap.html                  a page for a browser
   iaprof report cap.parquet -o cap.svg                   a flame graph
   iaprof report cap.parquet -o cap.iaprof.txt            Intel's iaprof text
@@ -68,11 +78,16 @@ def report(
     choice: SelectionOptions,
     fleet: FleetOptions,
     context: typer.Context,
-    captures: Captures = ["iaprof.parquet"],  # noqa: B006 (typer copies it)
+    captures: Captures = ONE,
     format_: Annotated[
         str | None,
         typer.Option(
-            "--format", metavar="FORMAT", help="One of those below; by -o's extension, else folded.", show_default=False
+            "--format",
+            metavar="FORMAT",
+            help="One of those below. Without, -o's extension chooses; else a terminal shows a table, and a pipe gets "
+            "folded stacks.",
+            show_default=False,
+            autocompletion=one_of(FORMATS),
         ),
     ] = None,
     output: Annotated[
@@ -89,6 +104,7 @@ def report(
             help=f"What a stack consists of, from the root: {', '.join(COMPONENTS)}. Without, all but "
             f"{', '.join(each for each in COMPONENTS if each not in DEFAULT_COMPONENTS)}.",
             show_default=False,
+            autocompletion=one_of(COMPONENTS),
         ),
     ] = ",".join(DEFAULT_COMPONENTS),
     inverted: Annotated[bool, typer.Option("--inverted", help="Stacks from the leaf to the root.")] = False,
@@ -96,11 +112,11 @@ def report(
         bool, typer.Option("--per-interval", help="Each interval for itself, as the root of its stacks.")
     ] = False,
     percent_limit: Annotated[
-        float, typer.Option("--percent-limit", metavar="PERCENT", help="Add up in one line what has a smaller share.")
+        float, typer.Option("--percent-limit", metavar="PERCENT", help="Merge smaller stacks into one line.")
     ] = 0,
     max_stack: Annotated[
         int | None,
-        typer.Option("--max-stack", metavar="FRAMES", help="So many CPU frames at most, the innermost.", min=1),
+        typer.Option("--max-stack", metavar="N", help="Keep at most N innermost CPU frames.", min=1),
     ] = None,
     gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Source lines beside GPU functions.")] = False,
     gpu_dirs: Annotated[bool, typer.Option("--gpu-dirs", help="Folders of GPU source files as frames.")] = False,
@@ -142,17 +158,17 @@ def report(
     """
     if interval is not None and not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
-    if as_json and format_ not in (None, "json"):
-        raise UsageError(f"--json and --format={format_} contradict each other: leave one of them out")
     shown = open_ or serve
-    chosen = _format("json" if as_json else format_ or ("html" if shown and output is None else None), output)
+    named = format_ or ("html" if shown and output is None and not as_json else None)
+    viewed = is_viewed(context, bool(named or as_json or output), OF_STACKS)
+    chosen = FORMATS[output_format(_EXTENSIONS, "folded", named=named, as_json=as_json, output=output)]
     writer = WRITERS[chosen.name]
     if shown and chosen.name not in TYPES:
         raise UsageError(f"--open and --serve show {' and '.join(TYPES)}: {chosen.name} is for other programs")
     if serve and output is not None:
         raise UsageError("--serve writes no file: leave out -o")
-    if not writer.readable and output is None and sys.stdout is not None and sys.stdout.isatty():
-        raise UsageError(f"{chosen.name} is nothing for a terminal: name a file with -o")
+    if not writer.readable and output is None and not shown:
+        refuse_terminal(chosen.name)
     if not 0 <= percent_limit <= 100:
         raise UsageError("--percent-limit takes a percentage, from 0 to 100")
     if source_dirs and Needs.LISTINGS not in writer.needs:
@@ -171,6 +187,9 @@ def report(
     )
     page = io.StringIO()
     if is_several(captures):
+        if viewed:
+            view(captures, choice, fleet, quiet)
+            return
         mode = check_report(captures, output, force) if output is not None else 0o600
         with (
             contextlib.nullcontext(page)
@@ -184,12 +203,15 @@ def report(
         _show(page.getvalue(), output or f"captures{chosen.extensions[0]}", chosen, serve, open_)
         return
     fleet.refuse_for_one("report")
-    capture = Path(captures[0])
+    capture = existing(Path(captures[0]))
     mode = mode_of_report(capture)
     if output is not None:
         check_output(output, force, capture)
     if holds_time_lines(capture):
         check_options(context, capture, OF_TIME_LINES)
+        if viewed:
+            view_time_lines(capture, stage_options(freq), quiet)
+            return
         with (
             contextlib.nullcontext(page) if shown and output is None else open_traces(output, chosen.name, mode) as out,
             show_writing(output),
@@ -198,6 +220,9 @@ def report(
         _show(page.getvalue(), output or f"{capture.stem}{chosen.extensions[0]}", chosen, serve, open_)
         return
     refuse_for_stalls(context, capture, ("freq",))
+    if viewed:
+        view(captures, choice, fleet, quiet)
+        return
     hidden = writer.hides_cpython if hide_cpython is None else hide_cpython
     if "interval" in components and interval is None and not writer.interval_s:
         interval = 1.0
@@ -274,21 +299,7 @@ def _components(frames: str) -> tuple[str, ...]:
     """The components that `--frames` names; UsageError if one is unknown or repeated."""
     components = tuple(each.strip() for each in frames.split(",") if each.strip())
     for each in components:
-        if each not in COMPONENTS:
-            raise UsageError(f"--frames knows no part '{each}': choose of {', '.join(COMPONENTS)}")
+        checked_choice(each, COMPONENTS, "--frames")
     if not components or len(set(components)) < len(components):
         raise UsageError("--frames takes at least one part, and each once")
     return components
-
-
-def _format(name: str | None, output: Path | None) -> Format:
-    if name is not None:
-        if name not in FORMATS:
-            raise UsageError(f"there is no format '{name}': choose one of {', '.join(FORMATS)}")
-        return FORMATS[name]
-    if output is None:
-        return FORMATS["folded"]
-    found = format_for(output)
-    if found is None:
-        raise UsageError(f"the name {output} does not tell the format: choose one with --format ({', '.join(FORMATS)})")
-    return found

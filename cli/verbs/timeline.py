@@ -13,6 +13,7 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import mode_of_report, replace_file
+from iaprof.cli.options.captures import DEFAULT, existing
 from iaprof.cli.options.timeline_options import with_timeline_options
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import WEAK, Column, Table
@@ -91,8 +92,7 @@ def timeline(
     if list_stages:
         _print_stages(on)
         return
-    if not traces:
-        raise UsageError("name a capture or traces")
+    traces = traces or [existing(DEFAULT)]
     if dump_after and output is None:
         raise UsageError("--dump-after needs a folder: give -o")
     if output is None and (tensorboard or html or pddf):

@@ -11,11 +11,13 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.analysis import open_report
-from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
+from iaprof.cli.options.captures import existing
+from iaprof.cli.options.choices import checked_choice, one_of
+from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import Freq
-from iaprof.cli.terminal.answers import Answers, limit_option
-from iaprof.cli.terminal.entry_names import checked_choice, entry_titles, key_fields
+from iaprof.cli.terminal.answers import Answers, Force, Output, limit_option
+from iaprof.cli.terminal.entry_names import entry_titles, key_fields
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
@@ -62,8 +64,11 @@ def top(
     choice: SelectionOptions,
     fleet: FleetOptions,
     context: typer.Context,
-    captures: Captures = ["iaprof.parquet"],  # noqa: B006 (typer copies it)
-    by: Annotated[str, typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.")] = "kernel",
+    captures: Captures = ONE,
+    by: Annotated[
+        str,
+        typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.", autocompletion=one_of(ALL)),
+    ] = "kernel",
     limit: Annotated[int | None, limit_option("20; of a CSV or Parquet file all")] = None,
     per_interval: Annotated[bool, typer.Option("--per-interval", help="A table for each interval.")] = False,
     interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Length of intervals.")] = 1.0,
@@ -73,11 +78,8 @@ def top(
     percentiles: Annotated[
         bool, typer.Option("--percentiles", help="With --group-by: each row's share in the groups: p50, p90, p99.")
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="A .json, .csv or .parquet file.", show_default=False),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
+    output: Output = None,
+    force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     freq: Freq = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
@@ -90,7 +92,7 @@ def top(
     checked_choice(by, ALL, "--by")
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
-    is_of_traces = by == ENERGY and not is_several(captures) and holds_time_lines(Path(captures[0]))
+    is_of_traces = by == ENERGY and not is_several(captures) and holds_time_lines(existing(Path(captures[0])))
     if freq is not None and not is_of_traces:
         raise UsageError("--freq is for --by energy of one capture of time lines: leave it out")
     answers = Answers.chosen(output, as_json, force, captures)
@@ -105,7 +107,7 @@ def top(
     if outliers or percentiles:
         raise UsageError(f"--{'outliers' if outliers else 'percentiles'} is for several captures, with --group-by")
     fleet.refuse_for_one("top")
-    capture = Path(captures[0])
+    capture = existing(Path(captures[0]))
     if is_of_traces:
         check_options(context, capture, OF_TIME_LINES)
         show_energy(capture, stage_options(freq), limit, answers, quiet)

@@ -11,6 +11,7 @@ from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table
+from iaprof.cli.unmatched import filters_of, nothing_matches
 from iaprof.formats.header.unrecorded_copies import sentence
 from iaprof.formats.profile import clean
 
@@ -41,6 +42,8 @@ def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers:
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     found = transfers(reader, choice.selection)
+    if not found and filters_of(choice.selection):
+        raise nothing_matches("transfer", choice.selection, reader)
     shown, more = (found[:limit], found[limit:]) if limit else (found, [])
     rest, total = sum_transfers(more, f"({len(more):,} more)"), sum_transfers(found, "(total)")
     if not answers.is_text:

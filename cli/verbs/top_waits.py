@@ -12,6 +12,7 @@ from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.entry_names import BETWEEN_FRAMES, short_python
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
+from iaprof.cli.unmatched import filters_of, nothing_matches
 from iaprof.formats.profile import UNKNOWN_PROCESS, clean
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def top_waits(
         ReportOptions(choice.selection, interval_s, FrameOptions(choice.inlines, False, False)),
         symbol_options(choice),
     )
+    if not len(waits.count) and filters_of(choice.selection):
+        raise nothing_matches("wait", choice.selection, reader)
     if not interval_s:
         found = entries(waits, limit)
         if answers.is_text:

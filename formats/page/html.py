@@ -29,6 +29,7 @@ _STYLES = ("page.css", "panels.css")
 class HtmlPage(Writer):
     """Flame graph, heat maps, time line, kernels."""
 
+    readable = False  # its payload is base64
     interval_s = 0.02  # like FlameScope: fifty rows per second
     needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES | Needs.LISTINGS
 

@@ -35,6 +35,7 @@ class Box:
     kind: CodeKind
     x: int  # samples to its left
     width: int  # samples
+    node: int = -1  # of the tree; -1: several that are too small
 
 
 @dataclass(frozen=True)
@@ -87,14 +88,14 @@ def lay_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYTE
     by_name = {frame: rank for rank, frame in enumerate(sorted(names, key=names.__getitem__))}
     rows: list[list[Box]] = [[] for _ in range(int(depth[shown].max()) + 2)]
     begin = {0: 0}  # where a node's next child begins
-    rows[0].append(Box("all", CodeKind.PROCESS, 0, total))
+    rows[0].append(Box("all", CodeKind.PROCESS, 0, total, 0))
     # Sorted by parent, as a box needs the position of its parent's box.
     rank = np.array([by_name.get(int(frame), -1) for frame in tree.frame[shown]], np.int64)
     order = shown[np.lexsort((rank, tree.parent[shown]))][1:]
     for node, parent, frame, width in zip(
         *(column.tolist() for column in (order, tree.parent[order], tree.frame[order], totals[order])), strict=True
     ):
-        rows[int(depth[node])].append(Box(names[frame], tree.frames[frame].kind, begin[parent], width))
+        rows[int(depth[node])].append(Box(names[frame], tree.frames[frame].kind, begin[parent], width, node))
         begin[node] = begin[parent]
         begin[parent] += width
     for node in np.flatnonzero(rest).tolist():

@@ -7,10 +7,10 @@ know CSS variables.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
-from typing import IO
+from typing import IO, Protocol
 from xml.sax.saxutils import escape
 
 from iaprof.formats.export import About, Export
@@ -32,6 +32,19 @@ _MOST_WARNINGS = 3
 CLASSES = {kind: f"k{index}" for index, kind in enumerate(CodeKind)}
 
 
+class Colours(Protocol):
+    """What the colours of boxes mean."""
+
+    def rules(self) -> str:
+        """The style rules of all classes."""
+
+    def painted(self, box: Box) -> tuple[str, str]:
+        """The class of a box, and the beginning of what is said of it."""
+
+    def legend(self, layout: FlameLayout) -> list[tuple[str, str]]:
+        """The classes to explain, and their names."""
+
+
 class FlameSvg(Writer):
     """An interactive flame graph like flamegraph.pl's; an icicle graph if stacks are inverted."""
 
@@ -45,7 +58,31 @@ class FlameSvg(Writer):
         draw(lay_out(tree, options.percent_limit), export.about, options, out)
 
 
-def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str]) -> None:
+class Kinds:
+    """Colours that show which kind of code a box is."""
+
+    def rules(self) -> str:
+        """The style rules: for light screens and paper, and for dark screens."""
+        rules = rules_of({CLASSES[kind]: colour for kind, colour in LIGHT.items()})
+        return rules + dark({CLASSES[kind]: colour for kind, colour in DARK.items()})
+
+    def painted(self, box: Box) -> tuple[str, str]:
+        """The class of a box, and the beginning of what is said of it."""
+        return CLASSES[box.kind], "" if box.kind is CodeKind.PROCESS else f"{box.kind}, "
+
+    def legend(self, layout: FlameLayout) -> list[tuple[str, str]]:
+        """The classes that occur, and their names."""
+        present = {box.kind for row in layout.rows for box in row}
+        return [(CLASSES[kind], str(kind)) for kind in CodeKind if kind in present]
+
+
+def draw(
+    layout: FlameLayout,
+    about: About,
+    options: StackOptions,
+    out: IO[str],
+    colours: Colours = Kinds(),  # noqa: B008
+) -> None:
     """Writes the picture.
 
     Args:
@@ -53,6 +90,7 @@ def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str])
         about: for the title.
         options: the stack options: the root is at the bottom, or at the top if stacks are inverted.
         out: receives the text of the file.
+        colours: what colours mean.
     """
     head = list(_head(layout, about, options))
     top = 10 + len(head) * _LINE + 38
@@ -61,7 +99,7 @@ def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str])
     out.write(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
         f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Flame graph">\n'
-        f"<title>{title}</title>\n<style>\n{_colours()}{_asset('flame_svg.css')}</style>\n"
+        f"<title>{title}</title>\n<style>\n{colours.rules()}{_asset('flame_svg.css')}</style>\n"
         '<rect id="page" width="100%" height="100%"/>\n'
         f'<g id="frames" data-pad="{_PAD}" data-letter="{_LETTER}" data-inverted="{int(options.inverted)}">\n'
     )
@@ -70,10 +108,10 @@ def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str])
     for depth, row in enumerate(layout.rows):
         place = depth if options.inverted else len(layout.rows) - 1 - depth
         out.write(f'<g transform="translate(0,{top + place * _ROW})">\n')
-        out.writelines(_box(box, layout.total, scale, unit) for box in row)
+        out.writelines(_box(box, layout.total, scale, unit, colours) for box in row)
         out.write("</g>\n")
     out.write(f'</g>\n<g id="head"><rect class="cover" width="100%" height="{top - 4}"/>\n{"".join(head)}')
-    out.write(f'<g id="legend" transform="translate({_PAD},{top - 27})">{_legend(layout)}</g></g>\n')
+    out.write(f'<g id="legend" transform="translate({_PAD},{top - 27})">{_legend(colours.legend(layout))}</g></g>\n')
     out.write(f'<g transform="translate(0,{height - _FOOT})"><g id="foot"><rect class="cover" width="100%" ')
     out.write(f'height="{_FOOT}"/><text id="details" x="{_PAD}" y="17"> </text><text id="matched" y="17"> </text>')
     out.write(f"</g></g>\n<script><![CDATA[\n{_asset('flame_svg.js')}]]></script>\n</svg>\n")
@@ -110,30 +148,28 @@ def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[
         )
 
 
-def _box(box: Box, total: int, scale: float, unit: str) -> str:
+def _box(box: Box, total: int, scale: float, unit: str, colours: Colours) -> str:
     x, width = _PAD + box.x * scale, box.width * scale
     text = _cut(box.text, int((width - 5) / _LETTER))
     label = f'<text x="{x + 3:.2f}" y="12">{escape(text)}</text>' if text else ""
     # A gap of half a pixel, except for boxes that would mostly be gap.
     drawn = width - 0.5 if width > 2 else width
-    kind = "" if box.kind is CodeKind.PROCESS else f"{box.kind}, "
+    name, said = colours.painted(box)
     share = 100 * box.width / max(total, 1)
     return (
-        f'<g class="{CLASSES[box.kind]}" data-x="{box.x}" data-w="{box.width}">'
-        f"<title>{escape(box.text)} ({kind}{box.width:,} {unit}, {share:.2f} %)</title>"
+        f'<g class="{name}" data-x="{box.x}" data-w="{box.width}">'
+        f"<title>{escape(box.text)} ({said}{box.width:,} {unit}, {share:.2f} %)</title>"
         f'<rect x="{x:.2f}" width="{drawn:.2f}" height="{_ROW - 1}"/>{label}</g>\n'
     )
 
 
-def _legend(layout: FlameLayout) -> str:
-    """A patch and a name for each kind of code in the picture."""
-    present = {box.kind for row in layout.rows for box in row}
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    """A patch and a name for each class of boxes."""
     found, x = [], 0.0
-    for kind in CodeKind:
-        if kind in present:
-            found.append(f'<g class="{CLASSES[kind]}"><rect x="{x:g}" width="11" height="11"/></g>')
-            found.append(f'<text x="{x + 15:g}" y="10">{escape(kind)}</text>')
-            x += 15 + round(len(kind) * _LETTER) + 11
+    for class_, name in entries:
+        found.append(f'<g class="{class_}"><rect x="{x:g}" width="11" height="11"/></g>')
+        found.append(f'<text x="{x + 15:g}" y="10">{escape(name)}</text>')
+        x += 15 + round(len(name) * _LETTER) + 11
     return "".join(found)
 
 
@@ -153,15 +189,16 @@ def _cut(text: str, most: int) -> str:
     return f"{text[:end]}.."
 
 
-def _colours() -> str:
-    """The style rules for kinds of code: for light screens and paper, and for dark screens."""
-    return f"{_rules(LIGHT)}@media screen and (prefers-color-scheme: dark) {{\n{_rules(DARK)}}}\n"
+def dark(colours: dict[str, str]) -> str:
+    """The style rules for classes of boxes on dark screens."""
+    return f"@media screen and (prefers-color-scheme: dark) {{\n{rules_of(colours)}}}\n"
 
 
-def _rules(colours: dict[CodeKind, str]) -> str:
+def rules_of(colours: dict[str, str]) -> str:
+    """The style rules for classes of boxes."""
     return "".join(
-        f".{CLASSES[kind]} rect {{ fill: {colour} }} .{CLASSES[kind]} text {{ fill: {ink(colour)} }}\n"
-        for kind, colour in colours.items()
+        f".{class_} rect {{ fill: {colour} }} .{class_} text {{ fill: {ink(colour)} }}\n"
+        for class_, colour in colours.items()
     )
 
 

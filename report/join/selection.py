@@ -6,7 +6,7 @@ import fnmatch
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class TimeRange:
     begin: float = 0.0
     end: float = float("inf")
     shares: bool = False
+    text: str = field(default="", compare=False)  # as the user wrote it
 
     @classmethod
     def parse(cls, text: str) -> TimeRange:
@@ -60,7 +61,7 @@ class TimeRange:
         begin, end = values[0] or 0.0, float("inf") if values[1] is None else values[1]
         if begin >= end:
             raise UsageError(f"--time has to end after it begins, and '{text}' does not")
-        return cls(begin, end, shares)
+        return cls(begin, end, shares, text)
 
     def in_seconds(self, length_ns: int) -> TimeRange:
         """Converts shares to seconds, for a recording of this length.
@@ -74,7 +75,7 @@ class TimeRange:
             raise UsageError("this capture does not say how long it is: give --time in seconds, not in percent")
         # The last read may come after the recording's end, and belongs to it.
         end = float("inf") if self.end >= 1 else self.end * length_ns / 1e9
-        return TimeRange(self.begin * length_ns / 1e9, end)
+        return TimeRange(self.begin * length_ns / 1e9, end, text=self.text)
 
     def bounds_ns(self, start_ns: int) -> tuple[int, int]:
         """Returns the range's first and last ns on the clock of a recording that started at `start_ns`, at least 0.

@@ -17,13 +17,16 @@ from iaprof.report.views.sql_tables import WORDS, View, stalls_sql, views
 from iaprof.sandbox.memory import limit
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from duckdb import DuckDBPyConnection
 
 _USUAL_MEMORY = 2 << 30  # bytes
 _SHARE = 0.75  # DuckDB's share of the process's memory limit
 _MAX_THREADS = 8
 _ROWS_AT_ONCE = 4_096
+_BATCH_ROWS = 1 << 16
 _MAX_MESSAGE = 500
+_NOTHING = "the query asks for nothing: give it a SELECT"
 _INTERRUPTED = "Query interrupted"  # the message of the RuntimeError that DuckDB's bindings raise on Ctrl-C
 _SETTINGS = (
     "SET temp_directory = ''",  # else DuckDB would spill to the current folder
@@ -87,16 +90,45 @@ class Database:
         Raises:
             IaprofError: the query fails, or the capture is damaged.
         """
-        with _TranslatedErrors(self._views, self._memory):
+        return self._execute(sql), self._rows()
+
+    def query_batches(self, sql: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+        """Runs a query; returns the schema of the result, and its rows as Arrow batches.
+
+        Raises:
+            IaprofError: the query fails, or the capture is damaged.
+        """
+        with self._translated():
+            relation = self._connection.sql(sql)
+        if relation is None:
+            raise UsageError(_NOTHING)
+        with self._translated():
+            reader: pa.RecordBatchReader = relation.to_arrow_reader(_BATCH_ROWS)
+            return reader.schema, self._batches(reader)
+
+    def _execute(self, sql: str) -> list[str]:
+        """Runs a query; returns the names of the result's columns."""
+        with self._translated():
             self._connection.execute(sql)
             description = self._connection.description
         if not description:
-            raise UsageError("the query asks for nothing: give it a SELECT")
-        return [column[0] for column in description], self._rows()
+            raise UsageError(_NOTHING)
+        return [column[0] for column in description]
+
+    def _batches(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        while True:
+            with self._translated():
+                batch = next(reader, None)
+            if batch is None:
+                return
+            yield batch
+
+    def _translated(self) -> _TranslatedErrors:
+        return _TranslatedErrors(self._views, self._memory)
 
     def _rows(self) -> Iterator[list[tuple[Any, ...]]]:
         while True:
-            with _TranslatedErrors(self._views, self._memory):
+            with self._translated():
                 rows = self._connection.fetchmany(_ROWS_AT_ONCE)
             if not rows:
                 return

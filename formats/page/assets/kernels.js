@@ -121,9 +121,11 @@ function drawKernels(model, element) {
       body.append(othersRow(others, total));
     }
     more.hidden = shown.length === matching.length;
-    more.textContent = `Show all ${counted(matching.length)} kernels`;
+    const beyond = table.others.kernels; // which the page has no rows of
+    const here = counted(rows.length);
+    more.textContent = beyond ? `Show ${here} of ${counted(rows.length + beyond)} kernels` : `Show all ${here} kernels`;
     const when = model.selection ? range(model.selection) : "Whole recording";
-    const found = wanted ? `${counted(matching.length)} of ${counted(rows.length)} kernels match. ` : "";
+    const found = wanted ? `${counted(matching.length)} of ${beyond ? `the ${here} kernels with most samples` : `${here} kernels`} match. ` : "";
     const launched = model.selection ? ` Launches${hasEnergy ? ", joules" : ""} and processes are those of the whole recording.` : "";
     state.textContent = `${found}${when}: ${counted(total)} samples.${launched}`;
   }

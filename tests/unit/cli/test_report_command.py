@@ -42,18 +42,20 @@ def test_outputs(good: Path, tmp_path: Path) -> None:
     assert content == iaprof("report", good, "-q").out
     again = iaprof("report", good, "-o", target)
     assert (again.code, "exists" in again.err) == (1, True)
-    assert iaprof("report", good, "-o", target, "--force", "--format", "iaprof").code == 0
-    assert target.read_text().startswith("interval\t")
+    other = tmp_path / "out.txt"
+    assert iaprof("report", good, "-o", other, "--format", "iaprof").code == 0
+    assert iaprof("report", good, "-o", other, "--format", "iaprof", "--force").code == 0
+    assert other.read_text().startswith("interval\t")
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (("report", "{folder}/absent"), 1, "cannot be opened"),
+        (("report", "{folder}/absent"), 1, "does not exist: name a file that 'iaprof record' wrote"),
         (("report", "{folder}/empty"), 1, "is empty"),
         (("report", "{folder}/text"), 1, "not an iaprof capture"),
-        (("report", "{folder}/c", "--format", "xml"), 2, "choose one of folded, html"),
-        (("report", "{folder}/c", "-o", "{folder}/x.unknown"), 2, "--format"),
+        (("report", "{folder}/c", "--format", "xml"), 2, "--format takes folded, html"),
+        (("report", "{folder}/c", "-o", "{folder}/x.unknown"), 2, "does not tell the format: end it in .folded, "),
         (("report", "{folder}/c", "-o", "{folder}/no/x.folded"), 1, "does not exist"),
         (("report", "{folder}/empty", "-o", "{folder}/x.folded"), 1, "is empty"),
         (("report", "{folder}/c", "-o", "{folder}/c", "--force", "--format", "folded"), 1, "is what is read"),
@@ -63,8 +65,13 @@ def test_outputs(good: Path, tmp_path: Path) -> None:
         (("report", "{folder}/c", "--interval", "0"), 2, "--interval must be"),
         (("recover", "{folder}/text.spool", "-o", "{folder}/text.spool", "--force"), 1, "is not the spool"),
         (("recover", "{folder}/text"), 2, "does not end in .spool"),
+        (("recover", "{folder}/absent"), 1, "does not exist: name the spool"),
         (("recover", "{folder}/text.spool"), 1, "is not the spool"),
-        (("recover", "{folder}/absent.spool"), 1, "cannot be opened"),
+        (
+            ("recover", "{folder}/absent.spool"),
+            1,
+            "does not exist: name the spool that a recording left; its folder has text.spool",
+        ),
     ],
 )
 def test_errors(good: Path, tmp_path: Path, words: tuple[str, ...], code: int, message: str) -> None:

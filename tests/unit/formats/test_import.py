@@ -329,7 +329,7 @@ def test_the_verb(tmp_path: Path) -> None:
     assert re.sub(r"wrote [0-9.]+ kB", "wrote N kB", said) == (
         "iaprof: warning: 1 line of unknown kinds left out, the first is line 27\n"
         "iaprof: warning: the last line has no end and was left out: was the file cut short?\n"
-        "[ iaprof import: wrote N kB to old.parquet; iaprof 2026.2, 3 intervals, 5 rows, 85 samples ]\n"
+        "[ iaprof import: wrote N kB to old.parquet; iaprof 2026.2, 3 intervals, 85 samples in 5 rows ]\n"
     )
     assert CaptureReader(target).header["imported"]["unknown_lines"] == 1
     again = iaprof(text)

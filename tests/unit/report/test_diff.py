@@ -219,17 +219,22 @@ def test_captures(captures: tuple[Path, Path], tmp_path: Path) -> None:
     assert [line.rsplit(" ", 2)[1:] for line in target.read_text().splitlines()] == [["3", "3"], ["1", "3"]]
 
 
+FORMATS = "table, json, csv, parquet, html, folded, svg"
+EXTENSIONS = ".json, .csv, .parquet, .html, .folded, .collapsed, .svg"
+
+
 @pytest.mark.parametrize(
     ("words", "message", "code"),
     [
         (("--by", "line"), "--by takes kernel, function, launcher, stack, not 'line'", 2),
         (("--normalize", "time"), "--normalize takes total, none, not 'time'", 2),
-        (("--format", "svg"), "--format takes table, folded, not 'svg'", 2),
-        (("-o", "out.txt"), "the name out.txt does not tell the format: end it in .json, .csv, .parquet, .html", 2),
-        (("-o", "{0}.folded", "--json"), "--json is not for folded text: leave one of them out", 2),
-        (("--format", "folded", "-o", "{1}", "-f"), "{1} is what is read: name another file with -o", 1),
+        (("--format", "svgs"), f"--format takes {FORMATS}, not 'svgs': did you mean svg?", 2),
+        (("-o", "out.txt"), f"the name out.txt does not tell the format: end it in {EXTENSIONS}", 2),
+        (("-o", "{0}.folded", "--json"), "--json and -o {0}.folded contradict each other: leave one of them out", 2),
+        (("--format=svg", "-o", "x.csv"), "--format=svg and -o x.csv contradict each other: leave one of them out", 2),
+        (("-o", "{1}", "-f"), "{1} is what is read: name another file with -o", 1),
     ],
-)
+)  # fmt: skip
 def test_what_makes_no_sense(
     words: tuple[str, ...],
     message: str,

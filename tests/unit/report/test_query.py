@@ -321,7 +321,7 @@ def test_the_examples_work(path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 def test_invalid_queries_are_refused(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    message = "iaprof: there is no format 'xml': choose one of table, csv, json\n"
+    message = "iaprof: --format takes table, json, csv, parquet, not 'xml'\n"
     assert run(monkeypatch, capsys, path, "SELECT 1", "--format", "xml") == (2, "", message)
 
 

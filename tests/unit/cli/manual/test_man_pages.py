@@ -1,0 +1,100 @@
+"""The man pages: correct roff, complete, and with the texts of help."""
+
+import re
+import subprocess
+from pathlib import Path
+
+from typer.main import get_command
+
+from iaprof.cli.main import app
+from iaprof.cli.manual.commands import Command, Kind, Parameter
+from iaprof.cli.manual.man import man_page
+
+VERBS = get_command(app).commands  # type: ignore[attr-defined]
+
+
+def rendered(page: Path) -> str:
+    """The page as plain text, each run of white space as one space."""
+    text = subprocess.run(["mandoc", "-T", "utf8", page], capture_output=True, text=True, check=True).stdout
+    return " ".join(re.sub(r".\x08", "", text).replace("\u2010", "-").split())
+
+
+def test_there_is_a_page_for_each_command(installed: Path) -> None:
+    pages = {path.name for path in (installed / "share/man/man1").iterdir()}
+    assert pages == {"iaprof.1", *(f"iaprof-{verb}.1" for verb in VERBS)}
+
+
+def test_mandoc_finds_no_fault(installed: Path) -> None:
+    for page in (installed / "share/man/man1").iterdir():
+        done = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", page], capture_output=True, text=True)
+        assert (done.stdout, done.stderr, done.returncode) == ("", "", 0), page.name
+
+
+def test_a_page_has_every_option_with_the_text_of_help(installed: Path) -> None:
+    for verb, command in VERBS.items():
+        text = rendered(installed / f"share/man/man1/iaprof-{verb}.1")
+        context = command.make_context(verb, [], resilient_parsing=True)
+        records = [each.get_help_record(context) for each in command.get_params(context)]
+        assert any(records)
+        for names, about in filter(None, records):
+            assert re.sub(r" <[a-z\[\]]+>", "", " ".join(names.split())) in text, (verb, names)
+            assert " ".join(about.split()) in text, (verb, names)
+
+
+def test_the_exit_codes_are_on_each_page(installed: Path) -> None:
+    for page in (installed / "share/man/man1").iterdir():
+        text = rendered(page)
+        assert "EXIT STATUS 0 Everything was done. 1 Something failed;" in text
+        assert "141 What read stdout closed it, as head does." in text
+
+
+def test_a_whole_page() -> None:
+    """Given texts that would mean something to roff, they come out as they are."""
+    option = Parameter(["-o", "--out"], "-o, --out FILE", ".5 of it's `x`; see ~/a-b\\c.", Kind.FILE)
+    argument = Parameter([], "CAPTURE", "A file.", Kind.CAPTURE)
+    groups = {"Options": [option], "Arguments": [argument]}
+    endings = [("Examples", ["  iaprof do -o x"])]
+    command = Command("do", "[OPTIONS]", ["Do it.", "'Quoted' begins it."], groups, endings)
+    assert (
+        man_page(command, "1.2", "2026-11-25", [])
+        == """\
+.TH IAPROF\\-DO 1 "2026-11-25" "iaprof 1.2" "iaprof manual"
+.SH NAME
+iaprof\\-do \\- do it
+.SH SYNOPSIS
+.B iaprof do
+[OPTIONS]
+.SH DESCRIPTION
+\\(aqQuoted\\(aq begins it.
+.SH "OPTIONS"
+.TP
+\\fB\\-o\\fR, \\fB\\-\\-out\\fR \\fIFILE\\fR
+\\&.5 of it\\(aqs \\(gax\\(ga; see \\(ti/a\\-b\\ec.
+.SH "ARGUMENTS"
+.TP
+\\fICAPTURE\\fR
+A file.
+.SH "EXAMPLES"
+.EX
+  iaprof do \\-o x
+.EE
+.SH "EXIT STATUS"
+.TP
+\\fB0\\fR
+Everything was done.
+.TP
+\\fB1\\fR
+Something failed; a sentence on stderr says what and what to do.
+.TP
+\\fB2\\fR
+The command line makes no sense.
+.TP
+\\fB130\\fR
+Ctrl\\-C ended it.
+.TP
+\\fB141\\fR
+What read stdout closed it, as head does.
+.SH SEE ALSO
+\\fBiaprof\\fR(1)
+"""
+    )

@@ -1,0 +1,65 @@
+"""Command lines that make no sense: one sentence each, in the style of all errors, and exit code 2."""
+
+from pathlib import Path
+
+import pytest
+
+from unit.capturing import capture
+from unit.in_process import iaprof
+
+BY = "kernel, function, line, instruction, reason, process, launcher, stack, operator, energy, transfer, wait"
+REASONS = "active, control, pipestall, send, dist_acc, sbid, sync, inst_fetch, other, tdr"
+FORMATS = (
+    "folded, html, svg, iaprof, json, perfetto, chrome, firefox, flamescope, speedscope, pprof, otlp, csv, parquet"
+)
+SEE = "'iaprof {verb} --help' lists what it takes"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("nothing", "there is no command 'nothing': 'iaprof --help' lists the commands"),
+        ("reprot", "there is no command 'reprot': did you mean report?"),
+        ("help reprot", "there is no command 'reprot': did you mean report?"),
+        ("--version=3", "--version takes no value: 'iaprof --help' lists what it takes"),
+        ("report --form=html", "there is no option --form: did you mean --format?"),
+        ("report -n", f"there is no option -n: {SEE}"),
+        ("report --pid", f"--pid needs a value: {SEE}"),
+        ("top -n x", f"--limit takes a whole number: {SEE}"),
+        ("top --interval x", f"--interval takes a number: {SEE}"),
+        ("devices --json=3", f"--json takes no value: {SEE}"),
+        ("import", f"FILE is missing: {SEE}"),
+        ("diff", f"BEFORE is missing: {SEE}"),
+        ("archive", f"--output is missing: {SEE}"),
+        ("info a b", f"unexpected argument b: {SEE}"),
+        ("info a b c", f"unexpected arguments b c: {SEE}"),
+        ("archive -o x --symbols al", "--symbols takes needed, all, not 'al': did you mean all?"),
+        ("top --by kernal", f"--by takes {BY}, not 'kernal': did you mean kernel?"),
+        ("report --reason sbidd", f"--reason takes {REASONS}, not 'sbidd': did you mean sbid?"),
+        ("report --format=htlm", f"--format takes {FORMATS}, not 'htlm': did you mean html?"),
+        ("query --format xlm", "--format takes table, json, csv, parquet, not 'xlm'"),
+        ("report --json -o x.html", "--json and -o x.html contradict each other: leave one of them out"),
+        ("report --format svg -o x.html", "--format=svg and -o x.html contradict each other: leave one of them out"),
+        ("top --json -o x.csv", "--json and -o x.csv contradict each other: leave one of them out"),
+        ("query --json -o x.csv", "--json and -o x.csv contradict each other: leave one of them out"),
+        ("annotate -o x.svg", "the name x.svg does not tell the format: end it in .txt, .json"),
+    ],
+)  # fmt: skip
+def test_one_sentence(words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    capture(tmp_path / "iaprof.parquet")
+    verb = words.split()[0]
+    assert iaprof(*words.split()) == (2, "", f"iaprof: {said.format(verb=verb)}\n")
+
+
+def test_without_words_the_commands_are_listed() -> None:
+    done = iaprof()
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("Usage: iaprof [OPTIONS] COMMAND [ARGS]...\n")
+    assert "\n  record " in done.err
+
+
+def test_help_of_a_command_is_its_option_help() -> None:
+    assert iaprof("help", "top") == iaprof("top", "--help")
+    assert iaprof("help") == iaprof("--help")
+    assert iaprof("help", "top").out.startswith("Usage: iaprof top [OPTIONS] [CAPTURE]...\n")
