@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
@@ -11,7 +12,9 @@ from typing import IO, TYPE_CHECKING, Any
 import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.basics.quantities import counted
 from iaprof.cli.terminal.stdout import open_output, utf8_stdout
+from iaprof.cli.terminal.summary import say
 from iaprof.formats.profile import StackOptions, clean
 
 if TYPE_CHECKING:
@@ -73,30 +76,71 @@ def show_difference(
     show(difference(found[0], found[1], by, limit, is_relative), as_json)
 
 
-def show_energy(path: Path, stage_options: Options, limit: int, answers: Answers, quiet: bool) -> None:
-    """Prints or writes the energy of kernels and copies, and of idle devices, of a capture that holds time lines.
+def hold_time_lines(words: Sequence[str]) -> bool:
+    """Tells whether several captures hold time lines: whether the first one that can be read does.
 
     Raises:
-        IaprofError: it has no power.
+        UsageError: a word names nothing.
+        SourceError: captures cannot be found.
+    """
+    from iaprof.formats.capture.limits import CaptureError
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.fleet.sources import SourceError, find_sources
+    from iaprof.report.timeline.presence import shows_time_lines
+
+    for source in find_sources(words):
+        with contextlib.suppress(CaptureError, SourceError), source.opened() as file:
+            return shows_time_lines(CaptureReader(file))
+    return False
+
+
+def show_energy(words: Sequence[str], stage_options: Options, limit: int, answers: Answers, quiet: bool) -> None:
+    """Prints or writes the energy of kernels and copies, and of idle devices, of captures that hold time lines.
+
+    That of several captures is added up by rank and name; each has its own clocks, and is read alone.
+
+    Raises:
+        IaprofError: none has power, or one cannot be read.
+        UsageError: one holds stalls.
     """
     from iaprof.cli.terminal.trace_messages import say_messages
     from iaprof.cli.terminal.trace_tables import energy_dict, energy_lines
     from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.fleet.sources import find_sources
     from iaprof.report.timeline.outputs.formats import finished
+    from iaprof.report.timeline.presence import shows_time_lines
+    from iaprof.report.timeline.stages.energy import TABLE, summed
 
-    trace = finished(CaptureReader(path), stage_options)
-    if "energy" not in trace.tables:
+    sources = find_sources(words)
+    tables, without = [], []
+    for source in sources:
+        with source.opened() as file:
+            capture = CaptureReader(file)
+            if not shows_time_lines(capture):
+                raise UsageError(f"{source.shown} holds no time lines, as others do: name captures of one kind")
+            trace = finished(capture, stage_options)
+        if TABLE in trace.tables:
+            tables.append(trace.tables[TABLE])
+        else:
+            without.append(source.shown)
+        if not quiet:
+            say_messages(trace, source.shown if len(sources) > 1 else "")
+        del trace  # before the next one is read
+    if not tables:
+        others = f", and {counted(len(without) - 1, 'other')}," if len(without) > 1 else ""
         raise IaprofError(
-            f"{path} has no power of its devices, as charge counters or as counters of Watts, W or mW have it: "
-            "'iaprof timeline' says what was left out"
+            f"{without[0]}{others} has no power of its devices, as charge counters or as counters of Watts, W or mW "
+            "have it: 'iaprof timeline' says what was left out"
         )
+    energy = tables[0] if len(tables) == 1 else summed(tables)
     if answers.is_text:
         with utf8_stdout():
-            print("\n".join(energy_lines(trace, limit)))
+            print("\n".join(energy_lines(energy, limit)))
     else:
-        answers.write(energy_dict(trace, limit))
-    if not quiet:
-        say_messages(trace)
+        several = {"captures": len(sources), "without_power": without} if len(sources) > 1 else {}
+        answers.write({**energy_dict(energy, limit), **several})
+    if without and not quiet:
+        say(clean(f"iaprof: warning: {counted(len(without), 'capture')} without power, the first is {without[0]}"))
 
 
 def check_options(context: typer.Context, path: Path, taken: Collection[str]) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, coloured, terminal_width
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from iaprof.report.timeline.trace import Trace
 
 _UJ_PER_J = 1e6
@@ -22,7 +24,7 @@ def show(trace: Trace, limit: int) -> None:
             _waits(trace),
             _iterations(trace),
             _kernels(trace, limit),
-            energy_lines(trace, limit),
+            energy_lines(trace.tables.get("energy"), limit),
             _categories(trace),
         )
         if block
@@ -105,9 +107,9 @@ def _kernels(trace: Trace, limit: int) -> list[str]:
     return table.lines(terminal_width(), coloured())
 
 
-def energy_dict(trace: Trace, limit: int) -> dict[str, Any]:
+def energy_dict(energy: pa.Table, limit: int) -> dict[str, Any]:
     """Returns the energy of kernels and copies as JSON has it, those with most first, and that of idle devices."""
-    rows = trace.tables["energy"].to_pylist()
+    rows = energy.to_pylist()
     ran, idle = ([row for row in rows if bool(row["Calls"]) is has] for has in (True, False))
     ran.sort(key=lambda row: -row["Energy"])
     shown = ran[: limit or None]
@@ -126,9 +128,8 @@ def energy_dict(trace: Trace, limit: int) -> dict[str, Any]:
     }
 
 
-def energy_lines(trace: Trace, limit: int) -> list[str]:
+def energy_lines(energy: pa.Table | None, limit: int) -> list[str]:
     """Returns the table of energy as lines; none where there is no power."""
-    energy = trace.tables.get("energy")
     if energy is None or not energy.num_rows:
         return []
     table = Table(

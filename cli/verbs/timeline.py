@@ -105,21 +105,19 @@ def timeline(
     mode = mode_of_report(*traces)
     with _captured(traces, quiet) as capture, contextlib.ExitStack() as opened:
         from iaprof.report.join.memory import return_free_memory
-        from iaprof.report.timeline.load import arguments, load
+        from iaprof.report.timeline.load import load
 
         trace = load(capture)
-        given = {}
-        if output is not None:
-            given = {kind: opened.enter_context(arguments(capture, kind)) for kind in ("slice", "flow", "instant")}
+        given = _Given(capture, opened) if output is not None else None
 
         def dump(number: int, stage: Stage) -> None:
-            if stage.name in dumped and output is not None:
-                _write_trace(trace, given, output / f"{number:02}_{stage.name}.json", mode)
+            if stage.name in dumped and output is not None and given is not None:
+                _write_trace(trace, given.read(), output / f"{number:02}_{stage.name}.json", mode)
 
         run(trace, options, on, dump)
         return_free_memory()
-        if output is not None:
-            _write_all(trace, given, output, mode, tensorboard)
+        if output is not None and given is not None:
+            _write_all(trace, given.read(), output, mode, tensorboard)
             if html:
                 _write_page(trace, capture, output / "page.html", mode)
             if pddf:
@@ -136,6 +134,28 @@ def timeline(
                 show(trace, most)
         if not quiet:
             say_messages(trace)
+
+
+class _Given:
+    """The arguments of imported events, by kind: a thread gets them from the capture while stages work."""
+
+    def __init__(self, capture: CaptureReader, opened: contextlib.ExitStack) -> None:
+        """Starts the thread. `opened` closes what it opens."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        files = opened.enter_context(contextlib.ExitStack())
+        thread = opened.enter_context(ThreadPoolExecutor(1))
+        self._made = thread.submit(self._open, capture, files)
+
+    @staticmethod
+    def _open(capture: CaptureReader, files: contextlib.ExitStack) -> Mapping[str, Arguments]:
+        from iaprof.report.timeline.load import arguments
+
+        return {kind: files.enter_context(arguments(capture, kind)) for kind in ("slice", "flow", "instant")}
+
+    def read(self) -> Mapping[str, Arguments]:
+        """Returns them once the capture is read."""
+        return self._made.result()
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.cli.terminal.wait_facts import say_waits
-from iaprof.cli.time_lines import check_options, holds_time_lines, show_energy, stage_options
+from iaprof.cli.time_lines import check_options, hold_time_lines, holds_time_lines, show_energy, stage_options
 from iaprof.cli.verbs.top_transfers import say_unrecorded, show_transfers
 from iaprof.cli.verbs.top_waits import BY as WAIT, top_waits
 from iaprof.formats.writers.json_stacks import stack_ends
@@ -92,11 +92,17 @@ def top(
     checked_choice(by, ALL, "--by")
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
-    is_of_traces = by == ENERGY and not is_several(captures) and holds_time_lines(existing(Path(captures[0])))
+    is_of_traces = by == ENERGY and (
+        hold_time_lines(captures) if is_several(captures) else holds_time_lines(existing(Path(captures[0])))
+    )
     if freq is not None and not is_of_traces:
-        raise UsageError("--freq is for --by energy of one capture of time lines: leave it out")
+        raise UsageError("--freq is for --by energy of time lines: leave it out")
     answers = Answers.chosen(output, as_json, force, captures)
     limit = answers.rows(limit)
+    if is_of_traces:
+        check_options(context, Path(captures[0]), OF_TIME_LINES)
+        show_energy(captures, stage_options(freq), limit, answers, quiet)
+        return
     if is_several(captures):
         if per_interval:
             raise UsageError("--per-interval is for one capture; --group-by day or hour divides several")
@@ -108,10 +114,6 @@ def top(
         raise UsageError(f"--{'outliers' if outliers else 'percentiles'} is for several captures, with --group-by")
     fleet.refuse_for_one("top")
     capture = existing(Path(captures[0]))
-    if is_of_traces:
-        check_options(context, capture, OF_TIME_LINES)
-        show_energy(capture, stage_options(freq), limit, answers, quiet)
-        return
     if by == TRANSFER:
         if per_interval:
             raise UsageError("--by transfer has no table for each interval: choose times with --time")

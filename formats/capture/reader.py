@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from iaprof.basics.finite_json import loads_finite
 from iaprof.formats.capture import merged
 from iaprof.formats.capture.dictionaries import decoded_bytes, with_null_rows
 from iaprof.formats.capture.limits import (
@@ -174,7 +174,7 @@ class CaptureReader:
         if raw is None:
             raise CaptureError(f"{self.path} is not an iaprof capture (it is some other Parquet file)")
         try:
-            header = json.loads(raw) if len(raw) <= MAX_HEADER_BYTES else None
+            header = loads_finite(raw) if len(raw) <= MAX_HEADER_BYTES else None
         except MemoryError as error:
             raise self._too_large("header") from error
         except (ValueError, RecursionError):

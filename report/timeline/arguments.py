@@ -6,10 +6,12 @@ capture has them in the order of its files.
 
 from __future__ import annotations
 
+import json
 import mmap
 import tempfile
 from collections.abc import Iterable
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,9 +19,11 @@ from numpy.typing import NDArray
 
 from iaprof.sandbox.closing import Closing
 
-_EMPTY = pa.scalar("", pa.large_string())
+_EMPTY, _NEW_LINE = (pa.scalar(text, pa.large_string()) for text in ("", "\n"))
 _TAKEN_AT_ONCE = 1 << 20  # rows, whose pages stay in memory
 _MOST = 1 << 40  # behind the end of every text
+_decode = msgspec.json.Decoder(msgspec.Raw).decode
+_decode_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
 
 
 class Arguments(Closing):
@@ -35,14 +39,12 @@ class Arguments(Closing):
         ends = [np.zeros(1, np.int64)]
         size = 0
         for chunk in texts:
-            plain = chunk.dictionary_decode() if pa.types.is_dictionary(chunk.type) else chunk
-            plain = _members(plain.cast(pa.large_string()))
-            _, offsets, data = plain.buffers()
-            starts = np.frombuffer(offsets, np.int64)[plain.offset : plain.offset + len(plain) + 1]
-            ends.append(starts[1:] - starts[0] + size)
-            if data is not None:
-                self._file.write(data[int(starts[0]) : int(starts[-1])])
-            size += int(starts[-1] - starts[0]) if len(plain) else 0
+            coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
+            plain = pc.fill_null(_members(coded.dictionary.cast(pa.large_string())).take(coded.indices), _EMPTY)
+            of_chunk, content = _content(plain)
+            ends.append(of_chunk + size)
+            self._file.write(content)
+            size += len(content)
         self._file.flush()
         self._mapped = mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ) if size else b""
         self._taken = 0
@@ -64,10 +66,51 @@ class Arguments(Closing):
         return pc.if_else(pc.equal(found, _EMPTY.cast(pa.string())), pa.scalar(None, pa.string()), found)
 
 
-def _members(objects: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Returns objects without their braces; empty for null and for what is no object."""
-    trimmed = pc.ascii_trim_whitespace(objects)
+def _members(texts: pa.LargeStringArray) -> pa.LargeStringArray:
+    """Returns objects without their braces; what is no object as a member `args`, so that any JSON stays JSON.
+
+    Captures are untrusted: a text may end one object and begin another one, or make one together with the next text.
+    """
+    trimmed = pc.ascii_trim_whitespace(texts)
     are_objects = pc.and_(pc.starts_with(trimmed, "{"), pc.ends_with(trimmed, "}"))
+    are_objects = _are_each_one_value(trimmed, pc.fill_null(are_objects, fill_value=False))
     inside = pc.binary_replace_slice(trimmed, start=-1, stop=_MOST, replacement="")
     inside = pc.ascii_trim_whitespace(pc.binary_replace_slice(inside, start=0, stop=1, replacement=""))
-    return pc.if_else(pc.fill_null(are_objects, fill_value=False), inside, _EMPTY)
+    odd = texts.filter(pc.invert(are_objects)).to_pylist()
+    others = pa.array([f'"args":{json.dumps(text)}' if text else None for text in odd], pa.large_string())
+    return pc.replace_with_mask(inside, pc.invert(are_objects), others)
+
+
+def _are_each_one_value(texts: pa.LargeStringArray, are_objects: pa.BooleanArray) -> pa.BooleanArray:
+    """Tells which of those that begin and end as objects are valid JSON.
+
+    Where all of them, one after the other in lines, have as many values as there are texts, each has one: a value goes
+    on in the next line neither in a string nor behind a closing brace.
+    """
+    chosen = texts.filter(are_objects)
+    _, lines = _content(pc.binary_join_element_wise(chosen, _NEW_LINE, _EMPTY))
+    try:
+        if len(_decode_lines(lines)) == len(chosen):
+            return are_objects
+    except (msgspec.MsgspecError, RecursionError):
+        pass
+    found = are_objects.to_numpy(zero_copy_only=False).copy()
+    found[found] = [_is_json(text) for text in chosen.to_pylist()]
+    return pa.array(found)
+
+
+def _content(texts: pa.LargeStringArray) -> tuple[NDArray[np.int64], memoryview]:
+    """Returns where texts end, and their bytes one after the other."""
+    _, offsets, data = texts.buffers()
+    places = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    if data is None or not len(texts):
+        return np.zeros(len(texts), np.int64), memoryview(b"")
+    return places[1:] - places[0], memoryview(data)[int(places[0]) : int(places[-1])]
+
+
+def _is_json(text: str) -> bool:
+    try:
+        _decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return True

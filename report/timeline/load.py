@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +27,7 @@ _READ_AT_ONCE = 16  # row groups, after which memory is returned: what stays of 
 _MOST_RANK = 1 << 31
 _MANY = 3 << 20  # rows, whose columns are large blocks
 _LARGE = 4 << 20  # bytes of half a million rows: fewer would be returned, and zeroed again, too often
+_Item = TypeVar("_Item")
 
 
 def load(capture: CaptureReader) -> Trace:
@@ -68,6 +71,15 @@ def arguments(capture: CaptureReader, kind: str) -> Arguments:
     return Arguments(combined(table["args"]) for table in tables)
 
 
+def _ahead(items: Iterator[_Item]) -> Iterator[_Item]:
+    """Yields items, of which a thread makes the next one while the last one is used: Arrow leaves Python's lock."""
+    with ThreadPoolExecutor(1) as thread:
+        following = thread.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = thread.submit(next, items, None)
+            yield item
+
+
 def _files(part: CaptureReader) -> list[TraceFile]:
     """Returns the files of a part. Its header is untrusted."""
     found = part.header.get("traces")
@@ -100,7 +112,7 @@ class _Columns:
     def read(self, part: CaptureReader, first_file: int) -> None:
         """Reads the rows of a part, whose first file has this number."""
         names = _FIELDS[self.kind]
-        for number, table in enumerate(part.tables(self.kind, names), 1):
+        for number, table in enumerate(_ahead(part.tables(self.kind, names)), 1):
             for name in names:
                 if name not in _COUNTERS:
                     self._add(name, self._column(name, table[name], first_file))

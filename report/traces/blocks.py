@@ -118,6 +118,7 @@ class Block:
         places = len(self.text) - 7
         self.words = np.ascontiguousarray(np.ndarray((places,), "<u8", self.text, 0, (1,)))  # 8 bytes from any place on
         self._ends = ends
+        self.closes: Places = self._at.take(ends) - _FRONT  # of the braces that end events, in the stripped part
 
     def members(self, level: int) -> Members:
         """Returns the members of objects: 1 of the events, 2 of the objects in these.

@@ -7,6 +7,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from iaprof.basics.finite_json import loads_finite
+
 EVENTS = "traceEvents"
 _BLANK = re.compile(rb"[ \t\r\n,]*")
 _KEY = re.compile(rb'"((?:[^"\\]|\\.)*)"[ \t\r\n]*:[ \t\r\n]*', re.DOTALL)
@@ -125,7 +127,7 @@ def _decoded(state: State) -> tuple[bool, Any]:
         return False, None
     try:
         text = state.value.encode("latin-1").decode("utf-8", "replace")
-        return True, json.loads(text, strict=False, parse_constant=lambda _: None)
+        return True, loads_finite(text, strict=False)
     except (ValueError, RecursionError):
         return False, None
 

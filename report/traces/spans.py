@@ -30,7 +30,7 @@ def integers(block: Block, starts: Places, ends: Places) -> NDArray[np.int64]:
     Raises:
         NotPlain: one is none.
     """
-    values, known = _decimals(block, starts, ends)
+    values, known = decimal_numbers(block, starts, ends)
     if not known.all():
         rows = np.flatnonzero(~known)
         hexadecimal, found = _hexadecimals(block, starts[rows], ends[rows])
@@ -44,7 +44,7 @@ def whole_numbers(block: Block, starts: Places, ends: Places) -> NDArray[np.int6
     Raises:
         NotPlain: one is another value.
     """
-    values, known = _decimals(block, starts, ends)
+    values, known = decimal_numbers(block, starts, ends)
     if not known.all():
         raise NotPlain
     return values
@@ -72,11 +72,11 @@ def nanoseconds(block: Block, starts: Places, ends: Places) -> NDArray[np.int64]
         decimals[is_dot & (ends - count - 1 > starts)] = count
     has_dot = decimals > 0
     whole_ends = ends - decimals - has_dot
-    values, known = _decimals(block, starts, whole_ends)
+    values, known = decimal_numbers(block, starts, whole_ends)
     known &= whole_ends - starts <= _MOST_WHOLE
     values *= 1000
     if has_dot.any():
-        fraction, good = _decimals(block, np.where(has_dot, ends - decimals, starts), ends)
+        fraction, good = decimal_numbers(block, np.where(has_dot, ends - decimals, starts), ends)
         good &= block.bytes.take(ends - decimals) != _MINUS
         fraction *= np.array([0, 100, 10, 1]).take(decimals)
         negative = block.bytes.take(starts) == _MINUS
@@ -107,7 +107,7 @@ def _with_odd(
     return values
 
 
-def _decimals(block: Block, starts: Places, ends: Places) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def decimal_numbers(block: Block, starts: Places, ends: Places) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Reads up to 16 decimal digits, perhaps with a minus. Returns int64[n], and which are so."""
     negative = block.bytes.take(starts) == _MINUS
     lengths = ends - starts - negative

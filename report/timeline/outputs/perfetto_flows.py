@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,12 +14,13 @@ from pyarrow import BinaryArray as Bytes
 
 from iaprof.formats.perfetto import columns
 from iaprof.formats.perfetto.packets import event_field
-from iaprof.report.timeline.grouped import groups
+from iaprof.report.timeline.grouped import by_time, groups
 from iaprof.report.timeline.outputs.perfetto_tracks import Tracks
 from iaprof.report.timeline.trace import ABSENT, MADE, Slices, Trace
 
 _NONE = -1
 _AT_ONCE = 1 << 19  # slices
+_BEFORE = 1 << 62  # more than any length: ranks ends before begins
 
 
 @dataclass(frozen=True)
@@ -185,15 +187,15 @@ def _innermost(
     time = np.concatenate([start, start + length, times])
     track = np.concatenate([tracks, tracks, marked])
     # At one instant: ends (the shortest first), begins (the longest first), marks; or marks before the ends.
-    kind = np.repeat(np.array([1, 0, 2 if ends_first else -1], np.int8), [n, n, marks])
-    size = np.concatenate([-length, length, np.zeros(marks, np.int64)])
-    order = np.lexsort((size, kind, time, track))
-    del kind, size, time, start, length  # millions of each
+    rank = np.concatenate([-length, length - _BEFORE, np.full(marks, 1 if ends_first else ABSENT)])
+    order = by_time(time, rank)
+    order = order[_stable(groups(track)[0][order])]
+    del rank, time, start, length  # millions of each
     step = np.where(order < n, np.int8(1), np.where(order < 2 * n, np.int8(-1), np.int8(0)))
     depth = np.cumsum(step, dtype=np.int32)  # each track ends as it begins, at 0
     level = np.where(order < 2 * n, depth + (step < 0), depth)
-    # The latest begin of a level is the slice that is open there.
-    by_level = np.lexsort((np.arange(len(order)), level, track[order]))
+    # The latest begin of a level and track is the slice that is open there.
+    by_level = _stable(level)
     is_begin = step[by_level] > 0
     latest = np.maximum.accumulate(np.where(is_begin, np.arange(len(order)), 0))
     is_mark = order[by_level] >= 2 * n
@@ -201,3 +203,8 @@ def _innermost(
     inside = is_mark & (level[by_level] > 0)
     found[order[by_level[inside]] - 2 * n] = at[inside]
     return found
+
+
+def _stable(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns rows in order of integers from 0 on, and then in their own. Small integers take a tenth of the time."""
+    return np.argsort(values.astype(np.uint16) if values.max(initial=0) < 1 << 16 else values, kind="stable")

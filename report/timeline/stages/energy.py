@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.energy import MOST_J, NJ_PER_J, whole_parts
@@ -106,6 +107,28 @@ def share_energy(trace: Trace, options: Options, pattern: str, placeholder: str)
     if tables:
         trace.tables[TABLE] = pa.concat_tables(tables)
         trace.slices.extra[OF_SLICES] = of_slices
+
+
+def summed(tables: Sequence[pa.Table]) -> pa.Table:
+    """Adds up tables `energy` of several traces: those of a rank and a name."""
+    every = pa.concat_tables(tables)
+    every = every.append_column("is_idle", pc.equal(every["Calls"], 0))  # a kernel may be called [idle], too
+    found = every.group_by(["pid", "is_idle", "Name"], use_threads=False).aggregate(
+        [("Energy", "sum"), ("Calls", "sum")]
+    )
+    found = found.sort_by([("pid", "ascending"), ("is_idle", "ascending"), ("Energy_sum", "descending")])
+    pid, energy, calls = (found[name].to_numpy() for name in ("pid", "Energy_sum", "Calls_sum"))
+    ranks = Groups(pid)
+    return pa.table(
+        {
+            "pid": pid,
+            "Energy Percent": 100 * energy / ranks.sum(energy)[ranks.numbers],
+            "Energy": energy,
+            "Calls": calls,
+            "Mean Energy": energy / np.maximum(calls, 1),
+            "Name": found["Name"],
+        }
+    )
 
 
 def device_powers(trace: Trace, options: Options) -> dict[int, DevicePower]:

@@ -108,6 +108,38 @@ def test_top_shows_energy_of_traces(tmp_path: Path) -> None:
     assert rows.read_text() == '"kernel","rank","calls","joules"\n"k Cmpt Exec",0,2,0.0028125\n'
 
 
+def test_energy_of_several_traces_adds_up(tmp_path: Path) -> None:
+    # given two captures with the same kernel, and one without power
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    (tmp_path / "none").mkdir()
+    captures = [charged(tmp_path / "one"), charged(tmp_path / "two"), charged(tmp_path / "none", power=False)]
+
+    # when their energy is asked for
+    found = iaprof("top", *captures, "--by", "energy", "--json", "--freq", "1000")
+
+    # then it is that of both, and one is said to have none
+    document = json.loads(found.out)
+    assert document["entries"] == [{"kernel": "k Cmpt Exec", "rank": 0, "calls": 4, "joules": 0.005625}]
+    assert document["energy"] == {"selected": 0.005625, "idle": 0.00375, "total": 0.009375}
+    assert (document["captures"], document["without_power"]) == (3, [str(captures[2])])
+    assert "1 capture without power" in found.err
+
+    # and a folder names them, too; the table has one row for each rank and name
+    shown = iaprof("top", tmp_path, "--by", "energy", "-q").out.splitlines()
+    assert [line.split()[:4] for line in shown[1:]] == [
+        ["5,625.000", "uJ", "60.00", "%"],
+        ["3,750.000", "uJ", "40.00", "%"],
+    ]
+
+    # and groups, or a capture of stalls among them, are refused in a sentence
+    assert "--group-by is for stalls" in iaprof("top", tmp_path, "--by", "energy", "--group-by", "host").err
+    stalls = Path(__file__).parents[2] / "data/captures/format-8.parquet"
+    refused = iaprof("top", *captures, stalls, "--by", "energy")
+    assert (refused.code, refused.out) == (2, "")
+    assert "format-8.parquet holds no time lines" in refused.err
+
+
 def test_top_by_energy_of_traces_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     capture = charged(tmp_path, power=False)
     found = iaprof("top", capture, "--by", "energy")

@@ -148,3 +148,12 @@ def test_infinity_metadata_without_a_time_and_bytes_as_text(tmp_path: Path) -> N
     assert [event["args"]["class"] for event in slices(tmp_path) if "DmaO" in event["name"]] == [
         "MAIU_PROTOCOL_SIGNAL_DATA"
     ]
+
+
+def test_numbers_that_no_json_has_beside_the_events(tmp_path: Path) -> None:
+    file = tmp_path / "job.json"
+    text = json.dumps({"traceEvents": [kernel("k", 1000, 50)], "scale": [float("inf"), float("nan"), 1.5]})
+    file.write_text(text.replace("Infinity", "1e999"))
+    assert iaprof("timeline", file, "-o", tmp_path / "out", "-q").code == 0
+    written = json.loads((tmp_path / "out" / "trace.json").read_text(), parse_constant=lambda name: 1 / 0)
+    assert written["scale"] == [None, None, 1.5]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings, strategies
 
 from iaprof.report.timeline.arguments import Arguments
@@ -129,8 +130,30 @@ def test_braces_at_the_end_of_args_stay() -> None:
     made = trace([slice_("k", 1, 1), slice_("k", 2, 1), slice_("k", 3, 1), slice_("k", 4, 1)])
     found = written(made, slice=['{"x":{"y":{}}}', ' { "z": "}" } ', "[1]", None])
     assert [{**event["args"], "jobname": ""} for event in found["traceEvents"]] == [
-        {"x": {"y": {}}, "jobname": ""}, {"z": "}", "jobname": ""}, {"jobname": ""}, {"jobname": ""},
+        {"x": {"y": {}}, "jobname": ""}, {"z": "}", "jobname": ""}, {"args": "[1]", "jobname": ""}, {"jobname": ""},
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        ['{"a":1},"name":"another"}'],  # ends the args, and begins members of the event
+        ['{"a":1}}', "{nonsense}", '{"a" 1}', '{"a":NaN}', '{"a":1,}', '{"a":"\t"}', '{"a":' + "[" * 5000 + "}"],
+        ['{"a":"}', '{"}'],  # one object together
+        ['{"a":1}\n{"b":1}'],
+    ],
+)
+def test_args_that_are_no_objects_stay_in_their_event_as_text(odd: list[str]) -> None:
+    # given the rows of a hostile capture
+    good = ['{"n":1}', '{"n":\n2}']
+    made = trace([slice_("k", number, 1) for number in range(len(odd) + 2)])
+
+    # when they are written, then the file is JSON, and no event has another one's args
+    found = written(made, slice=[good[0], *odd, good[1]])
+    args = [event["args"] for event in found["traceEvents"]]
+    assert [event["name"] for event in found["traceEvents"]] == ["k"] * len(args)
+    assert [each["n"] for each in (args[0], args[-1])] == [1, 2]
+    assert [each["args"] for each in args[1:-1]] == odd
 
 
 @given(texts=strategies.lists(strategies.none() | strategies.text(), max_size=8))
