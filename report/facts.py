@@ -9,7 +9,7 @@ from typing import Any
 from iaprof.formats.energy import Energy
 from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import WholeStacks
-from iaprof.formats.profile import Profile
+from iaprof.formats.profile import Profile, samples_text
 from iaprof.report.gpu.module import GpuKernel
 from iaprof.symbols.names.cpu_frames import ModuleNames
 
@@ -46,6 +46,7 @@ class Facts:
 
     records: int = 0  # stall records
     stalls: int = 0  # samples: the sum of all counts
+    active: int = 0  # samples in which the thread issued an instruction
     unknown_kernel: int = 0  # samples in no known kernel
     no_launch: int = 0  # samples in a known kernel without a recorded launch
     matched: Matched = field(default_factory=Matched)
@@ -56,6 +57,10 @@ class Facts:
     energy: Energy | None = None  # of the GPUs; None: unknown
     problems: dict[str, list[str]] = field(default_factory=dict)  # sentence -> paths of the modules concerned
     cpu_modules: list[CpuModule] = field(default_factory=list)
+
+    def samples_text(self) -> str:
+        """Returns the number of samples and the share that were active: `1,200 samples, 11.1 % active`."""
+        return samples_text(self.stalls, self.active)
 
 
 @dataclass

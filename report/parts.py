@@ -164,6 +164,7 @@ def _merge_reports(capture: CaptureReader, reports: list[Report]) -> Report:
     columns["counts"] = np.concatenate([profile.counts_for(reasons) for profile in profiles])
     facts = _sum_facts([report.facts for report in reports])
     columns["energy"] = np.concatenate([_energy(profile) for profile in profiles])
+    columns["divided"] = np.concatenate([_divided(profile) for profile in profiles])
     order = np.lexsort([columns[name] for name in ("offset", "kernel", "launch", "interval")])
     longest = max((profile.intervals for profile in profiles), key=len)
     begun = begun_ns(capture.header) / 1e9  # the merged header has the first part's clock
@@ -193,6 +194,10 @@ def _energy(profile: Profile) -> NDArray[np.int64]:
     return np.zeros(len(profile), np.int64) if profile.energy is None else profile.energy
 
 
+def _divided(profile: Profile) -> NDArray[np.uint64]:
+    return np.zeros(len(profile), np.uint64) if profile.divided is None else profile.divided
+
+
 def _launch_counts(profiles: list[Profile]) -> dict[int, int]:
     counts: dict[int, int] = {}
     first = 0
@@ -211,6 +216,7 @@ def _sum_facts(several: list[Facts]) -> Facts:
     for each in several:
         facts.records += each.records
         facts.stalls += each.stalls
+        facts.active += each.active
         facts.unknown_kernel += each.unknown_kernel
         facts.no_launch += each.no_launch
         facts.cpu_modules += each.cpu_modules

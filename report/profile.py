@@ -14,12 +14,13 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.python_counts import recorded as recorded_python
 from iaprof.formats.header.whole_stacks import recorded
+from iaprof.formats.profile import ACTIVE
 from iaprof.gpu.intel.generations import platform_of
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gpu.kernels import SampledKernels
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.join.attribution import Joined
-from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
+from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED, Method
 from iaprof.report.join.energy import read_energy
 from iaprof.report.join.executions import read_launches
 from iaprof.report.join.instruction_starts import instruction_starts
@@ -113,6 +114,7 @@ def _build(
         joined = joined.only(np.array(matches, bool)[joined.site])
     totals = joined.counts.sum(axis=1).astype(np.int64)
     facts.stalls = int(totals.sum())
+    facts.active = sum(int(joined.counts[:, at].sum()) for at, each in enumerate(reasons_of(known)) if each == ACTIVE)
     unknown = np.array([site.placement is None and not site.kernel_note for site in placed.sites])
     unlaunched = np.array([site.note in (BEFORE_RECORDING, NOT_RECORDED) for site in placed.sites])
     facts.unknown_kernel = int(totals[unknown[joined.site]].sum())
@@ -139,9 +141,13 @@ def _build(
     )
     if energy is not None:
         facts.energy = energy.shared(sampled, float(joined.joules.sum()))
+    has_stack = np.array([bool(site.stack) and not site.note for site in placed.sites])
     profile = replace(
         profile,
         intervals=intervals,
+        divided=np.where(has_stack[joined.site], joined.counts.sum(axis=1) - joined.alone, np.uint64(0))
+        if selection.rule.method is Method.PROPORTIONAL
+        else None,
         energy=None if facts.energy is None else whole_parts(joined.joules, facts.energy.selected),
         gauges=measured,
         matched=facts.matched.shares(),

@@ -44,7 +44,7 @@ def _events(export: Export) -> Iterator[Event]:
     yield _about("process_name", _COUNTERS, 0, name="GPU")
     yield _about("process_sort_index", _COUNTERS, 0, sort_index=-1)
     for found in stalls(export):
-        name = per_interval(export, f"stalls {found.place}".strip())
+        name = per_interval(export, f"GPU samples {found.place}".strip())
         for second, counts in zip(found.seconds.tolist(), found.counts.tolist(), strict=True):
             yield _counter(name, second, {"samples": sum(counts)})
             yield _counter(f"{name}, by reason", second, dict(zip(found.names, counts, strict=True)))

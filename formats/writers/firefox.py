@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from iaprof import __version__
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch, Profile, StackOptions, clean
+from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch, Profile, StackOptions, clean, reason_name
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.stacks.viewer_tree import stalls_by_time, viewer_tree, without_components, without_offsets
@@ -44,7 +44,7 @@ _COLORS = {  # the profiler's nearest colours to formats/stacks/palette.py; it u
 _CATEGORY = {kind: number for number, kind in enumerate(_COLORS)}
 _LIBRARY = 1  # the profiler's number for this type of resource
 _FULL = 1e9  # "CPU" units per ms in the busiest interval, enough to resolve the shortest stack
-_STALLS = "GPU stalls"
+_STALLS = "GPU samples"
 _OF_PROCESSES = ("host", "process", "pid")
 _Ints = NDArray[np.int64]
 
@@ -63,7 +63,8 @@ class Firefox(Writer):
             sources.append((_STALLS, *stalls_by_time(export, without_offsets(options))))
         if export.cpu is not None:
             sources.append(("CPU samples", export.cpu, options))
-        tables = _Tables(export.profile.reasons if "reason" in options.components else ())
+        reasons = [reason_name(reason) for reason in export.profile.reasons]
+        tables = _Tables(reasons if "reason" in options.components else ())
         threads = []
         for name, source, its_options in sources:
             tree = viewer_tree(source, without_components(its_options, _OF_PROCESSES), _key)
@@ -71,7 +72,7 @@ class Firefox(Writer):
         _sort_threads(threads)
         json.dump(
             {
-                "meta": _meta(export.about, export.profile.reasons, length_s * 1e3) | _initial_view(threads),
+                "meta": _meta(export.about, reasons, length_s * 1e3) | _initial_view(threads),
                 "libs": tables.libs,
                 "shared": tables.shared(),
                 "threads": threads,
@@ -145,7 +146,7 @@ class _Tables:
     """The tables that threads share: strings, libraries, files, functions, frames and stacks."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
-        """Starts with empty tables; `reasons`: stall reasons that are frames."""
+        """Starts with empty tables; `reasons`: names of stall reasons that are frames."""
         self._reasons = reasons
         self._strings: dict[str, int] = {}
         self.libs: list[dict[str, Any]] = []

@@ -45,7 +45,7 @@ class Perfetto(Writer):
         trace = _Trace(out, export)
         order = 0
         for found in stalls(export):
-            group = trace.group(f"GPU stalls {found.place}".strip(), order)
+            group = trace.group(f"GPU samples {found.place}".strip(), order)
             _stalls(trace, group, found, per_interval(export, "samples"))
             order += 1
         if export.series:

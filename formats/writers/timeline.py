@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.export import Export, Launches, OperatorSlices
+from iaprof.formats.profile import reason_name
 
 _SHORTEST_S = 1e-6  # makes single launches visible; runs in a row are farther apart than this
 
@@ -21,20 +22,21 @@ class Intervals:
     place: str  # the GPU; "" if there is only one
     seconds: NDArray[np.float64]  # [n], start of each interval, since time 0
     counts: NDArray[np.int64]  # [n, m]
-    names: Sequence[str]  # [m], what is counted
+    names: Sequence[str]  # [m], what is counted; reasons have the names that they have among other names
 
 
 def stalls(export: Export) -> list[Intervals]:
     """Samples by reason, for each GPU that has any."""
     profile = export.profile if export.by_time is None else export.by_time
     counts = profile.counts.astype(np.int64)
+    names = [reason_name(reason) for reason in profile.reasons]
     found = []
     for number, device in enumerate(profile.devices):
         own = profile.device == number
         if own.any():
             place = device if len(profile.devices) > 1 else ""
-            found.append(_by_interval(export, place, profile.interval[own], counts[own], profile.reasons))
-    return found or [_by_interval(export, "", profile.interval, counts, profile.reasons)]
+            found.append(_by_interval(export, place, profile.interval[own], counts[own], names))
+    return found or [_by_interval(export, "", profile.interval, counts, names)]
 
 
 def cpu_samples(export: Export) -> Intervals | None:

@@ -12,7 +12,7 @@ import pytest
 
 from iaprof.cli.main import main
 from iaprof.formats.export import About, Export
-from iaprof.formats.profile import StackOptions
+from iaprof.formats.profile import StackOptions, reason_name
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.exporting import empty_profile
@@ -58,11 +58,11 @@ def test_each_event_has_what_the_published_document_asks_for_as_viewers_cannot_b
 
 def test_counters_have_the_totals_of_the_profile() -> None:
     given = export()
-    by_reason = curve(given, "stalls per 0.1 s, by reason")
-    assert all(tuple(args) == REASONS for _, args in by_reason)
-    sums = [sum(args[reason] for _, args in by_reason) for reason in REASONS]
+    by_reason = curve(given, "GPU samples per 0.1 s, by reason")
+    assert all(tuple(args) == tuple(map(reason_name, REASONS)) for _, args in by_reason)
+    sums = [sum(args[reason_name(reason)] for _, args in by_reason) for reason in REASONS]
     assert sums == given.profile.counts.sum(axis=0).tolist()
-    assert curve(given, "stalls per 0.1 s") == [
+    assert curve(given, "GPU samples per 0.1 s") == [
         (0, {"samples": 8}),
         (100_000, {"samples": 0}),
         (700_000, {"samples": 9}),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import StackOptions
+from iaprof.formats.profile import StackOptions, reason_name
 from iaprof.formats.writers.firefox import Firefox
 from iaprof.gpu.intel.reasons import REASONS
 from unit import stalled
@@ -76,15 +76,15 @@ def test_each_process_has_threads_of_stalls_and_cpu_samples() -> None:
     document = written(stalled.export())
     threads = document["threads"]
     assert [(each["processName"], each["pid"], each["name"], each["isMainThread"]) for each in threads] == [
-        ("app", "42", "GPU stalls", True),
+        ("app", "42", "GPU samples", True),
         ("app", "42", "CPU samples", False),
-        ("Web Content on north", "7 on north", "GPU stalls", True),
-        ("[unknown process]", "[unknown process]", "GPU stalls", True),
+        ("Web Content on north", "7 on north", "GPU samples", True),
+        ("[unknown process]", "[unknown process]", "GPU samples", True),
         ("swapper", "swapper", "CPU samples", True),
     ]
     assert len({each["tid"] for each in threads}) == len(threads)
     assert document["meta"]["initialVisibleThreads"] == [0, 1, 2, 3]
-    assert sum(sum(each["samples"]["weight"]) for each in threads if each["name"] == "GPU stalls") == stalled.SAMPLES
+    assert sum(sum(each["samples"]["weight"]) for each in threads if each["name"] == "GPU samples") == stalled.SAMPLES
     assert sum(sum(each["samples"]["weight"]) for each in threads if each["name"] == "CPU samples") == 6
 
 
@@ -100,14 +100,14 @@ def test_stacks_share_an_interval_by_their_samples() -> None:
     assert sorted(line.split(": ", 1)[1] for line in found[1:4]) == sorted(
         [
             f"10 of {cpu}; {gpu}; active in GPU (GPU instruction, active), 100 %",
-            f"70 of {cpu}; {gpu}; sbid in GPU (GPU instruction, sbid), 100 %",
+            f"70 of {cpu}; {gpu}; stall: sbid in GPU (GPU instruction, stall: sbid), 100 %",
             "20 of main src/main.c:15 in app (C, Other); matmul src/matmul.cl:5 in GPU (GPU source, Other);"
-            " tdr in GPU (GPU instruction, tdr), 100 %",
+            " stall: tdr in GPU (GPU instruction, stall: tdr), 100 %",
         ]
     )
     assert found[4:] == [
         "60 ms: 0 of nothing, 0 %",
-        f"80 ms: 2 of {cpu}; {gpu}; sbid in GPU (GPU instruction, sbid), 2 %",
+        f"80 ms: 2 of {cpu}; {gpu}; stall: sbid in GPU (GPU instruction, stall: sbid), 2 %",
     ]
     assert samples(document, other) == [
         "20 ms: 0 of nothing, 0 %",
@@ -126,8 +126,8 @@ def test_consecutive_intervals_have_no_gap() -> None:
     document = written(stalled.export(rows, cpu=False), StackOptions(components=("reason",)))
     assert samples(document, document["threads"][0]) == [
         "20 ms: 0 of nothing, 0 %",
-        "40 ms: 8 of sbid in GPU (GPU instruction, sbid), 100 %",
-        "60 ms: 7 of sbid in GPU (GPU instruction, sbid), 88 %",
+        "40 ms: 8 of stall: sbid in GPU (GPU instruction, stall: sbid), 100 %",
+        "60 ms: 7 of stall: sbid in GPU (GPU instruction, stall: sbid), 88 %",
     ]
 
 
@@ -163,14 +163,14 @@ def test_the_published_tables_as_the_profiler_itself_cannot_be_had_offline(expor
     totals = Counter[str]()
     for thread in document["threads"]:
         totals[thread["name"]] += sum(thread["samples"]["weight"])
-    assert totals["GPU stalls"] == int(export.profile.counts.sum())
+    assert totals["GPU samples"] == int(export.profile.counts.sum())
 
 
 def test_an_offset_has_the_category_of_its_reason() -> None:
     document = written(stalled.export(), StackOptions(components=("reason", "offset")))
     last = stack(document, document["threads"][0]["samples"]["stack"][1])
     assert last.split("; ")[1] in ("0x10 in GPU", "0x20 in GPU")
-    assert document["meta"]["categories"][-1]["subcategories"] == ["Other", *REASONS]
+    assert document["meta"]["categories"][-1]["subcategories"] == ["Other", *map(reason_name, REASONS)]
 
 
 def test_cpu_samples_alone() -> None:
@@ -187,7 +187,7 @@ def test_a_large_capture_is_written_from_its_profile_by_interval() -> None:
 
 def firefox_total(file: Path) -> int:
     threads = json.loads(file.read_text())["threads"]
-    return sum(sum(thread["samples"]["weight"]) for thread in threads if "stalls" in thread["name"])
+    return sum(sum(thread["samples"]["weight"]) for thread in threads if "GPU" in thread["name"])
 
 
 TOTALS = {"firefox": firefox_total}

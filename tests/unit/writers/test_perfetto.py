@@ -13,7 +13,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.formats.export import Export, Launches
-from iaprof.formats.profile import StackOptions
+from iaprof.formats.profile import StackOptions, reason_name
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.exporting import empty_profile
@@ -95,12 +95,12 @@ def test_counters_have_the_totals_by_perfettos_definitions_as_its_ui_cannot_be_h
     found = read(given := export())
     per_reason = dict(zip(REASONS, given.profile.counts.sum(axis=0).tolist(), strict=True))
     sums = {path: sum(value for _, value in values) for path, values in found.values.items()}
-    assert sums["GPU stalls", "all reasons"] == given.profile.counts.sum()
-    assert {reason: sums.get(("GPU stalls", reason), 0) for reason in REASONS} == per_reason
-    assert found.values["GPU stalls", "sbid"] == [(0, 7), (100 * MS, 0), (700 * MS, 0), (800 * MS, 0)]
-    assert found.values["GPU stalls", "all reasons"] == [(0, 8), (100 * MS, 0), (700 * MS, 9), (800 * MS, 0)]
+    assert sums["GPU samples", "all reasons"] == given.profile.counts.sum()
+    assert {reason: sums.get(("GPU samples", reason_name(reason)), 0) for reason in REASONS} == per_reason
+    assert found.values["GPU samples", "stall: sbid"] == [(0, 7), (100 * MS, 0), (700 * MS, 0), (800 * MS, 0)]
+    assert found.values["GPU samples", "all reasons"] == [(0, 8), (100 * MS, 0), (700 * MS, 9), (800 * MS, 0)]
     assert found.values["CPU samples",] == [(100 * MS, 4), (200 * MS, 6), (300 * MS, 0)]
-    assert found.tracks["GPU stalls", "sbid"].counter.unit_name == "samples per 0.1 s"
+    assert found.tracks["GPU samples", "stall: sbid"].counter.unit_name == "samples per 0.1 s"
 
 
 def test_metrics_are_counters_with_units() -> None:
@@ -147,8 +147,8 @@ def test_times_are_monotonic_with_a_snapshot_of_the_wall_clock() -> None:
 
 def test_each_gpu_has_its_own_counters() -> None:
     found = read(export(devices=("card0", "card1")))
-    assert sum(value for _, value in found.values["GPU stalls card0", "all reasons"]) == 15
-    assert found.values["GPU stalls card1", "sbid"] == [(0, 2), (100 * MS, 0)]
+    assert sum(value for _, value in found.values["GPU samples card0", "all reasons"]) == 15
+    assert found.values["GPU samples card1", "stall: sbid"] == [(0, 2), (100 * MS, 0)]
 
 
 def test_equal_pids_of_several_machines_stay_apart() -> None:
@@ -171,7 +171,7 @@ def test_stalls_by_time_come_from_the_profile_by_interval() -> None:
     given = export()
     whole = replace(given.profile, interval=np.zeros_like(given.profile.interval), intervals=[50.0])
     found = read(replace(given, profile=whole, by_time=given.profile))
-    assert found.values["GPU stalls", "send"] == [(0, 0), (100 * MS, 0), (700 * MS, 9), (800 * MS, 0)]
+    assert found.values["GPU samples", "stall: send"] == [(0, 0), (100 * MS, 0), (700 * MS, 9), (800 * MS, 0)]
 
 
 @pytest.mark.parametrize("seconds", [1e300, -1e300])
