@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iaprof.formats.energy import Energy
+from iaprof.formats.export import Executions
 from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.formats.profile import Profile, samples_text
@@ -71,6 +72,7 @@ class Report:
     facts: Facts
     header: dict[str, Any] = field(default_factory=dict)  # of the capture
     binaries: Sequence[GpuKernel | None] = ()  # the code of each of the profile's kernels; None: unknown
+    executions: Executions | None = None  # None: not asked for, or unknown
 
     def binary(self, kernel: int) -> GpuKernel | None:
         """Returns the code of one of the profile's kernels, by index; None if the capture does not have it."""

@@ -28,6 +28,7 @@ from iaprof.report.join.joining import Helper, Task, helping, join
 from iaprof.report.join.memory import return_free_memory
 from iaprof.report.join.named import to_profile
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
+from iaprof.report.join.seen import Seen
 from iaprof.report.join.selection import Selection, begun_ns
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.report.together.operators import read_operators
@@ -47,6 +48,7 @@ class ReportOptions:
     frame_options: FrameOptions = FrameOptions()  # noqa: RUF009 (it is frozen)
     texts: bool = False  # read the text of GPU instructions
     start_ns: int | None = None  # time 0 of the time range and intervals, CLOCK_MONOTONIC; None: the recording's start
+    seen: bool = False  # find when samples of each kernel and stack were seen
     merged: bool = False  # put each kernel's instructions into one row
 
 
@@ -103,7 +105,8 @@ def _build(
     return_free_memory()
     starts = instruction_starts(placed, kernels)
     energy = read_energy(capture, known, row_filter)
-    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged, energy)
+    seen = Seen(selection.reason_mask(reasons_of(known)), len(known)) if options.seen else None
+    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged, energy, seen)
     joined, facts.records = join(capture, task, helper, progress)
     return_free_memory()
     sampled = float(joined.joules.sum())
@@ -156,7 +159,8 @@ def _build(
         python=facts.python,
         recorded_python=recorded_python(capture.header),
     )
-    return Report(profile, facts, capture.header, binaries)
+    executions = seen and seen.executions(joined.site, joined.stream, totals, profile, begin_ns)
+    return Report(profile, facts, capture.header, binaries, executions)
 
 
 def _selected(
