@@ -41,6 +41,8 @@ class Runs:
             end: int64[n], ns; None: when they begin.
             count: int64[n], the events that each row stands for; None: 1.
         """
+        if not len(pair):
+            return
         end, count = begin if end is None else end, np.ones_like(begin) if count is None else count
         self._batches.append((pair, begin, end, count))
         self._waiting += len(pair)
