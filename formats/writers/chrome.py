@@ -99,7 +99,7 @@ def _executions(
     executions: Executions, launches: Launches | None, options: StackOptions, pids: _Numbers, tids: _Numbers
 ) -> Iterator[Event]:
     """When kernels were seen on GPUs: a thread for each stack that launches one, and flows from its launches."""
-    from iaprof.formats.writers.timeline import launch_runs_of, process_text, stack_text
+    from iaprof.formats.writers.timeline import ends_of, launch_runs_of, process_text, stack_text
 
     known = []
     for number, track in enumerate(executions.tracks):
@@ -115,7 +115,7 @@ def _executions(
     sources = [-1] * len(executions.track)
     if launches is not None:
         sources = launch_runs_of(executions, launches).tolist()
-    columns = (executions.track, executions.begin, executions.end, executions.count)
+    columns = (executions.track, executions.begin, ends_of(executions), executions.count)
     for flow, (source, number, begin, end, count) in enumerate(
         zip(sources, *(column.tolist() for column in columns), strict=True)
     ):

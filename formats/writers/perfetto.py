@@ -19,6 +19,7 @@ from iaprof.formats.profile import StackOptions, clean
 from iaprof.formats.writers.timeline import (
     Intervals,
     cpu_samples,
+    ends_of,
     lanes,
     lanes_title,
     launch_runs_of,
@@ -114,7 +115,7 @@ def _executions(
     if sources is not None:
         known = np.flatnonzero(sources >= 0)
         more.append(flows(known + 1, len(sources), known, "terminating_flow_ids"))
-    trace.slices_of(track, trace.times(executions.begin), trace.times(executions.end), names_, "gpu", more)
+    trace.slices_of(track, trace.times(executions.begin), trace.times(ends_of(executions)), names_, "gpu", more)
 
 
 def _runs(trace: _Trace, launches: Launches, what: str, sources: NDArray[np.int64] | None = None) -> None:

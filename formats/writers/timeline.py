@@ -133,6 +133,11 @@ def launch_runs_of(executions: Executions, launches: Launches) -> NDArray[np.int
     return np.where(before >= 0, before, last_until(executions.end))
 
 
+def ends_of(executions: Executions) -> NDArray[np.float64]:
+    """The ends of runs, in seconds; at least 1 us after the begin."""
+    return np.maximum(executions.end, executions.begin + _SHORTEST_S)
+
+
 def stack_text(launch: Launch | None, options: StackOptions) -> str:
     """The stack of a launch, outermost first, as in tables; "" if there is none."""
     if launch is None:

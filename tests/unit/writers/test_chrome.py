@@ -18,7 +18,7 @@ from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.exporting import empty_profile
 from iaprof.report.merging import merge
 from unit.capturing import HEADER, capture, launch, record, stall
-from unit.timelines import export
+from unit.timelines import executed, export
 
 Event = dict[str, Any]
 
@@ -96,6 +96,23 @@ def test_launches_are_slices_that_do_not_overlap() -> None:
     }
 
 
+def test_when_kernels_were_seen_are_slices_with_flows_from_their_launches() -> None:
+    found = document(executed())["traceEvents"]
+    slices = [event for event in found if event["ph"] == "X"]
+    seen = [event for event in slices if event["cat"] == "gpu"]
+    assert [(event["ts"], event["dur"], event["args"]["samples"]) for event in seen] == [
+        (50_000, 350_000, 6), (60_000, 1, 2), (550_000, 50_000, 9), (900_000, 100_000, 1),
+    ]  # fmt: skip
+    assert seen[0]["args"] == {"samples": 6, "process": "app 7", "stack": "main"}
+    starts, ends = ({event["id"]: event for event in found if event["ph"] == phase} for phase in "sf")
+    assert [(starts[number]["ts"], ends[number]["ts"]) for number in starts] == [
+        (0, 50_000), (0, 60_000), (500_000, 550_000),
+    ]  # fmt: skip
+    for kind, flows in (("launches", starts), ("gpu", ends)):
+        places = {(event["pid"], event["tid"], event["ts"]) for event in slices if event["cat"] == kind}
+        assert {(event["pid"], event["tid"], event["ts"]) for event in flows.values()} <= places
+
+
 def rows(given: Export) -> list[str]:
     """Process and thread of each row of slices."""
     names = {(e["name"], e["pid"], e["tid"]): e["args"].get("name") for e in events(given, "M")}
@@ -156,7 +173,7 @@ def test_the_verb_shows_all_of_a_merged_capture_or_a_share_of_the_time_of_all(
     assert {event["name"] for event in found if event["ph"] == "X"} == hosts
     assert {event["ts"] // 1e6 for event in found if event["ph"] == "X"} == seconds
     assert {event["ts"] // 1e6 for event in found if event["name"].startswith("power")} == seconds
-    stalled = {event["ts"] // 1e6 for event in found if event["args"].get("samples")}
+    stalled = {event["ts"] // 1e6 for event in found if event.get("args", {}).get("samples")}
     assert stalled == seconds
 
 

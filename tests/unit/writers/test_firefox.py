@@ -1,4 +1,4 @@
-"""The Firefox Profiler's format, checked against the published description of version 61."""
+"""The Firefox Profiler's format, checked against the published description of version 63."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import StackOptions, reason_name
 from iaprof.formats.writers.firefox import Firefox
 from iaprof.gpu.intel.reasons import REASONS
-from unit import stalled
+from unit import stalled, timelines
 from unit.profiles import Row, counts
 
 SHARED = {  # columns by table: src/types/profile.ts of firefox-devtools/profiler at that version
@@ -111,11 +111,12 @@ def test_stacks_share_an_interval_by_their_samples() -> None:
     ]
     assert samples(document, other) == [
         "20 ms: 0 of nothing, 0 %",
-        f"40 ms: 5 of [libfoo.so+0x1f0] (unknown, Other); {gpu}; send in GPU (GPU instruction, send), 5 %",
+        f"40 ms: 5 of [libfoo.so+0x1f0] (unknown, Other); {gpu};"
+        " stall: send in GPU (GPU instruction, stall: send), 5 %",
     ]
     assert samples(document, unknown)[1:] == [
         "80 ms: 3 of [unknown process] (process, Other); [unknown kernel] (unknown, Other);"
-        " control in GPU (GPU instruction, control), 3 %"
+        " stall: control in GPU (GPU instruction, stall: control), 3 %"
     ]
 
 
@@ -134,8 +135,8 @@ def test_consecutive_intervals_have_no_gap() -> None:
 @pytest.mark.parametrize("export", [stalled.export(), stalled.hostile(), stalled.export([], cpu=False)])
 def test_the_published_tables_as_the_profiler_itself_cannot_be_had_offline(export: Export) -> None:
     document = written(export, StackOptions(components=("cpu", "function", "reason", "offset")))
-    assert document.keys() == {"meta", "libs", "shared", "threads"}
-    assert document["meta"]["preprocessedProfileVersion"] == 61
+    assert document.keys() == {"meta", "libs", "shared", "threads", "counters"}
+    assert document["meta"]["preprocessedProfileVersion"] == 63
     assert {
         "interval",
         "startTime",
@@ -171,6 +172,46 @@ def test_an_offset_has_the_category_of_its_reason() -> None:
     last = stack(document, document["threads"][0]["samples"]["stack"][1])
     assert last.split("; ")[1] in ("0x10 in GPU", "0x20 in GPU")
     assert document["meta"]["categories"][-1]["subcategories"] == ["Other", *map(reason_name, REASONS)]
+
+
+def marks(document: Any) -> list[str]:
+    """A line per marker: process, name, times and what is told of it, by the schema of its type."""
+    strings, schemas = document["shared"]["stringArray"], document["meta"]["markerSchema"]
+    fields = {each["name"]: {field["key"]: field["format"] for field in each["fields"]} for each in schemas}
+    lines = []
+    for thread in document["threads"]:
+        table = thread["markers"]
+        columns = (table[name] for name in ("name", "startTime", "endTime", "phase", "data"))
+        assert table["length"] == len(table["category"]) == len(table["name"])
+        for name, start, end, phase, data in zip(*columns, strict=True):
+            assert phase == 1
+            of = fields[data["type"]]
+            assert data.keys() == {"type", *of}
+            told = [strings[data[key]] if of[key] == "unique-string" else str(data[key]) for key in of]
+            lines.append(f"{thread['processName']}: {strings[name]}, {start:g} to {end:g} ms, {data['type']} {told}")
+    return lines
+
+
+def test_launches_and_when_kernels_were_seen_are_markers_of_their_processes() -> None:
+    found = marks(written(timelines.executed()))
+    assert found[:3] == [
+        "app: matmul \u00d7100, 0 to 300 ms, Launches ['matmul', '100', '7']",
+        "app: matmul, 50 to 400 ms, Execution ['matmul', '6', 'card0', 'main']",
+        "app: matmul, 60 to 60 ms, Execution ['matmul', '2', 'card0', 'main;a\\\\x1b[2J\\\\x0a\"]}</script>\\\\u202e']",
+    ]
+    assert (
+        "[unknown process]: [unknown kernel], 900 to 1000 ms, Execution ['[unknown kernel]', '1', 'card1', '']" in found
+    )
+    assert len(found) == 5 + 4
+
+
+def test_metrics_are_counters_by_what_they_change() -> None:
+    document = written(timelines.export())
+    of = {each["name"]: each for each in document["counters"]}
+    frequency = of["frequency actual, MHz"]
+    assert frequency["samples"] == {"time": [50.0, 150.0], "count": [400.0, 2000.5], "length": 2}
+    assert frequency["pid"] == document["threads"][frequency["mainThreadIndex"]]["pid"]
+    assert frequency["display"]["graphType"] == "line-accumulated"
 
 
 def test_cpu_samples_alone() -> None:
