@@ -159,7 +159,9 @@ def _build(
         python=facts.python,
         recorded_python=recorded_python(capture.header),
     )
-    executions = seen and seen.executions(joined.site, joined.stream, totals, profile, begin_ns)
+    executions = None
+    if seen is not None:
+        executions = seen.executions(joined.site, joined.stream, totals, profile, begin_ns)
     return Report(profile, facts, capture.header, binaries, executions)
 
 

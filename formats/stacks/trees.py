@@ -50,7 +50,7 @@ class Tree:
         """Samples of the stacks through each node: int64[nodes]."""
         return self.with_callees(self.own())
 
-    def with_callees(self, values: NDArray[np.int64]) -> _Ints:
+    def with_callees(self, values: NDArray[Any]) -> NDArray[Any]:
         """Sums over each node and its descendants.
 
         Args:

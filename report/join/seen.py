@@ -92,7 +92,8 @@ class Seen:
         pair, *columns = self._runs.all()
         known = np.isin(pair, pairs)
         if not known.any():
-            return Executions([], pair[known], *(column[known] / 1e9 for column in columns[:2]), columns[2][known])
+            none = np.empty(0, np.int64)
+            return Executions([], none, none / 1e9, none / 1e9, none)
         # Sites with few samples share a row of each device.
         totals = np.bincount(pair_of, samples, len(pairs))
         row_of = np.arange(len(pairs))
@@ -114,6 +115,6 @@ class Seen:
         return Executions(tracks, track, (begin - start_ns) / 1e9, (end - start_ns) / 1e9, count)
 
 
-def _track(profile: Profile, row: np.int64) -> Track:
+def _track(profile: Profile, row: int) -> Track:
     kernel, code = profile.kernels[profile.kernel[row]], profile.codes[profile.code[row]]
     return Track(profile.devices[profile.device[row]], kernel_name(kernel, code), profile.launches[profile.launch[row]])

@@ -37,7 +37,7 @@ def divided(rows: list[Row], samples: list[int], options: StackOptions) -> tuple
 
 
 def path(tree: Tree, node: int) -> str:
-    names = []
+    names: list[str] = []
     while node:
         names.insert(0, tree.frames[tree.frame[node]].name)
         node = int(tree.parent[node])

@@ -54,7 +54,7 @@ def read(given: Export) -> Read:
     annotations: dict[int, str] = {}
     categories: dict[int, str] = {}
     texts: dict[int, str] = {}
-    open_: dict[int, tuple[str, int, int]] = {}
+    open_: dict[int, tuple[str, int, Any]] = {}
     cleared = False
     for packet in pb.Trace.FromString(out.getvalue()).packet:
         assert packet.trusted_packet_sequence_id

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.export import Executions
+from iaprof.formats.export import Executions, Track
 from iaprof.formats.profile import Profile, kernel_name
 from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.gpu.module import GpuModuleLoader
@@ -76,7 +76,7 @@ def by_track(executions: Executions, profile: Profile) -> tuple[Counter[object],
     columns = (profile.device, profile.kernel, profile.code, profile.launch)
     for device, kernel, code, launched, count in zip(*(column.tolist() for column in columns), samples, strict=True):
         name = kernel_name(profile.kernels[kernel], profile.codes[code])
-        of_profile[seen.Track(profile.devices[device], name, profile.launches[launched])] += count
+        of_profile[Track(profile.devices[device], name, profile.launches[launched])] += count
     return of_runs, of_profile
 
 
