@@ -101,6 +101,14 @@ def _choice(
             autocompletion=one_of(REASONS),
         ),
     ] = None,
+    active: Annotated[
+        bool,
+        typer.Option(
+            "--active/--no-active",
+            help="Samples in which a thread issued an instruction, too, or stalls alone.",
+            rich_help_panel=_WHICH,
+        ),
+    ] = True,
     cgroup: Annotated[
         list[str] | None,
         typer.Option(
@@ -167,6 +175,8 @@ def _choice(
     from iaprof.report.join.executions import StackOf
     from iaprof.report.join.selection import Selection, TimeRange
 
+    if reason is not None and not active:
+        raise UsageError("--reason chooses the reasons, active among them: leave out --no-active")
     checked_choice(attribution, _METHODS, "--attribution")
     checked_choice(stack_of, _STACKS_OF, "--stack-of")
     seconds = DEFAULT_WINDOW_S if horizon is None else horizon
@@ -183,6 +193,7 @@ def _choice(
         _reasons(words_of(reason, "--reason")),
         tuple(words_of(cgroup, "--cgroup")),
         _pattern(python, "--python"),
+        active,
         StackOf(stack_of),
     )
     return SelectionOptions(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines)

@@ -23,7 +23,7 @@ def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
     records = "" if imported else f"{facts.records:,} stall records, "
     say(
         clean(
-            f"[ iaprof {verb}: {records}{facts.stalls:,} samples; {_scaled(header)}"
+            f"[ iaprof {verb}: {records}{facts.samples_text()}; {_scaled(header)}"
             f"{matched_text(facts) if facts.stalls else ''}{_recorded(header)}lost while recording: {losses(header)} ]"
         )
     )

@@ -40,7 +40,13 @@ def write(both: Profile, names: tuple[str, str], options: StackOptions, relative
     gone = int(before.own()[after.own() == 0].sum())
     of_gone = f"{gone:,} samples before are of stacks that are gone: exchange the captures to see them"
     about = About(command=clean(" → ".join(names)), warnings=[of_gone] if gone else [])
-    draw(lay_out(after, options.percent_limit), about, options, out, _Change(before.total(), after.total(), relative))
+    draw(
+        lay_out(after, options.percent_limit),
+        about,
+        options,
+        out,
+        colours=_Change(before.total(), after.total(), relative),
+    )
 
 
 class _Change:

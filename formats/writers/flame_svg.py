@@ -13,6 +13,8 @@ from importlib.resources import files
 from typing import IO, Protocol
 from xml.sax.saxutils import escape
 
+from iaprof.basics.quantities import percent
+from iaprof.formats.estimates import MARK, divided_text, is_marked
 from iaprof.formats.export import About, Export
 from iaprof.formats.profile import CodeKind, StackOptions
 from iaprof.formats.stacks.flame_layout import DEEPEST, Box, FlameLayout, frame_key, lay_out
@@ -52,10 +54,11 @@ class FlameSvg(Writer):
         """Writes the picture; frames that are too small are merged per parent, and the head line counts them."""
         if options.cpu_samples:
             assert export.cpu is not None
-            tree = cpu_tree(export.cpu, options, frame_key)
+            tree, active, divided = cpu_tree(export.cpu, options, frame_key), 0, 0
         else:
             tree = stall_tree(export.profile, options, frame_key, with_separator=True)
-        draw(lay_out(tree, options.percent_limit), export.about, options, out)
+            active, divided = export.profile.active, export.profile.divided_samples
+        draw(lay_out(tree, options.percent_limit), export.about, options, out, active, divided)
 
 
 class Kinds:
@@ -81,6 +84,8 @@ def draw(
     about: About,
     options: StackOptions,
     out: IO[str],
+    active: int = 0,
+    divided: int = 0,
     colours: Colours = Kinds(),  # noqa: B008
 ) -> None:
     """Writes the picture.
@@ -90,9 +95,11 @@ def draw(
         about: for the title.
         options: the stack options: the root is at the bottom, or at the top if stacks are inverted.
         out: receives the text of the file.
+        active: samples in which an instruction was issued.
+        divided: samples that are divided among stacks.
         colours: what colours mean.
     """
-    head = list(_head(layout, about, options))
+    head = list(_head(layout, about, options, active, divided))
     top = 10 + len(head) * _LINE + 38
     height = top + len(layout.rows) * _ROW + 8 + _FOOT
     title = escape(about.title or "iaprof")
@@ -117,9 +124,9 @@ def draw(
     out.write(f"</g></g>\n<script><![CDATA[\n{_asset('flame_svg.js')}]]></script>\n</svg>\n")
 
 
-def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[str]:
+def _head(layout: FlameLayout, about: About, options: StackOptions, active: int, divided: int) -> Iterator[str]:
     """The lines above the picture: title, origin, totals and warnings."""
-    unit = "CPU samples" if options.cpu_samples else "samples of GPU stalls"
+    unit = "CPU samples" if options.cpu_samples else "GPU samples"
     if options.waits:
         unit = "us of waits for the GPU"
     if options.slices:
@@ -130,6 +137,8 @@ def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[
     if about.seconds:
         where.append(f"{about.seconds:,.1f} s")
     much = [f"{layout.total:,} {unit}"]
+    if active:
+        much.append(f"{percent(active / layout.total)} active")
     if options.inverted:
         much.append("leaf first")
     if layout.left_out:
@@ -138,6 +147,7 @@ def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[
     lines = [
         ("title", about.command or "iaprof", _TITLE_LETTER),
         *(("said", " · ".join(each), _LETTER) for each in (where, much) if each),
+        *([("said", divided_text(divided, layout.total), _LETTER)] if divided else []),
         *(("warning", warning, _LETTER) for warning in about.warnings[:_MOST_WARNINGS]),
     ]
     for index, (name, text, letter) in enumerate(lines):
@@ -150,15 +160,18 @@ def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[
 
 def _box(box: Box, total: int, scale: float, unit: str, colours: Colours) -> str:
     x, width = _PAD + box.x * scale, box.width * scale
-    text = _cut(box.text, int((width - 5) / _LETTER))
+    marked = is_marked(box.divided, box.width)
+    mark = f' data-mark="{MARK} "' if marked else ""  # which the script puts before the name
+    text = _cut(f"{MARK} {box.text}" if marked else box.text, int((width - 5) / _LETTER))
     label = f'<text x="{x + 3:.2f}" y="12">{escape(text)}</text>' if text else ""
     # A gap of half a pixel, except for boxes that would mostly be gap.
     drawn = width - 0.5 if width > 2 else width
     name, said = colours.painted(box)
     share = 100 * box.width / max(total, 1)
+    estimate = f", of which {percent(box.divided / box.width)} divided among stacks" if marked else ""
     return (
-        f'<g class="{name}" data-x="{box.x}" data-w="{box.width}">'
-        f"<title>{escape(box.text)} ({said}{box.width:,} {unit}, {share:.2f} %)</title>"
+        f'<g class="{name}" data-x="{box.x}" data-w="{box.width}"{mark}>'
+        f"<title>{escape(box.text)} ({said}{box.width:,} {unit}, {share:.2f} %{estimate})</title>"
         f'<rect x="{x:.2f}" width="{drawn:.2f}" height="{_ROW - 1}"/>{label}</g>\n'
     )
 

@@ -1,4 +1,5 @@
 const FLAME_ROW = 18, FLAME_TEXT = 11, FLAME_LEAST = 0.5; // px
+const FLAME_MARKED = 0.01; // the part of a box's samples that are divided among stacks: it is marked
 const OTHER_MODULES = 9; // colours that modules have, before the others share one
 
 class Flame {
@@ -16,6 +17,7 @@ class Flame {
     this.view = [0, 1]; // samples from and to which the canvas shows
     this.build(element);
     model.on("selection", () => this.renew());
+    model.on("active", () => this.renew());
     model.on("theme", () => this.recolour());
     new ResizeObserver(() => this.resized()).observe(this.scroller);
     this.renew();
@@ -27,7 +29,12 @@ class Flame {
     const get = (name) => element.querySelector(`[data-part=${name}]`);
     this.parts = Object.fromEntries(
       ["sources", "order", "colouring", "search", "clear", "share", "reset", "whole", "caption", "legend", "details",
-        "sandwich", "kernel", "leave"].map((name) => [name, get(name)]));
+        "sandwich", "kernel", "leave", "activity", "active", "divided"].map((name) => [name, get(name)]));
+    const [said, why] = this.model.divided;
+    if (said) {
+      this.parts.divided.querySelector("summary").textContent = said;
+      this.parts.divided.querySelector("p").textContent = why;
+    }
     this.scroller = get("scroller");
     this.spacer = get("spacer");
     this.canvas = get("canvas");
@@ -47,6 +54,7 @@ class Flame {
       if (event.key === "Escape") this.find(""), canvas.focus(), event.stopPropagation();
       if (event.key === "Enter") canvas.focus();
     };
+    parts.active.onchange = () => this.model.showActive(parts.active.checked);
     parts.clear.onclick = () => this.find("");
     parts.reset.onclick = () => this.zoom(null);
     parts.whole.onclick = () => this.model.select(null);
@@ -91,6 +99,11 @@ class Flame {
 
   text(box) {
     return box.frame < 0 ? "all" : this.tree.texts[box.frame];
+  }
+
+  /** The name as it is drawn: marked if part of the samples are divided among stacks. */
+  label(box) {
+    return this.picture.divided(box) >= FLAME_MARKED ? `~ ${this.text(box)}` : this.text(box);
   }
 
   path(box) {
@@ -239,7 +252,7 @@ class Flame {
       context.fillRect(begin, top, end - begin - gap, FLAME_ROW - 1);
       const letters = Math.floor((end - begin - 8) / this.letter);
       if (letters >= 3) {
-        const text = this.text(box);
+        const text = this.label(box);
         context.fillStyle = ink;
         const cut = text[0] === "/" ? `…${text.slice(1 - letters)}` : `${text.slice(0, letters - 1)}…`;
         const shown = text.length <= letters ? text : cut; // of a path, its end
@@ -389,24 +402,28 @@ class Flame {
   // ---- words
 
   unit(count) {
-    return this.source === "stalls" ? several(count, "stall") : several(count, "CPU sample");
+    return this.source === "stalls" ? several(count, "sample") : several(count, "CPU sample");
   }
 
   /** The line above the picture: what it is, and of which samples. */
   say() {
     const { parts, model, picture } = this;
-    const what = this.source === "stalls" ? "Where the GPU waited" : "What the CPUs did";
+    const what = this.source !== "stalls" ? "What the CPUs did" : model.active ? "What the GPU's threads did" : "Where the GPU's threads waited";
     const how = this.focus !== null
       ? `Above ${this.focus}: who calls it. Below: what it calls.`
       : this.inverted
         ? "The top row is where samples ended; below each frame stand its callers."
         : this.source === "stalls"
-          ? "From the process at the top through the code that launched a kernel down to its instructions and why they waited. Wider means more stalls."
+          ? "From the process at the top through the code that launched a kernel down to its instructions and why they waited. Wider means more samples."
           : "From the process at the top down to the function that ran. Wider means more samples.";
     const samples = this.focus === null
       ? this.unit(picture.total)
       : `${this.unit(picture.root.value)} of ${counted(picture.total)}, ${percentOf(picture.root.value, picture.total)}`;
-    const when = `${model.selection ? range(model.selection) : "whole recording"}: ${samples}`;
+    const active = this.source === "stalls" && model.active ? picture.reasons(picture.root)[model.activeReason] : 0;
+    const share = active ? `, ${percentOf(active, picture.root.value)} active` : "";
+    const when = `${model.selection ? range(model.selection) : "whole recording"}: ${samples}${share}`;
+    parts.divided.hidden = this.source !== "stalls" || !model.divided.length;
+    parts.activity.hidden = this.source !== "stalls" || model.activeReason < 0;
     parts.caption.replaceChildren(made("b", "", `${what}, ${when}. `), how);
     parts.whole.hidden = !model.selection;
     parts.leave.hidden = this.focus === null;
@@ -424,6 +441,8 @@ class Flame {
     const lines = [`${this.unit(box.value)}, ${percentOf(box.value, picture.total)}`];
     const own = picture.own(box);
     if (own && own !== box.value) lines.push(`in itself ${counted(own)}, ${percentOf(own, picture.total)}`);
+    const divided = picture.divided(box);
+    if (divided >= FLAME_MARKED) lines.push(`of which ${percentOf(divided, 1)} divided among stacks (~)`);
     if (box.frame >= 0) {
       const kind = this.model.kinds[this.tree.kinds[box.frame]];
       const module = this.model.modules[this.tree.modules[box.frame]];
