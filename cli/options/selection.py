@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -195,3 +196,7 @@ def _reasons(words: list[str]) -> frozenset[str]:
         if word not in REASONS:
             raise UsageError(f"there is no reason '{word}': choose of {', '.join(REASONS)}")
     return frozenset(words)
+
+
+SELECTING = frozenset(inspect.signature(_choice).parameters)
+"""The names of the parameters for these options."""

@@ -15,6 +15,7 @@ from iaprof.basics.quantities import percent
 from iaprof.cli.analysis import open_report
 from iaprof.cli.fleet import ask_fleet, say_fleet
 from iaprof.cli.fleet_tables import KEPT
+from iaprof.cli.interactive.opening import Interactive, check_interactive, view_difference
 from iaprof.cli.options.fleet_options import FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import CompilerLog, Freq
@@ -60,6 +61,7 @@ OF_TIME_LINES = frozenset(
 EXAMPLES = """\b
 Examples:
   iaprof diff old.parquet new.parquet               kernels, as shares of all
+  iaprof diff old.parquet new.parquet -i            look through it in the terminal
   iaprof diff old.parquet new.parquet --by stack --normalize none
   iaprof diff old.parquet new.parquet --format folded | flamegraph.pl > d.svg
   iaprof diff run-1.parquet run-2.parquet --by category   of imported traces
@@ -107,6 +109,7 @@ def diff(
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    interactive: Interactive = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
     """Print what changed between two captures.
@@ -117,6 +120,11 @@ def diff(
     if normalize is not None:
         checked_choice(normalize, ("total", "none"), "--normalize")
     relative = normalize != "none"
+    if interactive:
+        check_interactive(context, (before, after), "by", "normalize")
+        checked_choice(by, BY, "--by")
+        view_difference(Path(before), Path(after), choice, by, relative)
+        return
     if is_several([before]) or is_several([after]):
         checked_choice(by, BY, "--by")
         if format_ not in (None, "table") or _format(output) == "folded":

@@ -11,6 +11,7 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.analysis import open_report
+from iaprof.cli.interactive.opening import Interactive, check_interactive, grouping_of, view_capture
 from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import Freq
@@ -49,6 +50,7 @@ Examples:
   iaprof top cap.parquet --by energy         joules of each kernel, and of the idle GPU
   iaprof top cap.parquet --by transfer       what is copied and filled, in bytes
   iaprof top cap.parquet --by wait           who waits for the GPU, and how long
+  iaprof top cap.parquet -i                  look through it: tree, search, filters
   iaprof top cap.parquet --json | jq '.entries[0].reasons'
   iaprof top captures/ --group-by host       many captures, a table for each host
   iaprof top captures/ --group-by host --outliers   kernels that stall unlike elsewhere on some hosts
@@ -79,6 +81,7 @@ def top(
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    interactive: Interactive = False,
     freq: Freq = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
@@ -88,6 +91,10 @@ def top(
     copies or fills, those that move most bytes first. Runs anywhere: it needs neither a GPU nor root.
     """
     checked_choice(by, ALL, "--by")
+    if interactive:
+        check_interactive(context, captures, "by")
+        view_capture("top", Path(captures[0]), choice, grouping_of(by), quiet=quiet)
+        return
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
     is_of_traces = by == ENERGY and not is_several(captures) and holds_time_lines(Path(captures[0]))

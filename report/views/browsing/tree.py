@@ -8,7 +8,7 @@ costs no memory for its entries, and what is never opened costs nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -87,16 +87,24 @@ class Sums:
 class Tree:
     """A profile's stalls as a tree. With two sides, interval 0 is before and interval 1 after, as in `difference`."""
 
-    def __init__(self, profile: Profile, grouping: str = "stack", is_inverted: bool = False, sides: int = 1) -> None:
-        """Sorts nothing yet.
+    def __init__(
+        self,
+        profile: Profile,
+        grouping: str = "stack",
+        is_inverted: bool = False,
+        sides: int = 1,
+        is_relative: bool = True,
+    ) -> None:
+        """Makes the root and its children.
 
         Args:
             profile: the stalls.
             grouping: one of GROUPINGS.
             is_inverted: from the leaves to the root.
             sides: 2 to compare the intervals 0 and 1.
+            is_relative: compare shares, not samples.
         """
-        self.profile, self.sides = profile, sides
+        self.profile, self.sides, self._is_relative = profile, sides, is_relative
         self._row, reason = np.nonzero(profile.counts)
         self._reason = reason.astype(np.int8)
         self._all = profile.counts[self._row, reason].astype(np.int64)
@@ -185,6 +193,10 @@ class Tree:
             node = found
         return node, True
 
+    def open_paths(self) -> list[Path]:
+        """The open nodes, parents before children."""
+        return [self.path(line.node) for line in self.visible() if line.node.is_open and not line.hidden]
+
     def kernel_rows(self, node: Node) -> _Ints:
         """The rows of the profile that have samples in a node, ascending: int64[n]."""
         entries = self._order[node.begin : node.end]
@@ -228,6 +240,12 @@ class Tree:
             begin, end = int(children.begin[place]), int(children.end[place])
             children.made[place] = Node(begin, end, level, depth, frame, node, node.indent + 1)
         return children.made[place]
+
+    def selected(self) -> Profile:
+        """The profile without the counts that are not selected."""
+        counts = np.zeros_like(self.profile.counts)
+        counts[self._row, self._reason] = self._weight
+        return replace(self.profile, counts=counts)
 
     def _next_frames(self, node: Node, entries: _Ints) -> _Ints:
         """What follows a node in the stacks of some entries: level << _LEVEL | number of the frame, or NO_FRAME."""
@@ -339,8 +357,8 @@ class Tree:
         assert children is not None
         samples = [upto[children.end] - upto[children.begin] for upto in self._upto]
         size = samples[0].astype(float)
-        if self.sides > 1:  # the change of their share
-            before, after = (max(total, 1) for total in self.totals(self.root))
+        if self.sides > 1:  # their change
+            before, after = (max(total, 1) if self._is_relative else 1 for total in self.totals(self.root))
             size = np.abs(samples[1] / after - samples[0] / before)
         has_samples = np.logical_or.reduce([each > 0 for each in samples])
         places = np.flatnonzero(has_samples)
