@@ -98,10 +98,12 @@ def view_capture(
         UsageError: the capture lacks something that the options name.
     """
     from iaprof.cli.interactive.contents import Contents
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.about import about
 
     interval_s = _interval(capture)
     with open_report(capture, choice, interval_s, texts=True) as report:
-        title = f"{capture}: {report.facts.stalls:,} samples"
+        title = " · ".join(filter(None, (str(capture), about(CaptureReader(capture)).title)))
         listing = _listing(report, source_dirs)
         _show(Contents(title, report.profile, grouping, is_inverted, interval_s=interval_s, listing=listing))
     if not quiet:

@@ -40,7 +40,7 @@ class Lines(ScrollView, can_focus=True):
         self.virtual_size = Size(self.size.width, len(self.texts))
         if is_first:
             line = max(self._first(self.texts) - event.size.height // 2, 0)
-            self.call_after_refresh(self.scroll_to, y=line, animate=False, force=True)
+            self.scroll_to(y=line, animate=False, force=True, immediate=True)
         self.refresh()
 
     def render_line(self, y: int) -> Strip:

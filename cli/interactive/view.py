@@ -1,4 +1,4 @@
-"""The application: a tree of stalls with its filters, and what keys do."""
+"""The application, and its main screen: a tree of stalls with its filters, and what keys do."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
+from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from iaprof.basics.errors import UsageError
@@ -37,17 +38,31 @@ class View(App[None]):
     #state { height: auto; max-height: 2; padding: 0 1; color: $text-muted; }
     #time { height: 1; padding: 0 1; }
     #name { height: auto; max-height: 3; padding: 0 1; background: $surface; }
-    TreeTable { height: 1fr; overflow-x: hidden; }
-    Lines { height: 1fr; overflow-x: hidden; }
+    TreeTable, Lines { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }
     """
     ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", show=False, priority=True)]
+
+    def __init__(self, contents: Contents) -> None:
+        """Args: what to show."""
+        super().__init__()
+        self.stalls = StallsScreen(contents)
+
+    def get_default_screen(self) -> StallsScreen:
+        """The main screen."""
+        return self.stalls
+
+
+class StallsScreen(Screen[None]):
+    """The tree with its filters."""
+
     BINDINGS: ClassVar[list[BindingType]] = [
         *(Binding(str(number), f"group('{name}')", show=False) for number, name in enumerate(GROUPINGS, 1)),
         Binding("tab", "next_grouping(1)", "Group by", priority=True),
         Binding("shift+tab", "next_grouping(-1)", show=False, priority=True),
-        Binding("i", "invert", "Invert"),
-        Binding("o", "sort", "Order"),
-        Binding("e", "hottest", "Hottest"),
+        Binding("i", "invert", show=False),
+        Binding("o", "sort", show=False),
+        Binding("e", "hottest", show=False),
         Binding("c", "close_all", show=False),
         Binding("slash", "search", "Search", key_display="/"),
         Binding("n", "next(False)", show=False),
@@ -57,7 +72,7 @@ class View(App[None]):
         Binding("t", "time", "Time"),
         Binding("x", "clear", show=False),
         Binding("question_mark", "help", "Keys", key_display="?"),
-        Binding("q,ctrl+c", "quit", "Quit"),
+        Binding("q", "app.quit", "Quit"),
     ]
 
     def __init__(self, contents: Contents) -> None:
@@ -143,7 +158,7 @@ class View(App[None]):
             return
         make = partial(self.contents.listing, self.stalls.selected(), kernels[0])
         first = partial(_line_of, self._offset(message.node))
-        self.push_screen(TextScreen(shortened(clean(kernels[0]), max(self.size.width - 2, 8)), make, first))
+        self.app.push_screen(TextScreen(shortened(clean(kernels[0]), max(self.size.width - 2, 8)), make, first))
 
     def _kernels(self, node: Node) -> list[str]:
         """The names of the kernels that have samples in a node."""
@@ -208,7 +223,7 @@ class View(App[None]):
                 )
                 self._go_to(self.stalls.next_match(None))
 
-        self.push_screen(Prompt("Search for a part of a name:"), found)
+        self.app.push_screen(Prompt("Search for a part of a name:"), found)
 
     def action_next(self, is_backward: bool) -> None:
         """Goes to the next line that contains what is searched for, or the one before."""
@@ -218,7 +233,7 @@ class View(App[None]):
 
     def _go_to(self, node: Node | None) -> None:
         if node is None:
-            self.bell()
+            self.app.bell()
         self._show(node)
 
     def _select(self, selection: Selection) -> None:
@@ -233,7 +248,9 @@ class View(App[None]):
             if text is not None:
                 self._select(replace(self.stalls.selection, text=text))
 
-        self.push_screen(Prompt("Only stacks with this in a name (empty: all):", self.stalls.selection.text), chosen)
+        self.app.push_screen(
+            Prompt("Only stacks with this in a name (empty: all):", self.stalls.selection.text), chosen
+        )
 
     def action_reasons(self) -> None:
         """Asks for reasons."""
@@ -249,7 +266,7 @@ class View(App[None]):
             if reasons is not None:
                 self._select(replace(self.stalls.selection, reasons=None if reasons == names else reasons))
 
-        self.push_screen(ReasonChooser(there, self.stalls.selection.reasons or names), chosen)
+        self.app.push_screen(ReasonChooser(there, self.stalls.selection.reasons or names), chosen)
 
     def action_time(self) -> None:
         """Asks for a range of time."""
@@ -266,7 +283,9 @@ class View(App[None]):
         question = (
             f"A part of the recording, such as 1s-10s or 10%-20% (empty: all); steps of {self.contents.interval_s:g} s:"
         )
-        self.push_screen(Prompt(question, check=lambda text: self._intervals(text) if text.strip() else None), chosen)
+        self.app.push_screen(
+            Prompt(question, check=lambda text: self._intervals(text) if text.strip() else None), chosen
+        )
 
     def _intervals(self, text: str) -> tuple[int, int]:
         """The intervals of a range of time; UsageError if the text is none."""
@@ -285,7 +304,7 @@ class View(App[None]):
 
     def action_help(self) -> None:
         """Shows the keys."""
-        self.push_screen(TextScreen("Keys", keys_for))
+        self.app.push_screen(TextScreen("Keys", keys_for))
 
 
 def _tree_of(contents: Contents) -> Tree:

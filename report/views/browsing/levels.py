@@ -139,10 +139,21 @@ def _of_code(
 
 
 def _kernels(profile: Profile, name: str, is_inverted: bool) -> Level:
+    """Kernels; those with the same name in several files have their file beside it."""
+
     def frames(kernel: Kernel | None, code: Code) -> Sequence[Hashable]:
         return ((kernel_name(kernel, code), kernel.file if kernel else ""),)
 
-    return _of_code(profile, name, is_inverted, frames, lambda key: str(key[0]))
+    files: dict[str, set[str]] = {}
+    for kernel in profile.kernels:
+        if kernel is not None:
+            files.setdefault(kernel.symbol, set()).add(kernel.file)
+
+    def text(key: tuple[str, str]) -> str:
+        symbol, file = key
+        return f"{symbol} {file}".rstrip() if len(files.get(symbol, ())) > 1 else symbol
+
+    return _of_code(profile, name, is_inverted, frames, text)
 
 
 def _inlined(profile: Profile, name: str, is_inverted: bool) -> Level:
