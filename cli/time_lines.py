@@ -112,7 +112,7 @@ def check_options(context: typer.Context, path: Path, taken: Collection[str]) ->
     """
     for parameter in context.command.params:
         name = parameter.name or ""
-        if name not in taken and _is_given(context, name):
+        if name not in taken and is_given(context, name):
             option = max(parameter.opts, key=len)
             raise UsageError(f"{option} is for stalls, and {path.name} holds time lines: leave it out")
 
@@ -127,11 +127,12 @@ def open_traces(output: Path | None, format_: str, mode: int) -> AbstractContext
 def refuse_for_stalls(context: typer.Context, path: Path, names: Collection[str]) -> None:
     """Refuses options that only time lines take; `names` are those of the verb's parameters."""
     for parameter in context.command.params:
-        if parameter.name in names and _is_given(context, parameter.name):
+        if parameter.name in names and is_given(context, parameter.name):
             raise UsageError(f"{parameter.opts[0]} is for time lines, and {path.name} holds stalls: leave it out")
 
 
-def _is_given(context: typer.Context, name: str) -> bool:
+def is_given(context: typer.Context, name: str) -> bool:
+    """Whether a parameter is on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

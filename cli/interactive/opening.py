@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,19 +46,37 @@ def check_interactive(context: typer.Context, captures: Sequence[str], *takes: s
         UsageError: this is no terminal, an option is not for the view, or it cannot show these captures.
         IaprofError: textual is not installed.
     """
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name not in (*_TAKEN, *takes) and source is not None and source.name == "COMMANDLINE":
-            raise UsageError(f"{parameter.opts[0]} has no effect on the interactive view: leave out one of them")
+    for name in given(context, _TAKEN.union(takes)):
+        raise UsageError(f"{name} has no effect on the interactive view: leave out one of them")
     if (len(captures) > 1 and "before" not in context.params) or any(is_several([each]) for each in captures):
         raise UsageError("--interactive shows one capture: 'iaprof merge' makes one of several")
-    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
-        raise UsageError("--interactive needs a terminal for its input, output and errors")
-    if find_spec("textual") is None:
-        raise IaprofError("the interactive view needs textual: install it with pip install 'iaprof[interactive]'")
+    check_terminal("--interactive")
     for capture in map(Path, captures):
         if holds_time_lines(capture):
             raise UsageError(f"{capture} holds time lines: look at it with 'iaprof timeline'")
+
+
+def given(context: typer.Context, taken: Collection[str]) -> list[str]:
+    """The options on the command line that are not among some parameters of the verb."""
+    found = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name not in taken and source is not None and source.name == "COMMANDLINE":
+            found.append(max(parameter.opts, key=len))
+    return found
+
+
+def check_terminal(option: str) -> None:
+    """Checks whether there is what a view needs.
+
+    Raises:
+        UsageError: input, output or errors are no terminal.
+        IaprofError: textual is not installed.
+    """
+    if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
+        raise UsageError(f"{option} needs a terminal for its input, output and errors")
+    if find_spec("textual") is None:
+        raise IaprofError("the interactive view needs textual: install it with pip install 'iaprof[interactive]'")
 
 
 def grouping_of(by: str) -> str:

@@ -12,6 +12,7 @@ import typer
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.analysis import open_report
 from iaprof.cli.interactive.opening import Interactive, check_interactive, grouping_of, view_capture
+from iaprof.cli.live.choosing import show_live
 from iaprof.cli.options.fleet_options import Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import Freq
@@ -22,7 +23,7 @@ from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.cli.terminal.wait_facts import say_waits
-from iaprof.cli.time_lines import check_options, holds_time_lines, show_energy, stage_options
+from iaprof.cli.time_lines import check_options, holds_time_lines, is_given, show_energy, stage_options
 from iaprof.cli.verbs.top_transfers import say_unrecorded, show_transfers
 from iaprof.cli.verbs.top_waits import BY as WAIT, top_waits
 from iaprof.formats.writers.json_stacks import stack_ends
@@ -51,6 +52,8 @@ Examples:
   iaprof top cap.parquet --by transfer       what is copied and filled, in bytes
   iaprof top cap.parquet --by wait           who waits for the GPU, and how long
   iaprof top cap.parquet -i                  look through it: tree, search, filters
+  sudo iaprof top --live                     what all processes do now
+  sudo iaprof top --live -o cap.parquet -- ./app   ./app, and keep a capture
   iaprof top cap.parquet --json | jq '.entries[0].reasons'
   iaprof top captures/ --group-by host       many captures, a table for each host
   iaprof top captures/ --group-by host --outliers   kernels that stall unlike elsewhere on some hosts
@@ -82,6 +85,13 @@ def top(
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     interactive: Interactive = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Record, and show it while it goes on; -o keeps a capture. Needs root.")
+    ] = False,
+    duration: Annotated[
+        float | None,
+        typer.Option("--duration", "-d", metavar="SECONDS", help="With --live: record so long.", show_default=False),
+    ] = None,
     freq: Freq = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
@@ -91,6 +101,12 @@ def top(
     copies or fills, those that move most bytes first. Runs anywhere: it needs neither a GPU nor root.
     """
     checked_choice(by, ALL, "--by")
+    if live:
+        command = captures if is_given(context, "captures") else []
+        show_live(context, command, choice, output, force, duration, quiet)
+        return
+    if duration is not None:
+        raise UsageError("--duration is for --live, which records; choose times of a capture with --time")
     if interactive:
         check_interactive(context, captures, "by")
         view_capture("top", Path(captures[0]), choice, grouping_of(by), quiet=quiet)
