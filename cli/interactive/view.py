@@ -122,8 +122,8 @@ class StallsScreen(Screen[None]):
     def _state(self) -> str:
         """What is shown: grouping, order, filters, costs."""
         tree, selection = self.stalls, self.stalls.selection
-        samples = " and ".join(f"{each:,}" for each in tree.totals(tree.root))
-        parts = [f"{samples} samples"]
+        totals = [f"{each:,}" for each in tree.totals(tree.root)]
+        parts = [f"{totals[0]} samples" if len(totals) == 1 else f"{totals[0]} samples before, {totals[1]} after"]
         if selection != Selection():
             parts[0] += f" of {int(tree.profile.counts.sum()):,}"
         if selection.reasons is not None:

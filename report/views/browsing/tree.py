@@ -116,6 +116,7 @@ class Tree:
         self._found: NDArray[np.bool_] | None = None  # the entries that are searched for
         self._sums_of: dict[tuple[int, int], Sums] = {}
         self._levels: list[Level | None] = []
+        self._whole: list[Level | None] | None = None  # those of whole stacks, once they are needed
         self.group(grouping, is_inverted)
 
     def group(self, grouping: str, is_inverted: bool) -> None:
@@ -326,7 +327,9 @@ class Tree:
             interval = profile.interval[self._row]
             is_counted &= (interval >= wanted.intervals[0]) & (interval < wanted.intervals[1])
         if wanted.text:
-            is_counted &= self._entries_with(wanted.text)
+            if self._whole is None:
+                self._whole = [*make_levels(profile, "stack"), None]
+            is_counted &= self._entries_with(wanted.text, self._whole)
         if not is_counted.all():
             self._weight = np.where(is_counted, self._all, 0)
         self._of_side = [
@@ -376,7 +379,7 @@ class Tree:
 
     def search(self, text: str) -> int:
         """Begins to search for stacks with a frame that contains `text`; returns their samples."""
-        self._found = self._entries_with(text) & (self._weight > 0)
+        self._found = self._entries_with(text, self._levels) & (self._weight > 0)
         self._found_upto = np.concatenate(([0], np.cumsum(self._found[self._order])))
         self._sought = text.casefold()
         for node in self._made():
@@ -472,15 +475,15 @@ class Tree:
             above = above.parent
         return node
 
-    def _entries_with(self, text: str) -> NDArray[np.bool_]:
-        """Whether an entry's stack, or its reason, contains a text: bool[entries]."""
+    def _entries_with(self, text: str, levels: Sequence[Level | None]) -> NDArray[np.bool_]:
+        """Whether an entry's frames in some levels contain a text: bool[entries]. A level of None is the reasons'."""
         sought = text.casefold()
 
         def is_wanted(frame: str) -> bool:
             return sought in frame.casefold()
 
         found = np.zeros(len(self._row), bool)
-        for level in self._levels:
+        for level in levels:
             if level is not None:
                 found |= level.rows_with(is_wanted)[self._row]
             else:

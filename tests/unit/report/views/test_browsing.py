@@ -82,12 +82,13 @@ def stacks(of: Profile, grouping: str, is_inverted: bool) -> Iterator[tuple[Stac
 def sums(of: Profile, grouping: str, is_inverted: bool, selection: Selection = EVERYTHING) -> Counter[Stack]:
     """Samples of each beginning of a stack."""
     found: Counter[Stack] = Counter()
-    for stack, row, reason, count in stacks(of, grouping, is_inverted):
+    whole = [stack for stack, *_ in stacks(of, "stack", False)]
+    for (stack, row, reason, count), all_frames in zip(stacks(of, grouping, is_inverted), whole, strict=True):
         if selection.reasons is not None and reason not in selection.reasons:
             continue
         if selection.intervals is not None and not selection.intervals[0] <= row.interval < selection.intervals[1]:
             continue
-        if selection.text and not any(selection.text in text for _, text in stack):
+        if selection.text and not any(selection.text in text for _, text in all_frames):
             continue
         for length in range(len(stack) + 1):
             found[stack[:length]] += count
@@ -118,6 +119,7 @@ def test_all_nodes_have_the_samples_of_their_stacks(grouping: str, is_inverted: 
     assert opened(tree) == {stack: (count,) for stack, count in expected.items()}
 
 
+@pytest.mark.parametrize("grouping", ["stack", "reason"])
 @pytest.mark.parametrize(
     "selection",
     [
@@ -128,16 +130,16 @@ def test_all_nodes_have_the_samples_of_their_stacks(grouping: str, is_inverted: 
         Selection(text="nowhere"),
     ],
 )
-def test_a_selection_counts_the_same_before_and_after_nodes_are_opened(selection: Selection) -> None:
+def test_a_selection_counts_the_same_before_and_after_nodes_are_opened(grouping: str, selection: Selection) -> None:
     # given
     of = random_profile(2)
-    early, late = Tree(of), Tree(of)
+    early, late = Tree(of, grouping), Tree(of, grouping)
     # when
     early.select(selection)
     opened(late)
     late.select(selection)
     # then
-    expected = {stack: (count,) for stack, count in sums(of, "stack", False, selection).items()} or {(): (0,)}
+    expected = {stack: (count,) for stack, count in sums(of, grouping, False, selection).items()} or {(): (0,)}
     assert opened(early) == expected
     assert opened(late) == expected
 
@@ -187,11 +189,12 @@ def visited(tree: Tree, is_backward: bool) -> list[Stack]:
     return found
 
 
+@pytest.mark.parametrize("grouping", ["stack", "launcher"])
 @pytest.mark.parametrize("text", ["a", "MM", "sbid", "dot", "none of these"])
-def test_searching_visits_every_match_in_the_order_of_the_lines(text: str) -> None:
+def test_searching_visits_every_match_in_the_order_of_the_lines(text: str, grouping: str) -> None:
     # given
     of = random_profile(4, 40)
-    tree, whole = Tree(of), Tree(of)
+    tree, whole = Tree(of, grouping), Tree(of, grouping)
     opened(whole)
     # when
     samples = tree.search(text)
@@ -202,7 +205,7 @@ def test_searching_visits_every_match_in_the_order_of_the_lines(text: str) -> No
     assert visited(tree, True) == matches[::-1]
     expected = [
         count
-        for stack, *_, count in stacks(of, "stack", False)
+        for stack, *_, count in stacks(of, grouping, False)
         if any(text.casefold() in t.casefold() for _, t in stack)
     ]
     assert samples == sum(expected)
