@@ -36,8 +36,9 @@ class Lines(ScrollView, can_focus=True):
     def on_resize(self, event: events.Resize) -> None:
         """Makes the lines for this width."""
         is_first = not self.texts
-        self.texts = self._make(self.size.width)
-        self.virtual_size = Size(self.size.width, len(self.texts))
+        width = event.size.width - 1  # less the scroll bar, which is there from the next drawing on
+        self.texts = self._make(width)
+        self.virtual_size = Size(width, len(self.texts))
         if is_first:
             line = max(self._first(self.texts) - event.size.height // 2, 0)
             self.scroll_to(y=line, animate=False, force=True, immediate=True)

@@ -38,7 +38,7 @@ class View(App[None]):
     #state { height: auto; max-height: 2; padding: 0 1; color: $text-muted; }
     #time { height: 1; padding: 0 1; }
     #name { height: auto; max-height: 3; padding: 0 1; background: $surface; }
-    TreeTable, Lines { height: 1fr; overflow-x: hidden; scrollbar-size-vertical: 1; }
+    TreeTable, Lines { height: 1fr; overflow-x: hidden; overflow-y: scroll; scrollbar-size-vertical: 1; }
     """
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", show=False, priority=True)]

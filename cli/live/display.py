@@ -67,7 +67,7 @@ class LiveView(View):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("z", "clear", "Zero"),
         Binding("p", "pause", "Pause"),
-        Binding("l", "printed", "Output"),
+        Binding("v", "printed", "Output"),
     ]
 
     def __init__(self, title: str, state: LiveState, channel: socket.socket, printed: int) -> None:
@@ -84,10 +84,10 @@ class LiveView(View):
 
     def on_mount(self) -> None:
         """Begins to refresh."""
-        self.set_interval(REFRESH_S, self._refresh)
-        self.set_interval(REFRESH_S / 5, self._receive)
+        self.set_interval(REFRESH_S, self._read_spool)
+        self.set_interval(REFRESH_S / 5, self._take_messages)
 
-    def _receive(self) -> None:
+    def _take_messages(self) -> None:
         """Takes the recorder's messages and what was printed."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._pipe, 1 << 16):
@@ -106,7 +106,7 @@ class LiveView(View):
         if not self._is_ended:
             self.exit()  # the recorder is gone
 
-    def _refresh(self) -> None:
+    def _read_spool(self) -> None:
         """Reads what was recorded, and shows it unless the view is paused or a dialog is open."""
         if self._is_paused:
             return

@@ -153,7 +153,7 @@ def test_enter_annotates_the_kernel_with_what_is_selected() -> None:
     # when
     lines = screen(CONTENTS, "f", *"dot", "enter", "2", "enter", "g", size=(60, 10))
     # then
-    assert lines[1] == "matmul in 58 cells: 950 samples"
+    assert lines[1] == "matmul in 59 cells: 950 samples"
     # when
     lines = screen(CONTENTS, "2", "enter", "escape")
     # then
