@@ -118,7 +118,7 @@ class TreeTable(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         """Draws a line of the widget."""
-        width = self.size.width
+        width = self.size.width - 1  # less the scroll bar
         if y == 0:
             return self._heading(width)
         number = self.scroll_offset.y + y - 1

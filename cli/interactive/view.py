@@ -40,6 +40,7 @@ class View(App[None]):
     #name { height: auto; max-height: 3; padding: 0 1; background: $surface; }
     TreeTable, Lines { height: 1fr; overflow-x: hidden; overflow-y: scroll; scrollbar-size-vertical: 1; }
     """
+    TITLE = "iaprof"
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+c", "quit", show=False, priority=True)]
 

@@ -65,7 +65,8 @@ def show_live(
         pids=tuple(sorted(choice.selection.pids)),
         devices=choice.selection.devices,
         is_kept=output is not None,
-        cpu_hz=49 if output is not None else 0,
+        cpu_hz=Options.cpu_hz if output is not None else 0,  # the view shows neither CPU samples nor metrics
+        metric_interval_ns=Options.metric_interval_ns if output is not None else 0,
     )
     title = f"live: {' '.join(command) or 'all processes'}{f', writes {output}' if output else ''}"
     if status := record_live(options, title, quiet):

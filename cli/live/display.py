@@ -133,8 +133,9 @@ class LiveView(View):
             f"{(status['launches'] - before.get('launches', 0)) / span:,.0f} launches/s",
             f"lost {status['lost']:,}" if status["lost"] or not status["losses"] else f"lost {status['losses']} times",
             f"CPU: recorder {recorder:.1f} %, view {own:.1f} %",
-            f"spool {in_bytes(status['bytes'])}",
         ]
+        if "bytes" in status:
+            parts.append(f"spool {in_bytes(status['bytes'])}")
         if self._state.damaged:
             parts.append(f"{self._state.damaged} damaged frames")
         return "; ".join(parts)

@@ -136,7 +136,7 @@ class _Display:
             if not self._session.is_ending:
                 os.kill(os.getpid(), signal.SIGTERM)  # as if the user had ended the recording
             return
-        members = ("seconds", "records", "launches", "lost", "losses", "bytes", "cpu_s")
+        members = ["seconds", "records", "launches", "lost", "losses", "cpu_s", *(["bytes"] if self._is_kept else [])]
         self._send({name: getattr(status, name) for name in members})
         with contextlib.suppress(OSError, ValueError):
             while True:
