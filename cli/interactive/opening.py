@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +20,7 @@ from iaprof.cli.time_lines import holds_time_lines
 
 if TYPE_CHECKING:
     from iaprof.cli.interactive.contents import Contents, Listing
+    from iaprof.formats.profile import Profile
     from iaprof.report.facts import Report
 
 Interactive = Annotated[
@@ -119,7 +121,7 @@ def view_capture(
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.about import about
 
-    interval_s = _interval(capture)
+    interval_s = interval_of(capture)
     with open_report(capture, choice, interval_s, texts=True) as report:
         title = " · ".join(filter(None, (str(capture), about(CaptureReader(capture)).title)))
         listing = _listing(report, source_dirs)
@@ -128,8 +130,18 @@ def view_capture(
         say_facts(verb, report.facts, report.header)
 
 
-def view_difference(before: Path, after: Path, choice: SelectionOptions, grouping: str, is_relative: bool) -> None:
-    """Shows what changed between two captures until the user quits; kernels are annotated as in the second.
+def view_difference(
+    before: Path, after: Path, choice: SelectionOptions, grouping: str, is_relative: bool, quiet: bool = False
+) -> None:
+    """Shows what changed between two captures until the user quits, then prints a summary of each.
+
+    Args:
+        before: a capture.
+        after: another one, whose kernels are annotated.
+        choice: the selection of stalls, and where to look for symbols.
+        grouping: of the first tree: one of browsing.levels.GROUPINGS.
+        is_relative: compare shares, not samples.
+        quiet: print no summary.
 
     Raises:
         CaptureError: a file is no capture, or is damaged.
@@ -138,13 +150,15 @@ def view_difference(before: Path, after: Path, choice: SelectionOptions, groupin
     from iaprof.cli.interactive.contents import Contents
     from iaprof.report.views.difference import joined
 
-    with open_report(before, choice) as report:
-        first = report.profile
-    with open_report(after, choice, texts=True) as report:
-        both = joined(first, report.profile)
-        title = f"{before} before, {after} after"
-        listing = _listing(report, ())
+    with open_report(before, choice) as old:
+        pass
+    with open_report(after, choice, texts=True) as new:
+        both = joined(old.profile, new.profile)
+        title, listing = f"{before} before, {after} after", _listing(new, (), len(old.profile.kernels))
         _show(Contents(title, both, grouping, sides=2, is_relative=is_relative, listing=listing))
+    if not quiet:
+        for path, report in ((before, old), (after, new)):
+            say_facts(f"diff {path.name}", report.facts, report.header)
 
 
 def _show(contents: Contents) -> None:
@@ -153,22 +167,23 @@ def _show(contents: Contents) -> None:
     View(contents).run()
 
 
-def _listing(report: Report, source_dirs: Sequence[Path]) -> Listing:
+def _listing(report: Report, source_dirs: Sequence[Path], kernels_before: int | None = None) -> Listing:
+    """Lists kernels of a report; with `kernels_before`, of a difference, in which so many kernels are before them."""
     from iaprof.cli.verbs.annotate import lines
-    from iaprof.formats.profile import Profile
     from iaprof.report.gpu.source_files import SourceFiles
     from iaprof.report.views.annotation import listings
 
-    sources = SourceFiles(source_dirs)
+    sources, first = SourceFiles(source_dirs), kernels_before or 0
+    counts = {first + kernel: count for kernel, count in report.profile.launch_counts.items()}
 
     def listing(profile: Profile, kernel: str, width: int) -> list[str]:
-        shown = profile if len(profile.kernels) == len(report.profile.kernels) else report.profile
-        return list(lines(listings(shown, [kernel], report.binary), sources, width, True))
+        own = profile if kernels_before is None else replace(profile.only(profile.interval == 1), launch_counts=counts)
+        return list(lines(listings(own, [kernel], lambda index: report.binary(index - first)), sources, width, True))
 
     return listing
 
 
-def _interval(capture: Path) -> float:
+def interval_of(capture: Path) -> float:
     """The length of intervals, for at most _INTERVALS; 0 if the capture is too large for a profile by time."""
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.parts import whole_ns

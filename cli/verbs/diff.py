@@ -15,7 +15,7 @@ from iaprof.basics.quantities import percent
 from iaprof.cli.analysis import open_report
 from iaprof.cli.fleet import ask_fleet, say_fleet
 from iaprof.cli.fleet_tables import KEPT
-from iaprof.cli.interactive.opening import Interactive, check_interactive, view_difference
+from iaprof.cli.interactive.opening import Interactive, check_interactive, grouping_of, view_difference
 from iaprof.cli.options.fleet_options import FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
 from iaprof.cli.options.timeline_options import CompilerLog, Freq
@@ -123,7 +123,7 @@ def diff(
     if interactive:
         check_interactive(context, (before, after), "by", "normalize")
         checked_choice(by, BY, "--by")
-        view_difference(Path(before), Path(after), choice, by, relative)
+        view_difference(Path(before), Path(after), choice, grouping_of(by), relative, quiet)
         return
     if is_several([before]) or is_several([after]):
         checked_choice(by, BY, "--by")
