@@ -53,5 +53,6 @@ class Options:
     max_cpu: float | None = None  # of one CPU, which the recorder may use
     max_bytes: int | None = None  # of all spools together
     symbols: Symbols = Symbols.NEEDED
+    is_kept: bool = True  # a capture is made; if not, the spool is removed at the end
     labels: Mapping[str, str] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=Sizes)

@@ -329,8 +329,9 @@ class Session:
 
     def _end(self) -> None:
         stopped = time.monotonic_ns()
-        # Started now, so that its imports are done when the spool is complete.
-        self._finisher = Finisher(self.spool, self._options.symbols, roots=self._roots.by_process())
+        if self._options.is_kept:
+            # Started now, so that its imports are done when the spool is complete.
+            self._finisher = Finisher(self.spool, self._options.symbols, roots=self._roots.by_process())
         if self._command is not None:
             self._command.end()
         time.sleep(DRAIN_S)
@@ -344,7 +345,8 @@ class Session:
             self._note_pause()
         self._rotation.wait()
         self._journal.json(FrameKind.END, self._footer(stopped))
-        self._finisher.go(self._options.output)
+        if self._finisher is not None:
+            self._finisher.go(self._options.output)
 
     def finish(self) -> tuple[dict[str, Any], int]:
         """Waits for the capture of an ended recording, and deletes the spool; returns the capture's header and bytes.
@@ -367,11 +369,21 @@ class Session:
         self.spool.remove()
         return header, size
 
+    def discard(self) -> None:
+        """Deletes the spool of an ended recording whose options say that it is not kept."""
+        self.spool.close()
+        self.spool.remove()
+
     def close(self) -> None:
         """Ends the process that makes the capture, and closes what naming needed."""
         if self._finisher is not None:
             self._finisher.close()
         self._until_close.close()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the recording was told to end."""
+        return self._stop or bool(self._signals.count)
 
     @property
     def command_runs(self) -> bool:

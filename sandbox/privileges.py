@@ -13,13 +13,14 @@ _PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
 _CAPABILITY_VERSION_3 = 0x2008_0522  # linux/capability.h
 
 
-def give_up_privileges(limits: Mapping[int, int]) -> None:
-    """Changes the user from root to nobody, drops all capabilities for good, and sets resource limits.
+def give_up_privileges(limits: Mapping[int, int], user: tuple[int, int] = (NOBODY, NOBODY)) -> None:
+    """Changes the user from root to nobody or another, drops all capabilities for good, and sets resource limits.
 
     Call it while the process has only one thread, because other threads would keep their capabilities.
 
     Args:
         limits: values by resource.RLIMIT_*. Lower limits that are in force stay.
+        user: uid and gid, in place of root.
 
     Raises:
         OSError: the kernel refuses.
@@ -29,9 +30,9 @@ def give_up_privileges(limits: Mapping[int, int]) -> None:
         with contextlib.suppress(OSError):
             os.setgroups([])
         with contextlib.suppress(OSError):
-            os.setresgid(NOBODY, NOBODY, NOBODY)
+            os.setresgid(*[user[1]] * 3)
         with contextlib.suppress(OSError):
-            os.setresuid(NOBODY, NOBODY, NOBODY)
+            os.setresuid(*[user[0]] * 3)
     libc = ctypes.CDLL(None)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))) != 0:
         raise OSError("the kernel refuses PR_SET_NO_NEW_PRIVS")

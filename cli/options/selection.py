@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -214,3 +215,7 @@ def _reasons(words: list[str]) -> frozenset[str]:
     for word in words:
         checked_choice(word, REASONS, "--reason")
     return frozenset(words)
+
+
+SELECTING = frozenset(inspect.signature(_choice).parameters)
+"""The names of the parameters for these options."""

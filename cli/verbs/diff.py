@@ -15,6 +15,7 @@ from iaprof.basics.quantities import percent
 from iaprof.cli.analysis import open_report
 from iaprof.cli.fleet import ask_fleet, say_fleet
 from iaprof.cli.fleet_tables import KEPT
+from iaprof.cli.interactive.opening import Interactive, check_interactive, grouping_of, view_difference
 from iaprof.cli.options.captures import DEFAULT, existing
 from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.fleet_options import FleetOptions, is_several, with_fleet
@@ -63,6 +64,7 @@ OF_TIME_LINES = frozenset(
 EXAMPLES = """\b
 Examples:
   iaprof diff old.parquet new.parquet               kernels, as shares of all
+  iaprof diff old.parquet new.parquet -i            look through it in the terminal
   iaprof diff old.parquet new.parquet --by stack --normalize none
   iaprof diff old.parquet new.parquet -o d.svg      a flame graph, red where there is more
   iaprof diff old.parquet                           with iaprof.parquet
@@ -131,6 +133,7 @@ def diff(
     ] = None,
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    interactive: Interactive = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
     """Print what changed between two captures.
@@ -141,6 +144,11 @@ def diff(
     if normalize is not None:
         checked_choice(normalize, _NORMALIZED, "--normalize")
     relative = normalize != "none"
+    if interactive:
+        check_interactive(context, (before, after), "by", "normalize")
+        checked_choice(by, BY, "--by")
+        view_difference(existing(Path(before)), existing(Path(after)), choice, grouping_of(by), relative, quiet)
+        return
     chosen = output_format(FORMATS, TABLE, named=format_, as_json=as_json, output=output)
     if is_several([before]) or is_several([after]):
         checked_choice(by, BY, "--by")

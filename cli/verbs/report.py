@@ -14,6 +14,7 @@ from iaprof.basics.files import check_output, mode_of_report
 from iaprof.cli.analysis import open_export, show_writing
 from iaprof.cli.fleet import check_report
 from iaprof.cli.fleet_report import write_fleet
+from iaprof.cli.interactive.opening import Interactive, check_interactive, view_capture
 from iaprof.cli.options.captures import existing
 from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions, is_several, with_fleet
@@ -61,6 +62,7 @@ Formats:
 \b
 Examples:
   iaprof report                                          a table of kernels
+  iaprof report cap.parquet -i                           look through it in the terminal
   iaprof report cap.parquet | flamegraph.pl > cap.svg    folded stacks
   iaprof report cap.parquet -o cap.html                  a page for a browser
   iaprof report cap.parquet -o cap.svg                   a flame graph
@@ -145,6 +147,7 @@ def report(
         typer.Option("--source-dir", metavar="DIR", help="Where source files are, of which the page may show lines."),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show the page or picture in a browser.")] = False,
+    interactive: Interactive = False,
     serve: Annotated[
         bool, typer.Option("--serve", help="Serve it to browsers of this machine, read-only, until Ctrl-C.")
     ] = False,
@@ -156,6 +159,10 @@ def report(
     Joins the stalls of a capture to kernels, source lines and the stacks that launched them. Runs anywhere: it
     needs neither a GPU nor root.
     """
+    if interactive:
+        check_interactive(context, captures, "inverted", "source_dirs")
+        view_capture("report", Path(captures[0]), choice, "stack", inverted, source_dirs or (), quiet)
+        return
     if interval is not None and not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
     shown = open_ or serve

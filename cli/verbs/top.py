@@ -12,6 +12,8 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.analysis import open_report
+from iaprof.cli.interactive.opening import Interactive, check_interactive, grouping_of, view_capture
+from iaprof.cli.live.choosing import show_live
 from iaprof.cli.options.captures import existing
 from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions, is_several, with_fleet
@@ -24,7 +26,14 @@ from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.cli.terminal.wait_facts import say_waits
-from iaprof.cli.time_lines import check_options, hold_time_lines, holds_time_lines, show_energy, stage_options
+from iaprof.cli.time_lines import (
+    check_options,
+    hold_time_lines,
+    holds_time_lines,
+    is_given,
+    show_energy,
+    stage_options,
+)
 from iaprof.cli.verbs.top_transfers import say_unrecorded, show_transfers
 from iaprof.cli.verbs.top_waits import BY as WAIT, top_waits
 from iaprof.formats.estimates import MARK, divided_text, is_marked
@@ -55,6 +64,9 @@ Examples:
   iaprof top cap.parquet --by energy         joules of each kernel, and of the idle GPU
   iaprof top cap.parquet --by transfer       what is copied and filled, in bytes
   iaprof top cap.parquet --by wait           who waits for the GPU, and how long
+  iaprof top cap.parquet -i                  look through it: tree, search, filters
+  sudo iaprof top --live                     what all processes do now
+  sudo iaprof top --live -o cap.parquet -- ./app   ./app, and keep a capture
   iaprof top cap.parquet --json | jq '.entries[0].reasons'
   iaprof top captures/ --group-by host       many captures, a table for each host
   iaprof top captures/ --group-by host --outliers   kernels that stall unlike elsewhere on some hosts
@@ -85,6 +97,14 @@ def top(
     output: Output = None,
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    interactive: Interactive = False,
+    live: Annotated[
+        bool, typer.Option("--live", help="Record, and show it while it goes on; -o keeps a capture. Needs root.")
+    ] = False,
+    duration: Annotated[
+        float | None,
+        typer.Option("--duration", "-d", metavar="SECONDS", help="With --live: record so long.", show_default=False),
+    ] = None,
     freq: Freq = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
 ) -> None:
@@ -94,6 +114,16 @@ def top(
     copies or fills, those that move most bytes first. Runs anywhere: it needs neither a GPU nor root.
     """
     checked_choice(by, ALL, "--by")
+    if live:
+        command = captures if is_given(context, "captures") else []
+        show_live(context, command, choice, output, force, duration, quiet)
+        return
+    if duration is not None:
+        raise UsageError("--duration is for --live, which records; choose times of a capture with --time")
+    if interactive:
+        check_interactive(context, captures, "by")
+        view_capture("top", Path(captures[0]), choice, grouping_of(by), quiet=quiet)
+        return
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")
     is_of_traces = by == ENERGY and (

@@ -13,6 +13,7 @@ libraries (xxHash, ISA-L) take 0.04 s.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import secrets
@@ -36,6 +37,7 @@ _HEAD_BYTES = _CHECK.size + _FRAME.size  # of a frame's header
 _MARK = secrets.token_bytes(8)  # of all spools of this process: the state of one is appended to the next
 _SEARCHED_FIRST, _SEARCHED_AT_ONCE = 1 << 12, 1 << 20  # bytes
 MAX_PAYLOAD = 1 << 30
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2  # linux/falloc.h
 
 
 class FrameKind(IntEnum):
@@ -183,6 +185,17 @@ class Spool:
             raise IaprofError(f"{self.path} cannot be renamed to {path.name}: {error.strerror}") from error
         self.path = path
 
+    def release(self, until: int) -> None:
+        """Frees the disk space of what comes before a position; what reads it gets zeros.
+
+        Raises:
+            OSError: the file system cannot do this.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        range_ = ctypes.c_int64(0), ctypes.c_int64(until)
+        if libc.fallocate(self._fd, _PUNCH_HOLE | _KEEP_SIZE, *range_) != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
     def fileno(self) -> int:
         """Returns the descriptor of the file, to read it even if its path leads to another file now."""
         return self._fd
@@ -245,6 +258,7 @@ class SpoolReader:
         self.path = path
         self.cut = 0  # bytes at the end that are no whole frame; known when `frames` is exhausted
         self.unknown = 0  # frames of a kind that this version does not know; likewise
+        self.followed = _START.size  # where `follow` goes on
         self._damage: dict[str, _Damage] = {}  # by the name of the kind; "" between frames
         try:
             if path.exists() and not path.is_file():
@@ -261,13 +275,20 @@ class SpoolReader:
             raise SpoolError(f"{path} was made by {other} iaprof: recover it with that one")
         self._size = os.fstat(self._file.fileno()).st_size
 
-    def frames(self, kinds: Container[int] | None = None) -> Iterator[Frame]:
+    def follow(self, kinds: Container[int]) -> Iterator[Frame]:
+        """Reads the whole frames of these kinds that were appended since the last call, as the file grows."""
+        self._size = os.fstat(self._file.fileno()).st_size
+        yield from self.frames(kinds, self.followed)
+        self.followed = self._size - self.cut
+
+    def frames(self, kinds: Container[int] | None = None, begin: int = _START.size) -> Iterator[Frame]:
         """Reads all whole frames, from the start.
 
         Args:
             kinds: only frames of these kinds; None for all.
+            begin: position of the first frame to read.
         """
-        position, last = _START.size, 0
+        position, last = begin, 0
         self.cut, self.unknown, self._damage = 0, 0, {}
         while position < self._size:
             self._file.seek(position)

@@ -1,0 +1,1 @@
+"""The interactive view of a capture's stalls in a terminal, made with textual."""

@@ -1,0 +1,96 @@
+"""Dialogs that ask for a text, or for some of the stall reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Input, SelectionList, Static
+from textual.widgets.selection_list import Selection
+
+from iaprof.basics.errors import UsageError
+
+_FRAME = """
+    align: center middle;
+    Vertical { width: 64; max-width: 95%; height: auto; max-height: 90%; border: round $primary; padding: 0 1; }
+    Static { height: auto; }
+"""
+
+
+class Prompt(ModalScreen[str | None]):
+    """Asks for a text; None if the user escapes."""
+
+    CSS = f"Prompt {{ {_FRAME} }}"
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
+
+    def __init__(self, question: str, value: str = "", check: Callable[[str], object] = str) -> None:
+        """Args: the question; the text that is there at first; what raises UsageError if the text is wrong."""
+        super().__init__()
+        self._question, self._value, self._check = question, value, check
+
+    def compose(self) -> ComposeResult:
+        """The question, the text and room for what is wrong with it."""
+        with Vertical():
+            yield Static(self._question, markup=False)
+            yield Input(self._value)
+            yield Static("", id="wrong", markup=False)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Ends the dialog, unless the text is wrong."""
+        try:
+            self._check(event.value)
+        except UsageError as error:
+            self.query_one("#wrong", Static).update(str(error))
+            return
+        self.dismiss(event.value)
+
+
+class ReasonChooser(ModalScreen[frozenset[str] | None]):
+    """Asks for stall reasons; None if the user escapes."""
+
+    CSS = f"ReasonChooser {{ {_FRAME} SelectionList {{ height: auto; max-height: 20; }} }}"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "dismiss(None)", "Cancel"),
+        Binding("enter", "accept", "Show these", priority=True),
+        Binding("a", "all", "All"),
+        Binding("o", "only", "Only this one"),
+    ]
+
+    def __init__(self, reasons: Sequence[tuple[str, int]], chosen: frozenset[str]) -> None:
+        """Args: the reasons with their samples; which are chosen at first."""
+        super().__init__()
+        self._reasons, self._chosen = reasons, chosen
+
+    def compose(self) -> ComposeResult:
+        """The list of reasons."""
+        with Vertical():
+            yield Static("Space: choose  a: all  o: only this one  Enter: show these", markup=False)
+            yield SelectionList(
+                *(
+                    Selection(Content(f"{name:12} {samples:>13,}"), name, name in self._chosen)
+                    for name, samples in self._reasons
+                )
+            )
+
+    def action_accept(self) -> None:
+        """Ends the dialog with what is chosen."""
+        self.dismiss(frozenset(self._list.selected))
+
+    def action_all(self) -> None:
+        """Chooses all reasons."""
+        self._list.select_all()
+
+    def action_only(self) -> None:
+        """Chooses the reason with the cursor alone."""
+        if self._list.highlighted is not None:
+            self._list.deselect_all()
+            self._list.select(self._list.get_option_at_index(self._list.highlighted))
+
+    @property
+    def _list(self) -> SelectionList[str]:
+        return self.query_one(SelectionList)

@@ -1,0 +1,40 @@
+"""The keys of the view, for its help."""
+
+from __future__ import annotations
+
+from iaprof.report.views.browsing.levels import GROUPINGS
+
+_GROUPINGS = {
+    "stack": "process, stack, kernel, instruction, reason",
+    "kernel": "kernel, inlined function, line, instruction, reason",
+    "launcher": "kernel, and who launched it: the innermost frame first",
+    "process": "process, kernel, line, instruction, reason",
+    "line": "source line, kernel, instruction, reason",
+    "instruction": "instructions of all kernels, and who launched them",
+    "reason": "reason, kernel, line, instruction",
+}
+KEYS = (
+    ("Up Down k j", "move by a line; PageUp, PageDown, Home and End by more"),
+    ("Right l +", "open the line, and below it what has no siblings"),
+    ("Left h -", "close the line, or go to the one that it is in"),
+    ("Space", "open or close the line"),
+    ("e", "open the child with most samples, and its own, to the end"),
+    ("c", "close everything"),
+    ("Enter", "annotate the kernel: its instructions with their stalls"),
+    *((str(number), _GROUPINGS[name]) for number, name in enumerate(GROUPINGS, 1)),
+    ("Tab", "the next of these trees; Shift-Tab the one before"),
+    ("i", "turn the tree around, from the leaves to the root"),
+    ("o", "order by samples or by name"),
+    ("/", "search: go to the first name with a text; n next, N previous"),
+    ("f", "filter: only stacks with a text in a name"),
+    ("r", "only some stall reasons"),
+    ("t", "only a part of the recording"),
+    ("x", "clear all filters"),
+    ("?", "this list"),
+    ("q Ctrl-C", "quit; Escape or q leaves a list like this one"),
+)
+
+
+def keys_for(width: int) -> list[str]:
+    """The keys as lines."""
+    return [f"  {key:12} {what}"[:width] for key, what in KEYS]

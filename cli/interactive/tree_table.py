@@ -1,0 +1,239 @@
+"""The tree with its columns: a widget that draws the lines that are on the screen, however many there are."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from iaprof.cli.interactive.columns import Column, columns
+from iaprof.cli.interactive.contents import Contents
+from iaprof.cli.terminal.table import shortened
+from iaprof.formats.profile import clean
+from iaprof.report.views.browsing.tree import Line, Node, Tree
+
+OPEN, CLOSED, LEAF = "▾ ", "▸ ", "  "
+_GAP = "  "
+_MOST_INDENT = 0.4  # of the cells for names
+_STYLES = {
+    "process": Style(bold=True),
+    "operator": Style(color="magenta"),
+    "kernel": Style(color="cyan", bold=True),
+    "inlined": Style(color="cyan"),
+    "line": Style(color="green"),
+    "reason": Style(color="yellow"),
+}
+_HEADING, _WEAK, _FOUND = Style(bold=True, underline=True), Style(dim=True), Style(bold=True, underline=True)
+_MORE, _LESS = Style(color="red"), Style(color="blue")
+_CURSOR = Style(reverse=True)
+
+
+class TreeTable(ScrollView, can_focus=True):
+    """A tree of stalls. The first line of the widget is the heading."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", show=False),
+        Binding("down,j", "move(1)", show=False),
+        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown", "page(1)", show=False),
+        Binding("home,g", "end(False)", show=False),
+        Binding("end,G", "end(True)", show=False),
+        Binding("right,l,plus", "open", show=False),
+        Binding("left,h,minus", "close", show=False),
+        Binding("space", "turn", show=False),
+        Binding("enter", "choose", "Annotate"),
+    ]
+
+    class Chosen(Message):
+        """Enter was pressed on a node."""
+
+        def __init__(self, node: Node) -> None:
+            super().__init__()
+            self.node = node
+
+    class Moved(Message):
+        """Another line is the current one."""
+
+    def __init__(self, contents: Contents, tree: Tree) -> None:
+        super().__init__()
+        self.contents, self.stalls = contents, tree
+        self.lines: list[Line] = []
+        self.cursor = 0
+        self._columns: list[Column] = []
+
+    def on_mount(self) -> None:
+        """Shows the first lines."""
+        self.show_tree()
+
+    def show_contents(self, contents: Contents, tree: Tree) -> None:
+        """Shows other stalls, with the cursor and the open nodes where they were as far as there are such nodes."""
+        line = self.line
+        path = self.stalls.path(line.node) if line else ()
+        for each in self.stalls.open_paths():
+            node, is_it = tree.find(each)
+            if is_it:
+                tree.open(node)
+        node, _ = tree.find(path)
+        self.contents, self.stalls = contents, tree
+        self.show_tree(node)
+
+    def show_tree(self, at: Node | None = None) -> None:
+        """Draws the tree anew, with the cursor at a node, or else in the line where it was."""
+        self.lines = self.stalls.visible()
+        if at is not None:
+            self.cursor = next((number for number, line in enumerate(self.lines) if line.node is at), self.cursor)
+        self.cursor = max(min(self.cursor, len(self.lines) - 1), 0)
+        self.virtual_size = Size(self.size.width, len(self.lines) + 1)
+        self._show_cursor()
+
+    @property
+    def line(self) -> Line | None:
+        """The line with the cursor; None if there is none."""
+        return self.lines[self.cursor] if self.lines else None
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Chooses the columns for the width."""
+        self._columns = columns(self.contents, event.size.width)
+        self.virtual_size = Size(event.size.width, len(self.lines) + 1)
+        self._show_cursor()
+
+    def _show_cursor(self) -> None:
+        height = max(self.size.height - 1, 1)
+        top = self.scroll_offset.y
+        wanted = min(max(top, self.cursor - height + 1), self.cursor)
+        if wanted != top:
+            self.scroll_to(y=wanted, animate=False, force=True, immediate=True)
+        self.refresh()
+        self.post_message(self.Moved())
+
+    # Drawing
+
+    def render_line(self, y: int) -> Strip:
+        """Draws a line of the widget."""
+        width = self.size.width - 1  # less the scroll bar
+        if y == 0:
+            return self._heading(width)
+        number = self.scroll_offset.y + y - 1
+        if number >= len(self.lines):
+            return Strip.blank(width, self.rich_style)
+        strip = self._strip(self.lines[number], width)
+        return strip.apply_style(_CURSOR) if number == self.cursor else strip
+
+    def _heading(self, width: int) -> Strip:
+        self._columns = columns(self.contents, width)
+        cells = [_aligned(column.heading, column) for column in self._columns]
+        text = _GAP.join([*cells, self.stalls.grouping.upper() + (" (inverted)" if self.stalls.is_inverted else "")])
+        return self._line([Segment(set_cell_size(text, width), _HEADING)], width)
+
+    def _strip(self, line: Line, width: int) -> Strip:
+        node, tree = line.node, self.stalls
+        if line.hidden:
+            before = " " * (sum(column.width + len(_GAP) for column in self._columns) + 2 * line.indent)
+            return self._line([Segment(f"{before}{LEAF}({line.hidden:,} more: Enter shows them)", _WEAK)], width)
+        sums, whole = tree.sums(node), tree.sums(tree.root)
+        kernel = tree.text(node) if tree.kind(node) == "kernel" else ""
+        segments = []
+        for column in self._columns:
+            text = column.cell(sums, whole, kernel)
+            style = (
+                (_MORE if text.startswith("+") else _LESS if text.startswith("-") else None)
+                if column.is_change
+                else None
+            )
+            segments += [Segment(_aligned(text, column), style), Segment(_GAP)]
+        room = width - sum(column.width + len(_GAP) for column in self._columns) - 2
+        indent = min(2 * line.indent, int(_MOST_INDENT * max(room, 0)))
+        mark = LEAF if tree.is_leaf(node) else OPEN if node.is_open else CLOSED
+        name = shortened(clean(tree.text(node)) or "[unknown]", max(room - indent, 8))
+        style = _STYLES.get(tree.kind(node), Style())
+        if name.endswith("_[k]"):
+            style = _WEAK
+        segments += [Segment(" " * indent + mark), Segment(name, style + _FOUND if tree.matches(node) else style)]
+        return self._line(segments, width)
+
+    def _line(self, segments: list[Segment], width: int) -> Strip:
+        return Strip(segments).adjust_cell_length(width).apply_style(self.rich_style)
+
+    # Keys
+
+    def action_move(self, lines: int) -> None:
+        """Moves the cursor."""
+        self._move_to(self.cursor + lines)
+
+    def action_page(self, pages: int) -> None:
+        """Moves the cursor by a page."""
+        self._move_to(self.cursor + pages * max(self.size.height - 2, 1))
+
+    def action_end(self, is_last: bool) -> None:
+        """Moves the cursor to the first line, or the last."""
+        self._move_to(len(self.lines) if is_last else 0)
+
+    def _move_to(self, number: int) -> None:
+        self.cursor = max(min(number, len(self.lines) - 1), 0)
+        self._show_cursor()
+
+    def action_open(self) -> None:
+        """Opens the node, or moves to its first child."""
+        if self.line is None or self.line.hidden:
+            return
+        node = self.line.node
+        if not node.is_open:
+            self.stalls.open_branch(node)
+            self.show_tree()
+        elif node.rank:
+            self.action_move(1)
+
+    def action_close(self) -> None:
+        """Closes the node, or moves to its parent."""
+        if self.line is None:
+            return
+        node = self.line.node
+        if node.is_open and node.rank and not self.line.hidden:
+            node.is_open = False
+            self.show_tree()
+        elif node.parent is not None and node.parent.parent is not None:
+            self.show_tree(node if self.line.hidden else node.parent)
+
+    def action_turn(self) -> None:
+        """Opens or closes the node, or shows more of its siblings."""
+        if self.line is None:
+            return
+        node = self.line.node
+        if self.line.hidden:
+            self.stalls.more(node)
+        elif node.is_open:
+            node.is_open = False
+        else:
+            self.stalls.open_branch(node)
+        self.show_tree()
+
+    def action_choose(self) -> None:
+        """Says that Enter was pressed."""
+        if self.line is not None and self.line.hidden:
+            self.action_turn()
+        elif self.line is not None:
+            self.post_message(self.Chosen(self.line.node))
+
+    def on_click(self, event: events.Click) -> None:
+        """Moves the cursor to a line; a second click there opens or closes the node."""
+        number = self.scroll_offset.y + event.y - 1
+        if event.y == 0 or number >= len(self.lines):
+            return
+        if number == self.cursor:
+            self.action_turn()
+        else:
+            self._move_to(number)
+
+
+def _aligned(text: str, column: Column) -> str:
+    text = shortened(text, column.width)
+    space = " " * (column.width - cell_len(text))
+    return space + text if column.is_right else text + space

@@ -1,0 +1,1 @@
+"""`iaprof top --live`: what is recorded, shown while it is recorded."""

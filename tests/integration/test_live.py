@@ -1,0 +1,89 @@
+"""`iaprof top --live` on the stand-in, in a terminal: what it shows, keeps, and leaves behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from iaprof.sandbox.privileges import NOBODY
+from integration.recording import IAPROF, environment, iaprof
+from standin import runtime
+from standin.hardware import Hardware
+from terminals import Terminal
+from waiting import until
+
+pytestmark = pytest.mark.bpf
+SUDO = {"SUDO_UID": str(NOBODY), "SUDO_GID": str(NOBODY)}
+
+
+def shown(hardware: Hardware, *words: object, **more: str) -> Terminal:
+    return Terminal(
+        [*IAPROF, "top", "--live", *words], os.environ | environment(hardware) | SUDO | more, columns=120, lines=30
+    )
+
+
+def displays(recorder: int) -> list[Path]:
+    """The processes that show what a recorder records."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((each / "stat").read_text().rpartition(") ")[2].split()[1])
+            if parent == recorder and b"cli.live.display" in (each / "cmdline").read_bytes():
+                found.append(each)
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def test_a_recording_is_shown_by_a_process_without_rights_and_kept_if_wanted(tmp_path: Path) -> None:
+    # given a program that fails after it has launched kernels
+    capture = tmp_path / "cap.parquet"
+    with Hardware(tmp_path / "gpu") as hardware:
+        command = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 4)
+        words = ["sh", "-c", 'echo "this is printed"; "$@" && exit 3', "sh", *command]
+        # when
+        with shown(hardware, "-o", capture, "--", *words) as terminal:
+            terminal.until("multiply_local_access_and_tiling", "launches/s", "CPU: recorder")
+            # then
+            (display,) = displays(terminal.process.pid)
+            status = dict(line.split(":", 1) for line in (display / "status").read_text().splitlines())
+            assert status["Uid"].split() == status["Gid"].split() == [str(NOBODY)] * 4
+            assert status["CapEff"].split() == ["0000000000000000"]
+            assert status["NoNewPrivs"].split() == ["1"]
+            # when
+            terminal.until("the recording has ended")
+            terminal.press("v")
+            terminal.until("this is printed")
+            terminal.press("q")
+            terminal.press("q")
+            code = terminal.wait()
+            # then
+            assert code == 3
+            assert "wrote " in terminal.text
+    done = iaprof("top", capture, "--json", "-q")
+    assert f'"samples": {hardware.ledger().samples_captured}' in done.out
+
+
+def test_quitting_ends_the_command_and_leaves_nothing(tmp_path: Path) -> None:
+    # given
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    with Hardware(tmp_path / "gpu") as hardware:
+        command = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 300)
+        # when
+        with shown(hardware, "--", *command, TMPDIR=str(folder)) as terminal:
+            terminal.until("multiply_basic", "launches/s")
+            (spool,) = folder.rglob("*.spool")
+            until(lambda: spool.stat().st_blocks * 512 < spool.stat().st_size / 2)  # what was read is released
+            terminal.press("q")
+            code = terminal.wait()
+            # then
+            assert code == 128 + 15
+    assert list(folder.iterdir()) == []
+
+
+def test_without_a_terminal_it_says_so() -> None:
+    done = iaprof("top", "--live", "--", "true")
+    assert (done.code, done.err) == (2, "iaprof: --live needs a terminal for its input, output and errors\n")

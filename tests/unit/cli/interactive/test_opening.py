@@ -1,0 +1,105 @@
+"""Opening the interactive view: in a terminal, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import os
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.cli.interactive import opening
+from terminals import Terminal
+from unit.capturing import HEADER, capture, launch, record, stall
+from unit.in_process import iaprof
+
+KERNEL = 0x10_0000_2000
+
+
+@pytest.fixture
+def cap(tmp_path: Path) -> Path:
+    header = HEADER | {"end_ns": 2_000_000_000}
+    launches = [launch(1_000_000_000, 7, KERNEL, name="[red]scale")]
+    stalls = [stall(1_100_000_000, record(KERNEL + 0x10, sbid=4)), stall(1_600_000_000, record(KERNEL + 0x20, send=2))]
+    return capture(tmp_path / "cap.parquet", header, launch=launches, stall=stalls)
+
+
+@pytest.mark.parametrize(
+    ("words", "columns", "texts"),
+    [
+        (("report", "-i"), 80, ["6 samples", "app 7", "[red]scale", "Quit"]),
+        (("top", "-i", "--by", "reason"), 200, ["REASON", "sbid 100 %", "66.7 %", "Quit"]),
+        (("diff", "-i", "{cap}"), 80, ["6 samples before, 6 after", "MOST CHANGED", "[red]scale"]),
+    ],
+)
+def test_a_terminal_gets_the_view_and_is_left_as_it_was(
+    cap: Path, words: tuple[str, ...], columns: int, texts: list[str]
+) -> None:
+    # given
+    command = [sys.executable, "-m", "iaprof", *(word.format(cap=cap) for word in words), cap]
+    # when
+    with Terminal(command, os.environ, columns, 24) as terminal:
+        terminal.until(*texts)
+        terminal.press("q")
+        # then
+        assert terminal.wait() == 0
+        terminal.until("6 samples; matched to a kernel 100.0 %")
+        assert termios.tcgetattr(terminal.fd) == terminal.modes
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("report", "-i", "--json"), "--json has no effect on the interactive view: leave out one of them"),
+        (("report", "-i", "-o", "x"), "--output has no effect on the interactive view: leave out one of them"),
+        (
+            ("top", "-i", "--per-interval"),
+            "--per-interval has no effect on the interactive view: leave out one of them",
+        ),
+        (("top", "-i", "--live", "--by", "reason"), "--by has no effect with --live: leave out one of them"),
+        (("top", "--live", "-o", "x.csv"), "with --live, -o names a capture: call it x.csv.parquet"),
+        (("top", "--live", "-d", "0"), "--duration must be more than 0 seconds"),
+        (("top", "--live"), "--live needs a terminal for its input, output and errors"),
+        (("top", "-d", "1"), "--duration is for --live, which records; choose times of a capture with --time"),
+        (("report", "-i", "."), "--interactive shows one capture: 'iaprof merge' makes one of several"),
+        (("report", "-i"), "--interactive needs a terminal for its input, output and errors"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(words: tuple[str, ...], error: str) -> None:
+    assert iaprof(*words) == (2, "", f"iaprof: {error}\n")
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        monkeypatch.setattr(f"iaprof.cli.interactive.opening.sys.{name}", type("", (), {"isatty": lambda self: True})())
+
+
+def test_without_textual_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given
+    on_a_terminal(monkeypatch)
+    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    # when
+    with pytest.raises(IaprofError) as raised:
+        opening.check_terminal("--live")
+    # then
+    assert str(raised.value) == (
+        "the interactive view needs textual: install it with pip install 'iaprof[interactive]'"
+    )
+
+
+@pytest.mark.parametrize("by", ["transfer", "wait", "energy"])
+def test_a_table_without_stalls_has_no_tree(by: str) -> None:
+    with pytest.raises(UsageError, match=f"no tree of --by {by}: choose from kernel, line"):
+        opening.grouping_of(by)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(1.0, 0.01), (10.37, 0.1), (300.0, 2), (86_400.0, 600), (1e6, 0.0), (0.0, 0.0)]
+)
+def test_a_recording_is_divided_into_two_hundred_intervals_at_most(
+    tmp_path: Path, seconds: float, expected: float
+) -> None:
+    header = HEADER | {"end_ns": 1_000_000_000 + int(seconds * 1e9)}
+    assert opening.interval_of(capture(tmp_path / "c", header, stall=[stall(1, record(8, sbid=1))])) == expected

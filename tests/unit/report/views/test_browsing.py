@@ -1,0 +1,248 @@
+"""Trees that open level by level, against trees that a few lines of Python make of all stacks at once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from iaprof.formats.profile import Code, Kernel, Launch, Profile
+from iaprof.gpu.intel.reasons import REASONS
+from iaprof.report.views.browsing.levels import GROUPINGS
+from iaprof.report.views.browsing.tree import Node, Selection, Tree
+from iaprof.report.views.difference import joined
+from unit.profiles import Row, counts, profile, rows
+
+Stack = tuple[tuple[str, str], ...]
+EVERYTHING = Selection()
+LAUNCHES = [
+    Launch("app", 7, ("main", "a", "b", "a"), ("ioctl",)),
+    Launch("app", 7, ("main", "a")),
+    Launch("other", 8, ("main",), operators=("aten::mm", "aten::add")),
+    Launch("other", 8, ()),
+    None,
+]
+KERNELS = [Kernel(0x1000, "mm", "m.cl"), Kernel(0x2000, "add", "a.cl"), None]
+CODES = [Code("send", ("mm", "dot"), (1, 5), ("m.cl", "d.h")), Code("mad", ("mm",), (2,)), Code("mov", ("add",), (0,))]
+
+
+BARE = Code("[no binary]", (), ())  # of addresses in no kernel
+
+
+def random_profile(seed: int, size: int = 200) -> Profile:
+    chance = random.Random(seed)
+    return profile(
+        [
+            Row(
+                chance.randrange(4),
+                chance.choice(LAUNCHES),
+                kernel := chance.choice(KERNELS),
+                chance.choice(CODES) if kernel else BARE,
+                16 * chance.randrange(3),
+                [chance.choice((0, 0, chance.randrange(100))) for _ in REASONS],
+            )
+            for _ in range(size)
+        ],
+        (0.0, 1.0, 2.0, 3.0),
+    )
+
+
+def frames(row: Row, level: str, reason: str) -> list[str]:
+    """The texts of a row's stack in one level."""
+    launch, kernel, code = row.launch, row.kernel, row.code
+    stack = [*launch.stack, *(f"{each}_[k]" for each in launch.kernel_stack)] if launch else []
+    symbol = kernel.symbol if kernel else "[unknown kernel]"
+    instruction = f"0x{row.offset:x} {code.mnemonic}"
+    file = (code.files[-1] if code.files else kernel.file if kernel else "").rpartition("/")[2]
+    return {
+        "process": [f"{launch.comm} {launch.pid}" if launch else "[unknown process]"],
+        "operator": list(launch.operators) if launch else [],
+        "cpu": stack,
+        "callers": stack[::-1],
+        "kernel": [symbol],
+        "inlined": list(code.functions[1:]) if kernel else [],
+        "line": [f"{file}:{code.lines[-1]}"] if kernel and code.lines[-1] else [],
+        "instruction": [instruction],
+        "place": [f"{symbol}+{instruction}"],
+        "reason": [reason],
+    }[level]
+
+
+def stacks(of: Profile, grouping: str, is_inverted: bool) -> Iterator[tuple[Stack, Row, str, int]]:
+    """Each stack with its row, reason and samples."""
+    for row in rows(of):
+        for reason, count in zip(of.reasons, row.counts, strict=True):
+            if count:
+                stack = [(level, text) for level in GROUPINGS[grouping] for text in frames(row, level, reason)]
+                yield tuple(stack[::-1] if is_inverted else stack), row, reason, count
+
+
+def sums(of: Profile, grouping: str, is_inverted: bool, selection: Selection = EVERYTHING) -> Counter[Stack]:
+    """Samples of each beginning of a stack."""
+    found: Counter[Stack] = Counter()
+    whole = [stack for stack, *_ in stacks(of, "stack", False)]
+    for (stack, row, reason, count), all_frames in zip(stacks(of, grouping, is_inverted), whole, strict=True):
+        if selection.reasons is not None and reason not in selection.reasons:
+            continue
+        if selection.intervals is not None and not selection.intervals[0] <= row.interval < selection.intervals[1]:
+            continue
+        if selection.text and not any(selection.text in text for _, text in all_frames):
+            continue
+        for length in range(len(stack) + 1):
+            found[stack[:length]] += count
+    return found
+
+
+def opened(tree: Tree) -> dict[Stack, tuple[int, ...]]:
+    """The samples of all nodes, all of which are opened, the last ones first."""
+    found = {}
+    waiting = [tree.root]
+    while waiting:
+        node = waiting.pop()
+        tree.open(node)
+        found[tree.path(node)] = tree.totals(node)
+        waiting += node.rank
+    return found
+
+
+@pytest.mark.parametrize("is_inverted", [False, True])
+@pytest.mark.parametrize("grouping", GROUPINGS)
+def test_all_nodes_have_the_samples_of_their_stacks(grouping: str, is_inverted: bool) -> None:
+    # given
+    of = random_profile(1)
+    # when
+    tree = Tree(of, grouping, is_inverted)
+    # then
+    expected = sums(of, grouping, is_inverted)
+    assert opened(tree) == {stack: (count,) for stack, count in expected.items()}
+
+
+@pytest.mark.parametrize("grouping", ["stack", "reason"])
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(reasons=frozenset(("sbid", "send"))),
+        Selection(intervals=(1, 3)),
+        Selection(text="aten"),
+        Selection(frozenset(("active",)), (0, 1), "dot"),
+        Selection(text="nowhere"),
+    ],
+)
+def test_a_selection_counts_the_same_before_and_after_nodes_are_opened(grouping: str, selection: Selection) -> None:
+    # given
+    of = random_profile(2)
+    early, late = Tree(of, grouping), Tree(of, grouping)
+    # when
+    early.select(selection)
+    opened(late)
+    late.select(selection)
+    # then
+    expected = {stack: (count,) for stack, count in sums(of, grouping, False, selection).items()} or {(): (0,)}
+    assert opened(early) == expected
+    assert opened(late) == expected
+
+
+def test_nodes_know_their_reasons_and_kernels() -> None:
+    # given
+    of = random_profile(3)
+    tree = Tree(of, "process")
+    node, is_it = tree.find((("process", "app 7"),))
+    assert is_it
+    # when
+    found = tree.sums(node)
+    # then
+    expected: Counter[str] = Counter()
+    kernels = set()
+    for stack, row, reason, count in stacks(of, "process", False):
+        if stack[0] == ("process", "app 7"):
+            expected[reason] += count
+            kernels.add(row.kernel)
+    assert dict(zip(found.reasons, found.counts[0], strict=True)) == {name: expected[name] for name in REASONS}
+    assert {of.kernels[each] for each in of.kernel[tree.kernel_rows(node)].tolist()} == kernels
+
+
+def test_a_difference_has_both_sides_and_the_largest_change_first() -> None:
+    # given
+    row = Row(0, LAUNCHES[1], KERNELS[0], CODES[0], 0, counts(sbid=50))
+    before = profile([row, row._replace(kernel=KERNELS[1], code=CODES[2], counts=counts(send=50))])
+    after = profile(
+        [row._replace(counts=counts(sbid=100, sync=100)), row._replace(kernel=None, code=BARE, counts=counts(send=200))]
+    )
+    # when
+    tree = Tree(joined(before, after), "kernel", sides=2)
+    # then
+    assert [(tree.text(each), tree.totals(each)) for each in tree.root.rank] == [
+        ("[unknown kernel]", (0, 200)),
+        ("add", (50, 0)),
+        ("mm", (50, 200)),
+    ]
+    assert tree.sums(tree.root).samples == (100, 400)
+
+
+def visited(tree: Tree, is_backward: bool) -> list[Stack]:
+    found = []
+    node: Node | None = None
+    while (node := tree.next_match(node, is_backward)) is not None:
+        found.append(tree.path(node))
+    return found
+
+
+@pytest.mark.parametrize("grouping", ["stack", "launcher"])
+@pytest.mark.parametrize("text", ["a", "MM", "sbid", "dot", "none of these"])
+def test_searching_visits_every_match_in_the_order_of_the_lines(text: str, grouping: str) -> None:
+    # given
+    of = random_profile(4, 40)
+    tree, whole = Tree(of, grouping), Tree(of, grouping)
+    opened(whole)
+    # when
+    samples = tree.search(text)
+    # then
+    lines = [whole.path(line.node) for line in whole.visible()]
+    matches = [path for path in lines if text.casefold() in path[-1][1].casefold()]
+    assert visited(tree, False) == matches
+    assert visited(tree, True) == matches[::-1]
+    expected = [
+        count
+        for stack, *_, count in stacks(of, grouping, False)
+        if any(text.casefold() in t.casefold() for _, t in stack)
+    ]
+    assert samples == sum(expected)
+
+
+def test_many_children_are_shown_in_parts_and_found_all_the_same() -> None:
+    # given
+    of = profile(
+        [Row(0, LAUNCHES[1], Kernel(at, f"kernel_{at}", ""), CODES[1], 0, counts(send=2000 - at)) for at in range(1500)]
+    )
+    tree = Tree(of, "kernel")
+    # when
+    shown = [tree.text(each) for each in tree.root.rank]
+    # then
+    assert shown == [f"kernel_{at}" for at in range(500)]
+    assert [(line.node, line.hidden) for line in tree.visible()][-1] == (tree.root, 1000)
+    # when
+    tree.more(tree.root)
+    # then
+    assert len(tree.root.rank) == 1500
+    assert tree.root.hidden == 0
+    # given
+    fresh = Tree(of, "kernel")
+    # when
+    fresh.search("kernel_1499")
+    found = fresh.next_match(None)
+    # then
+    assert found is not None
+    assert fresh.text(found) == "kernel_1499"
+
+
+def test_a_profile_without_stalls_has_no_lines() -> None:
+    # given
+    of = profile([])
+    # when
+    tree = Tree(of)
+    # then
+    assert tree.visible() == []
+    assert tree.search("x") == 0
+    assert tree.next_match(None) is None
