@@ -18,7 +18,6 @@ from iaprof.gpu.intel.generations import platform_of
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gpu.kernels import SampledKernels
 from iaprof.report.gpu.module import GpuModuleLoader
-from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
 from iaprof.report.join.energy import read_energy
 from iaprof.report.join.executions import read_launches
@@ -28,6 +27,7 @@ from iaprof.report.join.memory import return_free_memory
 from iaprof.report.join.named import to_profile
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.selection import Selection, begun_ns
+from iaprof.report.join.shares import Joined
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.report.together.operators import read_operators
 from iaprof.report.views.gauges import gauges

@@ -57,6 +57,10 @@ class Shares:
     share: NDArray[np.float64]  # [n]; those of a pair add up to 1
     alone: NDArray[np.bool_]  # [pairs]: there is only one candidate
 
+    def only(self, rows: NDArray[np.bool_]) -> Shares:
+        """Returns the shares that the mask selects: bool[n]."""
+        return Shares(self.pair[rows], self.site[rows], self.share[rows], self.alone)
+
 
 class TooManyAtOnce(Exception):
     """These pairs need too much memory together: ask for fewer at a time."""

@@ -20,19 +20,12 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.report.join.attribution import (
-    STALL_COLUMNS,
-    Attribution,
-    Joined,
-    JoinedShares,
-    RowFilter,
-    merge_shares,
-    to_whole_counts,
-)
+from iaprof.report.join.attribution import STALL_COLUMNS, Attribution, RowFilter
 from iaprof.report.join.candidates import Rule
 from iaprof.report.join.joules import EnergyOfReads
 from iaprof.report.join.memory import return_large_blocks_when_freed
 from iaprof.report.join.placements import Placed, Site
+from iaprof.report.join.shares import Joined, JoinedShares, merge_shares, to_whole_counts
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.sandbox.memory import MALLOC_ENVIRONMENT, limit, limit_memory
 from iaprof.sandbox.worker import Worker

@@ -13,10 +13,10 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.module import GpuKernel, GpuModule
-from iaprof.report.join.attribution import JoinedShares, to_whole_counts
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import Compilation, place_kernels
+from iaprof.report.join.shares import JoinedShares, to_whole_counts
 from unit.capturing import HEADER, capture, launch, record, stall
 
 
