@@ -103,7 +103,11 @@ def _build(
     starts = instruction_starts(placed, kernels)
     energy = read_energy(capture, known, row_filter)
     task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged, energy)
-    joined, facts.records = join(capture, task, helper, progress)
+    joined, facts.records, crowded = join(capture, task, helper, progress)
+    if crowded:
+        facts.problems["in so many kernels that only some of these were looked at"] = [
+            counted(crowded, "address", "addresses")
+        ]
     return_free_memory()
     sampled = float(joined.joules.sum())
     joined = _selected(joined, reasons_of(known), selection, placed, capture)

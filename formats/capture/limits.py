@@ -39,6 +39,7 @@ STREAMS = Ratio(1024, 4096, "streams")
 PROCESSES = Ratio(50_000, 256, "processes with stacks")
 CPU_STACKS = Ratio(150_000, 64, "processes and stacks of CPU samples")
 SENSORS = Ratio(4096, 16_384, "metrics of energy")
+CANDIDATES = Ratio(1 << 24, 1, "launches and processes that can have caused its stalls")  # for each read and kernel
 
 
 class _Trust:

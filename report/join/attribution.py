@@ -8,7 +8,7 @@ their limits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,6 +86,7 @@ class Attribution:
         merged: bool = False,
         reasons: Sequence[str] = REASONS,
         energy: EnergyOfReads | None = None,
+        count: Callable[[int], None] = lambda candidates: None,
     ) -> None:
         """Prepares the join.
 
@@ -99,7 +100,9 @@ class Attribution:
                 each of many intervals would be too many.
             reasons: the reasons to count, as `reasons_of` returns them.
             energy: the energy of reads, which their samples share; None: not known.
+            count: see `Candidates`.
         """
+        self._count = count
         self._merged, self._reasons, self._energy = merged, reasons, energy
         self._placed, self._rule, self._starts = placed, rule, starts or {}
         self._start_ns, self._interval_ns = start_ns, interval_ns
@@ -154,6 +157,10 @@ class Attribution:
         empty = JoinedShares(none, none, none, np.empty(0, np.uint64), np.empty((len(self._reasons) + 2, 0)))
         self._results = [merge_shares(self._results or [empty])]
         return self._results[0]
+
+    def cut_addresses(self) -> int:
+        """Returns the number of addresses in so many kernels that only some of these were looked at."""
+        return sum(space.cut_addresses() for space in self._ip_spaces.values())
 
     def _join(self, stream: Stream, reads: _Reads, words: list[NDArray[np.uint64]]) -> None:
         """Joins a batch of reads of one stream, which is small enough for the CPU's caches."""
@@ -263,7 +270,7 @@ class Attribution:
     def _ip_space(self, stream: Stream) -> _IpSpace:
         if stream.layout.ip_bits not in self._ip_spaces:
             cells = Cells(self._placed, stream.layout.address_mask, self._starts)
-            candidates = Candidates(self._placed, cells, self._rule, self._unknown)
+            candidates = Candidates(self._placed, cells, self._rule, self._unknown, self._count)
             self._ip_spaces[stream.layout.ip_bits] = _IpSpace(cells, candidates, self._merged)
             return_free_memory()
         return self._ip_spaces[stream.layout.ip_bits]
@@ -355,6 +362,10 @@ class _IpSpace:
                 self._merged_number, [self._number_of_cell[cell] for cell in cells.tolist()]
             )
         return self._merged_number[numbers]
+
+    def cut_addresses(self) -> int:
+        """Returns the number of addresses in cells that lack some of their placements."""
+        return int(self.cell_addresses.count[sorted(self._cells.cut)].sum())
 
     def tally(self, stream: int, columns: int) -> Tally:
         """Returns the stream's tally."""

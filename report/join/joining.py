@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats.capture.limits import CANDIDATES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.join.attribution import STALL_COLUMNS, Attribution, RowFilter
 from iaprof.report.join.candidates import Rule
@@ -53,7 +54,7 @@ def join(
     task: Task,
     helper: Helper | None = None,
     progress: Callable[[int], None] = lambda records: None,
-) -> tuple[Joined, int]:
+) -> tuple[Joined, int, int]:
     """Joins the stalls of a capture. Adds sites to `task.placed` for stalls without a launch.
 
     Args:
@@ -63,7 +64,8 @@ def join(
         progress: called now and then with the number of records joined so far.
 
     Returns:
-        The joined stalls, and the number of records.
+        The joined stalls, the number of records, and that of addresses in so many kernels that only some were looked
+        at.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -71,15 +73,15 @@ def join(
     """
     placed, known = task.placed, len(task.placed.sites)
     if helper is None:
-        shares, records = _share(capture, task, (0, 1), progress)
-        return to_whole_counts(merge_shares(_numbered([shares], placed, known))), records
+        shares, records, cut = _share(capture, task, (0, 1), progress)
+        return to_whole_counts(merge_shares(_numbered([shares], placed, known))), records, cut
     helper.give(task)
-    own, records = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
-    other, sites, others_records = helper.answer()
+    own, records, cut = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
+    other, sites, others_records, others_cut = helper.answer()
     shift = np.where(other.site < known, 0, len(placed.sites) - known)  # after the sites that this process added
     placed.sites += sites[known:]
     both = _numbered([own, replace(other, site=other.site + shift)], placed, known)
-    return to_whole_counts(merge_shares(both)), records + others_records
+    return to_whole_counts(merge_shares(both)), records + others_records, max(cut, others_cut)
 
 
 @contextlib.contextmanager
@@ -129,8 +131,8 @@ class Helper:
         with contextlib.suppress(ConnectionError):  # the process died: `answer` reports it
             self._pipe.send(what)
 
-    def answer(self) -> tuple[JoinedShares, list[Site], int]:
-        """Waits for the result: the shares, the sites that their numbers refer to, and the number of records.
+    def answer(self) -> tuple[JoinedShares, list[Site], int, int]:
+        """Waits for the result: the shares, the sites that their numbers refer to, and the numbers of `join`.
 
         Raises:
             CaptureError: the capture is damaged.
@@ -145,8 +147,8 @@ class Helper:
             ) from None
         if isinstance(found, Exception):
             raise found
-        shares, sites, records = found
-        return shares, sites, records
+        shares, sites, records, cut = found
+        return shares, sites, records, cut
 
     def close(self) -> None:
         """Kills the process, whatever it does."""
@@ -156,7 +158,7 @@ class Helper:
 
 def _share(
     capture: CaptureReader, task: Task, share: tuple[int, int], progress: Callable[[int], None]
-) -> tuple[JoinedShares, int]:
+) -> tuple[JoinedShares, int, int]:
     known = streams(capture.header)
     attribution = Attribution(
         task.placed,
@@ -167,13 +169,14 @@ def _share(
         task.merged,
         reasons_of(known),
         task.energy,
+        lambda candidates: capture.count_against(CANDIDATES, candidates),
     )
     records = 0
     for table in capture.tables("stall", STALL_COLUMNS, share):
         records += attribution.add(table, known, task.row_filter)
         del table  # frees it before the next one is read
         progress(records)
-    return attribution.joined_shares(), records
+    return attribution.joined_shares(), records, attribution.cut_addresses()
 
 
 def _numbered(several: list[JoinedShares], placed: Placed, known: int) -> list[JoinedShares]:
@@ -211,8 +214,8 @@ def help_other(memory_bytes: str, pipe_fd: int = 0) -> None:
             if number >= len(parts) or _digest(parts[number]) != digest:
                 raise IaprofError(f"{path} was changed while it was read: try again")
             task: Task = pipe.recv()
-            shares, records = _share(parts[number], task, (1, _PROCESSES), lambda done: None)
-            answer = shares, task.placed.sites, records
+            shares, records, cut = _share(parts[number], task, (1, _PROCESSES), lambda done: None)
+            answer = shares, task.placed.sites, records, cut
         except Exception as error:  # noqa: BLE001 (`answer` raises it)
             answer = error
         pipe.send(answer)

@@ -56,7 +56,7 @@ def joined(
     placed = place_kernels(launches, compilations or [], processes=processes)
     starts = starts or {}
     known = {i: np.array(starts[p.name], np.uint64) for i, p in enumerate(placed.placements) if p.name in starts}
-    result, _ = join(reader, Task(placed, 0, rule=rule or Rule(), starts=known))
+    result, *_ = join(reader, Task(placed, 0, rule=rule or Rule(), starts=known))
     found: Counter[tuple[int, int, str, str, int]] = Counter()
     for index, ip, counts in zip(result.site.tolist(), result.ip.tolist(), result.counts.tolist(), strict=True):
         site = placed.sites[index]
