@@ -190,10 +190,10 @@ class PacketWriter:
             self.events(times[part], [type_, columns.one(event_field("track_uuid"), track), value])
 
     def slices(
-        self, track: int, begins: NDArray[np.int64], ends: NDArray[np.int64], names: Sequence[str],
+        self, tracks: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64], names: Sequence[str],
         argument: str = "", values: NDArray[np.int64] | None = None,
     ) -> None:  # fmt: skip
-        """Writes slices of a track that follow each other, each with an argument, if it is given."""
+        """Writes slices of tracks, each with an argument, if it is given; those of one track follow each other."""
         iids = np.array([self.intern(EVENT_NAMES, name) for name in names], np.int64)
         for part in _parts(len(begins)):
             count = len(begins[part])
@@ -202,7 +202,7 @@ class PacketWriter:
             types = np.where(is_end, pb.TrackEvent.TYPE_SLICE_END, pb.TrackEvent.TYPE_SLICE_BEGIN)
             fields: list[bytes | Bytes] = [
                 columns.numbers(event_field("type"), types),
-                columns.one(event_field("track_uuid"), track),
+                columns.numbers(event_field("track_uuid"), np.repeat(tracks[part], 2)),
                 columns.numbers(event_field("name_iid"), np.repeat(iids[part], 2), is_end),
             ]
             if values is not None:

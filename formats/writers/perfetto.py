@@ -76,12 +76,18 @@ def _stalls(trace: _Trace, group: int, found: Intervals, per: str) -> None:
 
 
 def _runs(trace: _Trace, launches: Launches, what: str) -> None:
+    # All rows at once: there may be a hundred thousand, of one run each.
+    tracks, begins, ends, names, counts = [], [], [], [], []
     for row in rows(launches):
         kernel = clean(launches.kernels[row.kernel])
         track = trace.track(kernel, trace.thread_of(launches.threads[row.thread]), rank=1)
-        begins, ends = trace.times(np.array(row.begins)), trace.times(np.array(row.ends))
-        names = [run_name(kernel, count) for count in row.counts]
-        trace.slices(track, begins, ends, names, what, np.array(row.counts, np.int64))
+        tracks += [track] * len(row.counts)
+        begins += row.begins
+        ends += row.ends
+        names += [run_name(kernel, count) for count in row.counts]
+        counts += row.counts
+    times = (trace.times(np.array(each)) for each in (begins, ends))
+    trace.slices(np.array(tracks, np.int64), *times, names, what, np.array(counts, np.int64))
 
 
 def _operators(trace: _Trace, operators: OperatorSlices) -> None:
@@ -89,7 +95,10 @@ def _operators(trace: _Trace, operators: OperatorSlices) -> None:
     for lane in lanes(operators):
         track = trace.track(lanes_title(operators), trace.thread_of(operators.threads[lane.thread]), rank=0)
         begins, ends = (trace.times(times[lane.rows]) for times in (operators.begin, operators.end))
-        trace.slices(track, begins, ends, [clean(operators.names[name]) for name in operators.name[lane.rows].tolist()])
+        tracks = np.full(len(begins), track)
+        trace.slices(
+            tracks, begins, ends, [clean(operators.names[name]) for name in operators.name[lane.rows].tolist()]
+        )
 
 
 class _Trace(PacketWriter):
