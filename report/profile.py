@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
+from iaprof.formats.capture.limits import SITES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.python_counts import recorded as recorded_python
@@ -104,6 +105,7 @@ def _build(
     energy = read_energy(capture, known, row_filter)
     task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged, energy)
     joined, facts.records, crowded = join(capture, task, helper, progress)
+    capture.check(len(np.unique(joined.site)), SITES)
     if crowded:
         facts.problems["in so many kernels that only some of these were looked at"] = [
             counted(crowded, "address", "addresses")

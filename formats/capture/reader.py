@@ -53,6 +53,7 @@ from iaprof.formats.capture.schema import (
     absent_in,
 )
 from iaprof.formats.capture.stored_file import StoredFile
+from iaprof.formats.urls import without_credentials
 
 _TEXTS = ["kind", *(name for name, field in FIELDS.items() if field.is_text)]  # read as dictionaries
 
@@ -91,7 +92,7 @@ class CaptureReader:
         except OSError as error:
             if isinstance(error, pa.ArrowException) or error.strerror is None:
                 raise self._unreadable(error) from error
-            raise CaptureError(f"{path} cannot be opened: {error.strerror}") from error
+            raise CaptureError(f"{without_credentials(str(path))} cannot be opened: {error.strerror}") from error
         except MemoryError as error:
             raise self._too_large("list of rows") from error
         except (pa.ArrowException, ValueError) as error:

@@ -78,6 +78,21 @@ def stack_processes(path: Path, stacks: int = 50_000) -> Path:
     return write(path, [("mapping", mapping), ("stack", stack)])
 
 
+def mapped_files(path: Path, files: int = 30_000) -> Path:
+    """Files over each other in one process, the later ones on top, with a frame of a stack in each."""
+    number = np.arange(files, dtype=np.uint64)
+    paths = pa.DictionaryArray.from_arrays(pa.array(np.arange(files, dtype=np.int32)),
+                                           pa.array([f"/f{n}" for n in range(files)]))  # fmt: skip
+    pids = pa.array(np.full(files, 7, np.uint32))
+    mapping = {"time_ns": pa.array(number), "pid": pids, "start": pa.array(number << np.uint64(12)),
+               "length": _same(1 << 40, files), "path": paths}  # fmt: skip
+    ips = pa.ListArray.from_arrays(pa.array(np.arange(files + 1, dtype=np.int32)),
+                                   pa.array((number << np.uint64(12)) + np.uint64(8)),
+                                   type=KINDS["stack"].field("ips").type)  # fmt: skip
+    stack = {"id": pa.array(number), "pid": pids, "time_ns": pa.array(number), "ips": ips}
+    return write(path, [("mapping", mapping), ("stack", stack), *_launched()[:2]])
+
+
 def kernels_over_each_other(path: Path, kernels: int = 5000) -> Path:
     """Kernels of one process that begin one after the other and all end at one address, and a sample in each."""
     number = np.arange(kernels, dtype=np.uint64)
@@ -107,6 +122,16 @@ def distinct_launches(path: Path, launches: int = 280_000) -> Path:
                                            pa.array([f"n{n}" for n in range(launches)]))  # fmt: skip
     threads = {name: pa.array(number) for name in ("pid", "tid")}
     return write(path, [_launches(launches, **threads, name=names, comm=names), *_launched()[1:]])
+
+
+def stalling_kernels(path: Path, kernels: int = 400_000) -> Path:
+    """Kernels side by side, each with a name and a stack of its own, and a sample in each."""
+    address = np.uint64(1 << 28) + np.arange(kernels, dtype=np.uint64) * np.uint64(64)
+    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(kernels, dtype=np.int32)),
+                                           pa.array([f"n{n}" for n in range(kernels)]))  # fmt: skip
+    return write(
+        path, [_launches(kernels, address=pa.array(address), size=_same(64, kernels), name=names), _stalls(address)]
+    )
 
 
 def _launches(rows: int, **columns: pa.Array) -> tuple[str, _Columns]:
@@ -179,6 +204,8 @@ SLOW: dict[str, tuple[Callable[[Path, int], Path], int]] = {
     "kernels_over_each_other": (kernels_over_each_other, 5000),
     "stacks_of_one_kernel": (stacks_of_one_kernel, 40_000),
     "processes_at_one_address": (processes_at_one_address, 4000),
+    "mapped_files": (mapped_files, 30_000),
     "distinct_launches": (distinct_launches, 280_000),
+    "stalling_kernels": (stalling_kernels, 65_000),
 }
 """What makes each, and how much of it a capture of 10 MB can declare, by name."""
