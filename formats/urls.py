@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit, urlunsplit
 
 from iaprof.formats.profile import clean
+
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*:/+[^\s'\"<>]+", re.IGNORECASE)
 
 
 def is_url(word: str) -> bool:
@@ -16,6 +19,22 @@ def is_url(word: str) -> bool:
 def shown(name: str) -> str:
     """Returns a path or URL for people: clean, and without what a URL has of credentials."""
     if not is_url(name):
-        return clean(name)
-    scheme, place, path, _, _ = urlsplit(name)
+        return clean(without_credentials(name))
+    try:
+        scheme, place, path, _, _ = urlsplit(name)
+    except ValueError:  # brackets that hold no address
+        return clean(name.partition("://")[0] + "://")
+    if "@" not in place and re.search(r":(?!\d*$)", place):  # a password with a slash
+        place, path = path.rpartition("@")[2], ""
     return clean(urlunsplit((scheme, place.rpartition("@")[2], path, "", "")))
+
+
+def without_credentials(text: str) -> str:
+    """Returns a text, such as a library's error, whose URLs have neither user, password, query nor fragment."""
+
+    def shorter(url: re.Match[str]) -> str:
+        scheme, slashes, rest = re.split(r"(:/+)", url[0], maxsplit=1)
+        place, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+        return scheme + slashes + place.rpartition("@")[2] + slash + path
+
+    return _URL.sub(shorter, text)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from iaprof.basics.files import replace_file
 from iaprof.formats.capture.dictionaries import bounded_slices, combined
-from iaprof.formats.capture.limits import PROCESSES
+from iaprof.formats.capture.limits import MODULES, PROCESSES
 from iaprof.formats.capture.merged import merged_members
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS, WHOLE
@@ -101,6 +101,7 @@ def _write(
     capture.check(needed.processes, PROCESSES)
     spaces = AddressSpaces(capture.table("mapping"), capture.table("process"))
     modules = list(needed.modules(spaces))
+    capture.check(len(modules), MODULES)
     kernel = [addresses for module, addresses, _ in modules if module.kind is ModuleKind.KERNEL]
     kernel_addresses = kernel[0] if kernel else np.empty(0, np.uint64)
     redaction = Redaction(redact, capture.header, spaces, kernel_addresses, keep_kernels) if redact else None

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
+from iaprof.formats.capture.limits import SITES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.python_counts import recorded as recorded_python
@@ -19,7 +20,6 @@ from iaprof.gpu.intel.generations import platform_of
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gpu.kernels import SampledKernels
 from iaprof.report.gpu.module import GpuModuleLoader
-from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED, Method
 from iaprof.report.join.energy import read_energy
 from iaprof.report.join.executions import read_launches
@@ -30,6 +30,7 @@ from iaprof.report.join.named import to_profile
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.seen import Seen
 from iaprof.report.join.selection import Selection, begun_ns
+from iaprof.report.join.shares import Joined
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.report.together.operators import read_operators
 from iaprof.report.views.gauges import gauges
@@ -107,7 +108,12 @@ def _build(
     energy = read_energy(capture, known, row_filter)
     seen = Seen(selection.reason_mask(reasons_of(known)), len(known)) if options.seen else None
     task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged, energy, seen)
-    joined, facts.records = join(capture, task, helper, progress)
+    joined, facts.records, crowded = join(capture, task, helper, progress)
+    capture.check(len(np.unique(joined.site)), SITES)
+    if crowded:
+        facts.problems["in so many kernels that only some of these were looked at"] = [
+            counted(crowded, "address", "addresses")
+        ]
     return_free_memory()
     sampled = float(joined.joules.sum())
     joined = _selected(joined, reasons_of(known), selection, placed, capture)

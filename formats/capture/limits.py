@@ -37,8 +37,11 @@ class Ratio:
 PARTS = Ratio(1024, 4096, "parts")
 STREAMS = Ratio(1024, 4096, "streams")
 PROCESSES = Ratio(50_000, 256, "processes with stacks")
+MODULES = Ratio(16_384, 300, "mapped files with frames of stacks")
 CPU_STACKS = Ratio(150_000, 64, "processes and stacks of CPU samples")
 SENSORS = Ratio(4096, 16_384, "metrics of energy")
+SITES = Ratio(65_536, 128, "kernels and stacks that stall")
+CANDIDATES = Ratio(1 << 24, 1, "launches and processes that can have caused its stalls")  # for each read and kernel
 
 
 class _Trust:

@@ -53,6 +53,7 @@ from iaprof.formats.capture.schema import (
     absent_in,
 )
 from iaprof.formats.capture.stored_file import StoredFile
+from iaprof.formats.urls import without_credentials
 
 _TEXTS = ["kind", *(name for name, field in FIELDS.items() if field.is_text)]  # read as dictionaries
 
@@ -91,7 +92,7 @@ class CaptureReader:
         except OSError as error:
             if isinstance(error, pa.ArrowException) or error.strerror is None:
                 raise self._unreadable(error) from error
-            raise CaptureError(f"{path} cannot be opened: {error.strerror}") from error
+            raise CaptureError(f"{without_credentials(str(path))} cannot be opened: {error.strerror}") from error
         except MemoryError as error:
             raise self._too_large("list of rows") from error
         except (pa.ArrowException, ValueError) as error:
@@ -107,6 +108,7 @@ class CaptureReader:
             raise self._too_large("list of rows") from error
         except (OSError, pa.ArrowException, ValueError, KeyError) as error:
             raise self._unreadable(error) from error
+        self._declared: dict[Ratio, int] = {}  # shared by all parts
         self.label = ""  # the label of a part of a merged capture
         self._own: int | None = None if self.is_merged else 0  # the part whose rows are read
         self._groups = self._row_groups()
@@ -201,6 +203,15 @@ class CaptureReader:
                 CaptureError: these are absurdly many for a file of its size.
         """
         check_ratio(self.path, self.bytes, number, ratio)
+
+    def count_against(self, ratio: Ratio, number: int) -> None:
+        """Adds to what the capture, with all its parts, has declared of something so far, and checks the sum.
+
+        Raises:
+                CaptureError: these are absurdly many for a file of its size.
+        """
+        self._declared[ratio] = self._declared.get(ratio, 0) + number
+        self.check(self._declared[ratio], ratio)
 
     def _check_schema(self) -> None:
         schema = self._file.schema_arrow

@@ -195,12 +195,12 @@ class PacketWriter:
             self.events(times[part], [type_, columns.one(event_field("track_uuid"), track), value])
 
     def slices(
-        self, track: int, begins: NDArray[np.int64], ends: NDArray[np.int64], names: Sequence[str],
+        self, tracks: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64], names: Sequence[str],
         category: str = "", more: Sequence[Bytes] = (),
     ) -> None:  # fmt: skip
-        """Writes slices of a track that follow each other, with further fields of each, see columns.py."""
+        """Writes slices of tracks, those of a track after each other, with further fields of each, see columns.py."""
         iids = np.array([self.intern(EVENT_NAMES, name) for name in names], np.int64)
-        self.slices_of(np.full(len(begins), track), begins, ends, iids, category, more)
+        self.slices_of(tracks, begins, ends, iids, category, more)
 
     def slices_of(
         self, tracks: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64],

@@ -119,19 +119,24 @@ def _executions(
 
 
 def _runs(trace: _Trace, launches: Launches, what: str, sources: NDArray[np.int64] | None = None) -> None:
-    started = None
-    if sources is not None:
-        known = np.flatnonzero(sources >= 0)
-        started = flows(known + 1, len(launches.begin), sources[known], "flow_ids")
+    # All rows at once: there may be a hundred thousand, of one run each.
+    tracks, begins, ends, names, counts, runs = [], [], [], [], [], []
     for row in rows(launches):
         kernel = clean(launches.kernels[row.kernel])
         track = trace.track(kernel, trace.thread_of(launches.threads[row.thread]), rank=1)
-        begins, ends = trace.times(np.array(row.begins)), trace.times(np.array(row.ends))
-        names = [run_name(kernel, count) for count in row.counts]
-        more = [trace.annotation(what, "uint_value", np.array(row.counts, np.int64))]
-        if started is not None:
-            more.append(started.take(pa.array(row.rows)))
-        trace.slices(track, begins, ends, names, what, more)
+        tracks += [track] * len(row.counts)
+        begins += row.begins
+        ends += row.ends
+        names += [run_name(kernel, count) for count in row.counts]
+        counts += row.counts
+        runs += row.rows
+    more = [trace.annotation(what, "uint_value", np.array(counts, np.int64))]
+    if sources is not None:
+        known = np.flatnonzero(sources >= 0)
+        started = flows(known + 1, len(launches.begin), sources[known], "flow_ids")
+        more.append(started.take(pa.array(runs, pa.int64())))
+    times = (trace.times(np.array(each)) for each in (begins, ends))
+    trace.slices(np.array(tracks, np.int64), *times, names, what, more)
 
 
 def _operators(trace: _Trace, operators: OperatorSlices) -> None:
@@ -139,8 +144,9 @@ def _operators(trace: _Trace, operators: OperatorSlices) -> None:
     for lane in lanes(operators):
         track = trace.track(lanes_title(operators), trace.thread_of(operators.threads[lane.thread]), rank=0)
         begins, ends = (trace.times(times[lane.rows]) for times in (operators.begin, operators.end))
+        tracks = np.full(len(begins), track)
         trace.slices(
-            track,
+            tracks,
             begins,
             ends,
             [clean(operators.names[name]) for name in operators.name[lane.rows].tolist()],

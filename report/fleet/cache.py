@@ -21,7 +21,7 @@ from iaprof.basics.files import open_regular
 from iaprof.formats.urls import is_url, shown
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.segment import VERSION, Segment, SegmentError, keys_in
-from iaprof.report.fleet.sources import file_system
+from iaprof.report.fleet.sources import file_system, told
 from iaprof.report.gpu.iga import installed
 
 NONE = "none"
@@ -154,7 +154,7 @@ class Cache:
         except Exception as error:
             if not is_url(self._place) and not isinstance(error, OSError):
                 raise
-            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            why = told(getattr(error, "strerror", None) or str(error) or type(error).__name__)
             raise CacheError(
                 f"the profiles in {shown(self._place)} cannot be {what} ({why}): name another place with --cache, or "
                 f"--cache {NONE}"

@@ -8,19 +8,21 @@ import contextlib
 import importlib
 import logging
 import pickle
+import re
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.formats.profile import clean
+from iaprof.formats.urls import shown
 from iaprof.report.fleet.engines import DEFAULT_TIMEOUT_S, MOST_DEATHS, Processes, Task
-from iaprof.report.fleet.sources import EXTRA
+from iaprof.report.fleet.sources import EXTRA, told
 from iaprof.report.fleet.tasks import Answer, MapTask, given_up
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.memory import DEFAULT_BYTES
 
 LOCAL = "local:"
+_ADDRESS = re.compile(r"[a-z]+://(\[[0-9a-fA-F:.%]+\]|[^\s/@:\[\]]+):\d{1,5}/?")
 _CONNECT_S = 10
 _EACH = 2  # tasks that a Dask worker has at once, so that it does not wait for the next one
 _IDLE_S = 60.0  # after which a child of a worker ends: nobody tells it that there is nothing more to do
@@ -41,6 +43,8 @@ class Cluster(Closing):
             UsageError: the address is none.
             IaprofError: Dask is missing, the scheduler does not answer, or it or a worker is of another version.
         """
+        if not address.startswith(LOCAL) and not _ADDRESS.fullmatch(address):
+            raise UsageError(f"--cluster takes tcp://HOST:PORT or {LOCAL}N, not {shown(address)}")
         try:
             distributed: Any = importlib.import_module("distributed")
         except ImportError:
@@ -54,16 +58,16 @@ class Cluster(Closing):
                 distributed.Client(place, timeout=_CONNECT_S, set_as_default=False)
             )
         except (OSError, TimeoutError):
-            raise IaprofError(f"no scheduler answers at {clean(address)}: start one with 'dask scheduler'") from None
+            raise IaprofError(f"no scheduler answers at {shown(address)}: start one with 'dask scheduler'") from None
         except ValueError as error:
-            raise UsageError(f"--cluster takes tcp://HOST:PORT or {LOCAL}N: {clean(str(error))}") from None
+            raise UsageError(f"--cluster takes tcp://HOST:PORT or {LOCAL}N: {told(str(error))}") from None
         self._check_versions(address)
         self.workers = max(len(self._client.scheduler_info()["workers"]), 1)
 
     def _started(self, distributed: Any, address: str) -> Any:
         number = address.removeprefix(LOCAL)
         if not number.isdigit() or not 0 < int(number) <= 1024:
-            raise UsageError(f"--cluster takes {LOCAL} and a number of processes, not {clean(address)}")
+            raise UsageError(f"--cluster takes {LOCAL} and a number of processes, not {shown(address)}")
         return self._opened.enter_context(
             distributed.LocalCluster(
                 n_workers=int(number),
@@ -80,12 +84,12 @@ class Cluster(Closing):
             of_workers = set(self._client.run(version).values())
         except (ValueError, ImportError, AttributeError) as error:
             self.close()
-            why = clean(str(error).splitlines()[0])
-            raise IaprofError(f"the cluster at {clean(address)} has other versions than this machine: {why}") from None
+            why = told(str(error))
+            raise IaprofError(f"the cluster at {shown(address)} has other versions than this machine: {why}") from None
         if others := of_workers - {version()}:
             self.close()
             raise IaprofError(
-                f"workers at {clean(address)} have iaprof {', '.join(sorted(others))}, and this is {version()}: "
+                f"workers at {shown(address)} have iaprof {', '.join(sorted(others))}, and this is {version()}: "
                 "install one version everywhere"
             )
 
@@ -132,7 +136,7 @@ class Cluster(Closing):
             yield
         except (asyncio.CancelledError, concurrent.futures.CancelledError, OSError):
             raise IaprofError(
-                f"the scheduler at {clean(self._address)} is gone: the captures that it had done are kept; try again"
+                f"the scheduler at {shown(self._address)} is gone: the captures that it had done are kept; try again"
             ) from None
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import open_regular
 from iaprof.formats.capture.stored_file import StoredFile
 from iaprof.formats.profile import clean
-from iaprof.formats.urls import is_url, shown
+from iaprof.formats.urls import is_url, shown, without_credentials
 
 EXTRA = "pip install 'iaprof[fleet]'"
 _PATTERN = "*?["
@@ -197,7 +197,7 @@ def file_system(url: str) -> tuple[Any, str]:
     try:
         system, path = fsspec.core.url_to_fs(url)
     except ImportError as error:
-        raise SourceError(f"{shown(url)}: {clean(str(error))}") from None
+        raise SourceError(f"{shown(url)}: {told(str(error))}") from None
     except ValueError:
         raise SourceError(
             f"there are no URLs with {clean(scheme)}://: choose from s3://, gs://, az://, https:// and others of fsspec"
@@ -223,7 +223,12 @@ def _failures(name: str) -> Iterator[None]:
         if not is_url(name) and not isinstance(error, OSError):
             raise
         text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise SourceError(f"{shown(name)} cannot be read: {clean(text.splitlines()[0])[:300]}") from None
+        raise SourceError(f"{shown(name)} cannot be read: {told(text)}") from None
+
+
+def told(why: str) -> str:
+    """Returns the first line of a library's error for people: clean, and without credentials."""
+    return clean(without_credentials(why.strip().partition("\n")[0]))[:300]
 
 
 def _read_end(file: BinaryIO, size: int, length: int) -> bytes:

@@ -8,9 +8,8 @@ their limits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -20,13 +19,15 @@ from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.ranges import batches, ranges
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.join.addresses import Addresses
-from iaprof.report.join.candidates import Candidates, Rule, TooManyAtOnce
+from iaprof.report.join.candidates import Candidates, Rule, Shares, TooManyAtOnce
 from iaprof.report.join.cells import Cells
 from iaprof.report.join.counting import dense_pairs, flatten_words, sum_by_address
-from iaprof.report.join.joules import EnergyOfReads, divided_again, joules_of_rows
+from iaprof.report.join.crowds import MOST_CANDIDATES, drawn
+from iaprof.report.join.joules import EnergyOfReads, joules_of_rows
 from iaprof.report.join.memory import return_free_memory
 from iaprof.report.join.placements import ADDRESS_MASK, Placed, Site
 from iaprof.report.join.seen import Seen
+from iaprof.report.join.shares import JoinedShares, merge_shares
 from iaprof.report.join.streams import Stream
 from iaprof.report.join.tally import CellAddresses, Tally
 
@@ -35,30 +36,7 @@ STALL_COLUMNS = ("time_ns", "begin_ns", "stream", "w0", "w1", "w2")
 _COMPACT_ROWS = 1 << 19
 _MAX_RECORDS_AT_ONCE = 1 << 18
 _MAX_SHARED_ROWS = 1 << 18  # (record, candidate) rows at once, for records with several candidates
-_MIN_SHARE = 1e-6  # of a sample; smaller differences are rounding errors
 _MAX_SLOTS = 1 << 21  # of a tally before it is flushed; about 88 bytes each
-_STEP_BITS = 20
-_STEPS = 1 << _STEP_BITS  # into which a sample is divided: finer than any share
-# 2^64 / x, / x^2 and / x^3 with x^4 = x + 1, made odd: their multiples fill 64 bits evenly in three dimensions, as
-# those of the golden ratio do in one (M. Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences", 2018).
-_R3_MULTIPLIERS = (0xD1B54A32D192ED03, 0xABC98388FB8FAC03, 0x8CB92BA72F3D8DD7)
-
-
-@dataclass(frozen=True)
-class Joined:
-    """Counts of samples by (interval, stream, site, address): each combination once, sorted in that order."""
-
-    interval: NDArray[np.int64]  # [n]
-    stream: NDArray[np.int64]  # [n]
-    site: NDArray[np.int64]  # [n], index into Placed.sites
-    ip: NDArray[np.uint64]  # [n], bytes; only the address bits that the records hold
-    counts: NDArray[np.uint64]  # [n, reasons]
-    alone: NDArray[np.uint64]  # [n], samples for which this site was the only candidate
-    joules: NDArray[np.float64]  # [n]; 0 without a meter
-
-    def only(self, rows: NDArray[np.bool_]) -> Joined:
-        """Returns the rows that the mask selects: bool[n]."""
-        return Joined(*(getattr(self, each.name)[rows] for each in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -109,6 +87,7 @@ class Attribution:
         reasons: Sequence[str] = REASONS,
         energy: EnergyOfReads | None = None,
         seen: Seen | None = None,
+        count: Callable[[int], None] = lambda candidates: None,
     ) -> None:
         """Prepares the join.
 
@@ -123,8 +102,9 @@ class Attribution:
             reasons: the reasons to count, as `reasons_of` returns them.
             energy: the energy of reads, which their samples share; None: not known.
             seen: gets when samples of each site were seen; None: nobody asks.
+            count: see `Candidates`.
         """
-        self._seen = seen
+        self._seen, self._count = seen, count
         self._merged, self._reasons, self._energy = merged, reasons, energy
         self._placed, self._rule, self._starts = placed, rule, starts or {}
         self._start_ns, self._interval_ns = start_ns, interval_ns
@@ -180,6 +160,10 @@ class Attribution:
         self._results = [merge_shares(self._results or [empty])]
         return self._results[0]
 
+    def cut_addresses(self) -> int:
+        """Returns the number of addresses in so many kernels that only some of these were looked at."""
+        return sum(space.cut_addresses() for space in self._ip_spaces.values())
+
     def _join(self, stream: Stream, reads: _Reads, words: list[NDArray[np.uint64]]) -> None:
         """Joins a batch of reads of one stream, which is small enough for the CPU's caches."""
         space = self._ip_space(stream)
@@ -199,15 +183,6 @@ class Attribution:
             for some, records in ((slice(middle), slice(record)), (slice(middle, None), slice(record, None))):
                 self._join(stream, reads.only(some), [word[records] for word in words])
             return
-        tally, subsample = space.tally(stream.index, len(self._reasons) + 2), float(stream.subsample)
-        cell_of_share = pair_cell[shares.pair]
-        blocks = tally.blocks(
-            reads.intervals[pair_read[shares.pair]],
-            cell_of_share,
-            shares.site,
-            space.cell_addresses.count[cell_of_share],
-        )
-        first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
         pair_of, place, counts = sum_by_address(
             stream.layout,
             self._reasons,
@@ -218,15 +193,43 @@ class Attribution:
         )
         if self._seen is not None:
             read = pair_read[shares.pair]
-            samples = self._seen.samples(pair_of, counts, len(pairs))[shares.pair] * shares.share * subsample
+            samples = self._seen.samples(pair_of, counts, len(pairs))[shares.pair] * shares.share * stream.subsample
             self._seen.add(stream.index, shares.site, reads.begins[read], reads.ends[read], samples)
+        joules = np.zeros(len(pair_of))
+        if self._energy is not None:
+            energy = self._energy.of_reads(stream.index, reads.ends)
+            joules = joules_of_rows(energy, pair_read[pair_of], counts)
+        first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
+        is_crowd = np.diff(first) > MOST_CANDIDATES
+        if is_crowd.any():
+            rows = np.flatnonzero(is_crowd[pair_of])
+            cells = pair_cell[pair_of[rows]]
+            of_crowds = _Rows(
+                pair_of[rows],
+                pair_read[pair_of[rows]],
+                space.ips[space.cell_addresses.numbers(cells, place[rows])],
+                [each[rows] for each in counts],
+                joules[rows],
+            )
+            self._draw(stream, reads, of_crowds, shares, first)
+            rows = np.flatnonzero(~is_crowd[pair_of])
+            pair_of, place, joules = pair_of[rows], place[rows], joules[rows]
+            counts = [each[rows] for each in counts]
+            shares = shares.only(~is_crowd[shares.pair])
+            first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
+        tally, subsample = space.tally(stream.index, len(self._reasons) + 2), float(stream.subsample)
+        cell_of_share = pair_cell[shares.pair]
+        blocks = tally.blocks(
+            reads.intervals[pair_read[shares.pair]],
+            cell_of_share,
+            shares.site,
+            space.cell_addresses.count[cell_of_share],
+        )
         # The first candidate of each pair, which usually is the only one ...
         entry = first[pair_of]
         alone = _add_shares(tally, blocks[entry] + place, shares.share[entry] * subsample, counts)
         tally.add(len(counts), blocks[entry] + place, alone * shares.alone[pair_of])
         if self._energy is not None:  # at the first candidate: `to_whole_counts` divides it
-            energy = self._energy.of_reads(stream.index, reads.ends)
-            joules = joules_of_rows(energy, pair_read[pair_of], counts)
             tally.add(len(counts) + 1, blocks[entry] + place, joules)
         # ... and the others.
         others = np.diff(first)[pair_of] - 1
@@ -241,21 +244,54 @@ class Attribution:
         if tally.slots > _MAX_SLOTS:
             self._flush(space, stream.index)
 
+    def _draw(self, stream: Stream, reads: _Reads, rows: _Rows, shares: Shares, first: NDArray[np.int64]) -> None:
+        """Divides the samples of rows, which have very many candidates, among some of these.
+
+        Args:
+            stream: the reads' stream.
+            reads: the reads.
+            rows: the samples, by pair and address.
+            shares: the candidates.
+            first: int64[pairs + 1], each pair's first share.
+        """
+        row, entry, part = drawn(
+            shares.share,
+            first[rows.pair],
+            first[rows.pair + 1],
+            np.sum(rows.counts, axis=0),
+            rows.ip,
+            reads.ends[rows.read],
+        )
+        for some in batches(np.ones(len(row), np.int64), _MAX_SHARED_ROWS):
+            here, share = row[some], part[some]
+            values = np.zeros((len(rows.counts) + 2, len(here)))
+            for column, counts in enumerate(rows.counts):
+                values[column] = counts[here] * share * stream.subsample
+            values[-1] = rows.joules[here] * share
+            intervals, streams = reads.intervals[rows.read[here]], np.full(len(here), stream.index)
+            self._keep(
+                merge_shares([JoinedShares(intervals, streams, shares.site[entry[some]], rows.ip[here], values)])
+            )
+
     def _ip_space(self, stream: Stream) -> _IpSpace:
         if stream.layout.ip_bits not in self._ip_spaces:
             cells = Cells(self._placed, stream.layout.address_mask, self._starts)
-            candidates = Candidates(self._placed, cells, self._rule, self._unknown)
+            candidates = Candidates(self._placed, cells, self._rule, self._unknown, self._count)
             self._ip_spaces[stream.layout.ip_bits] = _IpSpace(cells, candidates, self._merged)
             return_free_memory()
         return self._ip_spaces[stream.layout.ip_bits]
 
     def _flush(self, space: _IpSpace, stream: int) -> None:
-        """Moves a stream's sums to `_results` and empties its tally; merges the results when they have doubled."""
+        """Moves a stream's sums to the results and empties its tally."""
         sums = space.tallies[stream].take(space.cell_addresses)
         count = len(sums.site)
         ips = space.ips[sums.address]
-        self._results.append(JoinedShares(sums.interval, np.full(count, stream), sums.site, ips, sums.values))
-        self._rows += count
+        self._keep(JoinedShares(sums.interval, np.full(count, stream), sums.site, ips, sums.values))
+
+    def _keep(self, result: JoinedShares) -> None:
+        """Appends a result, and merges all when they have doubled."""
+        self._results.append(result)
+        self._rows += len(result.ip)
         if self._rows > self._compact_at:
             self._results = [merge_shares(self._results)]
             self._rows = len(self._results[0].ip)
@@ -274,6 +310,17 @@ class _Reads:
     def only(self, some: slice) -> _Reads:
         """Returns a slice of the reads."""
         return _Reads(self.begins[some], self.ends[some], self.intervals[some], self.lengths[some])
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Samples of one stream, by (read, cell) pair and address."""
+
+    pair: NDArray[np.int64]  # [n]
+    read: NDArray[np.int64]  # [n], index of the pair's read
+    ip: NDArray[np.uint64]  # [n], bytes
+    counts: list[NDArray[np.float64]]  # [n] for each reason
+    joules: NDArray[np.float64]  # [n]
 
 
 class _IpSpace:
@@ -322,20 +369,13 @@ class _IpSpace:
             )
         return self._merged_number[numbers]
 
+    def cut_addresses(self) -> int:
+        """Returns the number of addresses in cells that lack some of their placements."""
+        return int(self.cell_addresses.count[sorted(self._cells.cut)].sum())
+
     def tally(self, stream: int, columns: int) -> Tally:
         """Returns the stream's tally."""
         return self.tallies.setdefault(stream, Tally(columns))
-
-
-@dataclass(frozen=True)
-class JoinedShares:
-    """Fractional counts of samples by (interval, stream, site, address); `Joined` has whole counts."""
-
-    interval: NDArray[np.int64]  # [n]
-    stream: NDArray[np.int64]  # [n]
-    site: NDArray[np.int64]  # [n]
-    ip: NDArray[np.uint64]  # [n], bytes
-    shares: NDArray[np.float64]  # [reasons + 2, n]; then of all reasons, with this site the only candidate; and joules
 
 
 def _add_shares(
@@ -349,85 +389,3 @@ def _add_shares(
         tally.add(column, target[some], values)
         total[some] += values
     return total
-
-
-def merge_shares(results: list[JoinedShares]) -> JoinedShares:
-    """Merges one or more results: sorted, each (interval, stream, site, address) once."""
-    names = ("interval", "stream", "site", "ip")
-    columns: list[Any] = [np.concatenate([getattr(result, name) for result in results]) for name in names]
-    order = np.lexsort(columns[::-1])
-    columns = [column[order] for column in columns]
-    new = np.ones(len(order), bool)
-    if len(order):
-        new[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
-    first = np.flatnonzero(new)
-    shares = np.empty((len(results[0].shares), len(first)))
-    for index in range(len(shares) if len(order) else 0):  # row by row: all at once takes several times the memory
-        shares[index] = np.add.reduceat(np.concatenate([result.shares[index] for result in results])[order], first)
-    interval, stream, site, ip = (column[new] for column in columns)
-    return JoinedShares(interval, stream, site, ip, shares)
-
-
-def to_whole_counts(result: JoinedShares) -> Joined:
-    """Rounds shares to whole counts: each within 1 of its share, and the sum at each address exact.
-
-    Rounding down leaves fractions of samples. Each such sample goes to one of the sites that share it, which wins as
-    often as its fraction says. If the largest fraction always won, the other sites would lose most of their samples
-    where intervals are short and samples few.
-    """
-    order = np.lexsort((result.site, result.ip, result.stream, result.interval))
-    new = np.ones(len(order), bool)
-    if len(order):
-        new[1:] = np.any([c[order][1:] != c[order][:-1] for c in (result.interval, result.stream, result.ip)], axis=0)
-    group = np.cumsum(new) - 1
-    first = order[new]
-    # The phases are even over the addresses of an interval and over the intervals of an address, and reproducible.
-    turn = result.interval[first].astype(np.uint64) * np.uint64(_R3_MULTIPLIERS[0])
-    turn += (result.ip[first] >> np.uint64(3)) * np.uint64(_R3_MULTIPLIERS[1])
-    *by_reason, alone_shares, joules = result.shares
-    whole = np.empty((len(order), len(by_reason)), np.uint64)
-    for column, shares in enumerate(by_reason):
-        counts = np.floor(shares + _MIN_SHARE)
-        left = np.rint((shares - counts)[order] * _STEPS).astype(np.int64)
-        sharing = np.flatnonzero(left > 0)
-        phase = (turn + np.uint64(column * _R3_MULTIPLIERS[2] % (1 << 64)) >> np.uint64(64 - _STEP_BITS)).astype(
-            np.int64
-        )
-        counts[order[sharing[_winners(left[sharing], group[sharing], phase)]]] += 1
-        whole[:, column] = counts
-    alone = np.minimum(np.rint(alone_shares).astype(np.uint64), whole.sum(axis=1))
-    some = whole.any(axis=1)
-    # The energy of an address's reads goes to whoever has their samples.
-    if joules.any():
-        number = np.empty(len(order), np.int64)
-        number[order] = group
-        joules = divided_again(joules, number, whole.sum(axis=1, dtype=np.uint64), len(first))
-    columns: list[Any] = [result.interval, result.stream, result.site, result.ip, whole, alone, joules]
-    return Joined(*(column if some.all() else column[some] for column in columns))
-
-
-def _winners(left: NDArray[np.int64], group: NDArray[np.int64], phase: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Selects the rows that get one of their group's remaining samples: bool[n].
-
-    This is systematic sampling: a group's fractions lie side by side on a line that has a mark at every whole number
-    plus the phase, and a row wins if a mark falls on its fraction. So a group has as many winners as its fractions add
-    up to.
-
-    Args:
-        left: int64[n], fractions of a sample in units of 1 / _STEPS, above 0 and at most _STEPS.
-        group: int64[n], ascending.
-        phase: int64[groups], 0 to _STEPS - 1.
-    """
-    begins = np.flatnonzero(np.diff(group, prepend=-1))
-    number = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(group))))
-    reach = np.cumsum(left)
-    reach -= (reach - left)[begins][number]
-    # A group's fractions add up to whole samples, but for the rounding of each to steps.
-    total = np.maximum.reduceat(reach, begins)[number] if len(begins) else reach
-    exact = (total + _STEPS // 2) // _STEPS * _STEPS
-    reach = np.where(reach == total, exact, np.minimum(reach, exact))
-    marks = (reach + phase[group]) // _STEPS
-    before = np.append(0, marks[:-1])
-    before[begins] = 0
-    drawn: NDArray[np.bool_] = marks > before
-    return drawn

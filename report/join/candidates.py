@@ -7,13 +7,13 @@ and bisection finds their lengths. A bucket is as long as the attribution window
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.ranges import ranges
 from iaprof.report.join.cells import NOWHERE, Cells
 from iaprof.report.join.placements import Placed, Site
@@ -26,7 +26,6 @@ NOT_RECORDED = "[launch not recorded]"
 ANY_LAUNCH = "[any launch]"
 # Entries are (pair, lane), (pair, placement) or (pair, slice); each takes about a hundred bytes.
 _MAX_ENTRIES_AT_ONCE = 1 << 22
-_MAX_ENTRIES, _MAX_ENTRIES_PER_PAIR = 1 << 27, 256  # about a minute of work, plus 256 a pair; honest pairs have a few
 _Ints = NDArray[np.int64]
 _Times = NDArray[np.uint64]
 
@@ -57,6 +56,10 @@ class Shares:
     share: NDArray[np.float64]  # [n]; those of a pair add up to 1
     alone: NDArray[np.bool_]  # [pairs]: there is only one candidate
 
+    def only(self, rows: NDArray[np.bool_]) -> Shares:
+        """Returns the shares that the mask selects: bool[n]."""
+        return Shares(self.pair[rows], self.site[rows], self.share[rows], self.alone)
+
 
 class TooManyAtOnce(Exception):
     """These pairs need too much memory together: ask for fewer at a time."""
@@ -65,7 +68,14 @@ class TooManyAtOnce(Exception):
 class Candidates:
     """Weighs the launches of one capture."""
 
-    def __init__(self, placed: Placed, cells: Cells, rule: Rule, unknown: int) -> None:
+    def __init__(
+        self,
+        placed: Placed,
+        cells: Cells,
+        rule: Rule,
+        unknown: int,
+        count: Callable[[int], None] = lambda candidates: None,
+    ) -> None:
         """Sorts the launches.
 
         Args:
@@ -73,7 +83,9 @@ class Candidates:
             cells: the cells that `weigh` is asked about.
             rule: the user's options.
             unknown: the site for addresses that are in no kernel.
+            count: is told of all candidates that are looked at; raises CaptureError if they are too many.
         """
+        self._count = count
         self._placed, self._cells, self._rule, self._unknown = placed, cells, rule, unknown
         window = max(rule.window_ns, 1)
         self._window = np.uint64(window)
@@ -113,7 +125,7 @@ class Candidates:
         self._begin_rank = np.searchsorted(self._begins, cells.since)
         self._end_rank = np.searchsorted(self._ends, placed.ended)
         self._known_cells = 0
-        self._entries_left, self._divisible = _MAX_ENTRIES, False
+        self._divisible = False
         self._labelled_sites: dict[tuple[int, int], int] = {}
 
     def weigh(self, cells: _Ints, begins: _Times, ends: _Times, divisible: bool = False) -> Shares:
@@ -127,7 +139,7 @@ class Candidates:
 
         Raises:
             TooManyAtOnce: divisible pairs have more than _MAX_ENTRIES_AT_ONCE entries.
-            CaptureError: all calls so far had more than _MAX_ENTRIES entries.
+            CaptureError: all calls so far had too many entries.
         """
         self._number_versions()
         self._divisible = divisible
@@ -161,7 +173,6 @@ class Candidates:
         entries = entries.summed(len(self._placed.sites))
         alone &= np.bincount(entries.pair, minlength=len(cells)) == 1
         total = np.bincount(entries.pair, entries.weight, len(cells))
-        self._entries_left += _MAX_ENTRIES_PER_PAIR * len(cells)
         return Shares(entries.pair, entries.site, entries.weight / total[entries.pair], alone)
 
     def _number_versions(self) -> None:
@@ -238,12 +249,7 @@ class Candidates:
         size = int(count.sum())
         if size > _MAX_ENTRIES_AT_ONCE and self._divisible:
             raise TooManyAtOnce
-        self._entries_left -= size
-        if self._entries_left < 0:
-            raise CaptureError(
-                "too many launches or processes can have caused each of the capture's stalls: choose a shorter "
-                "--horizon, or a part of the recording with --time"
-            )
+        self._count(size)
         return np.repeat(np.arange(len(count)), count), ranges(first, count)
 
     def _slices_between(self, placement: _Ints, since: _Times, until: _Times) -> tuple[_Ints, _Ints]:

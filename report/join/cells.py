@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from iaprof.formats.ranges import ranges
 from iaprof.report.join.placements import Placed
-from iaprof.symbols.names.segment_tree import SegmentTree
 
-_MAX_ENTRIES = 1 << 24  # placements, summed over all cells: honest captures have a few for each address
+_MOST_MEMBERS = 1 << 22  # placements, summed over all cells: honest captures have a few for each address
+_FEWER = (256, 64, 16, 4)  # about how many a cell has at most where that would be more
+_MIXER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: multiples in a row are spread evenly over 64 bits
 NOWHERE = 0
 """The cell of addresses that are in no kernel."""
 
@@ -53,7 +54,14 @@ class Cells:
         self._mixed_ranges: set[int] = set()  # ranges where each address needs a look at its instructions
         self.members: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
         """By cell: its placements, sorted by pid and time of compilation."""
-        self._entries = 0
+        self._left = _MOST_MEMBERS
+        self.cut: set[int] = set()
+        """The cells that lack some of their placements."""
+        begun, ended = (np.bincount(each + 1, minlength=len(self._bounds) + 2) for each in (self._low, self._high))
+        self._depth = np.cumsum(begun - ended)  # by address range: how many placements contain it
+        # Half of the placements have level 1 or more, a quarter 2 or more, and so on.
+        mixed = np.maximum(np.arange(len(placements), dtype=np.uint64) * _MIXER, np.uint64(1)).astype(np.float64)
+        self._level = np.maximum(63 - np.floor(np.log2(mixed)).astype(np.int64), 0)
 
     def cells_of(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Returns the cell of each address: int64[n].
@@ -71,33 +79,46 @@ class Cells:
 
     def _make_cells(self, range_ids: NDArray[np.int64]) -> None:
         """Makes the cells of these address ranges, which are given in ascending order."""
-        low, high = np.searchsorted(range_ids, self._low + 1), np.searchsorted(range_ids, self._high + 1)
-        count = high - low
-        self._entries += int(count.sum())
-        if self._entries > _MAX_ENTRIES:
-            self._make_cells_of_one(range_ids)
-            return
-        placement = np.repeat(np.arange(len(count)), count)
-        range_id = ranges(low, count)
-        order = np.lexsort((self.since[placement], self.pids[placement], range_id))
-        ends = np.searchsorted(range_id[order], np.arange(len(range_ids) + 1))
-        for index, number in enumerate(range_ids.tolist()):
-            members = placement[order[ends[index] : ends[index + 1]]]
-            self._range_cell[number] = self._add(members)
+        level = self._levels(self._depth[range_ids])
+        placement, index = self._placements_of(range_ids, level)
+        while len(empty := np.flatnonzero((np.bincount(index, minlength=len(range_ids)) == 0) & (level > 0))):
+            level[empty] -= 1
+            more, where = self._placements_of(range_ids[empty], level[empty])
+            placement, index = np.append(placement, more), np.append(index, empty[where])
+        self._left -= len(placement)
+        order = np.lexsort((self.since[placement], self.pids[placement], index))
+        ends = np.searchsorted(index[order], np.arange(len(range_ids) + 1))
+        for at, number in enumerate(range_ids.tolist()):
+            members = placement[order[ends[at] : ends[at + 1]]]
+            self._range_cell[number] = cell = self._add(members)
+            if level[at]:
+                self.cut.add(cell)
             several = len(members) > 1 and self.pids[members[0]] != self.pids[members[-1]]
             if several and self._starts and (self.code[members] != self.code[members[0]]).any():
                 self._mixed_ranges.add(number)
 
-    def _make_cells_of_one(self, range_ids: NDArray[np.int64]) -> None:
-        """Makes cells of one placement each, the one that begins last: for captures with absurdly many overlaps."""
-        ends = np.append(self._bounds, 0)[self._high]
-        by_start = np.argsort(self.first, kind="stable")
-        tree = SegmentTree(self.first, ends, np.arange(len(by_start), dtype=np.uint64), by_start)
-        segments = tree.segments(self._bounds[range_ids - 1])
-        last = by_start[tree.last(segments, np.full(len(range_ids), len(by_start), np.uint64))]
-        for number, placement in zip(range_ids.tolist(), last.tolist(), strict=True):
-            inside = self._low[placement] < number <= self._high[placement]
-            self._range_cell[number] = self._add(np.array([placement])) if inside else NOWHERE
+    def _levels(self, depth: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns which level a placement must have to be in each new cell: 0, unless they would be too many.
+
+        Args:
+            depth: int64[ranges], how many placements there are.
+        """
+        if depth.sum() <= self._left:
+            return np.zeros(len(depth), np.int64)
+        fits = (most for most in _FEWER if np.minimum(depth, most).sum() <= self._left // 2)
+        return np.ceil(np.log2(np.maximum(depth / next(fits, _FEWER[-1]), 1))).astype(np.int64)
+
+    def _placements_of(
+        self, range_ids: NDArray[np.int64], level: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns the placements of address ranges, of at least such a level, and the index of each one's range."""
+        found = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        for least in np.unique(level).tolist():
+            here, placements = np.flatnonzero(level == least), np.flatnonzero(self._level >= least)
+            low, high = (np.searchsorted(range_ids[here], each[placements] + 1) for each in (self._low, self._high))
+            found.append((np.repeat(placements, high - low), here[ranges(low, high - low)]))
+        placement, index = (np.concatenate(each) for each in zip(*found, strict=True))
+        return placement, index
 
     def _add(self, members: NDArray[np.int64]) -> int:
         if not len(members):

@@ -19,21 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats.capture.limits import CANDIDATES
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.report.join.attribution import (
-    STALL_COLUMNS,
-    Attribution,
-    Joined,
-    JoinedShares,
-    RowFilter,
-    merge_shares,
-    to_whole_counts,
-)
+from iaprof.report.join.attribution import STALL_COLUMNS, Attribution, RowFilter
 from iaprof.report.join.candidates import Rule
 from iaprof.report.join.joules import EnergyOfReads
 from iaprof.report.join.memory import return_large_blocks_when_freed
 from iaprof.report.join.placements import Placed, Site
 from iaprof.report.join.seen import Seen
+from iaprof.report.join.shares import Joined, JoinedShares, merge_shares, to_whole_counts
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.sandbox.memory import MALLOC_ENVIRONMENT, limit, limit_memory
 from iaprof.sandbox.worker import Worker
@@ -62,7 +56,7 @@ def join(
     task: Task,
     helper: Helper | None = None,
     progress: Callable[[int], None] = lambda records: None,
-) -> tuple[Joined, int]:
+) -> tuple[Joined, int, int]:
     """Joins the stalls of a capture. Adds sites to `task.placed` for stalls without a launch.
 
     Args:
@@ -72,7 +66,8 @@ def join(
         progress: called now and then with the number of records joined so far.
 
     Returns:
-        The joined stalls, and the number of records.
+        The joined stalls, the number of records, and that of addresses in so many kernels that only some were looked
+        at.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -80,14 +75,14 @@ def join(
     """
     placed, known = task.placed, len(task.placed.sites)
     if helper is None:
-        shares, records = _share(capture, task, (0, 1), progress)
+        shares, records, cut = _share(capture, task, (0, 1), progress)
         numbers = _sorted_sites(placed, known)
         if task.seen is not None:
             task.seen.renumber(numbers)
-        return to_whole_counts(merge_shares([replace(shares, site=numbers[shares.site])])), records
+        return to_whole_counts(merge_shares([replace(shares, site=numbers[shares.site])])), records, cut
     helper.give(task)
-    own, records = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
-    other, sites, others_records, others_seen = helper.answer()
+    own, records, cut = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
+    other, sites, others_records, others_cut, others_seen = helper.answer()
     of_other = np.arange(len(sites))
     of_other[known:] += len(placed.sites) - known  # after the sites that this process added
     placed.sites += sites[known:]
@@ -96,7 +91,7 @@ def join(
         task.seen.renumber(numbers)
         task.seen.merge(others_seen, numbers[of_other])
     both = [replace(own, site=numbers[own.site]), replace(other, site=numbers[of_other[other.site]])]
-    return to_whole_counts(merge_shares(both)), records + others_records
+    return to_whole_counts(merge_shares(both)), records + others_records, max(cut, others_cut)
 
 
 @contextlib.contextmanager
@@ -146,8 +141,8 @@ class Helper:
         with contextlib.suppress(ConnectionError):  # the process died: `answer` reports it
             self._pipe.send(what)
 
-    def answer(self) -> tuple[JoinedShares, list[Site], int, Seen | None]:
-        """Waits for the result: shares, the sites that their numbers refer to, the number of records, `Task.seen`.
+    def answer(self) -> tuple[JoinedShares, list[Site], int, int, Seen | None]:
+        """Waits for the result: shares, the sites that their numbers refer to, the numbers of `join`, `Task.seen`.
 
         Raises:
             CaptureError: the capture is damaged.
@@ -162,8 +157,8 @@ class Helper:
             ) from None
         if isinstance(found, Exception):
             raise found
-        shares, sites, records, seen = found
-        return shares, sites, records, seen
+        shares, sites, records, cut, seen = found
+        return shares, sites, records, cut, seen
 
     def close(self) -> None:
         """Kills the process, whatever it does."""
@@ -173,7 +168,7 @@ class Helper:
 
 def _share(
     capture: CaptureReader, task: Task, share: tuple[int, int], progress: Callable[[int], None]
-) -> tuple[JoinedShares, int]:
+) -> tuple[JoinedShares, int, int]:
     known = streams(capture.header)
     attribution = Attribution(
         task.placed,
@@ -185,13 +180,14 @@ def _share(
         reasons_of(known),
         task.energy,
         task.seen,
+        lambda candidates: capture.count_against(CANDIDATES, candidates),
     )
     records = 0
     for table in capture.tables("stall", STALL_COLUMNS, share):
         records += attribution.add(table, known, task.row_filter)
         del table  # frees it before the next one is read
         progress(records)
-    return attribution.joined_shares(), records
+    return attribution.joined_shares(), records, attribution.cut_addresses()
 
 
 def _sorted_sites(placed: Placed, known: int) -> NDArray[np.int64]:
@@ -228,8 +224,8 @@ def help_other(memory_bytes: str, pipe_fd: int = 0) -> None:
             if number >= len(parts) or _digest(parts[number]) != digest:
                 raise IaprofError(f"{path} was changed while it was read: try again")
             task: Task = pipe.recv()
-            shares, records = _share(parts[number], task, (1, _PROCESSES), lambda done: None)
-            answer = shares, task.placed.sites, records, task.seen
+            shares, records, cut = _share(parts[number], task, (1, _PROCESSES), lambda done: None)
+            answer = shares, task.placed.sites, records, cut, task.seen
         except Exception as error:  # noqa: BLE001 (`answer` raises it)
             answer = error
         pipe.send(answer)

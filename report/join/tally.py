@@ -58,6 +58,11 @@ class CellAddresses:
         self.place = np.append(self.place, count[cells] + within)
         self.count = count + added
 
+    def numbers(self, cells: _Ints, places: _Ints) -> _Ints:
+        """Returns the number of the address that each cell has at each place: int64[n]."""
+        by_cell = np.lexsort((self.place, self.cell))
+        return by_cell[np.searchsorted(self.cell[by_cell], cells) + places]
+
 
 class _Numbers:
     """Numbers keys 0, 1, 2, ... in the order in which they first appear."""
@@ -165,10 +170,7 @@ class Tally:
         block = order[np.searchsorted(self._first_slot[order], used, side="right") - 1]
         keys = self._blocks.keys()[block]
         group = self._groups.keys()[keys >> _BITS]
-        # Addresses by cell and number within the cell.
-        by_cell = np.lexsort((addresses.place, addresses.cell))
-        first = np.searchsorted(addresses.cell[by_cell], group & _LOW)
-        number = by_cell[first + used - self._first_slot[block]]
+        number = addresses.numbers(group & _LOW, used - self._first_slot[block])
         values = np.empty((self._columns, len(used)))
         for column, sums in enumerate(self._sums):
             values[column] = sums[used]

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import HEADER_KEY, MAX_PARTS
 from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
@@ -77,6 +78,83 @@ def stack_processes(path: Path, stacks: int = 50_000) -> Path:
     return write(path, [("mapping", mapping), ("stack", stack)])
 
 
+def mapped_files(path: Path, files: int = 30_000) -> Path:
+    """Files over each other in one process, the later ones on top, with a frame of a stack in each."""
+    number = np.arange(files, dtype=np.uint64)
+    paths = pa.DictionaryArray.from_arrays(pa.array(np.arange(files, dtype=np.int32)),
+                                           pa.array([f"/f{n}" for n in range(files)]))  # fmt: skip
+    pids = pa.array(np.full(files, 7, np.uint32))
+    mapping = {"time_ns": pa.array(number), "pid": pids, "start": pa.array(number << np.uint64(12)),
+               "length": _same(1 << 40, files), "path": paths}  # fmt: skip
+    ips = pa.ListArray.from_arrays(pa.array(np.arange(files + 1, dtype=np.int32)),
+                                   pa.array((number << np.uint64(12)) + np.uint64(8)),
+                                   type=KINDS["stack"].field("ips").type)  # fmt: skip
+    stack = {"id": pa.array(number), "pid": pids, "time_ns": pa.array(number), "ips": ips}
+    return write(path, [("mapping", mapping), ("stack", stack), *_launched()[:2]])
+
+
+def kernels_over_each_other(path: Path, kernels: int = 5000) -> Path:
+    """Kernels of one process that begin one after the other and all end at one address, and a sample in each."""
+    number = np.arange(kernels, dtype=np.uint64)
+    address = np.uint64(1 << 28) + number * np.uint64(64)
+    launches = _launches(kernels, address=pa.array(address), size=pa.array(np.uint64(64) * (kernels - number)))
+    return write(path, [launches, _stalls(address)])
+
+
+def stacks_of_one_kernel(path: Path, stacks: int = 40_000) -> Path:
+    """A kernel with so many stacks, and a sample at 2,000 addresses of it."""
+    address = np.uint64(1 << 28) + np.arange(2000, dtype=np.uint64) * np.uint64(8)
+    launches = _launches(stacks, address=_same(1 << 28, stacks), size=_same(16_000, stacks))
+    return write(path, [launches, _stalls(address)])
+
+
+def processes_at_one_address(path: Path, processes: int = 4000) -> Path:
+    """So many processes with a kernel at one address, and 2,000 reads of one sample there."""
+    pids = pa.array(np.arange(1, processes + 1, dtype=np.uint32))
+    launches = _launches(processes, pid=pids, address=_same(1 << 28, processes), size=_same(64, processes))
+    return write(path, [launches, _stalls(np.full(2000, 1 << 28, np.uint64), reads=2000)])
+
+
+def distinct_launches(path: Path, launches: int = 280_000) -> Path:
+    """Launches, each of a process, thread, kernel and stack of its own."""
+    number = np.arange(1, launches + 1, dtype=np.uint32)
+    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(launches, dtype=np.int32)),
+                                           pa.array([f"n{n}" for n in range(launches)]))  # fmt: skip
+    threads = {name: pa.array(number) for name in ("pid", "tid")}
+    return write(path, [_launches(launches, **threads, name=names, comm=names), *_launched()[1:]])
+
+
+def stalling_kernels(path: Path, kernels: int = 400_000) -> Path:
+    """Kernels side by side, each with a name and a stack of its own, and a sample in each."""
+    address = np.uint64(1 << 28) + np.arange(kernels, dtype=np.uint64) * np.uint64(64)
+    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(kernels, dtype=np.int32)),
+                                           pa.array([f"n{n}" for n in range(kernels)]))  # fmt: skip
+    return write(
+        path, [_launches(kernels, address=pa.array(address), size=_same(64, kernels), name=names), _stalls(address)]
+    )
+
+
+def _launches(rows: int, **columns: pa.Array) -> tuple[str, _Columns]:
+    """Launches, each with a stack of its own; of process 7, without `pid`."""
+    number = np.arange(rows, dtype=np.uint64)
+    pids = {"pid": pa.array(np.full(rows, 7, np.uint32))}
+    return "launch", {"time_ns": pa.array(2 * _SECOND + number), "stack": pa.array(number + 1)} | pids | columns
+
+
+def _stalls(addresses: NDArray[np.uint64], reads: int = 1) -> tuple[str, _Columns]:
+    """A sample at each address, in so many reads."""
+    words = KINDS["stall"].field("w0").type
+    offsets = pa.array(np.arange(reads + 1, dtype=np.int32) * (len(addresses) // reads))
+    first = addresses >> np.uint64(3) | np.uint64(1 << 37)
+    times = 3 * _SECOND + np.arange(reads, dtype=np.uint64) * np.uint64(1000)
+    return "stall", {
+        "time_ns": pa.array(times),
+        "begin_ns": pa.array(times - np.uint64(_SECOND)),
+        "w0": pa.ListArray.from_arrays(offsets, pa.array(first), type=words),
+        "w1": pa.ListArray.from_arrays(offsets, pa.array(np.zeros(len(first), np.uint64)), type=words),
+    }
+
+
 def _metrics(names: list[str], stream: bool) -> _Columns:
     rows = len(names)
     return {
@@ -123,5 +201,11 @@ SLOW: dict[str, tuple[Callable[[Path, int], Path], int]] = {
     "cpu_stacks": (cpu_stacks, 150_000),
     "cpu_samples": (cpu_samples, 1_400_000),
     "stack_processes": (stack_processes, 50_000),
+    "kernels_over_each_other": (kernels_over_each_other, 5000),
+    "stacks_of_one_kernel": (stacks_of_one_kernel, 40_000),
+    "processes_at_one_address": (processes_at_one_address, 4000),
+    "mapped_files": (mapped_files, 30_000),
+    "distinct_launches": (distinct_launches, 280_000),
+    "stalling_kernels": (stalling_kernels, 65_000),
 }
 """What makes each, and how much of it a capture of 10 MB can declare, by name."""

@@ -17,11 +17,26 @@ from unit.capturing import HEADER, capture
 from unit.formats.test_hostile_captures import rows
 from unit.in_process import iaprof
 from unit.memory_runs import Runs
-from unit.slow_captures import SLOW, cpu_stacks, empty_parts, energy_names, stack_processes, streams
+from unit.slow_captures import (
+    SLOW,
+    cpu_stacks,
+    empty_parts,
+    energy_names,
+    mapped_files,
+    processes_at_one_address,
+    stack_processes,
+    stalling_kernels,
+    streams,
+)
 
 MOST_S, MOST_BYTES = 10, 1 << 30
 FEWER = 16  # times, where nobody measures how long it takes
-_OF_FORMATS = ("cpu_samples", "cpu_stacks", "metric_names")  # what not all formats look at in the same way
+_OF_FORMATS = (
+    "cpu_samples",
+    "cpu_stacks",
+    "metric_names",
+    "distinct_launches",
+)  # what not all formats look at in the same way
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +89,9 @@ def test_no_verb_takes_long_for_a_small_capture(name: str, tmp_path: Path, runs:
         (lambda path: energy_names(path, 5000), "top"),
         (lambda path: cpu_stacks(path, 160_000), "page"),
         (lambda path: stack_processes(path, 60_000), "archive"),
+        (lambda path: stalling_kernels(path, 70_000), "top"),
+        (lambda path: mapped_files(path, 17_000), "archive"),
+        (lambda path: processes_at_one_address(path, 4500), "top"),
     ],
 )
 def test_what_is_absurd_is_refused_in_one_sentence(make: Callable[[Path], Path], verb: str, tmp_path: Path) -> None:

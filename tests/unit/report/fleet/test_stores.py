@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
+from iaprof.formats.urls import without_credentials
 from iaprof.report.fleet import sources
 from iaprof.report.fleet.sources import Source, find_sources
 from thorough import thorough, usually
@@ -183,9 +186,48 @@ def test_a_store_that_keeps_no_profiles_is_a_warning(store: Any) -> None:
     assert "no-such-bucket" in warning and "secret-word" not in warning, warning
 
 
-def test_credentials_in_urls_are_not_printed() -> None:
-    done = iaprof("top", "ftp://me:secret-word@127.0.0.1:1/captures/")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["top", "ftp://me:secret-word@127.0.0.1:1/captures/"],
+        ["top", "http://me:sl/secret-word@127.0.0.1:1/captures/c.parquet"],
+        ["top", "simplecache::http://me:secret-word@127.0.0.1:1/c.parquet?signature=secret-word"],
+        ["top", "http://[secret-word@/c.parquet"],
+        ["info", "https://me:secret-word@127.0.0.1:1/c.parquet?signature=secret-word"],
+        ["top", "--cluster", "tcp://me:secret-word@127.0.0.1:1", *map(str, SAMPLES[-2:])],
+    ],
+)
+def test_credentials_in_urls_are_not_printed(words: list[str]) -> None:
+    done = iaprof(*words)
     assert (done.code in (1, 2), "secret-word" in done.err) == (True, False), done.err
+
+
+def test_credentials_in_the_errors_of_a_store_are_not_printed(tmp_path: Path) -> None:
+    # given a cache whose server refuses everything, which the HTTP library tells with the whole URL
+    class Refusing(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(403)
+
+        do_GET = do_PUT = do_POST = do_HEAD
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Says nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # when profiles are to be kept there
+        where = f"http://me:secret-word@127.0.0.1:{server.server_port}/profiles?signature=secret-word"
+        done = iaprof("top", f"--cache={where}", *map(str, SAMPLES[-2:]))
+        server.shutdown()
+    # then a warning says so, without what is secret
+    assert done.code == 0
+    assert "not kept" in done.err and "403" in done.err
+    assert "secret-word" not in done.err + done.out
+
+
+def test_only_credentials_are_left_out_of_a_text() -> None:
+    told = "403, url='https://u:p@h:1/a@b/c.parquet?sig=1#f', see s3://bucket/x and /a/b?c"
+    assert without_credentials(told) == "403, url='https://h:1/a@b/c.parquet', see s3://bucket/x and /a/b?c"
 
 
 def test_summaries_keep_no_credentials(store: Any) -> None:

@@ -13,10 +13,10 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.module import GpuKernel, GpuModule
-from iaprof.report.join.attribution import JoinedShares, to_whole_counts
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import Compilation, place_kernels
+from iaprof.report.join.shares import JoinedShares, to_whole_counts
 from unit.capturing import HEADER, capture, launch, record, stall
 
 
@@ -56,7 +56,7 @@ def joined(
     placed = place_kernels(launches, compilations or [], processes=processes)
     starts = starts or {}
     known = {i: np.array(starts[p.name], np.uint64) for i, p in enumerate(placed.placements) if p.name in starts}
-    result, _ = join(reader, Task(placed, 0, rule=rule or Rule(), starts=known))
+    result, *_ = join(reader, Task(placed, 0, rule=rule or Rule(), starts=known))
     found: Counter[tuple[int, int, str, str, int]] = Counter()
     for index, ip, counts in zip(result.site.tolist(), result.ip.tolist(), result.counts.tolist(), strict=True):
         site = placed.sites[index]

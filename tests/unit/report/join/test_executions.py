@@ -294,7 +294,7 @@ def joined(path: Path, stack_of: StackOf = StackOf.APPEND) -> Counter[tuple[int,
     """Samples by stack, process's name and address."""
     reader = CaptureReader(path)
     placed = place_kernels(read_launches(reader, LAUNCH_COLUMNS, stack_of), [])
-    result, _ = join(reader, Task(placed, 0))
+    result, *_ = join(reader, Task(placed, 0))
     found: Counter[tuple[int, str, int]] = Counter()
     for index, ip, counts in zip(result.site.tolist(), result.ip.tolist(), result.counts.tolist(), strict=True):
         site = placed.sites[index]

@@ -21,9 +21,10 @@ from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.intel.records import XE3P
 from iaprof.report.gpu.module import GpuKernel, GpuModule
-from iaprof.report.join.attribution import Attribution, Joined, JoinedShares, RowFilter, merge_shares, to_whole_counts
+from iaprof.report.join.attribution import Attribution, RowFilter
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.join.placements import Compilation, Placed, place_kernels
+from iaprof.report.join.shares import Joined, JoinedShares, merge_shares, to_whole_counts
 from iaprof.report.join.streams import Stream
 from thorough import usually
 from unit.capturing import launch

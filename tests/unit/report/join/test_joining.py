@@ -30,11 +30,11 @@ from iaprof.formats.profile import Profile
 from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.join import joining
-from iaprof.report.join.attribution import Joined
 from iaprof.report.join.candidates import Method, Rule
 from iaprof.report.join.joining import Helper, Task, helping, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.selection import Selection, TimeRange
+from iaprof.report.join.shares import Joined
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions, build
@@ -185,7 +185,7 @@ def test_the_parts_of_a_merged_capture_are_the_same_on_two_cores(
 
 def joined(reader: CaptureReader, helper: Helper | None) -> tuple[Joined, Placed, int]:
     placed = place_kernels(reader.table("launch", LAUNCH_COLUMNS), [])
-    found, records = join(reader, Task(placed, S), helper)
+    found, records, _ = join(reader, Task(placed, S), helper)
     return found, placed, records
 
 
