@@ -30,8 +30,8 @@ from iaprof.report.join.named import to_profile
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.seen import Seen
 from iaprof.report.join.selection import Selection, begun_ns
-from iaprof.report.join.shares import Joined
 from iaprof.report.join.streams import reasons_of, streams
+from iaprof.report.join.sums.shares import Joined
 from iaprof.report.together.operators import read_operators
 from iaprof.report.views.gauges import gauges
 from iaprof.symbols.names.address_space import AddressSpaces

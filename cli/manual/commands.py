@@ -110,7 +110,7 @@ def _parameter(parameter: Any, context: Any) -> Parameter:
 
 def _endings(epilog: str) -> list[tuple[str, Sequence[str]]]:
     """The headings and lines of an epilog, whose paragraphs begin with click's mark that they are not to be wrapped."""
-    found = []
+    found: list[tuple[str, Sequence[str]]] = []
     for paragraph in epilog.split("\b\n")[1:]:
         heading, *lines = paragraph.rstrip().split("\n")
         found.append((heading.rstrip(":"), lines))

@@ -120,7 +120,8 @@ def _executions(
 
 def _runs(trace: _Trace, launches: Launches, what: str, sources: NDArray[np.int64] | None = None) -> None:
     # All rows at once: there may be a hundred thousand, of one run each.
-    tracks, begins, ends, names, counts, runs = [], [], [], [], [], []
+    tracks, begins, ends, names, counts = [], [], [], [], []
+    runs: list[int] = []
     for row in rows(launches):
         kernel = clean(launches.kernels[row.kernel])
         track = trace.track(kernel, trace.thread_of(launches.threads[row.thread]), rank=1)
@@ -129,13 +130,13 @@ def _runs(trace: _Trace, launches: Launches, what: str, sources: NDArray[np.int6
         ends += row.ends
         names += [run_name(kernel, count) for count in row.counts]
         counts += row.counts
-        runs += row.rows
+        runs += row.rows.tolist()
     more = [trace.annotation(what, "uint_value", np.array(counts, np.int64))]
     if sources is not None:
         known = np.flatnonzero(sources >= 0)
         started = flows(known + 1, len(launches.begin), sources[known], "flow_ids")
         more.append(started.take(pa.array(runs, pa.int64())))
-    times = (trace.times(np.array(each)) for each in (begins, ends))
+    times = trace.times(np.array(begins)), trace.times(np.array(ends))
     trace.slices(np.array(tracks, np.int64), *times, names, what, more)
 
 

@@ -61,7 +61,8 @@ class CellAddresses:
     def numbers(self, cells: _Ints, places: _Ints) -> _Ints:
         """Returns the number of the address that each cell has at each place: int64[n]."""
         by_cell = np.lexsort((self.place, self.cell))
-        return by_cell[np.searchsorted(self.cell[by_cell], cells) + places]
+        found: _Ints = by_cell[np.searchsorted(self.cell[by_cell], cells) + places]
+        return found
 
 
 class _Numbers:
