@@ -81,7 +81,7 @@ def record(
     ] = False,
     cpu_freq: Annotated[int, typer.Option("--cpu-freq", metavar="HZ", help="CPU samples per second; 0: none.")] = 49,
     max_stack: Annotated[
-        int, typer.Option("--max-stack", metavar="N", help="Record so many frames of a stack, the innermost.")
+        int, typer.Option("--max-stack", metavar="N", help="Keep at most N innermost frames of a stack.")
     ] = 256,
     metric_interval: Annotated[
         float, typer.Option("--metric-interval", metavar="MS", help="Between two metrics; 0: none.")
@@ -121,8 +121,8 @@ def record(
     """Record EU stalls, launches and GPU kernels.
 
     The capture holds the EU stalls of the GPUs, the launches with their CPU stacks, the kernels' binaries, samples of
-    the CPUs and metrics: until COMMAND ends, the time is over, or Ctrl-C (or SIGTERM, or SIGHUP). Then what names the
-    stacks' functions is added, which Ctrl-C cuts short. Before that, a second Ctrl-C
+    the CPUs and metrics: until COMMAND exits, the duration elapses, or Ctrl-C (or SIGTERM, or SIGHUP). Then what names
+    the stacks' functions is added, which Ctrl-C cuts short. Before that, a second Ctrl-C
     quits at once and leaves the spool, which 'iaprof recover' reads. SIGUSR2 begins another file. Signals are
     forwarded to COMMAND, and its exit code becomes ours. Needs root.
     """

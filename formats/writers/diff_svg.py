@@ -40,13 +40,10 @@ def write(both: Profile, names: tuple[str, str], options: StackOptions, relative
     gone = int(before.own()[after.own() == 0].sum())
     of_gone = f"{gone:,} samples before are of stacks that are gone: exchange the captures to see them"
     about = About(command=clean(" → ".join(names)), warnings=[of_gone] if gone else [])
-    draw(
-        lay_out(after, options.percent_limit),
-        about,
-        options,
-        out,
-        colours=_Change(before.total(), after.total(), relative),
-    )
+    layout = lay_out(after, options.percent_limit)
+    totals = after.total()
+    layout = replace(layout, left_out=layout.left_out - int((totals == 0).sum()))
+    draw(layout, about, options, out, colours=_Change(before.total(), totals, relative))
 
 
 class _Change:
@@ -59,6 +56,7 @@ class _Change:
         self._change = self._after - self._before
         shown = np.abs(self._change[1:][after[1:] > 0])
         self._most = float(shown.max(initial=0)) or 1.0
+        self._relative = relative
         self._form = "{:.2f} %" if relative else "{:,.0f}"
 
     def rules(self) -> str:
@@ -73,8 +71,8 @@ class _Change:
             return "same", ""
         values = [self._form.format(float(each[box.node])) for each in (self._before, self._after)]
         change = float(self._change[box.node])
-        sign = "+" if change > 0 else ""
-        return self._class(change), f"{values[0]} before, {values[1]} after: {sign}{self._form.format(change)}; "
+        changed = f"{change:+.2f}" if self._relative else f"{change:+,.0f}"
+        return self._class(change), f"{values[0]} before, {values[1]} after: {changed}; "
 
     def _class(self, change: float) -> str:
         step = min(int(abs(change) / self._most * _STEPS), _STEPS - 1)

@@ -72,7 +72,7 @@ def commands(bomb: Path, other: Path, output: Path) -> dict[str, list[str | Path
     texts = "SELECT max(name), max(comm) FROM launches UNION ALL SELECT max(function), max(file) FROM symbols"
     return {
         "report": ["report", "-q", bomb],
-        "page": ["report", "-q", "--format=html", "-o", output, bomb],
+        "page": ["report", "-q", "-o", output.with_suffix(".html"), bomb],
         "top": ["top", "-q", bomb],
         "diff": ["diff", "-q", other, bomb],
         "annotate": ["annotate", bomb, "k"],

@@ -133,7 +133,6 @@ def test_stages_are_listed_with_what_a_profile_turns_off() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ((), "name a capture or traces"),
         (("x.json", "--freq", "0"), "0 is no frequency in MHz"),
         (("x.json", "--freq", "1:2:3"), "1:2:3 is no frequency"),
         (("x.json", "--counters", "watts"), "there is no watts; there are power_ts4"),

@@ -12,6 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from iaprof.cli.main import app
+from iaprof.cli.manual.files import files
 from thorough import thorough
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -57,6 +59,8 @@ def test_wheel_holds_every_source_file_and_the_licence(source: Path, wheel: Path
     names = set(zipfile.ZipFile(wheel).namelist())
 
     assert {name for name in names if name.startswith("iaprof/")} == expected
+    data = {name.partition(".data/data/")[2] for name in names if ".data/data/" in name}
+    assert data == set(files(app, "", ""))
     assert any(name.endswith(".c") for name in expected), "no BPF program among the sources"
     assert any(name.endswith("/licenses/LICENSE") for name in names)
     assert wheel.name.endswith("-py3-none-linux_x86_64.whl"), "what is compiled knows no Python"
@@ -70,6 +74,8 @@ def test_wheel_alone_gives_a_working_command(wheel: Path, tmp_path: Path) -> Non
 
     assert "record" in run(tmp_path / "env/bin/iaprof", "--help", cwd=tmp_path)
     assert "--format" in run(tmp_path / "env/bin/iaprof", "report", "--help", cwd=tmp_path)
+    page = run("mandoc", "-T", "ascii", tmp_path / "env/share/man/man1/iaprof-report.1", cwd=tmp_path)
+    assert "iaprof-report - print where the GPU stalled" in page.replace("\b", "")
 
 
 @thorough
