@@ -1,8 +1,9 @@
 """What `iaprof import` and `iaprof timeline` cost: CPU seconds of all processes, time and memory.
 
 Makes traces of the AIU's runtime (ten files, with a compiler's log) and of PyTorch (one file). With --reference, IBM's
-AIU Trace Analyzer reads the same files, by turns with iaprof. Memory is the proportional shares (Pss) of a command and
-all processes that it started, added up ten times a second.
+AIU Trace Analyzer reads the same files, by turns with iaprof. "at once" is `iaprof timeline` of the traces themselves,
+which imports them. Memory is the proportional shares (Pss) of a command and all processes that it started, added up ten
+times a second.
 
     .venv/bin/python tests/bench/bench_timeline.py [EVENTS] [--times 3] [--of flex|torch]
     .venv/bin/python tests/bench/bench_timeline.py 100000 --reference FOLDER --python PYTHON3.12
@@ -167,12 +168,14 @@ def ours(made: Made, folder: Path, memory_limit: str) -> dict[str, Cost]:
     shutil.rmtree(output, ignore_errors=True)
     log = ["-c", str(made.log)] if made.log else []
     costs = {"import": measured([*IAPROF, "import", *map(str, made.paths), "-fqo", str(capture)], capture)}
-    command = [*IAPROF, "timeline", str(capture), "-qfo", str(output), *log, "--memory-limit", memory_limit]
-    costs["timeline -o"] = measured(command, output)
+    options = ["-qfo", str(output), *log, "--memory-limit", memory_limit]
+    costs["timeline -o"] = measured([*IAPROF, "timeline", str(capture), *options], output)
     first, second = costs.values()
     both = max(first.peak_bytes, second.peak_bytes)
     written = first.written + second.written
-    return costs | {"both": Cost(first.wall_s + second.wall_s, first.cpu_s + second.cpu_s, both, written)}
+    costs["both"] = Cost(first.wall_s + second.wall_s, first.cpu_s + second.cpu_s, both, written)
+    costs["at once"] = measured([*IAPROF, "timeline", *map(str, made.paths), *options], output)
+    return costs
 
 
 def theirs(made: Made, folder: Path, reference: Path, python: str) -> Cost:

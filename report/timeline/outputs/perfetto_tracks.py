@@ -119,9 +119,9 @@ def _counters(trace: Trace, processes: _Processes, out: PacketWriter) -> NDArray
     points, texts = trace.points, trace.texts
     row, first = groups(points.pid, points.name, points.series)
     uuids = np.empty(len(first), np.int64)
-    for number, at in enumerate(first.tolist()):
-        parent = processes.of(int(points.pid[at]))
-        uuids[number] = out.counter(clean(texts[points.name[at]]), clean(texts[points.series[at]]), parent)
+    pids, names_, series = (getattr(points, column)[first].tolist() for column in ("pid", "name", "series"))
+    for number, (pid, name, of_name) in enumerate(zip(pids, names_, series, strict=True)):
+        uuids[number] = out.counter(clean(texts[name]), clean(texts[of_name]), processes.of(pid))
     return np.asarray(uuids[row], np.int64)
 
 

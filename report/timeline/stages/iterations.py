@@ -11,6 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.grouped import rows_of
 from iaprof.report.timeline.intervals import FARTHEST, ends
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.trace import Dialect, Trace
@@ -122,9 +123,10 @@ def _words(trace: Trace) -> Iterator[_Iterations]:
     order = np.lexsort((kernels.start, kernels.pid))
     kernels = kernels.take(order)
     durations = np.clip(np.nan_to_num(kernels.duration), 0, None)
-    for pid in np.unique(kernels.pid).tolist():
-        low, high = np.searchsorted(kernels.pid, [pid, pid + 1])
-        names, starts = kernels.name[low:high], kernels.start[low:high]
+    distinct, lows = np.unique(kernels.pid, return_index=True)
+    name, start = kernels.name, kernels.start
+    for pid, low, high in zip(distinct.tolist(), lows, np.append(lows[1:], len(kernels)), strict=True):
+        names, starts = name[low:high], start[low:high]
         word = find_word(names)
         length = word.length if word else 0
         places = _followed(names, word) if word else np.zeros(0, np.int64)
@@ -147,24 +149,27 @@ def _steps(trace: Trace) -> Iterator[_Iterations]:
     slices = trace.slices
     ranks = np.array([file.rank for file in trace.files], np.int64)[slices.file]
     of_torch, device = trace.is_torch(slices), find(trace, Kind.DEVICE)
-    marks = of_torch & ~device & trace.texts.matches(slices.name, STEP)
-    kernels = of_torch & device & find(trace, Kind.KERNEL)
-    for rank in np.unique(ranks[marks]).tolist():
-        steps = np.flatnonzero(marks & (ranks == rank))
-        steps = steps[np.argsort(slices.start[steps], kind="stable")]
-        starts, until = slices.start[steps], np.maximum.accumulate(ends(slices)[steps])
-        rows = np.flatnonzero(kernels & (ranks == rank))
-        step = np.searchsorted(starts, slices.start[rows], side="right") - 1
-        inside = (step >= 0) & (slices.start[rows] < until[step])
+    marks = np.flatnonzero(of_torch & ~device & trace.texts.matches(slices.name, STEP))
+    kernels = np.flatnonzero(of_torch & device & find(trace, Kind.KERNEL))
+    wanted = np.unique(ranks[marks])
+    start, end, duration, name = slices.start, ends(slices), slices.duration, slices.name
+    of_ranks = zip(wanted.tolist(), rows_of(ranks[marks], wanted), rows_of(ranks[kernels], wanted), strict=True)
+    for rank, its, mine in of_ranks:
+        steps = marks[its]
+        steps = steps[np.argsort(start[steps], kind="stable")]
+        starts, until = start[steps], np.maximum.accumulate(end[steps])
+        rows = kernels[mine]
+        step = np.searchsorted(starts, start[rows], side="right") - 1
+        inside = (step >= 0) & (start[rows] < until[step])
         rows, step = rows[inside], step[inside]
         yield _Iterations(
             rank,
             round(len(rows) / len(steps)),
             starts,
-            np.clip(np.nan_to_num(slices.duration[steps]), 0, FARTHEST),
+            np.clip(np.nan_to_num(duration[steps]), 0, FARTHEST),
             step,
-            slices.name[rows],
-            np.clip(np.nan_to_num(slices.duration[rows]), 0, None),
+            name[rows],
+            np.clip(np.nan_to_num(duration[rows]), 0, None),
         )
 
 

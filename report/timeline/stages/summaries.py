@@ -126,15 +126,15 @@ def _energy(trace: Trace, kernels: Slices, options: Options) -> tuple[NDArray[np
     power = found.watts
     energy, measured = np.zeros(len(kernels)), np.zeros(len(kernels))
     good = np.flatnonzero(~np.isnan(power))
-    until = ends(kernels)
+    begin, until = kernels.start, ends(kernels)
     pids = np.unique(found.pid[good])
     for its, mine in zip(rows_of(found.pid[good], pids), rows_of(kernels.pid, pids), strict=True):
         of_pid = good[its]
         start, end = found.start[of_pid], found.end[of_pid]
         used = np.append(0.0, np.cumsum(power[of_pid] * ((end - start) / 1000)))
         spent = _until(until[mine], start, end, used, power[of_pid])
-        energy[mine] = spent - _until(kernels.start[mine], start, end, used, power[of_pid])
-        measured[mine] = Union.of(start, end).within(kernels.start[mine], until[mine]) / 1000
+        energy[mine] = spent - _until(begin[mine], start, end, used, power[of_pid])
+        measured[mine] = Union.of(start, end).within(begin[mine], until[mine]) / 1000
     return energy, measured
 
 

@@ -28,13 +28,27 @@ OF_OTHERS = {
     "--data-binary", "--fail", "--feature-gates",  # curl, OpenTelemetry's collector
     "--build-id", "--index-url", "--interpreted-frames-native-stack", "--mount", "--one-way", "--perf-basic-prof",
     "--seconds", "--threads", "--torch", "--transfer-bandwidth", "--wait-file",
-    # of acelyzer
-    "--counter", "--compiler_log", "--compiler_info", "--event_filter", "--event_limit", "--comm_summarize_seq",
-    "--flex_ts_fix", "--drop_globals", "--keep_prep", "--keep_names", "--max_tid_streams", "--disable_file",
-    "--disable_tb", "--time_unit", "--ignore_crit", "--autopilot_data", "--freq_scaling",
 }  # fmt: skip
 """Options of other programs that the documentation names."""
+OF_ACELYZER = {
+    "-i", "--input", "--version", "-o", "--output", "-C", "--counter", "-c", "--compiler_log",
+    "--compiler_info", "--freq", "--event_filter", "--event_limit", "-F", "--filter", "--flow", "-R",
+    "--build_coll_event", "--comm_summarize_seq", "--flex_ts_fix", "--drop_globals", "--keep_prep",
+    "--keep_names", "--power-stats", "-k", "--skip_events", "-M", "--no_mp_sync", "-S", "--use_mp_sync_v2",
+    "-O", "--overlap", "--max_tid_streams", "-s", "--split_events", "-t", "--no_stats", "--tb", "--disable_tb",
+    "-P", "--profile", "-I", "--intermediate", "-f", "--format", "--time_unit", "--disable_file", "-D",
+    "--loglevel", "-V", "--verify", "--ignore_crit", "-T", "--sync_to_dev", "--autopilot_data",
+    "--disable_input_warnings", "--freq_scaling",
+}  # fmt: skip
+"""Options of the AIU Trace Analyzer, in both of the versions that docs/timeline.md is about."""
 FORMAT_PAGE = (ROOT / "docs" / "capture-format.md").read_text()
+
+
+def test_each_option_of_the_aiu_trace_analyzer_is_in_the_table_of_equivalents() -> None:
+    section = next(part for part in PAGES["timeline"].split("\n## ") if part.startswith("Options of acelyzer"))
+    rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+    named = {word for row in rows for code in re.findall(r"`([^`]+)`", row) for word in re.findall(r"^--?[\w-]+", code)}
+    assert named >= OF_ACELYZER
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,7 +138,7 @@ def test_every_option_that_a_page_names_exists(page: str) -> None:
             assert options_in(words) <= {"--help"}.union(*OPTIONS[verb]), line
         if not calls:
             long = {name for name in options_in(line) if name.startswith("--")}
-            assert long <= known | OF_OTHERS | {"--help", "--version"}, line
+            assert long <= known | OF_OTHERS | OF_ACELYZER | {"--help", "--version"}, line
 
 
 def test_the_options_of_other_programs_are_still_named() -> None:

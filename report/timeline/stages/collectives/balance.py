@@ -26,14 +26,14 @@ def _overlap(trace: Trace) -> None:
     kernels, device = find(trace, Kind.KERNEL), find(trace, Kind.DEVICE)
     works = kernels & device
     communicates = find(trace, Kind.COLLECTIVE) & ~kernels & ~find(trace, Kind.PREPARATION) & device
-    until = ends(slices)
+    start, until = slices.start, ends(slices)
     rows = []
     used = np.flatnonzero(works | communicates)
     pids = np.unique(slices.pid[used])
     for pid, its in zip(pids.tolist(), rows_of(slices.pid[used], pids), strict=True):
         mine = used[its]
         chosen = [mine[each[mine]] for each in (works, communicates)]
-        busy, talks = (Union.of(slices.start[each], until[each]) for each in chosen)
+        busy, talks = (Union.of(start[each], until[each]) for each in chosen)
         both = int(busy.within(talks.starts, talks.ends).sum())
         rows.append(
             {

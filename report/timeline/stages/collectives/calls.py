@@ -49,21 +49,22 @@ def arrivals(trace: Trace, first: Slices, until: NDArray[np.int64]) -> Arrivals:
     is_kernel = find(trace, Kind.KERNEL) & ~trace.texts.matches(trace.slices.name, "^AllReduce")
     kernels = trace.slices.take(is_kernel & (trace.slices.group == NO_TEXT))
     kernels = kernels.take(np.argsort(kernels.start, kind="stable"))
-    kernel_ends, first_ends = ends(kernels), ends(first)
-    time, name = first.start.copy(), np.full(len(first), NO_TEXT, np.int32)
+    kernel_starts, kernel_ends, kernel_names = kernels.start, ends(kernels), kernels.name
+    first_starts, first_ends = first.start, ends(first)
+    time, name = first_starts.copy(), np.full(len(first), NO_TEXT, np.int32)
     pids = np.unique(first.pid)
     for mine, theirs in zip(rows_of(first.pid, pids), rows_of(kernels.pid, pids), strict=True):
         if not len(theirs):
             continue
         reached = np.maximum.accumulate(kernel_ends[theirs])
-        after = np.searchsorted(kernels.start[theirs], first.start[mine], side="right")
+        after = np.searchsorted(kernel_starts[theirs], first_starts[mine], side="right")
         near = np.searchsorted(reached, first_ends[mine] - NEAR_NS)
         place = np.maximum(after, near)
         kernel = theirs[np.minimum(place, len(theirs) - 1)]
         latest = np.minimum(first_ends[mine] + NEAR_NS, until[mine])
         fits = (place < len(theirs)) & (kernel_ends[kernel] <= latest)
         time[mine[fits]] = kernel_ends[kernel[fits]]
-        name[mine[fits]] = kernels.name[kernel[fits]]
+        name[mine[fits]] = kernel_names[kernel[fits]]
     return Arrivals(time, name)
 
 

@@ -14,6 +14,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.columns.packed import Narrow
 from iaprof.report.timeline.outputs.perfetto import write_perfetto
 from iaprof.report.timeline.trace import ABSENT, Trace
 from unit.report.timeline.traces import shared_counters, slice_, trace
@@ -195,3 +196,26 @@ def test_counters_that_slices_share_are_written_as_those_of_each_slice(is_power_
     # then
     assert packed.slices.shared_counters(np.arange(9)) is not None
     assert written(packed) == written(plain)
+
+
+def test_tracks_of_many_counters_unpack_no_column_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given as many values as are packed, of many counters
+    count, tracks_ = 1 << 16, 2000
+    made = trace([{"ph": "C", "name": "c", "ts": 0, "args": {"s": 1}}])
+    made.points = made.points.take(np.zeros(count, np.int64))
+    made.points.pid = np.arange(count) % tracks_
+    made.points.time = np.arange(count) * 1000
+    made.pack()
+    unpacked = Counter[str]()
+
+    def counted(self: Narrow) -> Any:
+        unpacked["columns"] += 1
+        return values(self)
+
+    values = Narrow.values
+    monkeypatch.setattr(Narrow, "values", counted)
+
+    # when they are written, then each has a track, and columns were unpacked for chunks and not for tracks
+    found = pb.Trace.FromString(written(made)).packet
+    assert sum(packet.track_descriptor.HasField("counter") for packet in found) == tracks_
+    assert unpacked["columns"] < 100

@@ -14,7 +14,7 @@ from iaprof.formats.perfetto.packets import PacketWriter
 from iaprof.report.timeline.outputs.perfetto_arguments import ImportedArguments
 
 MANY = 100  # texts, which are read as columns; few are read one by one
-VALUES: tuple[object, ...] = (
+VALUES: tuple[Any, ...] = (
     0, -1, 300, -(10**15), 10**16, -(10**17), (1 << 64) - 1, -(1 << 63), 1 << 70, 0.5, -1.25e-7, 1e300, True, False,
     None, "", "text", "ü\n\"\\", "\u2028", [1, [2, {"a": "}"}]], {}, {"b": [1.5]},
 )  # fmt: skip

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
+from bench.made_traces import chains
 from iaprof.report.timeline import registry
+from iaprof.report.timeline.columns.packed import Narrow
+from iaprof.report.timeline.columns.table import LEAST_PACKED
 from iaprof.report.timeline.options import Limit, Options, Overlap
 from iaprof.report.timeline.trace import ABSENT, Dialect, Trace
 from thorough import thorough
@@ -126,3 +130,29 @@ def test_options_ask_for_stages() -> None:
     }  # fmt: skip
     assert always - asked == {"mp_sync_tight_v1"}
     assert all(a != b for a, b in itertools.pairwise(registry.STAGES))
+
+
+def _unpacked(monkeypatch: pytest.MonkeyPatch, ranks: int) -> int:
+    """How many columns of a trace are unpacked while all stages run."""
+    made = chains(1 << 17, ranks)
+    made.pack()
+    count = 0
+
+    def counted(self: Narrow) -> Any:
+        nonlocal count
+        count += len(self) >= LEAST_PACKED // 8
+        return values(self)
+
+    values = Narrow.values
+    with monkeypatch.context() as patched:
+        patched.setattr(Narrow, "values", counted)
+        _run(made, Options(collectives=True, flows=True, power_statistics=True))
+    assert len(made.tables["active"]) == ranks
+    return count
+
+
+@thorough
+def test_columns_are_not_unpacked_for_each_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given traces of as many slices, of few ranks and of many: unpacking is of all rows, so it would take too long
+    few, many = (_unpacked(monkeypatch, ranks) for ranks in (4, 128))
+    assert many < few + 64
