@@ -108,6 +108,8 @@ class StallsScreen(Screen[None]):
         tree = Tree(contents.profile, before.grouping, before.is_inverted, contents.sides, contents.is_relative)
         tree.select(before.selection)
         tree.sort(before.is_by_name)
+        if before.sought:
+            tree.search(before.sought)
         self.contents, self.stalls = contents, tree
         self.table.show_contents(contents, tree)
         self._show(self.table.line.node if self.table.line else None)

@@ -113,7 +113,8 @@ class Tree:
         self._selection = Selection()
         self._by_name = False
         self._weight = self._all
-        self._found: NDArray[np.bool_] | None = None  # the entries that are searched for
+        self.sought = ""  # what is searched for
+        self._found: NDArray[np.bool_] | None = None  # the entries with that
         self._sums_of: dict[tuple[int, int], Sums] = {}
         self._levels: list[Level | None] = []
         self._whole: list[Level | None] | None = None  # those of whole stacks, once they are needed
@@ -131,6 +132,8 @@ class Tree:
         self._found = None
         self._sum()
         self.open(self.root)
+        if self.sought:
+            self.search(self.sought)
 
     # Nodes
 
@@ -280,6 +283,8 @@ class Tree:
         """Counts only some of the stalls. Nodes stay open; those without samples are left out."""
         self._selection = selection
         self._sum()
+        if self.sought:
+            self.search(self.sought)
         for node in self._made():
             self._rank(node)
 
@@ -381,14 +386,14 @@ class Tree:
         """Begins to search for stacks with a frame that contains `text`; returns their samples."""
         self._found = self._entries_with(text, self._levels) & (self._weight > 0)
         self._found_upto = np.concatenate(([0], np.cumsum(self._found[self._order])))
-        self._sought = text.casefold()
+        self.sought = text
         for node in self._made():
             self._rank(node)
         return int(self._weight[self._found].sum())
 
     def matches(self, node: Node) -> bool:
         """Whether a node's text is what is searched for."""
-        return self._found is not None and self._sought in self.text(node).casefold()
+        return self._found is not None and self.sought.casefold() in self.text(node).casefold()
 
     @property
     def is_searched(self) -> bool:

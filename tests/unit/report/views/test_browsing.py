@@ -212,6 +212,21 @@ def test_searching_visits_every_match_in_the_order_of_the_lines(text: str, group
     assert samples == sum(expected)
 
 
+def test_a_search_stays_when_the_selection_and_the_tree_change() -> None:
+    # given
+    tree = Tree(random_profile(5, 40), "kernel")
+    tree.select(Selection(text="nowhere"))
+    tree.search("mad")
+    assert next_match(tree, None) is None
+    # when
+    tree.select(Selection())
+    tree.group("process", False)
+    found = next_match(tree, None)
+    # then
+    assert found is not None
+    assert "mad" in tree.text(found)
+
+
 def test_many_children_are_shown_in_parts_and_found_all_the_same() -> None:
     # given
     of = profile(
