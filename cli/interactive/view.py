@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from iaprof.cli.terminal.table import shortened
 from iaprof.formats.profile import clean
 from iaprof.report.join.selection import TimeRange
 from iaprof.report.views.browsing.levels import GROUPINGS
+from iaprof.report.views.browsing.searching import next_match
 from iaprof.report.views.browsing.tree import Node, Selection, Tree
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -106,6 +108,8 @@ class StallsScreen(Screen[None]):
         tree = Tree(contents.profile, before.grouping, before.is_inverted, contents.sides, contents.is_relative)
         tree.select(before.selection)
         tree.sort(before.is_by_name)
+        if before.sought:
+            tree.search(before.sought)
         self.contents, self.stalls = contents, tree
         self.table.show_contents(contents, tree)
         self._show(self.table.line.node if self.table.line else None)
@@ -222,7 +226,7 @@ class StallsScreen(Screen[None]):
                     if samples
                     else f"no '{clean(text)}'"
                 )
-                self._go_to(self.stalls.next_match(None))
+                self._go_to(next_match(self.stalls, None))
 
         self.app.push_screen(Prompt("Search for a part of a name:"), found)
 
@@ -230,7 +234,7 @@ class StallsScreen(Screen[None]):
         """Goes to the next line that contains what is searched for, or the one before."""
         line = self.table.line
         if line is not None:
-            self._go_to(self.stalls.next_match(line.node, is_backward))
+            self._go_to(next_match(self.stalls, line.node, is_backward))
 
     def _go_to(self, node: Node | None) -> None:
         if node is None:
@@ -293,7 +297,7 @@ class StallsScreen(Screen[None]):
         count, length = len(self.contents.profile.intervals), self.contents.interval_s
         chosen = TimeRange.parse(text).in_seconds(round(count * length * 1e9))
         first = min(int(chosen.begin / length + 1e-9), count)
-        last = count if chosen.end >= count * length else -int(-chosen.end / length + 1e-9 - 1)
+        last = count if chosen.end >= count * length else math.ceil(chosen.end / length - 1e-9)
         if first >= count:
             raise UsageError(f"the recording ends at {count * length:g} s")
         return first, min(max(last, first + 1), count)

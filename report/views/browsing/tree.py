@@ -113,7 +113,8 @@ class Tree:
         self._selection = Selection()
         self._by_name = False
         self._weight = self._all
-        self._found: NDArray[np.bool_] | None = None  # the entries that are searched for
+        self.sought = ""  # what is searched for
+        self._found: NDArray[np.bool_] | None = None  # the entries with that
         self._sums_of: dict[tuple[int, int], Sums] = {}
         self._levels: list[Level | None] = []
         self._whole: list[Level | None] | None = None  # those of whole stacks, once they are needed
@@ -131,6 +132,8 @@ class Tree:
         self._found = None
         self._sum()
         self.open(self.root)
+        if self.sought:
+            self.search(self.sought)
 
     # Nodes
 
@@ -149,7 +152,7 @@ class Tree:
             self.open(node)
 
     def open_hottest(self, node: Node) -> Node:
-        """Opens a node and the child with most samples, and so on; returns the last one with a kind of its own."""
+        """Opens a node and the child with most samples, and so on; returns the last one."""
         while True:
             self.open(node)
             if not node.rank:
@@ -280,6 +283,8 @@ class Tree:
         """Counts only some of the stalls. Nodes stay open; those without samples are left out."""
         self._selection = selection
         self._sum()
+        if self.sought:
+            self.search(self.sought)
         for node in self._made():
             self._rank(node)
 
@@ -381,99 +386,30 @@ class Tree:
         """Begins to search for stacks with a frame that contains `text`; returns their samples."""
         self._found = self._entries_with(text, self._levels) & (self._weight > 0)
         self._found_upto = np.concatenate(([0], np.cumsum(self._found[self._order])))
-        self._sought = text.casefold()
+        self.sought = text
         for node in self._made():
             self._rank(node)
         return int(self._weight[self._found].sum())
 
     def matches(self, node: Node) -> bool:
         """Whether a node's text is what is searched for."""
-        return self._found is not None and self._sought in self.text(node).casefold()
+        return self._found is not None and self.sought.casefold() in self.text(node).casefold()
 
-    def next_match(self, after: Node | None, is_backward: bool = False) -> Node | None:
-        """Finds the next node that matches, or the one before, and opens what leads to it; None if there is none.
+    @property
+    def is_searched(self) -> bool:
+        """Whether something is searched for."""
+        return self._found is not None
 
-        Args:
-            after: where to begin; None for the begin, or the end.
-            is_backward: search towards the begin.
-        """
-        if self._found is None:
-            return None
-        if is_backward:
-            return self._before(after)
-        node = self.root if after is None else after
-        while True:
-            found = self._first(node)
-            if found is not None:
-                return self._shown(found)
-            while node.parent is not None:
-                found = self._first_of(node.parent.rank[_place(node) + 1 :])
-                node = node.parent
-                if found is not None:
-                    return self._shown(found)
-            return None
+    def has_match(self, node: Node) -> bool:
+        """Whether a node or one below it matches, as far as its stacks tell."""
+        return bool(self._found_upto[node.end] > self._found_upto[node.begin])
 
-    def _before(self, node: Node | None) -> Node | None:
-        if node is None:
-            found = self._last_of(self.root.rank)
-            return None if found is None else self._shown(found)
-        while node.parent is not None:
-            found = self._last_of(node.parent.rank[: _place(node)])
-            node = node.parent
-            if found is None and node.parent is not None and self.matches(node):
-                found = node
-            if found is not None:
-                return self._shown(found)
-        return None
-
-    def _first(self, node: Node) -> Node | None:
-        """The first match below a node."""
-        if not self._has_match(node):
-            return None
-        self._make(node)
-        return self._first_of(node.rank)
-
-    def _first_of(self, nodes: Sequence[Node]) -> Node | None:
-        waiting = list(reversed(nodes))
-        while waiting:
-            node = waiting.pop()
-            if self._has_match(node):
-                if self.matches(node):
-                    return node
-                self._make(node)
-                waiting += reversed(node.rank)
-        return None
-
-    def _last_of(self, nodes: Sequence[Node]) -> Node | None:
-        """The last match in some nodes and below them."""
-        waiting = [(node, False) for node in nodes]
-        while waiting:
-            node, is_done = waiting.pop()
-            if not self._has_match(node):
-                continue
-            if is_done:
-                if self.matches(node):
-                    return node
-                continue
-            self._make(node)
-            waiting.append((node, True))
-            waiting += ((child, False) for child in node.rank)
-        return None
-
-    def _make(self, node: Node) -> None:
+    def children(self, node: Node) -> list[Node]:
+        """The children of a node that are shown once it is open."""
         is_open = node.is_open
         self.open(node)
         node.is_open = is_open
-
-    def _has_match(self, node: Node) -> bool:
-        return bool(self._found_upto[node.end] > self._found_upto[node.begin])
-
-    def _shown(self, node: Node) -> Node:
-        above = node.parent
-        while above is not None:
-            self.open(above)
-            above = above.parent
-        return node
+        return node.rank
 
     def _entries_with(self, text: str, levels: Sequence[Level | None]) -> NDArray[np.bool_]:
         """Whether an entry's frames in some levels contain a text: bool[entries]. A level of None is the reasons'."""
@@ -489,9 +425,3 @@ class Tree:
             else:
                 found |= np.array([is_wanted(name) for name in self.profile.reasons], bool)[self._reason]
         return found
-
-
-def _place(node: Node) -> int:
-    """A node's place among its parent's children."""
-    assert node.parent is not None
-    return node.parent.rank.index(node)

@@ -11,6 +11,7 @@ import pytest
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.views.browsing.levels import GROUPINGS
+from iaprof.report.views.browsing.searching import next_match
 from iaprof.report.views.browsing.tree import Node, Selection, Tree
 from iaprof.report.views.difference import joined
 from unit.profiles import Row, counts, profile, rows
@@ -184,7 +185,7 @@ def test_a_difference_has_both_sides_and_the_largest_change_first() -> None:
 def visited(tree: Tree, is_backward: bool) -> list[Stack]:
     found = []
     node: Node | None = None
-    while (node := tree.next_match(node, is_backward)) is not None:
+    while (node := next_match(tree, node, is_backward)) is not None:
         found.append(tree.path(node))
     return found
 
@@ -211,6 +212,21 @@ def test_searching_visits_every_match_in_the_order_of_the_lines(text: str, group
     assert samples == sum(expected)
 
 
+def test_a_search_stays_when_the_selection_and_the_tree_change() -> None:
+    # given
+    tree = Tree(random_profile(5, 40), "kernel")
+    tree.select(Selection(text="nowhere"))
+    tree.search("mad")
+    assert next_match(tree, None) is None
+    # when
+    tree.select(Selection())
+    tree.group("process", False)
+    found = next_match(tree, None)
+    # then
+    assert found is not None
+    assert "mad" in tree.text(found)
+
+
 def test_many_children_are_shown_in_parts_and_found_all_the_same() -> None:
     # given
     of = profile(
@@ -231,7 +247,7 @@ def test_many_children_are_shown_in_parts_and_found_all_the_same() -> None:
     fresh = Tree(of, "kernel")
     # when
     fresh.search("kernel_1499")
-    found = fresh.next_match(None)
+    found = next_match(fresh, None)
     # then
     assert found is not None
     assert fresh.text(found) == "kernel_1499"
@@ -245,4 +261,4 @@ def test_a_profile_without_stalls_has_no_lines() -> None:
     # then
     assert tree.visible() == []
     assert tree.search("x") == 0
-    assert tree.next_match(None) is None
+    assert next_match(tree, None) is None
