@@ -1,6 +1,6 @@
 """A flame graph as one SVG file: a static picture in any program, with zoom and search where scripts run.
 
-The picture is 1,000 pixels wide. The elements carry the script's data: `data-x` and `data-w` in samples, and texts in
+The root is at the top, as on the page of `--format=html`. The picture is 1,000 pixels wide. The elements carry the script's data: `data-x` and `data-w` in samples, and texts in
 `<title>`, so that untrusted names appear only as XML text. Colours are literal, as programs other than browsers do not
 know CSS variables.
 """
@@ -33,7 +33,7 @@ CLASSES = {kind: f"k{index}" for index, kind in enumerate(CodeKind)}
 
 
 class FlameSvg(Writer):
-    """An interactive flame graph like flamegraph.pl's; an icicle graph if stacks are inverted."""
+    """An interactive flame graph like flamegraph.pl's, with the root at the top."""
 
     def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the picture; frames that are too small are merged per parent, and the head line counts them."""
@@ -41,7 +41,7 @@ class FlameSvg(Writer):
             assert export.cpu is not None
             tree = cpu_tree(export.cpu, options, frame_key)
         else:
-            tree = stall_tree(export.profile, options, frame_key, with_separator=True)
+            tree = stall_tree(export.profile, options, frame_key)
         draw(lay_out(tree, options.percent_limit), export.about, options, out)
 
 
@@ -51,7 +51,7 @@ def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str])
     Args:
         layout: the boxes to draw.
         about: for the title.
-        options: the stack options: the root is at the bottom, or at the top if stacks are inverted.
+        options: the stack options, for the lines above the picture.
         out: receives the text of the file.
     """
     head = list(_head(layout, about, options))
@@ -63,13 +63,12 @@ def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str])
         f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Flame graph">\n'
         f"<title>{title}</title>\n<style>\n{_colours()}{_asset('flame_svg.css')}</style>\n"
         '<rect id="page" width="100%" height="100%"/>\n'
-        f'<g id="frames" data-pad="{_PAD}" data-letter="{_LETTER}" data-inverted="{int(options.inverted)}">\n'
+        f'<g id="frames" data-pad="{_PAD}" data-letter="{_LETTER}" data-top="{top}" data-row="{_ROW}">\n'
     )
     scale = (_WIDTH - 2 * _PAD) / max(layout.total, 1)
     unit = "us" if options.waits else "ns" if options.slices else "samples"
     for depth, row in enumerate(layout.rows):
-        place = depth if options.inverted else len(layout.rows) - 1 - depth
-        out.write(f'<g transform="translate(0,{top + place * _ROW})">\n')
+        out.write(f'<g transform="translate(0,{top + depth * _ROW})">\n')
         out.writelines(_box(box, layout.total, scale, unit) for box in row)
         out.write("</g>\n")
     out.write(f'</g>\n<g id="head"><rect class="cover" width="100%" height="{top - 4}"/>\n{"".join(head)}')
