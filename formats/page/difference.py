@@ -11,9 +11,9 @@ from iaprof.formats.profile import clean
 
 _LONGEST = 2_000  # characters of a name
 _PARTS = Parts(
-    "difference/difference.html",
+    ("difference/difference.html",),
     ("model.js", "about.js", "words.js", "theme.js", "difference/difference.js"),
-    ("page.css", "panels.css", "difference/difference.css"),
+    ("page.css", "panels.css", "difference/difference.css", "print.css"),
 )
 
 

@@ -20,8 +20,9 @@ from iaprof.formats.profile import CodeKind, StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
 _SCRIPTS = (
-    *("model.js", "about.js", "words.js", "theme.js", "heatmap.js", "hosts.js", "picture.js", "flame.js"),
-    *("operators.js", "timeline.js", "kernels.js", "main.js"),
+    *("model.js", "about.js", "words.js", "theme.js", "heatmap.js", "hosts.js", "picture.js"),
+    *("stacks/groups.js", "stacks/colours.js", "stacks/input.js", "stacks/calltree.js", "flame.js", "stacks/strip.js"),
+    *("operators.js", "timeline.js", "kernels.js", "stacks/link.js", "stacks/help.js", "stacks/paper.js", "main.js"),
 )
 _STYLES = ("page.css", "panels.css")
 
@@ -45,14 +46,14 @@ class HtmlPage(Writer):
 class Parts:
     """What a page consists of: names in assets."""
 
-    body: str
+    body: tuple[str, ...]
     scripts: tuple[str, ...]
     styles: tuple[str, ...]
 
 
-_STALLS = Parts("page.html", _SCRIPTS, _STYLES)
+_STALLS = Parts(("page.html", "stacks/help.html"), _SCRIPTS, (*_STYLES, "stacks/stacks.css", "print.css"))
 TIME_LINES = Parts(
-    "traces/traces.html",
+    ("traces/traces.html",),
     (
         "model.js",
         "about.js",
@@ -64,7 +65,7 @@ TIME_LINES = Parts(
         "traces/energy.js",
         "traces/traces.js",
     ),
-    (*_STYLES, "traces/traces.css"),
+    (*_STYLES, "traces/traces.css", "print.css"),
 )
 
 
@@ -82,7 +83,7 @@ def write_page(parts: Parts, title: str, payload: bytes, out: IO[str]) -> None:
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:"
     out.write(
         Template(_asset("frame.html")).substitute(
-            body=_asset(parts.body),
+            body="".join(_asset(name) for name in parts.body),
             title=html.escape(clean(title) or "iaprof"),
             policy=f"{policy}; base-uri 'none'; form-action 'none'",
             script=script,

@@ -102,7 +102,7 @@ function drawFindings(data, element) {
   const model = { data: { about: { warnings: data.warnings.concat(data.about.warnings), facts: data.about.facts.concat(data.notes.length ? groups : []) } } };
   drawAbout(model, element);
   const warnings = element.querySelector(".about-warnings");
-  if (warnings) document.querySelector("header").after(warnings);
+  if (warnings) document.querySelector("header").after(foldable(warnings));
 }
 
 async function openPage() {
