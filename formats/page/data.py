@@ -13,7 +13,7 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -40,12 +40,18 @@ _SHORTEST = 40  # characters: names may have this length however many there are
 _Ints = NDArray[np.int64]
 
 
+def frame_key(frame: Frame) -> Hashable:
+    """Frames with equal keys are merged: a process and its function of the same name stay apart."""
+    return frame.text, frame.kind, frame.module
+
+
 def payload(
     export: Export,
     options: StackOptions,
     panels: Mapping[str, Any],
     most_nodes: int = _MOST_NODES,
     most_entries: int = _MOST_ENTRIES,
+    key: Callable[[Frame], Hashable] = frame_key,
 ) -> bytes:
     """All data of the page, compressed.
 
@@ -55,14 +61,15 @@ def payload(
         panels: the panels' data, as JSON.
         most_nodes: nodes of a tree that are kept.
         most_entries: counts by interval and leaf, per tree.
+        key: frames with equal keys are merged.
     """
     # Kernel listings show offsets; as frames they would be the most numerous and the least useful.
     upright = replace(without_offsets(options), inverted=False)
-    to_pack = [_TreeToPack("stalls", _stalls(export.profile, upright))]
+    to_pack = [_TreeToPack("stalls", _stalls(export.profile, upright, key))]
     if export.by_time is not None:
-        to_pack[0] = replace(to_pack[0], by_time=_stalls(export.by_time, upright))
+        to_pack[0] = replace(to_pack[0], by_time=_stalls(export.by_time, upright, key))
     if export.cpu is not None and len(export.cpu.count):
-        tree = cpu_tree(export.cpu, upright, _key)
+        tree = cpu_tree(export.cpu, upright, key)
         to_pack.append(_TreeToPack("cpu", _KernelTree(tree, np.zeros(len(tree.node), np.int64), ("",))))
     packing = _Packing(_intervals(export), most_nodes, most_entries, options.percent_limit / 100)
     packing.pack(to_pack)
@@ -102,11 +109,6 @@ def _intervals(export: Export) -> int:
     return max(*ends, math.ceil(whole - 1e-6) if whole < _MOST_INTERVALS else 0)
 
 
-def _key(frame: Frame) -> Hashable:
-    """Frames with equal keys are merged: a process and its function of the same name stay apart."""
-    return frame.text, frame.kind, frame.module
-
-
 @dataclass(frozen=True, eq=False)
 class _KernelTree:
     """A tree, and the kernel of each of its rows."""
@@ -138,8 +140,8 @@ class _Samples:
     count: _Ints  # [entries], samples
 
 
-def _stalls(profile: Profile, options: StackOptions) -> _KernelTree:
-    tree = stall_tree(profile, options, _key)
+def _stalls(profile: Profile, options: StackOptions, key: Callable[[Frame], Hashable]) -> _KernelTree:
+    tree = stall_tree(profile, options, key)
     row, _ = np.nonzero(profile.counts)  # the rows of the tree
     names, number = kernels_of_rows(profile)
     return _KernelTree(tree, number[row], names)

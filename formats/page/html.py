@@ -19,10 +19,17 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import CodeKind, StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
+BASE = ("model.js", "about.js", "words.js", "theme.js")
+"""The scripts of every page."""
+STACKS = (
+    *("picture.js", "stacks/groups.js", "stacks/colours.js", "stacks/input.js", "stacks/calltree.js", "flame.js"),
+    *("stacks/link.js", "stacks/help.js", "stacks/paper.js"),
+)
+"""The scripts of pages with a flame graph."""
 _SCRIPTS = (
-    *("model.js", "about.js", "words.js", "theme.js", "heatmap.js", "hosts.js", "picture.js"),
-    *("stacks/groups.js", "stacks/colours.js", "stacks/input.js", "stacks/calltree.js", "flame.js", "stacks/strip.js"),
-    *("operators.js", "timeline.js", "kernels.js", "stacks/link.js", "stacks/help.js", "stacks/paper.js", "main.js"),
+    *BASE,
+    *STACKS,
+    *("stacks/strip.js", "heatmap.js", "hosts.js", "operators.js", "timeline.js", "kernels.js", "main.js"),
 )
 _STYLES = ("page.css", "panels.css")
 
@@ -51,14 +58,11 @@ class Parts:
     styles: tuple[str, ...]
 
 
-_STALLS = Parts(("page.html", "stacks/help.html"), _SCRIPTS, (*_STYLES, "stacks/stacks.css", "print.css"))
+_STALLS = Parts(("page.html", "stacks/panel.html", "below.html", "stacks/help.html"), _SCRIPTS, (*_STYLES, "stacks/stacks.css", "print.css"))
 TIME_LINES = Parts(
     ("traces/traces.html",),
     (
-        "model.js",
-        "about.js",
-        "words.js",
-        "theme.js",
+        *BASE,
         "heatmap.js",
         "traces/busy.js",
         "traces/tracks.js",

@@ -5,7 +5,7 @@ class Flame {
     this.model = model;
     this.source = model.first.source;
     this.inverted = model.first.inverted;
-    this.colouring = "kind";
+    this.colouring = model.first.colouring;
     this.focus = null; // the function of a sandwich view, by its text
     this.viewed = "graph"; // or "tree"
     this.upward = false; // the root is at the bottom
@@ -187,10 +187,14 @@ class Flame {
   // ---- colours
 
   recolour() {
-    this.theme = new FrameColours(this.model, this.tree, this.picture, this.colouring);
+    this.theme = this.chooseColours();
     this.parts.legend.replaceChildren(...this.theme.legend());
     this.draw();
     this.calls.draw();
+  }
+
+  chooseColours() {
+    return new FrameColours(this.model, this.tree, this.picture, this.colouring);
   }
 
   colours(box) {
@@ -330,7 +334,7 @@ class Flame {
 
   /** The kernel that a box is; null: it is none. */
   kernelOf(box) {
-    return box && this.source === "stalls" && this.model.kernels.includes(this.text(box)) ? this.text(box) : null;
+    return box && this.tree.gpu && this.model.kernels.includes(this.text(box)) ? this.text(box) : null;
   }
 
   /** One function: who calls it, and what it calls. */
@@ -371,19 +375,24 @@ class Flame {
   // ---- words
 
   unit(count) {
-    return this.source === "stalls" ? several(count, "stall") : several(count, "CPU sample");
+    return this.tree.gpu ? several(count, "stall") : several(count, "CPU sample");
+  }
+
+  /** What a row of the call tree says beside its share. */
+  number(entry) {
+    return counted(entry.value);
   }
 
   /** The line above the picture: what it is, and of which samples. */
   say() {
     const { parts, model, picture } = this;
-    const what = this.source === "stalls" ? "Where the GPU waited" : "What the CPUs did";
+    const what = this.tree.gpu ? "Where the GPU waited" : "What the CPUs did";
     const [above, below] = this.upward ? ["Below", "Above"] : ["Above", "Below"];
     const how = this.focus !== null
       ? `${above} ${this.focus}: who calls it. ${below}: what it calls.`
       : this.inverted
         ? "From where samples ended to their callers."
-        : this.source === "stalls"
+        : this.tree.gpu
           ? "From the process through the code that launched a kernel to its instructions and why they waited."
           : "From the process to the function that ran.";
     const samples = this.focus === null
@@ -401,7 +410,7 @@ class Flame {
     for (const button of parts.order.querySelectorAll("button"))
       press(button, this.focus === null && (button.value === "inverted") === this.inverted);
     parts.colouring.value = this.colouring;
-    parts.colouring.querySelector("[value=reason]").disabled = this.source !== "stalls";
+    parts.colouring.querySelector("[value=reason]").disabled = !this.tree.gpu;
     this.canvas.setAttribute("aria-label", `Flame graph. ${parts.caption.textContent} Arrow keys move, Enter zooms, S shows callers and callees.`);
   }
 
@@ -434,7 +443,7 @@ class Flame {
       const module = this.model.modules[this.tree.modules[box.frame]];
       lines.push([kind, this.tree.places[box.frame] || module].filter(Boolean).join(" · "));
     }
-    if (this.source === "stalls") {
+    if (this.tree.gpu) {
       const by = [...picture.reasons(box)].map((count, reason) => [count, reason]).filter(([count]) => count);
       by.sort((a, b) => b[0] - a[0]);
       const top = by.slice(0, 3).map(([count, reason]) => `${this.model.reasons[reason]} ${percentOf(count, box.value)}`);

@@ -46,20 +46,7 @@ async function openPage() {
   for (const [id, draw] of [["timeline", drawTimeline], ["kernels", drawKernels], ["about", drawAbout]])
     draw(model, element(id).querySelector("div"));
   document.querySelector("header").after(...[...element("about").querySelectorAll(".about-warnings")].map((list) => foldable(list)));
-  document.addEventListener("keydown", (event) => {
-    if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
-    const { flame, help } = page;
-    if (event.key === "?") help.toggle();
-    else if (help.dialog.open) return;
-    else if (event.key === "/") {
-      flame.parts.search.focus();
-      flame.parts.search.select();
-    } else if (event.key === "t" || event.key === "T") flame.look(flame.viewed === "tree" ? "graph" : "tree");
-    else if ((event.key === "i" || event.key === "I") && flame.viewed === "graph") flame.turn(!flame.upward);
-    else if (event.key === "Escape") flame.back();
-    else return;
-    event.preventDefault();
-  });
+  listenToKeys(page);
   page.link = new Link(model, page.flame);
   followPrinter(page);
   window.iaprof = Object.freeze(page); // for tests and curious readers

@@ -147,7 +147,7 @@ class Model {
     this.modules = payload.modules;
     this.kernels = payload.kernels; // names
     this.notes = payload.notes;
-    this.first = { source: payload.source, inverted: payload.inverted }; // what to show at the beginning
+    this.first = { source: payload.source, inverted: payload.inverted, colouring: "kind" }; // what to show at the beginning
     this.intervalSeconds = payload.intervalSeconds; // 0: nothing is known of when
     this.intervals = payload.intervals;
     this.seconds = this.intervals * this.intervalSeconds;

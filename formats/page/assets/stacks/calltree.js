@@ -230,7 +230,7 @@ class CallTree {
       name.append(patch, text, made("span", "call-label", entry.label));
     }
     const where = box && box.frame >= 0 ? tree.places[box.frame] || flame.model.modules[tree.modules[box.frame]] : "";
-    const cells = [made("span", "call-share", percentOf(entry.value, picture.total)), bar, made("span", "call-samples", counted(entry.value)),
+    const cells = [made("span", "call-share", percentOf(entry.value, picture.total)), bar, made("span", "call-samples", flame.number(entry)),
       made("span", "call-own", own ? percentOf(own, picture.total) : ""), name, made("span", "call-where")];
     if (where) cells[5].append(made("bdi", "", where)); // which is cut at its beginning
     for (const cell of cells) cell.setAttribute("role", "gridcell");

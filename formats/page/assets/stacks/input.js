@@ -1,4 +1,4 @@
-// What the mouse and the keyboard do to a flame graph.
+// What the mouse and the keyboard do to a flame graph, and to the page that it is on.
 
 class FlameInput {
   constructor(flame) {
@@ -96,4 +96,22 @@ class FlameInput {
     event.preventDefault();
     event.stopPropagation();
   }
+}
+
+/** Keys that work wherever the focus is, but for fields in which one types. */
+function listenToKeys(page) {
+  document.addEventListener("keydown", (event) => {
+    if (event.target.closest("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { flame, help } = page;
+    if (event.key === "?") help.toggle();
+    else if (help.dialog.open) return;
+    else if (event.key === "/") {
+      flame.parts.search.focus();
+      flame.parts.search.select();
+    } else if (event.key === "t" || event.key === "T") flame.look(flame.viewed === "tree" ? "graph" : "tree");
+    else if ((event.key === "i" || event.key === "I") && flame.viewed === "graph") flame.turn(!flame.upward);
+    else if (event.key === "Escape") flame.back();
+    else return;
+    event.preventDefault();
+  });
 }

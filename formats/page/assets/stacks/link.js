@@ -25,7 +25,7 @@ class Link {
     put("view", flame.viewed, "graph");
     put("order", flame.inverted ? "leaves" : "callers", model.first.inverted ? "leaves" : "callers");
     put("root", flame.upward ? "bottom" : "top", "top");
-    put("colour", flame.colouring, "kind");
+    put("colour", flame.colouring, model.first.colouring);
     put("without", [...flame.hidden.graph].join(), "");
     put("ungrouped", FRAME_GROUPS.filter((group) => group && !flame.hidden.tree.has(group.key)).map((group) => group.key).join(), "");
     if (flame.focus !== null) found.set("function", flame.tree.texts.indexOf(flame.focus));
@@ -59,7 +59,7 @@ class Link {
     flame.viewed = among("view", ["graph", "tree"], "graph");
     flame.inverted = among("order", ["callers", "leaves"], model.first.inverted ? "leaves" : "callers") === "leaves";
     flame.upward = among("root", ["top", "bottom"], "top") === "bottom";
-    flame.colouring = among("colour", ["kind", "reason", "module"], "kind");
+    flame.colouring = among("colour", [...flame.parts.colouring.options].map((option) => option.value), model.first.colouring);
     flame.hidden.graph = keys("without", new Set());
     const ungrouped = keys("ungrouped", new Set());
     flame.hidden.tree = new Set(FRAME_GROUPS.slice(1).map((group) => group.key).filter((key) => !ungrouped.has(key)));
