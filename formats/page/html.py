@@ -19,11 +19,11 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import CodeKind, StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
-BASE = ("model.js", "about.js", "words.js", "theme.js")
+BASE = ("model.js", "about.js", "words.js", "theme.js", "paper.js")
 """The scripts of every page."""
 STACKS = (
     *("picture.js", "stacks/groups.js", "stacks/colours.js", "stacks/input.js", "stacks/calltree.js", "flame.js"),
-    *("stacks/link.js", "stacks/help.js", "stacks/paper.js"),
+    *("stacks/link.js", "stacks/help.js"),
 )
 """The scripts of pages with a flame graph."""
 _SCRIPTS = (

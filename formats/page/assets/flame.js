@@ -1,4 +1,5 @@
 const FLAME_ROW = 18, FLAME_TEXT = 11, FLAME_LEAST = 0.5; // px
+const HIGHEST_ON_PAPER = 2400; // px
 
 class Flame {
   constructor(model, element) {
@@ -21,7 +22,7 @@ class Flame {
     this.build(element);
     this.input = new FlameInput(this);
     model.on("selection", () => this.renew());
-    model.on("theme", () => this.recolour());
+    model.on("theme", () => [this.resized(), this.recolour()]);
     this.calls = new CallTree(this, element.querySelector("[data-part=calls]"));
     new ResizeObserver(() => this.resized()).observe(this.scroller);
     this.renew();
@@ -172,16 +173,25 @@ class Flame {
     else if (this.upward) this.scroller.scrollTop = this.rows * FLAME_ROW;
   }
 
-  resized() {
+  /** Fits the canvas into the scroller, or makes it as high as paper wants it. */
+  resized(height = 0) {
+    if (!height && document.documentElement.dataset.printing) return;
     const ratio = window.devicePixelRatio || 1;
     this.width = this.scroller.clientWidth;
-    this.height = this.scroller.clientHeight;
+    this.height = height || this.scroller.clientHeight;
     this.canvas.style.width = `${this.width}px`;
     this.canvas.style.height = `${this.height}px`;
     this.canvas.width = Math.round(this.width * ratio);
     this.canvas.height = Math.round(this.height * ratio);
     this.ratio = ratio;
     this.draw();
+  }
+
+  /** Draws all of it, for a print. */
+  forPaper() {
+    this.resized(Math.min(this.rows * FLAME_ROW + 1, HIGHEST_ON_PAPER));
+    this.drawNow();
+    this.calls.drawNow(true);
   }
 
   // ---- colours

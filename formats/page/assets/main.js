@@ -48,7 +48,8 @@ async function openPage() {
   document.querySelector("header").after(...[...element("about").querySelectorAll(".about-warnings")].map((list) => foldable(list)));
   listenToKeys(page);
   page.link = new Link(model, page.flame);
-  followPrinter(page);
+  const drawn = [page.strip, page.heat, page.hosts].filter(Boolean);
+  followPrinter(() => model.tell("theme"), () => [page.flame.forPaper(), ...drawn.map((each) => each.drawNow())]);
   window.iaprof = Object.freeze(page); // for tests and curious readers
   document.documentElement.dataset.ready = "yes";
 }

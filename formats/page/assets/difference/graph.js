@@ -104,6 +104,6 @@ function drawStacks(page, payload) {
   page.help = new Help(model, element("help"));
   listenToKeys(page);
   page.link = new Link(model, page.flame);
-  followPrinter(page);
+  followPrinter(() => model.tell("theme"), () => page.flame.forPaper());
   return () => model.tell("theme");
 }

@@ -3,6 +3,7 @@
 const CALL_ROW = 24, CALL_HEAD = 28; // px
 const FEW_CALLS = 40, LEAST_CALL = 0.02; // how many rows are open at first, and the least share of samples of those that are
 const BRANCH = 16, CHAIN = 5, DEEPEST_INDENT = 420; // px: of one of several callees, of the only one
+const NARROW_TREE = 600; // px: rows are less indented
 
 class CallTree {
   constructor(flame, element) {
@@ -34,7 +35,6 @@ class CallTree {
     this.top = up
       ? [this.entry(root, null, false, "calls"), this.entry(up, null, false, "is called by")]
       : this.entries(flame.picture.on(root), null, false);
-    this.indent(this.top, null);
     this.flatten();
     this.openLargest();
     this.list.scrollTop = 0;
@@ -80,7 +80,6 @@ class CallTree {
     if (!entry.next) {
       const boxes = entry.group ? entry.group.shown : this.flame.picture.on(entry.box);
       entry.next = this.entries(boxes, entry, entry.revealed);
-      this.indent(entry.next, entry);
     }
     return entry.next;
   }
@@ -93,8 +92,10 @@ class CallTree {
   flatten() {
     this.rows = [];
     const waiting = this.top.slice().reverse();
+    this.indent(this.top, null);
     while (waiting.length) {
       const entry = waiting.pop();
+      if (entry.open) this.indent(this.below(entry), entry);
       entry.row = this.rows.length;
       this.rows.push(entry);
       if (entry.open) waiting.push(...this.below(entry).slice().reverse());
@@ -134,7 +135,15 @@ class CallTree {
     const siblings = entry.above ? entry.above.next : this.top;
     const made = this.entries(entry.group.boxes, entry.above, true);
     siblings.splice(siblings.indexOf(entry), 1, ...made);
-    this.indent(siblings, entry.above);
+    const known = new Map(this.below(entry).map((each) => [each.box, each])), waiting = made.slice();
+    while (waiting.length) { // what was open stays open
+      const each = waiting.pop();
+      each.open = entry.open && this.below(each).length > 0;
+      this.below(each).forEach((below, index) => {
+        if (below.revealed) waiting.push(below);
+        else if (known.has(below.box)) each.next[index] = Object.assign(known.get(below.box), { above: each });
+      });
+    }
     this.flatten();
     this.select(made[0]);
     return made;
@@ -215,7 +224,7 @@ class CallTree {
       bar.append(fill);
     }
     const name = made("span", "call-name");
-    name.style.paddingLeft = `${entry.indent}px`;
+    name.style.paddingLeft = `${entry.indent * (this.list.clientWidth < NARROW_TREE ? 0.4 : 1)}px`;
     name.append(made("i", opens ? "call-opener" : "call-end"));
     if (group) {
       const show = made("button", "call-reveal", "show");

@@ -141,6 +141,7 @@ async function openPage() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") view.show();
   });
+  followPrinter(() => told(), () => [page.busy && page.busy.drawAll(), page.tracks.drawAll()]);
   window.iaprof = Object.freeze(page); // for tests and curious readers
   document.documentElement.dataset.ready = "yes";
 }
