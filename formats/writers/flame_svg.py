@@ -61,7 +61,7 @@ def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str])
     out.write(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
         f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Flame graph">\n'
-        f"<title>{title}</title>\n<style>\n{_colours()}{_asset('flame_svg.css')}</style>\n"
+        f"<title>{title}</title>\n<style>\n{_colours()}{_asset('svg/flame.css')}</style>\n"
         '<rect id="page" width="100%" height="100%"/>\n'
         f'<g id="frames" data-pad="{_PAD}" data-letter="{_LETTER}" data-top="{top}" data-row="{_ROW}">\n'
     )
@@ -75,7 +75,7 @@ def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str])
     out.write(f'<g id="legend" transform="translate({_PAD},{top - 27})">{_legend(layout)}</g></g>\n')
     out.write(f'<g transform="translate(0,{height - _FOOT})"><g id="foot"><rect class="cover" width="100%" ')
     out.write(f'height="{_FOOT}"/><text id="details" x="{_PAD}" y="17"> </text><text id="matched" y="17"> </text>')
-    out.write(f"</g></g>\n<script><![CDATA[\n{_asset('flame_svg.js')}]]></script>\n</svg>\n")
+    out.write(f"</g></g>\n<script><![CDATA[\n{_asset('svg/flame.js')}]]></script>\n</svg>\n")
 
 
 def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[str]:
