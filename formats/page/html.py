@@ -58,7 +58,11 @@ class Parts:
     styles: tuple[str, ...]
 
 
-_STALLS = Parts(("page.html", "stacks/panel.html", "below.html", "stacks/help.html"), _SCRIPTS, (*_STYLES, "stacks/stacks.css", "print.css"))
+_STALLS = Parts(
+    ("page.html", "stacks/panel.html", "below.html", "stacks/help.html"),
+    _SCRIPTS,
+    (*_STYLES, "stacks/stacks.css", "print.css"),
+)
 TIME_LINES = Parts(
     ("traces/traces.html",),
     (

@@ -1,8 +1,8 @@
 """A flame graph as one SVG file: a static picture in any program, with zoom and search where scripts run.
 
-The root is at the top, as on the page of `--format=html`. The picture is 1,000 pixels wide. The elements carry the script's data: `data-x` and `data-w` in samples, and texts in
-`<title>`, so that untrusted names appear only as XML text. Colours are literal, as programs other than browsers do not
-know CSS variables.
+The root is at the top, as on the page of `--format=html`. The picture is 1,000 pixels wide. The elements carry the
+script's data: `data-x` and `data-w` in samples, and texts in `<title>`, so that untrusted names appear only as XML
+text. Colours are literal, as programs other than browsers do not know CSS variables.
 """
 
 from __future__ import annotations

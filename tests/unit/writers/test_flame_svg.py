@@ -138,9 +138,7 @@ class TestLayout:
 
     def test_deep_stacks_are_cut_at_the_maximum_depth(self) -> None:
         deep = Launch("app", 42, tuple(f"f{n}" for n in range(3000)))
-        layout = lay_out(
-            stall_tree(profile([Row(0, deep, KERNEL, MOV, 0, counts(tdr=3))]), SHORT, frame_key)
-        )
+        layout = lay_out(stall_tree(profile([Row(0, deep, KERNEL, MOV, 0, counts(tdr=3))]), SHORT, frame_key))
         assert len(layout.rows) == 1002
         assert boxes(layout)[-1] == [("[below 0.01 %]", 0, 3)]
 

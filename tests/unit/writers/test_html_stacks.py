@@ -169,6 +169,30 @@ def test_what_a_hidden_frame_called_is_called_by_its_caller(page: Page) -> None:
     assert row(page, 4) == {"Py_RunMain": 100}
 
 
+@pytest.mark.parametrize(
+    ("group", "kind", "modules"),
+    [
+        ("interpreter", "C", ["python3.11", "python3.13t", "libpython3.12.so.1.0", "libjvm.so", "node", "libruby-3.1.so.3.1"]),
+        ("runtime", "C++", ["libze_loader.so.1", "libigdrcl.so", "libOpenCL.so.1", "libsycl.so.8", "libur_adapter_level_zero.so.0"]),
+        ("runtime", "unknown", ["libigc.so.2", "libtbb.so.12", "libgomp.so.1", "libiomp5.so"]),
+        ("libc", "C", ["libc.so.6", "libc-2.31.so", "ld-linux-x86-64.so.2", "ld-musl-x86_64.so.1", "libstdc++.so.6", "[vdso]"]),
+        ("kernel", "OS kernel", ["[kernel]"]),
+        (None, "C", ["libcuts.so", "libmine.so", "pythonic", "javac-like", "libtorch_cpu.so", "app", "libze.so", ""]),
+        (None, "Python", ["python3.11", ""]),
+        (None, "GPU source", ["libc.so.6"]),
+    ],
+)  # fmt: skip
+def test_a_group_is_known_by_its_modules(page: Page, group: str | None, kind: str, modules: list[str]) -> None:
+    found = page.evaluate(
+        """([kind, modules]) => modules.map((module) => {
+             const groups = new FrameGroups({ kinds: [kind], modules: [module] });
+             return (FRAME_GROUPS[groups.group({ kinds: [0], modules: [0] }, "f", 0)] || { key: null }).key;
+           })""",
+        [kind, modules],
+    )
+    assert dict(zip(modules, found, strict=True)) == dict.fromkeys(modules, group)
+
+
 def test_flames_have_the_root_at_the_bottom(page: Page) -> None:
     tops = "['all', 'python'].map((text, depth) => iaprof.flame.topOf({ depth }))"
     assert page.evaluate(tops) == [0, 18]
@@ -231,8 +255,8 @@ STATE = """({ selection: iaprof.model.selection, kernel: iaprof.model.kernel,
     "actions",
     [
         """iaprof.model.select(1, 2); iaprof.flame.turn(true); iaprof.flame.leaveOut("libc", true);
-           iaprof.flame.enter(iaprof.flame.follow(["python", "7", "Py_RunMain", "py::train"])); iaprof.flame.find("a|b");
-           iaprof.model.selectKernel("matmul")""",
+           iaprof.flame.enter(iaprof.flame.follow(["python", "7", "Py_RunMain", "py::train"]));
+           iaprof.flame.find("a|b"); iaprof.model.selectKernel("matmul")""",
         """iaprof.flame.look("tree"); iaprof.flame.show({ inverted: true, colouring: "reason" });
            iaprof.flame.leaveOut("runtime", false); iaprof.flame.calls.goto(iaprof.flame.follow(["sbid", "send"]))""",
         """iaprof.flame.show({ focus: "nn::step()" })""",
