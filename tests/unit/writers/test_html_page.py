@@ -311,7 +311,7 @@ def test_names_are_bounded() -> None:
 
 def test_the_graph_shows_all_samples_and_their_number(page: Page) -> None:
     assert root(page) == TOTAL
-    assert row(page, 3) == {"main": 105, "other": 3}
+    assert row(page, 3) == {"main": 105, "stall: other": 3}
     assert row(page, 4) == {"nn::train()": 92, "nn::infer()": 13}
     assert "What the GPU's threads did, whole recording: 108 samples" in page.locator("#flame .caption").inner_text()
     assert page.locator("h1").inner_text() == "python train.py"
@@ -407,7 +407,7 @@ def test_leaves_first_begins_where_stacks_end(page: Page) -> None:
     assert row(page, 2) == {"send": 92, "add": 13, "[unknown kernel]": 3}
     label = page.locator("#flame [data-part=canvas]").get_attribute("aria-label")
     assert label is not None
-    assert label.startswith("Flame graph. Where the GPU waited")
+    assert label.startswith("Flame graph. What the GPU's threads did")
 
 
 def test_a_function_shows_its_callers_and_callees(page: Page) -> None:
