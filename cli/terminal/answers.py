@@ -6,12 +6,15 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from iaprof.cli.options.output_format import output_format
 from iaprof.cli.terminal.stdout import open_output, refuse_terminal, utf8_stdout
+
+if TYPE_CHECKING:
+    from iaprof.formats.profile import Profile
 
 FORMATS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
 """By extension: the formats of all answers."""
@@ -91,8 +94,12 @@ class Answers:
         """Returns how many rows an answer has, 0 for all: as many as the user says, or what suits the format."""
         return _USUAL_ROWS.get(self.format, _FEW_ROWS) if limit is None else limit
 
-    def write(self, document: Mapping[str, Any]) -> None:
+    def write(self, document: Mapping[str, Any], both: Profile | None = None) -> None:
         """Writes an answer.
+
+        Args:
+            document: as `--json` prints it.
+            both: the stacks of both sides of a difference, for a page.
 
         Raises:
             IaprofError: it cannot be written.
@@ -109,7 +116,7 @@ class Answers:
             from iaprof.formats.page.difference import write_difference
 
             with open_output(self.output, mode=self.mode) as out:
-                write_difference(document, out)
+                write_difference(document, out, both)
             return
         from iaprof.formats.writers import table_csv, table_parquet
 

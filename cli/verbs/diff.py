@@ -38,6 +38,7 @@ from iaprof.formats.profile import StackOptions
 from iaprof.formats.urls import shown
 
 if TYPE_CHECKING:
+    from iaprof.formats.profile import Profile
     from iaprof.report.facts import Facts
     from iaprof.report.views.difference import Change, Difference
     from iaprof.report.views.ranking import Key
@@ -193,7 +194,7 @@ def diff(
                 difffolded.write(both, stacks, relative, out)
     else:
         facts = [(path.name, report.facts) for path, report in ((old_path, old), (new_path, new))]
-        show(difference(both, by, answers.rows(limit), relative), answers, relative, facts)
+        show(difference(both, by, answers.rows(limit), relative), answers, relative, facts, both=both)
     if not quiet:
         for path, report in ((old_path, old), (new_path, new)):
             say_facts(f"diff {path.name}", report.facts, report.header)
@@ -233,6 +234,7 @@ def show(
     relative: bool,
     facts: Sequence[tuple[str, Facts]] = (),
     chances: Mapping[Key, float] | None = None,
+    both: Profile | None = None,
 ) -> None:
     """Prints a difference.
 
@@ -242,6 +244,7 @@ def show(
         relative: whether it is of shares.
         facts: the name and the facts of each side, for a page.
         chances: how likely an entry changes as much by chance.
+        both: the stacks of both sides, for a page.
     """
     if answers.is_text:
         with utf8_stdout():
@@ -252,7 +255,7 @@ def show(
         document["sides"] = [
             {"name": name, "facts": f"{each.samples_text()}; {matched_text(each).rstrip('; ')}"} for name, each in facts
         ]
-    answers.write(document)
+    answers.write(document, both)
 
 
 def _table(difference: Difference, relative: bool, chances: Mapping[Key, float]) -> Table:

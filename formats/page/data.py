@@ -13,7 +13,7 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -29,6 +29,7 @@ from iaprof.formats.stacks.divided import divided_nodes
 from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
 from iaprof.formats.stacks.viewer_tree import without_offsets
+from iaprof.gpu.intel.reasons import MEANINGS
 
 # Half the maximum per tree: each node that is kept may get one `[N smaller]` child.
 _MOST_NODES = 75_000
@@ -41,12 +42,18 @@ _SHORTEST = 40  # characters: names may have this length however many there are
 _Ints = NDArray[np.int64]
 
 
+def frame_key(frame: Frame) -> Hashable:
+    """Frames with equal keys are merged: a process and its function of the same name stay apart."""
+    return frame.text, frame.kind, frame.module
+
+
 def payload(
     export: Export,
     options: StackOptions,
     panels: Mapping[str, Any],
     most_nodes: int = _MOST_NODES,
     most_entries: int = _MOST_ENTRIES,
+    key: Callable[[Frame], Hashable] = frame_key,
 ) -> bytes:
     """All data of the page, compressed.
 
@@ -56,14 +63,15 @@ def payload(
         panels: the panels' data, as JSON.
         most_nodes: nodes of a tree that are kept.
         most_entries: counts by interval and leaf, per tree.
+        key: frames with equal keys are merged.
     """
     # Kernel listings show offsets; as frames they would be the most numerous and the least useful.
     upright = replace(without_offsets(options), inverted=False)
-    to_pack = [_TreeToPack("stalls", _stalls(export.profile, upright))]
+    to_pack = [_TreeToPack("stalls", _stalls(export.profile, upright, key))]
     if export.by_time is not None:
-        to_pack[0] = replace(to_pack[0], by_time=_stalls(export.by_time, upright))
+        to_pack[0] = replace(to_pack[0], by_time=_stalls(export.by_time, upright, key))
     if export.cpu is not None and len(export.cpu.count):
-        tree = cpu_tree(export.cpu, upright, _key)
+        tree = cpu_tree(export.cpu, upright, key)
         to_pack.append(_TreeToPack("cpu", _KernelTree(tree, np.zeros(len(tree.node), np.int64), ("",))))
     packing = _Packing(_intervals(export), most_nodes, most_entries, options.percent_limit / 100)
     packing.pack(to_pack)
@@ -73,6 +81,7 @@ def payload(
     head = {
         "panels": panels,
         "reasons": list(export.profile.reasons),
+        "meanings": [MEANINGS.get(reason, "") for reason in export.profile.reasons],
         "kinds": list(CodeKind),
         "modules": list(packing.modules),
         "kernels": list(packing.kernels),
@@ -102,11 +111,6 @@ def _intervals(export: Export) -> int:
         ends.append(int(export.cpu.interval.max(initial=-1)) + 1)
     whole = export.about.seconds / export.interval_s
     return max(*ends, math.ceil(whole - 1e-6) if whole < _MOST_INTERVALS else 0)
-
-
-def _key(frame: Frame) -> Hashable:
-    """Frames with equal keys are merged: a process and its function of the same name stay apart."""
-    return frame.text, frame.kind, frame.module
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,8 +144,8 @@ class _Samples:
     count: _Ints  # [entries], samples
 
 
-def _stalls(profile: Profile, options: StackOptions) -> _KernelTree:
-    tree = stall_tree(profile, options, _key)
+def _stalls(profile: Profile, options: StackOptions, key: Callable[[Frame], Hashable]) -> _KernelTree:
+    tree = stall_tree(profile, options, key)
     row, _ = np.nonzero(profile.counts)  # the rows of the tree
     names, number = kernels_of_rows(profile)
     return _KernelTree(tree, number[row], names)

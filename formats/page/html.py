@@ -19,9 +19,18 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import CodeKind, StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
+BASE = ("model.js", "about.js", "words.js", "theme.js", "paper.js")
+"""The scripts of every page."""
+STACKS = (
+    *("picture.js", "stacks/groups.js", "stacks/colours.js", "stacks/input.js", "stacks/calltree.js"),
+    *("stacks/estimates.js", "flame.js"),
+    *("stacks/link.js", "stacks/help.js"),
+)
+"""The scripts of pages with a flame graph."""
 _SCRIPTS = (
-    *("model.js", "about.js", "words.js", "theme.js", "heatmap.js", "hosts.js", "picture.js", "flame.js"),
-    *("operators.js", "timeline.js", "kernels.js", "main.js"),
+    *BASE,
+    *STACKS,
+    *("stacks/strip.js", "heatmap.js", "hosts.js", "operators.js", "timeline.js", "kernels.js", "main.js"),
 )
 _STYLES = ("page.css", "panels.css")
 
@@ -46,26 +55,27 @@ class HtmlPage(Writer):
 class Parts:
     """What a page consists of: names in assets."""
 
-    body: str
+    body: tuple[str, ...]
     scripts: tuple[str, ...]
     styles: tuple[str, ...]
 
 
-_STALLS = Parts("page.html", _SCRIPTS, _STYLES)
+_STALLS = Parts(
+    ("page.html", "stacks/panel.html", "below.html", "stacks/help.html"),
+    _SCRIPTS,
+    (*_STYLES, "stacks/stacks.css", "print.css"),
+)
 TIME_LINES = Parts(
-    "traces/traces.html",
+    ("traces/traces.html",),
     (
-        "model.js",
-        "about.js",
-        "words.js",
-        "theme.js",
+        *BASE,
         "heatmap.js",
         "traces/busy.js",
         "traces/tracks.js",
         "traces/energy.js",
         "traces/traces.js",
     ),
-    (*_STYLES, "traces/traces.css"),
+    (*_STYLES, "traces/traces.css", "print.css"),
 )
 
 
@@ -83,7 +93,7 @@ def write_page(parts: Parts, title: str, payload: bytes, out: IO[str]) -> None:
     policy = f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:"
     out.write(
         Template(_asset("frame.html")).substitute(
-            body=_asset(parts.body),
+            body="".join(_asset(name) for name in parts.body),
             title=html.escape(clean(title) or "iaprof"),
             policy=f"{policy}; base-uri 'none'; form-action 'none'",
             script=script,

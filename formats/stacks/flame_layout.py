@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from iaprof.formats.profile import CodeKind, clean
 from iaprof.formats.stacks.divided import divided_nodes
 from iaprof.formats.stacks.frames import Frame
-from iaprof.formats.stacks.stack_columns import SEPARATOR
 from iaprof.formats.stacks.trees import Tree
 
 SMALLEST = 0.01  # percent of all samples: a tenth of a pixel at a width of 1,000 pixels
@@ -56,7 +55,7 @@ class FlameLayout:
 
 def frame_key(frame: Frame) -> Hashable:
     """Frames with equal keys are merged, as they look the same."""
-    return frame.kind, clean(frame.name), frame is SEPARATOR
+    return frame.kind, clean(frame.name)
 
 
 def lay_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYTES) -> FlameLayout:

@@ -75,22 +75,17 @@ class Tree:
         return found
 
 
-def stall_tree(
-    profile: Profile, options: StackOptions, key: Callable[[Frame], Hashable], with_separator: bool = False
-) -> Tree:
-    """The call tree of a profile's stalls.
+def stall_tree(profile: Profile, options: StackOptions, key: Callable[[Frame], Hashable]) -> Tree:
+    """The call tree of a profile's stalls, without the separator that folded stacks have.
 
     Args:
         profile: the profile.
         options: the stack options; applying `percent_limit` is up to the writer.
         key: frames with equal keys are merged.
-        with_separator: puts a separator between CPU and GPU frames, as in folded stacks.
     """
     row, reason = np.nonzero(profile.counts)
     reason = reason.astype(np.int64)
-    columns = [
-        each for each in stack_columns(profile, options, row, reason) if with_separator or not is_separator(each[0])
-    ]
+    columns = [each for each in stack_columns(profile, options, row, reason) if not is_separator(each[0])]
     counts = profile.counts[row, reason].astype(np.int64)
     rest = (profile.launch[row], profile.device[row], profile.interval[row], reason, counts)
     tree = _tree(columns, options.inverted, key, profile.launches, profile.devices, rest)

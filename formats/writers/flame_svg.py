@@ -1,8 +1,8 @@
 """A flame graph as one SVG file: a static picture in any program, with zoom and search where scripts run.
 
-The picture is 1,000 pixels wide. The elements carry the script's data: `data-x` and `data-w` in samples, and texts in
-`<title>`, so that untrusted names appear only as XML text. Colours are literal, as programs other than browsers do not
-know CSS variables.
+The root is at the top, as on the page of `--format=html`. The picture is 1,000 pixels wide. The elements carry the
+script's data: `data-x` and `data-w` in samples, and texts in `<title>`, so that untrusted names appear only as XML
+text. Colours are literal, as programs other than browsers do not know CSS variables.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Colours(Protocol):
 
 
 class FlameSvg(Writer):
-    """An interactive flame graph like flamegraph.pl's; an icicle graph if stacks are inverted."""
+    """An interactive flame graph like flamegraph.pl's, with the root at the top."""
 
     def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the picture; frames that are too small are merged per parent, and the head line counts them."""
@@ -56,7 +56,7 @@ class FlameSvg(Writer):
             assert export.cpu is not None
             tree, active, divided = cpu_tree(export.cpu, options, frame_key), 0, 0
         else:
-            tree = stall_tree(export.profile, options, frame_key, with_separator=True)
+            tree = stall_tree(export.profile, options, frame_key)
             active, divided = export.profile.active, export.profile.divided_samples
         draw(lay_out(tree, options.percent_limit), export.about, options, out, active, divided)
 
@@ -93,7 +93,7 @@ def draw(
     Args:
         layout: the boxes to draw.
         about: for the title.
-        options: the stack options: the root is at the bottom, or at the top if stacks are inverted.
+        options: the stack options, for the lines above the picture.
         out: receives the text of the file.
         active: samples in which an instruction was issued.
         divided: samples that are divided among stacks.
@@ -106,22 +106,21 @@ def draw(
     out.write(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" '
         f'viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="Flame graph">\n'
-        f"<title>{title}</title>\n<style>\n{colours.rules()}{_asset('flame_svg.css')}</style>\n"
+        f"<title>{title}</title>\n<style>\n{colours.rules()}{_asset('svg/flame.css')}</style>\n"
         '<rect id="page" width="100%" height="100%"/>\n'
-        f'<g id="frames" data-pad="{_PAD}" data-letter="{_LETTER}" data-inverted="{int(options.inverted)}">\n'
+        f'<g id="frames" data-pad="{_PAD}" data-letter="{_LETTER}" data-top="{top}" data-row="{_ROW}">\n'
     )
     scale = (_WIDTH - 2 * _PAD) / max(layout.total, 1)
     unit = "us" if options.waits else "ns" if options.slices else "samples"
     for depth, row in enumerate(layout.rows):
-        place = depth if options.inverted else len(layout.rows) - 1 - depth
-        out.write(f'<g transform="translate(0,{top + place * _ROW})">\n')
+        out.write(f'<g transform="translate(0,{top + depth * _ROW})">\n')
         out.writelines(_box(box, layout.total, scale, unit, colours) for box in row)
         out.write("</g>\n")
     out.write(f'</g>\n<g id="head"><rect class="cover" width="100%" height="{top - 4}"/>\n{"".join(head)}')
     out.write(f'<g id="legend" transform="translate({_PAD},{top - 27})">{_legend(colours.legend(layout))}</g></g>\n')
     out.write(f'<g transform="translate(0,{height - _FOOT})"><g id="foot"><rect class="cover" width="100%" ')
     out.write(f'height="{_FOOT}"/><text id="details" x="{_PAD}" y="17"> </text><text id="matched" y="17"> </text>')
-    out.write(f"</g></g>\n<script><![CDATA[\n{_asset('flame_svg.js')}]]></script>\n</svg>\n")
+    out.write(f"</g></g>\n<script><![CDATA[\n{_asset('svg/flame.js')}]]></script>\n</svg>\n")
 
 
 def _head(layout: FlameLayout, about: About, options: StackOptions, active: int, divided: int) -> Iterator[str]:

@@ -16,6 +16,23 @@ function drawn(tag, attributes) {
   return element;
 }
 
+/** An element of which two lines are shown, until a button asks for all: much that is said must not push pictures away. */
+function foldable(element) {
+  const around = made("div", "foldable folded"), button = made("button", "unfold", "Show all");
+  button.type = "button";
+  button.onclick = () => {
+    const folded = around.classList.toggle("folded");
+    button.textContent = folded ? "Show all" : "Show less";
+    button.setAttribute("aria-expanded", !folded);
+  };
+  button.setAttribute("aria-expanded", "false");
+  around.append(element, button);
+  new ResizeObserver(() => {
+    button.hidden = around.classList.contains("folded") && element.scrollHeight <= element.clientHeight + 1;
+  }).observe(element);
+  return around;
+}
+
 /** Warnings, then groups of facts. */
 function drawAbout(model, element) {
   const about = model.data.about;

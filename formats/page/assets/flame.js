@@ -1,14 +1,18 @@
 const FLAME_ROW = 18, FLAME_TEXT = 11, FLAME_LEAST = 0.5; // px
-const FLAME_MARKED = 0.01; // the part of a box's samples that are divided among stacks: it is marked
-const OTHER_MODULES = 9; // colours that modules have, before the others share one
+const HIGHEST_ON_PAPER = 2400; // px
 
 class Flame {
   constructor(model, element) {
     this.model = model;
     this.source = model.first.source;
     this.inverted = model.first.inverted;
-    this.colouring = "kind";
+    this.colouring = model.first.colouring;
     this.focus = null; // the function of a sandwich view, by its text
+    this.viewed = "graph"; // or "tree"
+    this.upward = false; // the root is at the bottom
+    this.groups = new FrameGroups(model);
+    // Groups of frames that are left out of the graph, and those whose frames the tree shows as one row.
+    this.hidden = { graph: new Set(), tree: new Set(FRAME_GROUPS.slice(1).map((group) => group.key)) };
     this.search = "";
     this.found = null; // frames that match: Uint8Array
     this.cursor = null; // the box that the keyboard is at
@@ -16,9 +20,10 @@ class Flame {
     this.zoomed = null;
     this.view = [0, 1]; // samples from and to which the canvas shows
     this.build(element);
-    model.on("selection", () => this.renew());
-    model.on("active", () => this.renew());
-    model.on("theme", () => this.recolour());
+    this.input = new FlameInput(this);
+    for (const event of ["selection", "active"]) model.on(event, () => this.renew());
+    model.on("theme", () => [this.resized(), this.recolour()]);
+    this.calls = new CallTree(this, element.querySelector("[data-part=calls]"));
     new ResizeObserver(() => this.resized()).observe(this.scroller);
     this.renew();
   }
@@ -28,13 +33,9 @@ class Flame {
   build(element) {
     const get = (name) => element.querySelector(`[data-part=${name}]`);
     this.parts = Object.fromEntries(
-      ["sources", "order", "colouring", "search", "clear", "share", "reset", "whole", "caption", "legend", "details",
-        "sandwich", "kernel", "leave", "activity", "active", "divided"].map((name) => [name, get(name)]));
-    const [said, why] = this.model.divided;
-    if (said) {
-      this.parts.divided.querySelector("summary").textContent = said;
-      this.parts.divided.querySelector("p").textContent = why;
-    }
+      ["sources", "views", "order", "direction", "groups", "colouring", "search", "clear", "share", "reset",
+        "caption", "legend", "details", "sandwich", "kernel", "leave"].map((name) => [name, get(name)]));
+    this.notes = new SampleNotes(this.model, element);
     this.scroller = get("scroller");
     this.spacer = get("spacer");
     this.canvas = get("canvas");
@@ -48,25 +49,21 @@ class Flame {
     }
     for (const button of parts.order.querySelectorAll("button"))
       button.onclick = () => this.show({ inverted: button.value === "inverted", focus: null });
+    for (const button of parts.views.querySelectorAll("button")) button.onclick = () => this.look(button.value);
+    for (const button of parts.direction.querySelectorAll("button"))
+      button.onclick = () => this.turn(button.value === "flames");
     parts.colouring.onchange = () => this.show({ colouring: parts.colouring.value });
     parts.search.oninput = () => this.find(parts.search.value);
     parts.search.onkeydown = (event) => {
       if (event.key === "Escape") this.find(""), canvas.focus(), event.stopPropagation();
-      if (event.key === "Enter") canvas.focus();
+      if (event.key === "Enter") (this.viewed === "tree" ? this.calls.nextMatch() : canvas.focus());
     };
-    parts.active.onchange = () => this.model.showActive(parts.active.checked);
     parts.clear.onclick = () => this.find("");
     parts.reset.onclick = () => this.zoom(null);
-    parts.whole.onclick = () => this.model.select(null);
     parts.sandwich.onclick = () => this.sandwich(this.cursor || this.zoomed);
     parts.kernel.onclick = () => this.model.selectKernel(this.kernelOf(this.cursor || this.zoomed));
     parts.leave.onclick = () => this.show({ focus: null });
     this.scroller.onscroll = () => this.draw();
-    canvas.onpointerdown = (event) => this.grab(event);
-    canvas.onpointermove = (event) => this.hover(event);
-    canvas.onpointerleave = () => this.hoverAt(null);
-    canvas.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
-    canvas.onkeydown = (event) => this.key(event);
     canvas.onblur = () => this.draw();
     canvas.onfocus = () => { // not by a click: what was clicked must stay where it is
       if (!this.cursor && canvas.matches(":focus-visible")) this.goto(this.zoomed || this.picture.root);
@@ -79,14 +76,47 @@ class Flame {
     Object.assign(this, changes);
     if ("colouring" in changes && Object.keys(changes).length === 1) this.recolour();
     else this.renew("source" in changes || "inverted" in changes || "focus" in changes);
+    this.model.tell("shown");
+  }
+
+  /** Changes to the graph or to the tree, and to the same frame there. */
+  look(viewed) {
+    if (viewed === this.viewed) return;
+    const path = this.path(this.cursor || this.zoomed);
+    this.viewed = viewed;
+    this.renew(true);
+    if (path.length) {
+      const box = this.follow(path);
+      if (viewed === "tree") this.calls.goto(box);
+      else this.enter(box);
+    }
+    this.model.tell("shown");
+  }
+
+  /** Has the root at the bottom, or at the top. */
+  turn(upward) {
+    this.upward = upward;
+    this.measure();
+    this.say();
+    this.model.tell("shown");
+  }
+
+  /** Shows the frames of a group, or leaves them out. */
+  leaveOut(key, out) {
+    const keys = this.hidden[this.viewed];
+    if (out) keys.add(key);
+    else keys.delete(key);
+    this.renew();
+    this.model.tell("shown");
   }
 
   /** Makes the picture anew: other samples, another order. Keeps the zoom where the same stack is there. */
   renew(forget = false) {
     const path = forget ? [] : this.path(this.zoomed);
     const { tree, leaves } = this.model.chosen(this.source);
-    this.tree = tree;
-    this.picture = new Picture(tree, leaves, this.inverted, this.focus);
+    this.tree = this.viewed === "tree" ? tree : this.groups.without(tree, this.hidden.graph);
+    if (this.focus !== null && !this.tree.texts.includes(this.focus)) this.focus = null;
+    this.picture = new Picture(this.tree, leaves, this.inverted, this.focus);
     this.cursor = this.hovered = null;
     this.tip.hidden = true;
     this.match();
@@ -95,15 +125,11 @@ class Flame {
     this.zoom(zoomed, false);
     this.recolour();
     this.say();
+    this.calls.renew();
   }
 
   text(box) {
     return box.frame < 0 ? "all" : this.tree.texts[box.frame];
-  }
-
-  /** The name as it is drawn: marked if part of the samples are divided among stacks. */
-  label(box) {
-    return this.picture.divided(box) >= FLAME_MARKED ? `~ ${this.text(box)}` : this.text(box);
   }
 
   path(box) {
@@ -112,12 +138,15 @@ class Flame {
     return texts;
   }
 
+  /** The box at the end of a path of texts, as far as it goes; frames that are left out on either side are passed over. */
   follow(path) {
     let at = this.picture.root;
+    const group = this.groups.of(this.tree);
     for (const text of path) {
-      const next = this.picture.on(at).find((each) => this.text(each) === text && each.value);
-      if (!next) return at;
-      at = next;
+      let row = this.picture.on(at), next;
+      while (row.length && !(next = row.find((each) => this.text(each) === text && each.value)))
+        row = row.filter((each) => group[each.frame]).flatMap((each) => this.picture.on(each));
+      at = next || at;
     }
     return at;
   }
@@ -141,13 +170,16 @@ class Flame {
     this.rows = above + below + 1;
     this.spacer.style.height = `${this.rows * FLAME_ROW + 1}px`;
     this.resized();
-    if (picture.up) this.scroller.scrollTop = above * FLAME_ROW - this.scroller.clientHeight / 2;
+    if (picture.up) this.scroller.scrollTop = (this.upward ? below : above) * FLAME_ROW - this.scroller.clientHeight / 2;
+    else if (this.upward) this.scroller.scrollTop = this.rows * FLAME_ROW;
   }
 
-  resized() {
+  /** Fits the canvas into the scroller, or makes it as high as paper wants it. */
+  resized(height = 0) {
+    if (!height && document.documentElement.dataset.printing) return;
     const ratio = window.devicePixelRatio || 1;
     this.width = this.scroller.clientWidth;
-    this.height = this.scroller.clientHeight;
+    this.height = height || this.scroller.clientHeight;
     this.canvas.style.width = `${this.width}px`;
     this.canvas.style.height = `${this.height}px`;
     this.canvas.width = Math.round(this.width * ratio);
@@ -156,52 +188,29 @@ class Flame {
     this.draw();
   }
 
+  /** Draws all of it, for a print. */
+  forPaper() {
+    this.resized(Math.min(this.rows * FLAME_ROW + 1, HIGHEST_ON_PAPER));
+    this.drawNow();
+    this.calls.drawNow(true);
+  }
+
   // ---- colours
 
   recolour() {
-    const { model, tree } = this;
-    const reason = (index) => colour(`--reason-${index}`);
-    const plain = { fill: colour("--frame-plain"), ink: colour("--ink") };
-    this.theme = {
-      page: colour("--panel"), line: colour("--panel"), plain, ring: colour("--accent"),
-      match: { fill: colour("--match"), ink: colour("--match-ink") }, all: { fill: colour("--frame-all"), ink: colour("--ink") },
-    };
-    const inked = (fill) => ({ fill, ink: inkOn(fill) });
-    this.kindColours = model.kinds.map((_, kind) => ({ fill: colour(`--kind-${kind}`), ink: colour(`--kind-ink-${kind}`) }));
-    this.reasonColours = model.reasons.map((_, index) => inked(reason(index)));
-    this.weights = new Map(); // samples of modules
-    const own = this.picture.sums.own;
-    const used = new Set();
-    for (let node = 1; node < tree.size; node++) {
-      if (!this.picture.sums.total[node]) continue;
-      const frame = tree.frame[node], module = tree.modules[frame];
-      used.add(tree.kinds[frame]);
-      if (module) this.weights.set(module, (this.weights.get(module) || 0) + own[node] + 1e-9 * this.picture.sums.total[node]);
-    }
-    const ranked = [...this.weights].sort((a, b) => b[1] - a[1]).map(([module]) => module);
-    this.moduleColours = new Map(ranked.map((module, rank) => [module, rank < OTHER_MODULES ? inked(reason(rank)) : plain]));
-    const coloured = this.source === "stalls" || this.colouring !== "reason" ? this.colouring : "kind";
-    this.colouringNow = coloured;
-    const items =
-      coloured === "kind" ? model.kinds.map((name, kind) => [name, this.kindColours[kind], used.has(kind)])
-      : coloured === "reason" ? model.reasons.map((name, index) => [name, this.reasonColours[index], this.picture.reasons(this.picture.root)[index] > 0])
-      : [...ranked.slice(0, OTHER_MODULES).map((module) => [model.modules[module], this.moduleColours.get(module), true]),
-        ["others", plain, ranked.length > OTHER_MODULES]];
-    this.parts.legend.replaceChildren(...items.filter(([, , there]) => there).map(([name, { fill }]) => {
-      const item = made("li", "", name), patch = made("i");
-      patch.style.background = fill;
-      item.prepend(patch);
-      return item;
-    }));
+    this.theme = this.chooseColours();
+    this.parts.legend.replaceChildren(...this.theme.legend());
     this.draw();
+    this.calls.draw();
+  }
+
+  chooseColours() {
+    return new FrameColours(this.model, this.tree, this.picture, this.colouring);
   }
 
   colours(box) {
-    if (box.frame < 0) return this.theme.all;
-    if (this.found) return this.found[box.frame] ? this.theme.match : this.theme.plain;
-    if (this.colouringNow === "kind") return this.kindColours[this.tree.kinds[box.frame]];
-    if (this.colouringNow === "reason") return this.reasonColours[this.picture.mainReason(box)];
-    return this.moduleColours.get(this.tree.modules[box.frame]) || this.theme.all;
+    if (this.found && box.frame >= 0) return this.found[box.frame] ? this.theme.match : this.theme.plain;
+    return this.theme.of(box);
   }
 
   // ---- drawing
@@ -215,7 +224,7 @@ class Flame {
   }
 
   drawNow() {
-    if (!this.theme || !this.width) return;
+    if (!this.theme || !this.width || this.viewed === "tree") return;
     const begun = performance.now();
     const { context, picture, scroller } = this;
     const [from, to] = this.view;
@@ -237,7 +246,13 @@ class Flame {
 
   /** Where a box is on the canvas: left, top and width. */
   place(box) {
-    return [(box.begin - this.view[0]) * this.scale, (box.depth + this.above) * FLAME_ROW - this.top, box.value * this.scale];
+    return [(box.begin - this.view[0]) * this.scale, this.topOf(box) - this.top, box.value * this.scale];
+  }
+
+  /** Pixels from the top of the picture to a box. */
+  topOf(box) {
+    const row = box.depth + this.above;
+    return (this.upward ? this.rows - 1 - row : row) * FLAME_ROW;
   }
 
   drawBox(box) {
@@ -252,7 +267,7 @@ class Flame {
       context.fillRect(begin, top, end - begin - gap, FLAME_ROW - 1);
       const letters = Math.floor((end - begin - 8) / this.letter);
       if (letters >= 3) {
-        const text = this.label(box);
+        const text = labelled(this.text(box), this.picture, box);
         context.fillStyle = ink;
         const cut = text[0] === "/" ? `…${text.slice(1 - letters)}` : `${text.slice(0, letters - 1)}…`;
         const shown = text.length <= letters ? text : cut; // of a path, its end
@@ -260,7 +275,7 @@ class Flame {
       }
       this.drawn++;
     }
-    if (box.depth < 0 ? top > 0 : top < this.height) for (const each of this.picture.on(box)) this.drawBox(each);
+    if (box.depth < 0 !== this.upward ? top > 0 : top < this.height) for (const each of this.picture.on(box)) this.drawBox(each);
   }
 
   outline(box, wide) {
@@ -273,7 +288,8 @@ class Flame {
 
   /** The box at a place on the canvas. */
   at(x, y) {
-    const row = Math.floor((y + this.scroller.scrollTop) / FLAME_ROW) - this.above;
+    const fromTop = Math.floor((y + this.scroller.scrollTop) / FLAME_ROW);
+    const row = (this.upward ? this.rows - 1 - fromTop : fromTop) - this.above;
     const samples = this.view[0] + x / this.scale;
     let box = row < 0 ? this.picture.up : this.picture.root;
     if (!box || samples < box.begin || samples >= box.begin + box.value) return null;
@@ -307,6 +323,7 @@ class Flame {
       this.moving = requestAnimationFrame(step);
     }
     this.describe(this.cursor);
+    this.model.tell("shown");
   }
 
   /** Moves the view so that it stays within all samples. */
@@ -320,50 +337,15 @@ class Flame {
     this.draw();
   }
 
-  wheel(event) {
-    const [from, to] = this.view, width = to - from;
-    if (event.ctrlKey || event.metaKey) {
-      const factor = Math.exp(Math.max(Math.min(event.deltaY, 100), -100) * 0.005);
-      const x = event.offsetX / this.width;
-      this.see(from + width * x * (1 - factor), width * factor);
-    } else if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
-      this.see(from + ((event.shiftKey ? event.deltaY || event.deltaX : event.deltaX) / this.width) * width, width);
-    } else return; // the page scrolls
-    event.preventDefault();
-  }
-
-  grab(event) {
-    if (event.button !== 0) return;
-    const { canvas } = this;
-    const x = event.offsetX, [from, to] = this.view;
-    const box = this.at(x, event.offsetY);
-    let dragged = false;
-    const move = (moved) => {
-      if (moved.pointerId !== event.pointerId) return;
-      dragged ||= Math.abs(moved.offsetX - x) > 4;
-      if (dragged && moved.pointerType !== "touch") this.see(from - ((moved.offsetX - x) / this.width) * (to - from), to - from);
-    };
-    const done = (ended) => {
-      canvas.removeEventListener("pointermove", move);
-      canvas.removeEventListener("pointerup", done);
-      canvas.removeEventListener("pointercancel", done);
-      if (ended.type === "pointerup" && !dragged && box) this.enter(box);
-    };
-    canvas.setPointerCapture(event.pointerId);
-    canvas.addEventListener("pointermove", move);
-    canvas.addEventListener("pointerup", done);
-    canvas.addEventListener("pointercancel", done);
-  }
-
   /** Zooms to a box and goes there. */
-  enter(box) {
+  enter(box, smoothly = true) {
     this.cursor = box;
-    this.zoom(box);
+    this.zoom(box, smoothly);
   }
 
   /** The kernel that a box is; null: it is none. */
   kernelOf(box) {
-    return box && this.source === "stalls" && this.model.kernels.includes(this.text(box)) ? this.text(box) : null;
+    return box && this.tree.gpu && this.model.kernels.includes(this.text(box)) ? this.text(box) : null;
   }
 
   /** One function: who calls it, and what it calls. */
@@ -379,6 +361,8 @@ class Flame {
     this.match();
     this.draw();
     this.say();
+    this.calls.draw();
+    this.model.tell("shown");
   }
 
   match() {
@@ -402,37 +386,63 @@ class Flame {
   // ---- words
 
   unit(count) {
-    return this.source === "stalls" ? several(count, "sample") : several(count, "CPU sample");
+    return several(count, this.tree.gpu ? "sample" : "CPU sample");
+  }
+
+  /** What a row of the call tree says beside its share. */
+  number(entry) {
+    return counted(entry.value);
   }
 
   /** The line above the picture: what it is, and of which samples. */
   say() {
     const { parts, model, picture } = this;
-    const what = this.source !== "stalls" ? "What the CPUs did" : model.active ? "What the GPU's threads did" : "Where the GPU's threads waited";
+    const { gpu } = this.tree, what = this.notes.title(gpu);
+    const active = gpu ? this.notes.share(picture, picture.reasons(picture.root)) : "";
+    const [above, below] = this.upward ? ["Below", "Above"] : ["Above", "Below"];
     const how = this.focus !== null
-      ? `Above ${this.focus}: who calls it. Below: what it calls.`
+      ? `${above} ${this.focus}: who calls it. ${below}: what it calls.`
       : this.inverted
-        ? "The top row is where samples ended; below each frame stand its callers."
-        : this.source === "stalls"
-          ? "From the process at the top through the code that launched a kernel down to its instructions and why they waited. Wider means more samples."
-          : "From the process at the top down to the function that ran. Wider means more samples.";
+        ? "From where samples ended to their callers."
+        : this.tree.gpu
+          ? "From the process through the code that launched a kernel to its instructions and why they waited."
+          : "From the process to the function that ran.";
     const samples = this.focus === null
       ? this.unit(picture.total)
       : `${this.unit(picture.root.value)} of ${counted(picture.total)}, ${percentOf(picture.root.value, picture.total)}`;
-    const active = this.source === "stalls" && model.active ? picture.reasons(picture.root)[model.activeReason] : 0;
-    const share = active ? `, ${percentOf(active, picture.root.value)} active` : "";
-    const when = `${model.selection ? range(model.selection) : "whole recording"}: ${samples}${share}`;
-    parts.divided.hidden = this.source !== "stalls" || !model.divided.length;
-    parts.activity.hidden = this.source !== "stalls" || model.activeReason < 0;
-    parts.caption.replaceChildren(made("b", "", `${what}, ${when}. `), how);
-    parts.whole.hidden = !model.selection;
+    const when = `${model.selection ? range(model.selection) : "whole recording"}: ${samples}${active}`;
+    this.notes.show(gpu);
+    parts.caption.replaceChildren(made("b", "", `${what}, ${when}. `), made("span", "", how));
     parts.leave.hidden = this.focus === null;
     for (const button of parts.sources.querySelectorAll("button")) press(button, button.value === this.source);
+    for (const button of parts.views.querySelectorAll("button")) press(button, button.value === this.viewed);
+    for (const button of parts.direction.querySelectorAll("button"))
+      press(button, (button.value === "flames") === this.upward);
+    parts.direction.hidden = parts.reset.hidden = this.scroller.hidden = this.viewed === "tree";
+    this.sayGroups();
     for (const button of parts.order.querySelectorAll("button"))
       press(button, this.focus === null && (button.value === "inverted") === this.inverted);
     parts.colouring.value = this.colouring;
-    parts.colouring.querySelector("[value=reason]").disabled = this.source !== "stalls";
+    parts.colouring.querySelector("[value=reason]").disabled = !this.tree.gpu;
     this.canvas.setAttribute("aria-label", `Flame graph. ${parts.caption.textContent} Arrow keys move, Enter zooms, S shows callers and callees.`);
+  }
+
+  /** The groups that this recording has frames of, as switches. */
+  sayGroups() {
+    const keys = this.groups.present(this.model.chosen(this.source).tree);
+    const { groups } = this.parts;
+    const had = document.activeElement && groups.contains(document.activeElement) ? document.activeElement.value : null;
+    groups.hidden = !keys.length;
+    groups.replaceChildren(made("span", "", "Show"), ...FRAME_GROUPS.filter((group) => group && keys.includes(group.key)).map((group) => {
+      const button = made("button", "", group.name), out = this.hidden[this.viewed].has(group.key);
+      button.type = "button";
+      button.value = group.key;
+      button.title = `${group.title}${out ? "" : ": shown"}`;
+      press(button, !out);
+      button.onclick = () => this.leaveOut(group.key, !out);
+      return button;
+    }));
+    if (had) (groups.querySelector(`[value=${had}]`) || this.canvas).focus();
   }
 
   /** All that is to be said of a box: lines of text, the name first. */
@@ -441,14 +451,14 @@ class Flame {
     const lines = [`${this.unit(box.value)}, ${percentOf(box.value, picture.total)}`];
     const own = picture.own(box);
     if (own && own !== box.value) lines.push(`in itself ${counted(own)}, ${percentOf(own, picture.total)}`);
-    const divided = picture.divided(box);
-    if (divided >= FLAME_MARKED) lines.push(`of which ${percentOf(divided, 1)} divided among stacks (~)`);
+    const division = divisionOf(picture, box);
+    if (division) lines.push(division);
     if (box.frame >= 0) {
       const kind = this.model.kinds[this.tree.kinds[box.frame]];
       const module = this.model.modules[this.tree.modules[box.frame]];
       lines.push([kind, this.tree.places[box.frame] || module].filter(Boolean).join(" · "));
     }
-    if (this.source === "stalls") {
+    if (this.tree.gpu) {
       const by = [...picture.reasons(box)].map((count, reason) => [count, reason]).filter(([count]) => count);
       by.sort((a, b) => b[0] - a[0]);
       const top = by.slice(0, 3).map(([count, reason]) => `${this.model.reasons[reason]} ${percentOf(count, box.value)}`);
@@ -463,73 +473,26 @@ class Flame {
     sandwich.disabled = !shown || shown.frame < 0;
     kernel.hidden = this.kernelOf(shown) === null;
     if (!shown) {
-      details.textContent = "Click a frame to zoom in; drag to pan; Ctrl and wheel to zoom. Keys: arrows, Enter, Escape, S, /";
+      details.textContent = this.viewed === "tree"
+        ? "Click a row to select it, its triangle to open it. Press ? for all keys."
+        : "Click a frame to zoom in, drag to pan. Press ? for all keys.";
       return;
     }
     const [name, ...lines] = this.about(shown);
     details.replaceChildren(made("b", "", name), ` ${lines.join(" · ")}`);
   }
 
-  hover(event) {
-    if (event.pointerType !== "touch" && !event.buttons) this.hoverAt(this.at(event.offsetX, event.offsetY), event);
-  }
-
-  hoverAt(box, event) {
-    if (box !== this.hovered) {
-      this.hovered = box;
-      this.canvas.style.cursor = box ? "pointer" : "default";
-      this.tip.hidden = !box;
-      if (box) {
-        const [name, ...lines] = this.about(box);
-        this.tip.replaceChildren(made("b", "", name), ...lines.map((line) => made("span", "", line)));
-      }
-      this.draw();
-    }
-    if (!box) return;
-    const { offsetWidth: width, offsetHeight: height } = this.tip;
-    const left = Math.min(event.clientX + 12, innerWidth - width - 8);
-    const below = event.clientY + 18 + height < innerHeight;
-    this.tip.style.left = `${Math.max(left, 8)}px`;
-    this.tip.style.top = `${below ? event.clientY + 18 : event.clientY - height - 12}px`;
-  }
-
-  // ---- keyboard
-
   /** Goes to a box: it is told, and scrolled and panned to. */
   goto(box) {
     this.cursor = box;
     this.describe(box);
-    const top = (box.depth + this.above) * FLAME_ROW, { scroller } = this;
+    const top = this.topOf(box), { scroller } = this;
     if (top < scroller.scrollTop) scroller.scrollTop = top;
     if (top + FLAME_ROW > scroller.scrollTop + this.height) scroller.scrollTop = top + FLAME_ROW - this.height;
     const [from, to] = this.view;
     if (box.begin + box.value <= from || box.begin >= to) this.see(box.begin, to - from);
     this.draw();
-  }
-
-  key(event) {
-    const { picture } = this;
-    const at = this.cursor || this.zoomed || picture.root;
-    const on = (box) => picture.on(box).filter((each) => each.value);
-    const siblings = at.above ? on(at.above) : at.depth ? on(picture.up) : [at];
-    const place = siblings.indexOf(at);
-    const moves = {
-      ArrowRight: () => siblings[place + 1],
-      ArrowLeft: () => siblings[place - 1],
-      ArrowDown: () => (at.depth < 0 ? (at.above === picture.up ? picture.root : at.above) : on(at)[0]),
-      ArrowUp: () => (at.depth < 0 ? on(at)[0] : at.above || (picture.up && on(picture.up)[0])),
-      Home: () => picture.root,
-    };
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (moves[event.key]) {
-      const next = moves[event.key]();
-      if (next) this.goto(next);
-    } else if (event.key === "Enter") this.enter(at);
-    else if (event.key === "s" || event.key === "S") this.sandwich(at);
-    else if (event.key === "Escape") this.back();
-    else return;
-    event.preventDefault();
-    event.stopPropagation();
+    this.model.tell("shown");
   }
 
   /** One step back: from a search, a zoom, one function, a range. */
@@ -544,13 +507,4 @@ class Flame {
 
 function press(button, pressed) {
   button.setAttribute("aria-pressed", pressed);
-}
-
-/** Black or white, whichever can be read better on a colour (#rrggbb). */
-function inkOn(fill) {
-  const [red, green, blue] = [1, 3, 5].map((at) => {
-    const share = parseInt(fill.slice(at, at + 2), 16) / 255;
-    return share <= 0.04045 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
-  });
-  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff"; // where both contrasts are one (WCAG)
 }

@@ -101,8 +101,12 @@ class HeatMaps {
   draw() {
     this.pending ||= requestAnimationFrame(() => {
       this.pending = 0;
-      for (const map of this.maps) this.drawMap(map);
+      this.drawNow();
     });
+  }
+
+  drawNow() {
+    for (const map of this.maps) this.drawMap(map);
   }
 
   drawMap(map) {

@@ -9,7 +9,9 @@ function drawTitle(model) {
   if (begun) facts.push(new Date(begun * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }));
   if (length) facts.push(seconds(Number(length.toFixed(2))));
   document.getElementById("subtitle").textContent = facts.filter(Boolean).join("  ·  ");
-  document.getElementById("headline").append(...model.data.about.headline.map((text) => made("span", "", text)));
+  const lines = made("p");
+  lines.append(...model.data.about.headline.map((text) => made("span", "", text)));
+  if (lines.childNodes.length) document.getElementById("headline").append(foldable(lines));
 }
 
 async function openPage() {
@@ -26,27 +28,28 @@ async function openPage() {
   element("notes").hidden = !model.notes.length;
   element("reading").remove();
   element("content").hidden = false;
-  const page = { model, heat: null, hosts: null, flame: null };
+  const page = { model, strip: null, heat: null, hosts: null, flame: null };
   if (model.intervals > 1) {
     element("heat").hidden = false;
     page.heat = new HeatMaps(model, element("heat"));
+    element("times").hidden = false;
+    page.strip = new RangeStrip(model, element("flame"));
   }
   if (model.data.hosts) {
     element("hosts").hidden = false;
     page.hosts = new HostMap(model, element("hosts"));
   }
   page.flame = new Flame(model, element("flame"));
+  page.help = new Help(model, element("help"));
+  element("helping").onclick = () => page.help.toggle();
+  model.data.about.facts.push({ heading: "On this page", facts: statistics(model) });
   for (const [id, draw] of [["timeline", drawTimeline], ["kernels", drawKernels], ["about", drawAbout]])
     draw(model, element(id).querySelector("div"));
-  document.querySelector("header").after(...element("about").querySelectorAll(".about-warnings"));
-  document.addEventListener("keydown", (event) => {
-    const typing = event.target.closest("input, select, textarea");
-    if (event.key === "/" && !typing) {
-      event.preventDefault();
-      page.flame.parts.search.focus();
-      page.flame.parts.search.select();
-    } else if (event.key === "Escape" && !typing) page.flame.back();
-  });
+  document.querySelector("header").after(...[...element("about").querySelectorAll(".about-warnings")].map((list) => foldable(list)));
+  listenToKeys(page);
+  page.link = new Link(model, page.flame);
+  const drawn = [page.strip, page.heat, page.hosts].filter(Boolean);
+  followPrinter(() => model.tell("theme"), () => [page.flame.forPaper(), ...drawn.map((each) => each.drawNow())]);
   window.iaprof = Object.freeze(page); // for tests and curious readers
   document.documentElement.dataset.ready = "yes";
 }

@@ -47,22 +47,7 @@ class Tree {
     this.modules = described.modules; // index into model.modules, of frames
     this.places = described.places; // source file and line, of frames
     this.gpu = described.gpu; // samples have reasons and kernels
-    this.frame = arrays.frame; // of nodes; that of the root means nothing
-    this.depth = arrays.depth;
-    this.size = this.depth.length;
-    this.parent = new Int32Array(this.size).fill(-1);
-    this.end = new Int32Array(this.size);
-    const above = [];
-    for (let node = 0; node < this.size; node++) {
-      const depth = this.depth[node];
-      if (depth) this.parent[node] = above[depth - 1];
-      above[depth] = node;
-    }
-    for (let node = this.size - 1; node >= 0; node--) {
-      if (!this.end[node]) this.end[node] = node + 1;
-      const parent = this.parent[node];
-      if (parent >= 0 && this.end[parent] < this.end[node]) this.end[parent] = this.end[node];
-    }
+    this.setNodes(arrays.frame, arrays.depth); // the root's frame means nothing
     this.leafNode = arrays.leafNode;
     this.leafReason = arrays.leafReason;
     this.leafKernel = arrays.leafKernel;
@@ -78,6 +63,46 @@ class Tree {
     for (let i = 0; i < intervals; i++)
       for (let entry = this.start[i] + 1; entry < this.start[i + 1]; entry++)
         this.entryLeaf[entry] += this.entryLeaf[entry - 1];
+  }
+
+  /** Sets the nodes' frames and depths, and computes their parents and ends. */
+  setNodes(frame, depth) {
+    this.frame = frame;
+    this.depth = depth;
+    this.size = depth.length;
+    this.parent = new Int32Array(this.size).fill(-1);
+    this.end = new Int32Array(this.size);
+    const above = [];
+    for (let node = 0; node < this.size; node++) {
+      if (depth[node]) this.parent[node] = above[depth[node] - 1];
+      above[depth[node]] = node;
+    }
+    for (let node = this.size - 1; node >= 0; node--) {
+      if (!this.end[node]) this.end[node] = node + 1;
+      const parent = this.parent[node];
+      if (parent >= 0 && this.end[parent] < this.end[node]) this.end[parent] = this.end[node];
+    }
+  }
+
+  /** The same samples without some frames (Uint8Array: 1 is left out): what these called is called by their callers. */
+  without(hidden) {
+    const kept = new Uint32Array(this.size); // the new number of each node, or of the nearest caller that stays
+    const frame = [0], depth = [0], divided = [0];
+    for (let node = 1; node < this.size; node++) {
+      const caller = kept[this.parent[node]];
+      if (hidden[this.frame[node]]) kept[node] = caller;
+      else {
+        kept[node] = frame.length;
+        frame.push(this.frame[node]);
+        depth.push(depth[caller] + 1);
+        if (this.divided) divided.push(this.divided[node]);
+      }
+    }
+    const found = Object.assign(Object.create(Tree.prototype), this);
+    found.setNodes(Uint32Array.from(frame), Uint32Array.from(depth));
+    found.leafNode = this.leafNode.map((node) => kept[node]);
+    if (this.divided) found.divided = Uint8Array.from(divided);
+    return found;
   }
 
   /** Samples of each interval, but for those of one reason; -1: of all. */
@@ -121,20 +146,21 @@ class Model {
   constructor(payload) {
     this.data = payload.panels;
     this.reasons = payload.reasons;
+    this.meanings = payload.meanings; // of reasons
     this.kinds = payload.kinds;
     this.modules = payload.modules;
     this.kernels = payload.kernels; // names
     this.notes = payload.notes;
-    this.divided = payload.divided; // what is said of samples that are divided among stacks, and why they are
-    this.first = { source: payload.source, inverted: payload.inverted }; // what to show at the beginning
+    this.first = { source: payload.source, inverted: payload.inverted, colouring: "kind" }; // what to show at the beginning
     this.intervalSeconds = payload.intervalSeconds; // 0: nothing is known of when
     this.intervals = payload.intervals;
     this.seconds = this.intervals * this.intervalSeconds;
     this.selection = null;
     this.kernel = null;
-    this.activeReason = this.reasons.indexOf("active"); // of samples that are no stalls: an instruction was issued
+    this.divided = payload.divided || []; // what is said of samples that are divided among stacks, and why they are
+    this.activeReason = (this.reasons || []).indexOf("active"); // of samples that are no stalls: an instruction was issued
     this.active = true; // these samples are shown
-    this.listeners = { selection: [], kernel: [], theme: [], active: [] };
+    this.listeners = { selection: [], kernel: [], theme: [], shown: [], active: [] };
     this.trees = {};
     for (const [name, described] of Object.entries(payload.trees)) {
       const tree = (this.trees[name] = new Tree(described, this.intervals));
@@ -149,7 +175,7 @@ class Model {
     return this.trees[`${source}Ranges`] || this.trees[source];
   }
 
-  /** Calls fn at every "selection", "kernel", "theme" or "active" that changes. */
+  /** Calls fn at every "selection", "kernel", "theme" or "active" that changes, and when the flame graph shows something else. */
   on(event, fn) {
     this.listeners[event].push(fn);
   }

@@ -71,14 +71,13 @@ def frames_in(svg: str) -> list[ElementTree.Element]:
 
 class TestLayout:
     def test_the_layout_of_a_few_stacks(self) -> None:
-        layout = lay_out(stall_tree(profile(ROWS), SHORT, frame_key, with_separator=True))
+        layout = lay_out(stall_tree(profile(ROWS), SHORT, frame_key))
         assert boxes(layout) == [
             [("all", 0, 100)],
             [("app", 0, 100)],
             [("main", 0, 100)],
             [("ns::idle()", 0, 20), ("run(int)", 20, 80)],
-            [("-", 0, 20), ("do_syscall_64", 20, 80)],
-            [("matmul", 0, 20), ("-", 20, 80)],
+            [("matmul", 0, 20), ("do_syscall_64", 20, 80)],
             [("stall: tdr", 0, 20), ("matmul", 20, 80)],
             [("dot(float)", 20, 60), ("stall: tdr", 80, 20)],
             [("active", 20, 5), ("stall: sbid", 25, 55)],
@@ -87,15 +86,15 @@ class TestLayout:
 
     def test_small_frames_are_merged_per_parent(self) -> None:
         # When stacks below 10 % and 25 % are too small
-        some = lay_out(stall_tree(profile(ROWS), SHORT, frame_key, with_separator=True), 10)
-        more = lay_out(stall_tree(profile(ROWS), SHORT, frame_key, with_separator=True), 25)
+        some = lay_out(stall_tree(profile(ROWS), SHORT, frame_key), 10)
+        more = lay_out(stall_tree(profile(ROWS), SHORT, frame_key), 25)
         # Then rests below the limit have no box, and larger rests of a parent have one
         assert boxes(some)[-1] == [("stall: sbid", 20, 55)]
         assert some.left_out == 1
         assert boxes(more)[3:5] == [[("run(int)", 0, 80)], [("do_syscall_64", 0, 80)]]
         # When siblings are just as small
         rows = [*ROWS, Row(0, LAUNCH, KERNEL, SEND, 0x10, counts(sync=6, send=7))]
-        joined = lay_out(stall_tree(profile(rows), SHORT, frame_key, with_separator=True), 10)
+        joined = lay_out(stall_tree(profile(rows), SHORT, frame_key), 10)
         # Then their sum has a box
         assert boxes(joined)[-1] == [("stall: sbid", 20, 55), ("[below 10 %]", 75, 18)]
 
@@ -109,9 +108,12 @@ class TestLayout:
         Folded().write(made, options, folded)
         stacks = [line.rpartition(" ") for line in folded.getvalue().splitlines()]
         # When it is laid out
-        layout = lay_out(stall_tree(made.profile, options, frame_key, with_separator=True), limit)
-        # Then the boxes equal those made stack by stack
-        plain = [([re.sub(r"_\[[kGg]\]$", "", each) for each in stack.split(";")], int(n)) for stack, _, n in stacks]
+        layout = lay_out(stall_tree(made.profile, options, frame_key), limit)
+        # Then the boxes equal those made stack by stack, without the separator of folded stacks
+        plain = [
+            ([re.sub(r"_\[[kGg]\]$", "", each) for each in stack.split(";") if each != "-"], int(n))
+            for stack, _, n in stacks
+        ]
         for frames, _ in plain:  # folded stacks alone call reasons as they call instructions
             at = 1 if options.inverted else -2
             frames[at] = reason_name(frames[at])
@@ -122,7 +124,7 @@ class TestLayout:
         # Given a thousand instructions, each with one sample more than the previous
         codes = [Code(f"op{n}", ("matmul",), (0,)) for n in range(1000)]
         rows = [Row(0, LAUNCH, KERNEL, code, 0, counts(sbid=n + 1)) for n, code in enumerate(codes)]
-        tree = stall_tree(profile(rows), SHORT_OPS, frame_key, with_separator=True)
+        tree = stall_tree(profile(rows), SHORT_OPS, frame_key)
         # When the file may have some hundred boxes
         layout = lay_out(tree, most_bytes=200_000)
         # Then it has the largest, and one for the others
@@ -139,14 +141,12 @@ class TestLayout:
 
     def test_deep_stacks_are_cut_at_the_maximum_depth(self) -> None:
         deep = Launch("app", 42, tuple(f"f{n}" for n in range(3000)))
-        layout = lay_out(
-            stall_tree(profile([Row(0, deep, KERNEL, MOV, 0, counts(tdr=3))]), SHORT, frame_key, with_separator=True)
-        )
+        layout = lay_out(stall_tree(profile([Row(0, deep, KERNEL, MOV, 0, counts(tdr=3))]), SHORT, frame_key))
         assert len(layout.rows) == 1002
         assert boxes(layout)[-1] == [("[below 0.01 %]", 0, 3)]
 
     def test_an_empty_profile(self) -> None:
-        assert boxes(lay_out(stall_tree(profile([]), SHORT, frame_key, with_separator=True))) == [[("all", 0, 0)]]
+        assert boxes(lay_out(stall_tree(profile([]), SHORT, frame_key))) == [[("all", 0, 0)]]
 
 
 def random_export(seed: int) -> Export:
@@ -202,17 +202,14 @@ class TestFile:
         text = written(export(rows), StackOptions(components=("process", "reason")))
         frames = text[text.index('<g id="frames"') : text.index('<g id="head"')]
         assert frames == (
-            '<g id="frames" data-pad="10" data-letter="7.25" data-inverted="0">\n'
-            '<g transform="translate(0,153)">\n'
+            '<g id="frames" data-pad="10" data-letter="7.25" data-top="102" data-row="17">\n'
+            '<g transform="translate(0,102)">\n'
             '<g class="k0" data-x="0" data-w="40"><title>all (40 samples, 100.00 %)</title>'
             '<rect x="10.00" width="979.50" height="16"/><text x="13.00" y="12">all</text></g>\n'
-            '</g>\n<g transform="translate(0,136)">\n'
+            '</g>\n<g transform="translate(0,119)">\n'
             '<g class="k0" data-x="0" data-w="40"><title>app (40 samples, 100.00 %)</title>'
             '<rect x="10.00" width="979.50" height="16"/><text x="13.00" y="12">app</text></g>\n'
-            '</g>\n<g transform="translate(0,119)">\n'
-            '<g class="k0" data-x="0" data-w="40"><title>- (40 samples, 100.00 %)</title>'
-            '<rect x="10.00" width="979.50" height="16"/><text x="13.00" y="12">-</text></g>\n'
-            '</g>\n<g transform="translate(0,102)">\n'
+            '</g>\n<g transform="translate(0,136)">\n'
             '<g class="k7" data-x="0" data-w="30"><title>stall: sbid (GPU instruction, 30 samples, 75.00 %)</title>'
             '<rect x="10.00" width="734.50" height="16"/><text x="13.00" y="12">stall: sbid</text></g>\n'
             '<g class="k7" data-x="30" data-w="10"><title>stall: tdr (GPU instruction, 10 samples, 25.00 %)</title>'
@@ -349,14 +346,14 @@ class TestInABrowser:
     def test_keyboard(self, page: Page) -> None:
         page.keyboard.press("Tab")
         assert focused(page) == "all"
-        for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowLeft"):
+        for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowLeft"):
             page.keyboard.press(key)
         assert focused(page) == "ns::idle()"
         assert page.text_content("#details") == "ns::idle() (C++, 20 samples, 20.00 %)"
         assert page.evaluate("getComputedStyle(document.activeElement.querySelector('rect')).strokeWidth") == "2.5px"
         page.keyboard.press("Enter")
         assert shown(page)["ns::idle()"] == (10, 990)
-        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowUp")
         assert focused(page) == "main"
         page.keyboard.press("Escape")
         assert shown(page)["ns::idle()"] == (10, 206)
@@ -364,16 +361,27 @@ class TestInABrowser:
         page.keyboard.type("main")
         assert page.text_content("#matched") == "Matched: 100.00 %"
 
-    def test_inverted_stacks_have_the_root_at_the_top(self, browser: Browser, tmp_path: Path) -> None:
-        options = StackOptions(components=SHORT.components, inverted=True)
+    @pytest.mark.parametrize("inverted", [False, True])
+    def test_the_root_is_at_the_top_until_flames_are_chosen(
+        self, browser: Browser, tmp_path: Path, inverted: bool
+    ) -> None:
+        tops = """Array.from(document.querySelectorAll("#frames > g"), (row) => row.getBoundingClientRect().top)"""
+        options = StackOptions(components=SHORT.components, inverted=inverted)
         with opened(browser, saved(tmp_path, written(export(), options))) as page:
-            tops = page.evaluate(
-                """Array.from(document.querySelectorAll("#frames > g"), (row) => row.getBoundingClientRect().top)"""
-            )
-            assert tops == sorted(tops)
+            icicles = page.evaluate(tops)
+            assert icicles == sorted(icicles)
             page.keyboard.press("Tab")
             page.keyboard.press("ArrowDown")
-            assert focused(page) == "stall: sbid"
+            assert focused(page) == ("stall: sbid" if inverted else "app")
+
+            page.get_by_text("Flames").click()
+
+            assert page.evaluate(tops) == icicles[::-1]
+            frame(page, "all")
+            page.keyboard.press("ArrowUp")
+            assert focused(page) == ("stall: sbid" if inverted else "app")
+            page.get_by_text("Icicles").click()
+            assert page.evaluate(tops) == icicles
 
     def test_it_fits_the_window_and_narrow_frames_are_drawn(self, browser: Browser, tmp_path: Path) -> None:
         # Given a frame with a width of a seventh of a pixel
@@ -383,7 +391,7 @@ class TestInABrowser:
             assert shown(page)["all"] == (10, 1390)
             # When the keyboard zooms to it
             page.keyboard.press("Tab")
-            for key in ("ArrowUp", "ArrowUp", "ArrowUp", "ArrowLeft", "ArrowUp", "ArrowUp", "ArrowUp", "ArrowLeft"):
+            for key in ("ArrowDown", "ArrowDown", "ArrowDown", "ArrowLeft", "ArrowDown", "ArrowDown", "ArrowLeft"):
                 page.keyboard.press(key)
             page.keyboard.press("Enter")
             # Then it is readable, also after the window was resized
@@ -392,7 +400,7 @@ class TestInABrowser:
             until(page, "document.documentElement.viewBox.baseVal.width === 800")
             assert shown(page)["stall: sync"][0] == 10
             label = page.locator("#frames > g > g", has_text="sync").locator("text")
-            assert label.text_content() == "sync"
+            assert label.text_content() == "stall: sync"
 
     def test_zoomed_frames_scroll_into_view_between_title_and_details(self, browser: Browser, tmp_path: Path) -> None:
         # Given a picture higher than its window
@@ -401,10 +409,8 @@ class TestInABrowser:
         with opened(browser, saved(tmp_path, text), 1000, 300) as page:
             where = """() => [...["head", "foot"].map((id) => document.getElementById(id)), document.activeElement]
                 .map((each) => each.getBoundingClientRect()).map((each) => [each.top, each.bottom])"""
-            # Then it opens at the root
-            until(page, "window.scrollY + 300 === document.documentElement.height.baseVal.value")
-            # When scrolled to its root and its top
-            for key in ["Tab", *["ArrowUp"] * 34]:
+            # When walked from its root to its last row
+            for key in ["Tab", *["ArrowDown"] * 33]:
                 page.keyboard.press(key)
                 # Then these are visible, and so are title and details
                 until(page, "document.getElementById('head').getBoundingClientRect().top === 0")
@@ -450,7 +456,7 @@ class TestInABrowser:
                     const context = canvas.getContext("2d", { willReadFrequently: true });
                     context.drawImage(image, 0, 0);
                     const at = (x, y) => Array.from(context.getImageData(x, y, 1, 1).data.slice(0, 3));
-                    return [[image.width, image.height], at(3, 3), at(800, image.height - 34 - 3 * 17 - 8)];
+                    return [[image.width, image.height], at(3, 3), at(800, image.height - 34 - 4 * 17 - 8)];
                 }"""
             )
             # Then they have the expected colours

@@ -298,7 +298,7 @@ def samples(begin: int, end: int, first: int) -> int:
 
 def test_the_page_shows_what_was_recorded_and_lost(page: Page) -> None:
     assert page.locator(".about-warnings li").all_inner_texts() == [f"lost while recording: half of {CLEAN}"]
-    assert page.locator(".about-group dd").all_inner_texts() == ["node1", CLEAN, "nothing"]
+    assert page.locator(".about-group dd").all_inner_texts()[:3] == ["node1", CLEAN, "nothing"]
     # The warnings are above all sections.
     assert page.evaluate("document.querySelector('.about-warnings').getBoundingClientRect().bottom") <= page.evaluate(
         "document.querySelector('main section:not([hidden])').getBoundingClientRect().top"

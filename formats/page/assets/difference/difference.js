@@ -115,17 +115,24 @@ class Difference {
 }
 
 async function openPage() {
-  followTheme(() => {});
+  let told = () => {};
+  followTheme(() => told());
   await new Promise((done) => document.addEventListener("DOMContentLoaded", done, { once: true }));
   const element = (id) => document.getElementById(id);
-  const data = await readPayload(element("payload"));
+  const payload = await readPayload(element("payload")), data = payload.panels;
   element("payload").remove();
   document.getElementById("subtitle").textContent = data.sides.map((side) => side.name).join("  →  ");
   element("reading").remove();
   element("content").hidden = false;
   const sides = document.querySelector("[data-part=sides]");
   data.sides.forEach((side) => sides.append(made("dt", "", side.name), made("dd", "", side.facts)));
-  window.iaprof = Object.freeze({ difference: new Difference(data, element("difference")) });
+  const page = { difference: new Difference(data, element("difference")) };
+  if (payload.trees.stalls) {
+    told = drawStacks(page, payload);
+    element("helping").hidden = false;
+    element("helping").onclick = () => page.help.toggle();
+  }
+  window.iaprof = Object.freeze(page); // for tests and curious readers
   document.documentElement.dataset.ready = "yes";
 }
 

@@ -102,7 +102,7 @@ function drawFindings(data, element) {
   const model = { data: { about: { warnings: data.warnings.concat(data.about.warnings), facts: data.about.facts.concat(data.notes.length ? groups : []) } } };
   drawAbout(model, element);
   const warnings = element.querySelector(".about-warnings");
-  if (warnings) document.querySelector("header").after(warnings);
+  if (warnings) document.querySelector("header").after(foldable(warnings));
 }
 
 async function openPage() {
@@ -141,6 +141,7 @@ async function openPage() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") view.show();
   });
+  followPrinter(() => told(), () => [page.busy && page.busy.drawAll(), page.tracks.drawAll()]);
   window.iaprof = Object.freeze(page); // for tests and curious readers
   document.documentElement.dataset.ready = "yes";
 }

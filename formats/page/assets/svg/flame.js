@@ -6,9 +6,9 @@
     ["frames", "head", "foot", "details", "matched"].map((id) => document.getElementById(id));
   const pad = Number(frames.dataset.pad);
   const letter = Number(frames.dataset.letter);
-  const inverted = frames.dataset.inverted === "1";
+  const [top, step] = [Number(frames.dataset.top), Number(frames.dataset.row)];
   const height = svg.viewBox.baseVal.height;
-  const narrowest = 700; // the legend and the tools stand side by side
+  const narrowest = 760; // the legend and the tools stand side by side
   const high = (side) => Number(side.querySelector("rect").getAttribute("height"));
   const percent = (part, whole) => (100 * part / Math.max(whole, 1)).toFixed(2) + " %";
   const boxOf = new Map(); // by element
@@ -28,6 +28,7 @@
   let current = root; // has the focus, or gets it with the next Tab
   let pattern = null;
   let width = 0;
+  let upward = false; // the root is at the bottom
 
   // A letter of East Asia, or a sign as large as one, takes two places.
   const places = (character) => (character.codePointAt(0) >= 0x1100 ? 2 : 1);
@@ -68,6 +69,17 @@
     }
     reset.disabled = zoomed === root;
     count();
+  }
+
+  // Puts the root at the bottom, or at the top, and scrolls to it.
+  function turn(up) {
+    upward = up;
+    [...frames.children].forEach((row, depth) => {
+      row.setAttribute("transform", `translate(0,${top + (up ? rows.length - 1 - depth : depth) * step})`);
+    });
+    direction.textContent = up ? "Icicles" : "Flames";
+    direction.title = up ? "Root at the top" : "Root at the bottom";
+    window.scrollTo(0, up ? height : 0);
   }
 
   function zoom(box) {
@@ -178,7 +190,7 @@
     } else if (event.key === "ArrowLeft" || event.key === "ArrowRight") {
       focus(beside(current, event.key === "ArrowLeft" ? -1 : 1));
     } else if (event.key === "ArrowUp" || event.key === "ArrowDown") {
-      focus((event.key === "ArrowDown") === inverted ? child(current) : parent(current));
+      focus((event.key === "ArrowUp") === upward ? child(current) : parent(current));
     } else {
       return;
     }
@@ -196,7 +208,7 @@
     width = Math.max(svg.getBoundingClientRect().width, narrowest);
     svg.setAttribute("width", width);
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    tools.parentNode.setAttribute("x", width - pad - 330);
+    tools.parentNode.setAttribute("x", width - pad - 400);
     matched.setAttribute("x", width - pad);
     for (const line of head.querySelectorAll("[data-letter]")) {
       line.lastChild.data = cut(line.firstChild.textContent, Math.floor((width - 2 * pad) / line.dataset.letter));
@@ -212,13 +224,14 @@
     return made;
   };
   const place = document.createElementNS(svg.namespaceURI, "foreignObject");
-  place.setAttribute("width", "330");
+  place.setAttribute("width", "400");
   place.setAttribute("height", "26");
   place.setAttribute("y", high(head) - 29);
   head.append(place);
   const tools = make("div", place, { id: "tools" });
   const reset = make("button", tools, { type: "button", title: "Escape" });
   reset.textContent = "Reset zoom";
+  const direction = make("button", tools, { type: "button" });
   const input = make("input", tools, {
     type: "text", placeholder: "Search (Ctrl-F)", "aria-label": "Search, by a regular expression",
     spellcheck: "false", autocomplete: "off",
@@ -234,12 +247,12 @@
   document.addEventListener("focusin", (event) => tell(boxAt(event)));
   document.addEventListener("focusout", () => tell(null));
   reset.addEventListener("click", () => { zoom(root); focus(root); });
+  direction.addEventListener("click", () => turn(!upward));
   input.addEventListener("input", search);
   document.addEventListener("keydown", key);
   window.addEventListener("scroll", stay);
   window.addEventListener("resize", fit);
   point(root);
+  turn(false);
   fit();
-  // To the root: the title stays in sight. There is nothing to scroll before the file is read.
-  if (!inverted) window.addEventListener("load", () => window.scrollTo(0, height));
 })();
