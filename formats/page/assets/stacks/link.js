@@ -1,6 +1,6 @@
 // What is shown as a part of the page's address, after the #: a link that opens the page as it is now.
 
-const LINK_DELAY = 150; // ms without a change, before the address changes
+const LINK_DELAY = 400; // ms without a change, before the address changes
 const LONGEST_SEARCH = 500; // letters of a link's search
 
 class Link {
