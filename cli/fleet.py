@@ -139,7 +139,7 @@ def say_fleet(verb: str, report: FleetReport) -> None:
     say(
         clean(
             f"[ iaprof {verb}: {counted(totals.captures, 'capture')}{left_out}, {facts.records:,} stall records, "
-            f"{facts.stalls:,} samples; {matched_text(facts) if facts.stalls else ''}"
+            f"{facts.samples_text()}; {matched_text(facts) if facts.stalls else ''}"
             f"lost while recording: {', '.join(lost) or 'nothing'} ]"
         )
     )
@@ -186,7 +186,7 @@ def about_fleet(report: FleetReport) -> About:
         seconds=max(ended - begun, 0.0),
         facts=[("Captures", recording), *([("Lost", lost)] if lost else [])],
         warnings=[*_left_out(totals.broken), *([text] if text else [])],
-        headline=[f"{facts.stalls:,} samples", f"{matched_text(facts).rstrip('; ')}"],
+        headline=[facts.samples_text(), f"{matched_text(facts).rstrip('; ')}"],
     )
 
 

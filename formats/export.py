@@ -78,6 +78,45 @@ class Launches:
     gap: float = 0.0  # seconds: the maximum distance between launches of a run
 
 
+@dataclass(frozen=True, slots=True)
+class Track:
+    """A kernel that one stack launches, on one GPU."""
+
+    device: str  # the GPU; "" if unknown
+    kernel: str
+    launch: Launch | None = None  # None: unknown, or several
+
+
+@dataclass(frozen=True, eq=False)
+class Executions:
+    """When samples of kernels were seen: a run is successive reads with samples of a track."""
+
+    tracks: Sequence[Track]
+    track: NDArray[np.int64]  # [n], index into tracks
+    begin: NDArray[np.float64]  # [n], seconds: no sample of the run is older
+    end: NDArray[np.float64]  # [n], seconds: the last read of the run
+    count: NDArray[np.int64]  # [n], samples; those of a track add up to the profile's
+
+    def on(self, host: str) -> Executions:
+        """Returns the same, of a machine of this name."""
+        launches = [each.launch and replace(each.launch, host=host) for each in self.tracks]
+        tracks = [
+            replace(each, device=f"{host} {each.device}".strip(), launch=launch)
+            for each, launch in zip(self.tracks, launches, strict=True)
+        ]
+        return replace(self, tracks=tracks)
+
+    @classmethod
+    def joined(cls, several: Sequence[Executions]) -> Executions:
+        """Returns all runs of several."""
+        import numpy as np
+
+        before = np.cumsum([0, *(len(each.tracks) for each in several)])
+        columns = [np.concatenate([getattr(each, name) for each in several]) for name in ("begin", "end", "count")]
+        track = np.concatenate([each.track + first for each, first in zip(several, before.tolist(), strict=False)])
+        return cls([track for each in several for track in each.tracks], track, *columns)
+
+
 @dataclass(frozen=True, eq=False)
 class OperatorSlices:
     """What a framework did on its threads, from traces: slices of a thread and depth do not overlap."""
@@ -109,6 +148,7 @@ class Export:
     series: Sequence[Series] = ()
     launches: Launches | None = None
     waits: Launches | None = None  # for the GPU, with the waiting functions as `kernels`
+    executions: Executions | None = None
     operators: OperatorSlices | None = None  # in which kernels were launched; None if there is no trace
     hosts: HostTimes | None = None  # samples by host and time of day; None: this is one capture
     listings: Sequence[dict[str, Any]] = ()  # annotated kernels, as in the output of `iaprof annotate --json`

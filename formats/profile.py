@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Self
 
+from iaprof.basics.quantities import counted, percent
+
 if TYPE_CHECKING:  # without NumPy, the registry of formats imports fast
     import numpy as np
     from numpy.typing import NDArray
@@ -117,10 +119,22 @@ class Profile:
     recorded: Mapping[str, WholeStacks] = field(default_factory=dict)
     python: PythonCounts | None = None  # Python frames of the launching stacks of the samples
     recorded_python: Mapping[str, PythonCounts] = field(default_factory=dict)  # the same for all recorded ones
+    divided: NDArray[np.uint64] | None = None
+    """[n], samples of the row for which several stacks can have launched the kernel; None: unknown."""
     energy: NDArray[np.int64] | None = None  # [n], nJ that the GPU used for the row's samples; None: unknown
 
     def __len__(self) -> int:
         return len(self.interval)
+
+    @property
+    def active(self) -> int:
+        """Samples in which the thread issued an instruction."""
+        return sum(int(self.counts[:, at].sum()) for at, reason in enumerate(self.reasons) if reason == ACTIVE)
+
+    @property
+    def divided_samples(self) -> int:
+        """Samples that are divided among launching stacks."""
+        return 0 if self.divided is None else int(self.divided.sum())
 
     def counts_for(self, reasons: Sequence[str]) -> NDArray[np.uint64]:
         """Counts in the order of `reasons`, which must include all of the profile's: uint64[n, len(reasons)]."""
@@ -133,8 +147,8 @@ class Profile:
     def only(self, rows: NDArray[Any]) -> Self:
         """A profile with a subset of the rows: bool[n], or ascending indices int64[m]."""
         names = ("interval", "launch", "kernel", "code", "offset", "counts", "device")
-        energy = None if self.energy is None else self.energy[rows]
-        return replace(self, **{name: getattr(self, name)[rows] for name in names}, energy=energy)
+        known = [name for name in ("divided", "energy") if getattr(self, name) is not None]
+        return replace(self, **{name: getattr(self, name)[rows] for name in (*names, *known)})
 
 
 COMPONENTS = {
@@ -174,6 +188,21 @@ class StackOptions:
 _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
 )
+ACTIVE = "active"
+"""The reason of samples in which the thread issued an instruction: it is no stall."""
+
+
+def reason_name(reason: str) -> str:
+    """The name of a stall reason among other names: instructions are called `send` and `sync`, too."""
+    return reason if reason == ACTIVE else f"stall: {reason}"
+
+
+def samples_text(samples: int, active: int) -> str:
+    """The number of samples and the share that were active: `1,200 samples, 11.1 % active`."""
+    share = f", {percent(active / samples)} active" if active else ""
+    return f"{counted(samples, 'sample')}{share}"
+
+
 UNKNOWN_PROCESS = "[unknown process]"
 UNKNOWN_KERNEL = "[unknown kernel]"
 

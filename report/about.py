@@ -74,7 +74,7 @@ def _headline(found: Inventory, facts: Facts | None) -> Iterator[str]:
     """Yields the most important facts."""
     if facts is not None:
         report_facts = dict(_report_facts(found.parts, facts))
-        yield f"{facts.stalls:,} samples"
+        yield facts.samples_text()
         yield from (
             f"{name}: {report_facts[name]}"
             for name in ("rate", "matched", "stacks", "Python", "unmatched", "unnamed", "energy")
@@ -150,6 +150,8 @@ def _gpu_names(parts: Sequence[Part]) -> str:
 
 def _report_facts(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
     yield "samples", f"{facts.stalls:,} in {counted(facts.records, 'stall record')}"
+    if facts.active:
+        yield "active", f"{percent(facts.active / facts.stalls)} of the samples: an instruction was issued, no stall"
     streams = [stream for part in parts for stream in part.streams]
     if cycles := sorted({stream.rate_cycles for stream in streams if stream.rate_cycles}):
         yield "rate", f"one sample in {' or '.join(f'{each:,}' for each in cycles[:MOST_ROWS])} GPU cycles"
@@ -188,7 +190,7 @@ def _selection_facts(selection: Selection) -> Iterator[Fact]:
         ("kernel", [selection.kernel.pattern] if selection.kernel else ()),
         ("Python function", [selection.python.pattern] if selection.python else ()),
         ("device", selection.devices),
-        ("reason", sorted(selection.reasons)),
+        ("reason", sorted(selection.reasons) if selection.active else ["other than active"]),
         ("cgroup", selection.cgroups),
     ]
     filters = [f"{name} {' or '.join(map(str, values))}" for name, values in chosen if values]
@@ -230,7 +232,7 @@ def _loss_warning(loss: Loss, counts: dict[str, int | None]) -> str:
 
 def _report_warnings(facts: Facts) -> Iterator[str]:
     if not facts.stalls:
-        yield "there are no stalls"
+        yield "there are no samples"
         return
     shares = facts.matched.shares()
     unknown, unlaunched = facts.unknown_kernel / facts.stalls, facts.no_launch / facts.stalls

@@ -61,6 +61,7 @@ def build_export(
     options = resolve_time_range(capture, options)
     large = Needs.TIME in needs and capture.stall_records > _MAX_ROWS_BY_TIME
     whole = replace(options, texts=Needs.LISTINGS in needs, interval_s=0.0 if large else options.interval_s)
+    whole = replace(whole, seen=Needs.LAUNCHES in needs)
     report = build_parts(capture, loader, whole, symbol_options, progress)
     by_time = (
         build_parts(capture, loader, replace(options, merged=True), symbol_options, progress).profile if large else None
@@ -78,6 +79,7 @@ def build_export(
         if Needs.LAUNCHES in needs
         else None,
         waits=wait_runs(capture, options) if Needs.LAUNCHES in needs else None,
+        executions=report.executions,
         operators=operator_slices(capture, options) if Needs.LAUNCHES in needs else None,
         listings=listings,
     )

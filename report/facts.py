@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iaprof.formats.energy import Energy
+from iaprof.formats.export import Executions
 from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import WholeStacks
-from iaprof.formats.profile import Profile
+from iaprof.formats.profile import Profile, samples_text
 from iaprof.report.gpu.module import GpuKernel
 from iaprof.symbols.names.cpu_frames import ModuleNames
 
@@ -46,6 +47,7 @@ class Facts:
 
     records: int = 0  # stall records
     stalls: int = 0  # samples: the sum of all counts
+    active: int = 0  # samples in which the thread issued an instruction
     unknown_kernel: int = 0  # samples in no known kernel
     no_launch: int = 0  # samples in a known kernel without a recorded launch
     matched: Matched = field(default_factory=Matched)
@@ -57,6 +59,10 @@ class Facts:
     problems: dict[str, list[str]] = field(default_factory=dict)  # sentence -> paths of the modules concerned
     cpu_modules: list[CpuModule] = field(default_factory=list)
 
+    def samples_text(self) -> str:
+        """Returns the number of samples and the share that were active: `1,200 samples, 11.1 % active`."""
+        return samples_text(self.stalls, self.active)
+
 
 @dataclass
 class Report:
@@ -66,6 +72,7 @@ class Report:
     facts: Facts
     header: dict[str, Any] = field(default_factory=dict)  # of the capture
     binaries: Sequence[GpuKernel | None] = ()  # the code of each of the profile's kernels; None: unknown
+    executions: Executions | None = None  # None: not asked for, or unknown
 
     def binary(self, kernel: int) -> GpuKernel | None:
         """Returns the code of one of the profile's kernels, by index; None if the capture does not have it."""

@@ -52,6 +52,7 @@ def build_imported(
     )
     facts = Facts(
         stalls=samples,
+        active=profile.active,
         unknown_kernel=samples - matched.kernel,
         no_launch=int(totals[known_kernel & ~known_launch].sum()),
         matched=matched,

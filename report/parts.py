@@ -17,6 +17,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.energy import Energy
+from iaprof.formats.export import Executions
 from iaprof.formats.header.python_counts import PythonCounts, recorded as recorded_python
 from iaprof.formats.header.whole_stacks import WholeStacks, recorded
 from iaprof.formats.profile import Launch, Profile, all_reasons
@@ -138,7 +139,13 @@ def _with_host(report: Report, host: str) -> Report:
     """Adds the host's name to the report's launches and devices, unless it is ""."""
     launches = [launch and replace(launch, host=host) for launch in report.profile.launches]
     devices = [f"{host} {name}".strip() for name in report.profile.devices]
-    return replace(report, profile=replace(report.profile, launches=launches, devices=devices)) if host else report
+    if not host:
+        return report
+    return replace(
+        report,
+        profile=replace(report.profile, launches=launches, devices=devices),
+        executions=report.executions and report.executions.on(host),
+    )
 
 
 def _merge_reports(capture: CaptureReader, reports: list[Report]) -> Report:
@@ -164,6 +171,7 @@ def _merge_reports(capture: CaptureReader, reports: list[Report]) -> Report:
     columns["counts"] = np.concatenate([profile.counts_for(reasons) for profile in profiles])
     facts = _sum_facts([report.facts for report in reports])
     columns["energy"] = np.concatenate([_energy(profile) for profile in profiles])
+    columns["divided"] = np.concatenate([_divided(profile) for profile in profiles])
     order = np.lexsort([columns[name] for name in ("offset", "kernel", "launch", "interval")])
     longest = max((profile.intervals for profile in profiles), key=len)
     begun = begun_ns(capture.header) / 1e9  # the merged header has the first part's clock
@@ -186,11 +194,16 @@ def _merge_reports(capture: CaptureReader, reports: list[Report]) -> Report:
         recorded_python=recorded_python(capture.header),
     )
     binaries: list[GpuKernel | None] = [binary for report in reports for binary in report.binaries]
-    return Report(together, facts, capture.header, binaries)
+    seen = [report.executions for report in reports if report.executions is not None]
+    return Report(together, facts, capture.header, binaries, Executions.joined(seen) if seen else None)
 
 
 def _energy(profile: Profile) -> NDArray[np.int64]:
     return np.zeros(len(profile), np.int64) if profile.energy is None else profile.energy
+
+
+def _divided(profile: Profile) -> NDArray[np.uint64]:
+    return np.zeros(len(profile), np.uint64) if profile.divided is None else profile.divided
 
 
 def _launch_counts(profiles: list[Profile]) -> dict[int, int]:
@@ -211,6 +224,7 @@ def _sum_facts(several: list[Facts]) -> Facts:
     for each in several:
         facts.records += each.records
         facts.stalls += each.stalls
+        facts.active += each.active
         facts.unknown_kernel += each.unknown_kernel
         facts.no_launch += each.no_launch
         facts.cpu_modules += each.cpu_modules

@@ -14,12 +14,13 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.python_counts import recorded as recorded_python
 from iaprof.formats.header.whole_stacks import recorded
+from iaprof.formats.profile import ACTIVE
 from iaprof.gpu.intel.generations import platform_of
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gpu.kernels import SampledKernels
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.join.attribution import Joined
-from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED
+from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED, Method
 from iaprof.report.join.energy import read_energy
 from iaprof.report.join.executions import read_launches
 from iaprof.report.join.instruction_starts import instruction_starts
@@ -27,6 +28,7 @@ from iaprof.report.join.joining import Helper, Task, helping, join
 from iaprof.report.join.memory import return_free_memory
 from iaprof.report.join.named import to_profile
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
+from iaprof.report.join.seen import Seen
 from iaprof.report.join.selection import Selection, begun_ns
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.report.together.operators import read_operators
@@ -46,6 +48,7 @@ class ReportOptions:
     frame_options: FrameOptions = FrameOptions()  # noqa: RUF009 (it is frozen)
     texts: bool = False  # read the text of GPU instructions
     start_ns: int | None = None  # time 0 of the time range and intervals, CLOCK_MONOTONIC; None: the recording's start
+    seen: bool = False  # find when samples of each kernel and stack were seen
     merged: bool = False  # put each kernel's instructions into one row
 
 
@@ -102,7 +105,8 @@ def _build(
     return_free_memory()
     starts = instruction_starts(placed, kernels)
     energy = read_energy(capture, known, row_filter)
-    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged, energy)
+    seen = Seen(selection.reason_mask(reasons_of(known)), len(known)) if options.seen else None
+    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged, energy, seen)
     joined, facts.records = join(capture, task, helper, progress)
     return_free_memory()
     sampled = float(joined.joules.sum())
@@ -113,6 +117,7 @@ def _build(
         joined = joined.only(np.array(matches, bool)[joined.site])
     totals = joined.counts.sum(axis=1).astype(np.int64)
     facts.stalls = int(totals.sum())
+    facts.active = sum(int(joined.counts[:, at].sum()) for at, each in enumerate(reasons_of(known)) if each == ACTIVE)
     unknown = np.array([site.placement is None and not site.kernel_note for site in placed.sites])
     unlaunched = np.array([site.note in (BEFORE_RECORDING, NOT_RECORDED) for site in placed.sites])
     facts.unknown_kernel = int(totals[unknown[joined.site]].sum())
@@ -139,9 +144,13 @@ def _build(
     )
     if energy is not None:
         facts.energy = energy.shared(sampled, float(joined.joules.sum()))
+    has_stack = np.array([bool(site.stack) and not site.note for site in placed.sites])
     profile = replace(
         profile,
         intervals=intervals,
+        divided=np.where(has_stack[joined.site], joined.counts.sum(axis=1) - joined.alone, np.uint64(0))
+        if selection.rule.method is Method.PROPORTIONAL
+        else None,
         energy=None if facts.energy is None else whole_parts(joined.joules, facts.energy.selected),
         gauges=measured,
         matched=facts.matched.shares(),
@@ -150,7 +159,10 @@ def _build(
         python=facts.python,
         recorded_python=recorded_python(capture.header),
     )
-    return Report(profile, facts, capture.header, binaries)
+    executions = None
+    if seen is not None:
+        executions = seen.executions(joined.site, joined.stream, totals, profile, begin_ns)
+    return Report(profile, facts, capture.header, binaries, executions)
 
 
 def _selected(

@@ -92,6 +92,14 @@ def _choice(
             "--reason", metavar="REASON,...", help=f"Of these reasons: {', '.join(REASONS)}.", rich_help_panel=_WHICH
         ),
     ] = None,
+    active: Annotated[
+        bool,
+        typer.Option(
+            "--active/--no-active",
+            help="Samples in which a thread issued an instruction, too, or stalls alone.",
+            rich_help_panel=_WHICH,
+        ),
+    ] = True,
     cgroup: Annotated[
         list[str] | None,
         typer.Option(
@@ -156,6 +164,8 @@ def _choice(
     from iaprof.report.join.executions import StackOf
     from iaprof.report.join.selection import Selection, TimeRange
 
+    if reason is not None and not active:
+        raise UsageError("--reason chooses the reasons, active among them: leave out --no-active")
     if attribution not in _METHODS:
         raise UsageError(f"--attribution takes {', '.join(_METHODS)}, not '{attribution}'")
     if stack_of not in _STACKS_OF:
@@ -174,6 +184,7 @@ def _choice(
         _reasons(words_of(reason, "--reason")),
         tuple(words_of(cgroup, "--cgroup")),
         _pattern(python, "--python"),
+        active,
         StackOf(stack_of),
     )
     return SelectionOptions(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines)

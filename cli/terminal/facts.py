@@ -21,7 +21,7 @@ def say_facts(verb: str, facts: Facts, header: dict[str, Any]) -> None:
     say_problems(facts)
     say(
         clean(
-            f"[ iaprof {verb}: {facts.records:,} stall records, {facts.stalls:,} samples; {_scaled(header)}"
+            f"[ iaprof {verb}: {facts.records:,} stall records, {facts.samples_text()}; {_scaled(header)}"
             f"{matched_text(facts) if facts.stalls else ''}{_recorded(header)}lost while recording: {losses(header)} ]"
         )
     )

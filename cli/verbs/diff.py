@@ -211,8 +211,7 @@ def show(
     document = _as_dict(found, relative, chances or {})
     if answers.format == "html":
         document["sides"] = [
-            {"name": name, "facts": f"{each.stalls:,} samples; {matched_text(each).rstrip('; ')}"}
-            for name, each in facts
+            {"name": name, "facts": f"{each.samples_text()}; {matched_text(each).rstrip('; ')}"} for name, each in facts
         ]
     answers.write(document, both)
 

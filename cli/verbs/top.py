@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from iaprof.cli.terminal.wait_facts import say_waits
 from iaprof.cli.time_lines import check_options, holds_time_lines, show_energy, stage_options
 from iaprof.cli.verbs.top_transfers import say_unrecorded, show_transfers
 from iaprof.cli.verbs.top_waits import BY as WAIT, top_waits
+from iaprof.formats.estimates import MARK, divided_text, is_marked
 from iaprof.formats.writers.json_stacks import stack_ends
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ OF_TIME_LINES = frozenset(
 """The options that a capture of time lines takes, too, with --by energy."""
 TRANSFER = "transfer"
 NJ_PER_J = 10**9
+EXPLAINED = "docs/attribution.md says how they are divided."
+_WIDTH = 100  # of a text that is no row of a table, if no terminal says another
 ALL = (*BY, TRANSFER, WAIT)
 EXAMPLES = """\b
 Examples:
@@ -172,11 +176,14 @@ def _intervals(profile: Profile) -> Iterator[tuple[float, slice]]:
 
 def print_table(ranking: Ranking, energy: Energy | None = None, *, has_processes: bool = True) -> None:
     """Prints the table; with `energy`, it has rows for what no entry has, and the sum of all."""
+    total = ranking.total
     titles = entry_titles(ranking.by, [entry.key for entry in ranking.entries], terminal_width() is not None)
+    if any(map(_is_estimate, (*ranking.entries, ranking.rest))):
+        text = f"{divided_text(total.divided or 0, total.samples)} {EXPLAINED}"
+        print(f"{textwrap.fill(text, terminal_width() or _WIDTH)}\n")
     rows = [(entry, title, "") for entry, title in zip(ranking.entries, titles, strict=True)]
     if ranking.more:
         rows.append((ranking.rest, f"({ranking.more:,} more)", WEAK))
-    total = ranking.total
     if energy is not None:
         nothing = replace(total, reasons=(), counts=(), processes=0, launches=None)
         rows += [(replace(nothing, energy=part), title, WEAK) for part, title in _beside(energy) if part]
@@ -221,7 +228,7 @@ _COLUMNS = (
     _Column(
         "SHARE", lambda entry, total: _percent(entry.energy or 0, total.energy, 1) if total.energy else "", (ENERGY,)
     ),
-    _Column("SAMPLES", lambda entry, _: f"{entry.samples:,}" if entry.reasons else ""),
+    _Column("SAMPLES", lambda entry, total: _samples(entry, total) if entry.reasons else ""),
     _Column("SHARE", lambda entry, total: _percent(entry.samples, total.samples, 1), _OF_SAMPLES),
     _Column("JOULES", lambda entry, _: _joules(entry), _OF_SAMPLES),
     _Column("INCLUSIVE", lambda entry, _: _number(entry.inclusive)),
@@ -229,6 +236,15 @@ _COLUMNS = (
     _Column("LAUNCHES", lambda entry, _: _number(entry.launches)),
     _Column("PROCS", lambda entry, _: f"{entry.processes:,}", ("kernel",)),
 )
+
+
+def _is_estimate(entry: Entry) -> bool:
+    return is_marked(entry.divided or 0, entry.samples)
+
+
+def _samples(entry: Entry, total: Entry) -> str:
+    """The samples, marked if they are an estimate; the total is exact."""
+    return f"{MARK if entry is not total and _is_estimate(entry) else ''}{entry.samples:,}"
 
 
 def _joules(entry: Entry) -> str:
@@ -258,6 +274,7 @@ def ranking_dict(ranking: Ranking) -> dict[str, Any]:
             "processes": entry.processes,
         }
         optional: dict[str, Any] = {"launches": entry.launches, "inclusive": entry.inclusive}
+        optional["divided"] = entry.divided
         optional["joules"] = None if entry.energy is None else entry.energy / NJ_PER_J
         return found | {name: value for name, value in optional.items() if value is not None}
 

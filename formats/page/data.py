@@ -21,9 +21,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.estimates import EXPLANATION, divided_text
 from iaprof.formats.export import Export
 from iaprof.formats.page.kernels import kernels_of_rows
 from iaprof.formats.profile import CodeKind, Profile, StackOptions, clean
+from iaprof.formats.stacks.divided import divided_nodes
 from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
 from iaprof.formats.stacks.viewer_tree import without_offsets
@@ -75,6 +77,7 @@ def payload(
     packing.pack(to_pack)
     if export.by_time is not None:
         packing.notes.append("In a selected range, kernels are not split into instructions: the recording is large.")
+    divided = export.profile.divided_samples
     head = {
         "panels": panels,
         "reasons": list(export.profile.reasons),
@@ -83,6 +86,7 @@ def payload(
         "modules": list(packing.modules),
         "kernels": list(packing.kernels),
         "notes": packing.notes,
+        "divided": [divided_text(divided, int(export.profile.counts.sum())), EXPLANATION] if divided else [],
         "source": "cpu" if options.cpu_samples and "cpu" in packing.trees else "stalls",
         "inverted": options.inverted,
         "intervalSeconds": export.interval_s * packing.step,
@@ -275,7 +279,7 @@ class _Packing:
         total = pruned.total()
         gone = len(tree.parent) - len(pruned.parent) + int(merged.sum())
         share = 100 * int(total[merged].sum()) / max(int(total[0]), 1)
-        what = "CPU samples" if not len(tree.reason) or tree.reason[0] < 0 else "stalls"
+        what = "CPU samples" if not len(tree.reason) or tree.reason[0] < 0 else "GPU samples"
         self.notes.append(
             f"{where}{gone:,} of {len(tree.parent) - 1:,} frames of {what} are summed up as “[N smaller]”, "
             f"with {share:.1f} % of the samples."
@@ -292,6 +296,9 @@ class _Packing:
             "leafKernel": self._numbered(self.kernels, kernels)[samples.kernel],
             "leafCount": samples.total,
         }
+        divided = divided_nodes(tree)
+        if divided.any():  # the part of each node's samples, in 255ths
+            columns["divided"] = np.ceil(255 * divided / np.maximum(tree.total(), 1)).astype(np.int64)
         if self.intervals:
             first = np.concatenate([[True], samples.interval[1:] != samples.interval[:-1]])[: len(samples.leaf)]
             columns["perInterval"] = np.bincount(samples.interval, minlength=-(-self.intervals // self.step))

@@ -22,7 +22,8 @@ from iaprof.formats.writers.writer import Needs, Writer
 BASE = ("model.js", "about.js", "words.js", "theme.js", "paper.js")
 """The scripts of every page."""
 STACKS = (
-    *("picture.js", "stacks/groups.js", "stacks/colours.js", "stacks/input.js", "stacks/calltree.js", "flame.js"),
+    *("picture.js", "stacks/groups.js", "stacks/colours.js", "stacks/input.js", "stacks/calltree.js"),
+    *("stacks/estimates.js", "flame.js"),
     *("stacks/link.js", "stacks/help.js"),
 )
 """The scripts of pages with a flame graph."""

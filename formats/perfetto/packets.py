@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from pyarrow import BinaryArray as Bytes
@@ -41,9 +42,9 @@ def annotation_field(name: str) -> int:
 
 _NAMES = {
     kind: int(pb.InternedData.DESCRIPTOR.fields_by_name[kind].number)
-    for kind in ("event_names", "event_categories", "debug_annotation_names")
+    for kind in ("event_names", "event_categories", "debug_annotation_names", "debug_annotation_string_values")
 }
-EVENT_NAMES, CATEGORIES, ANNOTATION_NAMES = _NAMES
+EVENT_NAMES, CATEGORIES, ANNOTATION_NAMES, TEXTS = _NAMES
 
 
 class PacketWriter:
@@ -128,7 +129,11 @@ class PacketWriter:
         known = self._interned[kind]
         if text not in known:
             known[text] = len(known) + 1
-            getattr(self.packet().interned_data, kind).add(iid=known[text], name=text)
+            entry = getattr(self.packet().interned_data, kind).add(iid=known[text])
+            if kind == TEXTS:
+                entry.str = text.encode()
+            else:
+                entry.name = text
         return known[text]
 
     def intern_all(self, kind: str, iids: NDArray[np.int64], texts: pa.Array) -> None:
@@ -161,7 +166,7 @@ class PacketWriter:
 
         Args:
             name: of the argument.
-            field: of DebugAnnotation: int_value, double_value, bool_value, string_value.
+            field: of DebugAnnotation: uint_value, int_value, double_value, bool_value, string_value, string_value_iid.
             values: numbers as arrays, texts as Arrow's.
             absent: which do not have it; texts that are null do not, either.
         """
@@ -191,23 +196,58 @@ class PacketWriter:
 
     def slices(
         self, track: int, begins: NDArray[np.int64], ends: NDArray[np.int64], names: Sequence[str],
-        argument: str = "", values: NDArray[np.int64] | None = None,
+        category: str = "", more: Sequence[Bytes] = (),
     ) -> None:  # fmt: skip
-        """Writes slices of a track that follow each other, each with an argument, if it is given."""
+        """Writes slices of a track that follow each other, with further fields of each, see columns.py."""
         iids = np.array([self.intern(EVENT_NAMES, name) for name in names], np.int64)
+        self.slices_of(np.full(len(begins), track), begins, ends, iids, category, more)
+
+    def slices_of(
+        self, tracks: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64],
+        names: NDArray[np.int64], category: str = "", more: Sequence[Bytes] = (),
+    ) -> None:  # fmt: skip
+        """Writes slices, those of a track after each other.
+
+        Args:
+            tracks: int64[n].
+            begins: int64[n], ns.
+            ends: int64[n], ns.
+            names: int64[n], numbers of interned names.
+            category: of all of them; "": none.
+            more: further fields, each of n messages.
+        """
+        kind = columns.one(event_field("category_iids"), self.intern(CATEGORIES, category)) if category else b""
         for part in _parts(len(begins)):
             count = len(begins[part])
             is_end = np.arange(2 * count) % 2 == 1
+            begin_only = pa.array(np.arange(2 * count) // 2, mask=is_end)
             times = np.stack([begins[part], ends[part]], axis=1).reshape(-1)
             types = np.where(is_end, pb.TrackEvent.TYPE_SLICE_END, pb.TrackEvent.TYPE_SLICE_BEGIN)
             fields: list[bytes | Bytes] = [
                 columns.numbers(event_field("type"), types),
-                columns.one(event_field("track_uuid"), track),
-                columns.numbers(event_field("name_iid"), np.repeat(iids[part], 2), is_end),
+                columns.numbers(event_field("track_uuid"), np.repeat(tracks[part], 2)),
+                columns.numbers(event_field("name_iid"), np.repeat(names[part], 2), is_end),
+                *([pa.repeat(pa.scalar(kind, pa.binary()), count).take(begin_only)] if kind else []),
+                *(each[part.start : part.stop].take(begin_only) for each in more),
             ]
-            if values is not None:
-                fields.append(self.annotation(argument, "uint_value", np.repeat(values[part], 2), is_end))
             self.events(times, fields)
+
+
+def flows(ids: NDArray[np.int64], count: int, of: NDArray[np.int64], field: str) -> Bytes:
+    """Returns a field of flows of n slices: null where there are none.
+
+    Args:
+        ids: int64[m], numbers of flows.
+        count: n.
+        of: int64[m], the slice that each flow begins or ends at.
+        field: `flow_ids` or `terminating_flow_ids`.
+    """
+    order = np.argsort(of, kind="stable")
+    each = columns.fixed(event_field(field), ids[order].astype(np.uint64))
+    ends = np.searchsorted(of[order], np.arange(count + 1)).astype(np.int32)
+    lists = pa.ListArray.from_arrays(pa.array(ends), each)
+    joined = pc.binary_join(lists, b"")
+    return pc.if_else(pa.array(np.diff(ends) > 0), joined, pa.scalar(None, pa.binary()))
 
 
 def _parts(count: int) -> Iterable[slice]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import CodeKind, clean
+from iaprof.formats.stacks.divided import divided_nodes
 from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.trees import Tree
 
@@ -34,6 +35,7 @@ class Box:
     kind: CodeKind
     x: int  # samples to its left
     width: int  # samples
+    divided: int = 0  # of the samples: divided between this frame and frames beside it
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def lay_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYTE
         percent_limit: frames with a smaller share of all samples, or less than `SMALLEST`, are too small.
         most_bytes: approximate maximum size of a file with the boxes; a higher limit enforces it.
     """
-    totals, depth = tree.total(), tree.depth()
+    totals, depth, divided = tree.total(), tree.depth(), divided_nodes(tree)
     total = int(totals[0])
     limit = max(percent_limit, SMALLEST)
     sizes = np.where(depth <= DEEPEST, totals, 0)
@@ -90,10 +92,9 @@ def lay_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYTE
     # Sorted by parent, as a box needs the position of its parent's box.
     rank = np.array([by_name.get(int(frame), -1) for frame in tree.frame[shown]], np.int64)
     order = shown[np.lexsort((rank, tree.parent[shown]))][1:]
-    for node, parent, frame, width in zip(
-        *(column.tolist() for column in (order, tree.parent[order], tree.frame[order], totals[order])), strict=True
-    ):
-        rows[int(depth[node])].append(Box(names[frame], tree.frames[frame].kind, begin[parent], width))
+    columns = (order, tree.parent[order], tree.frame[order], totals[order], divided[order])
+    for node, parent, frame, width, shared in zip(*(column.tolist() for column in columns), strict=True):
+        rows[int(depth[node])].append(Box(names[frame], tree.frames[frame].kind, begin[parent], width, shared))
         begin[node] = begin[parent]
         begin[parent] += width
     for node in np.flatnonzero(rest).tolist():

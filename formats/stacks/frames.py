@@ -17,6 +17,7 @@ from iaprof.formats.profile import (
     StackOptions,
     clean,
     kernel_name,
+    reason_name,
 )
 
 CPU_GPU_SEPARATOR = "-"
@@ -31,17 +32,18 @@ _NO_NAME = re.compile(r"0x[0-9a-f]+|\[.*\]", re.DOTALL)
 class Frame:
     """A frame of a stack."""
 
-    text: str  # as in folded stacks, with a suffix such as `_[G]`; not cleaned
+    text: str  # with a suffix such as `_[G]`, but for reasons; not cleaned
     kind: CodeKind
     module: str = ""  # path of the CPU code's file; "" if unknown, and for other frames
     file: str = ""  # source file; "" if unknown
     line: int = 0  # 0 if unknown
     name: str = ""  # without the suffix
+    folded: str = ""  # the text in folded stacks; "" if it is `text`
 
     @property
     def on_gpu(self) -> bool:
         """Whether the frame stands for GPU code."""
-        return self.text.endswith(("_[G]", "_[g]"))
+        return (self.folded or self.text).endswith(("_[G]", "_[g]"))
 
 
 def launch_frames(
@@ -135,6 +137,12 @@ def _line_frames(kernel: Kernel, code: Code, _shape: StackOptions) -> list[Frame
 def _instruction_frames(_kernel: Kernel, code: Code, _shape: StackOptions) -> list[Frame]:
     kind = CodeKind.UNKNOWN if code.mnemonic.startswith("[") else CodeKind.INSTRUCTION
     return [Frame(f"{code.mnemonic}_[g]", kind, name=code.mnemonic)]
+
+
+def reason_frame(reason: str) -> Frame:
+    """The frame of a stall reason. Folded stacks call it as they always did, for the scripts that read them."""
+    name = reason_name(reason)
+    return Frame(name, CodeKind.INSTRUCTION, name=name, folded=f"{reason}_[g]")
 
 
 def _file(kernel: Kernel, code: Code, index: int) -> str:

@@ -20,6 +20,7 @@ from iaprof.formats.stacks.frames import (
     Frame,
     gpu_frames,
     launch_frames,
+    reason_frame,
 )
 
 SEPARATOR = Frame(CPU_GPU_SEPARATOR, CodeKind.PROCESS, name=CPU_GPU_SEPARATOR)
@@ -60,10 +61,11 @@ def stack_columns(
         elif components[0] == "interval":
             columns.append(([[frame] for frame in interval_frames(profile.intervals)], profile.interval[row]))
         elif components[0] == "reason":
-            columns.append(([[_of_gpu(name)] for name in profile.reasons], reason))
+            columns.append(([[reason_frame(name)] for name in profile.reasons], reason))
         elif components[0] == "offset":
             offsets, offset_of = np.unique(profile.offset, return_inverse=True)
-            columns.append(([[_of_gpu(f"0x{offset:x}")] for offset in offsets.tolist()], offset_of[row]))
+            frames = [[_offset_frame(offset)] for offset in offsets.tolist()]
+            columns.append((frames, offset_of[row]))
         else:
             columns.append(([[SEPARATOR]], np.zeros(len(row), np.int64)))
     return columns
@@ -75,7 +77,8 @@ def cpu_columns(samples: CpuSamples, options: StackOptions) -> StackColumn:
     return [launch_frames(each, options, components) for each in samples.launches], samples.launch
 
 
-def _of_gpu(text: str) -> Frame:
+def _offset_frame(offset: int) -> Frame:
+    text = f"0x{offset:x}"
     return Frame(f"{text}_[g]", CodeKind.INSTRUCTION, name=text)
 
 

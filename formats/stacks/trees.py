@@ -7,14 +7,16 @@ operations on whole columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import Launch, Profile, StackOptions
-from iaprof.formats.stacks.frames import Frame
+from iaprof.formats.stacks.frames import CPU_COMPONENTS, GPU_COMPONENTS, Frame
 from iaprof.formats.stacks.stack_columns import StackColumn, cpu_columns, is_separator, stack_columns
 
 NO_REASON = -1
@@ -36,6 +38,9 @@ class Tree:
     interval: _Ints  # [rows]
     reason: _Ints  # [rows], index into the profile's reasons; NO_REASON for CPU samples
     count: _Ints  # [rows], samples
+    divided: NDArray[np.float64] | None = None  # [rows], samples of which several stacks can be the launch's; None: no
+    place: _Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """[rows]: divided samples of one number are divided among their stacks: divided.py."""
 
     def own(self) -> _Ints:
         """Samples of the stacks that end in each node: int64[nodes]."""
@@ -45,7 +50,7 @@ class Tree:
         """Samples of the stacks through each node: int64[nodes]."""
         return self.with_callees(self.own())
 
-    def with_callees(self, values: NDArray[np.int64]) -> _Ints:
+    def with_callees(self, values: NDArray[Any]) -> NDArray[Any]:
         """Sums over each node and its descendants.
 
         Args:
@@ -83,7 +88,25 @@ def stall_tree(profile: Profile, options: StackOptions, key: Callable[[Frame], H
     columns = [each for each in stack_columns(profile, options, row, reason) if not is_separator(each[0])]
     counts = profile.counts[row, reason].astype(np.int64)
     rest = (profile.launch[row], profile.device[row], profile.interval[row], reason, counts)
-    return _tree(columns, options.inverted, key, profile.launches, profile.devices, rest)
+    tree = _tree(columns, options.inverted, key, profile.launches, profile.devices, rest)
+    if profile.divided is None:
+        return tree
+    share = profile.divided / np.maximum(profile.counts.sum(axis=1), 1)
+    return replace(tree, divided=share[row] * counts, place=_places(profile, options, row, reason))
+
+
+def _places(profile: Profile, options: StackOptions, row: _Ints, reason: _Ints) -> _Ints:
+    """The number of what is divided among launches: the kernel, with all that the tree has nearer to its root."""
+    walked = options.components[::-1] if options.inverted else options.components
+    before = walked[: max((at for at, each in enumerate(walked) if each in CPU_COMPONENTS), default=0)]
+    columns: list[NDArray[Any]] = [profile.kernel[row]]
+    if any(each in GPU_COMPONENTS for each in before):
+        columns.append(profile.code[row])
+    if "offset" in before:
+        columns.append(profile.offset[row])
+    if "reason" in before:
+        columns.append(reason)
+    return distinct_rows(*columns)[1] if len(columns) > 1 and len(row) else columns[0]
 
 
 def cpu_tree(samples: CpuSamples, options: StackOptions, key: Callable[[Frame], Hashable]) -> Tree:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Hashable, Iterator
 from typing import IO, Any
 
-from iaprof.formats.export import Export, Launches, OperatorSlices, Thread
+from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Thread
 from iaprof.formats.profile import StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
@@ -31,20 +31,20 @@ class Chrome(Writer):
         other_data = {"command": about.command, "host": about.host, "gpus": about.gpus, "begun": about.begun}
         out.write(f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(other_data)},\n"traceEvents": [')
         separator = "\n"
-        for event in _events(export):
+        for event in _events(export, options):
             out.write(separator + json.dumps(event))
             separator = ",\n"
         out.write("\n]}\n")
 
 
-def _events(export: Export) -> Iterator[Event]:
+def _events(export: Export, options: StackOptions) -> Iterator[Event]:
     # Imported here, so that the registry of formats loads without NumPy.
     from iaprof.formats.writers.timeline import cpu_samples, per_interval, stalls, unit
 
     yield _about("process_name", _COUNTERS, 0, name="GPU")
     yield _about("process_sort_index", _COUNTERS, 0, sort_index=-1)
     for found in stalls(export):
-        name = per_interval(export, f"stalls {found.place}".strip())
+        name = per_interval(export, f"GPU samples {found.place}".strip())
         for second, counts in zip(found.seconds.tolist(), found.counts.tolist(), strict=True):
             yield _counter(name, second, {"samples": sum(counts)})
             yield _counter(f"{name}, by reason", second, dict(zip(found.names, counts, strict=True)))
@@ -57,6 +57,8 @@ def _events(export: Export) -> Iterator[Event]:
         for second, (count,) in zip(cpu.seconds.tolist(), cpu.counts.tolist(), strict=True):
             yield _counter(per_interval(export, "CPU samples"), second, {"samples": count})
     numbers = _Numbers(), _Numbers()
+    if export.executions is not None:
+        yield from _executions(export.executions, export.launches, options, *numbers)
     if export.operators is not None:
         yield from _operators(export.operators, *numbers)
     if export.launches is not None:
@@ -91,6 +93,44 @@ def _runs(launches: Launches, what: str, pids: _Numbers, tids: _Numbers) -> Iter
                 "dur": round(_microseconds(end) - time, 3),
                 "args": {what: count},
             }
+
+
+def _executions(
+    executions: Executions, launches: Launches | None, options: StackOptions, pids: _Numbers, tids: _Numbers
+) -> Iterator[Event]:
+    """When kernels were seen on GPUs: a thread for each stack that launches one, and flows from its launches."""
+    from iaprof.formats.writers.timeline import ends_of, launch_runs_of, process_text, stack_text
+
+    known = []
+    for number, track in enumerate(executions.tracks):
+        pid = pids.of(("GPU", track.device), 0)
+        tid = tids.of(("GPU", number), 0)
+        kernel, process = clean(track.kernel), process_text(track.launch)
+        known.append(
+            ({"name": kernel, "cat": "gpu", "pid": pid, "tid": tid}, process, stack_text(track.launch, options))
+        )
+        yield _about("process_name", pid, 0, name=f"GPU kernels {clean(track.device)}".strip())
+        yield _about("process_sort_index", pid, 0, sort_index=-1)
+        yield _about("thread_name", pid, tid, name=f"{kernel}, launched by {process}")
+    sources = [-1] * len(executions.track)
+    if launches is not None:
+        sources = launch_runs_of(executions, launches).tolist()
+    columns = (executions.track, executions.begin, ends_of(executions), executions.count)
+    for flow, (source, number, begin, end, count) in enumerate(
+        zip(sources, *(column.tolist() for column in columns), strict=True)
+    ):
+        same, process, stack = known[number]
+        time = _microseconds(begin)
+        args = {"samples": count, "process": process, "stack": stack}
+        yield {**same, "ph": "X", "ts": time, "dur": round(_microseconds(end) - time, 3), "args": args}
+        if source >= 0 and launches is not None:
+            thread, kernel_of = int(launches.thread[source]), int(launches.kernel[source])
+            of = launches.threads[thread]
+            pid = pids.of((of.host, of.pid), of.pid)
+            tid = tids.of(("launches", thread, kernel_of), of.tid)
+            flow_ = {"name": "launch", "cat": "launches", "id": flow}
+            yield {**flow_, "ph": "s", "pid": pid, "tid": tid, "ts": _microseconds(float(launches.begin[source]))}
+            yield {**flow_, "ph": "f", "bp": "e", "pid": same["pid"], "tid": same["tid"], "ts": time}
 
 
 def _operators(operators: OperatorSlices, pids: _Numbers, tids: _Numbers) -> Iterator[Event]:

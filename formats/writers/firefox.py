@@ -1,6 +1,6 @@
 """The Firefox Profiler's processed profile format (https://profiler.firefox.com), as JSON.
 
-Version 61, of April 2026, as docs-developer/CHANGELOG-formats.md and src/types/profile.ts of firefox-devtools/profiler
+Version 63, of 2026, as docs-developer/CHANGELOG-formats.md and src/types/profile.ts of firefox-devtools/profiler
 describe it; the profiler upgrades older versions. Each process has a thread for stalls and one for CPU samples; all
 threads share the tables of stacks, frames and functions.
 
@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from iaprof import __version__
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch, Profile, StackOptions, clean
+from iaprof.formats.firefox_marks import SCHEMAS, Markers, counters, process_key
+from iaprof.formats.profile import CodeKind, Profile, StackOptions, clean, reason_name
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.stacks.viewer_tree import stalls_by_time, viewer_tree, without_components, without_offsets
 from iaprof.formats.writers.writer import Needs, Writer
 
-_VERSION = 61
+_VERSION = 63
 _GECKO_VERSION = 34  # current at that time; nothing here depends on it
 _COLORS = {  # the profiler's nearest colours to formats/stacks/palette.py; it uses grey for "no category"
     CodeKind.UNKNOWN: "grey",
@@ -44,7 +45,7 @@ _COLORS = {  # the profiler's nearest colours to formats/stacks/palette.py; it u
 _CATEGORY = {kind: number for number, kind in enumerate(_COLORS)}
 _LIBRARY = 1  # the profiler's number for this type of resource
 _FULL = 1e9  # "CPU" units per ms in the busiest interval, enough to resolve the shortest stack
-_STALLS = "GPU stalls"
+_STALLS = "GPU samples"
 _OF_PROCESSES = ("host", "process", "pid")
 _Ints = NDArray[np.int64]
 
@@ -52,7 +53,7 @@ _Ints = NDArray[np.int64]
 class Firefox(Writer):
     """Stalls and CPU samples over time, as tracks of each process."""
 
-    needs = Needs.TIME | Needs.CPU
+    needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES
     interval_s = 0.05  # shorter intervals enlarge the file, and a screen shows some hundred
 
     def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
@@ -63,22 +64,44 @@ class Firefox(Writer):
             sources.append((_STALLS, *stalls_by_time(export, without_offsets(options))))
         if export.cpu is not None:
             sources.append(("CPU samples", export.cpu, options))
-        tables = _Tables(export.profile.reasons if "reason" in options.components else ())
+        reasons = [reason_name(reason) for reason in export.profile.reasons]
+        tables = _Tables(reasons if "reason" in options.components else ())
         threads = []
         for name, source, its_options in sources:
             tree = viewer_tree(source, without_components(its_options, _OF_PROCESSES), _key)
             threads += _threads(name, tree, tables.stacks(tree), length_s * 1e3)
+        _add_markers(threads, export, options, tables)
         _sort_threads(threads)
+        pid = threads[0]["pid"] if threads else ""
         json.dump(
             {
-                "meta": _meta(export.about, export.profile.reasons, length_s * 1e3) | _initial_view(threads),
+                "meta": _meta(export.about, reasons, length_s * 1e3) | _initial_view(threads),
                 "libs": tables.libs,
                 "shared": tables.shared(),
                 "threads": threads,
+                "counters": counters(export.series, pid) if threads else [],
             },
             out,
         )
         out.write("\n")
+
+
+def _add_markers(threads: list[dict[str, Any]], export: Export, options: StackOptions, tables: _Tables) -> None:
+    """Adds markers to the threads of GPU samples, and threads for processes that have only markers."""
+    markers = Markers(tables.string, _CATEGORY[CodeKind.SOURCE])
+    if not options.cpu_samples:
+        markers.add(export, options)
+    known = {thread["pid"]: thread for thread in threads if thread["name"] == _STALLS}
+    for process in markers.processes():
+        thread = _thread(_STALLS, process, {"stack": [], "time": [], "weight": [], "weightType": "samples",
+                                            "threadCPUDelta": [], "length": 0})  # fmt: skip
+        if thread["pid"] not in known:
+            known[thread["pid"]] = thread
+            threads.append(thread)
+        merged = markers.table(process)
+        into = known[thread["pid"]]["markers"]
+        for name, column in merged.items():
+            into[name] = into[name] + column
 
 
 def _sort_threads(threads: list[dict[str, Any]]) -> None:
@@ -126,7 +149,7 @@ def _meta(about: About, reasons: Sequence[str], interval_ms: float) -> dict[str,
             }
             for kind, color in _COLORS.items()
         ],
-        "markerSchema": [],
+        "markerSchema": SCHEMAS,
         "sampleUnits": {"time": "ms", "eventDelay": "ms", "threadCPUDelta": "variable CPU cycles"},
         "usesOnlyOneStackType": True,
         "sourceCodeIsNotOnSearchfox": True,
@@ -145,7 +168,7 @@ class _Tables:
     """The tables that threads share: strings, libraries, files, functions, frames and stacks."""
 
     def __init__(self, reasons: Sequence[str]) -> None:
-        """Starts with empty tables; `reasons`: stall reasons that are frames."""
+        """Starts with empty tables; `reasons`: names of stall reasons that are frames."""
         self._reasons = reasons
         self._strings: dict[str, int] = {}
         self.libs: list[dict[str, Any]] = []
@@ -164,7 +187,7 @@ class _Tables:
         self._parents += [root + parent if parent else None for parent in tree.parent[1:].tolist()]
         return root
 
-    def _string(self, text: str) -> int:
+    def string(self, text: str) -> int:
         return self._strings.setdefault(clean(text), len(self._strings))
 
     def _frame(self, frame: Frame) -> tuple[int, int | None, int, int | None]:
@@ -195,7 +218,7 @@ class _Tables:
     def shared(self) -> dict[str, Any]:
         """The tables, as columns."""
         functions = [
-            (self._string(name or UNKNOWN_FRAME), self._resource(kind, module), self._source(file))
+            (self.string(name or UNKNOWN_FRAME), self._resource(kind, module), self._source(file))
             for name, kind, module, file in self._functions
         ]
         function, category, subcategory, line = ([frame[column] for frame in self._frames] for column in range(4))
@@ -226,7 +249,7 @@ class _Tables:
             },
             "resourceTable": {
                 "lib": list(range(len(self.libs))),
-                "name": [self._string(lib["name"]) for lib in self.libs],
+                "name": [self.string(lib["name"]) for lib in self.libs],
                 "host": [None] * len(self.libs),
                 "type": [_LIBRARY] * len(self.libs),
                 "length": len(self.libs),
@@ -234,7 +257,7 @@ class _Tables:
             "nativeSymbols": {"libIndex": [], "address": [], "name": [], "functionSize": [], "length": 0},
             "sources": {
                 "id": [None] * files,
-                "filename": [self._string(file) for file in self._sources],
+                "filename": [self.string(file) for file in self._sources],
                 "startLine": [1] * files,
                 "startColumn": [1] * files,
                 "sourceMapURL": [None] * files,
@@ -253,9 +276,9 @@ def _threads(name: str, tree: Tree, root: int, length_ms: float) -> list[dict[st
         root: the result of `_Tables.stacks` for the tree.
         length_ms: length of an interval.
     """
-    processes = list(dict.fromkeys(_process(launch) for launch in tree.launches))
+    processes = list(dict.fromkeys(process_key(launch) for launch in tree.launches))
     index = {process: number for number, process in enumerate(processes)}
-    process_of = np.array([index[_process(launch)] for launch in tree.launches], np.int64)[tree.launch]
+    process_of = np.array([index[process_key(launch)] for launch in tree.launches], np.int64)[tree.launch]
     first, number = distinct_rows(process_of, tree.interval, tree.node)
     process, interval, node = process_of[first], tree.interval[first], tree.node[first]
     weight = sum_groups(tree.count, number)
@@ -305,10 +328,6 @@ def _divide_intervals(
     time_ms = (interval + (ends - before[group]) / total[group]) * length_ms
     follows = (np.diff(process[starts], prepend=-1) == 0) & (np.diff(interval[starts], prepend=-1) == 1)
     return time_ms, starts[~follows], (total / total.max(initial=1))[group]
-
-
-def _process(launch: Launch | None) -> tuple[str, str, int]:
-    return (launch.host, launch.comm or UNKNOWN_PROCESS, launch.pid) if launch else ("", UNKNOWN_PROCESS, 0)
 
 
 def _thread(name: str, process: tuple[str, str, int], samples: dict[str, Any]) -> dict[str, Any]:

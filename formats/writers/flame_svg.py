@@ -13,6 +13,8 @@ from importlib.resources import files
 from typing import IO
 from xml.sax.saxutils import escape
 
+from iaprof.basics.quantities import percent
+from iaprof.formats.estimates import MARK, divided_text, is_marked
 from iaprof.formats.export import About, Export
 from iaprof.formats.profile import CodeKind, StackOptions
 from iaprof.formats.stacks.flame_layout import DEEPEST, Box, FlameLayout, frame_key, lay_out
@@ -39,13 +41,16 @@ class FlameSvg(Writer):
         """Writes the picture; frames that are too small are merged per parent, and the head line counts them."""
         if options.cpu_samples:
             assert export.cpu is not None
-            tree = cpu_tree(export.cpu, options, frame_key)
+            tree, active, divided = cpu_tree(export.cpu, options, frame_key), 0, 0
         else:
             tree = stall_tree(export.profile, options, frame_key)
-        draw(lay_out(tree, options.percent_limit), export.about, options, out)
+            active, divided = export.profile.active, export.profile.divided_samples
+        draw(lay_out(tree, options.percent_limit), export.about, options, out, active, divided)
 
 
-def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str]) -> None:
+def draw(
+    layout: FlameLayout, about: About, options: StackOptions, out: IO[str], active: int = 0, divided: int = 0
+) -> None:
     """Writes the picture.
 
     Args:
@@ -53,8 +58,10 @@ def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str])
         about: for the title.
         options: the stack options, for the lines above the picture.
         out: receives the text of the file.
+        active: samples in which an instruction was issued.
+        divided: samples that are divided among stacks.
     """
-    head = list(_head(layout, about, options))
+    head = list(_head(layout, about, options, active, divided))
     top = 10 + len(head) * _LINE + 38
     height = top + len(layout.rows) * _ROW + 8 + _FOOT
     title = escape(about.title or "iaprof")
@@ -78,9 +85,9 @@ def draw(layout: FlameLayout, about: About, options: StackOptions, out: IO[str])
     out.write(f"</g></g>\n<script><![CDATA[\n{_asset('svg/flame.js')}]]></script>\n</svg>\n")
 
 
-def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[str]:
+def _head(layout: FlameLayout, about: About, options: StackOptions, active: int, divided: int) -> Iterator[str]:
     """The lines above the picture: title, origin, totals and warnings."""
-    unit = "CPU samples" if options.cpu_samples else "samples of GPU stalls"
+    unit = "CPU samples" if options.cpu_samples else "GPU samples"
     if options.waits:
         unit = "us of waits for the GPU"
     if options.slices:
@@ -91,6 +98,8 @@ def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[
     if about.seconds:
         where.append(f"{about.seconds:,.1f} s")
     much = [f"{layout.total:,} {unit}"]
+    if active:
+        much.append(f"{percent(active / layout.total)} active")
     if options.inverted:
         much.append("leaf first")
     if layout.left_out:
@@ -99,6 +108,7 @@ def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[
     lines = [
         ("title", about.command or "iaprof", _TITLE_LETTER),
         *(("said", " · ".join(each), _LETTER) for each in (where, much) if each),
+        *([("said", divided_text(divided, layout.total), _LETTER)] if divided else []),
         *(("warning", warning, _LETTER) for warning in about.warnings[:_MOST_WARNINGS]),
     ]
     for index, (name, text, letter) in enumerate(lines):
@@ -111,15 +121,18 @@ def _head(layout: FlameLayout, about: About, options: StackOptions) -> Iterator[
 
 def _box(box: Box, total: int, scale: float, unit: str) -> str:
     x, width = _PAD + box.x * scale, box.width * scale
-    text = _cut(box.text, int((width - 5) / _LETTER))
+    marked = is_marked(box.divided, box.width)
+    mark = f' data-mark="{MARK} "' if marked else ""  # which the script puts before the name
+    text = _cut(f"{MARK} {box.text}" if marked else box.text, int((width - 5) / _LETTER))
     label = f'<text x="{x + 3:.2f}" y="12">{escape(text)}</text>' if text else ""
     # A gap of half a pixel, except for boxes that would mostly be gap.
     drawn = width - 0.5 if width > 2 else width
     kind = "" if box.kind is CodeKind.PROCESS else f"{box.kind}, "
     share = 100 * box.width / max(total, 1)
+    estimate = f", of which {percent(box.divided / box.width)} divided among stacks" if marked else ""
     return (
-        f'<g class="{CLASSES[box.kind]}" data-x="{box.x}" data-w="{box.width}">'
-        f"<title>{escape(box.text)} ({kind}{box.width:,} {unit}, {share:.2f} %)</title>"
+        f'<g class="{CLASSES[box.kind]}" data-x="{box.x}" data-w="{box.width}"{mark}>'
+        f"<title>{escape(box.text)} ({kind}{box.width:,} {unit}, {share:.2f} %{estimate})</title>"
         f'<rect x="{x:.2f}" width="{drawn:.2f}" height="{_ROW - 1}"/>{label}</g>\n'
     )
 

@@ -58,7 +58,7 @@ def write_events(
     order = np.lexsort((tree.node, tree.interval))
     lines = [_line(frame) for frame in tree.frames]
     heads = [_head(launch) for launch in tree.launches]
-    event = "cpu-clock" if cpu else "gpu-stall"
+    event = "cpu-clock" if cpu else "gpu-sample"
     row, count = _distribute(tree.count[order], min(most, _events_that_fit(tree, lines, heads, size)))
     row = order[row]
     times = _times(tree.interval[row], round((export.interval_s or export.about.seconds or 1.0) * 1e9))
@@ -110,7 +110,7 @@ def _events_that_fit(tree: Tree, lines: list[str], heads: list[str], size: int) 
     for level in range(1, int(depth.max()) + 1):
         nodes = np.flatnonzero(depth == level)
         length[nodes] += length[tree.parent[nodes]]
-    head = np.array([len(each.encode()) for each in heads], np.int64) + len("1234.123456789: 1000 gpu-stall:\n\n")
+    head = np.array([len(each.encode()) for each in heads], np.int64) + len("1234.123456789: 1000 gpu-sample:\n\n")
     if not len(tree.node):
         return 1
     return max(int(size / np.average(length[tree.node] + head[tree.launch], weights=tree.count)), 1)

@@ -61,7 +61,7 @@ class Otlp(Writer):
         scope = resource.scope_profiles.add()
         scope.scope.name, scope.scope.version = "iaprof", __version__
         profile = scope.profiles.add()
-        kind = "samples" if cpu else "stalls"
+        kind = "samples" if cpu else "gpu_samples"
         profile.sample_type.type_strindex = tables.string(kind)
         profile.sample_type.unit_strindex = tables.string("count")
         _describe(profile, export.about, tables)

@@ -9,20 +9,25 @@ from __future__ import annotations
 from typing import IO, Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from iaprof.formats.export import Export, Launches, OperatorSlices, Thread
-from iaprof.formats.perfetto.packets import MOST_PID, PacketWriter
+from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Thread
+from iaprof.formats.perfetto.packets import EVENT_NAMES, MOST_PID, TEXTS, PacketWriter, flows
 from iaprof.formats.profile import StackOptions, clean
 from iaprof.formats.writers.timeline import (
     Intervals,
     cpu_samples,
+    ends_of,
     lanes,
     lanes_title,
+    launch_runs_of,
     per_interval,
+    process_text,
     rows,
     run_name,
+    stack_text,
     stalls,
     unit,
 )
@@ -45,7 +50,7 @@ class Perfetto(Writer):
         trace = _Trace(out, export)
         order = 0
         for found in stalls(export):
-            group = trace.group(f"GPU stalls {found.place}".strip(), order)
+            group = trace.group(f"GPU samples {found.place}".strip(), order)
             _stalls(trace, group, found, per_interval(export, "samples"))
             order += 1
         if export.series:
@@ -60,8 +65,13 @@ class Perfetto(Writer):
             trace.add_values(track, cpu.seconds, cpu.counts[:, 0])
         if export.operators is not None:
             _operators(trace, export.operators)
+        sources = None
+        if export.executions is not None and export.launches is not None:
+            sources = launch_runs_of(export.executions, export.launches)
+        if export.executions is not None:
+            _executions(trace, export.executions, sources, options)
         if export.launches is not None:
-            _runs(trace, export.launches, "launches")
+            _runs(trace, export.launches, "launches", sources)
         if export.waits is not None:
             _runs(trace, export.waits, "waits")
         trace.flush()
@@ -75,13 +85,53 @@ def _stalls(trace: _Trace, group: int, found: Intervals, per: str) -> None:
             trace.add_values(track, found.seconds, found.counts[:, number])
 
 
-def _runs(trace: _Trace, launches: Launches, what: str) -> None:
+def _executions(
+    trace: _Trace, executions: Executions, sources: NDArray[np.int64] | None, options: StackOptions
+) -> None:
+    """Adds when kernels were seen on each GPU: a track for each stack that launches one; the viewer shows them as one.
+
+    A flow begins at the run of launches that each run came from, and has its number.
+    """
+    groups: dict[str, int] = {}
+    samples = np.bincount(executions.track, executions.count, len(executions.tracks))
+    ranks = {executions.tracks[at].kernel: rank for rank, at in reversed([*enumerate(np.argsort(-samples).tolist())])}
+    tracks, names, processes, stacks = [], [], [], []
+    for each in executions.tracks:
+        if each.device not in groups:
+            groups[each.device] = trace.group(f"GPU kernels {clean(each.device)}".strip(), -1)
+        kernel = clean(each.kernel)
+        tracks.append(trace.track(kernel, groups[each.device], ranks[each.kernel]))
+        names.append(trace.intern(EVENT_NAMES, kernel))
+        processes.append(trace.intern(TEXTS, process_text(each.launch)))
+        stacks.append(trace.intern(TEXTS, stack_text(each.launch, options)))
+    track, names_, processes_, stacks_ = (
+        np.array(values, np.int64)[executions.track] for values in (tracks, names, processes, stacks)
+    )
+    more = [
+        trace.annotation("samples", "uint_value", executions.count),
+        trace.annotation("process", "string_value_iid", processes_),
+        trace.annotation("stack", "string_value_iid", stacks_),
+    ]
+    if sources is not None:
+        known = np.flatnonzero(sources >= 0)
+        more.append(flows(known + 1, len(sources), known, "terminating_flow_ids"))
+    trace.slices_of(track, trace.times(executions.begin), trace.times(ends_of(executions)), names_, "gpu", more)
+
+
+def _runs(trace: _Trace, launches: Launches, what: str, sources: NDArray[np.int64] | None = None) -> None:
+    started = None
+    if sources is not None:
+        known = np.flatnonzero(sources >= 0)
+        started = flows(known + 1, len(launches.begin), sources[known], "flow_ids")
     for row in rows(launches):
         kernel = clean(launches.kernels[row.kernel])
         track = trace.track(kernel, trace.thread_of(launches.threads[row.thread]), rank=1)
         begins, ends = trace.times(np.array(row.begins)), trace.times(np.array(row.ends))
         names = [run_name(kernel, count) for count in row.counts]
-        trace.slices(track, begins, ends, names, what, np.array(row.counts, np.int64))
+        more = [trace.annotation(what, "uint_value", np.array(row.counts, np.int64))]
+        if started is not None:
+            more.append(started.take(pa.array(row.rows)))
+        trace.slices(track, begins, ends, names, what, more)
 
 
 def _operators(trace: _Trace, operators: OperatorSlices) -> None:
@@ -89,7 +139,13 @@ def _operators(trace: _Trace, operators: OperatorSlices) -> None:
     for lane in lanes(operators):
         track = trace.track(lanes_title(operators), trace.thread_of(operators.threads[lane.thread]), rank=0)
         begins, ends = (trace.times(times[lane.rows]) for times in (operators.begin, operators.end))
-        trace.slices(track, begins, ends, [clean(operators.names[name]) for name in operators.name[lane.rows].tolist()])
+        trace.slices(
+            track,
+            begins,
+            ends,
+            [clean(operators.names[name]) for name in operators.name[lane.rows].tolist()],
+            "operators",
+        )
 
 
 class _Trace(PacketWriter):

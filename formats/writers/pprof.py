@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from iaprof import __version__
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, StackOptions, clean
+from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, StackOptions, clean, reason_name
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.stack_columns import interval_frames
 from iaprof.formats.stacks.trees import Tree
@@ -108,7 +108,7 @@ class Pprof(Writer):
                     sample.location_id.extend(stack)
                     sample.value.append(count)
                 file.write(message.SerializeToString())
-            file.write(_tables_message(export.about, "samples" if cpu else "stalls", tables).SerializeToString())
+            file.write(_tables_message(export.about, "samples" if cpu else "gpu_samples", tables).SerializeToString())
 
 
 class _Tables:
@@ -179,7 +179,7 @@ def _stall_labels(tree: Tree, profile: Profile, options: StackOptions) -> list[_
     if "instruction" in options.components:
         labels.append(("instruction", [code.mnemonic for code in profile.codes], profile.code[row]))
     if "reason" in options.components:
-        labels.append(("reason", profile.reasons, tree.reason))
+        labels.append(("reason", [reason_name(each) for each in profile.reasons], tree.reason))
     if "interval" in options.components:
         labels.append(("interval", [frame.text for frame in interval_frames(profile.intervals)], tree.interval))
     return labels

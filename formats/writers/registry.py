@@ -50,7 +50,7 @@ FORMATS = {
         Format("json", "everything, for other programs", (".json",), "writers.json_stacks.JsonStacks"),
         Format(
             "perfetto",
-            "launches, stalls, metrics over time, for ui.perfetto.dev",
+            "launches, samples, metrics over time, for ui.perfetto.dev",
             (".perfetto-trace", ".pftrace"),
             "writers.perfetto.Perfetto",
         ),

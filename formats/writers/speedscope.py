@@ -39,7 +39,7 @@ class Speedscope(Writer):
         """Writes a profile of the stalls and one of the CPU samples, or only the latter."""
         sources: list[tuple[str, Profile | CpuSamples]] = []
         if not options.cpu_samples:
-            sources.append(("GPU stalls", export.profile))
+            sources.append(("GPU samples", export.profile))
         if export.cpu is not None and (len(export.cpu.count) or options.cpu_samples):
             name = "waits" if options.waits else "slices" if options.slices else "CPU samples"
             sources.append((name, export.cpu))

@@ -9,8 +9,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.export import Export, Launches, OperatorSlices
+from iaprof.formats.export import Executions, Export, Launches, OperatorSlices
+from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, StackOptions, clean, reason_name
+from iaprof.formats.stacks.frames import launch_frames
 
+_READ_S = 0.01  # a launch may follow the begin of the read in which its first samples come
 _SHORTEST_S = 1e-6  # makes single launches visible; runs in a row are farther apart than this
 
 
@@ -21,20 +24,21 @@ class Intervals:
     place: str  # the GPU; "" if there is only one
     seconds: NDArray[np.float64]  # [n], start of each interval, since time 0
     counts: NDArray[np.int64]  # [n, m]
-    names: Sequence[str]  # [m], what is counted
+    names: Sequence[str]  # [m], what is counted; reasons have the names that they have among other names
 
 
 def stalls(export: Export) -> list[Intervals]:
     """Samples by reason, for each GPU that has any."""
     profile = export.profile if export.by_time is None else export.by_time
     counts = profile.counts.astype(np.int64)
+    names = [reason_name(reason) for reason in profile.reasons]
     found = []
     for number, device in enumerate(profile.devices):
         own = profile.device == number
         if own.any():
             place = device if len(profile.devices) > 1 else ""
-            found.append(_by_interval(export, place, profile.interval[own], counts[own], profile.reasons))
-    return found or [_by_interval(export, "", profile.interval, counts, profile.reasons)]
+            found.append(_by_interval(export, place, profile.interval[own], counts[own], names))
+    return found or [_by_interval(export, "", profile.interval, counts, names)]
 
 
 def cpu_samples(export: Export) -> Intervals | None:
@@ -74,6 +78,7 @@ class Row:
     begins: list[float]  # seconds
     ends: list[float]  # seconds; at least 1 us after the begin
     counts: list[int]
+    rows: NDArray[np.int64]  # their numbers in Launches
 
 
 def rows(launches: Launches) -> Iterator[Row]:
@@ -84,7 +89,66 @@ def rows(launches: Launches) -> Iterator[Row]:
     first = np.flatnonzero((np.diff(thread, prepend=-1) != 0) | (np.diff(kernel, prepend=-1) != 0))
     for start, stop in pairwise([*first.tolist(), len(order)]):
         own = slice(start, stop)
-        yield Row(int(thread[start]), int(kernel[start]), begin[own].tolist(), end[own].tolist(), count[own].tolist())
+        yield Row(
+            int(thread[start]),
+            int(kernel[start]),
+            begin[own].tolist(),
+            end[own].tolist(),
+            count[own].tolist(),
+            order[own],
+        )
+
+
+def launch_runs_of(executions: Executions, launches: Launches) -> NDArray[np.int64]:
+    """The run of launches from which each run of samples came: int64[n], -1 if none is known.
+
+    It is the last one of the same kernel by the same process that began before the samples were seen, or else the
+    first one while they were.
+    """
+    if not len(launches.begin):
+        return np.full(len(executions.track), -1)
+    pairs, pair_of = np.unique(launches.thread * len(launches.kernels) + launches.kernel, return_inverse=True)
+    numbers: dict[tuple[str, int, str], int] = {}
+    number_of = []
+    for thread, kernel in (divmod(pair, len(launches.kernels)) for pair in pairs.tolist()):
+        key = launches.threads[thread].host, launches.threads[thread].pid, launches.kernels[kernel]
+        number_of.append(numbers.setdefault(key, len(numbers)))
+    own = np.array(number_of, np.int64)[pair_of]
+    wanted = [
+        numbers.get((each.launch.host, each.launch.pid, each.kernel), -1) if each.launch else -1
+        for each in executions.tracks
+    ]
+    of = np.array(wanted, np.int64)[executions.track]
+    begins, rank = np.unique(launches.begin, return_inverse=True)
+    order = np.lexsort((rank, own))
+    sorted_keys = (own * (len(begins) + 1) + rank)[order]
+
+    def last_until(times: NDArray[np.float64]) -> NDArray[np.int64]:
+        at = np.searchsorted(sorted_keys, of * (len(begins) + 1) + np.searchsorted(begins, times, side="right")) - 1
+        there = (at >= 0) & (of >= 0)
+        there &= own[order[np.maximum(at, 0)]] == of
+        return np.where(there, order[np.maximum(at, 0)], -1)
+
+    before = last_until(executions.begin + _READ_S)
+    return np.where(before >= 0, before, last_until(executions.end))
+
+
+def ends_of(executions: Executions) -> NDArray[np.float64]:
+    """The ends of runs, in seconds; at least 1 us after the begin."""
+    return np.maximum(executions.end, executions.begin + _SHORTEST_S)
+
+
+def stack_text(launch: Launch | None, options: StackOptions) -> str:
+    """The stack of a launch, outermost first, as in tables; "" if there is none."""
+    if launch is None:
+        return ""
+    return ";".join(clean(frame.text, ";") for frame in launch_frames(launch, options, ("cpu",)))
+
+
+def process_text(launch: Launch | None) -> str:
+    """The process of a launch: name, number and host as far as known."""
+    words = (launch.comm, str(launch.pid or ""), launch.host) if launch else (UNKNOWN_PROCESS,)
+    return clean(" ".join(word for word in words if word))
 
 
 @dataclass(frozen=True, eq=False)

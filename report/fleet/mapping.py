@@ -113,6 +113,7 @@ class Mapper:
             gpus=clean(", ".join(filter(None, gpus))),
             records=facts.records,
             samples=facts.stalls,
+            active=facts.active,
             unknown_kernel=facts.unknown_kernel,
             no_launch=facts.no_launch,
             matched=astuple(facts.matched),

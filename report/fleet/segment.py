@@ -28,7 +28,7 @@ from iaprof.report.fleet.rows import Rows
 from iaprof.report.fleet.samples import TABLES, HashedKernel, Samples
 from iaprof.report.fleet.summary import Summary
 
-VERSION = 3
+VERSION = 4
 SAMPLES = "samples_"  # and the reason: the columns of counts
 _KEY = b"iaprof-profiles"
 _LAUNCH = ("process", "container", "pod", "operators", "stack", "kernel_stack", "origins")
@@ -190,7 +190,14 @@ def _metadata(schema: pa.Schema) -> bytes:
 
 def _is_valid(capture: Summary) -> bool:
     """Whether figures are such as a Mapper makes; it keeps no captures with problems."""
-    counts = [capture.records, capture.samples, capture.unknown_kernel, capture.no_launch, *capture.matched]
+    counts = [
+        capture.records,
+        capture.samples,
+        capture.active,
+        capture.unknown_kernel,
+        capture.no_launch,
+        *capture.matched,
+    ]
     counts += [*capture.energy_nj, *(each.launches for each in capture.launched)]
     counts += [each.count for each in capture.losses if each.count is not None]
     return (

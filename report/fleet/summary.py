@@ -51,6 +51,7 @@ class Summary:
     gpus: str = ""
     records: int = 0
     samples: int = 0
+    active: int = 0  # of the samples
     unknown_kernel: int = 0
     no_launch: int = 0
     matched: tuple[int, ...] = ()  # the members of Matched
@@ -89,6 +90,7 @@ def facts_of(captures: Sequence[Summary]) -> Facts:
     facts = Facts(
         records=sum(each.records for each in sound),
         stalls=sum(each.samples for each in sound),
+        active=sum(each.active for each in sound),
         unknown_kernel=sum(each.unknown_kernel for each in sound),
         no_launch=sum(each.no_launch for each in sound),
         matched=Matched(*matched),

@@ -115,6 +115,7 @@ def _added(one: Facts, other: Facts) -> Facts:
     return Facts(
         records=one.records + other.records,
         stalls=one.stalls + other.stalls,
+        active=one.active + other.active,
         unknown_kernel=one.unknown_kernel + other.unknown_kernel,
         no_launch=one.no_launch + other.no_launch,
         matched=Matched(*(getattr(one.matched, name) + getattr(other.matched, name) for name in names)),

@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.ranges import batches, ranges
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.gpu.records import RecordLayout
 from iaprof.report.join.addresses import Addresses
 from iaprof.report.join.candidates import Candidates, Rule, TooManyAtOnce
 from iaprof.report.join.cells import Cells
+from iaprof.report.join.counting import dense_pairs, flatten_words, sum_by_address
 from iaprof.report.join.joules import EnergyOfReads, divided_again, joules_of_rows
 from iaprof.report.join.memory import return_free_memory
 from iaprof.report.join.placements import ADDRESS_MASK, Placed, Site
+from iaprof.report.join.seen import Seen
 from iaprof.report.join.streams import Stream
 from iaprof.report.join.tally import CellAddresses, Tally
 
@@ -36,7 +37,6 @@ _MAX_RECORDS_AT_ONCE = 1 << 18
 _MAX_SHARED_ROWS = 1 << 18  # (record, candidate) rows at once, for records with several candidates
 _MIN_SHARE = 1e-6  # of a sample; smaller differences are rounding errors
 _MAX_SLOTS = 1 << 21  # of a tally before it is flushed; about 88 bytes each
-_MAX_SLOTS_PER_RECORD = 8  # a table with more slots for each record is slower than sorting
 _STEP_BITS = 20
 _STEPS = 1 << _STEP_BITS  # into which a sample is divided: finer than any share
 # 2^64 / x, / x^2 and / x^3 with x^4 = x + 1, made odd: their multiples fill 64 bits evenly in three dimensions, as
@@ -108,6 +108,7 @@ class Attribution:
         merged: bool = False,
         reasons: Sequence[str] = REASONS,
         energy: EnergyOfReads | None = None,
+        seen: Seen | None = None,
     ) -> None:
         """Prepares the join.
 
@@ -121,7 +122,9 @@ class Attribution:
                 each of many intervals would be too many.
             reasons: the reasons to count, as `reasons_of` returns them.
             energy: the energy of reads, which their samples share; None: not known.
+            seen: gets when samples of each site were seen; None: nobody asks.
         """
+        self._seen = seen
         self._merged, self._reasons, self._energy = merged, reasons, energy
         self._placed, self._rule, self._starts = placed, rule, starts or {}
         self._start_ns, self._interval_ns = start_ns, interval_ns
@@ -154,7 +157,7 @@ class Attribution:
                 continue
             here = in_time & (stream_of == stream)
             rows = table if here.all() else table.filter(pa.array(here))
-            words, lengths = _flatten(rows, known[stream].layout.words)
+            words, lengths = flatten_words(rows, known[stream].layout.words)
             records += int(lengths.sum())
             ends = rows["time_ns"].to_numpy()
             reads = _Reads(
@@ -184,7 +187,7 @@ class Attribution:
         cell = space.cell_addresses.cell[address]
         # The candidates are found once for each distinct (read, cell).
         read = np.repeat(np.arange(len(reads.lengths)), reads.lengths)
-        pairs, pair_of = _dense(read, cell, len(reads.lengths), len(space.cell_addresses.count))
+        pairs, pair_of = dense_pairs(read, cell, len(reads.lengths), len(space.cell_addresses.count))
         pair_read, pair_cell = np.divmod(pairs, len(space.cell_addresses.count))
         try:
             shares = space.candidates.weigh(
@@ -205,7 +208,7 @@ class Attribution:
             space.cell_addresses.count[cell_of_share],
         )
         first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
-        pair_of, place, counts = _sum_by_address(
+        pair_of, place, counts = sum_by_address(
             stream.layout,
             self._reasons,
             pair_of,
@@ -213,6 +216,10 @@ class Attribution:
             space.cell_addresses.count[pair_cell],
             words,
         )
+        if self._seen is not None:
+            read = pair_read[shares.pair]
+            samples = self._seen.samples(pair_of, counts, len(pairs))[shares.pair] * shares.share * subsample
+            self._seen.add(stream.index, shares.site, reads.begins[read], reads.ends[read], samples)
         # The first candidate of each pair, which usually is the only one ...
         entry = first[pair_of]
         alone = _add_shares(tally, blocks[entry] + place, shares.share[entry] * subsample, counts)
@@ -329,77 +336,6 @@ class JoinedShares:
     site: NDArray[np.int64]  # [n]
     ip: NDArray[np.uint64]  # [n], bytes
     shares: NDArray[np.float64]  # [reasons + 2, n]; then of all reasons, with this site the only candidate; and joules
-
-
-def _dense(
-    read: NDArray[np.int64], cell: NDArray[np.int64], reads: int, cells: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the distinct values of read * cells + cell, ascending, and the index among these for each record."""
-    key = read * cells + cell
-    if reads * cells > _MAX_SLOTS_PER_RECORD * len(key) + _MAX_SLOTS_PER_RECORD:
-        found, which = np.unique(key, return_inverse=True)
-        return found, which.astype(np.int64)
-    there = np.zeros(reads * cells, bool)
-    there[key] = True
-    return np.flatnonzero(there), (np.cumsum(there, dtype=np.int64) - 1)[key]
-
-
-def _sum_by_address(
-    layout: RecordLayout,
-    reasons: Sequence[str],
-    pair_of: NDArray[np.int64],
-    place: NDArray[np.int64],
-    places: NDArray[np.int64],
-    words: list[NDArray[np.uint64]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], list[NDArray[np.float64]]]:
-    """Adds up the records of each (pair, address).
-
-    Args:
-        layout: the records' layout.
-        reasons: the reasons to count.
-        pair_of: int64[records], the record's (read, cell) pair.
-        place: int64[records], the number of the record's address within its cell.
-        places: int64[pairs], the number of addresses in the pair's cell.
-        words: the records' words, uint64[records] each.
-
-    Returns:
-        The rows' pairs, places, and counts by reason. A record may have a row of its own.
-    """
-    first = np.cumsum(places) - places
-    size = int(places.sum())
-    if size > _MAX_SLOTS_PER_RECORD * len(pair_of):  # too sparse for a table
-        return pair_of, place, [layout.counts(words, reason).astype(np.float64) for reason in reasons]
-    key = first[pair_of] + place
-    records = np.bincount(key, minlength=size)
-    rows = np.flatnonzero(records)
-    counts: list[NDArray[np.float64]] = []
-    # Several counters are digits of one number, to save passes: sums below 2^53 are exact in floating point.
-    bits = int(records.max() * 255).bit_length()
-    together = max(1, min(53 // bits, len(reasons)))
-    for group in range(0, len(reasons), together):
-        some = reasons[group : group + together]
-        packed = np.zeros(len(key), np.uint64)
-        for digit, reason in enumerate(some):
-            layout.add_counts(words, reason, digit * bits, packed)
-        sums = np.bincount(key, packed.astype(np.float64), size)[rows].astype(np.int64)
-        counts += [(sums >> (digit * bits) & ((1 << bits) - 1)).astype(np.float64) for digit in range(len(some))]
-    pair = np.repeat(np.arange(len(places)), np.diff(np.searchsorted(rows, np.append(first, size))))
-    return pair, rows - first[pair], counts
-
-
-def _flatten(rows: pa.Table, words: int) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
-    columns, lengths = [], np.empty(0, np.int64)
-    for word in range(words):
-        column = rows[f"w{word}"]
-        lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        if lists.null_count:
-            raise CaptureError(f"the capture has stalls without their word {word}")
-        here = np.diff(lists.offsets.to_numpy())
-        if word and not np.array_equal(here, lengths):
-            raise CaptureError("the capture has stalls whose words do not belong together")
-        lengths = here.astype(np.int64)
-        columns.append(lists.flatten().to_numpy())
-    return columns, lengths
 
 
 def _add_shares(

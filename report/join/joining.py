@@ -33,6 +33,7 @@ from iaprof.report.join.candidates import Rule
 from iaprof.report.join.joules import EnergyOfReads
 from iaprof.report.join.memory import return_large_blocks_when_freed
 from iaprof.report.join.placements import Placed, Site
+from iaprof.report.join.seen import Seen
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.sandbox.memory import MALLOC_ENVIRONMENT, limit, limit_memory
 from iaprof.sandbox.worker import Worker
@@ -53,6 +54,7 @@ class Task:
     starts: Mapping[int, NDArray[np.uint64]] | None = None
     merged: bool = False  # count all addresses of a cell at one of them
     energy: EnergyOfReads | None = None
+    seen: Seen | None = None  # gets when samples of each site were seen
 
 
 def join(
@@ -79,13 +81,21 @@ def join(
     placed, known = task.placed, len(task.placed.sites)
     if helper is None:
         shares, records = _share(capture, task, (0, 1), progress)
-        return to_whole_counts(merge_shares(_numbered([shares], placed, known))), records
+        numbers = _sorted_sites(placed, known)
+        if task.seen is not None:
+            task.seen.renumber(numbers)
+        return to_whole_counts(merge_shares([replace(shares, site=numbers[shares.site])])), records
     helper.give(task)
     own, records = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
-    other, sites, others_records = helper.answer()
-    shift = np.where(other.site < known, 0, len(placed.sites) - known)  # after the sites that this process added
+    other, sites, others_records, others_seen = helper.answer()
+    of_other = np.arange(len(sites))
+    of_other[known:] += len(placed.sites) - known  # after the sites that this process added
     placed.sites += sites[known:]
-    both = _numbered([own, replace(other, site=other.site + shift)], placed, known)
+    numbers = _sorted_sites(placed, known)
+    if task.seen is not None:
+        task.seen.renumber(numbers)
+        task.seen.merge(others_seen, numbers[of_other])
+    both = [replace(own, site=numbers[own.site]), replace(other, site=numbers[of_other[other.site]])]
     return to_whole_counts(merge_shares(both)), records + others_records
 
 
@@ -136,8 +146,8 @@ class Helper:
         with contextlib.suppress(ConnectionError):  # the process died: `answer` reports it
             self._pipe.send(what)
 
-    def answer(self) -> tuple[JoinedShares, list[Site], int]:
-        """Waits for the result: the shares, the sites that their numbers refer to, and the number of records.
+    def answer(self) -> tuple[JoinedShares, list[Site], int, Seen | None]:
+        """Waits for the result: shares, the sites that their numbers refer to, the number of records, `Task.seen`.
 
         Raises:
             CaptureError: the capture is damaged.
@@ -152,8 +162,8 @@ class Helper:
             ) from None
         if isinstance(found, Exception):
             raise found
-        shares, sites, records = found
-        return shares, sites, records
+        shares, sites, records, seen = found
+        return shares, sites, records, seen
 
     def close(self) -> None:
         """Kills the process, whatever it does."""
@@ -174,6 +184,7 @@ def _share(
         task.merged,
         reasons_of(known),
         task.energy,
+        task.seen,
     )
     records = 0
     for table in capture.tables("stall", STALL_COLUMNS, share):
@@ -183,16 +194,15 @@ def _share(
     return attribution.joined_shares(), records
 
 
-def _numbered(several: list[JoinedShares], placed: Placed, known: int) -> list[JoinedShares]:
-    """Sorts the sites that the join added, those from `known` on, and renumbers them in the results.
+def _sorted_sites(placed: Placed, known: int) -> NDArray[np.int64]:
+    """Sorts the sites that the join added, those from `known` on; returns the new number of each site: int64[sites].
 
     The order must not depend on which process added a site first: reports are the same on one core and on two.
     """
     added = placed.sites[known:]
     placed.sites[known:] = sorted(set(added), key=lambda site: (site.placement is not None, *astuple(site)))
     number = {site: index for index, site in enumerate(placed.sites[known:], known)}
-    numbers = np.append(np.arange(known), np.array([number[site] for site in added], np.int64))
-    return [replace(shares, site=numbers[shares.site]) for shares in several]
+    return np.append(np.arange(known), np.array([number[site] for site in added], np.int64))
 
 
 def _digest(capture: CaptureReader) -> bytes:
@@ -219,7 +229,7 @@ def help_other(memory_bytes: str, pipe_fd: int = 0) -> None:
                 raise IaprofError(f"{path} was changed while it was read: try again")
             task: Task = pipe.recv()
             shares, records = _share(parts[number], task, (1, _PROCESSES), lambda done: None)
-            answer = shares, task.placed.sites, records
+            answer = shares, task.placed.sites, records, task.seen
         except Exception as error:  # noqa: BLE001 (`answer` raises it)
             answer = error
         pipe.send(answer)

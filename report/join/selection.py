@@ -16,6 +16,7 @@ from iaprof.basics.errors import UsageError
 from iaprof.formats.capture.dictionaries import number_texts
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct_rows
+from iaprof.formats.profile import ACTIVE
 from iaprof.report.join.attribution import RowFilter
 from iaprof.report.join.candidates import Rule
 from iaprof.report.join.executions import StackOf
@@ -102,6 +103,7 @@ class Selection:
     reasons: frozenset[str] = frozenset()
     cgroups: tuple[str, ...] = ()  # patterns of paths, or container ids
     python: re.Pattern[str] | None = None  # matches anywhere in the name of a Python function of the launch's stack
+    active: bool = True  # samples in which the thread issued an instruction, besides stalls
     stack_of: StackOf = StackOf.APPEND  # which call launches of closed command lists take their stack from
 
     @property
@@ -212,7 +214,9 @@ class Selection:
 
     def reason_mask(self, reasons: Sequence[str]) -> NDArray[np.bool_]:
         """Whether the filters select each of these reasons: bool[n]."""
-        return np.array([not self.reasons or reason in self.reasons for reason in reasons])
+        return np.array(
+            [(not self.reasons or reason in self.reasons) and (self.active or reason != ACTIVE) for reason in reasons]
+        )
 
 
 def _streams_of(header: dict[str, Any]) -> dict[str, set[int]]:

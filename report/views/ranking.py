@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile, kernel_name
 from iaprof.formats.ranges import ranges
+from iaprof.formats.stacks.divided import divided_rows
 from iaprof.report.views.launchers import launcher
 
 ENERGY = "energy"
@@ -48,6 +49,9 @@ class Entry:
     launches: int | None = None  # for kernels of a whole profile
     processes: int = 0  # processes whose launches have these samples
     energy: int | None = None  # nJ that GPUs used for the samples
+    divided: int | None = None
+    """Of the samples: divided between this entry and others that launched the same kernel; of the total: any that is;
+    None where it is unknown, or entries do not depend on launches."""
 
     @property
     def samples(self) -> int:
@@ -122,6 +126,7 @@ class Ranker:
         bucket = buckets(order, len(found))[place]
         sums = sum_by_bucket(bucket, counts, len(order) + 1).tolist()
         energy = self._energy(some, bucket, len(order) + 1)
+        divided = self._divided(some, bucket, len(order) + 1)
         *processes, all_processes = _processes(bucket, self._process[self._profile.launch[some]], len(order) + 1)
         keys = [self._rows.key(index) for index in found[order].tolist()]
         known = (
@@ -139,6 +144,7 @@ class Ranker:
                 launched[at],
                 processes[at],
                 energy[at],
+                divided[at],
             )
             for at, (key, where) in enumerate(zip(keys, order.tolist(), strict=True))
         ]
@@ -146,7 +152,7 @@ class Ranker:
         entries.sort(
             key=lambda entry: (-(entry.energy or 0) * by_energy, -entry.samples, -(entry.inclusive or 0), entry.key)
         )
-        rest = Entry((), reasons, tuple(sums[-1]), None, beyond, processes[-1], energy[-1])
+        rest = Entry((), reasons, tuple(sums[-1]), None, beyond, processes[-1], energy[-1], divided[-1])
         total = Entry(
             (),
             reasons,
@@ -155,6 +161,7 @@ class Ranker:
             None if beyond is None else beyond + sum(number or 0 for number in launched),
             all_processes,
             None if energy[-1] is None else sum(each or 0 for each in energy),
+            None if divided[-1] is None else self._divided_total(some),
         )
         return Ranking(self._by, entries, len(found) - len(order), rest, total)
 
@@ -165,6 +172,17 @@ class Ranker:
         sums = np.zeros(size, np.int64)
         np.add.at(sums, bucket, self._profile.energy[rows])
         return list(sums.tolist())
+
+    def _divided(self, rows: slice, bucket: NDArray[np.int64], size: int) -> Sequence[int | None]:
+        """Returns the divided samples of each bucket; None where entries do not depend on launches."""
+        divided = self._profile.divided
+        if divided is None or self._by not in (*_LAUNCH_KEYS, "operator"):
+            return [None] * size
+        own = divided_rows(bucket, self._profile.kernel[rows], divided[rows])
+        return list(np.bincount(bucket, own, size).astype(np.int64).tolist())
+
+    def _divided_total(self, rows: slice) -> int:
+        return 0 if self._profile.divided is None else int(self._profile.divided[rows].sum())
 
     def _launches(self) -> dict[Key, int]:
         """Returns the launches of kernels with samples, by the kernel's key."""

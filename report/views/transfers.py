@@ -44,7 +44,7 @@ def transfers(capture: CaptureReader, selection: Selection) -> list[Transfers]:
         CaptureError: the capture is damaged.
         UsageError: the selection is by device, reason or Python function, which transfers do not have.
     """
-    if selection.devices or selection.reasons or selection.python is not None:
+    if selection.devices or selection.reasons or not selection.active or selection.python is not None:
         raise UsageError("--by transfer goes with options that choose times, processes and threads only")
     calls: Counter[str] = Counter()
     bytes_: Counter[str] = Counter()

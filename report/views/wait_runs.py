@@ -14,8 +14,8 @@ from iaprof.formats.export import Launches, Thread
 from iaprof.formats.header.waits import WaitFlags
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions
+from iaprof.report.runs import MAX_NS, MAX_RUNS, Runs
 from iaprof.report.views.cpu_profile import process_names
-from iaprof.report.views.launch_runs import MAX_NS, MAX_RUNS, Runs
 
 _COLUMNS = ("time_ns", "end_ns", "pid", "tid", "comm", "function", "flags")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from iaprof.formats.export import About, CpuSamples, Export, Launches, Series, Thread
+from iaprof.formats.export import About, CpuSamples, Executions, Export, Launches, Series, Thread, Track
 from iaprof.formats.profile import Code, Kernel, Launch
 from unit.profiles import Row, counts, profile
 
@@ -12,6 +14,18 @@ HOSTILE = 'a\x1b[2J\n"]}</script>\u202e'
 APP = Launch("app", 7, ("main",))
 MATMUL = Kernel(0x1000, "matmul", "m.cl")
 SEND = Code("send", ("matmul",), (4,))
+
+
+def executed() -> Export:
+    """The same, with when samples were seen of a kernel that two stacks launch, and of one of no known process."""
+    tracks = [
+        Track("card0", "matmul", APP),
+        Track("card0", "matmul", Launch("app", 7, ("main", HOSTILE))),
+        Track("card1", "[unknown kernel]"),
+    ]
+    columns = np.array([(0, 6), (1, 2), (0, 9), (2, 1)])
+    begins, ends = np.array([0.05, 0.06, 0.55, 0.9]), np.array([0.4, 0.06, 0.6, 1.0])
+    return replace(export(), executions=Executions(tracks, columns[:, 0], begins, ends, columns[:, 1]))
 
 
 def export(*, devices: tuple[str, str] = ("card0", "card0"), hosts: tuple[str, str] = ("", "")) -> Export:

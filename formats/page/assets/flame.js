@@ -21,7 +21,7 @@ class Flame {
     this.view = [0, 1]; // samples from and to which the canvas shows
     this.build(element);
     this.input = new FlameInput(this);
-    model.on("selection", () => this.renew());
+    for (const event of ["selection", "active"]) model.on(event, () => this.renew());
     model.on("theme", () => [this.resized(), this.recolour()]);
     this.calls = new CallTree(this, element.querySelector("[data-part=calls]"));
     new ResizeObserver(() => this.resized()).observe(this.scroller);
@@ -35,6 +35,7 @@ class Flame {
     this.parts = Object.fromEntries(
       ["sources", "views", "order", "direction", "groups", "colouring", "search", "clear", "share", "reset",
         "caption", "legend", "details", "sandwich", "kernel", "leave"].map((name) => [name, get(name)]));
+    this.notes = new SampleNotes(this.model, element);
     this.scroller = get("scroller");
     this.spacer = get("spacer");
     this.canvas = get("canvas");
@@ -268,7 +269,7 @@ class Flame {
       context.fillRect(begin, top, end - begin - gap, FLAME_ROW - 1);
       const letters = Math.floor((end - begin - 8) / this.letter);
       if (letters >= 3) {
-        const text = this.text(box);
+        const text = labelled(this.text(box), this.picture, box);
         context.fillStyle = ink;
         const cut = text[0] === "/" ? `…${text.slice(1 - letters)}` : `${text.slice(0, letters - 1)}…`;
         const shown = text.length <= letters ? text : cut; // of a path, its end
@@ -387,7 +388,7 @@ class Flame {
   // ---- words
 
   unit(count) {
-    return this.tree.gpu ? several(count, "stall") : several(count, "CPU sample");
+    return several(count, this.tree.gpu ? "sample" : "CPU sample");
   }
 
   /** What a row of the call tree says beside its share. */
@@ -398,7 +399,8 @@ class Flame {
   /** The line above the picture: what it is, and of which samples. */
   say() {
     const { parts, model, picture } = this;
-    const what = this.tree.gpu ? "Where the GPU waited" : "What the CPUs did";
+    const { gpu } = this.tree, what = this.notes.title(gpu);
+    const active = gpu ? this.notes.share(picture, picture.reasons(picture.root)) : "";
     const [above, below] = this.upward ? ["Below", "Above"] : ["Above", "Below"];
     const how = this.focus !== null
       ? `${above} ${this.focus}: who calls it. ${below}: what it calls.`
@@ -410,7 +412,8 @@ class Flame {
     const samples = this.focus === null
       ? this.unit(picture.total)
       : `${this.unit(picture.root.value)} of ${counted(picture.total)}, ${percentOf(picture.root.value, picture.total)}`;
-    const when = `${model.selection ? range(model.selection) : "whole recording"}: ${samples}`;
+    const when = `${model.selection ? range(model.selection) : "whole recording"}: ${samples}${active}`;
+    this.notes.show(gpu);
     parts.caption.replaceChildren(made("b", "", `${what}, ${when}. `), made("span", "", how));
     parts.leave.hidden = this.focus === null;
     for (const button of parts.sources.querySelectorAll("button")) press(button, button.value === this.source);
@@ -450,6 +453,8 @@ class Flame {
     const lines = [`${this.unit(box.value)}, ${percentOf(box.value, picture.total)}`];
     const own = picture.own(box);
     if (own && own !== box.value) lines.push(`in itself ${counted(own)}, ${percentOf(own, picture.total)}`);
+    const division = divisionOf(picture, box);
+    if (division) lines.push(division);
     if (box.frame >= 0) {
       const kind = this.model.kinds[this.tree.kinds[box.frame]];
       const module = this.model.modules[this.tree.modules[box.frame]];

@@ -37,10 +37,9 @@ class HeatMaps {
     this.maps = ["stalls", "cpu"].filter((name) => model.trees[name]).map((name) => {
       const figure = get(name);
       figure.hidden = false;
-      const sums = name === "stalls" ? model.stallsPerInterval : model.cpuPerInterval;
       const map = {
-        name, sums, canvas: figure.querySelector("canvas"), scale: figure.querySelector("[data-part=scale]"),
-        most: sums.reduce((most, each) => Math.max(most, each), 0), image: document.createElement("canvas"),
+        name, canvas: figure.querySelector("canvas"), scale: figure.querySelector("[data-part=scale]"),
+        image: document.createElement("canvas"),
       };
       map.canvas.onpointerdown = (event) => this.press(event);
       map.canvas.onpointermove = (event) => this.hover(event);
@@ -51,10 +50,20 @@ class HeatMaps {
     });
     model.on("selection", () => { this.say(); this.draw(); });
     model.on("theme", () => this.paint());
+    model.on("active", () => { this.count(); this.paint(); this.say(); });
     this.around = get("stalls");
     new ResizeObserver(() => this.draw()).observe(this.around);
+    this.count();
     this.paint();
     this.say();
+  }
+
+  /** Adds up the samples of each cell. */
+  count() {
+    for (const map of this.maps) {
+      map.sums = map.name === "stalls" ? this.model.stallsPerInterval : this.model.cpuPerInterval;
+      map.most = map.sums.reduce((most, each) => Math.max(most, each), 0);
+    }
   }
 
   captionText() {
@@ -64,7 +73,7 @@ class HeatMaps {
   }
 
   unit(map, count) {
-    return several(count, map.name === "stalls" ? "stall" : "CPU sample");
+    return several(count, map.name === "stalls" ? "GPU sample" : "CPU sample");
   }
 
   /** Paints the cells, one pixel each, and their scale. */

@@ -15,7 +15,7 @@ class HostMap {
     this.image = document.createElement("canvas");
     const get = (name) => element.querySelector(`[data-part=${name}]`);
     for (const part of ["canvas", "caption", "unit", "scale", "says", "tip"]) this[part] = get(part);
-    this.unit.textContent = this.shares ? "GPU stalls of a host" : "GPU stalls";
+    this.unit.textContent = this.shares ? "GPU samples of a host" : "GPU samples";
     this.canvas.onpointermove = (event) => this.hover(event);
     this.canvas.onpointerdown = (event) => this.hover(event);
     this.canvas.onpointerleave = () => this.hover(null);
@@ -64,8 +64,8 @@ class HostMap {
   captionText() {
     const { rows, timeless } = this.data;
     const row = this.shares ? `Each row is ${several(rows[0].hosts, "host")}, by name` : "Each row is a host";
-    const late = timeless ? ` Of ${several(timeless, "stall")} it is not known when they were.` : "";
-    return `${row}, each column ${this.length(this.width)}, UTC. The stalls of a capture are spread evenly over its time. ` +
+    const late = timeless ? ` Of ${several(timeless, "sample")} it is not known when they were.` : "";
+    return `${row}, each column ${this.length(this.width)}, UTC. The samples of a capture are spread evenly over its time. ` +
       `Blank cells were not recorded.${late}`;
   }
 
@@ -189,7 +189,7 @@ class HostMap {
     const host = row.hosts > 1 ? `${row.first} to ${row.last} (${several(row.hosts, "host")})` : row.first;
     const clock = { dateStyle: "medium", timeStyle: width < 60 ? "medium" : "short" };
     const count = this.samples[cell];
-    return [host, `${this.moment(from, clock)} UTC, ${this.length(width)}`, count < 0 ? "not recorded" : several(count, "stall")];
+    return [host, `${this.moment(from, clock)} UTC, ${this.length(width)}`, count < 0 ? "not recorded" : several(count, "sample")];
   }
 
   say(cell) {

@@ -61,13 +61,14 @@ function drawKernels(model, element) {
 
   /** The rows of the table in the chosen range. */
   function rowsNow() {
+    const shown = (count, reason) => (model.isShown(reason) ? count : 0);
     const found = model.selection ? model.kernelsIn(model.selection.begin, model.selection.end) : null;
     const known = new Set();
     const rows = table.rows.map((row) => {
       known.add(row.name);
-      return { ...row, counts: found ? Array.from(found.get(row.name) || new Array(REASON_COUNT).fill(0)) : row.counts };
+      return { ...row, counts: found ? Array.from(found.get(row.name) || new Array(REASON_COUNT).fill(0)) : row.counts.map(shown) };
     });
-    const others = found ? new Array(REASON_COUNT).fill(0) : table.others.counts.slice();
+    const others = found ? new Array(REASON_COUNT).fill(0) : table.others.counts.map(shown);
     if (found)
       for (const [name, counts] of found)
         if (!known.has(name)) counts.forEach((count, reason) => (others[reason] += count));
@@ -352,6 +353,7 @@ function drawKernels(model, element) {
 
   filter.addEventListener("input", showTable);
   model.on("selection", showTable);
+  model.on("active", showTable);
   model.on("kernel", () => {
     showTable();
     showListing(true);

@@ -4,7 +4,7 @@
 function drawTitle(model) {
   const { command, gpus, host, begun, seconds: length } = model.data.about;
   const title = document.querySelector("h1");
-  title.textContent = title.title = command || gpus || host || "GPU stalls"; // long commands are cut
+  title.textContent = title.title = command || gpus || host || "GPU samples"; // long commands are cut
   const facts = [command && gpus, (command || gpus) && host];
   if (begun) facts.push(new Date(begun * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "short" }));
   if (length) facts.push(seconds(Number(length.toFixed(2))));

@@ -52,6 +52,7 @@ class Tree {
     this.leafReason = arrays.leafReason;
     this.leafKernel = arrays.leafKernel;
     this.leafCount = arrays.leafCount;
+    this.divided = arrays.divided; // of nodes: the part of their samples that is divided with others, 0 to 255; or undefined
     this.timed = Boolean(arrays.perInterval);
     if (!this.timed) return;
     // Entries are sorted by interval and leaf; entryLeaf holds the way from the one before, in an interval.
@@ -86,7 +87,7 @@ class Tree {
   /** The same samples without some frames (Uint8Array: 1 is left out): what these called is called by their callers. */
   without(hidden) {
     const kept = new Uint32Array(this.size); // the new number of each node, or of the nearest caller that stays
-    const frame = [0], depth = [0];
+    const frame = [0], depth = [0], divided = [0];
     for (let node = 1; node < this.size; node++) {
       const caller = kept[this.parent[node]];
       if (hidden[this.frame[node]]) kept[node] = caller;
@@ -94,20 +95,23 @@ class Tree {
         kept[node] = frame.length;
         frame.push(this.frame[node]);
         depth.push(depth[caller] + 1);
+        if (this.divided) divided.push(this.divided[node]);
       }
     }
     const found = Object.assign(Object.create(Tree.prototype), this);
     found.setNodes(Uint32Array.from(frame), Uint32Array.from(depth));
     found.leafNode = this.leafNode.map((node) => kept[node]);
+    if (this.divided) found.divided = Uint8Array.from(divided);
     return found;
   }
 
-  /** Samples of each interval. */
-  perInterval(intervals) {
+  /** Samples of each interval, but for those of one reason; -1: of all. */
+  perInterval(intervals, without = -1) {
     const sums = new Float64Array(intervals);
     if (this.timed)
       for (let i = 0; i < intervals; i++)
-        for (let entry = this.start[i]; entry < this.start[i + 1]; entry++) sums[i] += this.entryCount[entry];
+        for (let entry = this.start[i]; entry < this.start[i + 1]; entry++)
+          if (this.leafReason[this.entryLeaf[entry]] !== without) sums[i] += this.entryCount[entry];
     return sums;
   }
 
@@ -153,9 +157,15 @@ class Model {
     this.seconds = this.intervals * this.intervalSeconds;
     this.selection = null;
     this.kernel = null;
-    this.listeners = { selection: [], kernel: [], theme: [], shown: [] };
+    this.divided = payload.divided || []; // what is said of samples that are divided among stacks, and why they are
+    this.activeReason = (this.reasons || []).indexOf("active"); // of samples that are no stalls: an instruction was issued
+    this.active = true; // these samples are shown
+    this.listeners = { selection: [], kernel: [], theme: [], shown: [], active: [] };
     this.trees = {};
-    for (const [name, described] of Object.entries(payload.trees)) this.trees[name] = new Tree(described, this.intervals);
+    for (const [name, described] of Object.entries(payload.trees)) {
+      const tree = (this.trees[name] = new Tree(described, this.intervals));
+      tree.code = Uint8Array.from(tree.kinds, (kind) => (this.kinds[kind].startsWith("GPU") ? 1 : 0)); // of frames
+    }
     this.stallsPerInterval = this.timed("stalls").perInterval(this.intervals);
     this.cpuPerInterval = this.trees.cpu ? this.timed("cpu").perInterval(this.intervals) : new Float64Array(this.intervals);
   }
@@ -165,7 +175,7 @@ class Model {
     return this.trees[`${source}Ranges`] || this.trees[source];
   }
 
-  /** Calls fn at every "selection", "kernel" or "theme" that changes, and when the flame graph shows something else. */
+  /** Calls fn at every "selection", "kernel", "theme" or "active" that changes, and when the flame graph shows something else. */
   on(event, fn) {
     this.listeners[event].push(fn);
   }
@@ -191,6 +201,18 @@ class Model {
     if (!same) this.tell("selection");
   }
 
+  /** Shows active samples, or stalls alone. */
+  showActive(shown) {
+    this.active = shown;
+    this.stallsPerInterval = this.timed("stalls").perInterval(this.intervals, shown ? -1 : this.activeReason);
+    this.tell("active");
+  }
+
+  /** Whether samples of a reason are shown. */
+  isShown(reason) {
+    return this.active || reason !== this.activeReason;
+  }
+
   /** Chooses a kernel by name; null: none. */
   selectKernel(name) {
     if (name === this.kernel) return;
@@ -201,9 +223,10 @@ class Model {
   /** The tree that a source ("stalls" or "cpu") has in the chosen range, and the samples of its leaves. */
   chosen(source) {
     const chosen = this.selection;
-    if (!chosen) return { tree: this.trees[source], leaves: this.trees[source].leafCount };
-    const tree = this.timed(source);
-    return { tree, leaves: tree.leavesIn(chosen.first, chosen.last) };
+    const tree = chosen ? this.timed(source) : this.trees[source];
+    const leaves = chosen ? tree.leavesIn(chosen.first, chosen.last) : tree.leafCount;
+    if (!tree.gpu || this.active) return { tree, leaves };
+    return { tree, leaves: leaves.map((count, leaf) => (this.isShown(tree.leafReason[leaf]) ? count : 0)) };
   }
 
   /** Samples by reason of each kernel in a range of seconds; without one, in the whole recording: name -> Float64Array[10]. */
@@ -215,7 +238,7 @@ class Model {
       : tree.leavesIn(Math.round(begin / this.intervalSeconds), Math.round(end / this.intervalSeconds));
     const found = new Map();
     for (let leaf = 0; leaf < leaves.length; leaf++) {
-      if (!leaves[leaf]) continue;
+      if (!leaves[leaf] || !this.isShown(tree.leafReason[leaf])) continue;
       const name = this.kernels[tree.leafKernel[leaf]];
       if (!found.has(name)) found.set(name, new Float64Array(REASON_COUNT));
       found.get(name)[tree.leafReason[leaf]] += leaves[leaf];

@@ -115,6 +115,32 @@ class Picture {
     return box.main;
   }
 
+  /**
+   * The part of a box's samples that were divided between it and boxes beside it, 0 to 1. Leaves first, a box has its
+   * samples for certain as long as it has all those of the instruction that it stands on.
+   */
+  divided(box) {
+    const { tree, sums } = this;
+    if (!tree.divided || !box.value || box.frame < 0) return 0;
+    if (box.part === undefined) {
+      let part = 0;
+      if (!box.leaves) for (const node of box.nodes) part += tree.divided[node] * sums.total[node];
+      else if (!this.sure(box)) {
+        const counts = this.up ? sums.total : sums.own;
+        for (const node of box.leaves) part += tree.divided[node] * counts[node];
+      }
+      box.part = Math.min(part / 255 / box.value, 1);
+    }
+    return box.part;
+  }
+
+  /** Whether a box of a picture with the leaves first is GPU code, or has all samples of the GPU code that it stands on. */
+  sure(box) {
+    let code = box;
+    while (code.above && !this.tree.code[code.frame]) code = code.above;
+    return code.value === box.value;
+  }
+
   /** Samples of a box that end in it: none of its callees has them. */
   own(box) {
     if (box.leaves) return box.depth === 1 && !this.up ? box.value : 0;

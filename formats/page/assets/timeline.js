@@ -119,7 +119,7 @@ function drawTimeline(model, element) {
 
   const stalls = model.stallsPerInterval;
   if (stalls && stalls.length) {
-    rows.append(made("div", "time-heading", "EU stalls"));
+    rows.append(made("div", "time-heading", "GPU samples, active ones included"));
     const each = Math.max(Math.ceil(stalls.length / BUCKETS), 1);
     const counts = [];
     for (let from = 0; from < stalls.length; from += each) {

@@ -119,7 +119,7 @@ def test_large_losses_are_warnings(losses: list[Any], warnings: list[str], tmp_p
     ("facts", "warnings"),
     [
         (GOOD, []),
-        (Facts(), ["there are no stalls"]),
+        (Facts(), ["there are no samples"]),
         (replace(GOOD, unknown_kernel=40, no_launch=40, matched=Matched(800, 760, 720)), []),  # 5 % of each
         (replace(GOOD, unknown_kernel=41, matched=Matched(800, 759, 759)),
          ["5.1 % of the samples are in no known kernel"]),

@@ -12,13 +12,13 @@ import pytest
 
 from iaprof.cli.main import main
 from iaprof.formats.export import About, Export
-from iaprof.formats.profile import StackOptions
+from iaprof.formats.profile import StackOptions, reason_name
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.exporting import empty_profile
 from iaprof.report.merging import merge
 from unit.capturing import HEADER, capture, launch, record, stall
-from unit.timelines import export
+from unit.timelines import executed, export
 
 Event = dict[str, Any]
 
@@ -58,11 +58,11 @@ def test_each_event_has_what_the_published_document_asks_for_as_viewers_cannot_b
 
 def test_counters_have_the_totals_of_the_profile() -> None:
     given = export()
-    by_reason = curve(given, "stalls per 0.1 s, by reason")
-    assert all(tuple(args) == REASONS for _, args in by_reason)
-    sums = [sum(args[reason] for _, args in by_reason) for reason in REASONS]
+    by_reason = curve(given, "GPU samples per 0.1 s, by reason")
+    assert all(tuple(args) == tuple(map(reason_name, REASONS)) for _, args in by_reason)
+    sums = [sum(args[reason_name(reason)] for _, args in by_reason) for reason in REASONS]
     assert sums == given.profile.counts.sum(axis=0).tolist()
-    assert curve(given, "stalls per 0.1 s") == [
+    assert curve(given, "GPU samples per 0.1 s") == [
         (0, {"samples": 8}),
         (100_000, {"samples": 0}),
         (700_000, {"samples": 9}),
@@ -94,6 +94,23 @@ def test_launches_are_slices_that_do_not_overlap() -> None:
         "dur": 300_000.0,
         "args": {"launches": 100},
     }
+
+
+def test_when_kernels_were_seen_are_slices_with_flows_from_their_launches() -> None:
+    found = document(executed())["traceEvents"]
+    slices = [event for event in found if event["ph"] == "X"]
+    seen = [event for event in slices if event["cat"] == "gpu"]
+    assert [(event["ts"], event["dur"], event["args"]["samples"]) for event in seen] == [
+        (50_000, 350_000, 6), (60_000, 1, 2), (550_000, 50_000, 9), (900_000, 100_000, 1),
+    ]  # fmt: skip
+    assert seen[0]["args"] == {"samples": 6, "process": "app 7", "stack": "main"}
+    starts, ends = ({event["id"]: event for event in found if event["ph"] == phase} for phase in "sf")
+    assert [(starts[number]["ts"], ends[number]["ts"]) for number in starts] == [
+        (0, 50_000), (0, 60_000), (500_000, 550_000),
+    ]  # fmt: skip
+    for kind, flows in (("launches", starts), ("gpu", ends)):
+        places = {(event["pid"], event["tid"], event["ts"]) for event in slices if event["cat"] == kind}
+        assert {(event["pid"], event["tid"], event["ts"]) for event in flows.values()} <= places
 
 
 def rows(given: Export) -> list[str]:
@@ -156,7 +173,7 @@ def test_the_verb_shows_all_of_a_merged_capture_or_a_share_of_the_time_of_all(
     assert {event["name"] for event in found if event["ph"] == "X"} == hosts
     assert {event["ts"] // 1e6 for event in found if event["ph"] == "X"} == seconds
     assert {event["ts"] // 1e6 for event in found if event["name"].startswith("power")} == seconds
-    stalled = {event["ts"] // 1e6 for event in found if event["args"].get("samples")}
+    stalled = {event["ts"] // 1e6 for event in found if event.get("args", {}).get("samples")}
     assert stalled == seconds
 
 

@@ -1,4 +1,4 @@
-"""The Firefox Profiler's format, checked against the published description of version 61."""
+"""The Firefox Profiler's format, checked against the published description of version 63."""
 
 import io
 import json
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import StackOptions
+from iaprof.formats.profile import StackOptions, reason_name
 from iaprof.formats.writers.firefox import Firefox
 from iaprof.gpu.intel.reasons import REASONS
-from unit import stalled
+from unit import stalled, timelines
 from unit.profiles import Row, counts
 
 SHARED = {  # columns by table: src/types/profile.ts of firefox-devtools/profiler at that version
@@ -76,15 +76,15 @@ def test_each_process_has_threads_of_stalls_and_cpu_samples() -> None:
     document = written(stalled.export())
     threads = document["threads"]
     assert [(each["processName"], each["pid"], each["name"], each["isMainThread"]) for each in threads] == [
-        ("app", "42", "GPU stalls", True),
+        ("app", "42", "GPU samples", True),
         ("app", "42", "CPU samples", False),
-        ("Web Content on north", "7 on north", "GPU stalls", True),
-        ("[unknown process]", "[unknown process]", "GPU stalls", True),
+        ("Web Content on north", "7 on north", "GPU samples", True),
+        ("[unknown process]", "[unknown process]", "GPU samples", True),
         ("swapper", "swapper", "CPU samples", True),
     ]
     assert len({each["tid"] for each in threads}) == len(threads)
     assert document["meta"]["initialVisibleThreads"] == [0, 1, 2, 3]
-    assert sum(sum(each["samples"]["weight"]) for each in threads if each["name"] == "GPU stalls") == stalled.SAMPLES
+    assert sum(sum(each["samples"]["weight"]) for each in threads if each["name"] == "GPU samples") == stalled.SAMPLES
     assert sum(sum(each["samples"]["weight"]) for each in threads if each["name"] == "CPU samples") == 6
 
 
@@ -100,22 +100,23 @@ def test_stacks_share_an_interval_by_their_samples() -> None:
     assert sorted(line.split(": ", 1)[1] for line in found[1:4]) == sorted(
         [
             f"10 of {cpu}; {gpu}; active in GPU (GPU instruction, active), 100 %",
-            f"70 of {cpu}; {gpu}; sbid in GPU (GPU instruction, sbid), 100 %",
+            f"70 of {cpu}; {gpu}; stall: sbid in GPU (GPU instruction, stall: sbid), 100 %",
             "20 of main src/main.c:15 in app (C, Other); matmul src/matmul.cl:5 in GPU (GPU source, Other);"
-            " tdr in GPU (GPU instruction, tdr), 100 %",
+            " stall: tdr in GPU (GPU instruction, stall: tdr), 100 %",
         ]
     )
     assert found[4:] == [
         "60 ms: 0 of nothing, 0 %",
-        f"80 ms: 2 of {cpu}; {gpu}; sbid in GPU (GPU instruction, sbid), 2 %",
+        f"80 ms: 2 of {cpu}; {gpu}; stall: sbid in GPU (GPU instruction, stall: sbid), 2 %",
     ]
     assert samples(document, other) == [
         "20 ms: 0 of nothing, 0 %",
-        f"40 ms: 5 of [libfoo.so+0x1f0] (unknown, Other); {gpu}; send in GPU (GPU instruction, send), 5 %",
+        f"40 ms: 5 of [libfoo.so+0x1f0] (unknown, Other); {gpu};"
+        " stall: send in GPU (GPU instruction, stall: send), 5 %",
     ]
     assert samples(document, unknown)[1:] == [
         "80 ms: 3 of [unknown process] (process, Other); [unknown kernel] (unknown, Other);"
-        " control in GPU (GPU instruction, control), 3 %"
+        " stall: control in GPU (GPU instruction, stall: control), 3 %"
     ]
 
 
@@ -126,16 +127,16 @@ def test_consecutive_intervals_have_no_gap() -> None:
     document = written(stalled.export(rows, cpu=False), StackOptions(components=("reason",)))
     assert samples(document, document["threads"][0]) == [
         "20 ms: 0 of nothing, 0 %",
-        "40 ms: 8 of sbid in GPU (GPU instruction, sbid), 100 %",
-        "60 ms: 7 of sbid in GPU (GPU instruction, sbid), 88 %",
+        "40 ms: 8 of stall: sbid in GPU (GPU instruction, stall: sbid), 100 %",
+        "60 ms: 7 of stall: sbid in GPU (GPU instruction, stall: sbid), 88 %",
     ]
 
 
 @pytest.mark.parametrize("export", [stalled.export(), stalled.hostile(), stalled.export([], cpu=False)])
 def test_the_published_tables_as_the_profiler_itself_cannot_be_had_offline(export: Export) -> None:
     document = written(export, StackOptions(components=("cpu", "function", "reason", "offset")))
-    assert document.keys() == {"meta", "libs", "shared", "threads"}
-    assert document["meta"]["preprocessedProfileVersion"] == 61
+    assert document.keys() == {"meta", "libs", "shared", "threads", "counters"}
+    assert document["meta"]["preprocessedProfileVersion"] == 63
     assert {
         "interval",
         "startTime",
@@ -163,14 +164,54 @@ def test_the_published_tables_as_the_profiler_itself_cannot_be_had_offline(expor
     totals = Counter[str]()
     for thread in document["threads"]:
         totals[thread["name"]] += sum(thread["samples"]["weight"])
-    assert totals["GPU stalls"] == int(export.profile.counts.sum())
+    assert totals["GPU samples"] == int(export.profile.counts.sum())
 
 
 def test_an_offset_has_the_category_of_its_reason() -> None:
     document = written(stalled.export(), StackOptions(components=("reason", "offset")))
     last = stack(document, document["threads"][0]["samples"]["stack"][1])
     assert last.split("; ")[1] in ("0x10 in GPU", "0x20 in GPU")
-    assert document["meta"]["categories"][-1]["subcategories"] == ["Other", *REASONS]
+    assert document["meta"]["categories"][-1]["subcategories"] == ["Other", *map(reason_name, REASONS)]
+
+
+def marks(document: Any) -> list[str]:
+    """A line per marker: process, name, times and what is told of it, by the schema of its type."""
+    strings, schemas = document["shared"]["stringArray"], document["meta"]["markerSchema"]
+    fields = {each["name"]: {field["key"]: field["format"] for field in each["fields"]} for each in schemas}
+    lines = []
+    for thread in document["threads"]:
+        table = thread["markers"]
+        columns = (table[name] for name in ("name", "startTime", "endTime", "phase", "data"))
+        assert table["length"] == len(table["category"]) == len(table["name"])
+        for name, start, end, phase, data in zip(*columns, strict=True):
+            assert phase == 1
+            of = fields[data["type"]]
+            assert data.keys() == {"type", *of}
+            told = [strings[data[key]] if of[key] == "unique-string" else str(data[key]) for key in of]
+            lines.append(f"{thread['processName']}: {strings[name]}, {start:g} to {end:g} ms, {data['type']} {told}")
+    return lines
+
+
+def test_launches_and_when_kernels_were_seen_are_markers_of_their_processes() -> None:
+    found = marks(written(timelines.executed()))
+    assert found[:3] == [
+        "app: matmul \u00d7100, 0 to 300 ms, Launches ['matmul', '100', '7']",
+        "app: matmul, 50 to 400 ms, Execution ['matmul', '6', 'card0', 'main']",
+        "app: matmul, 60 to 60 ms, Execution ['matmul', '2', 'card0', 'main;a\\\\x1b[2J\\\\x0a\"]}</script>\\\\u202e']",
+    ]
+    assert (
+        "[unknown process]: [unknown kernel], 900 to 1000 ms, Execution ['[unknown kernel]', '1', 'card1', '']" in found
+    )
+    assert len(found) == 5 + 4
+
+
+def test_metrics_are_counters_by_what_they_change() -> None:
+    document = written(timelines.export())
+    of = {each["name"]: each for each in document["counters"]}
+    frequency = of["frequency actual, MHz"]
+    assert frequency["samples"] == {"time": [50.0, 150.0], "count": [400.0, 2000.5], "length": 2}
+    assert frequency["pid"] == document["threads"][frequency["mainThreadIndex"]]["pid"]
+    assert frequency["display"]["graphType"] == "line-accumulated"
 
 
 def test_cpu_samples_alone() -> None:
@@ -187,7 +228,7 @@ def test_a_large_capture_is_written_from_its_profile_by_interval() -> None:
 
 def firefox_total(file: Path) -> int:
     threads = json.loads(file.read_text())["threads"]
-    return sum(sum(thread["samples"]["weight"]) for thread in threads if "stalls" in thread["name"])
+    return sum(sum(thread["samples"]["weight"]) for thread in threads if "GPU" in thread["name"])
 
 
 TOTALS = {"firefox": firefox_total}

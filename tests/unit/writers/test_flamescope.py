@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import StackOptions
+from iaprof.formats.profile import StackOptions, reason_name
 from iaprof.formats.writers.flamescope import Flamescope, write_events
 from iaprof.gpu.intel.reasons import REASONS
 from unit import stalled
@@ -52,9 +52,9 @@ def test_events_by_flamescopes_published_rules_as_it_cannot_be_had_offline() -> 
     text = written(stalled.export([stalled.ROWS[2], stalled.ROWS[3]]))
     # given intervals with five and three samples, when written, then as many events are spread evenly over them
     event = (
-        "Web_Content 7 0.0{:0<8}: 1 gpu-stall:\n"
+        "Web_Content 7 0.0{:0<8}: 1 gpu-sample:\n"
         "\t               0 0x10_[g] ([gpu])\n"
-        "\t               0 send_[g] ([gpu])\n"
+        "\t               0 stall: send ([gpu])\n"
         "\t               0 send_[g] ([gpu])\n"
         "\t               0 dot(float)_[G] ([gpu])\n"
         "\t               0 matmul_[G] ([gpu])\n"
@@ -63,9 +63,9 @@ def test_events_by_flamescopes_published_rules_as_it_cannot_be_had_offline() -> 
         "\n"
     )
     unknown = (
-        "[unknown_process] 0 0.0{:0<8}: 1 gpu-stall:\n"
+        "[unknown_process] 0 0.0{:0<8}: 1 gpu-sample:\n"
         "\t               0 0x8000000000000001_[g] ([gpu])\n"
-        "\t               0 control_[g] ([gpu])\n"
+        "\t               0 stall: control ([gpu])\n"
         "\t               0 [unknown kernel]_[G] ([gpu])\n"
         "\t               0 [unknown process] ([unknown])\n"
         "\n"
@@ -99,7 +99,7 @@ def test_many_stalls_give_fewer_events_in_the_same_proportions() -> None:
     for interval, samples in stalled.per_interval(rows).items():
         assert abs(found[0, interval] - samples * 1_000 / total) <= 1
     assert abs(sum(1 for _, stack in events(text) if len(stack) > 8) - 750) <= 40
-    weights = [int(each) for each in re.findall(r": (\d+) gpu-stall:", text)]
+    weights = [int(each) for each in re.findall(r": (\d+) gpu-sample:", text)]
     assert (sum(weights), max(weights) - min(weights)) == (total, 0 if total % 1_000 == 0 else 1)
 
 
@@ -113,8 +113,8 @@ def test_a_file_keeps_to_its_maximum_size() -> None:
 @pytest.mark.parametrize(
     ("options", "stacks"),
     [
-        (StackOptions(components=("process", "reason")), {"app;active_[g]": 10, "app;sbid_[g]": 72, "app;tdr_[g]": 20,
-            "[unknown_process];control_[g]": 3, "Web_Content;send_[g]": 5}),
+        (StackOptions(components=("process", "reason")), {"app;active": 10, "app;stall: sbid": 72, "app;stall: tdr": 20,
+            "[unknown_process];stall: control": 3, "Web_Content;stall: send": 5}),
         (StackOptions(components=("function",), inverted=True), {"app;matmul_[G]": 20,
             "app;dot(float)_[G];matmul_[G]": 82, "[unknown_process];[unknown kernel]_[G]": 3,
             "Web_Content;dot(float)_[G];matmul_[G]": 5}),
@@ -131,7 +131,7 @@ def test_a_large_capture_is_written_from_its_profile_by_interval() -> None:
     by_time = stalled.export(stalled.ROWS).profile
     found = written(Export(export.profile, export.about, export.interval_s, by_time))
     assert len(events(found)) == stalled.SAMPLES
-    assert {stack[-1][0] for _, stack in events(found)} <= {f"{reason}_[g]" for reason in REASONS}
+    assert {stack[-1][0] for _, stack in events(found)} <= {reason_name(reason) for reason in REASONS}
 
 
 def test_no_stalls_give_no_events() -> None:
@@ -148,7 +148,7 @@ def test_hostile_names_add_no_events_and_break_no_frames() -> None:
     assert Counter(len(stack) for _, stack in found) == {9: total - 10, 8: 10}
     assert stalled.HOSTILE[9] == ""
     assert max(time for time, _ in found) < 0.08
-    assert {stack[-2][0] for _, stack in found} == {"sbid_[g]"}
+    assert {stack[-2][0] for _, stack in found} == {"stall: sbid"}
 
 
 def flamescope_total(file: Path) -> int:

@@ -21,7 +21,7 @@ from browser import chromium, opened, until
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.page.data import payload
 from iaprof.formats.page.html import HtmlPage
-from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin, Profile, StackOptions
+from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin, Profile, StackOptions, reason_name
 from iaprof.gpu.intel.reasons import REASONS
 from limits import Within
 from unit.profiles import Row, counts, profile
@@ -238,7 +238,7 @@ def test_every_stack_keeps_its_samples_by_reason_and_interval(seeds: list[tuple[
     for interval, launch, kernel, reason, count in seeds:
         cpu = [("p", "1", "a", "b"), ("p", "1", "a", "c", "a"), ("q", "2")][launch]
         gpu = [("f.cl", "k", "send"), ("k", "i", "add"), ("g.cl", "l", "mul")][kernel]
-        key = ((*cpu, *gpu, REASONS[reason]), reason, interval)
+        key = ((*cpu, *gpu, reason_name(REASONS[reason])), reason, interval)
         expected[key] = expected.get(key, 0) + count
     assert stacks(trees["stalls"]) == expected
 
@@ -290,9 +290,9 @@ def test_frames_below_the_limit_are_merged() -> None:
     found = stacks(trees["stalls"])
 
     assert sum(found.values()) == TOTAL
-    assert {stack[-1] for stack, _, _ in found} == {"sbid", "[1 smaller]", "[3 smaller]", "[10 smaller]"}
+    assert {stack[-1] for stack, _, _ in found} == {"stall: sbid", "[1 smaller]", "[3 smaller]", "[10 smaller]"}
     assert trees["stalls"]["notes"] == [
-        "14 of 23 frames of stalls are summed up as “[N smaller]”, with 16.7 % of the samples."
+        "14 of 23 frames of GPU samples are summed up as “[N smaller]”, with 16.7 % of the samples."
     ]
 
 
@@ -313,7 +313,7 @@ def test_the_graph_shows_all_samples_and_their_number(page: Page) -> None:
     assert root(page) == TOTAL
     assert row(page, 3) == {"main": 105, "other": 3}
     assert row(page, 4) == {"nn::train()": 92, "nn::infer()": 13}
-    assert "Where the GPU waited, whole recording: 108 stalls." in page.locator("#flame .caption").inner_text()
+    assert "What the GPU's threads did, whole recording: 108 samples" in page.locator("#flame .caption").inner_text()
     assert page.locator("h1").inner_text() == "python train.py"
     assert page.locator("body").get_by_text("Much was lost.").count() == 1
     assert page.title() == "python train.py · Battlemage · box"
@@ -322,11 +322,11 @@ def test_the_graph_shows_all_samples_and_their_number(page: Page) -> None:
 def test_clicks_and_keys_zoom(page: Page) -> None:
     click(page, "nn::infer()")
     assert page.evaluate("iaprof.flame.view") == [92, 105]
-    assert page.locator("#flame .details").inner_text().startswith("nn::infer() 13 stalls, 12.0 %")
+    assert page.locator("#flame .details").inner_text().startswith("nn::infer() 13 samples, 12.0 %")
 
     page.keyboard.press("ArrowDown")
     page.keyboard.press("ArrowDown")
-    assert page.locator("#flame .details").inner_text().startswith("nn::infer() 13 stalls")
+    assert page.locator("#flame .details").inner_text().startswith("nn::infer() 13 samples")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("Enter")
     assert page.evaluate("iaprof.flame.path(iaprof.flame.zoomed)") == [
@@ -359,12 +359,12 @@ def test_a_range_shows_its_own_samples(page: Page) -> None:
         assert root(page) == in_range(first, last)
 
     page.evaluate("iaprof.model.select(1.2, 1.24)")
-    assert page.locator("#heat .says").inner_text() == "Selected 1.2 s to 1.24 s: 58 stalls, 2 CPU samples."
+    assert page.locator("#heat .says").inner_text() == "Selected 1.2 s to 1.24 s: 58 GPU samples, 2 CPU samples."
     page.click("button[value=cpu]")
     assert root(page) == 2
     page.click("#heat button")
     assert root(page) == 10
-    assert page.locator("#heat .says").inner_text() == "Whole recording, 3 s: 108 stalls, 10 CPU samples."
+    assert page.locator("#heat .says").inner_text() == "Whole recording, 3 s: 108 GPU samples, 10 CPU samples."
 
 
 def test_dragging_and_clicking_select_a_range(page: Page) -> None:
@@ -403,7 +403,7 @@ def test_leaves_first_begins_where_stacks_end(page: Page) -> None:
     page.click("button[value=inverted]")
 
     assert root(page) == TOTAL
-    assert row(page, 1) == {"sbid": 90, "active": 14, "other": 3, "send": 1}
+    assert row(page, 1) == {"stall: sbid": 90, "active": 14, "stall: other": 3, "stall: send": 1}
     assert row(page, 2) == {"send": 92, "add": 13, "[unknown kernel]": 3}
     label = page.locator("#flame [data-part=canvas]").get_attribute("aria-label")
     assert label is not None
@@ -418,7 +418,7 @@ def test_a_function_shows_its_callers_and_callees(page: Page) -> None:
     assert root(page) == 13
     assert row(page, -1) == {"main": 13}
     assert row(page, 1) == {"nn::apply()": 13}
-    assert "13 stalls of 108, 12.0 %. Above nn::infer(): who calls it." in page.locator("#flame .caption").inner_text()
+    assert "13 samples of 108, 12.0 %. Above nn::infer(): who calls it." in page.locator("#flame .caption").inner_text()
 
     page.click("text=Back to all stacks")
     assert root(page) == TOTAL

@@ -83,7 +83,8 @@ def test_what_it_is_a_profile_of() -> None:
     ]
     (profile,) = resource.scope_profiles[0].profiles
     string = message.dictionary.string_table
-    assert (string[profile.sample_type.type_strindex], string[profile.sample_type.unit_strindex]) == ("stalls", "count")
+    kind = profile.sample_type
+    assert (string[kind.type_strindex], string[kind.unit_strindex]) == ("gpu_samples", "count")
     assert (profile.time_unix_nano, profile.duration_nano) == (1_700_000_000_500_000_000, 80_000_000)
     about = [message.dictionary.attribute_table[number] for number in profile.attribute_indices]
     assert {string[each.key_strindex]: each.value.string_value for each in about} == {

@@ -13,11 +13,11 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.formats.export import Export, Launches
-from iaprof.formats.profile import StackOptions
+from iaprof.formats.profile import StackOptions, reason_name
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.exporting import empty_profile
-from unit.timelines import HOSTILE, export
+from unit.timelines import HOSTILE, executed, export
 
 ZERO = 50_000_000_000
 MS = 1_000_000
@@ -30,6 +30,9 @@ class Read:
     tracks: dict[tuple[str, ...], Any] = field(default_factory=dict)
     values: dict[tuple[str, ...], list[tuple[int, float]]] = field(default_factory=dict)
     slices: dict[tuple[str, ...], list[tuple[str, int, int, int]]] = field(default_factory=dict)
+    categories: dict[tuple[str, ...], set[str]] = field(default_factory=dict)
+    arguments: dict[tuple[str, int], dict[str, Any]] = field(default_factory=dict)  # of slices, by name and begin
+    flows: dict[int, list[tuple[str, str, int]]] = field(default_factory=dict)  # what, slice, begin; by number
     snapshot: Any = None
 
 
@@ -49,7 +52,9 @@ def read(given: Export) -> Read:
     paths: dict[int, tuple[str, ...]] = {}
     names: dict[int, str] = {}
     annotations: dict[int, str] = {}
-    open_: dict[int, tuple[str, int, int]] = {}
+    categories: dict[int, str] = {}
+    texts: dict[int, str] = {}
+    open_: dict[int, tuple[str, int, Any]] = {}
     cleared = False
     for packet in pb.Trace.FromString(out.getvalue()).packet:
         assert packet.trusted_packet_sequence_id
@@ -59,13 +64,15 @@ def read(given: Export) -> Read:
             cleared = True
         names |= {each.iid: each.name for each in packet.interned_data.event_names}
         annotations |= {each.iid: each.name for each in packet.interned_data.debug_annotation_names}
+        categories |= {each.iid: each.name for each in packet.interned_data.event_categories}
+        texts |= {each.iid: each.str.decode() for each in packet.interned_data.debug_annotation_string_values}
         if packet.HasField("clock_snapshot"):
             found.snapshot = packet.clock_snapshot
         if packet.HasField("track_descriptor"):
             track = packet.track_descriptor
             assert track.uuid not in paths
             paths[track.uuid] = (*paths[track.parent_uuid], name_of(track)) if track.parent_uuid else (name_of(track),)
-            assert paths[track.uuid] not in found.tracks
+            assert paths[track.uuid] not in found.tracks or paths[track.uuid][0].startswith("GPU kernels")
             found.tracks[paths[track.uuid]] = track
         if not packet.HasField("track_event"):
             continue
@@ -79,9 +86,19 @@ def read(given: Export) -> Read:
             found.values.setdefault(path, []).append((time, value))
         elif event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
             assert event.track_uuid not in open_, "slices of one track must not overlap"
-            (annotation,) = event.debug_annotations
-            assert annotations[annotation.name_iid] == ("waits" if path[-1].startswith("zeWait") else "launches")
-            open_[event.track_uuid] = names[event.name_iid], time, annotation.uint_value
+            given_ = {
+                annotations[each.name_iid]: texts[each.string_value_iid] if each.string_value_iid else each.uint_value
+                for each in event.debug_annotations
+            }
+            (category,) = (categories[number] for number in event.category_iids)
+            (count_of,) = given_.keys() & {"waits", "launches", "samples"}
+            assert category == {"samples": "gpu"}.get(count_of, count_of)
+            found.arguments[names[event.name_iid], time] = given_
+            for flow in event.flow_ids:
+                found.flows.setdefault(flow, []).append(("begins", names[event.name_iid], time))
+            for flow in event.terminating_flow_ids:
+                found.flows.setdefault(flow, []).append(("ends", names[event.name_iid], time))
+            open_[event.track_uuid] = names[event.name_iid], time, given_[count_of]
         else:
             assert event.type == pb.TrackEvent.TYPE_SLICE_END
             name, begin, count = open_.pop(event.track_uuid)
@@ -95,12 +112,12 @@ def test_counters_have_the_totals_by_perfettos_definitions_as_its_ui_cannot_be_h
     found = read(given := export())
     per_reason = dict(zip(REASONS, given.profile.counts.sum(axis=0).tolist(), strict=True))
     sums = {path: sum(value for _, value in values) for path, values in found.values.items()}
-    assert sums["GPU stalls", "all reasons"] == given.profile.counts.sum()
-    assert {reason: sums.get(("GPU stalls", reason), 0) for reason in REASONS} == per_reason
-    assert found.values["GPU stalls", "sbid"] == [(0, 7), (100 * MS, 0), (700 * MS, 0), (800 * MS, 0)]
-    assert found.values["GPU stalls", "all reasons"] == [(0, 8), (100 * MS, 0), (700 * MS, 9), (800 * MS, 0)]
+    assert sums["GPU samples", "all reasons"] == given.profile.counts.sum()
+    assert {reason: sums.get(("GPU samples", reason_name(reason)), 0) for reason in REASONS} == per_reason
+    assert found.values["GPU samples", "stall: sbid"] == [(0, 7), (100 * MS, 0), (700 * MS, 0), (800 * MS, 0)]
+    assert found.values["GPU samples", "all reasons"] == [(0, 8), (100 * MS, 0), (700 * MS, 9), (800 * MS, 0)]
     assert found.values["CPU samples",] == [(100 * MS, 4), (200 * MS, 6), (300 * MS, 0)]
-    assert found.tracks["GPU stalls", "sbid"].counter.unit_name == "samples per 0.1 s"
+    assert found.tracks["GPU samples", "stall: sbid"].counter.unit_name == "samples per 0.1 s"
 
 
 def test_metrics_are_counters_with_units() -> None:
@@ -120,6 +137,22 @@ def test_launches_are_slices_below_processes_and_threads() -> None:
     assert found.slices["app (7)", "app (7/7)", "reduce"] == [("reduce", 100 * MS, 100 * MS + 1000, 1)]
     counts = Counter(path[1] for path, slices in found.slices.items() for slice_ in slices for _ in range(slice_[3]))
     assert counts == {"app (7/7)": 102, "worker (7/9)": 7}
+
+
+def test_when_kernels_were_seen_are_slices_with_their_stacks_and_flows_from_their_launches() -> None:
+    found = read(executed())
+    assert sorted(found.slices["GPU kernels card0", "matmul"]) == [
+        ("matmul", 50 * MS, 400 * MS, 6), ("matmul", 60 * MS, 60 * MS + 1000, 2), ("matmul", 550 * MS, 600 * MS, 9),
+    ]  # fmt: skip
+    assert found.slices["GPU kernels card1", "[unknown kernel]"] == [("[unknown kernel]", 900 * MS, 1000 * MS, 1)]
+    assert found.arguments["matmul", 50 * MS] == {"samples": 6, "process": "app 7", "stack": "main"}
+    assert found.arguments["matmul", 60 * MS]["stack"].startswith("main;a\\x1b[2J")
+    # from the run of launches that began last before the samples were seen
+    assert sorted(found.flows.values()) == [
+        [("ends", "matmul", 50 * MS), ("begins", "matmul \u00d7100", 0)],
+        [("ends", "matmul", 60 * MS), ("begins", "matmul \u00d7100", 0)],
+        [("ends", "matmul", 550 * MS), ("begins", "matmul", 500 * MS)],
+    ]
 
 
 def test_waits_are_slices_of_their_threads_too() -> None:
@@ -147,8 +180,8 @@ def test_times_are_monotonic_with_a_snapshot_of_the_wall_clock() -> None:
 
 def test_each_gpu_has_its_own_counters() -> None:
     found = read(export(devices=("card0", "card1")))
-    assert sum(value for _, value in found.values["GPU stalls card0", "all reasons"]) == 15
-    assert found.values["GPU stalls card1", "sbid"] == [(0, 2), (100 * MS, 0)]
+    assert sum(value for _, value in found.values["GPU samples card0", "all reasons"]) == 15
+    assert found.values["GPU samples card1", "stall: sbid"] == [(0, 2), (100 * MS, 0)]
 
 
 def test_equal_pids_of_several_machines_stay_apart() -> None:
@@ -171,7 +204,7 @@ def test_stalls_by_time_come_from_the_profile_by_interval() -> None:
     given = export()
     whole = replace(given.profile, interval=np.zeros_like(given.profile.interval), intervals=[50.0])
     found = read(replace(given, profile=whole, by_time=given.profile))
-    assert found.values["GPU stalls", "send"] == [(0, 0), (100 * MS, 0), (700 * MS, 9), (800 * MS, 0)]
+    assert found.values["GPU samples", "stall: send"] == [(0, 0), (100 * MS, 0), (700 * MS, 9), (800 * MS, 0)]
 
 
 @pytest.mark.parametrize("seconds", [1e300, -1e300])

@@ -70,20 +70,20 @@ def test_functions_are_frames_by_pprofs_definitions_as_it_cannot_be_had_offline(
     assert sorted(text(message)) == sorted(
         [
             f"0x10 {gpu} < {cpu} | {app} instruction=send reason=active | [10]",
-            f"0x10 {gpu} < {cpu} | {app} instruction=send reason=sbid | [70]",
-            f"0x30 {gpu} < {cpu} | {app} instruction=send reason=sbid | [2]",
+            f"0x10 {gpu} < {cpu} | {app} instruction=send reason=stall: sbid | [70]",
+            f"0x30 {gpu} < {cpu} | {app} instruction=send reason=stall: sbid | [2]",
             "0x20 matmul_[G] src/matmul.cl:5 in [gpu] < main src/main.c:15 in /usr/bin/app"
-            f" | {app} instruction=mov reason=tdr | [20]",
+            f" | {app} instruction=mov reason=stall: tdr | [20]",
             f"0x10 {gpu} < [libfoo.so+0x1f0] in ?"
-            " | host=north device=card1 process=Web Content pid=7 instruction=send reason=send | [5]",
+            " | host=north device=card1 process=Web Content pid=7 instruction=send reason=stall: send | [5]",
             "0x8000000000000001 [unknown kernel]_[G] in [gpu] < [unknown process] in ?"
-            " | device=card1 process=[unknown process] instruction=[no binary] reason=control | [3]",
+            " | device=card1 process=[unknown process] instruction=[no binary] reason=stall: control | [3]",
         ]
     )
     string = message.string_table
     assert string[0] == ""
-    assert [(string[each.type], string[each.unit]) for each in message.sample_type] == [("stalls", "count")]
-    assert string[message.default_sample_type] == "stalls"
+    assert [(string[each.type], string[each.unit]) for each in message.sample_type] == [("gpu_samples", "count")]
+    assert string[message.default_sample_type] == "gpu_samples"
     assert (message.time_nanos, message.duration_nanos) == (1_700_000_000_500_000_000, 80_000_000)
     assert [string[each] for each in message.comment][1:] == ["app --fast · Battlemage · north", "loss"]
 
@@ -95,10 +95,10 @@ def test_functions_are_frames_by_pprofs_definitions_as_it_cannot_be_had_offline(
             StackOptions(components=("function", "reason")),
             [
                 f"{DOT} < {MATMUL} | device=card0 reason=active | [10]",
-                f"{DOT} < {MATMUL} | device=card0 reason=sbid | [72]",
-                f"{DOT} < {MATMUL} | host=north device=card1 reason=send | [5]",
-                "matmul_[G] src/matmul.cl:5 in [gpu] | device=card0 reason=tdr | [20]",
-                "[unknown kernel]_[G] in [gpu] | device=card1 reason=control | [3]",
+                f"{DOT} < {MATMUL} | device=card0 reason=stall: sbid | [72]",
+                f"{DOT} < {MATMUL} | host=north device=card1 reason=stall: send | [5]",
+                "matmul_[G] src/matmul.cl:5 in [gpu] | device=card0 reason=stall: tdr | [20]",
+                "[unknown kernel]_[G] in [gpu] | device=card1 reason=stall: control | [3]",
             ],
         ),
         (
@@ -145,7 +145,7 @@ def test_fields_have_the_numbers_that_pprof_publishes() -> None:
 def test_an_empty_profile_is_written() -> None:
     message = written(stalled.export([]))
     assert list(message.sample) == []
-    assert [message.string_table[each.type] for each in message.sample_type] == ["stalls"]
+    assert [message.string_table[each.type] for each in message.sample_type] == ["gpu_samples"]
 
 
 def test_hostile_names_stay_strings() -> None:

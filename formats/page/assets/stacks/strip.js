@@ -1,4 +1,4 @@
-// The recording's time above the flame graph: stalls and CPU samples in it. A drag over it chooses a range.
+// The recording's time above the flame graph: GPU and CPU samples in it. A drag over it chooses a range.
 
 const STRIP_HEIGHT = 34, STRIP_AXIS = 16; // px
 const STRIP_STEPS = 100; // of the arrow keys, over the whole time
@@ -97,7 +97,7 @@ class RangeStrip {
       ({ first: begin, last: end } = model.selection);
       what = `Selected ${range(model.selection)}`;
     }
-    const parts = [several(sum(model.stallsPerInterval, begin, end), "stall")];
+    const parts = [several(sum(model.stallsPerInterval, begin, end), "GPU sample")];
     if (model.trees.cpu) parts.push(several(sum(model.cpuPerInterval, begin, end), "CPU sample"));
     this.says.textContent = what ? `${what}: ${parts.join(", ")}.` : "Drag over the strip to select a range of time.";
     this.whole.hidden = !model.selection;

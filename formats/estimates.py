@@ -1,0 +1,30 @@
+"""Texts about samples that are divided among the stacks that launched a kernel at about the same time: an estimate."""
+
+from __future__ import annotations
+
+from iaprof.basics.quantities import percent
+
+MARK = "~"
+"""Stands before names and figures of which a part is an estimate."""
+LEAST_SHARE = 0.01
+"""The part that has to be an estimate for the mark."""
+EXPLANATION = (
+    "A sample says at which instruction a thread was, but not which launch of the kernel it belonged to. Where several "
+    "stacks launched the kernel at about the same time, its samples are divided among them in proportion to their "
+    "launches. The kernel's own figures, and those of functions that all these stacks share, are exact."
+)
+
+
+def divided_text(divided: int, samples: int) -> str:
+    """A sentence that says which part of the samples is divided; "" if none is."""
+    if not divided:
+        return ""
+    return (
+        f"{percent(divided / samples)} of the samples are divided among stacks that launched the same kernel at about "
+        f"the same time: what is marked {MARK} is an estimate."
+    )
+
+
+def is_marked(divided: float, samples: float) -> bool:
+    """Whether a figure gets the mark."""
+    return divided > 0 and divided >= LEAST_SHARE * samples

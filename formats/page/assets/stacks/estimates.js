@@ -1,0 +1,45 @@
+// What is said of the samples above the graph: which part is active, and which is divided among stacks.
+
+const MARKED = 0.01; // the part of a box's samples that are divided among stacks: it is marked
+
+class SampleNotes {
+  constructor(model, element) {
+    this.model = model;
+    const get = (name) => element.querySelector(`[data-part=${name}]`);
+    [this.divided, this.activity] = ["divided", "activity"].map(get);
+    const [said, why] = model.divided;
+    this.divided.querySelector("summary").textContent = said || "";
+    this.divided.querySelector("p").textContent = why || "";
+    const active = get("active");
+    active.onchange = () => model.showActive(active.checked);
+  }
+
+  /** Shows what belongs to GPU samples, or to CPU samples. */
+  show(gpu) {
+    this.divided.hidden = !gpu || !this.model.divided.length;
+    this.activity.hidden = !gpu || this.model.activeReason < 0;
+  }
+
+  /** What a picture shows. */
+  title(gpu) {
+    if (!gpu) return "What the CPUs did";
+    return this.model.active ? "What the GPU's threads did" : "Where the GPU's threads waited";
+  }
+
+  /** The share of a picture's samples that are active, with a comma before it; "" if none is shown. */
+  share({ root }, reasons) {
+    const active = this.model.active && this.model.activeReason >= 0 ? reasons[this.model.activeReason] : 0;
+    return active ? `, ${percentOf(active, root.value)} active` : "";
+  }
+}
+
+/** A frame's name as it is drawn: marked if part of its samples are divided among stacks. */
+function labelled(name, picture, box) {
+  return picture.divided(box) >= MARKED ? `~ ${name}` : name;
+}
+
+/** What is said of a box of which samples are divided; null if none are. */
+function divisionOf(picture, box) {
+  const divided = picture.divided(box);
+  return divided >= MARKED ? `of which ${percentOf(divided, 1)} divided among stacks (~)` : null;
+}
