@@ -407,7 +407,7 @@ class Flame {
       : this.inverted
         ? "From where samples ended to their callers."
         : this.tree.gpu
-          ? "From the process through the code that launched a kernel to its instructions and why they waited."
+          ? "From the process through the launch of a kernel to its instructions and reasons."
           : "From the process to the function that ran.";
     const samples = this.focus === null
       ? this.unit(picture.total)

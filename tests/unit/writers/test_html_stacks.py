@@ -251,7 +251,7 @@ def test_the_help_has_keys_colours_and_reasons(page: Page) -> None:
     assert page.evaluate("iaprof.flame.viewed") == "graph"
 
 
-STATE = """({ selection: iaprof.model.selection, kernel: iaprof.model.kernel,
+STATE = """({ selection: iaprof.model.selection, active: iaprof.model.active, kernel: iaprof.model.kernel,
     ...Object.fromEntries(["source", "viewed", "inverted", "upward", "colouring", "focus", "search"].map(
         (name) => [name, iaprof.flame[name]])),
     graph: [...iaprof.flame.hidden.graph], tree: [...iaprof.flame.hidden.tree],
@@ -266,7 +266,7 @@ STATE = """({ selection: iaprof.model.selection, kernel: iaprof.model.kernel,
            iaprof.flame.find("a|b"); iaprof.model.selectKernel("matmul")""",
         """iaprof.flame.look("tree"); iaprof.flame.show({ inverted: true, colouring: "reason" });
            iaprof.flame.leaveOut("runtime", false); iaprof.flame.calls.goto(iaprof.flame.follow(["sbid", "send"]))""",
-        """iaprof.flame.show({ focus: "nn::step()" })""",
+        """iaprof.flame.show({ focus: "nn::step()" }); iaprof.model.showActive(false)""",
         """iaprof.flame.show({ source: "cpu" })""",
     ],
 )
