@@ -47,6 +47,15 @@ def running_pids() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
 
 
+def user_of(pid: int) -> int | None:
+    """Returns the real user of a process; None if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+        return int(status[status.index(b"\nUid:") + 5 :].split(maxsplit=1)[0])
+    except (OSError, ValueError):
+        return None
+
+
 def parents() -> dict[int, int]:
     """Returns the parent's pid of each running process, by pid."""
     found = {}
