@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from iaprof.bpf import processes
 from iaprof.bpf.accounts import describe
 from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.formats.wire.launches import (
     Counter,
     LaunchFlags,
@@ -246,7 +247,22 @@ class Launches(Source):
             if lost:
                 self._journal.loss(source, what, lost, detail, self._counters_ns, now)
         self._write_short_waits(counters, now)
-        rings = {
+        for source, of_source in self._rings().items():
+            for held_ns, end_ns in (held for ring in of_source for held in ring.take_held()):
+                detail = (
+                    f"for {(end_ns - held_ns) / 1e9:.1f} s a thread that got no CPU held up what came after its record"
+                )
+                self._journal.loss(source, "held up", None, detail, held_ns, end_ns)
+            misfits = sum(ring.misfits for ring in of_source)
+            if misfits > self._last_misfits[source]:
+                number = misfits - self._last_misfits[source]
+                self._journal.loss(source, "wrong length", number, WRONG_LENGTH, self._counters_ns, now)
+                self._last_misfits[source] = misfits
+        self._last_counters, self._counters_ns = counters, now
+
+    def _rings(self) -> dict[str, tuple[RingBuffer, ...]]:
+        """Returns the ring buffers, by source of losses."""
+        return {
             "launches": (self._probes.launches,),
             "command lists": (self._probes.list_events,),
             "stacks": (self._probes.stacks, self._probes.python_stacks, self._probes.codes),
@@ -254,13 +270,6 @@ class Launches(Source):
             "waits": (self._probes.waits,),
             "kernels": (self._probes.compiled, self._probes.chunks, self._probes.modules),
         }
-        for source, of_source in rings.items():
-            misfits = sum(ring.misfits for ring in of_source)
-            if misfits > self._last_misfits[source]:
-                number = misfits - self._last_misfits[source]
-                self._journal.loss(source, "wrong length", number, WRONG_LENGTH, self._counters_ns, now)
-                self._last_misfits[source] = misfits
-        self._last_counters, self._counters_ns = counters, now
 
     def _write_short_waits(self, counters: dict[Counter, int], now: int) -> None:
         """Writes short waits still in BPF maps: a thread's next wait would send them, or the thread has ended."""
@@ -273,6 +282,10 @@ class Launches(Source):
         self._probes.detach()
         self.read()
         now = time.monotonic_ns()
+        for source, of_source in self._rings().items():
+            if unread := sum(ring.unread for ring in of_source):
+                detail = "bytes after a record that was not finished when the recording ended"
+                self._journal.loss(source, "unread", unread, detail, now, now)
         self._write_waits(self._probes.unended_waits(now), now)
         self._write_waits(self._probes.take_short_waits(), now)
 
