@@ -14,8 +14,11 @@ import re
 import struct
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
+from iaprof.basics.files import sudo_user
+from iaprof.basics.mounts import ROOTS_MOUNTS
 from iaprof.bpf import containers
 from iaprof.bpf.containers import cgroup_of, outermost
 
@@ -205,3 +208,17 @@ def _uids_by_name() -> dict[str, int]:
 
 
 ACCOUNTS = Accounts()
+
+
+def may_read(pid: int, device: int, user_of: Callable[[int], int | None]) -> bool:
+    """Tells whether reading a file that a process has mapped waits for nobody but root and who started this recording.
+
+    Args:
+        pid: the process.
+        device: of the file, as in /proc/PID/maps: major number << 32 | minor number.
+        user_of: returns a process's real user, None if it has ended.
+    """
+    if ROOTS_MOUNTS.has(device):
+        return True
+    uid, starter = user_of(pid), (sudo_user() or (os.getuid(),))[0]
+    return uid is not None and ACCOUNTS.of_process(pid, uid) in (ACCOUNTS.of_user(0), ACCOUNTS.of_user(starter))

@@ -20,7 +20,7 @@ from typing import BinaryIO
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import open_regular
-from iaprof.bpf.accounts import ACCOUNTS, Places
+from iaprof.bpf.accounts import ACCOUNTS, Places, may_read
 from iaprof.bpf.probes.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
 from iaprof.bpf.probes.emulation import single_stepped
 from iaprof.bpf.probes.injected import injected_entries
@@ -58,6 +58,12 @@ _LAUNCHING = (Action.LAUNCH, Action.LAUNCH_MANY)
 # Anybody can map any number of files with these names. One user's files must not use up the limit for all.
 MAX_LIBRARIES = 256
 MAX_OF_ONE_USER = 16
+
+
+_MAY_WAIT = (
+    "neither root nor who started this recording mounted its file system, where opening a file may take forever: start "
+    "the program by 'iaprof record --launches=inject -- COMMAND'"
+)
 
 
 class Way(StrEnum):
@@ -135,7 +141,7 @@ class Libraries:
         self._c_places = Places(MAX_LIBRARIES, MAX_OF_ONE_USER)
         self._refused: set[tuple[int, ...]] = set()  # `content` of libraries that are not probed: inodes may be reused
         self._places = Places(MAX_LIBRARIES, MAX_OF_ONE_USER)
-        self._at_limit: set[str] = set()  # accounts for which an Outcome with that problem was yielded
+        self._at_limit: set[str] = set()  # accounts for which an Outcome with that problem was yielded; also why
 
     def installed(self, folders: Iterable[str] = SYSTEM_FOLDERS) -> Iterator[Outcome]:
         """Probes the libraries in `folders`, before any process maps them.
@@ -174,6 +180,9 @@ class Libraries:
         since = 0
         for found in drivers:
             path = found.name.decode("utf-8", "backslashreplace")
+            if not may_read(pid, found.device, user_of):
+                yield from self._once(pid, path, _MAY_WAIT)
+                continue
             since = max(since, (yield from self._take(f"/proc/{pid}/map_files/{found.span}", path, pid)))
         if just is not None and since > just.time_ns:
             self._unprobed.waited(pid, since - just.time_ns)
@@ -200,6 +209,8 @@ class Libraries:
     def _watch_c_libraries(self, pid: int, maps: bytes) -> None:
         """Attaches probes to dlopen in a process's C library, so that BPF counts its loads of libraries."""
         for found in mappings(maps, C_LIBRARY_MAPPINGS):
+            if not may_read(pid, found.device, user_of):
+                continue
             with (
                 contextlib.suppress(OSError, IaprofError),
                 open_regular(f"/proc/{pid}/map_files/{found.span}") as file,
@@ -214,6 +225,12 @@ class Libraries:
                 if offsets:
                     self._watch_loads(file.fileno(), offsets)
 
+    def _once(self, pid: int, path: str, problem: str) -> Iterator[Outcome]:
+        """Yields an Outcome with a problem, once for each account."""
+        if (once := f"{self._account_of(pid)}: {problem}") not in self._at_limit:
+            self._at_limit.add(once)
+            yield Outcome(path, 0, problem)
+
     def _account_of(self, pid: int) -> str:
         """Returns the account of who maps a library: not of its owner, as a container's root owns files as any user."""
         uid = user_of(pid) if pid else 0
@@ -225,8 +242,11 @@ class Libraries:
         """Probes one library, opened at `location`, for a process (0: none); returns since when it has probes, or 0."""
         try:
             fd = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             return 0  # the process has ended, or has unmapped it
+        except OSError as error:  # such as a file system of its user's that root may not enter
+            yield from self._once(pid, path, f"it cannot be opened ({error.strerror})")
+            return 0
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
@@ -241,7 +261,7 @@ class Libraries:
                 return since
             account = self._account_of(pid)
             if reason := self._places.refusal(account):
-                if account not in self._at_limit:
+                if account not in self._at_limit:  # `reason` may change
                     self._at_limit.add(account)
                     yield Outcome(path, 0, f"of different libraries, {reason}: no more are probed for {account}")
                 return 0
