@@ -82,14 +82,16 @@ sys.stdin.read()
 """
 
 LOOK = """
-import sys
+import re, sys
 from iaprof.bpf.probes.libraries import Libraries
 from iaprof.bpf.processes import describe
+from iaprof.record.checks.processes import mapped
 pid = int(sys.argv[1])
 assert b"libze_intel_gpu.so.1" in describe(pid, 5)
 for _ in range(2):
     for outcome in Libraries(lambda *_: "", lambda *_: None).mapped(pid):
         print(outcome.problem)
+assert pid not in [each.pid for each in mapped(re.compile(rb"libze_.*"))]
 """
 
 
