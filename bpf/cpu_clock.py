@@ -14,9 +14,11 @@ from iaprof.bpf.perf_event import (
     IOC_ENABLE,
     IOC_PERIOD,
     IOC_SET_BPF,
+    READ_TIME_ENABLED,
     TYPE_SOFTWARE,
     Attr,
     Flag,
+    Going,
     online_cpus,
     open_event,
 )
@@ -37,8 +39,10 @@ class CpuClock:
         """
         self._program, self._hz, self._on = program, hz, False
         self._events: dict[int, int] = {}  # descriptors, by CPU
+        self._going: dict[int, Going] = {}
         try:
-            self.follow_cpus()
+            while self.follow_cpus():  # the second time, it says what it could not open
+                pass
         except OSError:
             self.close()
             raise
@@ -47,24 +51,35 @@ class CpuClock:
         """Opens events for CPUs that have come online, whose numbers it returns; closes those of CPUs that have gone.
 
         Raises:
-            OSError: as in __init__.
+            OSError: as in __init__; a CPU cannot be sampled. If others were opened, the next call says so.
         """
         if not self._hz:
             return []
         online = online_cpus()
-        for cpu in self._events.keys() - online:
+        for cpu in [
+            each for each in self._events if each not in online or (self._on and not self._going[each].goes_on())
+        ]:
             os.close(self._events.pop(cpu))
-        return [cpu for cpu in online if cpu not in self._events and self._open(cpu)]
+        come: list[int] = []
+        for cpu in [each for each in online if each not in self._events]:
+            try:
+                come += [cpu] if self._open(cpu) else []
+            except OSError:
+                if come:
+                    break
+                raise
+        return come
 
     def _open(self, cpu: int) -> bool:
         attr = Attr(type=TYPE_SOFTWARE, config=COUNT_SW_CPU_CLOCK, sample_period=1_000_000_000 // self._hz)
-        attr.flags = Flag.DISABLED | Flag.EXCLUDE_IDLE
+        attr.flags, attr.read_format = Flag.DISABLED | Flag.EXCLUDE_IDLE, READ_TIME_ENABLED
         try:
             event = self._events[cpu] = open_event(attr, -1, cpu)
         except OSError as error:
             if error.errno == errno.ENODEV:  # the CPU has gone offline meanwhile
                 return False
             raise
+        self._going[cpu] = Going(event)
         fcntl.ioctl(event, IOC_SET_BPF, self._program)
         if self._on:
             fcntl.ioctl(event, IOC_ENABLE, 0)

@@ -6,6 +6,8 @@ Source of layout and numbers: include/uapi/linux/perf_event.h, Linux 6.18.
 from __future__ import annotations
 
 import ctypes
+import os
+import struct
 from enum import IntFlag
 from pathlib import Path
 
@@ -16,6 +18,7 @@ _FLAG_FD_CLOEXEC = 8
 TYPE_SOFTWARE = 1
 COUNT_SW_CPU_CLOCK = 0
 COUNT_SW_DUMMY = 9
+READ_TIME_ENABLED = 1  # PERF_FORMAT_TOTAL_TIME_ENABLED
 CLOCK_MONOTONIC = 1
 FORMAT_GROUP = 1 << 3  # in `read_format`: read(2) returns a u64 count, then a u64 value per event, the leader's first
 
@@ -94,6 +97,20 @@ def open_event(attr: Attr, pid: int, cpu: int, group_fd: int = -1) -> int:
         ctypes.c_int(group_fd),
         ctypes.c_ulong(_FLAG_FD_CLOEXEC),
     )
+
+
+class Going:
+    """Tells whether an event that is enabled still counts: that of a CPU that went offline never does again."""
+
+    def __init__(self, fd: int) -> None:
+        """Takes an event whose `read_format` is READ_TIME_ENABLED; the caller closes it."""
+        self._fd, self._enabled_ns = fd, 0
+
+    def goes_on(self) -> bool:
+        """Whether the event was enabled since the last call."""
+        before = self._enabled_ns
+        _, self._enabled_ns = struct.unpack("QQ", os.read(self._fd, 16))
+        return self._enabled_ns > before
 
 
 def online_cpus() -> list[int]:

@@ -1,7 +1,8 @@
 """Side-band records that describe the processes that already run when a recording starts.
 
 Executable mappings come from PROCMAP_QUERY (Linux 6.11; every kernel that can sample EU stalls has it). The kernel
-returns each mapping's build-id, so no untrusted file has to be opened.
+returns each mapping's build-id, so no untrusted file has to be opened; it is asked only for files in file systems that
+root mounted, as reading others could take forever.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from iaprof.bpf.accounts import may_read
 from iaprof.formats.wire.sideband import comm_record, mapping_record, running_record
 
 _PROCMAP_QUERY = 0xC0686611  # _IOWR('f', 17, 104 bytes)
@@ -45,6 +47,15 @@ class _Query(ctypes.Structure):
 def running_pids() -> list[int]:
     """Returns the ids of all processes that /proc shows."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def user_of(pid: int) -> int | None:
+    """Returns the real user of a process; None if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+        return int(status[status.index(b"\nUid:") + 5 :].split(maxsplit=1)[0])
+    except (OSError, ValueError):
+        return None
 
 
 def parents() -> dict[int, int]:
@@ -93,9 +104,14 @@ def _mappings(fd: int, pid: int, now: int) -> Iterator[bytes]:
     query = _Query(size=ctypes.sizeof(_Query), query_flags=_EXECUTABLE | _COVERING_OR_NEXT)
     while True:
         query.vma_name_addr, query.vma_name_size = ctypes.addressof(name), _NAME_BYTES
-        query.build_id_addr, query.build_id_size = ctypes.addressof(build_id), 20
+        query.build_id_addr = query.build_id_size = 0
         try:
             fcntl.ioctl(fd, _PROCMAP_QUERY, query)
+            # The kernel reads the build-id from the file, which a user's file system may keep it waiting for.
+            if query.inode and may_read(pid, query.dev_major << 32 | query.dev_minor, user_of):
+                query.vma_name_addr, query.vma_name_size = ctypes.addressof(name), _NAME_BYTES
+                query.build_id_addr, query.build_id_size = ctypes.addressof(build_id), 20
+                fcntl.ioctl(fd, _PROCMAP_QUERY, query)
         except OSError:
             return  # ENOENT: no mapping follows
         path = name.raw[: max(query.vma_name_size, 1) - 1] if query.vma_name_size else b"//anon"

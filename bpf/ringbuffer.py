@@ -1,5 +1,9 @@
 """Reads BPF ring buffers in bulk: thousands of records of one size become one array, without a call per record.
 
+No record is read before those that were begun earlier, so a thread that is not run while it writes a record holds up
+all that come after it. The programs do not wait for anything in that time (reading absent memory fails at once); but on
+a kernel that preempts itself a thread of the lowest priority may get no CPU. Such times are counted.
+
 A record of another size means that the programs are not those that the reader expects; it is counted and skipped.
 
 The kernel's layout (Documentation/bpf/ringbuf.rst): a page with the consumer's position, a page with the producer's
@@ -10,6 +14,7 @@ position, then the data, which is mapped twice in a row so that no record is eve
 from __future__ import annotations
 
 import mmap
+import time
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +23,7 @@ _PAGE = mmap.PAGESIZE
 _HEADER = 8
 _BUSY = np.uint32(1 << 31)
 _DISCARDED = np.uint32(1 << 30)
+MOST_HELD_NS = 1_000_000_000  # that a record may be unfinished: its thread may have been preempted while it wrote
 
 
 def _rounded(length: int) -> int:
@@ -42,6 +48,8 @@ class RingBuffer:
         self._fd = fd
         self._size = size
         self.misfits = 0  # number of records with another length than the dtype's, which are skipped
+        self._held_at, self._held_since = -1, 0  # the unfinished record that the last read ended at, and since when
+        self._held: list[tuple[int, int]] = []  # begin and end of times that were too long
         self._row = np.dtype([("length", "<u4"), ("offset", "<u4"), ("payload", dtype)])
         if self._row.itemsize % 8:
             raise ValueError("records must be a multiple of 8 bytes long")
@@ -66,9 +74,31 @@ class RingBuffer:
         while is_complete and end - position >= _HEADER:
             position, is_complete = self._read_expected(position, end, parts)
         self._consumer[0] = position
+        held_at = position if position < end else -1
+        if held_at != self._held_at:
+            self._note_held(held_at)
         if len(parts) == 1:
             return parts[0]
         return np.concatenate(parts) if parts else np.empty(0, self._row["payload"])
+
+    def _note_held(self, held_at: int) -> None:
+        now = time.monotonic_ns()
+        if self._held_at >= 0 and now - self._held_since > MOST_HELD_NS:
+            self._held.append((self._held_since, now))
+        self._held_at, self._held_since = held_at, now
+
+    def take_held(self) -> list[tuple[int, int]]:
+        """Returns when records were held up for more than MOST_HELD_NS: begins and ends, CLOCK_MONOTONIC ns; each once.
+
+        A time that lasts is returned when it has ended.
+        """
+        held, self._held = self._held, []
+        return held
+
+    @property
+    def unread(self) -> int:
+        """Bytes of records that were begun, and not read yet."""
+        return int(self._producer[0]) - int(self._consumer[0])
 
     def _read_expected(self, position: int, end: int, parts: list[NDArray[np.void]]) -> tuple[int, bool]:
         """Reads records of the expected length from `position` on, and skips the misfit after them, if any.

@@ -21,9 +21,11 @@ from iaprof.bpf.perf_event import (
     CLOCK_MONOTONIC,
     COUNT_SW_DUMMY,
     IOC_DISABLE,
+    READ_TIME_ENABLED,
     TYPE_SOFTWARE,
     Attr,
     Flag,
+    Going,
     Sample,
     online_cpus,
     open_event,
@@ -61,6 +63,7 @@ class CpuSideBand:
             self.wakeup_fd = self._open(opened, Flag.MMAP, wakeup=1)
             opened.enter_context(mmap.mmap(self.wakeup_fd, 2 * mmap.PAGESIZE, prot=mmap.PROT_READ))
             self.buffer_fd = self._open(opened, _SIDE_BAND_FLAGS, wakeup=self._size // 2)
+            self._going = Going(self.buffer_fd)
             self._map = opened.enter_context(mmap.mmap(self.buffer_fd, self._size + mmap.PAGESIZE))
             self._opened = opened.pop_all()
         self._head = np.frombuffer(self._map, np.uint64, 1, offset=_HEAD)
@@ -68,12 +71,16 @@ class CpuSideBand:
 
     def _open(self, opened: contextlib.ExitStack, flags: Flag, wakeup: int) -> int:
         attr = Attr(type=TYPE_SOFTWARE, config=COUNT_SW_DUMMY, sample_period=1, wakeup_watermark=wakeup)
-        attr.sample_type = _TRAILER
+        attr.sample_type, attr.read_format = _TRAILER, READ_TIME_ENABLED
         attr.flags = flags | _COMMON_FLAGS
         attr.clockid = CLOCK_MONOTONIC
         fd = open_event(attr, -1, self.cpu)
         opened.callback(os.close, fd)
         return fd
+
+    def goes_on(self) -> bool:
+        """Whether the CPU has not been offline since the last call."""
+        return self._going.goes_on()
 
     def read(self) -> bytes:
         """Returns the bytes of all complete records in order, and frees their space in the buffer."""
@@ -117,7 +124,8 @@ class SideBandBuffers:
         self._last_of_offline: list[tuple[int, bytes]] = []
         self._epoll = select.epoll()
         try:
-            self.follow_cpus()
+            while self.follow_cpus():  # the second time, it says what it could not open
+                pass
         except OSError:
             self.close()
             raise
@@ -125,25 +133,27 @@ class SideBandBuffers:
     def follow_cpus(self) -> list[int]:
         """Opens buffers for CPUs that have come online, whose numbers it returns; closes those of CPUs that have gone.
 
-        The events of a CPU that has gone do not go on when it comes back.
+        The events of a CPU that has gone do not go on when it comes back, perhaps before anybody looks.
 
         Raises:
-            OSError: as in __init__.
+            OSError: as in __init__; a CPU cannot be watched. If others were opened, the next call says so.
         """
         online = online_cpus()
-        for buffer in [each for each in self._buffers if each.cpu not in online]:
+        for buffer in [each for each in self._buffers if each.cpu not in online or not each.goes_on()]:
             self._last_of_offline.append((buffer.cpu, buffer.read()))
             self._buffers.remove(buffer)
             for fd in (buffer.wakeup_fd, buffer.buffer_fd):
                 self._epoll.unregister(fd)
             buffer.close()
-        come = []
+        come: list[int] = []
         for cpu in sorted(set(online) - {buffer.cpu for buffer in self._buffers}):
             try:
                 buffer = CpuSideBand(cpu, self._pages)
             except OSError as error:
                 if error.errno == errno.ENODEV:  # the CPU has gone offline meanwhile
                     continue
+                if come:
+                    break
                 raise
             self._buffers.append(buffer)
             for fd in (buffer.wakeup_fd, buffer.buffer_fd):

@@ -37,6 +37,7 @@ class Control:
         self._fd = open_end(command)
         self._unfinished = b""
         try:
+            _check_waits(self._fd, command)
             self._ack = open_end(ack) if ack else None
         except UsageError:
             self.close()
@@ -92,6 +93,17 @@ def _open_fifo(path: str) -> int:
         os.close(fd)
         raise UsageError(f"--control: {path} is no FIFO; make one with mkfifo")
     return fd
+
+
+def _check_waits(fd: int, name: str) -> None:
+    """Raises UsageError if one cannot wait for commands, as in a file or folder."""
+    with select.epoll() as waiting:
+        try:
+            waiting.register(fd, select.EPOLLIN)
+        except OSError as error:
+            raise UsageError(
+                f"--control: {name} is a file, folder or device, in which nobody can wait: use a pipe"
+            ) from error
 
 
 def _take_fd(number: str) -> int:

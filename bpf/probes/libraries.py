@@ -12,7 +12,6 @@ import contextlib
 import os
 import stat
 import time
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -21,12 +20,13 @@ from typing import BinaryIO
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import open_regular
+from iaprof.bpf.accounts import ACCOUNTS, Places, may_read
 from iaprof.bpf.probes.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
 from iaprof.bpf.probes.emulation import single_stepped
 from iaprof.bpf.probes.injected import injected_entries
 from iaprof.bpf.probes.library_file import LibraryFile, dlopen_offsets
 from iaprof.bpf.probes.usdt import Probe, read_probes
-from iaprof.bpf.processes import running_pids
+from iaprof.bpf.processes import running_pids, user_of
 from iaprof.formats.header.no_launches import driver_at
 from iaprof.formats.header.unprobed import Unprobed
 from iaprof.formats.wire.process_maps import lines, mappings, maps_of
@@ -57,7 +57,13 @@ EXECUTE, LIST_EVENT = "execute_lists", "list_event"  # probes that only the inje
 _LAUNCHING = (Action.LAUNCH, Action.LAUNCH_MANY)
 # Anybody can map any number of files with these names. One user's files must not use up the limit for all.
 MAX_LIBRARIES = 256
-MAX_OF_ONE_OWNER = 16
+MAX_OF_ONE_USER = 16
+
+
+_MAY_WAIT = (
+    "neither root nor who started this recording mounted its file system, where opening a file may take forever: start "
+    "the program by 'iaprof record --launches=inject -- COMMAND'"
+)
 
 
 class Way(StrEnum):
@@ -132,9 +138,10 @@ class Libraries:
         self._taken_paths: set[bytes] = set()  # paths of the libraries taken so far, in this mount namespace
         self._unprobed = Unprobed()
         self._c_libraries: set[tuple[int, ...]] = set()  # inodes of C libraries that were read
+        self._c_places = Places(MAX_LIBRARIES, MAX_OF_ONE_USER)
         self._refused: set[tuple[int, ...]] = set()  # `content` of libraries that are not probed: inodes may be reused
-        self._by_owner: Counter[int] = Counter()  # number of libraries by owner
-        self._owners_at_limit: set[int] = set()  # owners for whom an Outcome with that problem was yielded
+        self._places = Places(MAX_LIBRARIES, MAX_OF_ONE_USER)
+        self._at_limit: set[str] = set()  # accounts for which an Outcome with that problem was yielded; also why
 
     def installed(self, folders: Iterable[str] = SYSTEM_FOLDERS) -> Iterator[Outcome]:
         """Probes the libraries in `folders`, before any process maps them.
@@ -173,7 +180,10 @@ class Libraries:
         since = 0
         for found in drivers:
             path = found.name.decode("utf-8", "backslashreplace")
-            since = max(since, (yield from self._take(f"/proc/{pid}/map_files/{found.span}", path)))
+            if not may_read(pid, found.device, user_of):
+                yield from self._once(pid, path, _MAY_WAIT)
+                continue
+            since = max(since, (yield from self._take(f"/proc/{pid}/map_files/{found.span}", path, pid)))
         if just is not None and since > just.time_ns:
             self._unprobed.waited(pid, since - just.time_ns)
         elif just is not None and not drivers:
@@ -199,25 +209,44 @@ class Libraries:
     def _watch_c_libraries(self, pid: int, maps: bytes) -> None:
         """Attaches probes to dlopen in a process's C library, so that BPF counts its loads of libraries."""
         for found in mappings(maps, C_LIBRARY_MAPPINGS):
+            if not may_read(pid, found.device, user_of):
+                continue
             with (
                 contextlib.suppress(OSError, IaprofError),
                 open_regular(f"/proc/{pid}/map_files/{found.span}") as file,
             ):
                 status = os.fstat(file.fileno())
                 inode = (status.st_dev, status.st_ino)
-                if inode in self._c_libraries or len(self._c_libraries) >= MAX_LIBRARIES:
+                if inode in self._c_libraries or self._c_places.refusal(account := self._account_of(pid)):
                     continue
                 self._c_libraries.add(inode)
+                self._c_places.take(account)
                 offsets = dlopen_offsets(LibraryFile(file))
                 if offsets:
                     self._watch_loads(file.fileno(), offsets)
 
-    def _take(self, location: str, path: str) -> Generator[Outcome, None, int]:
-        """Probes one library, opened at `location`; returns since when it has probes, 0 if it has none."""
+    def _once(self, pid: int, path: str, problem: str) -> Iterator[Outcome]:
+        """Yields an Outcome with a problem, once for each account."""
+        if (once := f"{self._account_of(pid)}: {problem}") not in self._at_limit:
+            self._at_limit.add(once)
+            yield Outcome(path, 0, problem)
+
+    def _account_of(self, pid: int) -> str:
+        """Returns the account of who maps a library: not of its owner, as a container's root owns files as any user."""
+        uid = user_of(pid) if pid else 0
+        if uid is None:
+            return "ended processes"
+        return ACCOUNTS.of_process(pid, uid) if pid else ACCOUNTS.of_user(uid)
+
+    def _take(self, location: str, path: str, pid: int = 0) -> Generator[Outcome, None, int]:
+        """Probes one library, opened at `location`, for a process (0: none); returns since when it has probes, or 0."""
         try:
             fd = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             return 0  # the process has ended, or has unmapped it
+        except OSError as error:  # such as a file system of its user's that root may not enter
+            yield from self._once(pid, path, f"it cannot be opened ({error.strerror})")
+            return 0
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
@@ -230,17 +259,17 @@ class Libraries:
             since = self._attached.get(inode, 0) or self._attached.get(content, 0)
             if since or content in self._refused:
                 return since
-            owner = status.st_uid
-            if self._by_owner[owner] >= MAX_OF_ONE_OWNER or self._by_owner.total() >= MAX_LIBRARIES:
-                if owner not in self._owners_at_limit:
-                    self._owners_at_limit.add(owner)
-                    yield Outcome(path, 0, f"user {owner} has too many different libraries: the rest is not probed")
+            account = self._account_of(pid)
+            if reason := self._places.refusal(account):
+                if account not in self._at_limit:  # `reason` may change
+                    self._at_limit.add(account)
+                    yield Outcome(path, 0, f"of different libraries, {reason}: no more are probed for {account}")
                 return 0
             outcome = self._probe(file, path)
             if outcome.problem and location == path and OPENCL in path:
                 yield replace(outcome, unused=True)  # most machines have it, but few programs use it
                 return 0
-            self._by_owner[owner] += 1
+            self._places.take(account)
             with contextlib.suppress(OSError):
                 self._taken_paths.add(os.fsencode(os.readlink(f"/proc/self/fd/{fd}")))
             if outcome.probes:

@@ -11,6 +11,9 @@ import struct
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 _HEADER = struct.Struct("<IHH")  # type, misc, size
 _TRAILER = struct.Struct("<IIQII")  # pid, tid, time, cpu, reserved: sample_id_all with TID | TIME | CPU
 _MMAP2 = struct.Struct("<IIQQQ24sII")  # pid, tid, address, length, page offset, file or build-id, prot, flags
@@ -152,6 +155,31 @@ def process_events(data: bytes) -> Iterator[tuple[int, int, int, bool]]:
             pid, parent, tid, _, time = _TASK.unpack_from(data, start)
             if pid == tid:  # others are threads
                 yield time, pid, parent, kind == FORK
+
+
+def possible_forks(data: bytes) -> NDArray[np.uint32]:
+    """Pid and parent's pid of each fork of a process in `data`, in order: uint32[n, 2]; see `_tasks`."""
+    return _tasks(data, FORK)[0]
+
+
+def possible_exits(data: bytes) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    """Pid and time of each exit of a process's first thread in `data`: uint32[n], uint64[n]; see `_tasks`."""
+    pids, times = _tasks(data, EXIT)
+    return pids[:, 0], times
+
+
+def _tasks(data: bytes, kind: int) -> tuple[NDArray[np.uint32], NDArray[np.uint64]]:
+    """Finds the records of a kind about first threads: pid and parent's pid, uint32[n, 2]; times, uint64[n].
+
+    Much faster than `process_events`, as it does not follow the records: what only looks like one is there, too.
+    """
+    words = np.frombuffer(data, "<u8", len(data) // 8)
+    size = _HEADER.size + _TASK.size + _TRAILER.size
+    at = np.flatnonzero(words & np.uint64(0xFFFF0000FFFFFFFF) == np.uint64(size << 48 | kind))
+    at = at[at + size // 8 <= len(words)]
+    pids, tids = (words[at + offset].view("<u4").reshape(-1, 2) for offset in (1, 2))
+    is_first = pids[:, 0] == tids[:, 0]
+    return pids[is_first], words[at[is_first] + 3]
 
 
 def process_records(data: bytes, pids: Container[int]) -> bytes:

@@ -56,11 +56,13 @@ from iaprof.record.stacks.python_counting import PythonCounting
 from iaprof.record.stacks.python_stacks import Interpreter, PythonStacks
 from iaprof.record.stacks.walks import Walks
 from iaprof.record.symbolize.needed import FinishStacks, SymbolInputs
+from iaprof.record.symbolize.space_rows import NO_ROOM, needed_by
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.python.layout import Layout
 
 ROWS_PER_GROUP = 1 << 18
 STACK_BYTES_PER_GROUP = 8 << 20
+DESCRIBED_PER_GROUP = 1 << 12  # an array of one row takes kilobytes
 LISTS = ("streams", "libraries", "paused", "scope", "thinned")  # of the header, which grow while recording
 _MOST = (1 << 64) - 1
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what reading a damaged frame raises
@@ -124,7 +126,7 @@ class _Finishing:
     def __init__(self, writer: CaptureWriter, spool: SpoolReader, write_symbols: WriteSymbols | None) -> None:
         self._writer = writer
         self._write_symbols = write_symbols
-        self._symbol_inputs = SymbolInputs()
+        self._symbol_inputs = SymbolInputs(needed_by(spool))
         self._python = PythonStacks(spool.bytes_at)
         self._python_counts = PythonCounting(self._python)
         self._header: dict[str, Any] = {}
@@ -172,7 +174,7 @@ class _Finishing:
         """Ends `add_first`: mappings and processes are complete."""
         self._flush_sideband()
         inputs = self._symbol_inputs
-        inputs.spaces = AddressSpaces(inputs.table("mapping"), inputs.table("process"))
+        inputs.spaces = AddressSpaces(inputs.rows.table("mapping"), inputs.rows.table("process"))
         walks = Walks(inputs.spaces, not self._lost_sideband)
         follows_frame_pointers = bool(self._header.get("follows_frame_pointers"))
         self._stacks = LaunchStacks(walks, inputs.ends, self._python, follows_frame_pointers)
@@ -210,15 +212,15 @@ class _Finishing:
         ):
             if count:
                 self._lost(self._first_ns, self._last_ns, "stacks", "without Python", count, detail)
+        if count := self._symbol_inputs.rows.dropped:
+            self._lost(self._first_ns, self._last_ns, "names", "no room", count, NO_ROOM)
         self._flush_stalls()
         self._flush_kernels()
         self._flush_metrics()
         self._flush_process_rows()
         self._flush_losses()
-        cost = cost_of(self._footer.get("cost"))
-        unseen = None
-        if self._counts["stalls"] and not self._saw_launches():
-            unseen = no_launches(self._header, self._drivers)
+        is_blind = self._counts["stalls"] and not self._saw_launches()
+        unseen = no_launches(self._header, self._drivers) if is_blind else None
         self._symbol_inputs.header = self._header
         symbols = self._write_symbols(self._symbol_inputs, self._writer) if self._write_symbols else None
         return {
@@ -229,7 +231,7 @@ class _Finishing:
             PYTHON_STACKS: self._python_counts.header(),
             "recovered": not self._footer,
             "end_ns": self._footer.get("end_ns", self._last_ns),
-            "cost": cost,
+            "cost": cost_of(self._footer.get("cost")),
             "totals": {**dict.fromkeys(TOTALS, 0), **self._counts},
             "losses": list(self._losses.sums.values()),
             **({NO_LAUNCHES: unseen} if unseen else {}),
@@ -343,7 +345,7 @@ class _Finishing:
         self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks))
 
     def _write_waits(self, waits: NDArray[np.void]) -> None:
-        waits = until_exits(waits, self._symbol_inputs.table("process"))
+        waits = until_exits(waits, self._symbol_inputs.rows.table("process"))
         self._wait_totals += WaitTotals.from_rows(waits)
         self._write_rows("wait", wait_rows(waits, self._stacks.ids(waits["stack"])))
 
@@ -356,8 +358,7 @@ class _Finishing:
         finally:
             if self._sideband.lost:
                 detail = "mappings, names, forks or exits that the kernel had no room for"
-                lost = min(self._sideband.lost, _MOST)
-                self._sideband.lost = 0
+                lost, self._sideband.lost = min(self._sideband.lost, _MOST), 0
                 self._lost_sideband = True
                 self._lost(min(before, frame.time), frame.time, "side-band", "lost", lost, detail)
             if max(len(self._sideband.mappings.time), len(self._sideband.processes.time)) >= ROWS_PER_GROUP:
@@ -371,11 +372,10 @@ class _Finishing:
             self._flush_metrics()
 
     def _add_described_process(self, frame: Frame) -> None:
-        pid, root, row = described_process(frame)
-        self._process_rows.append(row)
-        if root is not None:
-            self._symbol_inputs.roots[pid] = root
-        if len(self._process_rows) >= ROWS_PER_GROUP:
+        described = described_process(frame)
+        self._process_rows.append(described.row)
+        self._symbol_inputs.describe(described.pid, described.root, described.account)
+        if len(self._process_rows) >= DESCRIBED_PER_GROUP:
             self._flush_process_rows()
 
     def _add_chunk(self, frame: Frame) -> None:
@@ -418,7 +418,7 @@ class _Finishing:
             self._write_rows("launch", rows)
 
     def _flush_sideband(self) -> None:
-        self._symbol_inputs.files.add(self._sideband.mappings)
+        self._symbol_inputs.add_files(self._sideband.mappings)
         for kind, rows in sideband_rows(self._sideband):
             self._write_rows(kind, rows)
         add_drivers(self._drivers, self._sideband.mappings)

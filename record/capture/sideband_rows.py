@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -27,8 +28,18 @@ def sideband_rows(sideband: SideBand) -> Iterator[tuple[str, pa.StructArray]]:
         yield kind, pa.StructArray.from_arrays(arrays, fields=list(KINDS[kind]))
 
 
-def described_process(frame: Frame) -> tuple[int, str | None, pa.StructArray]:
-    """Returns what the recorder knows of a process: its pid, its root folder if it is not ours, and its row.
+@dataclass(frozen=True)
+class Described:
+    """What the recorder knows of a process."""
+
+    pid: int
+    root: str | None  # its root folder if it is not ours
+    account: str | None  # who is answerable for it: see bpf.accounts
+    row: pa.StructArray
+
+
+def described_process(frame: Frame) -> Described:
+    """Returns what the recorder knows of a process.
 
     Raises:
         ValueError, KeyError, TypeError, OverflowError: the frame is damaged.
@@ -37,7 +48,7 @@ def described_process(frame: Frame) -> tuple[int, str | None, pa.StructArray]:
     row = dict.fromkeys(field.name for field in KINDS["process"])
     row |= {"time_ns": frame.time, "pid": about["pid"], "tid": about["pid"], "event": "described"}
     row |= {name: about.get(name) for name in ("ns_pid", "cgroup", "container", "uid", "gid")}
-    root = about.get("root")
-    if isinstance(root, str):
+    root, account = (about[name] if isinstance(about.get(name), str) else None for name in ("root", "account"))
+    if root is not None:
         os.fsencode(root)  # raises if it is no path: JSON strings can hold what no path can
-    return about["pid"], root if isinstance(root, str) else None, single_row("process", row)
+    return Described(about["pid"], root, account, single_row("process", row))

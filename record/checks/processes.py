@@ -9,7 +9,8 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from iaprof.bpf.processes import running_pids
+from iaprof.bpf.accounts import may_read
+from iaprof.bpf.processes import running_pids, user_of
 from iaprof.formats.wire.process_maps import lines, mappings, maps_of
 
 _LONGEST_NAME = 120
@@ -25,7 +26,10 @@ class MappedFile:
 
 
 def mapped(name: re.Pattern[bytes]) -> Iterator[MappedFile]:
-    """Yields files with executable mappings whose name (without folder) matches, once for each process."""
+    """Yields files with executable mappings whose name (without folder) matches, once for each process.
+
+    Those of file systems of other users are left out: opening them could take forever.
+    """
     line = lines(rb"/.*", rights=rb"..x.")
     for pid in running_pids():
         seen = set()
@@ -33,6 +37,8 @@ def mapped(name: re.Pattern[bytes]) -> Iterator[MappedFile]:
             path = mapping.name.removesuffix(b" (deleted)")
             if path not in seen and name.fullmatch(os.path.basename(path)):
                 seen.add(path)
+                if not may_read(pid, mapping.device, user_of):
+                    continue
                 yield MappedFile(pid, path.decode("utf-8", "backslashreplace"), f"/proc/{pid}/map_files/{mapping.span}")
 
 

@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.bpf.accounts import ACCOUNTS, Places
 from iaprof.sandbox.worker import Worker
 
 TIMEOUT_NS = 2_000_000_000
 MOST_COUNTED_NS = 500_000_000  # of the time between two reads: if the recorder stood still, perhaps the child did, too
 MAX_WAITING = 8192
-MAX_WAITING_OF_ONE_USER = 4096
+MAX_WAITING_OF_ONE_USER = 4096  # see bpf.accounts for what one user is
 MAX_HANGS_OF_ONE_USER = 8  # a file system in user space can keep even a killed child, and its memory, forever
 _LAST_WAIT_S = 0.2  # for killed children to end, when the recording ends
 MAX_TOTAL_BYTES = 4 << 30  # of distinct contents in one output file
@@ -39,6 +40,7 @@ class Compiled:
     uid: int
     gid: int
     path: bytes
+    account: str  # which answers for the process
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,10 @@ class DebugElfCollector:
         """Starts the child."""
         self.cpu_seconds = 0.0  # of children that have ended
         self.own_folder = b""  # of the injected library: files there can be read after their process has ended
-        self._waiting: dict[int, deque[Compiled]] = {}  # by user, in order
-        self._count = 0  # of waiting files
+        self._waiting: dict[str, deque[Compiled]] = {}  # by account, in order
+        self._places = Places(MAX_WAITING, MAX_WAITING_OF_ONE_USER)
         self._refused: deque[RefusedElf] = deque()  # without asking the child
-        self._hangs: Counter[int] = Counter()  # by user
+        self._hangs: Counter[str] = Counter()  # by account
         self._killed: list[Worker] = []  # children that may not have ended yet
         self._current: Compiled | None = None
         self._waited_ns = self._read_ns = 0  # for the current one
@@ -106,33 +108,35 @@ class DebugElfCollector:
         """
         full = 0
         for record in records:  # a process has few of them
+            pid, uid = int(record["pid"]), int(record["uid"])
             compiled = Compiled(
                 int(record["time"]),
-                int(record["pid"]),
-                int(record["uid"]),
+                pid,
+                uid,
                 int(record["gid"]),
                 bytes(record["path"]).split(b"\0", 1)[0],  # after it is what the ring buffer held before
+                ACCOUNTS.of_process(pid, uid),
             )
-            queue = self._waiting.get(compiled.uid, ())
-            if len(queue) >= MAX_WAITING_OF_ONE_USER or self._count + len(self._refused) >= MAX_WAITING:
+            if self._places.refusal(compiled.account):
                 full += 1
-            elif self._hangs[compiled.uid] >= MAX_HANGS_OF_ONE_USER:
+                continue
+            self._places.take(compiled.account)
+            if self._hangs[compiled.account] >= MAX_HANGS_OF_ONE_USER:
                 self._refused.append(RefusedElf(compiled, "other files of its user took too long"))
             else:
-                self._waiting.setdefault(compiled.uid, deque()).append(compiled)
-                self._count += 1
+                self._waiting.setdefault(compiled.account, deque()).append(compiled)
         self._send_next()
         return full
 
     def _send_next(self) -> None:
         if self._current is not None or not self._waiting:
             return
-        uid = next(iter(self._waiting))
-        queue = self._waiting.pop(uid)
+        account = next(iter(self._waiting))
+        queue = self._waiting.pop(account)
         self._current = queue.popleft()
-        self._count -= 1
+        self._places.give_back(account)
         if queue:
-            self._waiting[uid] = queue  # after the other users
+            self._waiting[account] = queue  # after the other users
         self._waited_ns, self._read_ns = 0, time.monotonic_ns()
         request = {
             "pid": self._current.pid,
@@ -147,7 +151,9 @@ class DebugElfCollector:
     def read(self) -> TakenElf | RefusedElf | None:
         """Returns the answer to one file, or None if none has come; to be called until it returns None."""
         if self._refused:
-            return self._refused.popleft()
+            refused = self._refused.popleft()
+            self._places.give_back(refused.compiled.account)
+            return refused
         if self._current is None:
             return None
         try:
@@ -188,10 +194,9 @@ class DebugElfCollector:
         child = self._child
         self._start()  # while the old channel is open: the new descriptor must be another number
         self._kill(child)
-        self._hangs[compiled.uid] += 1
-        if self._hangs[compiled.uid] == MAX_HANGS_OF_ONE_USER:
-            others = self._waiting.pop(compiled.uid, ())
-            self._count -= len(others)
+        self._hangs[compiled.account] += 1
+        if self._hangs[compiled.account] == MAX_HANGS_OF_ONE_USER:
+            others = self._waiting.pop(compiled.account, ())
             self._refused += [RefusedElf(other, "other files of its user took too long") for other in others]
         self._send_next()
         return RefusedElf(compiled, reason)

@@ -49,8 +49,8 @@ def check_folders(folders: Path = FOLDERS) -> None:
     """
     place = next(path for path in (folders, *folders.parents) if path.exists())
     status, flags = place.stat(), os.statvfs(place).f_flag
-    is_writable_by_all = status.st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH
-    if is_writable_by_all or status.st_uid not in (0, os.geteuid()):
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
+    if others_write or status.st_uid not in (0, os.geteuid()):
         raise IaprofError(f"others than root and you can put libraries into {place}: change its owner or mode")
     if flags & os.ST_NOEXEC:
         raise IaprofError(f"no library can be loaded from {place}, which is mounted noexec")

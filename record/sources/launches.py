@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.bpf import processes
+from iaprof.bpf.accounts import describe
 from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.formats.wire.launches import (
     Counter,
     LaunchFlags,
@@ -29,7 +31,6 @@ from iaprof.record.options import Options
 from iaprof.record.scope import Scope
 from iaprof.record.sources.code_objects import CodeObjects
 from iaprof.record.sources.source import Source
-from iaprof.record.symbolize.containers import describe
 
 MAX_PROCESSES = 1 << 16  # that are remembered as described
 
@@ -78,7 +79,7 @@ class Launches(Source):
         """
         self._options, self._probes, self._code, self._drivers, self._scope = options, probes, code, drivers, scope
         self._last_stacks: list[NDArray[np.void]] = []  # of the last read: stacks, frames of Python, code objects
-        self._described: dict[int, None] = {}
+        self._described: dict[int, int] = {}  # by pid: when something of it was read last, CLOCK_MONOTONIC ns
         self._last_counters = dict.fromkeys(Counter, 0)
         self._last_misfits: CountOf[str] = CountOf()  # by source of losses
         self._counters_ns = time.monotonic_ns()
@@ -187,10 +188,12 @@ class Launches(Source):
         self._describe_new(calls["pid"][(calls["flags"] & LaunchFlags.OTHER) == 0])
 
     def _describe_new(self, pids: NDArray[np.uint32]) -> None:
+        now = time.monotonic_ns()
         for pid in np.unique(pids).tolist():
             if pid not in self._described:
                 self._describe(pid)
                 self.on_process(pid)
+            self._described[pid] = now
 
     def _describe(self, pid: int) -> None:
         if len(self._described) >= MAX_PROCESSES:
@@ -198,8 +201,21 @@ class Launches(Source):
         self._write_described(pid, describe(pid))
 
     def _write_described(self, pid: int, about: dict[str, Any]) -> None:
-        self._described[pid] = None
-        self._journal.json(FrameKind.PROCESS, {"pid": pid, **about})
+        self._described[pid] = time.monotonic_ns()
+        if about["uid"] is not None:  # else it has ended, and nothing is known
+            self._journal.json(FrameKind.PROCESS, {"pid": pid, **about})
+
+    def ended(self, pid: int, time_ns: int) -> None:
+        """Forgets a process that has ended, as another one may get its pid.
+
+        Args:
+            pid: the process.
+            time_ns: when it ended, CLOCK_MONOTONIC: if something of this pid was read after that, it may be the next
+                process's, which is described now.
+        """
+        if (read_ns := self._described.pop(pid, None)) is not None and read_ns > time_ns:
+            self._describe(pid)
+            self.on_process(pid)
 
     def end_part(self, since_ns: int) -> None:
         """See Source: has each stack sent again, for the next file; what has come goes into this one."""
@@ -231,7 +247,22 @@ class Launches(Source):
             if lost:
                 self._journal.loss(source, what, lost, detail, self._counters_ns, now)
         self._write_short_waits(counters, now)
-        rings = {
+        for source, of_source in self._rings().items():
+            for held_ns, end_ns in (held for ring in of_source for held in ring.take_held()):
+                detail = (
+                    f"for {(end_ns - held_ns) / 1e9:.1f} s a thread that got no CPU held up what came after its record"
+                )
+                self._journal.loss(source, "held up", None, detail, held_ns, end_ns)
+            misfits = sum(ring.misfits for ring in of_source)
+            if misfits > self._last_misfits[source]:
+                number = misfits - self._last_misfits[source]
+                self._journal.loss(source, "wrong length", number, WRONG_LENGTH, self._counters_ns, now)
+                self._last_misfits[source] = misfits
+        self._last_counters, self._counters_ns = counters, now
+
+    def _rings(self) -> dict[str, tuple[RingBuffer, ...]]:
+        """Returns the ring buffers, by source of losses."""
+        return {
             "launches": (self._probes.launches,),
             "command lists": (self._probes.list_events,),
             "stacks": (self._probes.stacks, self._probes.python_stacks, self._probes.codes),
@@ -239,13 +270,6 @@ class Launches(Source):
             "waits": (self._probes.waits,),
             "kernels": (self._probes.compiled, self._probes.chunks, self._probes.modules),
         }
-        for source, of_source in rings.items():
-            misfits = sum(ring.misfits for ring in of_source)
-            if misfits > self._last_misfits[source]:
-                number = misfits - self._last_misfits[source]
-                self._journal.loss(source, "wrong length", number, WRONG_LENGTH, self._counters_ns, now)
-                self._last_misfits[source] = misfits
-        self._last_counters, self._counters_ns = counters, now
 
     def _write_short_waits(self, counters: dict[Counter, int], now: int) -> None:
         """Writes short waits still in BPF maps: a thread's next wait would send them, or the thread has ended."""
@@ -258,6 +282,10 @@ class Launches(Source):
         self._probes.detach()
         self.read()
         now = time.monotonic_ns()
+        for source, of_source in self._rings().items():
+            if unread := sum(ring.unread for ring in of_source):
+                detail = "bytes after a record that was not finished when the recording ended"
+                self._journal.loss(source, "unread", unread, detail, now, now)
         self._write_waits(self._probes.unended_waits(now), now)
         self._write_waits(self._probes.take_short_waits(), now)
 

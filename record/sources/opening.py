@@ -90,6 +90,12 @@ def open_sources(
     libraries.on_mapped = keep_root
     libraries.on_python = side_band.on_python = stacks.look_for_python
     side_band.on_library, side_band.on_end = libraries.mapped, libraries.count_missed
+
+    def on_exit(pid: int, time_ns: int) -> None:
+        roots.ended(pid)
+        launches.ended(pid, time_ns)
+
+    side_band.on_exit = on_exit
     if scope is not None:
         side_band.on_records = scope.follow
     if drivers.injection:

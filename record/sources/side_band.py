@@ -13,7 +13,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.bpf.probes.libraries import NAMES
 from iaprof.bpf.processes import snapshot
 from iaprof.bpf.sideband import SideBandBuffers
-from iaprof.formats.wire.sideband import mapped_paths
+from iaprof.formats.wire.sideband import mapped_paths, possible_exits
 from iaprof.record.capture.journal import Journal
 from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
@@ -50,6 +50,8 @@ class SideBand(Source):
         """Called with time (CLOCK_MONOTONIC ns), pid and path (in the process) of a mapped file named like a driver."""
         self.on_python: Callable[[int], None] = lambda _: None
         """Called with the pid of a process that mapped a file with an interpreter's name."""
+        self.on_exit: Callable[[int, int], None] = lambda *_: None
+        """Called with pid and time (CLOCK_MONOTONIC ns) when a process's first thread has exited."""
         self.on_records: Callable[[list[bytes]], None] | None = None
         """Called with all records, if set."""
         self.on_end: Callable[[], None] = lambda: None
@@ -78,6 +80,9 @@ class SideBand(Source):
                     self.on_python(pid)
         if self.on_records is not None and records:
             self.on_records(records)
+        for data in records:
+            for pid, time_ns in zip(*(column.tolist() for column in possible_exits(data)), strict=True):
+                self.on_exit(pid, time_ns)
 
     def _read_and_rest(self) -> None:
         """Reads, then rests: on a busy machine, which maps and forks all the time, every record would wake us."""

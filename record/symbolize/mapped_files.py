@@ -7,13 +7,18 @@ modification time back, but not its change time. If the wall clock was set back,
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from iaprof.formats.wire.sideband import Mappings
 
 _CLOCK_REALTIME_COARSE = 5  # linux/time.h; file systems take their times from it
+MOST_FILES = 1 << 18
 _SLACK_NS = 1_000_000  # between two readings of two clocks
 
 
@@ -38,11 +43,18 @@ class MappedFiles:
     def __init__(self) -> None:
         self._files: dict[tuple[str, int], _Mapped] = {}
 
-    def add(self, mappings: Mappings) -> None:
-        """Adds the files of mappings."""
-        columns = (mappings.time, mappings.path, mappings.inode, mappings.device)
-        for since, path, inode, device in zip(*columns, strict=True):
+    def add(self, mappings: Mappings, chosen: NDArray[np.bool_] | None = None) -> None:
+        """Adds the files of chosen mappings; beyond MOST_FILES, none that is new.
+
+        Args:
+            mappings: n of them.
+            chosen: bool[n]; None for all.
+        """
+        rows = zip(mappings.time, mappings.path, mappings.inode, mappings.device, strict=True)
+        for since, path, inode, device in rows if chosen is None else itertools.compress(rows, chosen):
             if inode is not None and device is not None:
+                if len(self._files) >= MOST_FILES and (path, inode) not in self._files:
+                    continue
                 mapped = self._files.setdefault((path, inode), _Mapped(since))
                 mapped.since_ns = min(mapped.since_ns, since)
                 mapped.devices.add(device)

@@ -34,6 +34,12 @@ class Rights:
 
     uid: int
     gid: int
+    account: str = ""  # which answers for that user's process; empty if only the user is known
+
+    @property
+    def answerable(self) -> str:
+        """Who is answerable for what the files do."""
+        return self.account or f"user {self.uid}"
 
 
 class Opener(Closing):
@@ -41,7 +47,7 @@ class Opener(Closing):
 
     def __init__(self) -> None:
         self._child: Worker | None = None
-        self._hangs: Counter[int] = Counter()  # by user
+        self._hangs: Counter[str] = Counter()  # by account
 
     def open(
         self,
@@ -94,7 +100,7 @@ class Opener(Closing):
         return self._ask({"pid": pid, "mapped": f"{start:x}-{end:x}", "same": _numbers(same)}, rights)
 
     def _ask(self, request: dict[str, Any], rights: Rights, root: int | None = None) -> int | str:
-        if self._hangs[rights.uid] >= MAX_HANGS:
+        if self._hangs[rights.answerable] >= MAX_HANGS:
             return OTHERS_LATE
         if self._child is None:
             self._child = start_child()
@@ -104,7 +110,7 @@ class Opener(Closing):
             self._child.send(request, [] if root is None else [root])
             answer, fds = self._child.receive()
         except (OSError, ValueError) as error:
-            self._hangs[rights.uid] += 1
+            self._hangs[rights.answerable] += 1
             self.close()
             return LATE if isinstance(error, TimeoutError) else DIED
         if fds and "refused" not in answer:

@@ -31,10 +31,10 @@ def stack_finisher(kept_roots: Mapping[int, int] | None = None) -> FinishStacks:
         from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
         from iaprof.record.unwinding.late import LateFinishing
 
-        mappings, processes = inputs.table("mapping"), inputs.table("process")
+        mappings, processes = inputs.rows.table("mapping"), inputs.rows.table("process")
         roots: dict[int, int | str] = {**inputs.roots, **(kept_roots or {})}
         with RecordingSymbolizer(
-            inputs.header, inputs.spaces, mappings, processes, False, inputs.files, roots
+            inputs.header, inputs.spaces, mappings, processes, False, inputs.files, roots, inputs.accounts
         ) as symbolizer:
             yield from LateFinishing(symbolizer, inputs.spaces, depth).finish(copies)
 
@@ -57,7 +57,7 @@ def symbol_writer(
 
         before = cpu_seconds() + children_cpu_seconds()
         os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # naming can wait, other programs cannot
-        mappings, processes = inputs.table("mapping"), inputs.table("process")
+        mappings, processes = inputs.rows.table("mapping"), inputs.rows.table("process")
         spaces = inputs.spaces
         modules = list(inputs.needed.modules(spaces))
 
@@ -69,7 +69,7 @@ def symbol_writer(
         roots: dict[int, int | str] = {**inputs.roots, **(kept_roots or {})}
         everything = which is Symbols.ALL
         with RecordingSymbolizer(
-            inputs.header, spaces, mappings, processes, everything, inputs.files, roots
+            inputs.header, spaces, mappings, processes, everything, inputs.files, roots, inputs.accounts
         ) as symbolizer:
             previous = signal.signal(signal.SIGINT, skip)
             try:

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from iaprof.bpf.accounts import ACCOUNTS, Places, describe
 from iaprof.record.capture.journal import Journal
 from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
-from iaprof.record.symbolize.containers import describe
 
 MOST_KEPT = 64  # roots in other mount namespaces
 MOST_OF_ONE_USER = 16
@@ -43,7 +43,7 @@ class _Kept:
     """A kept root in another mount namespace."""
 
     place: _Place
-    uid: int  # of the first process with this root
+    account: str  # of the first process with this root
     root: int  # descriptor of the folder
     namespace: int  # descriptor, which keeps the namespace's file systems mounted
     pids: dict[int, None] = field(default_factory=dict)  # its processes, the latest last
@@ -56,7 +56,9 @@ class Roots:
     def __init__(self) -> None:
         self._own = _place(os.getpid())
         self._kept: dict[_Place, _Kept] = {}
+        self._places = Places(MOST_KEPT, MOST_OF_ONE_USER)
         self._described: dict[int, _Described] = {}  # processes with another root than ours
+        self._ended: set[int] = set()  # those of them that have ended
         self._refused = 0
         self._released_ns = time.monotonic_ns()
 
@@ -71,16 +73,20 @@ class Roots:
         if place is None:
             return
         if place == self._own:
-            self._described.pop(pid, None)
+            if self._described.pop(pid, None) is not None:  # it has left its root, or another process has its pid
+                self._forget_roots(pid)
+                self._journal.json(FrameKind.PROCESS, describe(pid) | {"root": place[1]})
             return
         # A process inherits mappings from its ancestors, which may not use the GPU themselves.
         for relative in _with_ancestors(pid, place):
             self._keep(relative, place)
 
     def _keep(self, pid: int, place: _Place) -> None:
-        if pid in self._described and self._described[pid].place == place:
+        if pid in self._described and self._described[pid].place == place and pid not in self._ended:
             return
         about = describe(pid)
+        self._forget_roots(pid)
+        self._ended.discard(pid)
         if self._own is not None and place[0] == self._own[0]:
             about["root"] = place[1]
         else:
@@ -92,23 +98,32 @@ class Roots:
             del self._described[next(iter(self._described))]
         self._journal.json(FrameKind.PROCESS, about)
 
+    def ended(self, pid: int) -> None:
+        """Notes that a process has ended: another one may get its pid. What is known of it stays."""
+        if pid in self._described:
+            self._ended.add(pid)
+
+    def _forget_roots(self, pid: int) -> None:
+        """Forgets the roots of a process that had this pid before."""
+        for kept in self._kept.values():
+            kept.pids.pop(pid, None)
+
     def _keep_namespace(self, pid: int, place: _Place, uid: int | str | None) -> None:
         if place not in self._kept:
             if not isinstance(uid, int):
                 return  # the process has ended: its user, whose limit the root would count for, is unknown
-            if len(self._kept) >= MOST_KEPT or (uid and self._count_of(uid) >= MOST_OF_ONE_USER):
+            account = ACCOUNTS.of_process(pid, uid)
+            if self._places.refusal(account):
                 self._refused += 1
                 return
             if (opened := _open(pid, place[0])) is None:
                 return  # the process has ended
-            self._kept[place] = _Kept(place, uid, *opened)
+            self._places.take(account)
+            self._kept[place] = _Kept(place, account, *opened)
         pids = self._kept[place].pids
         pids[pid] = None
         if len(pids) > _MOST_OF_ONE_ROOT:
             del pids[next(iter(pids))]
-
-    def _count_of(self, uid: int) -> int:
-        return sum(kept.uid == uid for kept in self._kept.values())
 
     def release_unused(self) -> None:
         """Releases namespaces without processes; writes how many processes' namespaces could not be kept."""
@@ -131,6 +146,7 @@ class Roots:
 
     def _release(self, kept: _Kept) -> None:
         del self._kept[kept.place]
+        self._places.give_back(kept.account)
         os.close(kept.root)
         os.close(kept.namespace)
 
@@ -140,6 +156,7 @@ class Roots:
             self._journal.json(FrameKind.PROCESS, described.about)
             if described.place not in self._kept and _place(pid) != described.place:
                 del self._described[pid]
+        self._ended &= self._described.keys()
 
     def by_process(self) -> dict[int, int]:
         """Returns the descriptor of each process's kept root; it stays this object's."""

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import sudo_user
-from iaprof.record.symbolize.containers import describe
+from iaprof.bpf.accounts import ACCOUNTS, describe
+from iaprof.formats.capture.dictionaries import rows_equal, rows_where
 from iaprof.record.symbolize.entry_names import with_entry_names
 from iaprof.record.symbolize.mapped_files import FileIdentity, MappedFiles
 from iaprof.record.symbolize.opener import Opener, Rights
@@ -57,6 +58,7 @@ class RecordingSymbolizer(Closing):
         everything: bool,
         files: MappedFiles | None = None,
         roots: Mapping[int, int | str] | None = None,
+        accounts: Mapping[int, str] | None = None,
     ) -> None:
         """Opens no files yet.
 
@@ -69,25 +71,30 @@ class RecordingSymbolizer(Closing):
             files: its files without a build-id; None: these are not named.
             roots: by process, of those whose root is not ours: a descriptor, a folder's path, or an empty path for a
                 root that vanished with its processes.
+            accounts: by process: who is answerable for it, as far as that was recorded.
         """
         self._header, self._spaces, self._everything = header, spaces, everything
-        self._files, self._roots = files or MappedFiles(), roots or {}
+        self._files, self._roots, self._accounts = files or MappedFiles(), roots or {}, accounts or {}
         self._is_this_boot = is_same_boot(header)
         self._opened = contextlib.ExitStack()
         self._opener = self._opened.enter_context(Opener())
         self._binaries = self._opened.enter_context(Binaries())
         self._generated = self._opened.enter_context(GeneratedCode())
         self._this_boot = ThisBoot(header, self._binaries, self._generated, everything)
-        described = [row for row in processes.select(["pid", "event", "ns_pid", "uid", "gid"]).to_pylist()
-                     if row["event"] == "described" and row["uid"] is not None and row["gid"] is not None]  # fmt: skip
-        self._described = {row["pid"]: row for row in described}
+        described = processes.select(["pid", "ns_pid", "uid", "gid"]).filter(
+            pa.array(rows_equal(processes["event"], "described"))
+        )
+        self._described = {
+            row["pid"]: row for row in described.to_pylist() if row["uid"] is not None and row["gid"] is not None
+        }
         self._rights = cache(self._find_rights)
         self._capture_owner = Rights(*(sudo_user() or (os.getuid(), os.getgid())))
-        self._seconds: defaultdict[int, float] = defaultdict(float)  # spent so far, by user
+        self._seconds: defaultdict[str, float] = defaultdict(float)  # spent so far, by account
         self._jitdumps: dict[int, dict[str, None]] = {}
-        for pid, path in zip(mappings["pid"].to_pylist(), mappings["path"].to_pylist(), strict=True):
-            if _JITDUMP.fullmatch(path):
-                self._jitdumps.setdefault(pid, {})[path] = None
+        is_jitdump = rows_where(mappings["path"], lambda path: bool(_JITDUMP.fullmatch(path or "")))
+        dumps = mappings.select(["pid", "path"]).filter(pa.array(is_jitdump))
+        for pid, path in zip(dumps["pid"].to_pylist(), dumps["path"].to_pylist(), strict=True):
+            self._jitdumps.setdefault(pid, {})[path] = None
 
     def close(self) -> None:
         """Ends the child processes."""
@@ -96,14 +103,14 @@ class RecordingSymbolizer(Closing):
     def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized:
         """See Symbolizer."""
         pids = self._processes_of(module) if module.kind is ModuleKind.FILE else [module.pid]
-        uid = self._rights(pids[0] if pids else 0).uid
-        if self._seconds[uid] > _USER_SECONDS:
+        account = self._rights(pids[0] if pids else 0).answerable
+        if self._seconds[account] > _USER_SECONDS:
             return Symbolized(problem="other files of its user took too long to read")
         begun = time.monotonic()
         try:
             return self._name(module, addresses, times)
         finally:
-            self._seconds[uid] += time.monotonic() - begun
+            self._seconds[account] += time.monotonic() - begun
 
     def _name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized:
         try:
@@ -234,9 +241,10 @@ class RecordingSymbolizer(Closing):
         A process recorded as a user's that is root's now has executed a program of root's, or its pid was reused.
         """
         candidates = []
-        for about in (describe(pid), self._described.get(pid, {})):
-            uid, gid = about.get("uid"), about.get("gid")
-            candidates += [Rights(uid, gid)] if isinstance(uid, int) and isinstance(gid, int) else []
+        for about in (describe(pid), self._described.get(pid, {}) | {"account": self._accounts.get(pid)}):
+            uid, gid, account = about.get("uid"), about.get("gid"), about.get("account")
+            if isinstance(uid, int) and isinstance(gid, int):
+                candidates.append(Rights(uid, gid, str(account or ACCOUNTS.of_user(uid))))
         return next(
             (rights for rights in candidates if rights.uid), candidates[0] if candidates else self._capture_owner
         )

@@ -97,7 +97,7 @@ class Learner:
         # Guessed rules, by space, address and scope.
         self._guesses: OrderedDict[tuple[int, int, RuleScope], Rule] = OrderedDict()
         self._failures: Counter[int] = Counter()  # by process
-        self._user_failures: Counter[int] = Counter()  # by user
+        self._user_failures: Counter[str] = Counter()  # by account
         self._failures_forgotten = time.monotonic()
 
     def close(self) -> None:
@@ -192,8 +192,8 @@ class Learner:
             self._user_failures.clear()
             self._opener.forget_hangs()
             self._failures_forgotten = time.monotonic()
-        uid = _user_of(pid)
-        if self._has_failed(pid, uid):
+        account = _account_of(pid)
+        if self._has_failed(pid, account):
             return self._give_back(stack)
         try:
             finished = self._finish(pid, stack)
@@ -202,16 +202,16 @@ class Learner:
         except ImageGone:
             return stack.copies()
         except IaprofError:
-            self._add_failures(pid, uid)
+            self._add_failures(pid, account)
             return self._give_back(stack)
 
-    def _has_failed(self, pid: int, uid: int) -> bool:
+    def _has_failed(self, pid: int, account: str) -> bool:
         """Whether a process is given up on: its files break the children."""
-        return self._failures[pid] >= MOST_FAILURES or self._user_failures[uid] >= MOST_FAILURES_OF_A_USER
+        return self._failures[pid] >= MOST_FAILURES or self._user_failures[account] >= MOST_FAILURES_OF_A_USER
 
-    def _add_failures(self, pid: int, uid: int, times: int = 1) -> None:
+    def _add_failures(self, pid: int, account: str, times: int = 1) -> None:
         self._failures[pid] += times
-        self._user_failures[uid] += times
+        self._user_failures[account] += times
 
     def _give_back(self, stack: UnfinishedStack) -> list[bytes]:
         """Returns the copies of a stack that failed: on a busy machine, a sound child may have been too slow."""
@@ -223,10 +223,10 @@ class Learner:
             self._to_search[pid] = None
 
     def _search_process(self, pid: int, mappings: tuple[Mapping, ...]) -> None:
-        uid, failures = _user_of(pid), self._interpreters.failures
-        if not self._has_failed(pid, uid):
+        account, failures = _account_of(pid), self._interpreters.failures
+        if not self._has_failed(pid, account):
             self._messages += self._interpreters.search(pid, _born(pid) // _TICKS_NS, mappings)
-            self._add_failures(pid, uid, self._interpreters.failures - failures)
+            self._add_failures(pid, account, self._interpreters.failures - failures)
 
     def _finish(self, pid: int, stack: UnfinishedStack) -> Finished:
         """Finishes a stack, and writes its rules.
@@ -332,10 +332,10 @@ class Learner:
         return rule if known == rule else None if is_of_block else HARD
 
 
-def _user_of(pid: int) -> int:
-    """Returns a process's user; -1 if it has ended."""
+def _account_of(pid: int) -> str:
+    """Returns who is answerable for a process; an empty string if it has ended."""
     rights = rights_of(pid)
-    return rights.uid if rights is not None else -1
+    return rights.answerable if rights is not None else ""
 
 
 def _born(pid: int) -> int:

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 
 from iaprof.basics.errors import IaprofError
+from iaprof.bpf.accounts import ACCOUNTS
 from iaprof.formats.wire.process_maps import EXECUTABLE, mappings, maps_of
 from iaprof.record.symbolize.mapped_files import FileIdentity
 from iaprof.record.symbolize.opener import ELSEWHERE, UNREADABLE, Opener, Rights
@@ -93,12 +94,12 @@ def _may_be_python(name: bytes) -> bool:
 
 
 def rights_of(pid: int) -> Rights | None:
-    """Returns a process's user and group; None if it has ended."""
+    """Returns a process's user, group and account; None if it has ended."""
     try:
         status = os.stat(f"/proc/{pid}")
     except OSError:
         return None
-    return Rights(status.st_uid, status.st_gid)
+    return Rights(status.st_uid, status.st_gid, ACCOUNTS.of_process(pid, status.st_uid))
 
 
 def executable(pid: int, images: Images) -> tuple[Mapping, ...]:

@@ -8,9 +8,11 @@ from dataclasses import astuple, dataclass, replace
 from typing import TypeVar
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats.capture.dictionaries import rows_equal
 from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.pods import pod as pod_of
@@ -32,6 +34,7 @@ from iaprof.report.views.difference import without_addresses
 from iaprof.symbols.names.binaries import Binaries
 
 _T = TypeVar("_T", bound=Hashable)
+_SEVERAL = "[several]"
 
 
 @dataclass(frozen=True)
@@ -213,13 +216,18 @@ def _counts(profile: Profile) -> list[int]:
 
 
 def _containers(part: CaptureReader) -> Mapping[int, tuple[str, str]]:
-    """Returns the container's name or id, and the pod's uid, by pid; "" for what is unknown."""
+    """Returns the container's name or id, and the pod's uid, by pid; "" for what is unknown.
+
+    If a pid was used again in another container, its launches are of several containers.
+    """
     found: dict[int, tuple[str, str]] = {}
-    for rows in part.tables("process", ("pid", "container", "cgroup")):
-        columns = (rows[name].to_pylist() for name in ("pid", "container", "cgroup"))
-        for pid, container, cgroup in zip(*columns, strict=True):
-            if container or cgroup:
-                found[pid] = (_plain(container or ""), pod_of(cgroup or "") or "")
+    for rows in part.tables("process", ("pid", "event", "container", "cgroup", "uid")):
+        rows = rows.filter(pa.array(rows_equal(rows["event"], "described")))
+        columns = (rows[name].to_pylist() for name in ("pid", "container", "cgroup", "uid"))
+        for pid, container, cgroup, uid in zip(*columns, strict=True):
+            if container or cgroup or uid is not None:
+                place = _plain(container or ""), pod_of(cgroup or "") or ""
+                found[pid] = place if found.get(pid, place) == place else (_SEVERAL, _SEVERAL)
     return found
 
 

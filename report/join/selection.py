@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
-from iaprof.formats.capture.dictionaries import number_texts
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.profile import ACTIVE
 from iaprof.report.join.attribution import RowFilter
 from iaprof.report.join.candidates import Rule
 from iaprof.report.join.executions import StackOf
+from iaprof.report.join.in_cgroups import COLUMNS, InCgroups
 from iaprof.report.join.placements import Placed
 from iaprof.symbols.python.without_interpreter import python_function
 
@@ -125,19 +124,19 @@ class Selection:
         return any(self.python.search(name) is not None for name in names)
 
     def matching_pids(self, capture: CaptureReader, names: Mapping[int, str]) -> set[int]:
-        """Returns the pids that the filters select, for rows without a launch, such as CPU samples.
+        """Returns the pids that the filters select at any time, for rows without a launch, such as CPU samples.
 
         Args:
             capture: an open capture, or a part of a merged one.
             names: the process names by pid.
         """
-        inside = self.pids_in_cgroups(capture) if self.cgroups else None
+        inside = self.in_cgroups(capture)
         return {
             pid
             for pid, name in names.items()
             if (not self.pids or pid in self.pids)
             and (not self.comms or name in self.comms)
-            and (inside is None or pid in inside)
+            and (inside is None or pid in inside.pids)
         }
 
     def row_filter(self, header: dict[str, Any], start_ns: int | None = None) -> RowFilter:
@@ -178,7 +177,7 @@ class Selection:
 
     def matching_sites(self, placed: Placed, capture: CaptureReader) -> NDArray[np.bool_]:
         """Whether the filters select each site: bool[sites]."""
-        pids = self.pids_in_cgroups(capture) if self.cgroups else None
+        inside = self._sites_in_cgroups(placed, capture)
         kernels = [
             self.kernel is None or self.kernel.search(p.kernel.demangled if p.kernel else p.name) is not None
             for p in placed.placements
@@ -188,30 +187,32 @@ class Selection:
                 (not self.pids or site.pid in self.pids)
                 and (not self.tids or site.tid in self.tids)
                 and (not self.comms or site.comm in self.comms)
-                and (pids is None or site.pid in pids)
+                and inside[number]
                 and (self.kernel is None or (site.placement is not None and kernels[site.placement]))
-                for site in placed.sites
+                for number, site in enumerate(placed.sites)
             ],
             bool,
         )
 
-    def pids_in_cgroups(self, capture: CaptureReader) -> set[int]:
-        """Returns the pids of processes in the selected cgroups or containers."""
-        found = set()
-        for rows in capture.tables("process", ("pid", "cgroup", "container")):
-            cgroups, containers = dict[str | None, int](), dict[str | None, int]()
-            columns = (
-                rows["pid"].to_numpy(),
-                number_texts(rows["cgroup"], cgroups),
-                number_texts(rows["container"], containers),
-            )
-            first, _ = distinct_rows(*columns)
-            names = list(cgroups), list(containers)
-            for pid, cgroup, container in zip(*(column[first].tolist() for column in columns), strict=True):
-                texts = names[0][cgroup] or "", names[1][container] or ""
-                if any(_matches_cgroup(*texts, pattern) for pattern in self.cgroups):
-                    found.add(pid)
+    def _sites_in_cgroups(self, placed: Placed, capture: CaptureReader) -> NDArray[np.bool_]:
+        """Whether the process of each site was in a selected cgroup at the first of its launches: bool[sites]."""
+        if (inside := self.in_cgroups(capture)) is None:
+            return np.ones(len(placed.sites), bool)
+        pids = np.array([site.pid for site in placed.sites], np.int64)
+        found = np.isin(pids, np.fromiter(inside.pids, np.int64))  # of those without a launch, too
+        launched, first = np.unique(placed.site, return_index=True)
+        found[launched] = inside.has(pids[launched], placed.time[first])
         return found
+
+    def in_cgroups(self, capture: CaptureReader) -> InCgroups | None:
+        """Returns the processes in the selected cgroups or containers; None if all are selected."""
+        if not self.cgroups:
+            return None
+
+        def matches(cgroup: str, container: str) -> bool:
+            return any(_matches_cgroup(cgroup, container, pattern) for pattern in self.cgroups)
+
+        return InCgroups(capture.table("process", COLUMNS), matches)
 
     def reason_mask(self, reasons: Sequence[str]) -> NDArray[np.bool_]:
         """Whether the filters select each of these reasons: bool[n]."""

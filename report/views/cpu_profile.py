@@ -67,6 +67,7 @@ def _count_samples(capture: CaptureReader, options: ReportOptions, names: dict[i
     selection = options.selection
     row_filter = selection.row_filter(capture.header, start)
     pids = np.array(sorted(selection.matching_pids(capture, names)), np.uint64) if selection.by_process else None
+    inside = selection.in_cgroups(capture)
     tids = np.array(sorted(selection.tids), np.uint64)
     batches = [np.empty((0, 5), np.uint64)]
     pending = 0
@@ -75,6 +76,8 @@ def _count_samples(capture: CaptureReader, options: ReportOptions, names: dict[i
         keep = (time >= np.uint64(row_filter.begin_ns)) & (time <= np.uint64(row_filter.end_ns))
         if pids is not None:
             keep &= np.isin(pid, pids)
+        if inside is not None:
+            keep &= inside.has(pid, time)
         if len(tids):
             keep &= np.isin(tid, tids)
         interval = intervals_of(time[keep], start, interval_ns, "CPU samples").astype(np.uint64)

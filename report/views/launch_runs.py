@@ -62,7 +62,7 @@ def launch_runs(
     parts = capture.parts
     for part, start_ns in zip(parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(parts) > 1 else ""
-        cgroup_pids = options.selection.pids_in_cgroups(part) if options.selection.cgroups else None
+        inside = options.selection.in_cgroups(part)
         row_filter = options.selection.row_filter(part.header, start_ns)
         recorded_pids = scope(part.header)
         stacks = _matching_stacks(part, options, symbol_options) if options.selection.python is not None else None
@@ -74,7 +74,9 @@ def launch_runs(
                 keep &= np.isin(pids, np.array(recorded_pids, np.int64))
             if stacks is not None:
                 keep &= np.isin(table["stack"].to_numpy(), stacks)
-            pair = pairs.number(table if keep.all() else table.filter(pa.array(keep)), host, cgroup_pids)
+            if inside is not None:
+                keep &= inside.has(pids, times)
+            pair = pairs.number(table if keep.all() else table.filter(pa.array(keep)), host)
             since = np.minimum(times[keep], np.uint64(MAX_NS)).astype(np.int64) - start_ns
             if (own := pair >= 0).any():
                 runs.add(pair[own], since[own], *_last_and_count(table, keep, own, start_ns))
@@ -146,13 +148,12 @@ class _Pairs:
         self._selection = selection
         self._names = _names(profile)
 
-    def number(self, launches: pa.Table, host: str, cgroup_pids: set[int] | None) -> _Ints:
+    def number(self, launches: pa.Table, host: str) -> _Ints:
         """Returns the number of each launch's pair: int64[n]; -1: not selected.
 
         Args:
             launches: `launch` rows.
             host: the name of the part's machine; "" for a single part.
-            cgroup_pids: the pids in selected cgroups; None: all.
         """
         comms, names = (launches[name].unify_dictionaries().combine_chunks() for name in ("comm", "name"))
         pids, tids, addresses = (launches[name].to_numpy() for name in ("pid", "tid", "address"))
@@ -162,16 +163,15 @@ class _Pairs:
         found = []
         for pid, tid, address, comm, name in zip(*(column[first].tolist() for column in columns), strict=True):
             thread = Thread(comm_texts[comm], pid, tid, host)
-            found.append(self._number_pair(thread, address, name_texts[name], cgroup_pids))
+            found.append(self._number_pair(thread, address, name_texts[name]))
         return np.array(found, np.int64)[kind]
 
-    def _number_pair(self, thread: Thread, address: int, name: str, cgroup_pids: set[int] | None) -> int:
+    def _number_pair(self, thread: Thread, address: int, name: str) -> int:
         selection = self._selection
         if (
             (selection.pids and thread.pid not in selection.pids)
             or (selection.tids and thread.tid not in selection.tids)
             or (selection.comms and thread.comm not in selection.comms)
-            or (cgroup_pids is not None and thread.pid not in cgroup_pids)
         ):
             return -1
         kernel = self._names.get((thread.host, thread.pid, address), "") or demangled(name)

@@ -96,7 +96,7 @@ def _selected_rows(
 ) -> Iterator[pa.Table]:
     """Yields the rows of a kind that the selection keeps."""
     row_filter = selection.row_filter(part.header, start_ns)
-    inside = selection.pids_in_cgroups(part) if selection.cgroups else None
+    inside = selection.in_cgroups(part)
     for table in part.tables(kind, columns):
         times, pids, flags = (table[name].to_numpy() for name in ("time_ns", "pid", "flags"))
         keep: NDArray[np.bool_] = (flags & (LaunchFlags.OTHER | LaunchFlags.CARRIED)) == 0
@@ -106,7 +106,7 @@ def _selected_rows(
         if selection.tids:
             keep &= np.isin(table["tid"].to_numpy(), np.fromiter(selection.tids, np.int64))
         if inside is not None:
-            keep &= np.isin(pids, np.fromiter(inside, np.int64))
+            keep &= inside.has(pids, times)
         if selection.comms:
             keep &= pc.is_in(table["comm"], pa.array(sorted(selection.comms))).to_numpy(zero_copy_only=False)
         yield table.filter(pa.array(keep))

@@ -41,6 +41,7 @@ def wait_runs(capture: CaptureReader, options: ReportOptions, max_runs: int = MA
         row_filter = selection.row_filter(part.header, start_ns)
         names = process_names(part.table("process"))
         pids = selection.matching_pids(part, names) if selection.by_process else None
+        inside = selection.in_cgroups(part)
         wanted_pids = None if pids is None else np.array(sorted(pids), np.int64)
         for table in part.tables("wait", _COLUMNS):
             begin, end, pid, tid, flags = (
@@ -50,6 +51,8 @@ def wait_runs(capture: CaptureReader, options: ReportOptions, max_runs: int = MA
             keep &= (end >= np.uint64(row_filter.begin_ns)) & (begin <= np.uint64(row_filter.end_ns))
             if wanted_pids is not None:
                 keep &= np.isin(pid, wanted_pids)
+            if inside is not None:
+                keep &= inside.has(pid, begin)
             if selection.tids:
                 keep &= np.isin(tid, np.array(sorted(selection.tids), np.int64))
             if not keep.any():

@@ -117,6 +117,7 @@ def _rows(
     selection = options.selection
     row_filter = selection.row_filter(capture.header, start)
     pids = np.array(sorted(selection.matching_pids(capture, names)), np.uint64) if selection.by_process else None
+    inside = selection.in_cgroups(capture)
     tids = np.array(sorted(selection.tids), np.uint64)
     batches = [np.empty((0, 9), np.uint64)]
     for table in capture.tables("wait", _COLUMNS):
@@ -127,6 +128,8 @@ def _rows(
         )
         if pids is not None:
             keep &= np.isin(numbers["pid"], pids)
+        if inside is not None:
+            keep &= inside.has(numbers["pid"], numbers["time_ns"])
         if len(tids):
             keep &= np.isin(numbers["tid"], tids)
         interval = intervals_of(numbers["time_ns"][keep], start, int(options.interval_s * 1e9), "waits")

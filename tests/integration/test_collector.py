@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from iaprof.bpf import accounts
 from iaprof.formats.wire.launches import COMPILED
 from iaprof.record.kernels import collector as collector_module
 from iaprof.record.kernels.collector import DebugElfCollector, RefusedElf, TakenElf
@@ -272,6 +273,22 @@ def test_users_take_turns(collector: DebugElfCollector, folder: Path) -> None:
     # then the other user's is next
     assert len(order) == 1001
     assert order.index(0) <= 2
+
+
+def test_one_users_subordinate_ids_leave_room_for_others(
+    collector: DebugElfCollector, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a user with subordinate IDs, each of which names as many files as one user may
+    (folder / "subuid").write_text("1000:700000:65536\n")
+    monkeypatch.setattr(accounts, "SUBORDINATE", folder / "subuid")
+    monkeypatch.setattr(collector_module, "ACCOUNTS", accounts.Accounts())
+    path, most = folder / "absent", collector_module.MAX_WAITING_OF_ONE_USER
+    full = sum(collector.request(records(path, most, 700_000 + number)) for number in range(3))
+    # when another user names one, then there is room, and it is the next
+    assert full >= 2 * most - 1  # one of them was asked for at once
+    assert collector.request(records(path, 1, NOBODY)) == 0
+    order = [answer.compiled.uid for answer in answers(collector)]
+    assert order.index(NOBODY) <= 2
 
 
 def test_a_user_whose_files_never_answer_is_asked_no_more(

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.bpf.containers import describe
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.symbolize.containers import describe
 from integration.attacking import PYTHON
 from integration.recording import IAPROF, by_instruction, folded, has_met, ledger_by_instruction, until_recording
 from standin import runtime

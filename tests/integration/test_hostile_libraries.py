@@ -15,8 +15,10 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
 import elf_sections
+from iaprof.bpf import accounts
+from iaprof.bpf.probes import libraries
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.bpf.probes.libraries import MAX_OF_ONE_OWNER, Outcome
+from iaprof.bpf.probes.libraries import MAX_LIBRARIES, MAX_OF_ONE_USER, Outcome
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import Counter
 from iaprof.record.capture.spool import FrameKind
@@ -54,14 +56,14 @@ def probes() -> Iterator[LaunchProbes]:
 
 
 class Mapped:
-    """A process of the other user's that has mapped files, while `with` lasts."""
+    """A process of another user's that has mapped files, while `with` lasts."""
 
-    def __init__(self, *paths: Path) -> None:
+    def __init__(self, *paths: Path, user: int = NOBODY) -> None:
         for path in paths:
-            os.chown(path, NOBODY, NOBODY)
+            os.chown(path, user, user)
         command = ["/usr/bin/python3", "-I", "-c", MAPPER, *map(str, paths)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/"
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user, group=user, extra_groups=[], cwd="/"
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == b"mapped\n"
@@ -150,7 +152,7 @@ def test_libraries_made_to_be_read_slowly(folder: Path, library: bytes, probes: 
 
 def test_one_users_libraries_leave_room_for_others(folder: Path, library: bytes, probes: LaunchProbes) -> None:
     # given more libraries of one user than are taken
-    paths = [folder / f"libze_intel_gpu.so.{number}" for number in range(MAX_OF_ONE_OWNER + 5)]
+    paths = [folder / f"libze_intel_gpu.so.{number}" for number in range(MAX_OF_ONE_USER + 5)]
     for path in paths:
         path.write_bytes(library)
     # when
@@ -158,8 +160,8 @@ def test_one_users_libraries_leave_room_for_others(folder: Path, library: bytes,
         found = list(probes.libraries.mapped(process.pid))
         again = list(probes.libraries.mapped(process.pid))
     # then the first are taken, the rest is told once
-    assert [outcome.problem for outcome in found[:-1]] == [""] * MAX_OF_ONE_OWNER
-    assert "too many different libraries" in found[-1].problem
+    assert [outcome.problem for outcome in found[:-1]] == [""] * MAX_OF_ONE_USER
+    assert found[-1].problem.startswith("of different libraries, user 65534 has 16 already")
     assert again == []
     # and root's own still has its probes
     own = copy_of_build(folder.parent / "own")
@@ -170,6 +172,33 @@ def test_one_users_libraries_leave_room_for_others(folder: Path, library: bytes,
     )
     subprocess.run(words, env=os.environ | {"STANDIN_DUMP_DIR": str(own)}, stdout=subprocess.DEVNULL, check=True)
     assert probes.counters()[Counter.LAUNCHES] == 50
+
+
+def test_one_users_subordinate_ids_leave_room_for_others(
+    folder: Path, library: bytes, probes: LaunchProbes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a user with subordinate IDs, each of which maps as many libraries as one user may
+    first, user = 700_000, 1000
+    (folder.parent / "subuid").write_text(f"{user}:{first}:65536\n")
+    monkeypatch.setattr(accounts, "SUBORDINATE", folder.parent / "subuid")
+    monkeypatch.setattr(accounts, "ACCOUNTS", found := accounts.Accounts())
+    monkeypatch.setattr(libraries, "ACCOUNTS", found)
+    problems = []
+    for number in range(MAX_LIBRARIES // MAX_OF_ONE_USER):
+        paths = [folder / f"libze_intel_gpu.so.{number}.{each}" for each in range(MAX_OF_ONE_USER)]
+        for path in paths:
+            path.write_bytes(library)
+        with Mapped(*paths, user=first + number) as process:
+            problems += [outcome.problem for outcome in probes.libraries.mapped(process.pid)]
+        for path in paths:
+            path.unlink()
+    # when another user maps one
+    (folder / "libze_intel_gpu.so.1").write_bytes(library)
+    [other] = outcomes(probes, folder / "libze_intel_gpu.so.1")
+    # then that is probed, and of the first user one user's limit, which is what the recorder says
+    assert (other.problem, other.probes > 0) == ("", True)
+    assert problems[:-1] == [""] * MAX_OF_ONE_USER
+    assert problems[-1].startswith(f"of different libraries, user {user} has 16 already")
 
 
 def test_a_deleted_library_is_probed_and_its_name_gives_nothing(
@@ -280,7 +309,7 @@ def test_a_recording_among_hostile_libraries(folder: Path, library: bytes) -> No
             words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 600, "--rate", 500)
             environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(folder.parent)}
             program = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
-            told = "too many different libraries"
+            told = "16 already, which is the most"
             until(lambda: any(told in row["detail"] for row in spooled(capture, FrameKind.LOSS)), recorder)
             until(lambda: sum(launch.count for launch in hardware.ledger().launches) > 200, recorder)
             program.terminate()
@@ -298,4 +327,4 @@ def test_a_recording_among_hostile_libraries(folder: Path, library: bytes) -> No
     assert {loss["what"] for loss in lost} == {"library"}, lost
     details = [row["detail"] for row in reader.table("loss").to_pylist()]
     assert any("outside its executable segments" in detail for detail in details)
-    assert len(details) <= MAX_OF_ONE_OWNER + 1
+    assert len(details) <= 2 * (MAX_OF_ONE_USER + 1)  # of processes, and of those that had ended meanwhile

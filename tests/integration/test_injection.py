@@ -178,7 +178,14 @@ def test_a_folder_goes_with_its_recording(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("spoil", [lambda folder: folder.chmod(0o777), lambda folder: os.chown(folder, 65534, 0)])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: folder.chmod(0o777),
+        lambda folder: folder.chmod(0o775),
+        lambda folder: os.chown(folder, 65534, 0),
+    ],
+)
 def test_no_library_is_put_where_a_stranger_could_replace_it(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
     folders = tmp_path / "cache"
     folders.mkdir()

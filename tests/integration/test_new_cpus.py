@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import time
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from iaprof.bpf import cpu_clock, sideband
-from iaprof.bpf.perf_event import online_cpus
+from iaprof.bpf.perf_event import IOC_DISABLE, online_cpus
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.wire.sideband import SideBand as Band, decode
@@ -160,6 +161,90 @@ def test_a_new_cpu_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     ((name, detail),) = journal.losses
     assert name == "cpu samples"
     assert detail.endswith("samples there")
+
+
+def test_a_cpu_that_goes_and_comes_back_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, journal, loop = SideBand(), Journal(), Loop()
+    source.start(journal, loop)  # type: ignore[arg-type]
+    source.losses()
+    assert journal.losses == []
+    # when events do not count any more, as the kernel leaves those of a CPU that goes
+    buffer = source._buffers._buffers[-1]
+    fcntl.ioctl(buffer.buffer_fd, IOC_DISABLE, 0)
+    source.losses()  # it counted since the last look
+    source.losses()
+    # then what happens there is recorded again, and a loss says what may be missing
+    while loop.action:
+        loop.action()
+    with on_cpu(buffer.cpu) as process:
+        until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
+        process.kill()
+    journal.frames.clear()
+    source.read()
+    band = Band()
+    for data in journal.frames:
+        decode(data, band)
+    source.close()
+    assert process.pid in band.mappings.pid
+    ((_, detail),) = journal.losses
+    assert detail.startswith(f"CPU {buffer.cpu} came online")
+
+
+def test_a_cpu_is_sampled_again_after_it_has_gone_and_come_back() -> None:
+    probes = LaunchProbes()
+    source, journal = CpuSamples({"on_sample": probes.maps["on_sample"]}, 499), Journal()
+    source.start(journal, Loop())  # type: ignore[arg-type]
+    source.losses()  # it does not run yet, so nothing counts
+    assert journal.losses == []
+    source.resume()
+    source.losses()
+    before = dict(source._clock._events)
+    fcntl.ioctl(before[FIRST], IOC_DISABLE, 0)
+    for _ in range(3):
+        source.losses()
+    assert [detail.split(",")[0] for _, detail in journal.losses] == [f"CPU {FIRST} came online"]
+    assert source._clock._events.keys() == before.keys()
+    source.close()
+    probes.close()
+
+
+@pytest.mark.usefixtures("hidden")
+def test_of_several_new_cpus_some_of_which_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, journal = SideBand(), Journal()
+    source.start(journal, Loop())  # type: ignore[arg-type]
+    real, last = sideband.CpuSideBand, LATER[-1] + 1
+
+    def opened(cpu: int, pages: int) -> sideband.CpuSideBand:
+        if cpu == last:
+            raise OSError(12, "Cannot allocate memory")
+        return real(cpu, pages)
+
+    monkeypatch.setattr(sideband, "CpuSideBand", opened)
+    for module in (sideband, cpu_clock):
+        monkeypatch.setattr(module, "online_cpus", lambda: [FIRST, *LATER, last])
+    for _ in range(3):
+        source.losses()
+    source.close()
+    # then both is told: what came, and what cannot be watched
+    first, second = (detail for _, detail in journal.losses)
+    assert "came online, and w" in first
+    assert second.startswith("a CPU came online that cannot be watched (perf_event_open: Cannot allocate memory)")
+
+
+@pytest.mark.usefixtures("hidden")
+def test_a_recording_does_not_begin_where_one_cpu_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (sideband, cpu_clock):
+        monkeypatch.setattr(module, "online_cpus", lambda: [FIRST, *LATER])
+    real = sideband.CpuSideBand
+
+    def opened(cpu: int, pages: int) -> sideband.CpuSideBand:
+        if cpu == LATER[-1]:
+            raise OSError(12, "Cannot allocate memory")
+        return real(cpu, pages)
+
+    monkeypatch.setattr(sideband, "CpuSideBand", opened)
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        SideBandBuffers()
 
 
 @pytest.mark.usefixtures("hidden")

@@ -166,3 +166,18 @@ def test_lint_reports_programs_that_do_not_match_the_sources(change: str, code: 
     check = f"import runpy, sys; from iaprof.bpf import programs; sys.argv[1:] = ['--check']; {change}; {run}"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (code, said)
+
+
+SLEEPING = {148: "copy_from_user", 191: "copy_from_user_task"}  # include/uapi/linux/bpf.h: they may wait for a page
+
+
+def test_no_program_that_ships_may_sleep() -> None:
+    """A thread that sleeps with a record of a ring buffer reserved holds up all other records."""
+    shipped = bytecode.from_text((ROOT / "bpf" / "programs.json").read_text())
+    called = set()
+    for program in shipped.programs.values():
+        for opcode, registers, _, number in struct.iter_unpack("<BBhI", program.code):
+            if opcode == CALL[0] and registers >> 4 == 0:
+                called.add(number)
+    assert 131 in called  # ringbuf_reserve
+    assert called.isdisjoint(SLEEPING)

@@ -74,6 +74,16 @@ def test_what_is_no_control(text: str) -> None:
         Control(text)
 
 
+@pytest.mark.parametrize("path", ["/etc/passwd", "/etc", "/dev/null"])
+def test_a_descriptor_in_which_nobody_can_wait(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(UsageError, match="use a pipe"):
+        Control(f"fd:{fd}")
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(fd)
+
+
 def test_a_file_or_device_is_no_fifo(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", Path("/dev/null")):

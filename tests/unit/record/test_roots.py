@@ -34,6 +34,11 @@ class Machine:
         )
         monkeypatch.setattr(time, "monotonic_ns", lambda: self.now)
         monkeypatch.setattr(roots, "_with_ancestors", lambda pid, place: [pid])
+        monkeypatch.setattr(roots, "ACCOUNTS", self)
+
+    def of_process(self, pid: int, uid: int) -> str:
+        assert uid == self.users[pid]
+        return f"user {uid // 1000}"
 
     def add(self, pid: int, namespace: int, folder: str = "/", uid: int = 0) -> int:
         self.places[pid] = (f"mnt:[{namespace}]", folder)
@@ -121,19 +126,36 @@ def test_a_namespace_is_released_some_time_after_its_processes_ended(kept: Roots
 
 
 def test_one_user_cannot_use_up_all_kept_roots(kept: Roots, machine: Machine, spool: Spool) -> None:
+    # given a user with many IDs, and others who have as many as they may
     for pid in range(100, 100 + 2 * MOST_OF_ONE_USER):
-        kept.keep(machine.add(pid, pid, uid=1000))
+        kept.keep(machine.add(pid, pid, uid=1000 + pid))
     assert len(kept.by_process()) == MOST_OF_ONE_USER
     for pid in range(1000, 1000 + 2 * MOST_KEPT):
-        kept.keep(machine.add(pid, pid))
-    assert len(kept.by_process()) == MOST_KEPT
+        kept.keep(machine.add(pid, pid, uid=1000 * (2 + pid % 4)))
+    most = MOST_KEPT - MOST_KEPT // 4
+    assert len(kept.by_process()) == most
+    # when another one comes, then there is room
+    kept.keep(machine.add(5000, 5000, uid=9000))
+    assert 5000 in kept.by_process()
     # refused roots are counted, once for each process
     kept.keep(100 + MOST_OF_ONE_USER)
     kept.release_unused()
     kept.release_unused()
     (loss,) = written(spool, FrameKind.LOSS)
     assert (loss["source"], loss["what"]) == ("names", "mount namespaces")
-    assert loss["count"] == 2 * MOST_OF_ONE_USER + 2 * MOST_KEPT - MOST_KEPT
+    assert loss["count"] == 2 * MOST_OF_ONE_USER + 2 * MOST_KEPT - most
+
+
+def test_the_place_of_a_released_root_is_given_back(kept: Roots, machine: Machine) -> None:
+    for pid in range(100, 100 + MOST_OF_ONE_USER):
+        kept.keep(machine.add(pid, pid, uid=1000))
+        del machine.places[pid]
+    for _ in range(2):
+        machine.now += LINGER_NS + 1
+        kept.release_unused()
+    assert kept.by_process() == {}
+    kept.keep(machine.add(7, 7, uid=1000))
+    assert set(kept.by_process()) == {7}
 
 
 def test_a_namespace_of_an_unknown_user_is_not_kept(kept: Roots, machine: Machine) -> None:
@@ -175,3 +197,24 @@ def test_the_namespace_of_a_real_process_is_ours() -> None:
     for fd in opened:
         os.close(fd)
     assert roots._open(os.getpid(), "mnt:[1]") is None
+
+
+def test_the_next_process_with_a_pid_has_not_the_first_ones_root(kept: Roots, machine: Machine, spool: Spool) -> None:
+    # given a process in a container, after whose end another one outside gets its pid
+    kept.keep(machine.add(7, 2, uid=1000))
+    kept.ended(7)
+    assert set(kept.by_process()) == {7}  # its stacks are named at the end
+    machine.places[7] = OURS
+    kept.keep(7)
+    # then its files are not those of the container
+    assert kept.by_process() == {}
+    assert [row["root"] for row in written(spool)] == ["", "/"]
+
+
+def test_the_next_process_with_a_pid_in_the_same_root_is_described(kept: Roots, machine: Machine, spool: Spool) -> None:
+    kept.keep(machine.add(7, 2, uid=1000))
+    kept.keep(7)
+    kept.ended(7)
+    kept.keep(machine.add(7, 2, uid=1001))
+    kept.keep(7)
+    assert [row["uid"] for row in written(spool)] == [1000, 1001]

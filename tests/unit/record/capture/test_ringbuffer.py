@@ -3,6 +3,7 @@
 import mmap
 import os
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from iaprof.bpf.ringbuffer import RingBuffer
+from iaprof.bpf.ringbuffer import MOST_HELD_NS, RingBuffer
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.header.waits import WAIT
 from iaprof.formats.wire.launches import Counter
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.journal import Journal
@@ -21,6 +23,14 @@ from iaprof.record.sources.launches import Launches
 SIZE = mmap.PAGESIZE
 RECORD = np.dtype([("number", "<u8"), ("more", "<u8"), ("last", "<u8")])
 BUSY, DISCARDED = 1 << 31, 1 << 30
+RINGS = (
+    "launches", "list_events", "stacks", "python_stacks", "codes", "samples", "waits", "compiled", "chunks", "modules",
+)  # fmt: skip
+
+
+def ring_of() -> SimpleNamespace:
+    """A ring buffer of which there is nothing to say."""
+    return SimpleNamespace(misfits=0, unread=0, take_held=list)
 
 
 class Producer:
@@ -138,6 +148,75 @@ def test_reading_stops_at_a_record_that_is_being_written(producer: Producer, rin
     assert ring.misfits == (0 if fits else 1)
 
 
+def test_a_record_that_is_held_too_long_is_told_when_it_ends(
+    producer: Producer, ring: RingBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [10]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+
+    def read_at(at: int) -> list[tuple[int, int]]:
+        now[0] = at
+        ring.read()
+        return ring.take_held()
+
+    # given a record that is finished in time
+    busy = producer.write(record(1), BUSY)
+    assert read_at(100) == []
+    producer.finish(busy, RECORD.itemsize)
+    assert read_at(100 + MOST_HELD_NS) == []
+    # when another one is not finished while others come and are read before and after it
+    producer.write(record(2))
+    busy = producer.write(record(3), BUSY)
+    start = 5 * MOST_HELD_NS
+    assert read_at(start) == []
+    producer.write(record(4))
+    assert read_at(start + MOST_HELD_NS + 1) == []
+    assert ring.unread == 2 * (RECORD.itemsize + 8)
+    producer.finish(busy, RECORD.itemsize)
+    # then that time is told, once
+    assert read_at(start + MOST_HELD_NS + 2) == [(start, start + MOST_HELD_NS + 2)]
+    assert read_at(start + 9 * MOST_HELD_NS) == []
+    assert ring.unread == 0
+
+
+def test_records_that_hold_up_others_one_after_the_other(
+    producer: Producer, ring: RingBuffer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [10]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    first, second = producer.write(record(1), BUSY), producer.write(record(2), BUSY)
+    ring.read()
+    producer.finish(first, RECORD.itemsize)
+    now[0] += 2 * MOST_HELD_NS
+    ring.read()
+    producer.finish(second, RECORD.itemsize)
+    now[0] += 3 * MOST_HELD_NS
+    assert numbers(ring) == [2]
+    assert [end - begin for begin, end in ring.take_held()] == [2 * MOST_HELD_NS, 3 * MOST_HELD_NS]
+
+
+def test_what_is_held_up_is_a_loss_of_the_capture(tmp_path: Path) -> None:
+    rings = {name: ring_of() for name in RINGS}
+    rings["stacks"].take_held = lambda: [(5, 1_300_000_005)]
+    rings["samples"].unread = 64
+    probes = SimpleNamespace(counters=lambda: dict.fromkeys(Counter, 0), detach=lambda: None, **rings)
+    waits = np.zeros(0, WAIT)
+    probes.unended_waits = probes.take_short_waits = lambda *_: waits
+    taking = Launches(None, probes, None, None)  # type: ignore[arg-type]
+    taking.read = lambda: None  # type: ignore[method-assign]
+    spool = Spool(tmp_path / "s")
+    taking._journal = Journal(spool, print, print)
+    taking.losses()
+    taking.finish()
+    spool.close()
+    finish(SpoolReader(tmp_path / "s"), tmp_path / "c")
+    rows = CaptureReader(tmp_path / "c").table("loss").to_pylist()
+    held, unread = (next(row for row in rows if row["what"] == what) for what in ("held up", "unread"))
+    assert (held["source"], held["count"], held["begin_ns"], held["time_ns"]) == ("stacks", None, 5, 1_300_000_005)
+    assert held["detail"].startswith("for 1.3 s a thread that got no CPU held up")
+    assert (unread["source"], unread["count"]) == ("cpu samples", 64)
+
+
 def test_a_length_beyond_the_written_data_skips_the_rest(producer: Producer, ring: RingBuffer) -> None:
     # given an impossible header, so that the next record cannot be found
     producer.write(record(1))
@@ -160,19 +239,7 @@ def test_a_truncated_record_is_skipped(producer: Producer, ring: RingBuffer) -> 
 
 def test_records_of_another_length_are_losses_of_the_capture(tmp_path: Path) -> None:
     # given a recording with two such records, and later another one
-    names = (
-        "launches",
-        "list_events",
-        "stacks",
-        "python_stacks",
-        "codes",
-        "samples",
-        "waits",
-        "compiled",
-        "chunks",
-        "modules",
-    )
-    rings = {name: SimpleNamespace(misfits=0) for name in names}
+    rings = {name: ring_of() for name in RINGS}
     probes = SimpleNamespace(counters=lambda: dict.fromkeys(Counter, 0), **rings)
     taking = Launches(None, probes, None, None)  # type: ignore[arg-type]
     spool = Spool(tmp_path / "s")

@@ -35,7 +35,7 @@ def describe(pid: int) -> dict[str, int | str | None]:
     status = _read(pid, "status")
     pids = _numbers(status, b"NSpid")
     uids, gids = _numbers(status, b"Uid"), _numbers(status, b"Gid")  # real, effective, saved, of the file system
-    cgroup = _cgroup(_read(pid, "cgroup").decode("utf-8", "backslashreplace"))
+    cgroup = cgroup_of(pid)
     return {
         "pid": pid,
         "ns_pid": pids[-1] if len(pids) > 1 else None,
@@ -59,6 +59,21 @@ def container(cgroup: str) -> str | None:
             return match[1]
     names = _LXC.findall(cgroup)
     return names[-1] if names else None
+
+
+def outermost(cgroup: str) -> str | None:
+    """Returns the cgroup of the outermost container around a cgroup; None outside of containers."""
+    parts = cgroup.split("/")
+    for number in range(1, len(parts) + 1):
+        around = "/".join(parts[:number])
+        if _ID.fullmatch(parts[number - 1]) or _LXC.search(around):
+            return around
+    return None
+
+
+def cgroup_of(pid: int) -> str | None:
+    """Returns the path of a process's cgroup; None in the root cgroup, or if it has ended."""
+    return _cgroup(_read(pid, "cgroup").decode("utf-8", "backslashreplace"))
 
 
 def _read(pid: int, name: str) -> bytes:

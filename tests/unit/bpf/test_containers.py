@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.record.symbolize import containers
-from iaprof.record.symbolize.containers import container, describe
+from iaprof.bpf import containers
+from iaprof.bpf.containers import container, describe
 
 ID = "3f2504e04f8911d39a0c0305e82c3301" * 2
 OTHER = "0123456789abcdef" * 4

@@ -1,0 +1,69 @@
+"""The devices of file systems that root mounted, in which opening or reading a file waits for no other user.
+
+A file system in user space can keep whoever opens one of its files waiting forever, and so can another file system,
+such as an overlay, that a user mounts over it in a user namespace. Nothing here accesses a file system but /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+
+_TABLES = ("/proc/self/mountinfo", "/proc/1/mountinfo")  # ours may be a container's
+_MOST_BYTES = 64 << 20  # 100,000 mounts are the most that a namespace has, unless somebody allowed more
+# proc_pid_mountinfo(5): number, parent, device, root, place, options, fields until a dash, type, source, options.
+_LINE = re.compile(rb"^\d+ \d+ (\d+):(\d+) [^\n]*? - (\S+) \S* (\S*)$", re.MULTILINE)
+_IN_USER_SPACE = re.compile(rb"fuse(?:blk)?(?:\..*)?")
+_OF_ROOT = re.compile(rb"(?:^|,)user_id=0(?:,|$)")
+
+
+class RootsMounts:
+    """The mounts of our mount namespace and of the first process's; tables are read again when they have changed."""
+
+    def __init__(self) -> None:
+        """Reads nothing yet."""
+        self._files: list[int] | None = None
+        self._changes = select.poll()
+        self._devices: frozenset[int] = frozenset()
+
+    def has(self, device: int) -> bool:
+        """Whether root mounted the file system of a device: major number << 32 | minor number."""
+        if self._files is None:
+            self._open()
+        elif not self._changes.poll(0):
+            return device in self._devices
+        self._devices = frozenset(each for file in self._files or () for each in _devices(_read(file)))
+        return device in self._devices
+
+    def _open(self) -> None:
+        self._files = []
+        for path in _TABLES:
+            try:
+                self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            except OSError:
+                continue
+            self._changes.register(self._files[-1], select.POLLPRI)
+
+
+def _read(file: int) -> bytes:
+    parts, length = [], 0
+    try:
+        os.lseek(file, 0, os.SEEK_SET)
+        while length < _MOST_BYTES and (part := os.read(file, 1 << 16)):
+            parts.append(part)
+            length += len(part)
+    except OSError:
+        pass
+    return b"".join(parts)
+
+
+def _devices(table: bytes) -> set[int]:
+    return {
+        int(major) << 32 | int(minor)
+        for major, minor, kind, options in _LINE.findall(table)
+        if not _IN_USER_SPACE.fullmatch(kind) or _OF_ROOT.search(options)
+    }
+
+
+ROOTS_MOUNTS = RootsMounts()
