@@ -49,7 +49,11 @@ class Cluster(Closing):
         self._address = address
         self._limits = memory_bytes, timeout_s
         try:
-            place = self._started(distributed, address) if address.startswith(LOCAL) else address
+            if address.startswith(LOCAL):
+                place = self._started(distributed, address)
+            else:
+                place = address
+                asyncio.run(asyncio.wait_for(_check_scheduler(distributed, address), _CONNECT_S))
             self._client = self._opened.enter_context(
                 distributed.Client(place, timeout=_CONNECT_S, set_as_default=False)
             )
@@ -76,12 +80,13 @@ class Cluster(Closing):
 
     def _check_versions(self, address: str) -> None:
         try:
-            self._client.get_versions(check=True)
             of_workers = set(self._client.run(version).values())
-        except (ValueError, ImportError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001 (what the workers raise)
             self.close()
-            why = clean(str(error).splitlines()[0])
-            raise IaprofError(f"the cluster at {clean(address)} has other versions than this machine: {why}") from None
+            why = clean(str(error).partition("\n")[0]) or type(error).__name__
+            raise IaprofError(
+                f"workers at {clean(address)} cannot run iaprof {version()} ({why}): install it there: {EXTRA}"
+            ) from None
         if others := of_workers - {version()}:
             self.close()
             raise IaprofError(
@@ -138,6 +143,35 @@ class Cluster(Closing):
     def close(self) -> None:
         """See Engine."""
         self._opened.close()
+
+
+async def _check_scheduler(distributed: Any, address: str) -> None:
+    """Checks that Dask's scheduler answers, and has the version of Dask that is here.
+
+    Raises:
+        ValueError: the address is none.
+        OSError: nothing answers.
+        IaprofError: what answers is no scheduler, or one of another version.
+    """
+    where = clean(address)
+    scheduler = distributed.rpc(address)
+    try:
+        told = await scheduler.versions(packages=[])
+        other = told["packages"]["distributed"]
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # noqa: BLE001 (whatever another version makes of the question)
+        raise IaprofError(
+            f"what answers at {where} is no scheduler of Dask, or one of another version ({type(error).__name__})"
+        ) from None
+    finally:
+        await scheduler.close_rpc()
+    here = distributed.versions.get_versions()["packages"]["distributed"]
+    if other != here:
+        raise IaprofError(
+            f"the scheduler at {where} has distributed {clean(str(other))}, and this is {here}: "
+            "install one version everywhere"
+        )
 
 
 def version() -> str:
