@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pytest
 
-from iaprof.report.fleet import sources
+from iaprof.formats import stores
 from iaprof.report.fleet.sources import Source, find_sources
 from thorough import thorough, usually
 from unit.capturing import capture, launch, record, stall
@@ -103,7 +103,7 @@ def test_a_changed_object_is_read_again(store: Any) -> None:
     words = (f"{BUCKET}/iaprof/date=2026-11-20/{SAMPLES[0].name}", f"{BUCKET}/iaprof/date=2026-11-21/")
     folded(*words)
     store.upload_file(str(SAMPLES[4]), "fleet", f"iaprof/date=2026-11-20/{SAMPLES[0].name}")
-    sources.file_system(BUCKET)[0].invalidate_cache()
+    stores.file_system(BUCKET)[0].invalidate_cache()
     assert folded(*words) == sum_of_single([SAMPLES[4], *SAMPLES[1::2]])
 
 
