@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +73,46 @@ def test_what_happens_to_workers_changes_no_result(
     # then, and afterwards
     assert found == expected
     assert rows(asked(cluster, SAMPLES[0].parent)) == expected
+
+
+def below(pid: int) -> Iterator[int]:
+    """The processes that a process has started, and those that these have."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except OSError:  # it has ended
+        return
+    for child in children:
+        yield child
+        yield from below(child)
+
+
+def confined() -> dict[int, bool]:
+    """The processes below this one that read what captures contain, and whether a filter of system calls is on."""
+    found = {}
+    for pid in below(os.getpid()):
+        with contextlib.suppress(OSError):
+            if b"iaprof.sandbox.child" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found[pid] = "Seccomp:\t2\n" in Path(f"/proc/{pid}/status").read_text()
+    return found
+
+
+@pytest.mark.parametrize("engine", ["processes", "cluster"])
+def test_workers_read_modules_in_sandboxes(engine: str, cluster: Cluster) -> None:
+    last: dict[int, bool] = {}
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            last.update(confined())
+
+    watching = threading.Thread(target=watch)
+    with Processes(1) as one:
+        watching.start()
+        asked(cluster if engine == "cluster" else one, SAMPLES[0].parent)
+        ended.set()
+        watching.join()
+    assert last and all(last.values())
 
 
 @pytest.mark.parametrize(
