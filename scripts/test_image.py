@@ -3,10 +3,10 @@
     sudo .venv/bin/python scripts/test_image.py [--keep]
 
 debootstrap makes the base image, which gets this machine's network settings. podman builds on it, and runs the result
-as docs/continuous.md says, on the GPU of tests/standin, while a program outside of the container launches. All of it is in
-a folder of the user's cache, which is removed at the end, or kept with --keep. Needs root, debootstrap, podman, buildah
-and runc (crun refuses machines with both versions of cgroups), and 4 GB of disk: the simplest of podman's storages,
-which works everywhere, copies all files for each step.
+as docs/continuous.md says, on the GPU of tests/standin, while a program outside of the container launches. All of it is
+in a folder of the user's cache, which is removed at the end, or kept with --keep. Needs root, debootstrap, podman,
+buildah and runc (crun refuses machines with both versions of cgroups), and 4 GB of disk: the simplest of podman's
+storages, which works everywhere, copies all files for each step.
 """
 
 from __future__ import annotations
@@ -79,7 +79,10 @@ def local_packages() -> list[str]:
     """The volumes that pip's settings need: folders and files of this machine that they name."""
     told = subprocess.run(["python3", "-m", "pip", "config", "list"], stdout=subprocess.PIPE, text=True, check=False)
     words = told.stdout.replace("'", " ").replace("=", " ").replace("file://", " ").split()
-    found = {word for word in words if word.startswith("/") and Path(word).exists() and "/etc/ssl/" not in word}
+    found = {
+        word.rstrip("/").removesuffix("/simple") for word in words if word.startswith("/") and "/etc/ssl/" not in word
+    }
+    found = {each for each in found if Path(each).exists()}
     return [f"--volume={each}:{each}:ro" for each in sorted(found)]
 
 

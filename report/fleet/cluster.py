@@ -154,7 +154,7 @@ async def _check_scheduler(distributed: Any, address: str) -> None:
         IaprofError: what answers is no scheduler, or one of another version.
     """
     where = clean(address)
-    scheduler = distributed.rpc(address)
+    scheduler = distributed.rpc(address, connection_args=distributed.Security().get_connection_args("client"))
     try:
         told = await scheduler.versions(packages=[])
         other = told["packages"]["distributed"]
