@@ -1,6 +1,6 @@
 # Everything but help, clean and test-distributions starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup lock wheel demo pictures bytecode test test-thorough test-repeat test-driver test-programs test-kernels test-distributions lint format bench soak fuzz clean distclean
+.PHONY: help setup lock wheel demo pictures bytecode test test-thorough test-repeat test-driver test-programs test-kernels test-image test-distributions lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -50,6 +50,9 @@ test-programs: setup ## download dpnp, pyopencl, OpenVINO, clpeak, Go and Java (
 
 test-kernels: setup ## boot Debian's kernels under QEMU, and load BPF and see launches there (docs/platforms.md)
 	@$(IN)/python scripts/test_kernels.py
+
+test-image: setup ## build the container's image with podman, without a registry, and record with it (docs/continuous.md)
+	@$(IN)/python scripts/test_image.py
 
 test-distributions: ## run make demo and make test on Debian 13 in a folder, and unit tests with unstable's Pythons (docs/platforms.md)
 	@scripts/test-distribution trixie root user python3.13

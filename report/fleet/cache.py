@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 import iaprof
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import open_regular
+from iaprof.formats.stores import file_system, reason
 from iaprof.formats.urls import is_url, shown
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.segment import VERSION, Segment, SegmentError, keys_in
-from iaprof.report.fleet.sources import file_system, told
 from iaprof.report.gpu.iga import installed
 
 NONE = "none"
@@ -152,9 +152,9 @@ class Cache:
         except IaprofError:
             raise
         except Exception as error:
-            if not is_url(self._place) and not isinstance(error, OSError):
+            why = reason(error, self._place)
+            if why is None:
                 raise
-            why = told(getattr(error, "strerror", None) or str(error) or type(error).__name__)
             raise CacheError(
                 f"the profiles in {shown(self._place)} cannot be {what} ({why}): name another place with --cache, or "
                 f"--cache {NONE}"

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.formats.stores import EXTRA, told
 from iaprof.formats.urls import shown
 from iaprof.report.fleet.engines import DEFAULT_TIMEOUT_S, MOST_DEATHS, Processes, Task
-from iaprof.report.fleet.sources import EXTRA, told
 from iaprof.report.fleet.tasks import Answer, MapTask, given_up
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.memory import DEFAULT_BYTES
@@ -53,7 +53,11 @@ class Cluster(Closing):
         self._address = address
         self._limits = memory_bytes, timeout_s
         try:
-            place = self._started(distributed, address) if address.startswith(LOCAL) else address
+            if address.startswith(LOCAL):
+                place = self._started(distributed, address)
+            else:
+                place = address
+                asyncio.run(asyncio.wait_for(_check_scheduler(distributed, address), _CONNECT_S))
             self._client = self._opened.enter_context(
                 distributed.Client(place, timeout=_CONNECT_S, set_as_default=False)
             )
@@ -80,12 +84,13 @@ class Cluster(Closing):
 
     def _check_versions(self, address: str) -> None:
         try:
-            self._client.get_versions(check=True)
             of_workers = set(self._client.run(version).values())
-        except (ValueError, ImportError, AttributeError) as error:
+        except Exception as error:  # noqa: BLE001 (what the workers raise)
             self.close()
-            why = told(str(error))
-            raise IaprofError(f"the cluster at {shown(address)} has other versions than this machine: {why}") from None
+            why = told(str(error)) or type(error).__name__
+            raise IaprofError(
+                f"workers at {shown(address)} cannot run iaprof {version()} ({why}): install it there: {EXTRA}"
+            ) from None
         if others := of_workers - {version()}:
             self.close()
             raise IaprofError(
@@ -142,6 +147,35 @@ class Cluster(Closing):
     def close(self) -> None:
         """See Engine."""
         self._opened.close()
+
+
+async def _check_scheduler(distributed: Any, address: str) -> None:
+    """Checks that Dask's scheduler answers, and has the version of Dask that is here.
+
+    Raises:
+        ValueError: the address is none.
+        OSError: nothing answers.
+        IaprofError: what answers is no scheduler, or one of another version.
+    """
+    where = shown(address)
+    scheduler = distributed.rpc(address, connection_args=distributed.Security().get_connection_args("client"))
+    try:
+        told = await scheduler.versions(packages=[])
+        other = told["packages"]["distributed"]
+    except (OSError, ValueError):
+        raise
+    except Exception as error:  # noqa: BLE001 (whatever another version makes of the question)
+        raise IaprofError(
+            f"what answers at {where} is no scheduler of Dask, or one of another version ({type(error).__name__})"
+        ) from None
+    finally:
+        await scheduler.close_rpc()
+    here = distributed.versions.get_versions()["packages"]["distributed"]
+    if other != here:
+        raise IaprofError(
+            f"the scheduler at {where} has distributed {told(str(other))}, and this is {here}: "
+            "install one version everywhere"
+        )
 
 
 def version() -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -20,6 +22,7 @@ from iaprof.sandbox.worker import Worker
 
 Task = MapTask | ReadTask
 DEFAULT_TIMEOUT_S = 600.0
+_PARENT_IS_GONE = 3  # exit code of a process
 MOST_DEATHS = 3  # of workers with the same task
 
 
@@ -176,6 +179,7 @@ def work(memory_bytes: str, idle_s: str, large: str = "0", pipe_fd: int = 0) -> 
         limit_memory(int(memory_bytes))
     if int(large):
         allow_large()
+    threading.Thread(target=_end_with_parent, args=(pipe_fd,), daemon=True).start()
     with Connection(pipe_fd) as pipe, contextlib.suppress(EOFError, OSError):
         while pipe.poll(float(idle_s) or None):
             task = pipe.recv()
@@ -184,3 +188,11 @@ def work(memory_bytes: str, idle_s: str, large: str = "0", pipe_fd: int = 0) -> 
             except Exception as error:  # noqa: BLE001 (`answers` raises it)
                 answer = error
             pipe.send(answer)
+
+
+def _end_with_parent(pipe_fd: int) -> None:
+    """Ends this process as soon as its parent is gone, for whom it may still do a task of minutes."""
+    hangup = select.poll()
+    hangup.register(pipe_fd, 0)
+    hangup.poll()
+    os._exit(_PARENT_IS_GONE)

@@ -6,7 +6,6 @@ A capture in a store is read in ranges, through fsspec, whose file systems know 
 from __future__ import annotations
 
 import contextlib
-import errno
 import glob
 import hashlib
 import os
@@ -20,10 +19,9 @@ from typing import Any, BinaryIO
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import open_regular
 from iaprof.formats.capture.stored_file import StoredFile
-from iaprof.formats.profile import clean
-from iaprof.formats.urls import is_url, shown, without_credentials
+from iaprof.formats.stores import file_system, reason
+from iaprof.formats.urls import is_url, shown
 
-EXTRA = "pip install 'iaprof[fleet]'"
 _PATTERN = "*?["
 _READ_AT_ONCE = 1 << 20  # bytes: a smaller capture is read by one request
 _MOST_FOOTER = 1 << 26  # bytes, that a key is made of
@@ -183,52 +181,20 @@ def _info(system: Any, path: str) -> dict[str, Any]:
     return {"type": "directory"} if path.endswith("/") or system.isdir(path) else system.info(path)
 
 
-def file_system(url: str) -> tuple[Any, str]:
-    """Returns fsspec's file system for a URL, and the path in it.
-
-    Raises:
-        SourceError: fsspec, or its package for the scheme, is missing.
-    """
-    scheme = url.partition("://")[0]
-    try:
-        import fsspec
-    except ImportError:
-        raise SourceError(f"{shown(url)}: URLs need fsspec: {EXTRA}") from None
-    try:
-        system, path = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise SourceError(f"{shown(url)}: {told(str(error))}") from None
-    except ValueError:
-        raise SourceError(
-            f"there are no URLs with {clean(scheme)}://: choose from s3://, gs://, az://, https:// and others of fsspec"
-        ) from None
-    except OSError as error:  # some connect at once
-        raise SourceError(f"{shown(url)} cannot be read: {error.strerror or type(error).__name__}") from None
-    return system, path
-
-
 @contextlib.contextmanager
 def _failures(name: str) -> Iterator[None]:
-    """Turns the errors of file systems, of which stores have many kinds, into sentences."""
+    """Turns the errors of file systems into sentences."""
     try:
         yield
     except IaprofError:
         raise
     except FileNotFoundError:
         raise SourceError(f"{shown(name)} does not exist") from None
-    except PermissionError as error:
-        why = "your credentials do not allow it" if is_url(name) else os.strerror(error.errno or errno.EACCES)
-        raise SourceError(f"{shown(name)} cannot be read: {why}") from None
     except Exception as error:
-        if not is_url(name) and not isinstance(error, OSError):
+        why = reason(error, name)
+        if why is None:
             raise
-        text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise SourceError(f"{shown(name)} cannot be read: {told(text)}") from None
-
-
-def told(why: str) -> str:
-    """Returns the first line of a library's error for people: clean, and without credentials."""
-    return clean(without_credentials(why.strip().partition("\n")[0]))[:300]
+        raise SourceError(f"{shown(name)} cannot be read: {why}") from None
 
 
 def _read_end(file: BinaryIO, size: int, length: int) -> bytes:

@@ -86,6 +86,7 @@ def measure(folder: Path, number: int) -> list[list[str]]:
         pace = number / ended.wall_s
         spent = [f"{ended.wall_s:.1f} s", f"{ended.cpu_s:.1f} s", f"{pace:,.0f}"]
         rows.append([f"{number:,}", name, *spent, scaled(largest), scaled(kept), output])
+        print(*rows[-1], file=sys.stderr, flush=True)  # the table comes at the end, hours later on a busy machine
     return rows
 
 

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import typer.main
+from iaprof.formats.writers.pprof_proto import new_profile
+from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import ExportProfilesServiceRequest
 
 from iaprof.cli.main import app
+from unit.in_process import iaprof
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "docs" / "continuous"
+CAPTURE = max((ROOT / "tests" / "data" / "captures").glob("format-*.parquet"))
 UNITS = sorted(FOLDER.glob("*.service")) + sorted(FOLDER.glob("*.timer"))
 MOST_EXPOSED = {"iaprof.service": 38, "iaprof-upload.service": 19}
 """Ten times systemd's measure of what a unit may do, from 0 to 10."""
@@ -121,6 +130,52 @@ def test_finished_files_are_moved_into_the_layout(tmp_path: Path) -> None:
     assert left == {"iaprof.refused.parquet", "iaprof.parquet", "iaprof.parquet.spool"}
     (folder / "iaprof.refused.parquet").unlink()
     assert script("upload-files", str(folder), str(store), "node-07", PATH=programs).returncode == 0
+
+
+class Backend(BaseHTTPRequestHandler):
+    """Keeps what is sent to it."""
+
+    sent: ClassVar[list[tuple[str, str, bytes]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.sent.append((self.path, self.headers["Content-Type"], body))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_backends_get_what_they_read(tmp_path: Path) -> None:
+    """Collectors and Pyroscope are not here: what they are sent is read as their protocols say."""
+    # given the commands of docs/continuous.md, and a server in the place of theirs
+    text = (ROOT / "docs" / "continuous.md").read_text().partition("## To a backend")[2].partition("\n## ")[0]
+    commands = re.findall(r"(?m)^    (iaprof report .*\|\n.*curl.*)$", text)
+    assert len(commands) == 2
+    program(tmp_path / "iaprof", f'exec {sys.executable} -m iaprof "$@"')
+    Backend.sent.clear()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Backend) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # when
+        for command in commands:
+            here = re.sub(r"http://\w+:\d+", f"http://127.0.0.1:{server.server_port}", command)
+            here = re.sub(r"iaprof\.\d+-\d+\.parquet", shlex.quote(str(CAPTURE)), here)
+            path = f"{tmp_path}:{os.environ['PATH']}"
+            done = subprocess.run(["sh", "-c", here], env=os.environ | {"PATH": path}, capture_output=True, check=False)
+            assert done.returncode == 0, done.stderr
+        server.shutdown()
+    # then
+    (otlp_path, otlp_type, otlp), (pprof_path, _, pprof) = Backend.sent
+    samples = sum(int(line.rsplit(" ", 1)[1]) for line in iaprof("report", "-q", CAPTURE).out.splitlines())
+    assert (otlp_path, otlp_type) == ("/v1development/profiles", "application/x-protobuf")
+    (resource,) = ExportProfilesServiceRequest.FromString(otlp).resource_profiles
+    assert sum(sum(each.values) for each in resource.scope_profiles[0].profiles[0].samples) == samples
+    # with format=pprof, Pyroscope takes the body itself for the profile: no form
+    assert pprof_path == "/ingest?name=iaprof&format=pprof"
+    profile = new_profile()
+    profile.ParseFromString(gzip.decompress(pprof))
+    assert sum(sum(each.value) for each in profile.sample) == samples
 
 
 def instructions() -> list[tuple[str, str]]:

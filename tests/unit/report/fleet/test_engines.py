@@ -217,6 +217,18 @@ def test_a_process_that_has_nothing_to_do_ends_and_is_replaced() -> None:
         assert not asked(one, SAMPLES[0]).totals.broken
 
 
+def test_a_process_ends_with_its_parent() -> None:
+    """A worker of Dask that is killed leaves none, whatever it does."""
+    with Processes(1) as one:
+        sources = [(source, source.name) for source in find_sources(list(map(str, SAMPLES)))]
+        one._give(MapTask(sources, {name: [name] for _, name in sources}, MapOptions(), ALL), 0)
+        ((pipe, (worker, *_)),) = one._running.items()
+        pipe.close()
+        assert worker.wait(LONGEST_WAIT_S)
+        assert worker.status == 3
+        one._running.clear()
+
+
 def test_workers_of_another_version_are_one_sentence(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = iaprof.__version__
     monkeypatch.setattr(iaprof, "__version__", "0.0.1")

@@ -6,14 +6,15 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import pytest
 
+from iaprof.formats import stores
 from iaprof.formats.urls import without_credentials
-from iaprof.report.fleet import sources
 from iaprof.report.fleet.sources import Source, find_sources
 from thorough import thorough, usually
 from unit.capturing import capture, launch, record, stall
@@ -104,7 +105,7 @@ def test_a_changed_object_is_read_again(store: Any) -> None:
     words = (f"{BUCKET}/iaprof/date=2026-11-20/{SAMPLES[0].name}", f"{BUCKET}/iaprof/date=2026-11-21/")
     folded(*words)
     store.upload_file(str(SAMPLES[4]), "fleet", f"iaprof/date=2026-11-20/{SAMPLES[0].name}")
-    sources.file_system(BUCKET)[0].invalidate_cache()
+    stores.file_system(BUCKET)[0].invalidate_cache()
     assert folded(*words) == sum_of_single([SAMPLES[4], *SAMPLES[1::2]])
 
 
@@ -184,6 +185,58 @@ def test_a_store_that_keeps_no_profiles_is_a_warning(store: Any) -> None:
     assert done.code == 0 and done.out == iaprof("top", "-q", f"{BUCKET}/iaprof/", "--cache=none").out
     (warning,) = (line for line in done.err.splitlines() if "warning" in line)
     assert "no-such-bucket" in warning and "secret-word" not in warning, warning
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A store whose buckets are somebody else's."""
+
+    def refuse(self) -> None:
+        body = (
+            b""
+            if self.command == "HEAD"
+            else b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        )
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.send_response(403)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_HEAD = do_PUT = do_POST = refuse
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def refusing(store: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import s3fs
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with monkeypatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+            s3fs.S3FileSystem.clear_instance_cache()
+            yield
+        s3fs.S3FileSystem.clear_instance_cache()
+        server.shutdown()
+
+
+@pytest.mark.parametrize("place", usually(["iaprof/"], ["iaprof/", "iaprof/*.parquet", "iaprof/one.parquet"]))
+@pytest.mark.usefixtures("refusing")
+def test_a_bucket_without_permission_is_one_sentence(place: str) -> None:
+    done = iaprof("top", f"{BUCKET}/{place}")
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1), done
+    assert "your credentials do not allow it" in done.err
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_cache_without_permission_is_one_sentence() -> None:
+    done = iaprof("top", SAMPLES[0].parent, f"--cache={BUCKET}/profiles")
+    (said,) = (line for line in done.err.splitlines() if BUCKET in line)
+    assert "your credentials do not allow it" in said
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(

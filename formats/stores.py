@@ -1,0 +1,67 @@
+"""File systems of stores, which are fsspec's, and why a file or an object cannot be used, as a sentence ends."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.profile import clean
+from iaprof.formats.urls import is_url, shown, without_credentials
+
+EXTRA = "pip install 'iaprof[fleet]'"
+_MOST_TEXT = 300  # characters of what a store says
+
+
+class StoreError(IaprofError):
+    """A store cannot be used; the text says why and what to do."""
+
+
+def file_system(url: str) -> tuple[Any, str]:
+    """Returns fsspec's file system for a URL, and the path in it.
+
+    Raises:
+        StoreError: fsspec, or its package for the scheme, is missing.
+    """
+    scheme = url.partition("://")[0]
+    try:
+        import fsspec
+    except ImportError:
+        raise StoreError(f"{shown(url)}: URLs need fsspec: {EXTRA}") from None
+    try:
+        system, path = fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise StoreError(f"{shown(url)}: {told(str(error))}") from None
+    except ValueError:
+        raise StoreError(
+            f"there are no URLs with {clean(scheme)}://: choose from s3://, gs://, az://, https:// and others of fsspec"
+        ) from None
+    except OSError as error:  # some connect at once
+        raise StoreError(f"{shown(url)} cannot be read: {error.strerror or type(error).__name__}") from None
+    return system, path
+
+
+def reason(error: Exception, name: str) -> str | None:
+    """Returns why a file or an object cannot be used. Stores have errors of many kinds.
+
+    Args:
+        error: what was raised.
+        name: the path or URL.
+
+    Returns:
+        The reason, clean; None for what is no error of a file system, but a defect of this program.
+    """
+    if isinstance(error, FileNotFoundError):
+        return "it does not exist"
+    if isinstance(error, PermissionError) and is_url(name):
+        return "your credentials do not allow it"
+    if isinstance(error, OSError) and error.errno and not is_url(name):
+        return os.strerror(error.errno)
+    if not isinstance(error, OSError) and not is_url(name):
+        return None
+    return told(getattr(error, "strerror", None) or str(error).strip() or type(error).__name__)
+
+
+def told(why: str) -> str:
+    """Returns the first line of a library's error for people: clean, and without credentials."""
+    return clean(without_credentials(why.strip().partition("\n")[0]))[:_MOST_TEXT]
