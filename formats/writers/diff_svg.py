@@ -34,7 +34,7 @@ def write(both: Profile, names: tuple[str, str], options: StackOptions, relative
         relative: compare shares of all samples, not samples.
         out: receives the text of the file.
     """
-    tree = stall_tree(both, options, frame_key, with_separator=True)
+    tree = stall_tree(both, options, frame_key)
     after = replace(tree, count=np.where(tree.interval == 1, tree.count, 0))
     before = replace(tree, count=np.where(tree.interval == 0, tree.count, 0))
     gone = int(before.own()[after.own() == 0].sum())

@@ -17,10 +17,10 @@ from typing import ClassVar
 
 import pytest
 import typer.main
-from iaprof.formats.writers.pprof_proto import new_profile
 from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import ExportProfilesServiceRequest
 
 from iaprof.cli.main import app
+from iaprof.formats.pprof_proto import new_profile
 from unit.in_process import iaprof
 
 ROOT = Path(__file__).resolve().parents[3]
