@@ -112,27 +112,27 @@ def show_energy(words: Sequence[str], stage_options: Options, limit: int, answer
     from iaprof.report.timeline.stages.energy import TABLE, summed
 
     sources = find_sources(words)
-    tables, without = [], []
+    energy, without = None, []
     for source in sources:
         with source.opened() as file:
             capture = CaptureReader(file)
             if not shows_time_lines(capture):
                 raise UsageError(f"{source.shown} holds no time lines, as others do: name captures of one kind")
             trace = finished(capture, stage_options)
-        if TABLE in trace.tables:
-            tables.append(trace.tables[TABLE])
-        else:
+        table = trace.tables.get(TABLE)
+        if table is None:
             without.append(source.shown)
+        else:
+            energy = table if energy is None else summed([energy, table])
         if not quiet:
             say_messages(trace, source.shown if len(sources) > 1 else "")
         del trace  # before the next one is read
-    if not tables:
-        others = f", and {counted(len(without) - 1, 'other')}," if len(without) > 1 else ""
+    if energy is None:
+        which = f"{without[0]} has no" if len(sources) == 1 else f"none of {counted(len(sources), 'capture')} has"
         raise IaprofError(
-            f"{without[0]}{others} has no power of its devices, as charge counters or as counters of Watts, W or mW "
-            "have it: 'iaprof timeline' says what was left out"
+            f"{which} power of its devices, as charge counters or as counters of Watts, W or mW have it: "
+            "'iaprof timeline' says what was left out"
         )
-    energy = tables[0] if len(tables) == 1 else summed(tables)
     if answers.is_text:
         with utf8_stdout():
             print("\n".join(energy_lines(energy, limit)))

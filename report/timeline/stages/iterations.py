@@ -125,7 +125,7 @@ def _words(trace: Trace) -> Iterator[_Iterations]:
     durations = np.clip(np.nan_to_num(kernels.duration), 0, None)
     distinct, lows = np.unique(kernels.pid, return_index=True)
     name, start = kernels.name, kernels.start
-    for pid, low, high in zip(distinct.tolist(), lows, np.append(lows[1:], len(kernels)), strict=True):
+    for pid, low, high in zip(distinct.tolist(), lows, np.append(lows, len(kernels))[1:], strict=True):
         names, starts = name[low:high], start[low:high]
         word = find_word(names)
         length = word.length if word else 0
