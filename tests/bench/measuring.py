@@ -177,7 +177,10 @@ def parts(pid: int, parent: str = "") -> list[Part]:
         name = "reads call frame information"
     else:
         name = "learner" if "unwinding.learner" in command else "recorder"
-    peak = int(Path(f"/proc/{pid}/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024
+    status = Path(f"/proc/{pid}/status").read_text()
+    if "VmHWM:" not in status:
+        raise ProcessLookupError(f"process {pid} has just ended")
+    peak = int(status.partition("VmHWM:")[2].split()[0]) * 1024
     part = Part(name, cpu_seconds(pid) + _ended_cpu_seconds(pid), peak, _share(pid))
     return [part, *(each for child in _children(pid) for each in parts(child, name))]
 
