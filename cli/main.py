@@ -83,8 +83,8 @@ def _options(
 def main() -> None:
     """Runs the command line; prints an error as one sentence on stderr, and exits with its exit code.
 
-    The exit codes are those of docs/command-line.md: 0; 1 for errors; 2 if the command line makes no sense; 130 after Ctrl-C;
-    141 if what reads stdout closed it, in all formats.
+    The exit codes are those of docs/command-line.md: 0; 1 for errors; 2 if the command line makes no sense; 130 after
+    Ctrl-C; 141 if what reads stdout closed it, in all formats.
     """
     try:
         status = app(prog_name=_NAME, standalone_mode=False) or 0
