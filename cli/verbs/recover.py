@@ -50,8 +50,12 @@ def recover(
     from iaprof.record.symbolize.recorded import stack_finisher, symbol_writer
     from iaprof.symbols.names.which import Symbols
 
-    if not spool.exists():
-        raise IaprofError(_absent(spool))
+    try:
+        spool.stat()
+    except FileNotFoundError:
+        raise IaprofError(_absent(spool)) from None
+    except OSError:
+        pass  # opening it says why
     if output is None:
         if spool.suffix != _EXTENSION:
             raise UsageError(f"{spool} does not end in {_EXTENSION}: name the capture to write with -o")

@@ -37,7 +37,7 @@ from iaprof.cli.time_lines import (
 )
 from iaprof.cli.viewing import is_viewed, view, view_time_lines
 from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, StackOptions
-from iaprof.formats.writers.registry import FORMATS, WRITERS, Format
+from iaprof.formats.writers.registry import EXTENSIONS, FORMATS, WRITERS, Format
 from iaprof.formats.writers.writer import Needs
 
 OF_WAITS = ("folded", "svg", "speedscope")
@@ -53,7 +53,6 @@ OF_STACKS = (
 """The options that shape what formats show, and not the table on a terminal."""
 TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
 """The formats that browsers show, with their content types."""
-_EXTENSIONS = {extension: format_.name for format_ in FORMATS.values() for extension in format_.extensions}
 _FORMATS = "\n".join(f"  {format_.name:11} {format_.description}" for format_ in FORMATS.values())
 EXAMPLES = f"""\b
 Formats:
@@ -168,7 +167,7 @@ def report(
     shown = open_ or serve
     named = format_ or ("html" if shown and output is None and not as_json else None)
     viewed = is_viewed(context, bool(named or as_json or output), OF_STACKS)
-    chosen = FORMATS[output_format(_EXTENSIONS, "folded", named=named, as_json=as_json, output=output)]
+    chosen = FORMATS[output_format(EXTENSIONS, "folded", named=named, as_json=as_json, output=output)]
     writer = WRITERS[chosen.name]
     if shown and chosen.name not in TYPES:
         raise UsageError(f"--open and --serve show {' and '.join(TYPES)}: {chosen.name} is for other programs")

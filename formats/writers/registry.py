@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 
 from iaprof.formats.writers.writer import Writer
 
@@ -96,9 +95,5 @@ class _Writers(Mapping[str, Writer]):
 
 WRITERS: Mapping[str, Writer] = _Writers()
 """The writer of each format, by name."""
-
-
-def format_for(path: Path) -> Format | None:
-    """The format with the longest extension that matches the path; None if none does."""
-    matches = {end: format_ for format_ in FORMATS.values() for end in format_.extensions if path.name.endswith(end)}
-    return matches[max(matches, key=len)] if matches else None
+EXTENSIONS = {extension: format_.name for format_ in FORMATS.values() for extension in format_.extensions}
+"""The names of the formats, by extension of output files: the longest that matches counts."""

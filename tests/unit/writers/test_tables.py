@@ -12,10 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from iaprof.basics.errors import UsageError
 from iaprof.cli.main import main
+from iaprof.cli.options.output_format import output_format
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Kernel, Launch, StackOptions
-from iaprof.formats.writers.registry import WRITERS, format_for
+from iaprof.formats.writers.registry import EXTENSIONS, WRITERS
 from iaprof.report.exporting import empty_profile
 from unit.capturing import capture, launch, record, stall
 from unit.profiles import Row, counts, profile
@@ -115,9 +117,18 @@ def test_of_nothing_there_are_headings(name: str) -> None:
     ],
 )
 def test_extensions_choose_formats(file: str, name: str) -> None:
-    found = format_for(Path(file))
-    assert found is not None
-    assert found.name == name
+    assert output_format(EXTENSIONS, "", named=None, as_json=False, output=Path(file)) == name
+
+
+def test_other_extensions_tell_no_format() -> None:
+    with pytest.raises(UsageError, match=r"^the name x\.txt does not tell the format: end it in \.folded, "):
+        output_format(EXTENSIONS, "", named=None, as_json=False, output=Path("x.txt"))
+
+
+@pytest.mark.parametrize("file", ["x.json", "x.trace.json", "x.txt", "x"])
+def test_a_format_may_have_another_name(file: str) -> None:
+    """Given --format, the extension may be one that no format has, or the end of the format's own."""
+    assert output_format(EXTENSIONS, "", named="chrome", as_json=False, output=Path(file)) == "chrome"
 
 
 def test_the_verb_writes_tables_but_never_over_its_capture(

@@ -11,7 +11,6 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Kernel, Launch, StackOptions, clean
 from iaprof.formats.writers.folded import Folded
 from iaprof.formats.writers.iaprof_text import IaprofText
-from iaprof.formats.writers.registry import FORMATS, format_for
 from unit.profiles import Row, profile
 
 LAUNCH = Launch("app", 42, ("main", "run(int)"), ("do_syscall_64",))
@@ -128,12 +127,6 @@ def test_clean() -> None:
     assert clean("größe") == "größe"
     assert clean("a;b", ";") == "a:b"
     assert clean("a\nb\x1b") == "a\\x0ab\\x1b"
-
-
-def test_formats_by_extension() -> None:
-    assert format_for(Path("x.folded")) is FORMATS["folded"]
-    assert format_for(Path("x.iaprof.txt")) is FORMATS["iaprof"]
-    assert format_for(Path("x.txt")) is None
 
 
 def test_max_stack_applies_to_iaprof_text() -> None:
