@@ -75,12 +75,12 @@ TREE = [
     ("80.0 %", 8, "matmul.cl"),
     ("80.0 %", 9, "matmul"),
     ("80.0 %", 10, "send"),
-    ("70.0 %", 11, "sbid"),
+    ("70.0 %", 11, "stall: sbid"),
     ("10.0 %", 11, "active"),
     ("20.0 %", 4, "matmul.cl"),
     ("20.0 %", 5, "matmul"),
     ("20.0 %", 6, "send"),
-    ("20.0 %", 7, "send"),
+    ("20.0 %", 7, "stall: send"),
 ]
 
 
@@ -113,12 +113,12 @@ def test_the_call_tree_groups_frames_until_they_are_asked_for(page: Page) -> Non
 def test_keys_walk_the_call_tree(page: Page) -> None:
     page.keyboard.press("t")
     page.locator("[data-part=rows]").focus()
-    assert page.locator("#flame .details").inner_text().startswith("python 100 stalls, 100.0 %")
+    assert page.locator("#flame .details").inner_text().startswith("python 100 samples, 100.0 %")
 
     for key in ("ArrowDown", "ArrowDown", "ArrowLeft"):
         page.keyboard.press(key)
     assert rows(page) == TREE[:3]
-    said = "3 frames of C library, interpreter 100 stalls, 100.0 % · _start, Py_RunMain, malloc"
+    said = "3 frames of C library, interpreter 100 samples, 100.0 % · _start, Py_RunMain, malloc"
     assert page.locator("#flame .details").inner_text() == said
     page.keyboard.press("*")
     assert rows(page) == TREE
@@ -209,10 +209,10 @@ def test_flames_have_the_root_at_the_bottom(page: Page) -> None:
     click(page, "py::train")
     assert page.evaluate("iaprof.flame.view") == [0, 80]
     page.keyboard.press("ArrowUp")
-    assert page.locator("#flame .details").inner_text().startswith("call 80 stalls")
+    assert page.locator("#flame .details").inner_text().startswith("call 80 samples")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("s")
-    caption = page.locator("#flame .caption").inner_text()
+    caption = page.locator("#flame [data-part=caption]").inner_text()
     assert caption.endswith("Below py::train: who calls it. Above: what it calls.")
 
 
@@ -227,7 +227,7 @@ def test_a_drag_over_the_strip_selects_a_range(page: Page) -> None:
     assert root(page) == 40
     page.mouse.move(5, 5)
     said = page.locator("[data-part=strip-says]").inner_text()
-    assert said == "Selected 1.16 s to 1.24 s: 40 stalls, 2 CPU samples."
+    assert said == "Selected 1.16 s to 1.24 s: 40 GPU samples, 2 CPU samples."
     page.click("#times button")
     assert root(page) == TOTAL
 
@@ -265,7 +265,8 @@ STATE = """({ selection: iaprof.model.selection, active: iaprof.model.active, ke
            iaprof.flame.enter(iaprof.flame.follow(["python", "7", "Py_RunMain", "py::train"]));
            iaprof.flame.find("a|b"); iaprof.model.selectKernel("matmul")""",
         """iaprof.flame.look("tree"); iaprof.flame.show({ inverted: true, colouring: "reason" });
-           iaprof.flame.leaveOut("runtime", false); iaprof.flame.calls.goto(iaprof.flame.follow(["sbid", "send"]))""",
+           iaprof.flame.leaveOut("runtime", false);
+           iaprof.flame.calls.goto(iaprof.flame.follow(["stall: sbid", "send"]))""",
         """iaprof.flame.show({ focus: "nn::step()" }); iaprof.model.showActive(false)""",
         """iaprof.flame.show({ source: "cpu" })""",
     ],
