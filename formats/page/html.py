@@ -47,7 +47,7 @@ class HtmlPage(Writer):
         from iaprof.formats.page.data import payload
         from iaprof.formats.page.panels import panels
 
-        write_page(_STALLS, export.about.title, payload(export, options, panels(export)), out)
+        write_page(STALLS, export.about.title, payload(export, options, panels(export)), out)
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Parts:
     styles: tuple[str, ...]
 
 
-_STALLS = Parts(
+STALLS = Parts(
     ("page.html", "stacks/panel.html", "below.html", "stacks/help.html"),
     _SCRIPTS,
     (*_STYLES, "stacks/stacks.css", "print.css"),

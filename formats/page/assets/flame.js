@@ -138,14 +138,16 @@ class Flame {
     return texts;
   }
 
-  /** The box at the end of a path of texts, as far as it goes; frames that are left out on either side are passed over. */
+  /** The box at the end of a path of texts, as far as it goes; frames of groups, which may be left out, are passed over. */
   follow(path) {
     let at = this.picture.root;
     const group = this.groups.of(this.tree);
+    const passed = new Set(this.tree.texts.filter((_, frame) => group[frame]));
     for (const text of path) {
       let row = this.picture.on(at), next;
       while (row.length && !(next = row.find((each) => this.text(each) === text && each.value)))
         row = row.filter((each) => group[each.frame]).flatMap((each) => this.picture.on(each));
+      if (!next && !passed.has(text)) return at;
       at = next || at;
     }
     return at;
@@ -405,7 +407,7 @@ class Flame {
       : this.inverted
         ? "From where samples ended to their callers."
         : this.tree.gpu
-          ? "From the process through the code that launched a kernel to its instructions and why they waited."
+          ? "From the process through the launch of a kernel to its instructions and reasons."
           : "From the process to the function that ran.";
     const samples = this.focus === null
       ? this.unit(picture.total)

@@ -10,6 +10,7 @@ class DifferenceModel extends Model {
     this.leaves = { before: tree.leavesIn(0, 1), after: tree.leavesIn(1, 2) };
     this.trees = { before: tree, after: tree };
     this.activeReason = -1; // all samples of both are compared
+    this.activeReason = -1; // active samples are compared, too
     this.first = { source: "after", inverted: false, colouring: "change" };
   }
 

@@ -232,7 +232,7 @@ class CallTree {
       show.tabIndex = -1;
       name.append(made("span", "call-hidden", this.title(entry)), show);
     } else {
-      const patch = made("i", "call-patch"), text = made("b", "", flame.text(box));
+      const patch = made("i", "call-patch"), text = made("b", "", labelled(flame.text(box), picture, box));
       patch.style.background = flame.theme.of(box).fill;
       if (flame.found && flame.found[box.frame]) text.className = "call-match";
       if (entry.revealed) text.classList.add("call-revealed");

@@ -10,14 +10,15 @@ class SampleNotes {
     const [said, why] = model.divided;
     this.divided.querySelector("summary").textContent = said || "";
     this.divided.querySelector("p").textContent = why || "";
-    const active = get("active");
-    active.onchange = () => model.showActive(active.checked);
+    this.active = get("active");
+    this.active.onchange = () => model.showActive(this.active.checked);
   }
 
   /** Shows what belongs to GPU samples, or to CPU samples. */
   show(gpu) {
     this.divided.hidden = !gpu || !this.model.divided.length;
     this.activity.hidden = !gpu || this.model.activeReason < 0;
+    this.active.checked = this.model.active;
   }
 
   /** What a picture shows. */

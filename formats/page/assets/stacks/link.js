@@ -1,6 +1,6 @@
 // What is shown as a part of the page's address, after the #: a link that opens the page as it is now.
 
-const LINK_DELAY = 150; // ms without a change, before the address changes
+const LINK_DELAY = 400; // ms without a change, before the address changes
 const LONGEST_SEARCH = 500; // letters of a link's search
 
 class Link {
@@ -8,7 +8,7 @@ class Link {
     this.model = model;
     this.flame = flame;
     this.restore(location.hash);
-    for (const event of ["selection", "kernel", "shown"]) model.on(event, () => this.later());
+    for (const event of ["selection", "kernel", "active", "shown"]) model.on(event, () => this.later());
     addEventListener("hashchange", () => {
       if (location.hash !== this.written) this.restore(location.hash);
     });
@@ -22,6 +22,7 @@ class Link {
     };
     if (model.selection) found.set("time", `${tidy(model.selection.begin)}-${tidy(model.selection.end)}`);
     put("samples", flame.source, model.first.source);
+    put("active", model.active ? "yes" : "no", "yes");
     put("view", flame.viewed, "graph");
     put("order", flame.inverted ? "leaves" : "callers", model.first.inverted ? "leaves" : "callers");
     put("root", flame.upward ? "bottom" : "top", "top");
@@ -67,6 +68,8 @@ class Link {
     flame.parts.search.value = flame.search;
     if (time && Number(time[1]) < Number(time[2])) model.select(Number(time[1]), Number(time[2]));
     else model.select(null);
+    const active = among("active", ["yes", "no"], "yes") === "yes";
+    if (active !== model.active) model.showActive(active);
     const name = model.chosen(flame.source).tree.texts[Number(given.get("function") ?? NaN)];
     flame.focus = name === undefined ? null : name;
     flame.renew(true);

@@ -17,7 +17,7 @@ class RangeStrip {
     canvas.onblur = () => this.point(null);
     canvas.onkeydown = (event) => this.key(event);
     this.whole.onclick = () => model.select(null);
-    model.on("selection", () => this.point(this.moment));
+    for (const event of ["selection", "active"]) model.on(event, () => this.point(this.moment));
     model.on("theme", () => this.draw());
     new ResizeObserver(() => this.draw()).observe(canvas.parentElement);
     this.point(null);
