@@ -26,8 +26,8 @@ def divided_nodes(tree: Tree) -> _Ints:
     places, number = np.unique(place, return_inverse=True)
     np.add.at(found, node, divided)
     np.subtract.at(found, _meetings(tree, number, node, len(places)), np.bincount(number, divided, len(places)))
-    rounded: _Ints = np.rint(np.maximum(tree.with_callees(found), 0)).astype(np.int64)
-    return rounded
+    sums: _Floats = tree.with_callees(found)
+    return np.rint(np.maximum(sums, 0)).astype(np.int64)
 
 
 def _meetings(tree: Tree, place: _Ints, node: _Ints, places: int) -> _Ints:

@@ -1,4 +1,4 @@
-"""How long the page of `--format=html` takes in Chromium: to open, zoom, leave out a group, show the call tree.
+"""How long the page of `--format=html` takes in Chromium to zoom, leave out a group of frames, and show the call tree.
 
 Its trees have 100,000 frames, about as many as a page can have, and 466,000, which are more.
 """
@@ -58,10 +58,8 @@ def main() -> None:
             page.goto(written(Path(folder) / f"{functions}.html", functions).as_uri())
             page.wait_for_selector("html[data-ready=yes]")
             frames, *times = page.evaluate(MEASURE, ZOOMS)
-            print(
-                f"{frames:>10,}"
-                + "".join(f"{ms:>{width}.1f}" for ms, width in zip(times, (14, 9, 16, 14, 11), strict=True))
-            )
+            columns = zip(times, (14, 9, 16, 14, 11), strict=True)
+            print(f"{frames:>10,}" + "".join(f"{ms:>{width}.1f}" for ms, width in columns))
             page.close()
 
 

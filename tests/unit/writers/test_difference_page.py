@@ -109,6 +109,6 @@ def test_hostile_names_are_text(browser: Browser, tmp_path: Path, width: int, da
         ready(page)
         assert page.evaluate("document.documentElement.scrollWidth") == width
         assert page.evaluate("document.scripts.length") == 1
-        assert HOSTILE[0] in page.locator("#flame .caption").inner_text() + str(page.text_content("#about"))
+        assert HOSTILE[0] in page.locator("#flame [data-part=caption]").inner_text() + str(page.text_content("#about"))
         page.keyboard.press("?")
         assert page.locator("#help").is_visible()

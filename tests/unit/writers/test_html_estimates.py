@@ -43,7 +43,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 def test_it_says_what_is_active_and_divided_and_why(page: Page) -> None:
-    said = page.locator("#flame .caption").inner_text()
+    said = page.locator("#flame [data-part=caption]").inner_text()
     assert said.startswith("What the GPU's threads did, whole recording: 20 samples, 10.0 % active.")
     divided = page.locator("#flame .divided")
     assert divided.inner_text().startswith("60.0 % of the samples are divided among stacks")
@@ -70,9 +70,9 @@ def test_with_the_leaves_first_gpu_code_and_what_all_share_is_certain(page: Page
 def test_active_samples_are_left_out_everywhere_and_come_back(page: Page) -> None:
     switch = page.get_by_label("Active samples")
     switch.uncheck()
-    said = page.locator("#flame .caption").inner_text()
+    said = page.locator("#flame [data-part=caption]").inner_text()
     assert said.startswith("Where the GPU's threads waited, whole recording: 18 samples.")
     assert "18 samples" in page.locator(".kernels-state").inner_text()
     assert page.evaluate("iaprof.model.stallsPerInterval.reduce((sum, each) => sum + each)") == 18
     switch.check()
-    assert "20 samples, 10.0 % active" in page.locator("#flame .caption").inner_text()
+    assert "20 samples, 10.0 % active" in page.locator("#flame [data-part=caption]").inner_text()

@@ -313,7 +313,10 @@ def test_the_graph_shows_all_samples_and_their_number(page: Page) -> None:
     assert root(page) == TOTAL
     assert row(page, 3) == {"main": 105, "stall: other": 3}
     assert row(page, 4) == {"nn::train()": 92, "nn::infer()": 13}
-    assert "What the GPU's threads did, whole recording: 108 samples" in page.locator("#flame .caption").inner_text()
+    assert (
+        "What the GPU's threads did, whole recording: 108 samples"
+        in page.locator("#flame [data-part=caption]").inner_text()
+    )
     assert page.locator("h1").inner_text() == "python train.py"
     assert page.locator("body").get_by_text("Much was lost.").count() == 1
     assert page.title() == "python train.py · Battlemage · box"
@@ -418,7 +421,8 @@ def test_a_function_shows_its_callers_and_callees(page: Page) -> None:
     assert root(page) == 13
     assert row(page, -1) == {"main": 13}
     assert row(page, 1) == {"nn::apply()": 13}
-    assert "13 samples of 108, 12.0 %. Above nn::infer(): who calls it." in page.locator("#flame .caption").inner_text()
+    caption = page.locator("#flame [data-part=caption]").inner_text()
+    assert "13 samples of 108, 12.0 %, 92.3 % active. Above nn::infer(): who calls it." in caption
 
     page.click("text=Back to all stacks")
     assert root(page) == TOTAL
@@ -450,7 +454,7 @@ def test_cpu_samples_take_the_place_of_stalls(page: Page) -> None:
 
     assert root(page) == 10
     assert row(page, 4) == {"wait()": 6, "nn::train()": 3}
-    assert "What the CPUs did" in page.locator("#flame .caption").inner_text()
+    assert "What the CPUs did" in page.locator("#flame [data-part=caption]").inner_text()
 
 
 def test_it_follows_the_systems_dark_mode(browser: Browser, file: Path) -> None:
@@ -485,7 +489,7 @@ def test_hostile_names_run_no_script(browser: Browser, tmp_path: Path) -> None:
         page.locator("#flame [data-part=canvas]").focus()
         for key in ("ArrowDown", "ArrowDown", "ArrowDown", "s"):
             page.keyboard.press(key)
-        shown = page.locator("#flame .caption").inner_text()
+        shown = page.locator("#flame [data-part=caption]").inner_text()
         page.select_option("[data-part=colouring]", "module")
         texts = page.evaluate("iaprof.model.trees.stalls.texts")
 

@@ -212,7 +212,7 @@ def test_flames_have_the_root_at_the_bottom(page: Page) -> None:
     assert page.locator("#flame .details").inner_text().startswith("call 80 samples")
     page.keyboard.press("ArrowDown")
     page.keyboard.press("s")
-    caption = page.locator("#flame .caption").inner_text()
+    caption = page.locator("#flame [data-part=caption]").inner_text()
     assert caption.endswith("Below py::train: who calls it. Above: what it calls.")
 
 
@@ -265,8 +265,8 @@ STATE = """({ selection: iaprof.model.selection, active: iaprof.model.active, ke
            iaprof.flame.enter(iaprof.flame.follow(["python", "7", "Py_RunMain", "py::train"]));
            iaprof.flame.find("a|b"); iaprof.model.selectKernel("matmul")""",
         """iaprof.flame.look("tree"); iaprof.flame.show({ inverted: true, colouring: "reason" });
-            iaprof.flame.leaveOut("runtime", false);
-            iaprof.flame.calls.goto(iaprof.flame.follow(["stall: sbid", "send"]))""",
+           iaprof.flame.leaveOut("runtime", false);
+           iaprof.flame.calls.goto(iaprof.flame.follow(["stall: sbid", "send"]))""",
         """iaprof.flame.show({ focus: "nn::step()" }); iaprof.model.showActive(false)""",
         """iaprof.flame.show({ source: "cpu" })""",
     ],
