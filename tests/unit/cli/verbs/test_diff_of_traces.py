@@ -64,7 +64,7 @@ def test_messages_say_of_which_run_they_are(runs: tuple[Path, Path]) -> None:
     [
         (("--by", "stack"), "--by takes kernel, category, not 'stack'"),
         (("--pid", "3"), "--pid is for stalls, and a.parquet holds time lines"),
-        (("--format", "folded"), "--format takes table, not 'folded'"),
+        (("--format", "folded"), "--format takes table, json, not 'folded'"),
     ],
 )
 def test_what_is_for_stalls_is_refused(runs: tuple[Path, Path], words: tuple[str, ...], message: str) -> None:

@@ -181,7 +181,7 @@ def test_no_kernel_or_too_many_match() -> None:
     ]
     with pytest.raises(IaprofError) as none:
         chosen(profile(rows), "matmul")
-    assert str(none.value) == "no kernel with stalls is called 'matmul': 'iaprof top' lists those that there are"
+    assert str(none.value) == "no kernel with stalls is called 'matmul': run 'iaprof top' to list kernels"
     with pytest.raises(IaprofError) as many:
         chosen(profile(rows), "kern")
     assert str(many.value).startswith("12 kernels match 'kern': say which of 'kernel_0', 'kernel_1',")
