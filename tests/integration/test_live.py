@@ -15,6 +15,9 @@ from terminals import Terminal
 from waiting import until
 
 pytestmark = pytest.mark.bpf
+SCRIPT = (
+    'echo "this is printed"; told=$1; shift; "$@" & while [ ! -e $told ]; do sleep 0.1; done; kill $!; wait; exit 3'
+)
 SUDO = {"SUDO_UID": str(NOBODY), "SUDO_GID": str(NOBODY)}
 
 
@@ -38,11 +41,11 @@ def displays(recorder: int) -> list[Path]:
 
 
 def test_a_recording_is_shown_by_a_process_without_rights_and_kept_if_wanted(tmp_path: Path) -> None:
-    # given a program that fails after it has launched kernels
-    capture = tmp_path / "cap.parquet"
+    # given a program that launches kernels until it is told to fail
+    capture, told = tmp_path / "cap.parquet", tmp_path / "told"
     with Hardware(tmp_path / "gpu") as hardware:
-        command = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 4)
-        words = ["sh", "-c", 'echo "this is printed"; "$@" && exit 3', "sh", *command]
+        command = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 300)
+        words = ["sh", "-c", SCRIPT, "sh", told, *command]
         # when
         with shown(hardware, "-o", capture, "--", *words) as terminal:
             terminal.until("multiply_local_access_and_tiling", "launches/s", "CPU: recorder")
@@ -53,6 +56,7 @@ def test_a_recording_is_shown_by_a_process_without_rights_and_kept_if_wanted(tmp
             assert status["CapEff"].split() == ["0000000000000000"]
             assert status["NoNewPrivs"].split() == ["1"]
             # when
+            told.touch()
             terminal.until("the recording has ended")
             terminal.press("v")
             terminal.until("this is printed")
