@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ ROWS = [
     Row(120, IDLE, MATMUL, SEND, 16, counts(send=20)),
 ]
 TOTAL = 100
+ROOT = Path(__file__).resolve().parents[3]
 EXPORT = Export(profile(ROWS, INTERVALS), ABOUT, 0.02, cpu=CPU)
 
 
@@ -288,6 +290,17 @@ def test_the_address_shows_the_same_again(browser: Browser, file: Path, page: Pa
         other.evaluate("location.hash = ''")
         until(other, "iaprof.link.text() === ''")
         assert other.evaluate(STATE) == first
+
+
+def test_the_link_in_the_documentation(browser: Browser, file: Path) -> None:
+    (address,) = re.findall(r"cap\.html(#\S+)", (ROOT / "docs" / "html.md").read_text())
+    with opened(browser, file, 1400, 900) as page:
+        ready(page)
+        page.evaluate("(hash) => { location.hash = hash; }", address)
+        until(page, "iaprof.flame.viewed === 'tree'")
+        found = page.evaluate(STATE)
+        assert (found["selection"]["begin"], found["selection"]["end"]) == (2.5, 3)  # the recording is of 3 s
+        assert (found["search"], found["graph"], found["kernel"]) == ("matmul", [], None)
 
 
 @pytest.mark.parametrize(
