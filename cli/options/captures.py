@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats.urls import without_credentials
 
 DEFAULT = Path("iaprof.parquet")
 Capture: TypeAlias = Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")]
@@ -56,4 +57,4 @@ def _absent(path: Path) -> str:
         )
     if path == DEFAULT:
         return f"{path} does not exist: run 'iaprof record' first, or name a capture"
-    return f"{path} does not exist: name a file that 'iaprof record' wrote"
+    return f"{without_credentials(str(path))} does not exist: name a file that 'iaprof record' wrote"

@@ -160,8 +160,8 @@ async def _check_scheduler(distributed: Any, address: str) -> None:
     where = shown(address)
     scheduler = distributed.rpc(address, connection_args=distributed.Security().get_connection_args("client"))
     try:
-        told = await scheduler.versions(packages=[])
-        other = told["packages"]["distributed"]
+        versions = await scheduler.versions(packages=[])
+        other = versions["packages"]["distributed"]
     except (OSError, ValueError):
         raise
     except Exception as error:  # noqa: BLE001 (whatever another version makes of the question)

@@ -160,11 +160,18 @@ def test_the_report_of_a_twice_merged_capture_is_the_same(folder: Path) -> None:
         ("--time=11s-", NODE2[:1]),
         ("--time=0%-50%", IMPORTED + NODE1),  # of 14 s
         ("--time=80%-100%", NODE2[:1]),
-        ("--time=10s- --comm=alpha-app", []),
     ],
 )
 def test_filters_of_a_merged_capture(folder: Path, words: str, expected: list[str]) -> None:
     assert said(iaprof("report", folder / "all", SHORT, *words.split())).splitlines() == sorted(expected)
+
+
+def test_filters_that_match_in_different_parts_match_nothing(folder: Path) -> None:
+    done = iaprof("report", folder / "all", SHORT, "--time=10s-", "--comm=alpha-app")
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "iaprof: no stall matches --time 10s- and --comm alpha-app: the only process is beta-app 7 on node2\n"
+    )
 
 
 def test_intervals_count_from_the_begin_of_the_first_part(folder: Path) -> None:

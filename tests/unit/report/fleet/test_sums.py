@@ -71,7 +71,7 @@ def values_of(option: str) -> list[str]:
     ids=lambda words: words[0],
 )
 def test_what_is_selected_adds_up(words: list[str]) -> None:
-    """A capture in which it selects nothing is an error for itself, and counts nothing in a sum."""
+    """A capture that lacks what it names is left out of a sum; one in which it selects nothing adds nothing."""
     fields = {name: ",".join(values_of(f"--{name}")) for name in ("pid", "comm", "device")}
     chosen = [word.format(**fields) for word in words]
     expected = Counter[str]()
@@ -79,7 +79,7 @@ def test_what_is_selected_adds_up(words: list[str]) -> None:
     for path in SAMPLES:
         done = iaprof("report", "-q", WITHOUT_PIDS, path, *chosen)
         if done.code:
-            refused.append(path)
+            refused += [path] if "no stall matches" not in done.err else []
             continue
         for line in done.out.splitlines():
             stack, count = line.rsplit(" ", 1)
