@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from iaprof.basics.files import sudo_user
-from iaprof.basics.mounts import ROOTS_MOUNTS
+from iaprof.basics.mounts import ROOTS_MOUNTS, devices_of
 from iaprof.bpf import containers
 from iaprof.bpf.containers import cgroup_of, outermost
 
@@ -29,7 +29,7 @@ _MOST_BYTES = 1 << 20  # of each of these files
 _MOST_RANGES = 1 << 14
 _LOOK_AGAIN_S = 1.0
 _MOST_LEVELS = 33  # of user namespaces, user_namespaces(7)
-_NS_GET_PARENT = 0xB702  # ioctl_ns(2)
+_NS_GET_USERNS, _NS_GET_PARENT = 0xB701, 0xB702  # ioctl_ns(2)
 _NS_GET_OWNER_UID = 0xB704
 _RANGE = re.compile(r"([^:\n]{1,256}):(\d{1,10}):(\d{1,10})")
 
@@ -185,6 +185,24 @@ def _outermost(pid: int, own: int | None) -> tuple[int, int] | None:
         os.close(fd)
 
 
+def _is_in_roots_mounts(pid: int) -> bool:
+    """Whether only root can mount something in a process's mount namespace: it is no user namespace's below ours."""
+    try:
+        fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        owner = fcntl.ioctl(fd, _NS_GET_USERNS)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    try:
+        return os.fstat(owner).st_ino == _user_namespace("self")
+    finally:
+        os.close(owner)
+
+
 def _version(path: Path) -> object:
     try:
         status = path.stat()
@@ -218,7 +236,7 @@ def may_read(pid: int, device: int, user_of: Callable[[int], int | None]) -> boo
         device: of the file, as in /proc/PID/maps: major number << 32 | minor number.
         user_of: returns a process's real user, None if it has ended.
     """
-    if ROOTS_MOUNTS.has(device):
+    if ROOTS_MOUNTS.has(device) or (_is_in_roots_mounts(pid) and device in devices_of(pid)):
         return True
     uid, starter = user_of(pid), (sudo_user() or (os.getuid(),))[0]
     return uid is not None and ACCOUNTS.of_process(pid, uid) in (ACCOUNTS.of_user(0), ACCOUNTS.of_user(starter))
