@@ -190,7 +190,7 @@ def test_two_captures_are_compared_in_fewer_columns_where_there_is_no_room() -> 
     )
     assert screen(both, size=(50, 20))[2:4] == [
         "     BEFORE        AFTER      CHANGE  KERNEL",
-        "      2.0 %       90.9 %       +88.9  ▾ scale…a.cl",
+        "      2.0 %       90.9 %       +88.9  ▾ scal…a.cl",
     ]
     samples = replace(both, is_relative=False)
     assert (
