@@ -186,7 +186,7 @@ def _outermost(pid: int, own: int | None) -> tuple[int, int] | None:
 
 
 def _is_in_roots_mounts(pid: int) -> bool:
-    """Whether only root can mount something in a process's mount namespace: it is no user namespace's below ours."""
+    """Whether only root can mount something in a process's mount namespace: it is not a user namespace's below ours."""
     try:
         fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -39,7 +39,7 @@ class Btf:
             self._data = path.read_bytes()
             magic, _, _, header, types, types_size, strings, self._strings_size = _HEADER.unpack_from(self._data)
             if magic != _MAGIC:
-                raise BtfError("it is no BTF")
+                raise BtfError("it is not BTF")
             self._strings = header + strings
             self._types = memoryview(self._data)[header + types : header + types + types_size].cast("I")
             self._structs: dict[int, int] = {}  # index into _types, by type number

@@ -160,7 +160,7 @@ def from_compiled(code: bytes, maps: Mapping[int, str], constants: Sequence[str]
             found_maps.append((at, maps[value]))
             _fill(blanked, at, 0)
         elif source:
-            raise BytecodeError(f"instruction {at} loads an address that is no map's")
+            raise BytecodeError(f"instruction {at} loads an address that is not a map's")
         elif value in names:
             found_constants.append((at, names[value]))
             _fill(blanked, at, 0)

@@ -48,7 +48,7 @@ def open_report(
         may_be_empty: whether filters may select no stalls.
 
     Raises:
-        CaptureError: the file is no capture, or is damaged.
+        CaptureError: the file is not a capture, or is damaged.
         IaprofError: filters select no stalls.
         UsageError: the capture lacks something that the options name, such as a GPU.
     """
@@ -100,7 +100,7 @@ def open_export(
         source_dirs: folders with the source files of GPU code.
 
     Raises:
-        CaptureError: the file is no capture, or is damaged.
+        CaptureError: the file is not a capture, or is damaged.
         UsageError: the capture lacks something that the options name, or a folder cannot be read.
     """
     from iaprof.formats.capture.reader import CaptureReader

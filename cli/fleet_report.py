@@ -42,7 +42,7 @@ def write_fleet(
     from iaprof.report.fleet.partial import profile_of
 
     if format_ in _OF_TIMES:
-        raise UsageError(f"{format_} is for one capture: it shows times, which several have not in common")
+        raise UsageError(f"{format_} is for one capture: it shows times, which several captures do not have in common")
     if options.cpu_samples:
         raise UsageError("--cpu-samples and --waits are for one capture")
     components = _components(options, bool(fleet.group_by))

@@ -56,9 +56,9 @@ def top_fleet(
     if (outliers or percentiles) and not fleet.group_by:
         raise UsageError(f"--{option} compares groups: give --group-by, too")
     if outliers and by != "kernel":
-        raise UsageError("--outliers is of kernels: leave out --by")
+        raise UsageError("--outliers compares kernels: leave out --by")
     if percentiles and by in ("energy", "reason"):
-        raise UsageError(f"--percentiles are not of --by {by}: choose another one")
+        raise UsageError(f"--percentiles cannot show --by {by}: choose another one")
     if by not in KEPT:
         raise UsageError(f"--by {by} is for one capture: choose from {', '.join(KEPT)}")
     report = ask_fleet(captures, choice, fleet, frozenset(KEPT[by]))

@@ -38,7 +38,7 @@ _NAME = "iaprof"
 app = typer.Typer(
     name=_NAME,
     cls=Verbs,
-    help="Where Intel GPUs stall, from main() to the stalled instruction: record on one machine, report on any.",
+    help="Shows where Intel GPUs stall, from main() to the stalled instruction: record on one machine, report on any.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -102,7 +102,7 @@ def main() -> None:
         if not _is_of_arrow(error):
             raise
         reason = clean((str(error).splitlines() or [type(error).__name__])[0][:200])
-        status = _failed(f"a file that was read is damaged, or made to do harm: Arrow says: {reason}")
+        status = _failed(f"a file that was read is damaged, or made to do damage: Arrow says: {reason}")
     sys.exit(status)
 
 

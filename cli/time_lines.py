@@ -26,7 +26,7 @@ def holds_time_lines(path: Path) -> bool:
     """Tells whether a report of a capture shows time lines, not stalls.
 
     Raises:
-        CaptureError: the file is no capture, or is damaged.
+        CaptureError: the file is not a capture, or is damaged.
     """
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.timeline.presence import shows_time_lines
@@ -38,7 +38,7 @@ def both_hold_time_lines(before: Path, after: Path) -> bool:
     """Tells whether two captures hold time lines.
 
     Raises:
-        CaptureError: a file is no capture, or is damaged.
+        CaptureError: a file is not a capture, or is damaged.
         UsageError: one of them holds stalls.
     """
     first, second = holds_time_lines(before), holds_time_lines(after)

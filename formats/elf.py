@@ -183,16 +183,16 @@ class ElfFile:
             most_sections: with more of them it is refused, once somebody asks for its sections.
 
         Raises:
-            ElfError: it is no 64-bit little-endian ELF file.
+            ElfError: it is not a 64-bit little-endian ELF file.
         """
         self.read, self._most_sections = read, most_sections
         head = read(0, HEADER.size)
         if head[:4] != MAGIC:
-            raise ElfError("it is no ELF file")
+            raise ElfError("it is not an ELF file")
         if len(head) < HEADER.size:
             raise ElfError(f"its header cannot be read (it has {len(head)} bytes)")
         if head[4] != CLASS_64:
-            raise ElfError("it is no 64-bit ELF file")
+            raise ElfError("it is not a 64-bit ELF file")
         if head[5] != LITTLE_ENDIAN:
             raise ElfError("it is a big-endian ELF file, and only little-endian ones are read")
         self.header = Header._make(HEADER.unpack(head))

@@ -189,7 +189,7 @@ _INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
 )
 ACTIVE = "active"
-"""The reason of samples in which the thread issued an instruction: it is no stall."""
+"""The reason of samples in which the thread issued an instruction: it is not a stall."""
 
 
 def reason_name(reason: str) -> str:

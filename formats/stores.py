@@ -49,7 +49,7 @@ def reason(error: Exception, name: str) -> str | None:
         name: the path or URL.
 
     Returns:
-        The reason, clean; None for what is no error of a file system, but a defect of this program.
+        The reason, clean; None for what is not an error of a file system, but a defect of this program.
     """
     if isinstance(error, FileNotFoundError):
         return "it does not exist"

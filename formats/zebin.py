@@ -24,7 +24,7 @@ _MOST_RELOCATIONS = 1 << 20  # places in one section; a kernel has a handful
 
 
 class ZebinError(IaprofError):
-    """The bytes are no usable zebin; the text says why, in a clause whose subject is "it"."""
+    """The bytes are not usable zebin; the text says why, in a clause whose subject is "it"."""
 
 
 def canonical(address: int) -> int:
@@ -135,7 +135,7 @@ def kernel_names(data: bytes, shortest: int, longest: int) -> list[tuple[bytes, 
             longest: maximum length of a name, bytes.
 
     Returns:
-            Name and canonical address (0 if the zebin was not relocated) of each; empty if `data` is no zebin.
+            Name and canonical address (0 if the zebin was not relocated) of each; empty if `data` is not a zebin.
     """
     try:
         file = elf.ElfFile(elf.in_memory(data), most_sections=len(data))

@@ -91,7 +91,7 @@ def _open_fifo(path: str) -> int:
         raise UsageError(f"--control: {path} cannot be opened: {error.strerror}; make it with mkfifo") from error
     if not stat.S_ISFIFO(os.fstat(fd).st_mode):
         os.close(fd)
-        raise UsageError(f"--control: {path} is no FIFO; make one with mkfifo")
+        raise UsageError(f"--control: {path} is not a FIFO; make one with mkfifo")
     return fd
 
 
@@ -111,5 +111,5 @@ def _take_fd(number: str) -> int:
         fd = os.dup(int(number))
         os.set_inheritable(fd, False)
     except (ValueError, OSError, OverflowError) as error:
-        raise UsageError(f"--control: {number} is no open descriptor") from error
+        raise UsageError(f"--control: {number} is not an open descriptor") from error
     return fd

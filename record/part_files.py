@@ -54,7 +54,7 @@ def keep_earlier(output: Path) -> Path | None:
         The new path; None if there is no such file.
 
     Raises:
-        IaprofError: the file cannot be renamed; or what has the name is no file of its own, but a link, for example.
+        IaprofError: the file cannot be renamed; or what has the name is not a file of its own, but a link, for example.
     """
     try:
         found = regular_file(output)

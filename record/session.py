@@ -130,7 +130,7 @@ class Session:
         return self._journal.spool
 
     def run(self) -> int:
-        """Records until the command ends, the time is over or a signal comes.
+        """Records until the command exits, the duration elapses or a signal comes.
 
         Returns:
             The exit code of the command; 0 without one.

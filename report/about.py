@@ -30,8 +30,8 @@ from iaprof.report.inventory_texts import (
 from iaprof.report.join.selection import Selection
 from iaprof.report.parts import whole_ns
 
-_MIN_LOST_SHARE = 0.01  # of recorded and lost items; a smaller loss is no warning
-_MIN_SHARE = 0.05  # of samples; fewer are no warning
+_MIN_LOST_SHARE = 0.01  # of recorded and lost items; a smaller loss is not a warning
+_MIN_SHARE = 0.05  # of samples; fewer are not warning
 _MAX_SHOWN = 3  # of a list of names
 _MAX_WARNINGS = 20
 _MAX_CHARS = 2_000  # of a text
@@ -178,7 +178,7 @@ def _report_facts(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
         f"{clean(os.path.basename(module.names.module.path)) or 'code without a file'} {percent(module.unnamed)}"
         for module in unnamed
     )
-    yield "unnamed", f"of the samples with a stack, frames in {files}" if files else "no frame of a stack"
+    yield "unnamed", f"of the samples with a stack, frames in {files}" if files else "all frames named"
 
 
 def _selection_facts(selection: Selection) -> Iterator[Fact]:

@@ -36,7 +36,7 @@ def build_imported(
         UsageError: the selection filters by something that imported captures lack.
     """
     if not can_select(selection):
-        raise UsageError("--tid, --cgroup and --device find nothing here: an imported text does not tell them")
+        raise UsageError("--tid, --cgroup and --device find nothing here: an imported text does not contain them")
     row_filter = selection.row_filter(capture.header, start_ns)
     profile = _selected(profile_of(capture, interval_ns, (row_filter.begin_ns, row_filter.end_ns)), selection)
     totals = profile.counts.sum(axis=1).astype(np.int64)

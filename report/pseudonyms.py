@@ -96,7 +96,7 @@ def read_key(path: Path) -> bytes:
     """Reads the key file of `--redact-key`; makes it, with a random key, if there is none.
 
     Raises:
-        IaprofError: it cannot be read or made, others can read it, or it is no key.
+        IaprofError: it cannot be read or made, others can read it, or it is not a key.
     """
     try:
         try:
@@ -109,7 +109,7 @@ def read_key(path: Path) -> bytes:
         with open(fd, "rb") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
-                raise IaprofError(f"{path} is no file: name another one with --redact-key")
+                raise IaprofError(f"{path} is not a file: name another one with --redact-key")
             if stat.S_IMODE(status.st_mode) & 0o077:
                 raise IaprofError(f"others may read the key in {path}: chmod 600 it, or name another file")
             key = file.read(_LONGEST_KEY + 1)
@@ -117,7 +117,7 @@ def read_key(path: Path) -> bytes:
         raise IaprofError(f"the key {path} cannot be read or made: {error.strerror}") from error
     if not _KEY_BYTES <= len(key) <= _LONGEST_KEY:
         raise IaprofError(
-            f"{path} is no key, which has {_KEY_BYTES} to {_LONGEST_KEY:,} bytes: name a file that does not exist, "
+            f"{path} is not a key, which has {_KEY_BYTES} to {_LONGEST_KEY:,} bytes: name a file that does not exist, "
             "and it is made"
         )
     return key

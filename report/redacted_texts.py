@@ -35,7 +35,7 @@ _BPF_PROGRAM = re.compile(r"(bpf_prog|bpf_struct_ops)_.*")  # their names are th
 _LABEL = re.compile(
     r"\[(unknown (process|kernel)|ambiguous: [0-9,]+ processes|ambiguous kernel|any launch|"
     r"launched before recording|launch not recorded|other process|not recorded|no stack|stack lost|truncated|"
-    r"called functions|unnamed function|anon|vdso|Python cut: (too many functions|what follows is no function))\]|"
+    r"called functions|unnamed function|anon|vdso|Python cut: (too many functions|what follows is not a function))\]|"
     r"(py::)?\[unknown\]|0x[0-9a-f]{1,16}"
 )
 _KERNEL_FRAME = "_[k]"  # the suffix of the Linux kernel's frames

@@ -116,7 +116,7 @@ class Sandbox(Closing):
         if len(fds) > self.limits.files:
             raise SandboxError(f"the reader process takes {self.limits.files} open files at most, not {len(fds)}")
         if self._child is not None and self._child.has_ended():
-            self.close()  # the child ended between two requests, which is no error of this one
+            self.close()  # the child ended between two requests, which is not an error of this one
         if self._child is None:
             self._start()
         allowed = self.limits.seconds if seconds is None else seconds

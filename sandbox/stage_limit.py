@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class OutOfTime(BaseException):
-    """A stage took too long. It is no Exception, so that no library catches it with its own errors."""
+    """A stage took too long. It is not an Exception, so that no library catches it with its own errors."""
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ def find_headers(environment: Mapping[str, str]) -> Headers:
     if split := _split_headers():
         for folder in split:
             _require_root_owned(folder, "the kernel headers are in")
-        return Headers("of another kernel's version, which serves", split)
+        return Headers("for another kernel version; these work", split)
     for folder in own:
         _require_root_owned(folder, "the running kernel's headers are in")
     raise BpfUnavailable(f"no kernel headers were found for compiling BPF: {HEADERS_ADVICE}")
@@ -106,7 +106,7 @@ def _others_write(status: os.stat_result) -> bool:
 
 def _require_root_owned(folder: Path, what: str) -> None:
     if not folder.is_dir():
-        raise BpfUnavailable(f"{what} {folder}, which is no folder: {HEADERS_ADVICE}")
+        raise BpfUnavailable(f"{what} {folder}, which is not a folder: {HEADERS_ADVICE}")
     if not _belongs_to_root(folder):
         raise BpfUnavailable(
             f"{what} {folder}, and others than root can change them: make root their owner (chown -R root:root, "

@@ -166,14 +166,14 @@ class Layout:
         """Reads and checks the output of `to_json`.
 
         Raises:
-            LayoutError: the text is no layout.
+            LayoutError: the text is not a layout.
         """
         try:
             return _layout(json.loads(text))
         except LayoutError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise LayoutError(f"it is no driver's layout ({type(error).__name__}: {error})") from error
+            raise LayoutError(f"it is not a driver's layout ({type(error).__name__}: {error})") from error
 
 
 def _layout(of: Mapping[str, Any]) -> Layout:
@@ -211,7 +211,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         dispatch=_dispatch(of["dispatch"]) if of.get("dispatch") else None,
     )
     if not _BUILD_ID.fullmatch(layout.build_id):
-        raise LayoutError("its build-id is none")
+        raise LayoutError("its build-id is not valid")
     if not 1 <= len(entries) <= MAX_ENTRIES or not 1 <= len(layout.classes) <= MAX_CLASSES:
         raise LayoutError("it has no entry points, or too many")
     if len(layout.address) not in (1, 2) or (layout.binary is None) != (layout.binary_size is None):

@@ -27,7 +27,7 @@ class LibraryFile:
         """Reads the library's headers.
 
         Raises:
-            ProbeError: the file is no x86-64 ELF file.
+            ProbeError: the file is not an x86-64 ELF file.
         """
         self._read, self._bytes_left = in_stream(file), MAX_READ_BYTES
         with self.reading():

@@ -49,4 +49,4 @@ MAY_COPY = (
     "clEnqueueSVMMap",
     "clEnqueueSVMUnmap",
 )
-"""OpenCL's functions that are no transfers, but may copy."""
+"""OpenCL's functions that are not transfers, but may copy."""

@@ -164,7 +164,7 @@ def read_probes(file: BinaryIO, provider: str, names: Iterable[str]) -> list[Pro
     """Returns the locations of the probes of `provider` in an open library whose names are in `names`.
 
     Raises:
-        ProbeError: the file is no x86-64 ELF file, or a probe is invalid.
+        ProbeError: the file is not an x86-64 ELF file, or a probe is invalid.
     """
     library = LibraryFile(file)
     wanted = frozenset(name.encode() for name in names)

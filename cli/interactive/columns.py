@@ -37,7 +37,7 @@ def columns(contents: Contents, width: int) -> list[Column]:
             Column("SAMPLES", 11, lambda node, all_, _: _samples(node, all_, 0)),
             Column("SHARE", 7, lambda node, all_, _: _share(node, all_, 0)),
         ]
-        last = Column("MOSTLY", 16, lambda node, *_: _mostly(node), False)
+        last = Column("TOP REASON", 16, lambda node, *_: _mostly(node), False)
     if contents.launches:
         launches = contents.launches
         found.append(Column("LAUNCHES/S", 10, lambda *cells: _rate(launches.get(cells[2]))))

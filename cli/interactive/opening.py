@@ -45,7 +45,7 @@ def check_interactive(context: typer.Context, captures: Sequence[str], *takes: s
         takes: the verb's parameters that the view takes, besides those that all views take.
 
     Raises:
-        UsageError: this is no terminal, an option is not for the view, or it cannot show these captures.
+        UsageError: this is not a terminal, an option is not for the view, or it cannot show these captures.
         IaprofError: textual is not installed.
     """
     for name in given(context, _TAKEN.union(takes)):
@@ -72,7 +72,7 @@ def check_terminal(option: str) -> None:
     """Checks whether there is what a view needs.
 
     Raises:
-        UsageError: input, output or errors are no terminal.
+        UsageError: input, output or errors are not terminal.
         IaprofError: textual is not installed.
     """
     if not all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
@@ -114,7 +114,7 @@ def view_capture(
         quiet: print no summary.
 
     Raises:
-        CaptureError: the file is no capture, or is damaged.
+        CaptureError: the file is not a capture, or is damaged.
         UsageError: the capture lacks something that the options name.
     """
     from iaprof.cli.interactive.contents import Contents
@@ -144,7 +144,7 @@ def view_difference(
         quiet: print no summary.
 
     Raises:
-        CaptureError: a file is no capture, or is damaged.
+        CaptureError: a file is not a capture, or is damaged.
         UsageError: a capture lacks something that the options name.
     """
     from iaprof.cli.interactive.contents import Contents

@@ -40,7 +40,7 @@ def show_live(
         quiet: print no last line.
 
     Raises:
-        UsageError: an option has no effect here, or this is no terminal.
+        UsageError: an option has no effect here, or this is not a terminal.
         IaprofError: this is not root, textual is not installed, or recording failed.
     """
     for name in given(context, _TAKEN):

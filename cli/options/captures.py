@@ -12,7 +12,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.urls import without_credentials
 
 DEFAULT = Path("iaprof.parquet")
-Capture: TypeAlias = Annotated[Path, typer.Argument(metavar="CAPTURE", help="A file that 'iaprof record' wrote.")]
+Capture: TypeAlias = Annotated[Path, typer.Argument(metavar="CAPTURE", help="A capture that 'iaprof record' wrote.")]
 FirstCapture: TypeAlias = Annotated[
     str | None,
     typer.Argument(metavar="CAPTURE", help=f"A file that 'iaprof record' wrote.  [default: {DEFAULT}]"),

@@ -21,7 +21,9 @@ ONE = [str(DEFAULT)]
 """The captures of a verb that gets none."""
 Captures: TypeAlias = Annotated[
     list[str],
-    typer.Argument(metavar="CAPTURE", help="Files that 'iaprof record' wrote; or folders, patterns and URLs of such."),
+    typer.Argument(
+        metavar="CAPTURE", help="Captures that 'iaprof record' wrote, or folders, patterns and URLs of captures."
+    ),
 ]
 """The argument of verbs that report several captures together."""
 
@@ -70,7 +72,7 @@ def _fleet(
         typer.Option(
             "--group-by",
             metavar="WHAT,...",
-            help="Divide by host, day, hour, capture, command, gpu, container, pod, device, hash or label:NAME.",
+            help="Group by host, day, hour, capture, command, gpu, container, pod, device, hash or label:NAME.",
             rich_help_panel=_PANEL,
         ),
     ] = None,
@@ -79,7 +81,7 @@ def _fleet(
         typer.Option(
             "--cluster",
             metavar="ADDRESS",
-            help="Work on a Dask cluster: tcp://HOST:PORT, or local:N.  [default: processes of this machine]",
+            help="Use a Dask cluster: tcp://HOST:PORT, or local:N.  [default: processes of this machine]",
             show_default=False,
             rich_help_panel=_PANEL,
         ),
@@ -89,7 +91,7 @@ def _fleet(
         typer.Option(
             "--cache",
             metavar="DIR|URL",
-            help="Keep the captures' profiles here; none: nowhere.  [default: ~/.cache/iaprof/profiles]",
+            help="Cache the captures' profiles here; none: do not cache them.  [default: ~/.cache/iaprof/profiles]",
             show_default=False,
             rich_help_panel=_PANEL,
         ),
@@ -98,7 +100,7 @@ def _fleet(
         bool,
         typer.Option(
             "--strict",
-            help="Report nothing if a capture cannot be read.",
+            help="Fail if a capture cannot be read.",
             rich_help_panel=_PANEL,
         ),
     ] = False,
@@ -107,7 +109,7 @@ def _fleet(
         typer.Option(
             "--timeout",
             metavar="SECONDS",
-            help="Leave out a capture that takes longer to read.  [default: 600]",
+            help="Skip a capture that takes longer than this to read.  [default: 600]",
             show_default=False,
             rich_help_panel=_PANEL,
         ),

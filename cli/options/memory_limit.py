@@ -23,12 +23,16 @@ MemoryLimit: TypeAlias = Annotated[
     typer.Option(
         _OPTION,
         metavar="SIZE",
-        help="Take no more memory than this.  [default: 2G, or half of what is available if that is less]",
+        help="Use at most SIZE of memory.  [default: 2G, or half of what is available if that is less]",
         show_default=False,
     ),
 ]
 Large: TypeAlias = Annotated[
-    bool, typer.Option("--large", help="Read captures that declare absurdly much for their size: you trust them.")
+    bool,
+    typer.Option(
+        "--large",
+        help="Read captures whose contents are implausibly large for their file size. Only if you trust them.",
+    ),
 ]
 
 

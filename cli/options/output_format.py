@@ -37,7 +37,7 @@ def output_format(
     if chosen is None:
         if by_name is None:
             extensions = ", ".join(formats)
-            raise UsageError(f"the name {output} does not tell the format: end it in {extensions}")
+            raise UsageError(f"the name {output} does not determine the format: end it in {extensions}")
         return by_name
     if by_name not in (None, chosen) and not _may_be_called(formats, chosen, output):
         raise UsageError(f"{option} and -o {output} contradict each other: leave one of them out")

@@ -44,7 +44,7 @@ def percent(text: str, option: str) -> float:
     """Parses a share such as `1%`, `0.5%` or `2`.
 
     Raises:
-        UsageError: the value is no share above 0.
+        UsageError: the value is not a share above 0.
     """
     found = re.fullmatch(r"([0-9]{1,5}(?:\.[0-9]{1,9})?)%?", text)
     if not found or not float(found[1]):

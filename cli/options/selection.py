@@ -49,7 +49,10 @@ def _choice(
     time: Annotated[
         str | None,
         typer.Option(
-            "--time", metavar="SPAN", help="A part of the recording: 1s-10s, 500ms-, 10%-20%.", rich_help_panel=_WHICH
+            "--time",
+            metavar="SPAN",
+            help="Only stalls of this part of the recording: 1s-10s, 500ms-, 10%-20%.",
+            rich_help_panel=_WHICH,
         ),
     ] = None,
     pid: Annotated[
@@ -124,7 +127,7 @@ def _choice(
         typer.Option(
             "--attribution",
             metavar="METHOD",
-            help="Stalls go to the launches that can be running (proportional), "
+            help="Attribute stalls to all launches that can be running (proportional), "
             "to the last one, as with Intel's tool (latest), or to the kernel alone (none).",
             rich_help_panel=_HOW,
             autocompletion=one_of(_METHODS),
@@ -135,7 +138,7 @@ def _choice(
         typer.Option(
             "--horizon",
             metavar="SECONDS",
-            help="How long after its launch a kernel can be running.  [default: 0.5]",
+            help="Assume that a kernel runs at most this long after its launch.  [default: 0.5]",
             show_default=False,
             rich_help_panel=_HOW,
         ),
@@ -153,14 +156,15 @@ def _choice(
         typer.Option(
             "--stack-of",
             metavar="CALL",
-            help="Kernels of closed command lists have the stack, thread and process name that appended them (append), "
-            "or that executed their list (execute).",
+            help="For kernels of closed command lists, show the stack, thread and process name that appended them "
+            "(append) or that executed their list (execute).",
             rich_help_panel=_HOW,
             autocompletion=one_of(_STACKS_OF),
         ),
     ] = "append",
     inlines: Annotated[
-        bool, typer.Option("--inlines/--no-inlines", help="Inlined CPU functions as frames.", rich_help_panel=NAMES)
+        bool,
+        typer.Option("--inlines/--no-inlines", help="Show inlined CPU functions as frames.", rich_help_panel=NAMES),
     ] = True,
     symfs: Symfs = None,
     symbol_dirs: SymbolDirs = None,
@@ -204,11 +208,11 @@ def _pattern(text: str | None, option: str) -> re.Pattern[str] | None:
     if text is None:
         return None
     if not text:  # it would match everything
-        raise UsageError(f"{option} takes a regular expression, and this is none: it is empty")
+        raise UsageError(f"{option} takes a regular expression, not an empty text")
     try:
         return re.compile(text)
     except (re.error, OverflowError, RecursionError) as error:  # the others: a{99999999999}, thousands of brackets
-        raise UsageError(f"{option} takes a regular expression, and this is none: {error}") from None
+        raise UsageError(f"{option} takes a regular expression, and this is not one: {error}") from None
 
 
 def _reasons(words: list[str]) -> frozenset[str]:

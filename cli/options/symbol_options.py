@@ -15,20 +15,25 @@ NAMES = "Names of CPU functions"
 WhichSymbols: TypeAlias = Annotated[
     str,
     typer.Option(
-        "--symbols", metavar="WHICH", help="Names in the capture: needed, all or none.", autocompletion=one_of(Symbols)
+        "--symbols",
+        metavar="WHICH",
+        help="Which names to put into the capture: needed, all or none.",
+        autocompletion=one_of(Symbols),
     ),
 ]
 Symfs: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--symfs", metavar="DIR", help="Look for files below this folder, not in /.", rich_help_panel=NAMES),
+    typer.Option("--symfs", metavar="DIR", help="Look for files below DIR instead of /.", rich_help_panel=NAMES),
 ]
 SymbolDirs: TypeAlias = Annotated[
     list[Path] | None,
-    typer.Option("--symbol-dir", metavar="DIR", help="Look for files by build-id here too.", rich_help_panel=NAMES),
+    typer.Option("--symbol-dir", metavar="DIR", help="Also look for files in DIR, by build-id.", rich_help_panel=NAMES),
 ]
 Kallsyms: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--kallsyms", metavar="FILE", help="Names of the operating system's kernel.", rich_help_panel=NAMES),
+    typer.Option(
+        "--kallsyms", metavar="FILE", help="Read the Linux kernel's symbols from FILE.", rich_help_panel=NAMES
+    ),
 ]
 
 

@@ -28,7 +28,7 @@ Freq = Annotated[
     typer.Option(
         "--freq",
         metavar="SOC[:CORE]",
-        help="Of time lines: the device's and its cores' frequency, MHz.",
+        help="For time lines: frequency of the device and of its cores, in MHz.",
         show_default=False,
     ),
 ]
@@ -38,7 +38,7 @@ CompilerLog = Annotated[
         "--compiler-log",
         "-c",
         metavar="FILE",
-        help="Of time lines: a compiler's log or folder with ideal cycles; several: one for each rank.",
+        help="For time lines: a compiler log or folder with ideal cycles; repeat it for each rank.",
         show_default=False,
     ),
 ]
@@ -48,13 +48,16 @@ def timeline_options(
     freq: Annotated[
         str,
         typer.Option(
-            "--freq", metavar="SOC[:CORE]", rich_help_panel=CLOCKS, help="The device's and its cores' frequency, MHz."
+            "--freq",
+            metavar="SOC[:CORE]",
+            rich_help_panel=CLOCKS,
+            help="Frequency of the device and of its cores, in MHz.",
         ),
     ] = DEFAULT_FREQ,
     align_jobs: Annotated[
         bool,
         typer.Option(
-            "--align-jobs", rich_help_panel=CLOCKS, help="Move a job's device events into its host's round trip."
+            "--align-jobs", rich_help_panel=CLOCKS, help="Move a job's device events into the host's round trip."
         ),
     ] = False,
     ranks: Annotated[
@@ -63,7 +66,7 @@ def timeline_options(
             "--align-ranks",
             metavar="HOW",
             rich_help_panel=CLOCKS,
-            help="Put the ranks on one clock by their collectives: tight, dilated (also by the run's length), or none.",
+            help="Align the ranks' clocks by their collectives: tight, dilated (also by the run's length), or none.",
         ),
     ] = "tight",
     overlap: Annotated[
@@ -72,7 +75,7 @@ def timeline_options(
             "--overlap",
             metavar="HOW",
             rich_help_panel=CLOCKS,
-            help="What becomes of slices that overlap in part: tid (rows of their own), drop, async, shift, warn.",
+            help="How to show slices that partly overlap: tid (in rows of their own), drop, async, shift, warn.",
         ),
     ] = "tid",
     max_tid_streams: Annotated[
@@ -81,7 +84,7 @@ def timeline_options(
             "--max-tid-streams",
             metavar="N",
             rich_help_panel=CLOCKS,
-            help="Rows that overlapping slices get; -1: no limit.",
+            help="Use at most N rows for overlapping slices; -1: no limit.",
         ),
     ] = 5,
     filters: Annotated[
@@ -90,7 +93,7 @@ def timeline_options(
             "--filter",
             metavar="ATTRIBUTE:REGEX",
             rich_help_panel=SHOWN,
-            help="Drop slices; can be given several times.",
+            help="Drop matching slices. Can be repeated.",
         ),
     ] = None,
     limit: Annotated[
@@ -103,7 +106,7 @@ def timeline_options(
         ),
     ] = "",
     phases: Annotated[
-        str, typer.Option("--phases", metavar="LETTERS", rich_help_panel=SHOWN, help="Only these phases in the trace.")
+        str, typer.Option("--phases", metavar="LETTERS", rich_help_panel=SHOWN, help="Only events of these phases.")
     ] = "",
     drop_globals: Annotated[
         bool,
@@ -120,7 +123,9 @@ def timeline_options(
     ] = False,
     merge_sends: Annotated[
         bool,
-        typer.Option("--merge-sends", rich_help_panel=SHOWN, help="One slice for the events of a send or receive."),
+        typer.Option(
+            "--merge-sends", rich_help_panel=SHOWN, help="Merge the events of a send or receive into one slice."
+        ),
     ] = False,
     flows: Annotated[
         bool, typer.Option("--flow", rich_help_panel=SHOWN, help="Draw arrows between the events of collectives.")
@@ -134,7 +139,7 @@ def timeline_options(
             "--counters",
             metavar="NAME,...",
             rich_help_panel=MEASURED,
-            help="Of power_ts4, power_ts3, coll_bw, bandwidth, prep_queue, rcu_util; none for none.",
+            help="Only these counters, of power_ts4, power_ts3, coll_bw, bandwidth, prep_queue, rcu_util; or none.",
         ),
     ] = "power_ts4,coll_bw,prep_queue,rcu_util",
     compiler_log: Annotated[
@@ -144,13 +149,13 @@ def timeline_options(
             "-c",
             metavar="FILE",
             rich_help_panel=MEASURED,
-            help="A compiler's log or folder with ideal cycles; several: one for each rank.",
+            help="Read ideal cycles from this compiler log or folder; repeat it for each rank.",
         ),
     ] = None,
     power_scale: Annotated[
         float,
         typer.Option(
-            "--power-scale", metavar="WATTS", rich_help_panel=MEASURED, help="Watts of a unit of charge in a us."
+            "--power-scale", metavar="WATTS", rich_help_panel=MEASURED, help="Watts per unit of charge per us."
         ),
     ] = 12 / 512,
     power_skip: Annotated[
@@ -235,7 +240,7 @@ def frequencies(text: str) -> tuple[float, float]:
     except ValueError:
         values = []
     if not 1 <= len(values) <= 2 or not all(0 < value < float("inf") for value in values):
-        raise UsageError(f"--freq: {text} is no frequency in MHz, such as 1000 or 1000:1100")
+        raise UsageError(f"--freq: {text} is not a frequency in MHz, such as 1000 or 1000:1100")
     return values[0], values[1] if len(values) == 2 else 1100.0
 
 
@@ -249,7 +254,7 @@ def _filter(text: str) -> tuple[str, str]:
     except pa.ArrowException:
         colon = ""
     if not colon or not attribute:
-        raise UsageError(f"--filter: {text} is no ATTRIBUTE:REGEX, such as name:^warm")
+        raise UsageError(f"--filter: {text} is not an ATTRIBUTE:REGEX, such as name:^warm")
     return attribute, pattern
 
 
@@ -263,10 +268,10 @@ def _limit(text: str) -> Limit:
     except ValueError:
         values = None
     if not isinstance(values, dict) or not values.keys() <= _LIMIT_KEYS:
-        raise UsageError(f"--limit: {text} is no JSON object with {', '.join(sorted(_LIMIT_KEYS))}")
+        raise UsageError(f"--limit: {text} is not JSON object with {', '.join(sorted(_LIMIT_KEYS))}")
     numbers = {key: value for key, value in values.items() if key != "no_count_types"}
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers.values()):
-        raise UsageError(f"--limit: {text} has a value that is no number")
+        raise UsageError(f"--limit: {text} has a value that is not a number")
     count = values.get("count")
     return Limit(
         skip=int(values.get("skip", 0)),

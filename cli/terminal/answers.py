@@ -23,7 +23,7 @@ TABLE = "table"
 """The format of answers that no option names, which is for people."""
 Output: TypeAlias = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="A .json, .csv or .parquet file.", show_default=False),
+    typer.Option("--output", "-o", metavar="FILE", help="Write to a .json, .csv or .parquet file.", show_default=False),
 ]
 Force: TypeAlias = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")]
 _UNREADABLE = ("parquet", "html")

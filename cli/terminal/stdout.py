@@ -63,7 +63,7 @@ def is_terminal() -> bool:
 
 
 def refuse_terminal(format_: str) -> None:
-    """Checks that stdout is no terminal, for formats that are not text for people.
+    """Checks that stdout is not a terminal, for formats that are not text for people.
 
     Raises:
         UsageError: it is one.

@@ -82,7 +82,7 @@ class Table:
 
 
 def terminal_width() -> int | None:
-    """The width of stdout in cells; None if it is no terminal."""
+    """The width of stdout in cells; None if it is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

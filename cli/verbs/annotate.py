@@ -67,7 +67,7 @@ def annotate(
     ] = None,
     source_dirs: Annotated[
         list[Path] | None,
-        typer.Option("--source-dir", metavar="DIR", help="Where source files are; those below it may be shown."),
+        typer.Option("--source-dir", metavar="DIR", help="Show source lines of files below DIR."),
     ] = None,
     output: Annotated[
         Path | None,
@@ -75,14 +75,14 @@ def annotate(
     ] = None,
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print a summary to stderr.")] = False,
     *,
     choice: SelectionOptions,
 ) -> None:
-    """Print a kernel's instructions and how each stalled.
+    """Print a kernel's instructions and how each of them stalled.
 
     A stall is counted at the instruction that waits; the next line names the instruction it waits for. Source lines
-    are printed where they are found below a --source-dir.
+    are shown if they are found below a --source-dir.
     """
     capture, which = capture_and(first, second)
     answers = Answers.chosen(output, as_json, force, [str(capture)], _FORMATS)

@@ -42,17 +42,22 @@ def archive(
     ] = "needed",
     kernels: Annotated[
         bool | None,
-        typer.Option("--kernels/--no-kernels", help="GPU kernels' binaries; in, but for --redact.", show_default=False),
+        typer.Option(
+            "--kernels/--no-kernels",
+            help="Include GPU kernels' binaries.  [default: yes, but not with --redact]",
+            show_default=False,
+        ),
     ] = None,
     redact: Annotated[
-        bool, typer.Option("--redact", help="Replace names, paths, commands and hosts by hashes.")
+        bool, typer.Option("--redact", help="Replace names, paths, commands and hosts with hashes.")
     ] = False,
     redact_key: Annotated[
         Path | None,
         typer.Option(
             "--redact-key",
             metavar="FILE",
-            help="The key of --redact's hashes: archives of one key agree. Made if it does not exist; keep it secret.",
+            help="Read the key of --redact's hashes from FILE, or create it. Archives with the same key have the same "
+            "hashes. Keep it secret.",
             show_default="a new one each time",
         ),
     ] = None,
@@ -61,10 +66,10 @@ def archive(
     kallsyms: Kallsyms = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Write a capture that names its frames anywhere.
+    """Write a capture whose frames have names on any machine.
 
-    Adds what names the addresses of the CPU stacks, as 'iaprof record' does at its end, from the files of this machine,
-    by build-id. The recorded addresses stay as they are, but for --redact.
+    Adds names for the addresses of CPU stacks, as 'iaprof record' does when it ends. They come from the files of
+    this machine, by build-id. The recorded addresses do not change, except with --redact.
     """
     checked_choice(symbols, _SYMBOLS, "--symbols")
     if redact_key is not None and not redact:

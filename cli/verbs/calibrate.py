@@ -30,19 +30,22 @@ Examples:
 
 def calibrate(
     library: Annotated[
-        Path | None, typer.Argument(metavar="LIBRARY", help="The driver; without it, Level Zero's that is installed.")
+        Path | None,
+        typer.Argument(metavar="LIBRARY", help="The driver's file.  [default: the installed Level Zero driver]"),
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Write it here, not to /var/cache/iaprof/layouts."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Write the layout to FILE instead of /var/cache/iaprof/layouts."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Learn where a build of the Level Zero or OpenCL driver keeps its kernels.
 
-    Runs the driver in processes without privileges, as four GPUs that need not be there, searches their memory for
-    what its public calls say, and writes what holds on all of them. Recordings then see the launches of every program
-    that uses this build. Needs no GPU; takes a few seconds.
+    Runs the driver in unprivileged processes, as four GPUs that need not be present, searches their memory for what
+    its public calls report, and writes what all of them agree on. Recordings then see the launches of every program
+    that uses this build. Needs no GPU and takes a few seconds.
     """
     from iaprof.record.calibrate import calibrate as calibration
 

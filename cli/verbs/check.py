@@ -35,14 +35,15 @@ _NARROWEST, _WIDEST = 60, 100
 
 def check(
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where the capture would be written.")
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="The capture that you want to write: check its folder."),
     ] = Path("iaprof.parquet"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what recording needs and what is missing.
+    """Check whether this machine can record.
 
-    Each line is ok, a warning (something will be missing from the capture) or a problem (recording cannot work), with
-    the command that mends it where there is one. Changes nothing. The exit code is 1 when there is a problem.
+    Each line is ok, a warning (something will be missing from the capture) or a problem (recording cannot work),
+    with the command that fixes it, if there is one. Changes nothing. The exit code is 1 if there is a problem.
     """
     with utf8_stdout():
         works = _answer(_checks(output.absolute().parent), as_json)
@@ -99,7 +100,7 @@ def _decoder() -> Check:
             try:
                 Decoder(platform, sandbox).disasm(bytes(16))
             except DecodeError:
-                pass  # zeros are no valid instruction on this platform
+                pass  # zeros are not a valid instruction on this platform
             except (DecoderUnavailable, SandboxError) as error:
                 refusal = str(error)
                 continue

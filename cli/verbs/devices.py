@@ -33,8 +33,8 @@ _MARGIN = " " * 8
 def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """List the GPUs.
 
-    Says what they are called, where they sit, and what they can sample, or why they cannot. Needs no root where the
-    render nodes can be opened.
+    Lists their names, addresses and sampling rates, or why they cannot be sampled. Needs no root if you may open
+    the render nodes.
     """
     from iaprof.record.sources import xe
 

@@ -85,15 +85,15 @@ def diff(
     fleet: FleetOptions,
     context: typer.Context,
     before: Annotated[
-        str, typer.Argument(metavar="BEFORE", help="A file that 'iaprof record' wrote; or a folder, pattern or URL.")
+        str, typer.Argument(metavar="BEFORE", help="A capture that 'iaprof record' wrote, or a folder, pattern or URL.")
     ],
-    after: Annotated[str, typer.Argument(metavar="AFTER", help="Another one.")] = str(DEFAULT),
+    after: Annotated[str, typer.Argument(metavar="AFTER", help="The capture to compare it with.")] = str(DEFAULT),
     by: Annotated[
         str,
         typer.Option(
             "--by",
             metavar="WHAT",
-            help=f"What a row is: {', '.join(BY)}; of time lines: kernel, category.",
+            help=f"What a row is: {', '.join(BY)}; for time lines: kernel, category.",
             autocompletion=one_of(dict.fromkeys((*BY, *BY_OF_TIME_LINES))),
         ),
     ] = "kernel",
@@ -103,12 +103,12 @@ def diff(
         typer.Option(
             "--normalize",
             metavar="HOW",
-            help="total: shares of all; none: samples as they are, or us, as for time lines without this option.",
+            help="total: compare shares of the total; none: compare samples, or us for time lines (their default).",
             show_default=False,
             autocompletion=one_of(_NORMALIZED),
         ),
     ] = None,
-    per_rank: Annotated[bool, typer.Option("--per-rank", help="Of time lines: each rank for itself.")] = False,
+    per_rank: Annotated[bool, typer.Option("--per-rank", help="For time lines: compare each rank separately.")] = False,
     freq: Freq = None,
     compiler_log: CompilerLog = None,
     format_: Annotated[
@@ -135,7 +135,7 @@ def diff(
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     interactive: Interactive = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print a summary to stderr.")] = False,
 ) -> None:
     """Print what changed between two captures.
 

@@ -31,28 +31,31 @@ def flame(
     context: typer.Context,
     command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", hidden=True)] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="The page; the capture has its name, too.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="The page to write. The capture gets the same name with .parquet."
+        ),
     ] = Path("iaprof.html"),
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing files.")] = False,
     duration: Annotated[
         float | None,
-        typer.Option("--duration", "-d", metavar="SECONDS", help="End after this time.", show_default=False),
+        typer.Option("--duration", "-d", metavar="SECONDS", help="Stop after this time.", show_default=False),
     ] = None,
     memory_limit: MemoryLimit = None,
     open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Record COMMAND and make a page of it.
+    """Record COMMAND and write an HTML page.
 
-    The same as iaprof record, archive and report, one after the other. Leaves the page, which opens in any browser, and
-    the capture, of which iaprof report makes everything else. COMMAND's exit code becomes ours. Needs root.
+    Runs iaprof record, archive and report in turn. Writes the page, which any browser can open, and the capture,
+    from which iaprof report makes all other formats. Exits with COMMAND's exit code. Needs root.
     """
     if not command and duration is None:
         raise UsageError("name a COMMAND to record, or a --duration")
     if os.geteuid() != 0:
         raise IaprofError("recording needs root: run it with sudo")
     if output.suffix not in (".html", ".htm"):
-        raise UsageError(f"{output} is to be a page: call it {output.name}.html")
+        raise UsageError(f"{output} has to be a page: call it {output.name}.html")
     capture = output.with_suffix(".parquet")
     for path in (output, capture):
         check_output(path, force)

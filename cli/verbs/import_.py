@@ -53,20 +53,22 @@ def import_(
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="The capture to write; without, FILE with .parquet."),
+        typer.Option("--output", "-o", metavar="FILE", help="The capture to write.  [default: FILE with .parquet]"),
     ] = None,
     recorded: Annotated[
         Path | None,
-        typer.Option("--with", metavar="CAPTURE", help="Join the traces to this capture, recorded in the same run."),
+        typer.Option(
+            "--with", metavar="CAPTURE", help="Join the traces to CAPTURE, which was recorded in the same run."
+        ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what was read as JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Make a capture of Intel's iaprof text, or of traces in Chrome's JSON or Perfetto's format.
+    """Convert Intel's iaprof text, or traces in Chrome's JSON or Perfetto's format, into a capture.
 
-    Reads what Intel's iaprof 2026.2 or 0.5 printed, or 'iaprof report --format=iaprof', so that every verb works on it;
-    or traces of accelerators, one for each job and rank, for 'iaprof timeline'.
+    Reads the output of Intel's iaprof 2026.2 or 0.5, or of 'iaprof report --format=iaprof', so that every verb
+    works on it; or traces of accelerators, one for each job and rank, for 'iaprof timeline'.
     """
     texts = expanded(texts)
     _check_files(texts)
@@ -214,7 +216,7 @@ def import_to(paths: Sequence[Path], output: Path, verb: str, quiet: bool) -> No
 
     Raises:
         UsageError: a file is named twice.
-        IaprofError: a file is no trace.
+        IaprofError: a file is not a trace.
     """
     _check_files(paths)
     progress = _Reading(quiet)
@@ -344,7 +346,7 @@ def _sentences(file: FileFacts) -> Sequence[str]:
     if counts.bad_values:
         found.append(f"members that should be numbers or texts and are not: {counts.bad_values:,}")
     if counts.bad_bytes:
-        found.append(f"bytes that are no UTF-8, each of which became '?': {counts.bad_bytes:,}")
+        found.append(f"bytes that are not UTF-8, each of which became '?': {counts.bad_bytes:,}")
     if counts.cut_texts or counts.cut_args:
         found.append(f"too long: {counts.cut_texts:,} names were cut, args of {counts.cut_args:,} events left out")
     if file.members_left_out:

@@ -46,10 +46,10 @@ def info(
     capture: Capture = DEFAULT,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what a capture holds.
+    """Show what a capture contains.
 
-    Where, when and how it was recorded, how much there is of everything, what is missing, and what recording cost.
-    Reads no samples: it is as quick for any size.
+    Shows where, when and how it was recorded, how many rows of each kind it has, what is missing, and what
+    recording cost. Reads no samples, so it is fast for captures of any size.
     """
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.inventory import inventory

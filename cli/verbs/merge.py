@@ -25,18 +25,20 @@ Examples:
 
 
 def merge(
-    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE", help="Two files or more.")],
+    captures: Annotated[list[Path], typer.Argument(metavar="CAPTURE", help="Two or more captures.")],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The capture to write.")] = Path(
         "merged.parquet"
     ),
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what 'iaprof info --json' says of it.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the same as 'iaprof info --json' for the new capture.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
-    """Make one capture of several.
+    """Merge several captures into one.
 
-    Ranks, hosts, or the files of one recording: the new capture has all that they have, each as a part of its own, and
-    can be used wherever they can.
+    The captures can be of several ranks or hosts, or the files of one recording. The new capture contains each of
+    them as a part, and works with every verb.
     """
     if len(captures) < 2:
         raise UsageError("merging takes two captures or more")

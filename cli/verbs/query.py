@@ -48,7 +48,7 @@ _NARROWEST = 60
 def query(
     first: FirstCapture = None,
     second: Annotated[
-        str | None, typer.Argument(metavar="SQL", help="A query; without, the tables are listed.", show_default=False)
+        str | None, typer.Argument(metavar="SQL", help="A query. Without one, list the tables.", show_default=False)
     ] = None,
     format_: Annotated[
         str | None,
@@ -64,9 +64,10 @@ def query(
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Ask a capture in SQL.
+    """Query a capture with SQL.
 
-    Queries see the capture's tables and no file or network. Needs DuckDB: pip install 'iaprof[query]'.
+    Queries can read the capture's tables, but no other file and no network. Needs DuckDB: pip install
+    'iaprof[query]'.
     """
     capture, sql = capture_and(first, second)
     answers = Answers.chosen(output, as_json, force, [str(capture)], named=format_)

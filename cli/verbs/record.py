@@ -43,88 +43,97 @@ def record(
         "iaprof.parquet"
     ),
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
-    all_: Annotated[bool, typer.Option("--all", "-a", help="All processes; that is the default.")] = False,
+    all_: Annotated[bool, typer.Option("--all", "-a", help="Record all processes (the default).")] = False,
     processes: Annotated[
         list[str] | None,
-        typer.Option("--pid", "-p", metavar="PID,...", help="Only these processes and their children."),
+        typer.Option("--pid", "-p", metavar="PID,...", help="Record only these processes and their children."),
     ] = None,
     devices: Annotated[
         list[str] | None,
-        typer.Option("--device", metavar="DEVICE", help="Only this GPU: card, PCI address or render node."),
+        typer.Option("--device", metavar="DEVICE", help="Record only this GPU: card, PCI address or render node."),
     ] = None,
     duration: Annotated[
         float | None,
-        typer.Option("--duration", "-d", metavar="SECONDS", help="End after this time.", show_default=False),
+        typer.Option("--duration", "-d", metavar="SECONDS", help="Stop after this time.", show_default=False),
     ] = None,
     delay: Annotated[
         int,
-        typer.Option("--delay", "-D", metavar="MS", help="Sample after so many ms; -1: when --control says so."),
+        typer.Option("--delay", "-D", metavar="MS", help="Start sampling after MS; -1: when --control says so."),
     ] = 0,
     rate: Annotated[
         str | None,
-        typer.Option("--rate", metavar="RATE", help="Sampling rate, by name or in GPU cycles; see iaprof devices."),
+        typer.Option("--rate", metavar="RATE", help="Sample at this rate, a name or GPU cycles from 'iaprof devices'."),
     ] = None,
     subsample: Annotated[
-        int, typer.Option("--subsample", metavar="N", help="Keep one stall record of N.", show_default=False)
+        int, typer.Option("--subsample", metavar="N", help="Keep one of every N stall records.", show_default=False)
     ] = 1,
     launches: Annotated[
         str,
         typer.Option(
             "--launches",
             metavar="WAY",
-            help="How to see launches: auto, probes, attach or inject.",
+            help="How to record launches: auto, probes, attach or inject.",
             autocompletion=one_of(_LAUNCHES),
         ),
     ] = "auto",
     waits: Annotated[
-        bool, typer.Option("--waits", help="Record who waits how long for the GPU; see docs/waits.md first.")
+        bool,
+        typer.Option("--waits", help="Record which threads wait for the GPU, and how long. Read docs/waits.md first."),
     ] = False,
-    cpu_freq: Annotated[int, typer.Option("--cpu-freq", metavar="HZ", help="CPU samples per second; 0: none.")] = 49,
+    cpu_freq: Annotated[
+        int, typer.Option("--cpu-freq", metavar="HZ", help="Take HZ CPU samples per second; 0: none.")
+    ] = 49,
     max_stack: Annotated[
         int, typer.Option("--max-stack", metavar="N", help="Keep at most N innermost frames of a stack.")
     ] = 256,
     metric_interval: Annotated[
-        float, typer.Option("--metric-interval", metavar="MS", help="Between two metrics; 0: none.")
+        float, typer.Option("--metric-interval", metavar="MS", help="Read metrics every MS; 0: never.")
     ] = 10,
     control: Annotated[
         str | None,
         typer.Option(
-            "--control", metavar="fifo:CTL[,ACK]", help="Take commands: enable, disable, snapshot, stop, ping."
+            "--control", metavar="fifo:CTL[,ACK]", help="Accept the commands enable, disable, snapshot, stop and ping."
         ),
     ] = None,
     switch_output: Annotated[
         str | None,
-        typer.Option("--switch-output", metavar="SIZE|TIME", help="Another file after 500M, 10m or the like."),
+        typer.Option(
+            "--switch-output", metavar="SIZE|TIME", help="Start a new file after this size (500M) or time (10m)."
+        ),
     ] = None,
     max_files: Annotated[
-        int | None, typer.Option("--max-files", metavar="N", help="Keep the last N files.", show_default=False)
+        int | None, typer.Option("--max-files", metavar="N", help="Keep only the last N files.", show_default=False)
     ] = None,
     max_total: Annotated[
         str | None,
-        typer.Option("--max-total", metavar="SIZE", help="Remove the oldest files of this name above that size."),
+        typer.Option("--max-total", metavar="SIZE", help="Remove the oldest files of this name when all exceed SIZE."),
     ] = None,
     max_cpu: Annotated[
         str | None,
-        typer.Option("--max-cpu", metavar="PERCENT", help="Of one CPU: sample less before recording takes more."),
+        typer.Option(
+            "--max-cpu", metavar="PERCENT", help="Sample less before recording uses more than PERCENT of one CPU."
+        ),
     ] = None,
     max_size: Annotated[
-        str | None, typer.Option("--max-size", metavar="SIZE", help="End when so much was recorded.")
+        str | None, typer.Option("--max-size", metavar="SIZE", help="Stop when SIZE was recorded.")
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option("--label", metavar="NAME=VALUE", help="Put this into the header, to find and group captures by."),
+        typer.Option(
+            "--label", metavar="NAME=VALUE", help="Put a label into the header, to find and group captures by."
+        ),
     ] = None,
     symbols: WhichSymbols = "needed",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Tell of libraries and modules too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also report libraries and modules.")] = False,
 ) -> None:
     """Record EU stalls, launches and GPU kernels.
 
-    The capture holds the EU stalls of the GPUs, the launches with their CPU stacks, the kernels' binaries, samples of
-    the CPUs and metrics: until COMMAND exits, the duration elapses, or Ctrl-C (or SIGTERM, or SIGHUP). Then what names
-    the stacks' functions is added, which Ctrl-C cuts short. Before that, a second Ctrl-C
-    quits at once and leaves the spool, which 'iaprof recover' reads. SIGUSR2 begins another file. Signals are
-    forwarded to COMMAND, and its exit code becomes ours. Needs root.
+    Records until COMMAND exits, the duration elapses, or Ctrl-C (SIGTERM, SIGHUP). The capture contains the EU
+    stalls of the GPUs, launches with their CPU stacks, the kernels' binaries, CPU samples and metrics. Then iaprof
+    adds the names of the functions in the stacks; Ctrl-C ends that early. A second Ctrl-C during recording quits at
+    once and leaves the spool for 'iaprof recover'. SIGUSR2 starts a new file. Signals are forwarded to COMMAND, and
+    record exits with its exit code. Needs root.
     """
     if os.geteuid() != 0:
         raise IaprofError("recording needs root: run it with sudo")

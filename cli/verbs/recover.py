@@ -26,7 +26,9 @@ _MOST_NAMED = 5  # spools, in a message
 
 
 def recover(
-    spool: Annotated[Path, typer.Argument(metavar="SPOOL", help="What the recording left: CAPTURE.spool.")] = _DEFAULT,
+    spool: Annotated[
+        Path, typer.Argument(metavar="SPOOL", help="The spool that the recording left: CAPTURE.spool.")
+    ] = _DEFAULT,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -40,9 +42,9 @@ def recover(
     symbols: WhichSymbols = "needed",
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
 ) -> None:
-    """Save a recording whose recorder died.
+    """Recover a recording whose recorder was killed.
 
-    Turns its spool into a capture. Everything that was read before the recorder died is in it. The spool is kept.
+    Converts its spool into a capture, which contains everything that the recorder had read. Keeps the spool.
     """
     which = which_symbols(symbols)
     from iaprof.record.capture.finish import finish

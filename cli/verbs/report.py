@@ -93,7 +93,7 @@ def report(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Where to; stdout without.", show_default=False),
+        typer.Option("--output", "-o", metavar="FILE", help="Write to FILE instead of stdout.", show_default=False),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format=json.")] = False,
@@ -102,15 +102,15 @@ def report(
         typer.Option(
             "--frames",
             metavar="PART,...",
-            help=f"What a stack consists of, from the root: {', '.join(COMPONENTS)}. Without, all but "
+            help=f"The parts of a stack, from the root: {', '.join(COMPONENTS)}. By default, all but "
             f"{', '.join(each for each in COMPONENTS if each not in DEFAULT_COMPONENTS)}.",
             show_default=False,
             autocompletion=one_of(COMPONENTS),
         ),
     ] = ",".join(DEFAULT_COMPONENTS),
-    inverted: Annotated[bool, typer.Option("--inverted", help="Stacks from the leaf to the root.")] = False,
+    inverted: Annotated[bool, typer.Option("--inverted", help="Print stacks from the leaf to the root.")] = False,
     per_interval: Annotated[
-        bool, typer.Option("--per-interval", help="Each interval for itself, as the root of its stacks.")
+        bool, typer.Option("--per-interval", help="Make each interval the root of its stacks.")
     ] = False,
     percent_limit: Annotated[
         float, typer.Option("--percent-limit", metavar="PERCENT", help="Merge smaller stacks into one line.")
@@ -119,44 +119,42 @@ def report(
         int | None,
         typer.Option("--max-stack", metavar="N", help="Keep at most N innermost CPU frames.", min=1),
     ] = None,
-    gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Source lines beside GPU functions.")] = False,
-    gpu_dirs: Annotated[bool, typer.Option("--gpu-dirs", help="Folders of GPU source files as frames.")] = False,
-    cpu_samples: Annotated[
-        bool, typer.Option("--cpu-samples", help="What the CPUs did meanwhile, in place of the stalls.")
-    ] = False,
+    gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Add source lines to GPU functions.")] = False,
+    gpu_dirs: Annotated[bool, typer.Option("--gpu-dirs", help="Add folders of GPU source files as frames.")] = False,
+    cpu_samples: Annotated[bool, typer.Option("--cpu-samples", help="Report CPU samples instead of stalls.")] = False,
     waits: Annotated[
-        bool, typer.Option("--waits", help="Microseconds that were waited for the GPU, in place of the stalls.")
+        bool, typer.Option("--waits", help="Report microseconds that threads waited for the GPU, instead of stalls.")
     ] = False,
-    lines: Annotated[bool, typer.Option("--lines", help="File and line beside CPU functions.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Add file and line to CPU functions.")] = False,
     hide_cpython: Annotated[
         bool | None,
-        typer.Option("--hide-cpython/--no-hide-cpython", help="Leave out the interpreter between Python functions."),
+        typer.Option(
+            "--hide-cpython/--no-hide-cpython", help="Hide the interpreter's frames between Python functions."
+        ),
     ] = None,
     symbol_sources: Annotated[
-        bool, typer.Option("--symbol-sources", help="Say which file was named from where, and what was not.")
+        bool, typer.Option("--symbol-sources", help="List where each file's names came from, and what has none.")
     ] = False,
     interval: Annotated[
         float | None,
-        typer.Option(
-            "--interval", metavar="SECONDS", help="Length of intervals, where there are any.", show_default=False
-        ),
+        typer.Option("--interval", metavar="SECONDS", help="Length of intervals.", show_default=False),
     ] = None,
     source_dirs: Annotated[
         list[Path] | None,
-        typer.Option("--source-dir", metavar="DIR", help="Where source files are, of which the page may show lines."),
+        typer.Option("--source-dir", metavar="DIR", help="Show source lines of files below DIR on the page."),
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Show the page or picture in a browser.")] = False,
     interactive: Interactive = False,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Serve it to browsers of this machine, read-only, until Ctrl-C.")
+        bool, typer.Option("--serve", help="Serve the page to browsers of this machine until Ctrl-C.")
     ] = False,
     freq: Freq = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print a summary to stderr.")] = False,
 ) -> None:
     """Print where the GPU stalled, or where the time of an imported trace went.
 
-    Joins the stalls of a capture to kernels, source lines and the stacks that launched them. Runs anywhere: it
-    needs neither a GPU nor root.
+    Joins the stalls of a capture to kernels, source lines and the stacks that launched them. Runs on any machine,
+    without a GPU and without root.
     """
     if interactive:
         check_interactive(context, captures, "inverted", "source_dirs")

@@ -41,7 +41,9 @@ def timeline(
     options: Any,  # report.timeline.options.Options
     traces: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="FILE...", help="A capture that 'iaprof import' made of traces, or the traces."),
+        typer.Argument(
+            metavar="FILE...", help="A capture that 'iaprof import' made from traces, or the traces themselves."
+        ),
     ] = None,
     output: Annotated[
         Path | None,
@@ -49,36 +51,41 @@ def timeline(
             "--output",
             "-o",
             metavar="FOLDER",
-            help="Write traces and tables there.",
+            help="Write traces and tables to FOLDER.",
             show_default=False,
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing files.")] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tb", help="Write the traces as TensorBoard reads them, a file for each rank, too.")
+        bool, typer.Option("--tb", help="Also write the traces for TensorBoard, one file for each rank.")
     ] = False,
-    html: Annotated[bool, typer.Option("--html", help="Write page.html there, too, for a browser.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Also write page.html, for a browser.")] = False,
     pddf: Annotated[
-        bool, typer.Option("--pddf", help="Write pddf.csv there, too: a row for each slice, by rank and time.")
+        bool, typer.Option("--pddf", help="Also write pddf.csv: a row for each slice, by rank and time.")
     ] = False,
-    most: Annotated[int, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="Kernels to print; 0: all.")] = 10,
+    most: Annotated[int, typer.Option("--rows", "-n", metavar="ROWS", min=0, help="Print ROWS kernels; 0: all.")] = 10,
     profile: Annotated[
-        str, typer.Option("--profile", "-P", metavar="NAME", help="Stages: everything, minimal, torch, or a file.")
+        str,
+        typer.Option(
+            "--profile", "-P", metavar="NAME", help="Run the stages of everything, minimal, torch, or a file."
+        ),
     ] = "everything",
     stages: Annotated[
         str, typer.Option("--stages", metavar="NAME,...", help="Turn stages on, or off with '-' before the name.")
     ] = "",
     dump_after: Annotated[
         list[str] | None,
-        typer.Option("--dump-after", metavar="STAGE", help="Write the trace as it is after a stage; all: after each."),
+        typer.Option(
+            "--dump-after", metavar="STAGE", help="Write the trace as it is after STAGE; all: after each stage."
+        ),
     ] = None,
-    list_stages: Annotated[bool, typer.Option("--list-stages", help="Print the stages, and end.")] = False,
+    list_stages: Annotated[bool, typer.Option("--list-stages", help="List the stages and exit.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No messages on stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print messages to stderr.")] = False,
 ) -> None:
-    """Show what an accelerator did over time, and put the clocks of its traces right.
+    """Show what an accelerator did over time, and align the clocks of its traces.
 
-    Reads a capture that 'iaprof import' made of traces of the AIU's runtime or PyTorch's profiler, or the traces.
+    Reads traces of the AIU's runtime or PyTorch's profiler, or a capture that 'iaprof import' made from them.
     """
     from iaprof.report.timeline.profiles import enabled
     from iaprof.report.timeline.registry import STAGES, Stage, run
@@ -188,7 +195,7 @@ def _is_capture(path: Path) -> bool:
 
 def _check_folder(folder: Path, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
-        raise IaprofError(f"{folder} is no folder: -o names one for several files")
+        raise IaprofError(f"{folder} is not a folder: -o names one for several files")
     if not force and folder.is_dir() and any(folder.iterdir()):
         raise IaprofError(f"{folder} is not empty: name another folder, or add --force")
     try:

@@ -53,7 +53,7 @@ OF_TIME_LINES = frozenset(
 TRANSFER = "transfer"
 NJ_PER_J = 10**9
 EXPLAINED = "docs/attribution.md says how they are divided."
-_WIDTH = 100  # of a text that is no row of a table, if no terminal says another
+_WIDTH = 100  # of a text that is not a row of a table, if no terminal says another
 ALL = (*BY, TRANSFER, WAIT)
 EXAMPLES = """\b
 Examples:
@@ -86,13 +86,14 @@ def top(
         typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.", autocompletion=one_of(ALL)),
     ] = "kernel",
     limit: Annotated[int | None, limit_option("20; of a CSV or Parquet file all")] = None,
-    per_interval: Annotated[bool, typer.Option("--per-interval", help="A table for each interval.")] = False,
+    per_interval: Annotated[bool, typer.Option("--per-interval", help="Print a table for each interval.")] = False,
     interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Length of intervals.")] = 1.0,
     outliers: Annotated[
-        bool, typer.Option("--outliers", help="With --group-by: what stalls unlike elsewhere in some of the groups.")
+        bool, typer.Option("--outliers", help="With --group-by: show what stalls differently in some of the groups.")
     ] = False,
     percentiles: Annotated[
-        bool, typer.Option("--percentiles", help="With --group-by: each row's share in the groups: p50, p90, p99.")
+        bool,
+        typer.Option("--percentiles", help="With --group-by: show p50, p90 and p99 of each row's share in the groups."),
     ] = False,
     output: Output = None,
     force: Force = False,
@@ -106,12 +107,12 @@ def top(
         typer.Option("--duration", "-d", metavar="SECONDS", help="With --live: record so long.", show_default=False),
     ] = None,
     freq: Freq = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No summary on stderr.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print a summary to stderr.")] = False,
 ) -> None:
     """Print what stalls most.
 
-    A table of kernels, or of what --by says, those with most samples first. With --by transfer a row is a function that
-    copies or fills, those that move most bytes first. Runs anywhere: it needs neither a GPU nor root.
+    Prints a table of kernels, or of what --by names, with the most samples first. With --by transfer, a row is a
+    function that copies or fills, with the most bytes first. Runs on any machine, without a GPU and without root.
     """
     checked_choice(by, ALL, "--by")
     if live:
@@ -266,7 +267,7 @@ _COLUMNS = (
     _Column("SHARE", lambda entry, total: _percent(entry.samples, total.samples, 1), _OF_SAMPLES),
     _Column("JOULES", lambda entry, _: _joules(entry), _OF_SAMPLES),
     _Column("INCLUSIVE", lambda entry, _: _number(entry.inclusive)),
-    _Column("MOSTLY", lambda entry, _: _reason(entry), tuple(by for by in BY if by != "reason"), right=False),
+    _Column("TOP REASON", lambda entry, _: _reason(entry), tuple(by for by in BY if by != "reason"), right=False),
     _Column("LAUNCHES", lambda entry, _: _number(entry.launches)),
     _Column("PROCS", lambda entry, _: f"{entry.processes:,}", ("kernel",)),
 )

@@ -32,7 +32,7 @@ def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers:
         answers: where the table goes.
 
     Raises:
-        CaptureError: the file is no capture, or is damaged.
+        CaptureError: the file is not a capture, or is damaged.
         UsageError: the selection uses properties that transfers do not have.
     """
     from iaprof.formats.capture.reader import CaptureReader

@@ -32,7 +32,7 @@ def top_waits(
     """Prints the table, or, unless `interval_s` is 0, one for each interval with waits.
 
     Raises:
-        CaptureError: the file is no capture, or is damaged.
+        CaptureError: the file is not a capture, or is damaged.
         UsageError: the capture lacks something that the options name, such as a GPU.
     """
     from iaprof.formats.capture.reader import CaptureReader

@@ -75,9 +75,9 @@ def check_ratio(name: object, size: int, number: int, ratio: Ratio) -> None:
     if number > ratio.of(size) and not _Trust.all:
         raise CaptureError(
             f"{name} declares {number:,} {ratio.what}, more than {ratio.of(size):,}, which is absurd for its size: it "
-            "is damaged, or made to do harm; if you trust it, add --large"
+            "is damaged, or made to do damage; if you trust it, add --large"
         )
 
 
 class CaptureError(IaprofError):
-    """The file is no capture, is incomplete or damaged, or has a format that this version cannot read."""
+    """The file is not a capture, is incomplete or damaged, or has a format that this version cannot read."""

@@ -167,7 +167,7 @@ class CaptureReader:
         if start == b"IAPS":
             raise CaptureError(f"{self.path} is the spool of an unfinished recording: iaprof recover {self.path}")
         if start != b"PAR1":
-            raise CaptureError(f"{self.path} is not an iaprof capture (it is no Parquet file)")
+            raise CaptureError(f"{self.path} is not an iaprof capture (it is not a Parquet file)")
         if end != b"PAR1" or size < 12:
             raise CaptureError(f"{self.path} is cut short: copy it again from where it was recorded")
 
@@ -190,7 +190,9 @@ class CaptureReader:
             )
         parts = header.get("parts", [{}]) if header["format"] >= PARTS_SINCE else [{}]
         if not isinstance(parts, list) or not 0 < len(parts) <= MAX_PARTS or not all(map(_is_of_a_part, parts)):
-            raise CaptureError(f"{self.path} has a damaged header: what it says of its parts is no list of headers")
+            raise CaptureError(
+                f"{self.path} has a damaged header: what it says about its parts is not a list of headers"
+            )
         self.check(len(parts), PARTS)
         streams = (each.get("streams") for each in (parts if "parts" in header else [header]))
         self.check(sum(len(each) for each in streams if isinstance(each, list)), STREAMS)

@@ -1,4 +1,4 @@
-"""A capture that is no local file: an object in a store, read in ranges."""
+"""A capture that is not a local file: an object in a store, read in ranges."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def _blocks(source: BinaryIO) -> Iterator[bytes]:
     while data := source.read(_BLOCK_BYTES):
         end = data.rfind(b"\n") + 1
         if not end and len(rest) + len(data) > _BLOCK_BYTES:
-            raise ValueError(f"which has a line of more than {_BLOCK_BYTES >> 20} MiB, is no iaprof text")
+            raise ValueError(f"which has a line of more than {_BLOCK_BYTES >> 20} MiB, is not an iaprof text")
         if end:
             yield rest + data[:end]
             rest = b""

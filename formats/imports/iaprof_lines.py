@@ -137,7 +137,7 @@ class LineReader:
         whole_number(fields[0], (1 << 63) - 1)
         found = _SECONDS.fullmatch(fields[1])
         if not found or int(found[1]) >= _MOST_SECONDS:
-            raise ValueError(f"'{quoted(fields[1])}' is no time in seconds")
+            raise ValueError(f"'{quoted(fields[1])}' is not a time in seconds")
         time = int(found[1]) * 10**9 + int((found[2] or b"").ljust(9, b"0"))
         if time < self.facts.last_ns:
             raise ValueError("this interval is earlier than the one before")
@@ -152,7 +152,7 @@ class LineReader:
             self._unknown()
             return
         if not _VALUE.fullmatch(value):
-            raise ValueError(f"'{quoted(value)}' is no value of a metric")
+            raise ValueError(f"'{quoted(value)}' is not a value of a metric")
         # 0 MHz means not measured. An idle GPU's 0 % is kept: it shows that the interval exists.
         if name == _BUSY or float(value):
             self._metrics.append((self._in_interval(), name, float(value)))
@@ -256,7 +256,7 @@ def truncated_text(raw: bytes) -> str:
 def whole_number(field: bytes, most: int) -> int:
     """A field's number; ValueError if it is not a number from 0 to `most`."""
     if not field.isdigit() or len(field) > 20 or int(field) > most:
-        raise ValueError(f"'{quoted(field)}' is no number from 0 to {most}")
+        raise ValueError(f"'{quoted(field)}' is not a number from 0 to {most}")
     return int(field)
 
 

@@ -189,12 +189,12 @@ def _reason(text: str) -> int:
     if text == "unknown":  # 0.5 counts this reason but has no name for it (interval_printer.c)
         text = "tdr"
     if text not in REASONS:
-        raise ValueError(f"'{quoted(text.encode())}' is no reason to wait")
+        raise ValueError(f"'{quoted(text.encode())}' is not a reason to wait")
     return REASONS.index(text)
 
 
 def _hex(field: bytes) -> int:
     found = _HEX.fullmatch(field)
     if not found:
-        raise ValueError(f"'{quoted(field)}' is no address, such as 0x1f00")
+        raise ValueError(f"'{quoted(field)}' is not an address, such as 0x1f00")
     return int(found[1], 16)

@@ -90,7 +90,7 @@ def decode(data: bytes, into: SideBand) -> None:
     """Adds the records in `data`, whole records in the order of one CPU's buffer, to `into`.
 
     Raises:
-        ValueError: `data` ends in bytes that are no record; the records before it were added.
+        ValueError: `data` ends in bytes that are not a record; the records before it were added.
     """
     mappings, processes = into.mappings, into.processes
     found, whole = _records(data)
@@ -122,7 +122,7 @@ def decode(data: bytes, into: SideBand) -> None:
         elif kind == LOST and end >= start + _LOST.size:
             into.lost += _LOST.unpack_from(data, start)[1]
     if whole != len(data):
-        raise ValueError(f"{len(data) - whole} of its bytes are no records")
+        raise ValueError(f"{len(data) - whole} of its bytes are not records")
 
 
 def _add_process(

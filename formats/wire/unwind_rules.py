@@ -74,7 +74,7 @@ class Rule(NamedTuple):
 
     @classmethod
     def unpack(cls, packed: int) -> Rule:
-        """Inverse of `pack`; ValueError if the number is no rule."""
+        """Inverse of `pack`; ValueError if the number is not a rule."""
         cfa, rbp, kind, flags = _RULE.unpack(packed.to_bytes(8, "little"))
         return cls(RuleKind(kind), cfa, rbp, RuleFlags(flags))
 

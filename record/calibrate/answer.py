@@ -67,7 +67,7 @@ def read_place(raw: Any) -> int:
     """Reads a place in the file, in bytes.
 
     Raises:
-        ValueError, TypeError, OverflowError: it is no place.
+        ValueError, TypeError, OverflowError: it is not a place.
     """
     place = int(raw)
     if not 0 <= place < _MAX_PLACE:
@@ -84,7 +84,7 @@ def read_list(raw: Any) -> list[Any]:
     """Reads a list of launches of the driver's own kernels, all of them: a layout with fewer would look complete.
 
     Raises:
-        ValueError, TypeError: it is no list, or longer than layouts allow.
+        ValueError, TypeError: it is not a list, or longer than layouts allow.
     """
     if len(raw) > MAX_ENTRIES:
         raise ValueError("own")
@@ -194,7 +194,7 @@ class Code:
         """Returns where to probe a function, as a virtual address: see entry.probe_offset.
 
         Raises:
-            Problem: the place is no code of the driver.
+            Problem: the place is not code of the driver.
         """
         start = address_of(self.elf, place, executable=True)
         return start + probe_offset(self.beginning(place), needed, keeps_stack, keeps_memory)

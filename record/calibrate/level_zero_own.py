@@ -86,7 +86,7 @@ class WatchedObject:
         self._words = (ctypes.c_uint64 * (2 + len(stubs)))(*before, *starts)
 
     def _functions(self) -> Iterator[int]:
-        """Yields the functions of the virtual table, which ends with the first word that is no code of the driver."""
+        """Yields the functions of the virtual table, which ends with the first word that is not code of the driver."""
         first = self._memory.mapping(self._memory.number(self._table) or 0)
         for slot in range(MAX_SLOTS):
             function = self._memory.number(self._table + slot * _WORD) or 0

@@ -72,7 +72,7 @@ class OwnLaunches:
         for bias in range(_WORD, MAX_BIAS + 1, _WORD):  # the first word is the table that loaders call through
             if self._search.class_of(queue - bias) is not None:
                 return bias
-        raise OwnKernelsError("its queues are no objects")
+        raise OwnKernelsError("its queues are not objects")
 
     def watch(self, traps: Traps, queue: int, launch: Callable[[], None], copies: Sequence[Callable[[], None]]) -> None:
         """Notes the calls, with a queue as the first argument, in a launch of our kernel and in copies."""

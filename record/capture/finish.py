@@ -253,7 +253,7 @@ class _Finishing:
         for name, items in json_object(frame.payload).items():
             known = self._header.setdefault(name, [])
             if name not in LISTS or not isinstance(known, list) or not isinstance(items, list):
-                raise ValueError("it adds to what is no list")
+                raise ValueError("it adds to what is not a list")
             known += items
 
     def _add_end(self, frame: Frame) -> None:

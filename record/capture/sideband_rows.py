@@ -50,5 +50,5 @@ def described_process(frame: Frame) -> Described:
     row |= {name: about.get(name) for name in ("ns_pid", "cgroup", "container", "uid", "gid")}
     root, account = (about[name] if isinstance(about.get(name), str) else None for name in ("root", "account"))
     if root is not None:
-        os.fsencode(root)  # raises if it is no path: JSON strings can hold what no path can
+        os.fsencode(root)  # raises if it is not a path: JSON strings can hold what no path can
     return Described(about["pid"], root, account, single_row("process", row))

@@ -243,7 +243,7 @@ class _Damage:
 
 
 class SpoolError(IaprofError):
-    """The file is no spool that this version reads."""
+    """The file is not a spool that this version reads."""
 
 
 class SpoolReader:
@@ -253,10 +253,10 @@ class SpoolReader:
         """Opens a spool.
 
         Raises:
-            SpoolError: the file cannot be opened, or is no spool of this version.
+            SpoolError: the file cannot be opened, or is not a spool of this version.
         """
         self.path = path
-        self.cut = 0  # bytes at the end that are no whole frame; known when `frames` is exhausted
+        self.cut = 0  # bytes at the end that are not a whole frame; known when `frames` is exhausted
         self.unknown = 0  # frames of a kind that this version does not know; likewise
         self.followed = _START.size  # where `follow` goes on
         self._damage: dict[str, _Damage] = {}  # by the name of the kind; "" between frames

@@ -13,7 +13,7 @@ from iaprof.record.capture.launch_rows import decoded_texts
 
 
 def check(records: NDArray[np.void]) -> None:
-    """Raises ValueError if LAUNCH[n] are no copies and fills by known functions."""
+    """Raises ValueError if LAUNCH[n] are not copies and fills by known functions."""
     if len(records) and not ((records["iba"] > 0) & (records["iba"] <= len(FUNCTIONS))).all():
         raise ValueError("it has copies by no known function")
 

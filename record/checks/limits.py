@@ -37,7 +37,7 @@ def _perf_event_paranoid(value: int | None) -> Check:
     if value is None:
         text = "the kernel has no perf events (CONFIG_PERF_EVENTS)"
         return Check(GROUP, "perf events", Level.PROBLEM, text)
-    bound = "root may all the same" if value > -1 else "everyone may use all of them"
+    bound = "root is exempt" if value > -1 else "everyone may use all of them"
     return Check(GROUP, "perf events", Level.OK, f"perf_event_paranoid is {value}: {bound}")
 
 
@@ -45,7 +45,7 @@ def _observation_paranoid(value: int | None) -> Check:
     if value is None:
         text = "no dev.xe.observation_paranoid: xe is not loaded, or too old"
         return Check(GROUP, "EU stalls", Level.WARNING, text)
-    bound = "root may sample all the same" if value else "everyone may sample"
+    bound = "root is exempt" if value else "everyone may sample"
     return Check(GROUP, "EU stalls", Level.OK, f"dev.xe.observation_paranoid is {value}: {bound}")
 
 

@@ -112,7 +112,7 @@ class DumpedModules:
         """Adds a CHUNK frame; raises ValueError if it is damaged."""
         head = chunk_head(frame)
         if head.total > MAX_WHOLE_BYTES or head.what not in ChunkOf.__members__.values():
-            raise ValueError("it is a piece of nothing")
+            raise ValueError("it belongs to no file that was begun")
         data = frame.payload[HEAD.itemsize :]
         key = (head.pid, head.module, head.module_time)
         if key not in self._current:

@@ -33,7 +33,7 @@ _FREQUENCIES = (
 _NEVER = sys.maxsize
 
 _CLASSES = {0: "render", 1: "copy", 2: "video-decode", 3: "video-enhance", 4: "compute"}
-"""DRM_XE_ENGINE_CLASS_* of xe_drm.h, Linux 6.15; its other classes are no hardware."""
+"""DRM_XE_ENGINE_CLASS_* of xe_drm.h, Linux 6.15; its other classes are not hardware."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class Pmu:
             bits |= (value & (1 << width) - 1) << int(first)
             value >>= width
         if value:
-            raise ValueError(f"{self._folder.name} has no room for that value in '{field}'")
+            raise ValueError(f"{self._folder.name} cannot hold that value in '{field}'")
         return format_[1], bits
 
 

@@ -119,7 +119,9 @@ class StallStream:
         count, rest = divmod(length, RECORD_BYTES)
         now = time.monotonic_ns()
         if rest:
-            return StallLoss("wrong length", f"{length:,} bytes, which are no whole records, were not read", begin, now)
+            return StallLoss(
+                "wrong length", f"{length:,} bytes, which are not whole records, were not read", begin, now
+            )
         if count == 0:
             return None
         kept = self._buffer[:count] if self._subsample is None else self._buffer[self._subsample.keep(count)]

@@ -53,7 +53,7 @@ class _Code:
     table: bytes  # its line table, as far as it has come
     left: int  # bytes of the table still to come
     bytecode: int  # address of its first instruction
-    # The code object in CPython 3.13 and later that calls a class's __init__: it is no function of the program.
+    # The code object in CPython 3.13 and later that calls a class's __init__: it is not a function of the program.
     is_helper: bool
     _lines: dict[int, int] = field(default_factory=dict)  # by instruction; kept, as many stacks share instructions
 

@@ -87,7 +87,7 @@ class Walks:
         is_mapped |= ~np.bincount(rows, is_mapped, len(walked.depths)).astype(bool)[rows]
         good = is_mapped
         if not self._all_mappings:
-            # Code in a lost mapping has callers in a known one; what comes after the last mapped address is no code.
+            # Code in a lost mapping has callers in a known one; what comes after the last mapped address is not code.
             last_mapped = np.zeros(len(walked.depths), np.int64)
             np.maximum.at(last_mapped, rows[is_mapped], within[is_mapped])
             good = within <= last_mapped[rows]

@@ -155,7 +155,7 @@ async def _check_scheduler(distributed: Any, address: str) -> None:
     Raises:
         ValueError: the address is none.
         OSError: nothing answers.
-        IaprofError: what answers is no scheduler, or one of another version.
+        IaprofError: what answers is not a scheduler, or one of another version.
     """
     where = shown(address)
     scheduler = distributed.rpc(address, connection_args=distributed.Security().get_connection_args("client"))
@@ -166,7 +166,7 @@ async def _check_scheduler(distributed: Any, address: str) -> None:
         raise
     except Exception as error:  # noqa: BLE001 (whatever another version makes of the question)
         raise IaprofError(
-            f"what answers at {where} is no scheduler of Dask, or one of another version ({type(error).__name__})"
+            f"what answers at {where} is not a scheduler of Dask, or one of another version ({type(error).__name__})"
         ) from None
     finally:
         await scheduler.close_rpc()

@@ -50,7 +50,7 @@ _DAMAGES = (
 
 
 class SegmentError(IaprofError):
-    """The file is no segment, or is damaged."""
+    """The file is not a segment, or is damaged."""
 
 
 @dataclass(frozen=True, eq=False)

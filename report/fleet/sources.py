@@ -78,7 +78,7 @@ class Source:
         Raises:
             SourceError: it cannot be read.
         """
-        if not self.is_remote and self.name.isprintable():  # Arrow opens no path that is no UTF-8
+        if not self.is_remote and self.name.isprintable():  # Arrow opens no path that is not UTF-8
             yield Path(self.name)
             return
         with self._readable(), contextlib.ExitStack() as files:
@@ -107,7 +107,7 @@ def find_sources(words: Sequence[str]) -> list[Source]:
         words: paths, patterns of paths, folders (with all their `.parquet` files, at any depth), or URLs of these.
 
     Returns:
-        The captures. Those that are gone meanwhile, or are no files, are among them: reading them says so.
+        The captures. Those that are gone meanwhile, or are not files, are among them: reading them says so.
 
     Raises:
         UsageError: a word names nothing.

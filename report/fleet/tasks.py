@@ -77,7 +77,7 @@ def run(task: MapTask | ReadTask) -> Answer:
             return unread(task)
         return _answer(segment, task)
     segment = Mapper(task.options).segment(task.sources)
-    # A capture that could not be reported is tried again next time: the file may have been mended, or the store.
+    # A capture that could not be reported is tried again next time: the file may have been repaired, or the store.
     sound = segment.only([number for number, each in enumerate(segment.captures) if each.is_sound])
     keys = tuple(dict.fromkeys(each.key for each in sound.captures))
     return replace(_answer(segment, task), segment=written(sound) if keys else b"", keys=keys)

@@ -71,7 +71,7 @@ class Decoder(GpuSandboxed):
             SandboxError: the child process cannot be started.
         """
         if len(code) < MIN_CODE_BYTES:
-            raise DecodeError(f"{len(code)} bytes are no instruction: the shortest has {MIN_CODE_BYTES}")
+            raise DecodeError(f"{len(code)} bytes are not an instruction: the shortest has {MIN_CODE_BYTES}")
         try:
             answer = self._sandbox.call("disasm", {"platform": int(self.platform)}, code)
             instructions, message = _read(answer, len(code), address)

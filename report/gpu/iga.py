@@ -95,10 +95,10 @@ class Iga:
 
         Raises:
             IgaUnavailable: the library does not support the platform.
-            IgaError: IGA fails in another way. Unknown instructions are no error.
+            IgaError: IGA fails in another way. Unknown instructions are not error.
         """
         if not MIN_CODE_BYTES <= len(code) <= _MAX_CODE_BYTES:
-            raise IgaError(f"{len(code)} bytes are no instruction: the shortest has {MIN_CODE_BYTES}")
+            raise IgaError(f"{len(code)} bytes are not an instruction: the shortest has {MIN_CODE_BYTES}")
         if platform not in self.platforms:
             raise IgaUnavailable(
                 f"{self.path} (version {self.version}) does not know {platform.name}: install a newer {PACKAGES}"

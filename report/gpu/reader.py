@@ -79,7 +79,7 @@ class GpuReader:
         return {
             "strings": strings.values,
             "instructions": instructions,
-            "message": "" if whole else decoding.message or "some of these bytes are no instructions",
+            "message": "" if whole else decoding.message or "some of these bytes are not instructions",
         }
 
     def module(self, parameters: dict[str, Any], elf: bytearray, _files: list[int]) -> object:

@@ -53,7 +53,7 @@ class SourceFiles:
                 real = os.path.realpath(folder, strict=True)
                 self._folders.append((real, os.open(real, _FOLDER)))
             except OSError as error:
-                raise UsageError(f"--source-dir {folder} is no folder that can be read: {error.strerror}") from error
+                raise UsageError(f"--source-dir {folder} is not a folder that can be read: {error.strerror}") from error
         self._found: dict[str, SourceFile | None] = {}
         self._bytes_left = _MAX_BYTES
 

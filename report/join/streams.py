@@ -40,10 +40,10 @@ def streams(header: dict[str, object]) -> list[Stream]:
             case {"ip_version": [int(major), int(minor), *_], "layout": str(name)} if name in LAYOUTS:
                 kept = entry.get("subsample", 1)
                 if type(kept) is not int or not 1 <= kept <= MAX_SUBSAMPLE:
-                    raise CaptureError(f"the capture's header says nonsense of how stream {index} was subsampled")
+                    raise CaptureError(f"the capture's header gives an implausible subsampling for stream {index}")
                 result.append(Stream(index, LAYOUTS[name], (major, minor), kept, _device(entry)))
             case _:
-                raise CaptureError(f"the capture's header describes stream {index} in a way that makes no sense")
+                raise CaptureError(f"the capture's header describes stream {index} in a way that cannot be right")
     return result
 
 

@@ -67,7 +67,7 @@ class Arguments(Closing):
 
 
 def _members(texts: pa.LargeStringArray) -> pa.LargeStringArray:
-    """Returns objects without their braces; what is no object as a member `args`, so that any JSON stays JSON.
+    """Returns objects without their braces; what is not an object as a member `args`, so that any JSON stays JSON.
 
     Captures are untrusted: a text may end one object and begin another one, or make one together with the next text.
     """

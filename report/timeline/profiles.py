@@ -45,7 +45,7 @@ def enabled(stages: Sequence[Sequence[str]], profile: str, changes: Iterable[str
 
     Raises:
         UsageError: there is no stage or profile of a name.
-        IaprofError: the file cannot be read, or is no profile.
+        IaprofError: the file cannot be read, or is not a profile.
     """
     names = [name for each in stages for name in each]
     places = _places(names)
@@ -99,7 +99,7 @@ def _of_file(names: Sequence[str], places: Mapping[str, list[int]], path: Path) 
             return _of_json(names, places, json.loads(text))
         return _of_toml(places, len(names), tomllib.loads(text))
     except (ValueError, RecursionError, TypeError) as error:
-        raise IaprofError(f"{path} is no profile of stages: {error}") from None
+        raise IaprofError(f"{path} is not a profile of stages: {error}") from None
 
 
 def _of_toml(places: Mapping[str, list[int]], count: int, document: Mapping[str, object]) -> list[bool]:

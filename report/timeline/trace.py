@@ -1,7 +1,7 @@
 """A trace as columns: what the stages work on, and the outputs show.
 
 Times and durations are in ns. Times are integers: float64 resolves only 0.2 us at today's time since 1970. Durations
-are float64, as cycles at some MHz are no whole ns.
+are float64, as cycles at some MHz are not whole ns.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ Table = dict[str, NDArray[Any]]
 class Columns:
     """The columns of a piece, by kind of row; a column that is absent in all rows may be missing.
 
-    Texts are codes of `texts`; a pid, tid or id that is no integer has its code in `pid_text`, `tid_text` or `id_text`.
-    JSON texts of args are one after the other in `args`, for the rows in `args_row` with `args_length` bytes.
+    Texts are codes of `texts`; a pid, tid or id that is not an integer has its code in `pid_text`, `tid_text` or
+    `id_text`. JSON texts of args follow each other in `args`, for the rows in `args_row`, with `args_length` bytes.
     """
 
     slices: Table = field(default_factory=dict)

@@ -109,7 +109,7 @@ class Block:
         is_close = self._tokens == _CLOSE
         is_separator = self._tokens == _COMMA
         if np.count_nonzero(is_separator & (self._depth == 0)) != self.events - 1:
-            raise NotPlain  # something between them is no object
+            raise NotPlain  # something between them is not an object
         is_separator |= is_close
         is_separator[1:] &= ~is_close[1:] | (self._tokens[:-1] != _OPEN)  # no object without members
         self._separators = np.flatnonzero(is_separator)

@@ -30,7 +30,7 @@ def read_chrome(file: ImportedFile) -> None:
     """Reads a file.
 
     Raises:
-        IaprofError: it is no trace.
+        IaprofError: it is not a trace.
         ReadAgain: it has to be read with what was found out.
     """
     _Chrome(file).read()
@@ -63,12 +63,12 @@ class _Chrome:
             if stripped:
                 break
             if is_last:
-                raise IaprofError(f"{self._file.name} is empty: it is no trace")
+                raise IaprofError(f"{self._file.name} is empty: it is not a trace")
             at += len(data)
         first = stripped[:1]
         if first not in (b"[", b"{"):
             raise IaprofError(
-                f"{self._file.name} is no trace: it is neither a list of events nor an object with traceEvents"
+                f"{self._file.name} is not a trace: it is neither a list of events nor an object with traceEvents"
             )
         return at + len(data) - len(stripped) + 1, first
 
@@ -107,7 +107,7 @@ class _Chrome:
                 size = min(size * 4 + 1, 1 << 26)
             source.forget(at)
         if not has_events:
-            raise IaprofError(f"{self._file.name} has no {EVENTS}: it is no trace")
+            raise IaprofError(f"{self._file.name} has no {EVENTS}: it is not a trace")
         if (
             "deviceProperties" in self._facts.members
             and not self._file.remembered.is_torch
@@ -134,7 +134,7 @@ class _Chrome:
             case _:
                 raise AnswerError
         if name == EVENTS:
-            self._facts.problems.append("its traceEvents are no list")
+            self._facts.problems.append("its traceEvents are not list")
             return True
         kept = self._facts.members
         size = len(name) + len(json.dumps(value))

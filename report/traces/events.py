@@ -24,7 +24,7 @@ _NOT_BLANK = re.compile(rb"[^ \t\r\n,]")
 _END = re.compile(rb'\}[ \t\r\n]*(\])[ \t\r\n]*(?:\}[ \t\r\n]*\Z|,[ \t\r\n]*"[^"\\]*"[ \t\r\n]*:)')
 _SMALL = 4096  # bytes: below, damage is looked for event by event
 _SEEN = 1 << 9  # bytes that are decoded at first, to read one event
-_NO_OBJECTS = re.compile(  # elements that are no objects, each with the comma after it
+_NO_OBJECTS = re.compile(  # elements that are not objects, each with the comma after it
     rb'(?:(?:-?\d[\d.eE+-]*+|true|false|null|\[\]|"[^"\\,]*+")[ \t\r\n]*+,[ \t\r\n]*+)+'
 )
 _SECONDS = 20.0  # for the damaged part of one piece
@@ -80,7 +80,7 @@ _lenient = json.JSONDecoder(
     strict=False,
     parse_float=lambda text: Raw(text.encode()),  # exactly as it stands there
     parse_int=lambda text: Raw(text.encode()),
-    parse_constant=lambda _: None,  # NaN and Infinity are no JSON
+    parse_constant=lambda _: None,  # NaN and Infinity are not JSON
 )
 
 
@@ -93,7 +93,7 @@ class Piece:
     consumed: int = 0  # bytes up to where the next piece starts
     ended: bool = False  # the list's `]` was before `consumed`
     lost: bool = False  # the next piece starts inside a damaged event
-    bad_bytes: int = 0  # that are no UTF-8, and became `?`
+    bad_bytes: int = 0  # that are not UTF-8, and became `?`
 
 
 def read(data: bytes, is_last: bool, is_lost: bool = False, gives_up: bool = False) -> Piece:

@@ -41,7 +41,7 @@ class FileCounts:
     cut_texts: int = 0
     cut_args: int = 0
     bad_values: int = 0
-    bad_bytes: int = 0  # that are no UTF-8, and became `?`
+    bad_bytes: int = 0  # that are not UTF-8, and became `?`
 
     def as_dict(self) -> dict[str, Any]:
         """Returns JSON."""

@@ -76,7 +76,7 @@ def import_traces(
         names: of the files, for messages and the header; their paths if empty.
 
     Raises:
-        IaprofError: a file is no trace, or cannot be read.
+        IaprofError: a file is not a trace, or cannot be read.
         OSError: the capture cannot be written.
     """
     if len(paths) >= _MOST_FILES:
@@ -139,7 +139,9 @@ class _Import:
                 raise IaprofError(f"{name} cannot be read: {error.strerror}") from error
             try:
                 if not stat.S_ISREG(os.fstat(file).st_mode):
-                    raise IaprofError(f"{name} is no file: traces are read from files, or one from 'iaprof import -'")
+                    raise IaprofError(
+                        f"{name} is not a file: traces are read from files, or one from 'iaprof import -'"
+                    )
                 facts.append(self._read(number, name, file))
             except (SandboxError, AnswerError) as error:
                 raise IaprofError(f"{name} cannot be read: {error}") from error

@@ -40,7 +40,7 @@ class Read:
     consumed: int = 0
     ended: bool = False  # the list has ended
     lost: bool = False
-    bad_bytes: int = 0  # that are no UTF-8
+    bad_bytes: int = 0  # that are not UTF-8
 
 
 @dataclass

@@ -71,7 +71,7 @@ class _Events:
         self._containers = np.concatenate([np.zeros(0, np.int64), *(each.event for each in containers)])
         objects = sum(int((each.kind == OBJECT).sum()) for each in containers)
         if len(self._containers) != objects or objects != int(nested.sum()):
-            raise NotPlain  # args that are no object, or other members that are one
+            raise NotPlain  # args that are not an object, or other members that are one
         if len(containers) > 1 and len(np.unique(self._containers)) < len(self._containers):
             raise NotPlain
         phases = self._every("ph", TEXT)

@@ -173,7 +173,7 @@ def encoded(block: Block, starts: Places, ends: Places) -> tuple[NDArray[np.int3
     """Reads texts, without their quotes. Returns their codes, and the text of each code.
 
     Raises:
-        NotPlain: one is too long, or has escapes that are no characters.
+        NotPlain: one is too long, or has escapes that are not characters.
     """
     if (ends - starts).max(initial=0) > _MOST_TEXT:
         raise NotPlain

@@ -30,7 +30,7 @@ class TableMaker:
         """Returns the rows of a piece by kind; those of `slice` have `phase`, too, if not all are X.
 
         Raises:
-            AnswerError: the child's args are no text.
+            AnswerError: the child's args are not text.
         """
         texts = pa.array(columns.texts, pa.string())
         names = texts
@@ -88,7 +88,7 @@ def _numbered(table: Table, name: str, texts: pa.Array) -> pa.Array:
 
 
 def number_of(text: str) -> int:
-    """Returns the number that stands for a pid, tid or id that is no integer."""
+    """Returns the number that stands for a pid, tid or id that is not an integer."""
     digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
     return MADE + int.from_bytes(digest[:_HASH_BYTES], "big")
 

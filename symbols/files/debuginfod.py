@@ -174,7 +174,7 @@ class Debuginfod:
         try:
             facts = binaries.facts(file)
         except BinaryError as error:
-            raise _Failed(f"sent what is no file of that build: {error}") from None
+            raise _Failed(f"sent what is not a file of that build: {error}") from None
         if facts.build_id != build_id:
             raise _Failed("sent a file of another build")
 

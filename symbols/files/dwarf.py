@@ -89,7 +89,7 @@ def _write_symcache(start: Any, length: int, target: int) -> int:
     archive = _rustcall(lib.symbolic_archive_from_bytes, start, length)
     binary = _rustcall(lib.symbolic_archive_get_object, archive, 0)
     if binary == ffi.NULL:
-        raise Refusal("DwarfError", "it is no ELF file for it")
+        raise Refusal("DwarfError", "it is not an ELF file for it")
     cache = _rustcall(lib.symbolic_symcache_from_object, binary)
     content = ffi.buffer(
         _rustcall(lib.symbolic_symcache_get_bytes, cache), _rustcall(lib.symbolic_symcache_get_size, cache)

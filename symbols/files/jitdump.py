@@ -109,7 +109,7 @@ def _read_header(data: bytes | bytearray) -> tuple[int, bool]:
     if magic == _MAGIC_SWAPPED:
         raise JitdumpError("it was written by a machine of the other byte order")
     if magic != _MAGIC:
-        raise JitdumpError("it is no jitdump")
+        raise JitdumpError("it is not a jitdump")
     if version != _VERSION:
         raise JitdumpError(f"it is a jitdump of version {version}, of which only {_VERSION} can be read")
     if not _HEADER.size <= size <= len(data):

@@ -102,5 +102,5 @@ def _field(
 
 
 def text_of(data: bytes | bytearray | memoryview, begin: int, end: int) -> str:
-    """Returns the name from `begin` to `end`, shortened; bytes that are no UTF-8 are escaped."""
+    """Returns the name from `begin` to `end`, shortened; bytes that are not UTF-8 are escaped."""
     return shortened(bytes(data[begin : min(end, begin + LONGEST_READ)]).decode("utf-8", "backslashreplace"))

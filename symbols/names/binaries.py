@@ -170,7 +170,7 @@ class Binaries(Closing):
         """Has the child describe a file; raises BinaryError."""
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise BinaryError("it is no regular file")
+            raise BinaryError("it is not a regular file")
         try:
             answer = self._sandbox.call(
                 "facts", fds=[file], seconds=_FACTS_SECONDS + status.st_size / _BYTES_PER_SECOND

@@ -333,7 +333,7 @@ class CpuFrames:
             row = self._rows.get(stack)
             places = self._places(row) if row is not None else []
             while places and self._modules[places[0][0]].path == NOWHERE:
-                places.pop(0)  # a walk by frame pointers often ends in addresses that are no code
+                places.pop(0)  # a walk by frame pointers often ends in addresses that are not code
             if row is not None and self._python.has_frames(row) and not self._options.interpreter:
                 places = [place for place in places if not is_interpreter(self._modules[place[0]])]
             unnamed_in: dict[tuple[object, ...], bool] = {}

@@ -208,7 +208,7 @@ class LocalFiles:
                 handle = os.open(path, _HANDLE)
             try:
                 if not stat.S_ISREG(os.fstat(handle).st_mode):
-                    return "is no regular file"
+                    return "is not a regular file"
                 return os.open(f"/proc/self/fd/{handle}", _READ)
             finally:
                 os.close(handle)

@@ -15,7 +15,7 @@ from iaprof.symbols.python.without_interpreter import NOT_COPIED, PYTHON_FUNCTIO
 
 _MISSING = {
     Completeness.DEEP: "[Python cut: too many functions]",
-    Completeness.DAMAGED: "[Python cut: what follows is no function]",
+    Completeness.DAMAGED: "[Python cut: what follows is not a function]",
 }
 
 

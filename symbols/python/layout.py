@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import MappingProxyType
 
 OWNED_BY_C = 3
-"""Since 3.12: a frame with this owner or more is no function's; it is on the C stack, below its loop's frames."""
+"""Since 3.12: a frame with this owner or more is not a function's; it is on the C stack, below its loop's frames."""
 CODE_TAGS = 7
 """Since 3.14: these bits of a frame's pointer to its code object are not part of the address."""
 LARGEST_OFFSET = 1 << 15

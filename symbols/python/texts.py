@@ -60,7 +60,7 @@ def text_of(copied: bytes, layout: Layout) -> Text:
     state = _number(copied, layout.string_state, "<I")
     size, is_ascii = state >> _KIND_SHIFT & _KIND, bool(state & _ASCII)
     if size not in _ENCODINGS or not state & _COMPACT or (is_ascii and size != 1):
-        raise TextError("it is no string whose characters lie behind its head")
+        raise TextError("it is not a string whose characters lie behind its head")
     data = layout.string_ascii_data if is_ascii else layout.string_other_data
     content, is_cut = _content(copied, data, length, size)
     return Text(content.decode("ascii" if is_ascii else _ENCODINGS[size], "replace"), is_cut)

@@ -116,7 +116,7 @@ class CallFrames(ElfFile):
         with _damaged("its headers cannot be read"):
             super().__init__(in_memory(data))
             if self.header.machine != EM_X86_64:
-                raise CfiError("it is no 64-bit ELF image for x86-64")
+                raise CfiError("it is not a 64-bit ELF image for x86-64")
             self.segments = self.segments[:MOST_SEGMENTS]
             tables = [segment for segment in self.segments if segment.type == PT_GNU_EH_FRAME]
             self._count = 0

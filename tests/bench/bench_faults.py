@@ -188,7 +188,7 @@ def flood(folder: Path) -> Outcome:
 
 
 def clock(folder: Path) -> Outcome:
-    """The wall clock is set an hour ahead and back; it is no clock of a recording's."""
+    """The wall clock is set an hour ahead and back; it is not a clock of a recording's."""
 
     def during(_: Hardware, __: Recorder) -> None:
         for hour in (3600, -3600):

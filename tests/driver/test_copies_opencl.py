@@ -155,7 +155,7 @@ def test_copies_and_their_kernels_have_the_stack_of_the_call(recording: Recordin
     assert {row["flags"] & ~LaunchFlags.PRESUMED for row in launches} == {int(LaunchFlags.OWN)}
     stacks = {row["stack"] for row in transfers}
     others = {paths[row["stack"]].index("copy_all") for row in launches if row["stack"] not in stacks}
-    assert not others or min(others) > 2  # through the runtime: mapping memory is no transfer
+    assert not others or min(others) > 2  # through the runtime: mapping memory is not a transfer
 
 
 def test_nothing_is_lost_or_strange(recording: Recording) -> None:

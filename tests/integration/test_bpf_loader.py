@@ -276,7 +276,7 @@ def test_a_signal_ends_the_wait_at_once(probes: LaunchProbes, private: Path, wit
     child = child_of(probes)
     os.kill(child, signal.SIGSTOP)
     with StopSignals() as signals:
-        # when others come first that are no reason to end
+        # when others come first that are not reason to end
         begun = time.monotonic()
         for delay, number in ((0.1, signal.SIGCHLD), (0.2, signal.SIGUSR2), (0.4, signal.SIGTERM)):
             threading.Timer(delay, os.kill, (os.getpid(), number)).start()

@@ -608,7 +608,7 @@ def test_what_leads_astray_is_a_launch_without_a_kernel(
 
 
 def test_a_handle_of_nothing(attached: Attached) -> None:
-    text = ctypes.create_string_buffer(b"this is no kernel's handle but text, as long as one")
+    text = ctypes.create_string_buffer(b"this is not a kernel's handle but text, as long as one")
     handles = [*NOWHERE, ctypes.addressof(text)]
     for handle in handles:
         attached.driver.launch(handle)

@@ -201,7 +201,7 @@ def very_long(folder: Path, _: Secret) -> str:
 
 REFUSED: dict[str, tuple[Callable[[Path, Secret], str | Path], str]] = {
     "another user's file": (lambda folder, secret: secret.path, "Permission denied"),
-    "a link to it": (link, "it is no regular file"),
+    "a link to it": (link, "it is not a regular file"),
     "a link on the way to it": (link_on_the_way, "Permission denied"),
     "a hard link to it": (hard_link, "Permission denied"),
     "a path with dots to it": (dots, "Permission denied"),
@@ -210,20 +210,20 @@ REFUSED: dict[str, tuple[Callable[[Path, Secret], str | Path], str]] = {
     "passwords": (lambda folder, secret: "/etc/shadow", "Permission denied"),
     "another process's root": (lambda folder, secret: "/proc/1/root/etc/shadow", "Permission denied"),
     "its own root": (lambda folder, secret: f"/proc/self/root{secret.path}", "it is a symbolic link"),
-    "an open file of the recorder's": (lambda folder, secret: "/proc/self/fd/3", "it is no regular file"),
+    "an open file of the recorder's": (lambda folder, secret: "/proc/self/fd/3", "it is not a regular file"),
     "the recorder's memory": (lambda folder, secret: "/proc/self/mem", "Permission denied"),
     "the recorder's environment": (lambda folder, secret: "/proc/self/environ", "Permission denied"),
     "another's environment": (lambda folder, secret: "/proc/1/environ", "Permission denied"),
-    "a FIFO": (fifo, "it is no regular file"),
-    "a device node": (device, "it is no regular file"),
-    "a terminal": (lambda folder, secret: "/dev/tty", "it is no regular file"),
-    "a socket": (bound_socket, "it is no regular file"),
-    "a folder": (lambda folder, secret: folder, "it is no regular file"),
+    "a FIFO": (fifo, "it is not a regular file"),
+    "a device node": (device, "it is not a regular file"),
+    "a terminal": (lambda folder, secret: "/dev/tty", "it is not a regular file"),
+    "a socket": (bound_socket, "it is not a regular file"),
+    "a folder": (lambda folder, secret: folder, "it is not a regular file"),
     "a huge file": (huge, "it is larger than 256 MiB"),
     "an empty file": (lambda folder, secret: write(folder / "empty", b""), "it is empty"),
     "a text": (
         lambda folder, secret: write(folder / "text", b"root:*:1" * 9),
-        "it is no 64-bit little-endian ELF file",
+        "it is not a 64-bit little-endian ELF file",
     ),
     "another machine's": (
         lambda folder, secret: write(folder / "x86", Path(sys.executable).read_bytes()),
@@ -233,8 +233,11 @@ REFUSED: dict[str, tuple[Callable[[Path, Secret], str | Path], str]] = {
         lambda folder, secret: f"../{folder.name}/secret",
         "its relative path leaves the folder that the process works in",
     ),
-    "a path of too many bytes": (very_long, "it is no regular file"),
-    "a name that is no text": (lambda folder, secret: str(folder) + "/\udcff\x1b[2J\n", "it is not there (any more)"),
+    "a path of too many bytes": (very_long, "it is not a regular file"),
+    "a name that is not a text": (
+        lambda folder, secret: str(folder) + "/\udcff\x1b[2J\n",
+        "it is not there (any more)",
+    ),
 }
 
 

@@ -56,7 +56,7 @@ def test_what_is_no_regular_file(opener: Opener, folder: Path) -> None:
     os.mkfifo(folder / "fifo")
     (folder / "link").symlink_to("/etc/hostname")
     for path in (folder / "fifo", folder / "link", folder, Path("/dev/zero")):
-        assert opener.open(str(path), ROOT) == "it is no regular file"
+        assert opener.open(str(path), ROOT) == "it is not a regular file"
     assert opener.open(str(folder / "absent"), ROOT) == "it is not there (any more)"
     assert opener.open("/proc/self/root/etc/hostname", ROOT) != ""
     assert not isinstance(opener.open("/proc/self/root/etc/hostname", ROOT), int)

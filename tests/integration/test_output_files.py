@@ -159,7 +159,7 @@ def test_a_strangers_link_is_not_followed(folder: Path, output: str) -> None:
 
 
 def test_names_that_are_taken_by_links(folder: Path) -> None:
-    """The spool's name is no secret: another user can put something there first."""
+    """The spool's name is not a secret: another user can put something there first."""
     victim = folder.parent / "victim"
     victim.write_text("root's own")
     (folder / "c.spool").symlink_to(victim)

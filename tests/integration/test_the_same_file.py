@@ -121,8 +121,8 @@ def test_what_a_process_puts_in_place_of_its_file(opener: Opener, folder: Path) 
         for below in (None, str(folder.parent)):
             name = str(path) if below is None else f"/{path.relative_to(folder.parent)}"
             # what was put there may have the number of the library's inode
-            assert opener.open(name, STRANGER, below=below, same=same) in (ANOTHER, "it is no regular file")
-            assert opener.open(name, STRANGER, below=below) == "it is no regular file"
+            assert opener.open(name, STRANGER, below=below, same=same) in (ANOTHER, "it is not a regular file")
+            assert opener.open(name, STRANGER, below=below) == "it is not a regular file"
         if path.is_dir() and not path.is_symlink():
             path.rmdir()
             path.touch()

@@ -261,7 +261,7 @@ def test_what_has_no_room_is_counted(built: Built, tmp_path: Path) -> None:
 def test_a_place_that_is_no_functions_beginning_changes_nothing(
     attached: Attached, built: Built, tmp_path: Path
 ) -> None:
-    """A layout that leads astray must not have the kernel replace what is no return address."""
+    """A layout that leads astray must not have the kernel replace what is not a return address."""
     # given a layout that takes the middle of a function for its beginning, where a number is on top of the stack
     wrong = built.with_waits.entries[-1]
     program = copied(built, tmp_path / "another")

@@ -66,7 +66,7 @@ def test_stacks_of_go(go: GoProgram, tmp_path: Path) -> None:
             assert call.walked is Walked.WHOLE
             assert list(call.ips[begin:]) == callers
             assert names[-1] == "runtime.goexit.abi0"
-        # and these follow what called C; what is on C's own stack is no guess
+        # and these follow what called C; what is on C's own stack is not a guess
         assert names[0] in ({FUNCTION, "probe_me_after"} if in_c else {"main.probeMe"})
         assert set(names[in_c + 1 : begin - 1]) <= {"runtime.cgocall", "main._Cfunc_call_probe_me.abi0"}
         assert not any(call.guessed[: in_c + 1])

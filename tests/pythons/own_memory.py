@@ -107,7 +107,7 @@ class Walk:
             frame = previous
 
     def is_by_c(self, frame: int) -> bool:
-        """Whether a frame is no function's; always false in 3.11."""
+        """Whether a frame is not a function's; always false in 3.11."""
         has_entries = self.layout["frame_is_entry"] is not None
         return not has_entries and word(frame + self.layout["frame_owner"], "B") >= OWNED_BY_C
 

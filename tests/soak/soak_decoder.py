@@ -3,7 +3,7 @@
     .venv/bin/python tests/soak/soak_decoder.py [SECONDS] [--seed N] [--case N]
 
 `--case` repeats a single one. Prints how it went, every failure as it comes, and ends with 1 when there was one. That
-the child process died, or ran out of its time or memory, is no failure: that is what it is for.
+the child process died, or ran out of its time or memory, is not a failure: that is what it is for.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define NOINLINE __attribute__((noinline, noclone))
-#define KEEP __asm__ volatile("" ::: "memory") // so that what comes before it is no tail call
+#define KEEP __asm__ volatile("" ::: "memory") // so that what comes before it is not a tail call
 
 enum { SPACE = 4096, EACH = 256, DEEPEST = 6, TIMES = 20 };
 

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define NOINLINE __attribute__((noinline, noclone))
-#define KEEP __asm__ volatile("" ::: "memory") // so that what comes before it is no tail call
+#define KEEP __asm__ volatile("" ::: "memory") // so that what comes before it is not a tail call
 
 void probe_me(long);
 

@@ -158,7 +158,7 @@ class Model {
     this.selection = null;
     this.kernel = null;
     this.divided = payload.divided || []; // what is said of samples that are divided among stacks, and why they are
-    this.activeReason = (this.reasons || []).indexOf("active"); // of samples that are no stalls: an instruction was issued
+    this.activeReason = (this.reasons || []).indexOf("active"); // of samples that are not stalls: an instruction was issued
     this.active = true; // these samples are shown
     this.listeners = { selection: [], kernel: [], theme: [], shown: [], active: [] };
     this.trees = {};

@@ -35,7 +35,7 @@ _CHUNK = 1 << 15  # events; more need more memory, fewer more time
 _RETURNED_AFTER = 32  # chunks: what they leave in pieces would add up
 _SEPARATOR = ",\n"
 _MOST_TEXTS = 1 << 30  # bytes of an array of type string
-INTERNAL = ("sync", "bp", "energy_uj")  # what only stages and tables use, and what is no member of args
+INTERNAL = ("sync", "bp", "energy_uj")  # what only stages and tables use, and what is not a member of args
 
 _ORIGINAL = r'"o{}":(?P<original>"(?:[^"\\]|\\.)*")'
 _TO_SEVERAL = "^Set BCList$"  # the type of events whose peers are a list, also of one

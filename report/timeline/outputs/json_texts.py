@@ -111,7 +111,7 @@ def objects(members: Sequence[Member], count: int, start: str = "{") -> pa.Strin
     )
     if last is not None:
         used.append(used.pop(last))
-    # The commas are no separators of Arrow's join, which leaves out rows in which all members are null.
+    # The commas are not separators of Arrow's join, which leaves out rows in which all members are null.
     parts: list[pa.StringArray | pa.StringScalar] = []
     constant = start
     for alike in _together(used):

@@ -114,7 +114,7 @@ def _values(block: Block, members: Members) -> Bytes:
     """Returns the fields with values; null for null.
 
     Raises:
-        NotPlain: a text is too long, or has escapes that are no characters.
+        NotPlain: a text is too long, or has escapes that are not characters.
     """
     kinds = [(members.kind == PRIMITIVE, _primitives), (members.kind == TEXT, _texts)]
     kinds.append((~(kinds[0][0] | kinds[1][0]), _nested))

@@ -22,7 +22,7 @@ _PERCENTAGES = ("Time", "Active percentage")
 
 
 def rounded(table: pa.Table) -> pa.Table:
-    """Returns a table with up to 4 decimals, percentages with 2, and null for what is no number."""
+    """Returns a table with up to 4 decimals, percentages with 2, and null for what is not a number."""
     columns = []
     for name, column in _columns(table):
         if pa.types.is_floating(column.type):

@@ -1,7 +1,7 @@
 """Slices of a row that overlap in part, which no viewer can show in one row.
 
 Two slices of a row conflict when the second one starts inside the first and ends after it. Touching and nested slices
-do not. As starts are whole ns, what is less than 1 ns is no overlap.
+do not. As starts are whole ns, what is less than 1 ns is not an overlap.
 
 Slices are taken by start, the longest first, and each goes to the first level where it fits: level 0 is the row itself.
 Only slices that conflict with any other one of their row are looked at one by one.

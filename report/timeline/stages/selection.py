@@ -96,7 +96,7 @@ def _filter(trace: Trace, attribute: str, pattern: str) -> None:
     try:
         found = _found(trace, attribute, pattern)
     except pa.ArrowInvalid:
-        trace.messages.warn("FLTR", f"The filter {attribute}:{pattern} is no regular expression: it drops nothing")
+        trace.messages.warn("FLTR", f"The filter {attribute}:{pattern} is not a regular expression: it drops nothing")
         return
     if found is None:
         trace.messages.warn("FLTR", f"No slice has {attribute}: the filter {attribute}:{pattern} drops nothing")

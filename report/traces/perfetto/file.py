@@ -42,7 +42,7 @@ class _Reader:
         self._at = 0
         self._begins = True
         self._is_lost = False  # where the next batch begins, there may be no packet
-        self._places = 0  # with bytes that are no packets
+        self._places = 0  # with bytes that are not packets
         self._has_counters = False  # of a device
         self._last: PacketsRead | None = None
 
@@ -135,6 +135,6 @@ class _Reader:
         problems = file.facts.problems
         if self._places:
             places = "1 place" if self._places == 1 else f"{self._places:,} places"
-            problems.append(f"bytes that are no packets, at {places}: what is up to the next marker was not read")
+            problems.append(f"bytes that are not packets, at {places}: what is up to the next marker was not read")
         problems += [text.format(found.facts[what]) for what, text in _PROBLEMS.items() if found.facts[what]]
         problems += [f"{what}: {count:,}" for what, count in found.left_out.items()]

@@ -41,7 +41,7 @@ ENVELOPE = frozenset({3, 8, 10, 12, 13, 41, 42, 58, 59, 79, 87, 98})
 """Fields of any packet, beside what it holds: who wrote it, when, and the state of its sequence."""
 
 ABOUT_TRACE = frozenset({6, 33, 35, 36, 43, 44, 45, 46, 60, 69, 72, 89, 90, 124, 126, 127, 138})
-"""What describes a trace and is no event: clocks, tracks, the configuration, statistics of the service, markers."""
+"""What describes a trace and is not an event: clocks, tracks, the configuration, statistics of the service, markers."""
 
 KINDS = {
     1: "ftrace_events", 2: "process_tree", 4: "inode_file_map", 5: "chrome_events", 7: "sys_stats", 9: "process_stats",

@@ -1,7 +1,7 @@
 """The tracks of a trace: which process and thread events are of, or which counter.
 
-A track that is no thread's gets a number from 2^48 on for its tid; one that is of no process gets such a number of the
-outermost track above it for its pid. Descriptors of names become metadata, as Chrome's format has them.
+A track that is not a thread's gets a number from 2^48 on for its tid; one that is of no process gets such a number of
+the outermost track above it for its pid. Descriptors of names become metadata, as Chrome's format has them.
 """
 
 from __future__ import annotations

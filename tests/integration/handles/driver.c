@@ -13,7 +13,7 @@ const void *const kernel_class[4] = {&kernel_class}, *const other_class[4] = {&o
 FUNCTION(launch, PUSH, "pop %rbp");
 FUNCTION(launch_sub, "sub $24, %rsp\n.cfi_def_cfa_offset 32", "add $24, %rsp");
 FUNCTION(launch_start, PUSH, "pop %rbp"); /* is probed at its endbr64 */
-/* Is probed at its je, where rbp is no frame pointer and another is on the stack. */
+/* Is probed at its je, where rbp is not a frame pointer and another is on the stack. */
 FUNCTION(launch_frame,
          "sub $40, %rsp\n.cfi_def_cfa_offset 48\nmov %rbp, 24(%rsp)\n.cfi_offset %rbp, -24\n"
          "mov $16, %ebp\ntest %rdi, %rdi\nje 1f\n1:",

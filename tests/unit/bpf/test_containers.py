@@ -66,7 +66,7 @@ def test_cgroup_of_a_process(monkeypatch: pytest.MonkeyPatch, text: str, expecte
 
 
 def test_pids_and_odd_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a name that pretends to be a line of the file, and a cgroup that is no text
+    # given a name that pretends to be a line of the file, and a cgroup that is not a text
     texts = {
         "status": b"Name:\tNSpid:\t9\nNgid:\t0\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nNSpid:\t3000\t41\t7\n",
         "cgroup": b"0::/\xff\xfe\x1b[2J\n",

@@ -324,7 +324,7 @@ def test_a_layout_that_cannot_be_used(machine: Machine) -> None:
     layout = machine.layout(0)  # the ELF header
     assert problem(machine, path) == "a probe of it points outside its executable segments"
     layout.write_text("{")
-    assert problem(machine, path).startswith(f"{layout}: it is no driver's layout (")
+    assert problem(machine, path).startswith(f"{layout}: it is not a driver's layout (")
     assert problem(machine, path).endswith("; remove it, and run 'iaprof calibrate'")
     assert machine.attached == []
 

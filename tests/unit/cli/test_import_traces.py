@@ -76,7 +76,7 @@ def test_json_and_the_default_name(tmp_path: Path) -> None:
     [
         ("", "neither iaprof text nor a trace"),
         ("3", "neither iaprof text nor a trace"),
-        ("{}", "has no traceEvents: it is no trace"),
+        ("{}", "has no traceEvents: it is not a trace"),
         ("{", "no trace"),
     ],
 )

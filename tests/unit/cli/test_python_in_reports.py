@@ -116,7 +116,7 @@ def kept(done: Done) -> str:
 def test_the_filter_keeps_matching_stacks(path: Path, words: tuple[str, ...], pattern: str, expected: str) -> None:
     done = iaprof("report", path, "-q", *words, "--python", pattern)
     if not pattern:
-        assert done.err == "iaprof: --python takes a regular expression, and this is none: it is empty\n"
+        assert done.err == "iaprof: --python takes a regular expression, not an empty text\n"
     else:
         assert kept(done) == expected
 
@@ -180,7 +180,7 @@ def test_python_frames_replace_the_interpreter_s_loop(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ended", "mark"), [("deep", "too many functions"), ("damaged", "what follows is no function")]
+    ("ended", "mark"), [("deep", "too many functions"), ("damaged", "what follows is not a function")]
 )
 def test_frames_that_are_missing_are_marked_outside_of_those_that_are_there(
     tmp_path: Path, ended: str, mark: str
@@ -425,7 +425,7 @@ def test_a_frame_of_calls_in_several_lines_has_no_line() -> None:
 
 
 def test_labels_of_imported_stacks_stay_when_they_are_redacted(tmp_path: Path) -> None:
-    labels = ["[Python cut: too many functions]", "[Python cut: what follows is no function]", "py::[unknown]"]
+    labels = ["[Python cut: too many functions]", "[Python cut: what follows is not a function]", "py::[unknown]"]
     sample = {"time_ns": 1, "comm": "app", "pid": 7, "address": 64, "kernel": "k", "file": "", "offset": 0,
               "mnemonic": "mov", **dict.fromkeys(REASONS, 1)}  # fmt: skip
     stacks = [";".join((label, "py::main:/srv/train.py", "[Python cut: main]")) for label in labels]

@@ -77,7 +77,7 @@ def test_outputs(good: Path, tmp_path: Path) -> None:
 def test_errors(good: Path, tmp_path: Path, words: tuple[str, ...], code: int, message: str) -> None:
     (tmp_path / "empty").write_text("")
     for name in ("text", "text.spool"):
-        (tmp_path / name).write_text("this is no capture and no spool\x1b[31m")
+        (tmp_path / name).write_text("this is not a capture and no spool\x1b[31m")
     before = sorted(tmp_path.iterdir())
     done = iaprof(*(word.format(folder=tmp_path) for word in words))
     assert done.code == code

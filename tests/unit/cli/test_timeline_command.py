@@ -133,16 +133,16 @@ def test_stages_are_listed_with_what_a_profile_turns_off() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("x.json", "--freq", "0"), "0 is no frequency in MHz"),
-        (("x.json", "--freq", "1:2:3"), "1:2:3 is no frequency"),
+        (("x.json", "--freq", "0"), "0 is not a frequency in MHz"),
+        (("x.json", "--freq", "1:2:3"), "1:2:3 is not a frequency"),
         (("x.json", "--counters", "watts"), "there is no watts; there are power_ts4"),
         (("x.json", "--counters", "power_ts3,power_ts4"), "give one of them"),
         (("x.json", "--overlap", "stack"), "there is no stack; there are tid, drop, async, shift, warn"),
         (("x.json", "--align-ranks", "loose"), "there is no loose"),
-        (("x.json", "--filter", "name"), "name is no ATTRIBUTE:REGEX"),
-        (("x.json", "--filter", "name:["), "is no ATTRIBUTE:REGEX"),
-        (("x.json", "--limit", '{"first": 3}'), "is no JSON object with count"),
-        (("x.json", "--limit", '{"skip": "3"}'), "has a value that is no number"),
+        (("x.json", "--filter", "name"), "name is not an ATTRIBUTE:REGEX"),
+        (("x.json", "--filter", "name:["), "is not an ATTRIBUTE:REGEX"),
+        (("x.json", "--limit", '{"first": 3}'), "is not JSON object with count"),
+        (("x.json", "--limit", '{"skip": "3"}'), "has a value that is not a number"),
         (("x.json", "--stages", "none_such"), "there is no stage none_such"),
         (("x.json", "--profile", "none_such"), "there is no profile none_such"),
         (("x.json", "--dump-after", "all"), "--dump-after needs a folder"),
@@ -161,7 +161,7 @@ def test_files_that_are_not_there_or_in_the_way(tmp_path: Path) -> None:
     done = iaprof("timeline", tmp_path / "absent.json")
     assert (done.code, done.err.count("\n")) == (1, 1)
     (tmp_path / "file").touch()
-    assert "is no folder" in iaprof("timeline", *SAMPLE, "-o", tmp_path / "file").err
+    assert "is not a folder" in iaprof("timeline", *SAMPLE, "-o", tmp_path / "file").err
     assert "is not empty" in iaprof("timeline", *SAMPLE, "-o", tmp_path).err
     assert iaprof("timeline", *SAMPLE, "-o", tmp_path, "--force").code == 0
 

@@ -53,7 +53,7 @@ def printed(
 
 TABLES = {
     "kernel": """\
-SAMPLES    SHARE  MOSTLY           LAUNCHES  PROCS  KERNEL
+SAMPLES    SHARE  TOP REASON       LAUNCHES  PROCS  KERNEL
     950   95.0 %  sbid 68 %           1,200      2  matmul
      20    2.0 %  pipestall 100 %         3      1  scale src/a.cl
      20    2.0 %  tdr 100 %               0      0  scale src/b.cl
@@ -61,7 +61,7 @@ SAMPLES    SHARE  MOSTLY           LAUNCHES  PROCS  KERNEL
   1,000  100.0 %  sbid 65 %           1,203      2  (total)
 """,
     "function": """\
-SAMPLES    SHARE  INCLUSIVE  MOSTLY          FUNCTION
+SAMPLES    SHARE  INCLUSIVE  TOP REASON      FUNCTION
     850   85.0 %        950  sbid 76 %       dot(float)
     100   10.0 %        100  sync 100 %      fib
      40    4.0 %         40  pipestall 50 %  scale
@@ -70,7 +70,7 @@ SAMPLES    SHARE  INCLUSIVE  MOSTLY          FUNCTION
   1,000  100.0 %             sbid 65 %       (total)
 """,
     "line": """\
-SAMPLES    SHARE  MOSTLY          LINE
+SAMPLES    SHARE  TOP REASON      LINE
     850   85.0 %  sbid 76 %       lib/vec.h:9
     100   10.0 %  sync 100 %      f.h:3
      40    4.0 %  pipestall 50 %  scale line 7
@@ -78,7 +78,7 @@ SAMPLES    SHARE  MOSTLY          LINE
   1,000  100.0 %  sbid 65 %       (total)
 """,
     "instruction": """\
-SAMPLES    SHARE  MOSTLY           INSTRUCTION
+SAMPLES    SHARE  TOP REASON       INSTRUCTION
     850   85.0 %  sbid 76 %        matmul+0x10 send
     100   10.0 %  sync 100 %       matmul+0x20 mad
      20    2.0 %  pipestall 100 %  scale+0x30 mov src/a.cl
@@ -97,7 +97,7 @@ SAMPLES    SHARE  REASON
   1,000  100.0 %  (total)
 """,
     "process": """\
-SAMPLES    SHARE  MOSTLY       PROCESS
+SAMPLES    SHARE  TOP REASON   PROCESS
     900   90.0 %  sbid 67 %    app 42
      70    7.0 %  sbid 71 %    app 43
      20    2.0 %  tdr 100 %    [ambiguous: 2 processes]
@@ -105,7 +105,7 @@ SAMPLES    SHARE  MOSTLY       PROCESS
   1,000  100.0 %  sbid 65 %    (total)
 """,
     "launcher": """\
-SAMPLES    SHARE  MOSTLY       LAUNCHER
+SAMPLES    SHARE  TOP REASON   LAUNCHER
     900   90.0 %  sbid 67 %    run(int)
      70    7.0 %  sbid 71 %    warm_up()
      20    2.0 %  tdr 100 %    [ambiguous]
@@ -113,7 +113,7 @@ SAMPLES    SHARE  MOSTLY       LAUNCHER
   1,000  100.0 %  sbid 65 %    (total)
 """,
     "stack": """\
-SAMPLES    SHARE  MOSTLY       STACK
+SAMPLES    SHARE  TOP REASON   STACK
     900   90.0 %  sbid 67 %    do_syscall_64_[k] < zeLaunch < run(int) < main < app
      70    7.0 %  sbid 71 %    do_syscall_64_[k] < zeLaunch < warm_up() < main < app
      20    2.0 %  tdr 100 %    [ambiguous] < [ambiguous: 2 processes]
@@ -121,12 +121,12 @@ SAMPLES    SHARE  MOSTLY       STACK
   1,000  100.0 %  sbid 65 %    (total)
 """,
     "operator": """\
-SAMPLES    SHARE  INCLUSIVE  MOSTLY     OPERATOR
-  1,000  100.0 %      1,000  sbid 65 %  [no operator]
-  1,000  100.0 %             sbid 65 %  (total)
+SAMPLES    SHARE  INCLUSIVE  TOP REASON  OPERATOR
+  1,000  100.0 %      1,000  sbid 65 %   [no operator]
+  1,000  100.0 %             sbid 65 %   (total)
 """,
     "energy": """\
-SAMPLES  MOSTLY           LAUNCHES  KERNEL
+SAMPLES  TOP REASON       LAUNCHES  KERNEL
     950  sbid 68 %           1,200  matmul
      20  pipestall 100 %         3  scale src/a.cl
      20  tdr 100 %               0  scale src/b.cl
@@ -147,7 +147,7 @@ def test_the_verb_offers_all_kinds_of_entries() -> None:
 
 def test_entries_beyond_the_limit_share_a_row(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "kernel", limit=2) == (
-        "SAMPLES    SHARE  MOSTLY           LAUNCHES  PROCS  KERNEL\n"
+        "SAMPLES    SHARE  TOP REASON       LAUNCHES  PROCS  KERNEL\n"
         "    950   95.0 %  sbid 68 %           1,200      2  matmul\n"
         "     20    2.0 %  pipestall 100 %         3      1  scale\n"
         "     30    3.0 %  tdr 67 %                0      0  (2 more)\n"
@@ -158,18 +158,18 @@ def test_entries_beyond_the_limit_share_a_row(capsys: pytest.CaptureFixture[str]
 def test_a_table_for_each_interval(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "kernel", per_interval=True) == (
         "from 0.000 s\n"
-        "SAMPLES    SHARE  MOSTLY     PROCS  KERNEL\n"
-        "    950  100.0 %  sbid 68 %      2  matmul\n"
-        "    950  100.0 %  sbid 68 %      2  (total)\n"
+        "SAMPLES    SHARE  TOP REASON  PROCS  KERNEL\n"
+        "    950  100.0 %  sbid 68 %       2  matmul\n"
+        "    950  100.0 %  sbid 68 %       2  (total)\n"
         "\n"
         "from 1.000 s\n"
-        "SAMPLES    SHARE  MOSTLY           PROCS  KERNEL\n"
+        "SAMPLES    SHARE  TOP REASON       PROCS  KERNEL\n"
         "     20   50.0 %  pipestall 100 %      1  scale src/a.cl\n"
         "     20   50.0 %  tdr 100 %            0  scale src/b.cl\n"
         "     40  100.0 %  pipestall 50 %       1  (total)\n"
         "\n"
         "from 2.000 s\n"
-        "SAMPLES    SHARE  MOSTLY       PROCS  KERNEL\n"
+        "SAMPLES    SHARE  TOP REASON   PROCS  KERNEL\n"
         "     10  100.0 %  other 100 %      0  [unknown kernel]\n"
         "     10  100.0 %  other 100 %      0  (total)\n"
     )
@@ -329,7 +329,7 @@ def iaprof(*words: str | Path) -> subprocess.CompletedProcess[str]:
 def test_a_capture(recorded: Path) -> None:
     done = iaprof("top", recorded, "--reason", "sbid")
     assert done.stdout == (
-        "SAMPLES    SHARE  MOSTLY      LAUNCHES  PROCS  KERNEL\n"
+        "SAMPLES    SHARE  TOP REASON  LAUNCHES  PROCS  KERNEL\n"
         "      3  100.0 %  sbid 100 %         1      1  matmul\n"
         "      3  100.0 %  sbid 100 %         1      1  (total)\n"
     )

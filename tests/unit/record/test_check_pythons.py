@@ -60,7 +60,7 @@ def running(*words: str | Path, **more: Any) -> Iterator[tuple[int, str]]:
 
 
 def loading(library: Path, **more: Any) -> contextlib.AbstractContextManager[tuple[int, str]]:
-    """A program that has loaded a library, and is no Python."""
+    """A program that has loaded a library, and is not a Python."""
     return running("cat", env=os.environ | {"LD_PRELOAD": str(library)}, **more)
 
 

@@ -109,4 +109,4 @@ def test_a_read_of_no_whole_records_is_a_loss_and_not_read(monkeypatch: pytest.M
     assert isinstance(loss, StallLoss)
     assert isinstance(one, StallRead)
     assert [len(words) for words in (two.words[0], one.words[0])] == [2, 1]
-    assert (loss.what, loss.detail) == ("wrong length", "96 bytes, which are no whole records, were not read")
+    assert (loss.what, loss.detail) == ("wrong length", "96 bytes, which are not whole records, were not read")

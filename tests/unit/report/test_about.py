@@ -51,7 +51,7 @@ def test_a_capture_with_everything(tmp_path: Path) -> None:
         "rate: one sample in 1,757 GPU cycles",
         "matched: 99.0 % to a kernel, 97.5 % to an instruction, 50.0 % to one stack, 0.1 % ambiguous",
         "unmatched: 8 in no known kernel, 16 without a launch",
-        "unnamed: no frame of a stack",
+        "unnamed: all frames named",
         "lost: launches lost: 1,200, 2 times, stalls of card0, GT 0 overflow: an unknown number, 1 time",
         "recorder: 2.0 % of one CPU",
     ]
@@ -67,7 +67,7 @@ def test_a_capture_with_everything(tmp_path: Path) -> None:
         ("scaled", "one record of 8 stands for all"),
         ("matched", "99.0 % to a kernel, 97.5 % to an instruction, 50.0 % to one stack, 0.1 % ambiguous"),
         ("unmatched", "8 in no known kernel, 16 without a launch"),
-        ("unnamed", "no frame of a stack"),
+        ("unnamed", "all frames named"),
     )
     assert groups["Holds"][0] == ("stall records", "1,234,567 in 1 read")
     assert groups["Own cost"][1] == ("probes", "1.2 µs a launch")

@@ -189,7 +189,7 @@ def test_errors_are_a_sentence(ask: Ask) -> None:
         ask("SELECT foo FROM stacks")
     assert str(wrong.value).startswith('the query failed: Binder Error: Referenced column "foo" not found')
     assert "LINE" not in str(wrong.value)
-    with pytest.raises(UsageError, match="the query asks for nothing: give it a SELECT"):
+    with pytest.raises(UsageError, match="the query is empty: give it a SELECT"):
         ask(" ")
 
 

@@ -179,7 +179,7 @@ def test_a_key_that_others_may_read_or_that_is_none_is_refused(tmp_path: Path) -
     short.write_bytes(b"k")
     short.chmod(0o600)
     folder.mkdir()
-    for key, said in ((public, "others may read the key"), (short, "is no key"), (folder, "Is a directory")):
+    for key, said in ((public, "others may read the key"), (short, "is not a key"), (folder, "Is a directory")):
         done = iaprof("archive", "--redact", plain, "-o", output, "--redact-key", key)
         assert done.code == 1
         assert re.search(said, done.err)

@@ -149,7 +149,7 @@ def test_refusals_come_with_their_reason(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxRefused, match="not an ELF file") as caught:
         sandbox.call("module", {"platform": None, "only": None, "decode": True}, b"PAR1")
     assert caught.value.kind == "ZebinError"
-    assert sandbox.pid is not None, "a refusal is no death"
+    assert sandbox.pid is not None, "a refusal is not a death"
 
 
 def test_an_answer_that_is_too_long_is_not_sent() -> None:

@@ -449,5 +449,5 @@ def test_only_the_page_shows_source(
     assert run(monkeypatch, recorded, "--format", "folded", "--source-dir", tmp_path) == 2
     assert capsys.readouterr().err == ("iaprof: --source-dir is for --format=html: folded shows no lines of source\n")
     assert run(monkeypatch, recorded, "-o", tmp_path / "x.html", "--source-dir", tmp_path / "none") == 2
-    assert "is no folder that can be read" in capsys.readouterr().err
+    assert "is not a folder that can be read" in capsys.readouterr().err
     assert not (tmp_path / "x.html").exists()

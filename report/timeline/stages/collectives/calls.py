@@ -91,7 +91,7 @@ def add_collective_calls(trace: Trace, options: Options) -> None:
     )
     good = is_chain & events.is_complete
     if other := int((events.is_complete & ~is_chain).sum()):
-        trace.messages.warn(STAGE, f"{other} collectives are no chains of ranks, so they get no slices")
+        trace.messages.warn(STAGE, f"{other} collectives are not chains of ranks, so they get no slices")
     has = good[instance] & (first >= 0) & (last >= 0)
     _add(trace, events, instance[has], first[has], last[has])
 

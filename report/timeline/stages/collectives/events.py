@@ -61,7 +61,7 @@ def peers_of(trace: Trace, codes: NDArray[np.int32]) -> tuple[NDArray[np.int64],
 
 
 def _ranks(text: str) -> list[int]:
-    """Returns the ranks in a text; what is no number is not one."""
+    """Returns the ranks in a text; what is not a number is not one."""
     parts = text.strip("[]{} ").split(",", MOST_PEERS)[:MOST_PEERS]
     words = [part.strip(" '\"") for part in parts]
     return [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10]

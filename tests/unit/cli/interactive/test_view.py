@@ -39,7 +39,7 @@ def test_the_first_screen_has_the_tree_of_stacks_with_its_first_branch() -> None
  cap.parquet
  █▁▁ 3 s
  1,000 samples
-    SAMPLES    SHARE  MOSTLY            STACK
+    SAMPLES    SHARE  TOP REASON        STACK
         900   90.0 %  sbid 67 %         ▾ app 42
         900   90.0 %  sbid 67 %         ▾ main
         900   90.0 %  sbid 67 %         ▾ run(int)
@@ -64,7 +64,7 @@ def test_a_tree_turned_around_and_opened_where_it_is_hottest() -> None:
  cap.parquet
  █▁▁ 3 s
  1,000 samples
-    SAMPLES    SHARE  MOSTLY            STACK (inverted)
+    SAMPLES    SHARE  TOP REASON        STACK (inverted)
         650   65.0 %  sbid 100 %        ▾ sbid
         650   65.0 %  sbid 100 %        ▾ 0x10 send
         650   65.0 %  sbid 100 %        ▾ vec.h:9
@@ -96,7 +96,7 @@ def test_filters_by_reason_time_and_text_add_up_and_are_named() -> None:
         == """\
  █·· 3 s
  200 samples of 1,000; reasons: active; time: 0 s to 1 s; with 'dot'
-    SAMPLES    SHARE  MOSTLY            REASON
+    SAMPLES    SHARE  TOP REASON        REASON
         200  100.0 %  active 100 %      ▾ active
         200  100.0 %  active 100 %      ▾ matmul
         200  100.0 %  active 100 %      ▾ vec.h:9
@@ -212,7 +212,7 @@ def test_names_are_shown_as_they_are_without_being_obeyed() -> None:
         == f"""\
  [bold red]kern\\x1b[2Jel[/]
  800 samples
-    SAMPLES    SHARE  MOSTLY            STACK
+    SAMPLES    SHARE  TOP REASON        STACK
         800  100.0 %  sbid 75 %         ▾ [b]ev\\u202eil[/b]\\x0a 1
         800  100.0 %  sbid 75 %         ▾ f[link=x]y[/link]
         800  100.0 %  sbid 75 %         ▾ [bold red]kern\\x1b[2Jel[/]
@@ -243,7 +243,7 @@ def test_other_stalls_leave_the_open_lines_and_the_cursor_where_they_are() -> No
         == f"""\
  cap.parquet
  105 samples; CPU: 1 %
-    SAMPLES    SHARE  MOSTLY            KERNEL
+    SAMPLES    SHARE  TOP REASON        KERNEL
          55   52.4 %  sbid 91 %         ▾ matmul
          55   52.4 %  sbid 91 %         ▸ dot(float)
          20   19.0 %  pipestall 100 %   ▸ scale src/a.cl
@@ -277,7 +277,7 @@ def test_a_capture_without_stalls_is_shown_empty() -> None:
         == f"""\
  cap.parquet
  0 samples
-    SAMPLES    SHARE  MOSTLY            STACK (inverted)
+    SAMPLES    SHARE  TOP REASON        STACK (inverted)
  {KEYS}
 """
     )

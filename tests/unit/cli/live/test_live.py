@@ -244,7 +244,7 @@ def test_the_screen_shows_kernels_with_rates_and_costs(spool: Spool, loader: Gpu
     # then
     assert lines[0] == " live: ./app"
     assert lines[1].startswith(" 8 samples; 2,000 records/s; 5 launches/s; lost 1; CPU: recorder 5.0 %, view ")
-    assert lines[2] == "    SAMPLES    SHARE  LAUNCHES/S  MOSTLY            KERNEL"
+    assert lines[2] == "    SAMPLES    SHARE  LAUNCHES/S  TOP REASON        KERNEL"
     assert lines[3].split()[:3] == ["8", "100.0", "%"]
     assert lines[3].endswith("sbid 75 %         ▸ scale")
     assert output[:2] == [" What was printed", "hello\\x1b[2J"]

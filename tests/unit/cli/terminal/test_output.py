@@ -55,7 +55,7 @@ def test_report_shows_a_table_of_all_kernels_in_the_pager(many: Path, tmp_path: 
     # then all of the table is in the pager
     lines = seen.splitlines()
     assert (code, lines[0], lines[-1]) == (0, "pager begins", "pager ends")
-    assert lines[1].split() == ["SAMPLES", "SHARE", "MOSTLY", "LAUNCHES", "PROCS", "KERNEL"]
+    assert lines[1].split() == ["SAMPLES", "SHARE", "TOP", "REASON", "LAUNCHES", "PROCS", "KERNEL"]
     assert [line.split()[-1] for line in lines[2:-2]] == [f"kernel_{number}" for number in reversed(range(KERNELS))]
 
 

@@ -57,10 +57,10 @@ FORMS = {
     "compressed": Case(gzip.compress(TWO.encode()), 2),
     "byte order mark": Case(b"\xef\xbb\xbf" + TWO.encode(), 2),
     "UTF-16": Case(TWO.encode("utf-16"), 2),
-    "bad UTF-8": Case(TWO.encode().replace(b"m_2", b"m\xff2"), 2, said="bytes that are no UTF-8"),
+    "bad UTF-8": Case(TWO.encode().replace(b"m_2", b"m\xff2"), 2, said="bytes that are not UTF-8"),
     "control character": Case(TWO.replace("m_2", "m\x012"), 2),
     "deep nesting": Case(TWO[:-1] + ',{"ph":"X","a":' + "[" * 100_000 + "]" * 100_000 + "}]", 2, 0, {"unreadable": 1}),
-    "null traceEvents": Case('{"traceEvents":null}', 0, said="its traceEvents are no list"),
+    "null traceEvents": Case('{"traceEvents":null}', 0, said="its traceEvents are not list"),
 }
 EVENTS = {
     "text as ts": Case(between({**K, "ts": "soon"}), 2, 0, {"without a time": 1}),
@@ -158,7 +158,7 @@ def test_what_is_bad_is_counted_and_the_rest_kept(imported: Imported, name: str)
 
 
 def no_constant(name: str) -> Any:
-    """Refuses what is no JSON."""
+    """Refuses what is not JSON."""
     raise ValueError(name)
 
 
@@ -230,7 +230,7 @@ def test_pipes_are_imported_alone_and_other_verbs_say_so(tmp_path: Path) -> None
                   ("timeline", "/dev/zero")):  # fmt: skip
         done = iaprof(*words)
         assert (done.code, done.out) == (1, "")
-        assert "is no file: traces are read from files" in done.err and done.err.count("\n") == 1
+        assert "is not a file: traces are read from files" in done.err and done.err.count("\n") == 1
 
 
 def from_first(active: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -263,4 +263,4 @@ def test_other_verbs_work_on_ranks_merged_redacted_and_recovered(tmp_path: Path)
         assert found["events"] == expected["events"]
         assert from_first(found["tables"]["active"]) == from_first(expected["tables"]["active"])
     done = iaprof("recover", merged, "-o", tmp_path / "recovered.parquet")
-    assert (done.code, done.err.count("\n")) == (1, 1)  # a capture is no spool: one sentence
+    assert (done.code, done.err.count("\n")) == (1, 1)  # a capture is not a spool: one sentence

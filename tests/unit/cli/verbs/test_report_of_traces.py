@@ -65,7 +65,7 @@ def test_stacks_for_viewers_are_in_nanoseconds(capture: Path, name: str) -> None
         (("--frames", "cpu"), "--frames is for stalls, and run.parquet holds time lines"),
         (("--pid", "3"), "--pid is for stalls"),
         (("--format", "pprof", "-o", "x.pprof"), "--format=pprof shows stalls"),
-        (("--freq", "3x"), "3x is no frequency in MHz"),
+        (("--freq", "3x"), "3x is not a frequency in MHz"),
     ],
 )
 def test_what_is_for_stalls_is_refused(capture: Path, words: tuple[str, ...], message: str) -> None:

@@ -101,7 +101,7 @@ def test_a_side_band_that_ends_in_a_cut_record_is_reported(tmp_path: Path) -> No
     cut = struct.pack("<IHH", 2, 0, 16) + bytes(8)  # a LOST record without its count
     reader = captured(tmp_path, (FrameKind.SIDEBAND, comm_record(5, 2, b"x") + cut + lost + b"rest", 0))
     assert reader.table("process")["comm"].to_pylist() == ["x"]
-    assert damaged(reader) == ["a frame of SIDEBAND: 4 of its bytes are no records"]
+    assert damaged(reader) == ["a frame of SIDEBAND: 4 of its bytes are not records"]
     assert [row["count"] for row in reader.table("loss").to_pylist() if row["source"] == "side-band"] == [(1 << 64) - 1]
 
 

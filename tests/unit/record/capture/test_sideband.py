@@ -41,7 +41,7 @@ def lost(count: int) -> bytes:
 )
 def test_what_follows_the_last_record_is_reported(bad: bytes) -> None:
     band = SideBand()
-    with pytest.raises(ValueError, match=f"^{len(bad)} of its bytes are no records"):
+    with pytest.raises(ValueError, match=f"^{len(bad)} of its bytes are not records"):
         decode(comm_record(3, 7, b"x") + bad, band)
     assert band.processes.time == [3]
 
@@ -55,7 +55,7 @@ def test_any_bytes_are_read_or_refused(data: bytes, where: int, change: bytes) -
         try:
             decode(damaged, band)
         except ValueError as error:
-            assert "of its bytes are no records" in str(error)
+            assert "of its bytes are not records" in str(error)
         # then what was accepted can be read
         list(process_events(damaged)), list(mapped_paths(damaged)), process_records(damaged, {2})
         assert len(band.processes.time) == len(band.processes.event)

@@ -257,7 +257,7 @@ def test_a_cache_among_the_captures_is_none_of_them(tmp_path: Path, word: str, m
     assert list(folder.glob("profiles/*/*.parquet"))
     assert first["captures"] == 2 and not first["left_out"]
     assert as_json(*words) == first
-    # a folder of a cache itself has no captures, and a profile that is named is no capture
+    # a folder of a cache itself has no captures, and a profile that is named is not a capture
     profile = next(folder.glob("profiles/*/*.parquet"))
     done = iaprof("top", profile.parent)
     assert done.code == 2 and "no capture is at" in done.err

@@ -93,7 +93,7 @@ def test_errors_carry_igas_message_and_what_was_decoded(shared: Sandbox) -> None
     by_address = {each.address: each.mnemonic for each in caught.value.instructions}
     assert by_address[0x40] == "[undecodable]"
     assert by_address[0x30] == "add"
-    assert by_address[len(CODE) - 16] == "illegal", "the compiler's own, which is no error"
+    assert by_address[len(CODE) - 16] == "illegal", "the compiler's own, which is not an error"
 
 
 def test_random_bytes_never_crash(shared: Sandbox) -> None:

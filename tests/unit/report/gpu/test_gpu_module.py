@@ -127,7 +127,7 @@ def test_code_that_is_none(modules: GpuModuleLoader) -> None:
     assert good.at(0).mnemonic == "mov"
     assert bad.at(64).mnemonic == "[undecodable]"
     assert bad.at(0).mnemonic == "mov"
-    assert loaded.problems == ("kernel 'short' was not decoded: 4 bytes are no instruction: the shortest has 8",)
+    assert loaded.problems == ("kernel 'short' was not decoded: 4 bytes are not an instruction: the shortest has 8",)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_files_changed_since(folder: Path) -> None:
 def test_a_source_dir_that_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name, why in (("none", "No such file or directory"), ("file", "Not a directory")):
-        with pytest.raises(UsageError, match=f"--source-dir .*/{name} is no folder that can be read: {why}"):
+        with pytest.raises(UsageError, match=f"--source-dir .*/{name} is not a folder that can be read: {why}"):
             SourceFiles([tmp_path / name])
 
 

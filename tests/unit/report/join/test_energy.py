@@ -119,7 +119,7 @@ def test_a_counter_that_falls_was_reset_and_damage_is_no_energy(tmp_path: Path) 
 def test_tables_have_a_column_and_a_row_for_idle(tmp_path: Path) -> None:
     path = capture(tmp_path / "x", HEADER, launch=LAUNCHES, metric=[*COUNTER, *BUSY], stall=[read(50, 0, 30, 10)])
     assert run("top", path, "--by", "energy", "-q").out == (
-        " JOULES    SHARE  SAMPLES  MOSTLY      LAUNCHES  KERNEL\n"
+        " JOULES    SHARE  SAMPLES  TOP REASON  LAUNCHES  KERNEL\n"
         " 18.750   17.0 %       30  sbid 100 %         1  one\n"
         "  6.250    5.7 %       10  send 100 %         1  two\n"
         " 25.000   22.7 %                                 [busy without stalls]\n"

@@ -74,7 +74,7 @@ def test_an_empty_json_profile_has_all_stages_on(tmp_path: Path) -> None:
      '{"stages": [3]}', "[" * 100_000, "x = 1"],
 )  # fmt: skip
 def test_what_is_no_profile_is_one_sentence(tmp_path: Path, text: str) -> None:
-    with pytest.raises(IaprofError, match="is no profile of stages"):
+    with pytest.raises(IaprofError, match="is not a profile of stages"):
         on(file(tmp_path, text))
 
 

@@ -167,7 +167,7 @@ def written(capture: CaptureReader, options: Options) -> dict[str, bytes]:
 
 
 def no_constant(name: str) -> Any:
-    """Refuses what is no JSON."""
+    """Refuses what is not JSON."""
     raise ValueError(name)
 
 

@@ -250,9 +250,9 @@ def test_a_cut_compressed_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("", "is empty"), (" \n ", "is empty"), ("3", "is no trace"),
-        ('"x"', "is no trace"), ("{}", "has no traceEvents"),
-        ('{"a": [1, 2', "has no traceEvents"), ("kernel\t1", "is no trace"),
+        ("", "is empty"), (" \n ", "is empty"), ("3", "is not a trace"),
+        ('"x"', "is not a trace"), ("{}", "has no traceEvents"),
+        ('{"a": [1, 2', "has no traceEvents"), ("kernel\t1", "is not a trace"),
     ],
 )  # fmt: skip
 def test_files_that_are_no_trace(tmp_path: Path, content: str, sentence: str) -> None:

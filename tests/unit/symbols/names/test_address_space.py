@@ -162,7 +162,7 @@ def test_invalid_records_are_an_error() -> None:
     whole = comm_record(7, 42, b"python3")
     for data in (whole[:-1], whole + b"\0" * 8, whole + b"\3\0\0\0\0\0\4\0", b"\3"):
         band = SideBand()
-        with pytest.raises(ValueError, match="of its bytes are no records"):
+        with pytest.raises(ValueError, match="of its bytes are not records"):
             decode(data, band)
         assert len(band.processes.time) == (len(data) >= len(whole))
 

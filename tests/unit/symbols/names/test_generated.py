@@ -275,7 +275,7 @@ def test_a_truncated_jitdump_is_read_up_to_its_last_whole_record(generated: Gene
 @pytest.mark.parametrize(
     ("dump", "problem"),
     [
-        (b"\x00" * 64, "it is no jitdump"),
+        (b"\x00" * 64, "it is not a jitdump"),
         (header()[3::-1] + header()[4:], "it was written by a machine of the other byte order"),
         (header(version=2), "it is a jitdump of version 2, of which only 1 can be read"),
         (header(size=8), "its header is damaged"),

@@ -85,7 +85,7 @@ def test_only_regular_files_are_opened(library: Build, binaries: Binaries, tmp_p
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "to-fifo").symlink_to("fifo")
     for path in (tmp_path / "fifo", tmp_path / "to-fifo", tmp_path, Path("/dev/zero"), Path("/dev/tty")):
-        assert name(binaries, library, path=path) == (None, "", f"{path} is no regular file")
+        assert name(binaries, library, path=path) == (None, "", f"{path} is not a regular file")
     # and paths that do not exist
     (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
@@ -94,7 +94,7 @@ def test_only_regular_files_are_opened(library: Build, binaries: Binaries, tmp_p
         assert problem == f"no file with its build-id ({library.module().build_id.hex()}) was found"  # type: ignore[union-attr]
     assert "cannot be opened" in name(binaries, library, path=tmp_path / "loop")[2]
     (tmp_path / "text").write_text("no ELF file")
-    assert name(binaries, library, path=tmp_path / "text")[2] == f"{tmp_path}/text: it is no ELF file"
+    assert name(binaries, library, path=tmp_path / "text")[2] == f"{tmp_path}/text: it is not an ELF file"
 
 
 def test_symfs_replaces_the_root(library: Build, binaries: Binaries, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_another_build_of_the_same_name_in_a_symbol_dir_is_not_used(
     # then
     problem = name(binaries, library, None, folder, path="/gone/libhere.so")[2]
     assert problem.count("is another build") == 2
-    # and when the right build is there under any name, the others are no problem
+    # and when the right build is there under any name, the others are not problem
     shutil.copy(library.path, folder / "x")
     expected = ("here", f"debug information of {folder}/x", "")
     assert name(binaries, library, None, folder, path="/gone/libhere.so") == expected

@@ -1,4 +1,4 @@
-"""Texts of copied objects: objects of this interpreter, and bytes that are no objects."""
+"""Texts of copied objects: objects of this interpreter, and bytes that are not objects."""
 
 from __future__ import annotations
 

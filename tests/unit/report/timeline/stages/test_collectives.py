@@ -188,7 +188,9 @@ def test_a_tree_gets_no_slices() -> None:
                                           made.texts.taken(made.slices.peers).to_pylist()])  # fmt: skip
     add_collective_calls(made, Options())
     assert len(made.slices) == 11
-    assert [each.text for each in made.messages.said] == ["1 collectives are no chains of ranks, so they get no slices"]
+    assert [each.text for each in made.messages.said] == [
+        "1 collectives are not chains of ranks, so they get no slices"
+    ]
 
 
 def test_bandwidth_from_events() -> None:

@@ -94,6 +94,6 @@ def test_filters_that_can_drop_nothing_are_said() -> None:
     assert len(made.slices) == 2
     assert [f"{message.stage} {message.text}" for message in made.messages.said] == [
         "FLTR No slice has args.nothing: the filter args.nothing:1 drops nothing",
-        "FLTR The filter name:( is no regular expression: it drops nothing",
+        "FLTR The filter name:( is not a regular expression: it drops nothing",
         "FLTR No slice has args.device: the filter args.device:1 drops nothing",
     ]

@@ -32,7 +32,7 @@ def test_busy_time_is_that_of_the_union_of_slices() -> None:
     found = busy(two_ranks())
     assert (found.ranks, found.more, found.length) == ([0, 1], 0, 400_000)
     by_class = {name: found.percent[number] for number, name in enumerate(CLASSES)}
-    # kernels from 100 to 160.5 us; the preparation before them is no work of the device
+    # kernels from 100 to 160.5 us; the preparation before them is not a work of the device
     assert by_class["computation"][0].tolist() == [0] * 100 + [100] * 60 + [50] + [0] * 239
     assert by_class["communication"][0].tolist() == [0] * 300 + [100] * 10 + [0] * 90
     assert by_class["copies"][0].tolist() == [0] * 150 + [100] * 100 + [0] * 150

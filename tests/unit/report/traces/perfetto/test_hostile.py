@@ -39,7 +39,7 @@ def test_reading_goes_on_at_the_next_marker_after_damage(piece_bytes: int) -> No
     rows, facts = rows_without_file(content, piece_bytes)
     assert [row["name"] for row in rows["instant"]] == ["x"] * 3 + ["y"] * 4
     assert facts.counts.dropped == {"unreadable": 2}
-    assert facts.problems == ["bytes that are no packets, at 2 places: what is up to the next marker was not read"]
+    assert facts.problems == ["bytes that are not packets, at 2 places: what is up to the next marker was not read"]
 
 
 @pytest.mark.parametrize("cut", [1, 2, 7])
