@@ -97,7 +97,7 @@ int on_transferred(struct pt_regs *ctx) {
     return 0;
 }
 
-/* At a function that may copy but is not a transfer: its launches do not belong to the call before it. */
+/* At a function that may copy but is no transfer: its launches do not belong to the call before it. */
 int on_may_copy(struct pt_regs *ctx) {
     u32 tid = bpf_get_current_pid_tgid();
     calls.delete(&tid);

@@ -103,8 +103,7 @@ class LiveView(View):
             return
         except OSError:
             pass
-        if not self._is_ended:
-            self.exit()  # the recorder is gone
+        self.exit()  # the recorder closed the channel, or was killed: nobody may be left to quit
 
     def _read_spool(self) -> None:
         """Reads what was recorded, and shows it unless the view is paused or a dialog is open."""

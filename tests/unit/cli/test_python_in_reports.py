@@ -125,7 +125,7 @@ def test_the_filter_keeps_matching_stacks(path: Path, words: tuple[str, ...], pa
 def test_an_invalid_regular_expression_is_refused(path: Path, pattern: str) -> None:
     done = iaprof("top", path, "--python", pattern)
     assert (done.code, done.err.count("\n")) == (2, 1)
-    assert done.err.startswith("iaprof: --python takes a regular expression, and this is none: ")
+    assert done.err.startswith("iaprof: --python takes a regular expression, and this is not one: ")
 
 
 def test_all_verbs_have_the_filter(path: Path) -> None:

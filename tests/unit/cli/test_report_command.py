@@ -55,7 +55,7 @@ def test_outputs(good: Path, tmp_path: Path) -> None:
         (("report", "{folder}/empty"), 1, "is empty"),
         (("report", "{folder}/text"), 1, "not an iaprof capture"),
         (("report", "{folder}/c", "--format", "xml"), 2, "--format takes folded, html"),
-        (("report", "{folder}/c", "-o", "{folder}/x.unknown"), 2, "does not tell the format: end it in .folded, "),
+        (("report", "{folder}/c", "-o", "{folder}/x.unknown"), 2, "does not determine the format: end it in .folded, "),
         (("report", "{folder}/c", "-o", "{folder}/no/x.folded"), 1, "does not exist"),
         (("report", "{folder}/empty", "-o", "{folder}/x.folded"), 1, "is empty"),
         (("report", "{folder}/c", "-o", "{folder}/c", "--force", "--format", "folded"), 1, "is what is read"),

@@ -90,9 +90,9 @@ def test_more_sections_than_the_header_has_room_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "no ELF file"),
+        (b"", "not an ELF file"),
         (b"\x7fELF\x02\x01", "header cannot be read"),
-        (b"\x7fELF\x01\x01" + bytes(58), "no 64-bit"),
+        (b"\x7fELF\x01\x01" + bytes(58), "not a 64-bit"),
         (b"\x7fELF\x02\x02" + bytes(58), "big-endian"),
     ],
 )

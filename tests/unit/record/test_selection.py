@@ -347,7 +347,7 @@ def test_a_device_may_be_missing_in_parts_of_a_merged_capture(tmp_path: Path) ->
 TIME = "--time takes a part of the recording such as 1s-10s, 500ms- or 10%-20%, not "
 HAS = "0000:03:00.0, 0000:04:00.0, card0, card1, renderD128, renderD129"
 REASONS = "active, control, pipestall, send, dist_acc, sbid, sync, inst_fetch, other, tdr"
-REGEX = "--kernel takes a regular expression, and this is none: "
+REGEX = "--kernel takes a regular expression, and this is not one: "
 
 
 @pytest.mark.parametrize(

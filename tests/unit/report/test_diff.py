@@ -229,7 +229,7 @@ EXTENSIONS = ".json, .csv, .parquet, .html, .folded, .collapsed, .svg"
         (("--by", "line"), "--by takes kernel, function, launcher, stack, not 'line'", 2),
         (("--normalize", "time"), "--normalize takes total, none, not 'time'", 2),
         (("--format", "svgs"), f"--format takes {FORMATS}, not 'svgs': did you mean svg?", 2),
-        (("-o", "out.txt"), f"the name out.txt does not tell the format: end it in {EXTENSIONS}", 2),
+        (("-o", "out.txt"), f"the name out.txt does not determine the format: end it in {EXTENSIONS}", 2),
         (("-o", "{0}.folded", "--json"), "--json and -o {0}.folded contradict each other: leave one of them out", 2),
         (("--format=svg", "-o", "x.csv"), "--format=svg and -o x.csv contradict each other: leave one of them out", 2),
         (("-o", "{1}", "-f"), "{1} is what is read: name another file with -o", 1),

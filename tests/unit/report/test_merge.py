@@ -285,7 +285,7 @@ def forged(path: Path, about: Any, numbers: list[int | None], **more: Any) -> Pa
 
 @pytest.mark.parametrize("about", [None, {}, [], 5, [{}, 5], [[]], [{"parts": []}], [{}] * 65_536], ids=str)
 def test_invalid_parts_in_the_header(tmp_path: Path, about: Any) -> None:
-    with pytest.raises(CaptureError, match="damaged header: what it says of its parts"):
+    with pytest.raises(CaptureError, match="damaged header: what it says about its parts"):
         CaptureReader(forged(tmp_path / "c", about, [0]))
 
 

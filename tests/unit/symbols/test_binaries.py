@@ -242,7 +242,7 @@ def test_a_debug_link_must_be_a_plain_file_name(binaries: Binaries) -> None:
 def test_only_regular_files_are_read(binaries: Binaries) -> None:
     reading, writing = os.pipe()
     for file in (reading, os.open("/dev/zero", os.O_RDONLY), os.open("/", os.O_RDONLY)):
-        with pytest.raises(BinaryError, match="no regular file"):
+        with pytest.raises(BinaryError, match="not a regular file"):
             binaries.facts(file)
         os.close(file)
     os.close(writing)
@@ -251,11 +251,11 @@ def test_only_regular_files_are_read(binaries: Binaries) -> None:
 # --- hostile files
 
 BROKEN = {
-    "empty": (b"", "no ELF file"),
-    "text": (b"#!/bin/sh\n" * 100, "no ELF file"),
+    "empty": (b"", "not an ELF file"),
+    "text": (b"#!/bin/sh\n" * 100, "not an ELF file"),
     "cut off in its header": (GOOD[:40], "its header cannot be read"),
     "cut off in its segments": (GOOD[:100], "outside the file"),
-    "32-bit": (with_header(GOOD, ident=b"\x7fELF\x01\x01\x01".ljust(16, b"\0")), "no 64-bit"),
+    "32-bit": (with_header(GOOD, ident=b"\x7fELF\x01\x01\x01".ljust(16, b"\0")), "not a 64-bit"),
     "big-endian": (with_header(GOOD, ident=b"\x7fELF\x02\x02\x01".ljust(16, b"\0")), "big-endian"),
     "for another machine": (with_header(GOOD, machine=183), r"another processor \(EM_AARCH64\)"),
     "sections nowhere": (with_header(GOOD, shoff=1 << 62), "outside the file"),

@@ -121,7 +121,7 @@ def test_extensions_choose_formats(file: str, name: str) -> None:
 
 
 def test_other_extensions_tell_no_format() -> None:
-    with pytest.raises(UsageError, match=r"^the name x\.txt does not tell the format: end it in \.folded, "):
+    with pytest.raises(UsageError, match=r"^the name x\.txt does not determine the format: end it in \.folded, "):
         output_format(EXTENSIONS, "", named=None, as_json=False, output=Path("x.txt"))
 
 

@@ -111,7 +111,7 @@ def test_names_are_text_only(tmp_path: Path, browser: Browser) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["-o", "{tmp}/x.txt"], "does not tell the format"),
+        (["-o", "{tmp}/x.txt"], "does not determine the format"),
         (["-o", "{tmp}/x.html", "--json"], "contradict each other"),
         (["-o", "{tmp}/x.folded"], "folded is for two captures"),
         (["-o", "{tmp}/old/0.parquet", "--force"], "is what is read"),

@@ -72,7 +72,7 @@ def test_no_outliers_are_said(hosts: Path) -> None:
     ("words", "said"),
     [
         (["--outliers"], "--outliers compares groups"),
-        (["--outliers", "--group-by=host", "--by=line"], "--outliers is of kernels"),
+        (["--outliers", "--group-by=host", "--by=line"], "--outliers compares kernels"),
         (["--outliers", "--group-by=day"], "outliers need 4 groups"),
     ],
 )
@@ -138,9 +138,9 @@ def test_percentiles_are_those_of_the_groups(hosts: Path) -> None:
     ("words", "said"),
     [
         (["--percentiles"], "--percentiles compares groups"),
-        (["--percentiles", "--group-by=host", "--by=reason"], "--percentiles are not of --by reason"),
+        (["--percentiles", "--group-by=host", "--by=reason"], "--percentiles cannot show --by reason"),
         (["--percentiles", "--group-by=host", "--outliers"], "are two tables"),
-        (["-o", "{tmp}/x.txt"], "does not tell the format"),
+        (["-o", "{tmp}/x.txt"], "does not determine the format"),
         (["-o", "{tmp}/x.csv", "--json"], "contradict each other"),
         (["-o", "{tmp}/captures/0.parquet", "--force"], "is what is read"),
     ],

@@ -74,7 +74,7 @@ def test_a_length_beyond_the_copy_is_cut(layout: Layout) -> None:
 
 def test_objects_that_are_not_compact_strings_are_refused(layout: Layout) -> None:
     for memory in (memory_of(Other("text")), memory_of(17).ljust(64, b"\0"), memory_of([]).ljust(64, b"\0")):
-        with pytest.raises(TextError, match="no string"):
+        with pytest.raises(TextError, match="not a string"):
             text_of(memory, layout)
     for size in range(36):
         with pytest.raises(TextError, match="not all of its head"):
