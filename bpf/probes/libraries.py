@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -215,14 +214,15 @@ class Libraries:
     def _take(self, location: str, path: str) -> Generator[Outcome, None, int]:
         """Probes one library, opened at `location`; returns since when it has probes, 0 if it has none."""
         try:
-            fd = os.open(location, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+            file = open_regular(location)
         except OSError:
-            return 0  # the process has ended, or has unmapped it
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            os.close(fd)
-            return 0
-        with open(fd, "rb") as file:
+            return 0  # the process has ended, or has unmapped it; or it is no file, or on a file system that is gone
+        with file:
+            fd = file.fileno()
+            try:
+                status = os.fstat(fd)
+            except OSError:  # the file system has gone since, as FUSE's do with their server
+                return 0
             inode = (status.st_dev, status.st_ino)
             # Overlays of two containers show one file of their image with different devices, but otherwise equal. As a
             # probe is in the underlying file, a second probe would make each call fire twice.
