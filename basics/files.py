@@ -183,10 +183,13 @@ def open_regular(path: str) -> BinaryIO:
         OSError: it is none, or cannot be opened.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file")
+        return open(fd, "rb")
+    except OSError:  # also of fstat(2), such as that of a FUSE file system whose server is gone
         os.close(fd)
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    return open(fd, "rb")
+        raise
 
 
 def is_untrusted(status: os.stat_result) -> bool:

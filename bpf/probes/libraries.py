@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -247,7 +246,11 @@ class Libraries:
         except OSError as error:  # such as a file system of its user's that root may not enter
             yield from self._once(pid, path, f"it cannot be opened ({error.strerror})")
             return 0
-        status = os.fstat(fd)
+        try:
+            status = os.fstat(fd)
+        except OSError:  # the file system has gone since, as FUSE's do with their server
+            os.close(fd)
+            return 0
         if not stat.S_ISREG(status.st_mode):
             os.close(fd)
             return 0
