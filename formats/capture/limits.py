@@ -40,6 +40,7 @@ PROCESSES = Ratio(50_000, 256, "processes with stacks")
 MODULES = Ratio(16_384, 300, "mapped files with frames of stacks")
 CPU_STACKS = Ratio(150_000, 64, "processes and stacks of CPU samples")
 SENSORS = Ratio(4096, 16_384, "metrics of energy")
+ADDRESSES = Ratio(500_000, 16, "addresses in stacks")
 SITES = Ratio(65_536, 128, "kernels and stacks that stall")
 CANDIDATES = Ratio(1 << 24, 1, "launches and processes that can have caused its stalls")  # for each read and kernel
 

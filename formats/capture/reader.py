@@ -27,6 +27,7 @@ from iaprof.basics.finite_json import loads_finite
 from iaprof.formats.capture import merged
 from iaprof.formats.capture.dictionaries import decoded_bytes, with_null_rows
 from iaprof.formats.capture.limits import (
+    ADDRESSES,
     HEADER_KEY,
     MAX_EXPANSION,
     MAX_GROUP_BYTES,
@@ -354,10 +355,14 @@ class CaptureReader:
             yield pa.Table.from_arrays(arrays, schema=schema)
 
     def stacks(self, ids: NDArray[np.uint64]) -> pa.Table:
-        """The `stack` rows with these ids. CaptureError: see `tables`."""
+        """The `stack` rows with these ids. CaptureError: see `tables`, or their addresses are absurdly many."""
         chosen = pa.array(ids)
         tables = [table.filter(pc.is_in(table["id"], chosen)) for table in self.tables("stack")]
-        return pa.concat_tables([_read_schema("stack", ()).empty_table(), *tables]).unify_dictionaries()
+        found = pa.concat_tables([_read_schema("stack", ()).empty_table(), *tables]).unify_dictionaries()
+        addresses = pc.list_flatten(found["ips"])
+        if len(addresses) > ADDRESSES.most:
+            self.check(pc.count_distinct(addresses).as_py(), ADDRESSES)
+        return found
 
     def table(self, kind: str, columns: tuple[str, ...] = ()) -> pa.Table:
         """All rows of a kind in one table, for kinds with few rows."""

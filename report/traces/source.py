@@ -17,6 +17,7 @@ _UTF8_BOM = b"\xef\xbb\xbf"
 GZIP = b"\x1f\x8b"
 """What compressed files begin with."""
 _MOST_CONVERTED = 64 << 20  # bytes of one answer
+_MOST_EXPANDED, _MOST_EXPANSION = 1 << 29, 100  # bytes in all, or, of a large file, times its size
 
 
 class Reads(Protocol):
@@ -142,3 +143,8 @@ class Source:
         self._ended |= ended
         self.is_damaged |= damaged
         self._window += content
+        if self._is_gzip and self._window_begin + len(self._window) > max(_MOST_EXPANDED, _MOST_EXPANSION * self.size):
+            raise IaprofError(
+                f"{self.name} becomes absurdly large when it is decompressed: it is made to do harm; if you trust it, "
+                "decompress it first"
+            )

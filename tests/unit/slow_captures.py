@@ -93,6 +93,19 @@ def mapped_files(path: Path, files: int = 30_000) -> Path:
     return write(path, [("mapping", mapping), ("stack", stack), *_launched()[:2]])
 
 
+def deep_stacks(path: Path, stacks: int = 450) -> Path:
+    """Launches of a kernel each, with stacks of 1,000 addresses, all of them different, and a sample in each."""
+    depth = 1000
+    number = np.arange(1, stacks + 1, dtype=np.uint64)
+    ips = pa.ListArray.from_arrays(pa.array(np.arange(stacks + 1, dtype=np.int32) * depth),
+                                   pa.array(np.arange(stacks * depth, dtype=np.uint64) << np.uint64(4)),
+                                   type=KINDS["stack"].field("ips").type)  # fmt: skip
+    stack = {"id": pa.array(number), "pid": pa.array(np.full(stacks, 7, np.uint32)), "ips": ips}
+    address = pa.array((number << np.uint64(6)) + np.uint64(1 << 28))
+    launches = _launches(stacks, address=address, size=_same(64, stacks))
+    return write(path, [("stack", stack), launches, _stalls(address.to_numpy())])
+
+
 def kernels_over_each_other(path: Path, kernels: int = 5000) -> Path:
     """Kernels of one process that begin one after the other and all end at one address, and a sample in each."""
     number = np.arange(kernels, dtype=np.uint64)
@@ -204,6 +217,7 @@ SLOW: dict[str, tuple[Callable[[Path, int], Path], int]] = {
     "kernels_over_each_other": (kernels_over_each_other, 5000),
     "stacks_of_one_kernel": (stacks_of_one_kernel, 40_000),
     "processes_at_one_address": (processes_at_one_address, 4000),
+    "deep_stacks": (deep_stacks, 450),
     "mapped_files": (mapped_files, 30_000),
     "distinct_launches": (distinct_launches, 280_000),
     "stalling_kernels": (stalling_kernels, 65_000),

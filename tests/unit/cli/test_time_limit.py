@@ -20,6 +20,7 @@ from unit.memory_runs import Runs
 from unit.slow_captures import (
     SLOW,
     cpu_stacks,
+    deep_stacks,
     empty_parts,
     energy_names,
     mapped_files,
@@ -91,6 +92,7 @@ def test_no_verb_takes_long_for_a_small_capture(name: str, tmp_path: Path, runs:
         (lambda path: stack_processes(path, 60_000), "archive"),
         (lambda path: stalling_kernels(path, 70_000), "top"),
         (lambda path: mapped_files(path, 17_000), "archive"),
+        (lambda path: deep_stacks(path, 510), "top"),
         (lambda path: processes_at_one_address(path, 4500), "top"),
     ],
 )

@@ -1,0 +1,36 @@
+"""Compressed traces of kilobytes that become gigabytes: they are refused, however little their content says."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from iaprof.report.traces import source
+from unit.in_process import iaprof
+
+EVENT = b'{"name":"a","ph":"X","ts":1,"dur":1,"pid":1,"tid":1}'
+
+
+def bomb(path: Path, spaces: int) -> Path:
+    path.write_bytes(gzip.compress(b'{"traceEvents":[' + b" " * spaces + EVENT + b"]}"))
+    return path
+
+
+def test_a_trace_that_becomes_absurdly_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a limit that a test reaches soon, and a file of 20 kB that becomes 20 MB
+    monkeypatch.setattr(source, "_MOST_EXPANDED", 1 << 22)
+    trace = bomb(tmp_path / "t.json.gz", 20 << 20)
+    # when it is imported
+    ran = iaprof("import", trace, "-o", tmp_path / "c.parquet")
+    # then one sentence says what to do, and nothing is written
+    assert ran.code == 1
+    assert ran.err.startswith(f"iaprof: {trace} becomes absurdly large when it is decompressed")
+    assert ran.err.count("\n") == 1
+    assert [each.name for each in tmp_path.iterdir()] == ["t.json.gz"]
+
+
+def test_a_trace_that_compresses_well_is_imported(tmp_path: Path) -> None:
+    ran = iaprof("import", bomb(tmp_path / "t.json.gz", 20 << 20), "-o", tmp_path / "c.parquet")
+    assert (ran.code, "1 slice" in ran.err) == (0, True), ran.err
