@@ -87,5 +87,5 @@ def test_a_descriptor_in_which_nobody_can_wait(path: str) -> None:
 def test_a_file_or_device_is_no_fifo(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", Path("/dev/null")):
-        with pytest.raises(UsageError, match="no FIFO"):
+        with pytest.raises(UsageError, match="not a FIFO"):
             Control(f"fifo:{path}")

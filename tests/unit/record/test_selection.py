@@ -368,7 +368,7 @@ REGEX = "--kernel takes a regular expression, and this is not one: "
         ("--tid", "0", "--tid takes thread ids, separated by commas, not '0'"),
         *((option, "", f"{option} takes at least one") for option in ("--pid", "--tid", "--comm", "--device")),
         *((option, " ,", f"{option} takes at least one") for option in ("--reason", "--cgroup")),
-        ("--kernel", "", f"{REGEX}it is empty"),
+        ("--kernel", "", "--kernel takes a regular expression, not an empty text"),
         ("--kernel", "a(", f"{REGEX}missing ), unterminated subpattern at position 1"),
         ("--kernel", "a{99999999999}", f"{REGEX}the repetition number is too large"),
         ("--kernel", "(" * 5000, f"{REGEX}maximum recursion depth exceeded"),

@@ -337,5 +337,5 @@ def test_paper_is_light_and_has_the_whole_picture(browser: Browser, tmp_path: Pa
         assert page.locator("#flame .tools").is_hidden()
         page.evaluate("dispatchEvent(new Event('afterprint'))")
         page.emulate_media(media="screen")
-        assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-        assert page.evaluate("iaprof.flame.height") == shown
+        page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+        page.wait_for_function(f"iaprof.flame.height === {shown}")
