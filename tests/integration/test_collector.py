@@ -85,7 +85,7 @@ def test_secrets_stay_secret(collector: DebugElfCollector, folder: Path) -> None
     # then
     assert "Permission denied" in refusal(collector, secret)
     assert "Permission denied" in refusal(collector, folder / "hard")
-    assert "no regular file" in refusal(collector, folder / "link")
+    assert "not a regular file" in refusal(collector, folder / "link")
     assert refusal(collector, "/etc/shadow")
     # but root itself gets it
     assert isinstance(ask(collector, secret, uid=0), TakenElf)
@@ -102,14 +102,14 @@ def test_what_is_no_regular_file(collector: DebugElfCollector, folder: Path) -> 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(folder / "socket"))
         for path in (folder / "fifo", folder / "device", folder, folder / "socket", Path("/dev/zero")):
-            assert "no regular file" in refusal(collector, path)
+            assert "not a regular file" in refusal(collector, path)
     assert refusal(collector, "/proc/self/mem")
     assert refusal(collector, f"/proc/{os.getpid()}/root/etc/passwd")  # a magic link on the way
     assert "not there" in refusal(collector, folder / "absent")
 
 
 def test_what_is_no_elf_of_a_gpu(collector: DebugElfCollector, folder: Path) -> None:
-    assert "no 64-bit little-endian ELF" in refusal(collector, write(folder / "text", b"root:*:19000:0:99999:7:::\n"))
+    assert "not a 64-bit little-endian ELF" in refusal(collector, write(folder / "text", b"root:*:19000:0:99999:7:::\n"))
     assert "empty" in refusal(collector, write(folder / "empty", b""))
     assert "ELF" in refusal(collector, write(folder / "short", ELF[:18]))
     assert "another machine" in refusal(collector, write(folder / "x86", Path("/bin/true").read_bytes()))

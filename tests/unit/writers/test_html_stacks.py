@@ -109,6 +109,7 @@ def test_the_call_tree_groups_frames_until_they_are_asked_for(page: Page) -> Non
         ("80.0 %", 7, "nn::step()"),
     ]
     page.click("[data-part=groups] [value=interpreter]")
+    until(page, "document.querySelectorAll('.call')[2].textContent.includes('C library')")
     assert [name for _, _, name in rows(page)][2:6] == ["1 frame of C library", "Py_RunMain", "py::train", "call"]
 
 
@@ -337,5 +338,4 @@ def test_paper_is_light_and_has_the_whole_picture(browser: Browser, tmp_path: Pa
         assert page.locator("#flame .tools").is_hidden()
         page.evaluate("dispatchEvent(new Event('afterprint'))")
         page.emulate_media(media="screen")
-        page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
-        page.wait_for_function(f"iaprof.flame.height === {shown}")
+        until(page, f"document.documentElement.dataset.theme === 'dark' && iaprof.flame.height === {shown}")
