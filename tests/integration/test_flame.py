@@ -57,7 +57,7 @@ def test_from_a_command_to_a_page(tmp_path: Path) -> None:
 
 def test_what_cannot_be(tmp_path: Path) -> None:
     assert iaprof("flame").err == "iaprof: name a COMMAND to record, or a --duration\n"
-    assert "is to be a page" in iaprof("flame", "-o", tmp_path / "x.svg", "--", "true").err
+    assert "has to be a page" in iaprof("flame", "-o", tmp_path / "x.svg", "--", "true").err
     # a program that there is not: record's own sentence, and nothing is left
     done = iaprof("flame", "-o", tmp_path / "x.html", "--", "no-such-program")
     assert done.code != 0
