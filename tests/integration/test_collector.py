@@ -109,7 +109,9 @@ def test_what_is_no_regular_file(collector: DebugElfCollector, folder: Path) -> 
 
 
 def test_what_is_no_elf_of_a_gpu(collector: DebugElfCollector, folder: Path) -> None:
-    assert "not a 64-bit little-endian ELF" in refusal(collector, write(folder / "text", b"root:*:19000:0:99999:7:::\n"))
+    assert "not a 64-bit little-endian ELF" in refusal(
+        collector, write(folder / "text", b"root:*:19000:0:99999:7:::\n")
+    )
     assert "empty" in refusal(collector, write(folder / "empty", b""))
     assert "ELF" in refusal(collector, write(folder / "short", ELF[:18]))
     assert "another machine" in refusal(collector, write(folder / "x86", Path("/bin/true").read_bytes()))
