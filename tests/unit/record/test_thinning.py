@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from iaprof.record.budget import Level
-from iaprof.record.loop import Loop
 from iaprof.record.sources import cpu_samples, metering
 from iaprof.record.sources.cpu_samples import CpuSamples
 from iaprof.record.sources.metering import Metering
@@ -52,24 +51,25 @@ def test_clocks_get_slower_and_stop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_metrics_get_rarer_and_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    samples: list[int] = []
-    made = SimpleNamespace(
-        problems=[], add=None, sample=lambda: samples.append(time.monotonic_ns()), close=lambda: None
-    )
+    # given a loop whose actions are called here, each before it is due
+    samples, asked = list[None](), list[tuple[int, Any]]()
+    made = SimpleNamespace(problems=[], add=None, sample=lambda: samples.append(None), close=lambda: None)
     monkeypatch.setattr(metering, "Metrics", lambda _: made)
     stalls: Any = SimpleNamespace(gts=list, on_new_gt=None)
-    loop = Loop()
+    loop: Any = SimpleNamespace(at=lambda due, action: asked.append((due, action)))
     source = Metering(stalls, 5_000_000)
     source.start(SimpleNamespace(inform=None), loop)  # type: ignore[arg-type]
     source.resume()
 
     def spans(level: Level, number: int) -> list[int]:
         source.thin(level)
-        first = len(samples) + 1  # the next one was due before
-        while len(samples) < first + number:
-            loop.turn()
-        return [later - earlier for earlier, later in zip(samples[first:], samples[first + 1 :], strict=False)]
+        dues = [asked[-1][0]]
+        for _ in range(number):
+            asked[-1][1]()
+            dues.append(asked[-1][0])
+        return [later - earlier for earlier, later in itertools.pairwise(dues)]
 
-    assert min(spans(Level(0, 50_000_000), 3)) > 40_000_000
-    assert min(spans(Level(0, 5_000_000), 10)) < 40_000_000
-    loop.close()
+    # when, then
+    assert spans(Level(0, 50_000_000), 3) == [50_000_000] * 3
+    assert spans(Level(0, 5_000_000), 10) == [5_000_000] * 10
+    assert len(samples) == 13
