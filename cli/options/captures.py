@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
@@ -20,8 +21,12 @@ FirstCapture: TypeAlias = Annotated[
 """A capture before another argument, which can be given without it: see capture_and."""
 
 
-def existing(path: Path) -> Path:
-    """Returns the path of a capture.
+def existing(path: Path, absent: Callable[[Path], str] | None = None) -> Path:
+    """Returns the path of a capture, or of another file.
+
+    Args:
+        path: the path.
+        absent: says of another file than a capture what to do if it is not there.
 
     Raises:
         IaprofError: there is no such file.
@@ -29,7 +34,7 @@ def existing(path: Path) -> Path:
     try:
         path.stat()
     except FileNotFoundError:
-        raise IaprofError(_absent(path)) from None
+        raise IaprofError((absent or _absent)(path)) from None
     except OSError:
         pass  # opening it says why
     return path

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.basics.errors import UsageError
 from iaprof.basics.files import check_output
-from iaprof.cli.options.captures import DEFAULT
+from iaprof.cli.options.captures import DEFAULT, existing
 from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.summary import say_end
@@ -52,12 +52,7 @@ def recover(
     from iaprof.record.symbolize.recorded import stack_finisher, symbol_writer
     from iaprof.symbols.names.which import Symbols
 
-    try:
-        spool.stat()
-    except FileNotFoundError:
-        raise IaprofError(_absent(spool)) from None
-    except OSError:
-        pass  # opening it says why
+    existing(spool, _absent)
     if output is None:
         if spool.suffix != _EXTENSION:
             raise UsageError(f"{spool} does not end in {_EXTENSION}: name the capture to write with -o")

@@ -330,12 +330,13 @@ class CaptureReader:
                 CaptureError: the file is damaged there, or the capture is merged: read its parts instead.
         """
         schema = _read_schema(kind, columns)
+        there = [name for name in _read_schema(kind, ()).names if f"{kind}.{name}" not in self._absent]
+        present = [name for name in schema.names if name in there]
+        # One column more tells how many rows there are, if the file has none of those.
+        read = [f"{kind}.{name}" for name in present or there[:1]]
         bytes_left = self._most_bytes
         for index, start, end in self._rows_of(kind)[share[0] :: share[1]]:
-            there = [name for name in _read_schema(kind, ()).names if f"{kind}.{name}" not in self._absent]
-            present = [name for name in schema.names if name in there]
-            # One column more tells how many rows there are, if the file has none of those.
-            table = self._read(index, [f"{kind}.{name}" for name in present or there[:1]], kind)
+            table = self._read(index, read, kind)
             bytes_left -= table.nbytes
             with self._damaged(kind):
                 rows = table.column(0)

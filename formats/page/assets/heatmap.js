@@ -114,12 +114,7 @@ class HeatMaps {
     const room = this.around.clientWidth;
     this.cell = Math.min((room - HEAT_LEFT - 1) / this.columns, HEAT_WIDEST);
     const width = Math.round(this.cell * this.columns), height = HEAT_ROWS * HEAT_ROW, below = 18;
-    canvas.style.width = `${room}px`;
-    canvas.style.height = `${height + below}px`;
-    canvas.width = Math.round(room * ratio);
-    canvas.height = Math.round((height + below) * ratio);
-    const context = canvas.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const context = sized(canvas, room, height + below);
     context.fillStyle = colour("--panel-soft");
     context.fillRect(HEAT_LEFT, 0, width, height);
     context.imageSmoothingEnabled = this.cell * ratio < 1; // columns share pixels: their mean, not one of them

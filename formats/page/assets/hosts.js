@@ -108,7 +108,7 @@ class HostMap {
   }
 
   drawNow() {
-    const { canvas } = this, { rows } = this.data, ratio = window.devicePixelRatio || 1;
+    const { canvas } = this, { rows } = this.data;
     const room = this.around.clientWidth;
     const context = canvas.getContext("2d");
     const font = `11px ${colour("--sans") || "sans-serif"}`;
@@ -120,11 +120,7 @@ class HostMap {
     this.cell = Math.min((room - this.left - 1) / columns, HOSTS_WIDEST);
     this.row = Math.min(Math.max(Math.floor(480 / rows.length), HOSTS_LOWEST), HOSTS_HIGHEST);
     const width = this.cell * columns, height = this.row * rows.length;
-    canvas.style.width = `${room}px`;
-    canvas.style.height = `${height + HOSTS_BELOW}px`;
-    canvas.width = Math.round(room * ratio);
-    canvas.height = Math.round((height + HOSTS_BELOW) * ratio);
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    sized(canvas, room, height + HOSTS_BELOW);
     context.font = font;
     context.fillStyle = colour("--panel-soft");
     context.fillRect(this.left, 0, width, height);

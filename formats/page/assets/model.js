@@ -247,6 +247,18 @@ class Model {
   }
 }
 
+/** Gives a canvas a size in px; returns its context, which is in px, too. */
+function sized(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  canvas.width = Math.max(Math.round(width * ratio), 1);
+  canvas.height = Math.max(Math.round(height * ratio), 1);
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return context;
+}
+
 /** The value of a CSS variable, such as "--muted", in the theme of now. */
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser import chromium, opened
+from browser import opened
 from iaprof.formats.page.difference import write_difference
 from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin, Profile
 from iaprof.report.views.difference import joined
@@ -45,12 +44,6 @@ def both_of(names: dict[str, tuple[int, int]]) -> Profile:
         for at, folder in enumerate(("old", "new"))
     ]
     return joined(*sides)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as made:
-        yield made
 
 
 def shown(page: Page) -> dict[str, list[object]]:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser import chromium, opened, until
+from browser import opened, until
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.profile import Code, Kernel, Launch, StackOptions, reason_name
 from iaprof.formats.stacks.flame_layout import SMALLEST, FlameLayout, frame_key, lay_out
@@ -265,12 +265,6 @@ def hostile() -> Export:
         for name in HOSTILE
     ]
     return export(rows, About("<host>&", "]]>", '"gpu"', warnings=[HOSTILE[0]]))
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from playwright.sync_api import Browser, Page
 
-from browser import chromium, opened
+from browser import opened
 from iaprof.cli.main import main
 from iaprof.formats.export import About, Export, Launches, Series, Thread
 from iaprof.formats.page.html import HtmlPage
@@ -223,12 +223,6 @@ def test_listings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SECONDS = 4.0
 INTERVALS = 200
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as started:
-        yield started
 
 
 def everything() -> Export:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser import chromium, opened, until
+from browser import opened, until
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin
 from iaprof.gpu.intel.reasons import MEANINGS
@@ -36,12 +36,6 @@ ROWS = [
 TOTAL = 100
 ROOT = Path(__file__).resolve().parents[3]
 EXPORT = Export(profile(ROWS, INTERVALS), ABOUT, 0.02, cpu=CPU)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import jsonschema
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser import chromium
 from iaprof.formats.export import Export
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.speedscope import Speedscope
@@ -98,12 +96,6 @@ def test_hostile_names_stay_names() -> None:
     document = written(stalled.hostile())
     assert document["profiles"][0]["endValue"] == sum(range(1, len(stalled.HOSTILE) + 1))
     assert all(each["name"].isprintable() for each in document["shared"]["frames"])
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.mark.parametrize(("export", "total"), [(stalled.export(), 110), (stalled.hostile(), 253)])

@@ -10,18 +10,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser import chromium, opened, until
+from browser import opened, until
 from unit.cli.test_timeline_command import SAMPLE
 from unit.in_process import iaprof
 
 HOSTILE = "</script><script>document.title='run'</script>\u202e ${title} <img src=x onerror=alert(1)>"
 SHOWN = "document.documentElement.dataset.ready === 'yes'"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -41,14 +41,9 @@ class RangeStrip {
   }
 
   drawNow() {
-    const { canvas, model } = this, ratio = window.devicePixelRatio || 1;
+    const { canvas, model } = this;
     const width = (this.width = Math.max(canvas.parentElement.clientWidth, 50)), height = STRIP_HEIGHT;
-    canvas.style.width = `${width}px`;
-    canvas.style.height = `${height + STRIP_AXIS}px`;
-    canvas.width = Math.round(width * ratio);
-    canvas.height = Math.round((height + STRIP_AXIS) * ratio);
-    const context = canvas.getContext("2d");
-    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const context = sized(canvas, width, height + STRIP_AXIS);
     context.fillStyle = colour("--panel-soft");
     context.fillRect(0, 0, width, height);
     const stalls = this.sums(model.stallsPerInterval, width), most = Math.max(1, ...stalls);

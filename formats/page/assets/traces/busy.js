@@ -39,15 +39,9 @@ function inTime(ns, of = ns) {
   return `${(ns / scale).toLocaleString("en-US", { maximumFractionDigits: 3 })} ${unit}`;
 }
 
-/** A canvas as wide as what it is in; its context is in px. */
-function sized(canvas, width, height) {
-  const ratio = window.devicePixelRatio || 1;
-  canvas.style.width = `${width}px`;
-  canvas.style.height = `${height}px`;
-  canvas.width = Math.max(Math.round(width * ratio), 1);
-  canvas.height = Math.max(Math.round(height * ratio), 1);
-  const context = canvas.getContext("2d");
-  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+/** The context of a canvas of this size, to write in. */
+function lettered(canvas, width, height) {
+  const context = sized(canvas, width, height);
   context.font = `11px ${colour("--sans") || "sans-serif"}`;
   context.textBaseline = "middle";
   return context;
@@ -164,7 +158,7 @@ class BusyMap {
     this.left = leftOf(room);
     this.width = Math.max(room - this.left - 1, 50);
     const height = this.cell * ranks.length;
-    const context = sized(this.canvas, room, height + 20);
+    const context = lettered(this.canvas, room, height + 20);
     context.fillStyle = colour("--panel-soft");
     context.fillRect(this.left, 0, this.width, height);
     context.imageSmoothingEnabled = false;

@@ -71,7 +71,7 @@ class Tracks {
     const { view } = this, room = this.around.clientWidth;
     this.left = leftOf(room);
     this.width = Math.max(room - this.left - 1, 50);
-    const context = sized(this.canvas, room, Math.max(this.height, 1));
+    const context = lettered(this.canvas, room, Math.max(this.height, 1));
     this.inks = KINDS.map(([, ink]) => colour(ink));
     this.text = [colour("--ink"), ...new Array(4).fill(colour("--accent-ink"))];
     this.data.rows.forEach((row, index) => this.drawRow(context, row, index));
@@ -83,7 +83,7 @@ class Tracks {
       context.fillRect(from, 0, to - from, this.height);
       context.globalAlpha = 1;
     }
-    drawTimes(sized(this.axis, room, 20), view.begin, view.end, this.left, this.width, 0);
+    drawTimes(lettered(this.axis, room, 20), view.begin, view.end, this.left, this.width, 0);
     this.whole.disabled = view.whole;
     this.says.textContent = view.whole
       ? `The whole time, ${inTime(view.ns)}.`

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -11,18 +10,12 @@ import pytest
 from playwright.sync_api import Browser
 from pyarrow import csv
 
-from browser import chromium, opened
+from browser import opened
 from thorough import usually
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, copied
 
 pytestmark = pytest.mark.usefixtures("here")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture

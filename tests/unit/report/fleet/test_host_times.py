@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
-from browser import chromium, opened
+from browser import opened
 from iaprof.formats import host_times
 from iaprof.formats.export import About, Export
 from iaprof.formats.host_times import MOST_COLUMNS, HostTimes
@@ -104,12 +103,6 @@ def test_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     # and so do they where memory is short
     monkeypatch.setattr(host_times, "_MOST_CELLS", 2_000)
     assert len(HostTimes.total([*parts]).samples) <= 2_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1400, False), (800, True), (390, False), (390, True)])
