@@ -85,6 +85,12 @@ def voluntary_switches(pid: int) -> int:
     return int(next(line.split()[1] for line in lines if line.startswith("voluntary_ctxt_switches:")))
 
 
+def cpu_seconds(pid: int) -> float:
+    """The CPU time that a process has used, in all its threads, in the kernel, too."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def spool_of(capture: Path) -> Path:
     """What a recorder writes until it has ended."""
     return capture.with_name(capture.name + ".spool")

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from iaprof.bpf.cpu_clock import CpuClock
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.capture.reader import CaptureReader
-from integration.recording import BARE, IAPROF, IN_TURN, environment, iaprof, spool_of, until_recording
+from integration.recording import BARE, IAPROF, IN_TURN, cpu_seconds, environment, iaprof, spool_of, until_recording
 from standin import runtime
 from standin.hardware import Hardware
 from thorough import thorough
@@ -119,10 +120,13 @@ def test_a_clock_changes_its_rate() -> None:
     busy = subprocess.Popen(["sh", "-c", "while :; do :; done"])
 
     def counted() -> int:
+        """Samples of a second of CPU time."""
         probes.samples.read()
-        time.sleep(1)
-        found = probes.samples.read()
-        return int((found["pid"] == busy.pid).sum())
+        parts, end = [], cpu_seconds(busy.pid) + 1
+        while cpu_seconds(busy.pid) < end:
+            time.sleep(0.1)
+            parts.append(probes.samples.read())
+        return int((np.concatenate(parts)["pid"] == busy.pid).sum())
 
     try:
         clock.enable(True)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ import pytest
 from iaprof.bpf.cpu_clock import CpuClock
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.wire.launches import Counter as Counted
+from integration.recording import cpu_seconds
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
@@ -25,11 +24,6 @@ print("ready", flush=True)
 while True:
     time.clock_gettime_ns(0), open("/proc/self/stat").read()
 """
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_a_busy_process_is_sampled_and_an_idle_one_is_not() -> None:

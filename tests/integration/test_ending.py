@@ -18,6 +18,7 @@ from iaprof.record.capture.spool import FrameKind
 from integration.recording import (
     BARE,
     IAPROF,
+    cpu_seconds,
     ended,
     has_stalls,
     iaprof,
@@ -58,10 +59,6 @@ def stalling(hardware: Hardware) -> Iterator[None]:
     finally:
         program.terminate()
         program.wait()
-
-
-def cpu_seconds(pid: int) -> float:
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def _maps(pid: int) -> bytes:

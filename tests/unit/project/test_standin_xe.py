@@ -34,7 +34,7 @@ BITS = {
 }
 
 CLIENT = """
-import array, ctypes, errno, fcntl, json, os, select, stat, struct, subprocess, sys, time
+import array, ctypes, errno, fcntl, json, os, select, stat, struct, subprocess, sys, threading, time
 from pathlib import Path
 from standin.hardware import Runtime, FAULT_FLOOD, FAULT_RESET, MSG_FAULT
 
@@ -436,28 +436,33 @@ def test_ticks_of_the_compute_engine_follow_the_launches(hardware: Hardware) -> 
         looks = []
         while time.monotonic() < start + 1:
             time.sleep(0.01)
-            looks.append(counts(leader)[3::2])
-        say(first=first, last=counts(leader), seconds=time.monotonic() - start, looks=looks)
+            looks.append(counts(leader))
+        GPU.sync()
+        looks.append(counts(leader))
+        say(first=first, looks=looks)
         """,
     )
-    first, last = said["first"], said["last"]
+    first, last = said["first"], said["looks"][-1]
     assert first[0] == 5
     assert len(first) == 3 + 2 * 5
     ids = first[4::2]
     assert len(set(ids)) == 5
     assert last[4::2] == ids
-    enabled = (last[1] - first[1]) / 1e9
-    assert enabled == pytest.approx(said["seconds"], abs=0.1)
     assert last[1] == last[2]
-    active, total, copying, copy_total, c6_ms = (b - a for a, b in zip(first[3::2], last[3::2], strict=True))
     # then it was busy for 0.42 s
-    assert active / 19.2e6 == pytest.approx(0.42, abs=0.02)
-    assert total / 19.2e6 == pytest.approx(enabled, abs=0.02)
+    active, _, copying, _, _ = (b - a for a, b in zip(first[3::2], last[3::2], strict=True))
+    assert active / 19.2e6 == pytest.approx(0.42, abs=0.001)
     assert copying == 0
-    assert copy_total == pytest.approx(total, abs=1000)  # they are read one after the other
-    assert c6_ms == pytest.approx(1000 * (enabled - 0.42), abs=20)
+    # (they are read one after the other, so here are the differences at the look that took the least time)
+    at = [
+        (look[1] - first[1], *(b - a for a, b in zip(first[3::2], look[3::2], strict=True))) for look in said["looks"]
+    ]
+    assert min(abs(total / 19.2e6 - enabled / 1e9) for enabled, _, total, _, _, _ in at) < 0.01
+    assert min(abs(copy_total - total) for _, _, total, _, copy_total, _ in at) < 1000
+    assert min(abs(c6_ms - 1000 * (total - active) / 19.2e6) for _, active, total, _, _, c6_ms in at) < 10
     # and at any look the engine was either busy all the time or not at all, or it changed in between
-    shares = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(said["looks"]) if b[1] > a[1]]
+    looks = [look[3::2] for look in said["looks"]]
+    shares = [(b[0] - a[0]) / (b[1] - a[1]) for a, b in pairwise(looks) if b[1] > a[1]]
     assert min(shares) >= 0
     # (both were read, but not in one instant: what is in between stands out in the shortest looks)
     assert sum(share > 1.01 for share in shares) <= 0.02 * len(shares)
@@ -564,26 +569,31 @@ def test_sensors_follow_the_work(hardware: Hardware) -> None:
         """
         hwmon = Path("/sys/class/drm/card0/device/hwmon/hwmon3")
         files = {path.name: os.open(path, os.O_RDONLY) for path in hwmon.glob("*_input")}
-        look = lambda: (time.monotonic(), {name: int(os.pread(fd, 64, 0)) for name, fd in files.items()})
+        values = lambda: {name: int(os.pread(fd, 64, 0)) for name, fd in files.items()}
+        look = lambda: (time.monotonic(), values(), time.monotonic())
         GPU.kernel("k", KERNEL, OFFSETS)
         looks = [look()]
         time.sleep(0.3)
         looks.append(look())
-        GPU.launch(KERNEL, 0.4)
-        time.sleep(0.3)
+        GPU.launch(KERNEL, 1)
+        while (hot := values())["temp2_input"] < looks[1][1]["temp2_input"] + 15_000:
+            time.sleep(0.01)
+        GPU.sync()
         looks.append(look())
         energy = (hwmon / "energy1_input").read_text(), os.pread(files["energy1_input"], 3, 0)
-        say(looks=looks, energy=[energy[0], energy[1].decode()], label=(hwmon / "energy1_label").read_text())
+        say(looks=looks, hot=hot, energy=[energy[0], energy[1].decode()], label=(hwmon / "energy1_label").read_text())
         """,
     )
-    (t0, cold), (t1, cool), (t2, hot) = said["looks"]
+    (_, cold, _), (_, cool, _), (_, done, _) = said["looks"]
+    hot = said["hot"]
     assert set(cold) == {"energy1_input", "energy2_input", "temp2_input", "temp3_input", "fan1_input"}
-    idle = (cool["energy1_input"] - cold["energy1_input"]) / 1e6 / (t1 - t0)
-    busy = (hot["energy1_input"] - cool["energy1_input"]) / 1e6 / (t2 - t1)
-    assert idle == pytest.approx(20, rel=0.05)
-    assert busy == pytest.approx(170, rel=0.1)
-    assert cold["energy2_input"] < cool["energy2_input"] < hot["energy2_input"] < hot["energy1_input"]
-    assert hot["temp2_input"] > cool["temp2_input"] + 15_000
+    # 20 W always, and 150 J for a second of work; each value was read at some time between those before and after it
+    for (early, before, late), (then, after, last), work in zip(
+        said["looks"], said["looks"][1:], (0, 150), strict=False
+    ):
+        used = (after["energy1_input"] - before["energy1_input"]) / 1e6
+        assert work + 20 * (then - late) - 0.1 <= used <= work + 20 * (last - early) + 0.1
+    assert cold["energy2_input"] < cool["energy2_input"] < done["energy2_input"] < done["energy1_input"]
     assert hot["fan1_input"] > cool["fan1_input"] + 500
     assert said["energy"][0].endswith("\n")
     assert said["energy"][0].startswith(said["energy"][1])
@@ -716,15 +726,15 @@ def test_a_blocking_read_waits(hardware: Hardware) -> None:
         """
         stream = started(nonblocking=False)
         GPU.kernel("k", KERNEL, OFFSETS)
-        GPU.launch(KERNEL, 0.01, delay=0.2)
         start = time.monotonic()
+        GPU.launch(KERNEL, 0.01, delay=0.2)
         size = len(os.read(stream, 1 << 20))
         say(size=size, waited=time.monotonic() - start)
         """,
     )
     assert said["size"] > 0
     assert said["size"] % 64 == 0
-    assert 0.19 < said["waited"] < 2
+    assert said["waited"] > 0.2
 
 
 def test_a_read_rounds_down_and_clears_pollin_even_if_data_remains(hardware: Hardware) -> None:
@@ -807,7 +817,7 @@ def test_eio_comes_once_and_then_the_data(hardware: Hardware) -> None:
     assert all(overflow.first_ns < overflow.last_ns for overflow in ledger.overflows)
 
 
-@pytest.mark.parametrize("how", ["fault(FAULT_RESET)", "os.kill(gpu, signal.SIGUSR1), time.sleep(0.1)"])
+@pytest.mark.parametrize("how", ["fault(FAULT_RESET)", "os.kill(gpu, signal.SIGUSR1), GPU.sync()"])
 def test_a_reset_kills_the_stream_until_a_new_one_is_opened(hardware: Hardware, how: str) -> None:
     said = client(
         hardware,
@@ -968,9 +978,10 @@ def test_a_slow_reader_loses_and_the_ledger_says_so(tmp_path: Path, programs: Pr
             stream = started()
             GPU.kernel("k", KERNEL, OFFSETS)
             records = lost = 0
-            end = time.monotonic() + 2.5
-            while time.monotonic() < end:
-                if readable(stream, 0.05):
+            over = threading.Event()
+            threading.Thread(target=lambda: (print("wait", flush=True), sys.stdin.readline(), over.set())).start()
+            while readable(stream, 0.05) or not over.is_set():
+                if readable(stream):
                     try:
                         records += len(os.read(stream, 16 << 20)) // 64
                     except OSError as error:
@@ -979,6 +990,7 @@ def test_a_slow_reader_loses_and_the_ledger_says_so(tmp_path: Path, programs: Pr
             say(records=records, lost=lost)
             """,
             {"STANDIN_SLOW_MS": "300"},
+            wait=hardware.wait,
         )
     ledger = hardware.ledger()
     # then it saw EIO, and the ledger holds exactly what it missed
@@ -1347,21 +1359,21 @@ def test_waiting_for_all_that_the_gpu_does(hardware: Hardware) -> None:
         stream = started()
         GPU.kernel("k", KERNEL, OFFSETS)
         GPU.launch(KERNEL, 0.01)
+        early = time.monotonic()
         print("begin", flush=True), sys.stdin.readline()
         GPU.sync()
-        early = time.monotonic()
         print("wait", flush=True), sys.stdin.readline()
         say(took=time.monotonic() - early, first=refusal(os.read, stream, 1 << 24), size=len(drain(stream)[0]) // 64)
         """,
         begin=flood,
         wait=hardware.wait,
     )
-    assert said["took"] > 0.2
+    assert said["took"] > 0.3
     assert said["first"] == "EIO"
     assert hardware.ledger().records_captured == said["size"] > 8192 + 900
 
 
-def test_two_hundred_overflows_take_less_than_five_seconds(tmp_path: Path, programs: Programs) -> None:
+def test_two_hundred_overflows_take_less_than_five_seconds(tmp_path: Path, programs: Programs, within: Within) -> None:
     source, reader = tmp_path / "reader.c", tmp_path / "reader"
     source.write_text(C_READER)
     subprocess.run(["cc", "-O2", "-Wall", "-o", str(reader), str(source)], check=True)
@@ -1378,4 +1390,4 @@ def test_two_hundred_overflows_take_less_than_five_seconds(tmp_path: Path, progr
     assert len(ledger.overflows) == said["eio"] == 200
     assert ledger.records_dropped == 20_000
     assert said["records"] == ledger.records_captured
-    assert seconds < 5
+    within.took(seconds, 5)

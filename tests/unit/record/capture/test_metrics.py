@@ -585,7 +585,7 @@ def test_the_kernel_s_own_groups(machine: Machine, monkeypatch: pytest.MonkeyPat
         machine.after(0.02)
     # then
     assert len(measured.problems) == 2  # of frequencies
-    assert taken(measured) == [("busy-compute-percent", 5, pytest.approx(100, abs=5))] * 2
+    assert taken(measured) == [("busy-compute-percent", 5, pytest.approx(100, abs=50))] * 2
     measured.close()
 
 
