@@ -169,7 +169,7 @@ def test_no_addresses_or_an_empty_perf_map_give_no_names() -> None:
     assert read_perf_map(b"", words(1)) == ({}, 0)
 
 
-def test_a_million_lines_take_less_than_a_second() -> None:
+def test_a_million_lines_take_less_than_a_second(within: Within) -> None:
     # given
     text = b"".join(b"%x 30 py::function_%d:/some/file.py\n" % (0x7F0000000000 + i * 64, i) for i in range(1_000_000))
     addresses = np.arange(0, 1_000_000, 50).astype(np.uint64) * np.uint64(64) + np.uint64(0x7F0000000011)
@@ -180,7 +180,7 @@ def test_a_million_lines_take_less_than_a_second() -> None:
     # then
     assert names == {i: f"py::function_{i * 50}:/some/file.py" for i in range(20_000)}
     assert skipped == 0
-    assert took < 1
+    within.took(took, 1)
 
 
 # Jitdumps
