@@ -7,6 +7,7 @@ recorder print. It imports and starts everything that needs more rights, gives u
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import resource
@@ -16,6 +17,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any, ClassVar
 
+from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 
 from iaprof.basics.quantities import in_bytes
@@ -33,6 +35,11 @@ _MEMORY_BYTES = 4 << 30  # of addresses; the sums take some hundred MB at most
 _LINES = 1000  # of what is printed, that are kept
 _LAST_LINES = 20  # of them, that are printed at the end if something failed
 _LONGEST_MESSAGE = 1 << 16
+_IMPORTED_LATE = (  # by textual, when it needs them
+    "rich.ansi", "textual.drivers.headless_driver", "textual.drivers.linux_driver", "textual.layouts.factory",
+    "textual.layouts.grid", "textual.layouts.horizontal", "textual.layouts.stream", "textual.layouts.vertical",
+    "textual.pilot", "textual.scrollbar",
+)  # fmt: skip
 
 
 def main(title: str, spool: str, terminal: str, printed: str, uid: str, gid: str) -> None:
@@ -51,6 +58,7 @@ def main(title: str, spool: str, terminal: str, printed: str, uid: str, gid: str
     loader = GpuModuleLoader()
     loader.load(b"", None, only=())  # starts its process, which this one may not be able to start later
     state = LiveState(Path(f"/proc/self/fd/{spool}"), loader)
+    _import_the_rest()
     give_up_privileges(
         {resource.RLIMIT_CORE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_AS: _MEMORY_BYTES}, (int(uid), int(gid))
     )
@@ -59,6 +67,13 @@ def main(title: str, spool: str, terminal: str, printed: str, uid: str, gid: str
     for line in view.last_lines():
         say(line)
     loader.close()
+
+
+def _import_the_rest() -> None:
+    """Imports what would be imported later: the user may be unable to read where it is installed."""
+    for name in _IMPORTED_LATE:
+        importlib.import_module(name)
+    cell_len("\u6f22")  # loads the widths of Unicode's characters
 
 
 class LiveView(View):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,30 @@ def test_quitting_ends_the_command_and_leaves_nothing(tmp_path: Path) -> None:
             # then
             assert code == 0  # as this program ends in good order
     assert list(folder.iterdir()) == []
+
+
+def test_a_user_who_cannot_read_what_is_installed_sees_it_all_the_same(tmp_path: Path) -> None:
+    # given an installation in a folder of root's
+    secret, here = tmp_path / "secret", tmp_path / "secret" / "installed"
+    (here / "bin").mkdir(parents=True)
+    (here / "bin" / "python").symlink_to(Path(sys.executable).resolve())
+    for name in ("lib", "pyvenv.cfg"):
+        (here / name).symlink_to(Path(sys.prefix) / name)
+    secret.chmod(0o700)
+    with Hardware(tmp_path / "gpu") as hardware:
+        command = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 300)
+        words = [here / "bin" / "python", "-m", "iaprof", "top", "--live", "--", *command]
+        # when
+        with Terminal(words, os.environ | environment(hardware) | SUDO, columns=120, lines=30) as terminal:
+            terminal.until("multiply_basic", "launches/s")
+            # then
+            (display,) = displays(terminal.process.pid)
+            assert (display / "cmdline").read_bytes().startswith(bytes(here))
+            terminal.press("?")
+            terminal.until("clear all filters")  # in the help
+            terminal.press("q")
+            terminal.press("q")
+            assert terminal.wait() == 0
 
 
 def test_without_a_terminal_it_says_so() -> None:
