@@ -57,6 +57,8 @@ def test_a_process_that_maps_a_driver_before_it_has_probes_is_counted(
     assert libraries.take_unprobed().to_json() == {"processes": 1, "longest_ns": 5, "ended": 0}
 
 
+@pytest.mark.root  # only root may open /proc/PID/map_files
+@pytest.mark.beside
 def test_a_process_that_maps_a_probed_driver_is_not_counted(
     libraries: Libraries, mapped: Mapped, tmp_path: Path
 ) -> None:
