@@ -82,5 +82,5 @@ class _Change:
 
     def legend(self, _: FlameLayout) -> list[tuple[str, str]]:
         """The classes to explain, and their names."""
-        return [("more3", "more than before"), ("more0", "a little more"), ("same", "as before"),
+        return [("more3", "more than before"), ("more0", "a little more"), ("same", "unchanged"),
                 ("less0", "a little less"), ("less3", "less than before")]  # fmt: skip

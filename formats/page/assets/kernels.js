@@ -1,5 +1,5 @@
 "use strict";
-// The table of kernels with why they waited, and the instructions of the chosen one.
+// The table of kernels with the reasons of their samples, and the instructions of the chosen one.
 
 function drawKernels(model, element) {
   const FEW = 20; // kernels that are shown at first
@@ -11,7 +11,7 @@ function drawKernels(model, element) {
     { key: "name", label: "Kernel", text: true },
     { key: "samples", label: "Samples" },
     { key: "share", label: "Share" },
-    { key: "reasons", label: "Why it waited", text: true },
+    { key: "reasons", label: "Reasons", text: true },
     { key: "mostly", label: "Mostly", text: true },
     { key: "launches", label: "Launches" },
     { key: "processes", label: "Processes" },

@@ -106,6 +106,21 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert links > len(PAGES)
 
 
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of a page's headings: lower case, no punctuation, hyphens for spaces."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_sections_lead_to_a_heading() -> None:
+    links = 0
+    for page in [ROOT / "README.md", ROOT / "SECURITY.md", *(ROOT / "docs").glob("*.md")]:
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text()):
+            assert anchor in anchors(page.parent / target if target else page), (page.name, target, anchor)
+            links += 1
+    assert links > 50
+
+
 def test_the_readme_lists_every_page() -> None:
     readme = (ROOT / "README.md").read_text()
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme] == []

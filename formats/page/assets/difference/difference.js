@@ -12,10 +12,10 @@ class Difference {
     this.filter = element.querySelector("[data-part=filter]");
     this.says = element.querySelector("[data-part=says]");
     const chances = this.hasChances
-      ? " By chance: how often one of the rows changed as much when the captures of both sets were dealt into two at random."
+      ? " By chance: how often a row changed at least as much when the captures of both sets were divided into two at random."
       : "";
     element.querySelector("[data-part=caption]").textContent =
-      `${this.percent ? "Shares of all stalls of each side; changes in percentage points." : "Stalls of each side."}${chances}`;
+      `${this.percent ? "Shares of the samples of each side; changes in percentage points." : "Samples of each side."}${chances}`;
     this.columns = [
       { name: "before", text: "Before", cell: (row) => this.value(row.before), key: (row) => row.before },
       { name: "after", text: "After", cell: (row) => this.value(row.after), key: (row) => row.after },

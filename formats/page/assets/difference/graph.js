@@ -29,7 +29,7 @@ class ChangeColours extends FrameColours {
     [this.more, this.less] = ["more", "less"].map((name) => [1, 2, 3].map((step) => inked(`--${name}-${step}`)));
     const unit = flame.model.data.unit === "percent" ? "points" : "% of all samples";
     this.items = [
-      [`−5 ${unit} or more`, this.less[2]], ["−1 to −5", this.less[1]], ["0 to −1", this.less[0]], ["as before", this.plain],
+      [`−5 ${unit} or more`, this.less[2]], ["−1 to −5", this.less[1]], ["0 to −1", this.less[0]], ["unchanged", this.plain],
       ["0 to +1", this.more[0]], ["+1 to +5", this.more[1]], [`+5 ${unit} or more`, this.more[2]],
     ];
   }
@@ -84,8 +84,9 @@ class DifferenceFlame extends Flame {
     super.say();
     const { sides } = this.model.data, at = this.source === "after" ? 1 : 0;
     const [shown] = this.parts.caption.children;
-    shown.textContent = `Width: ${several(this.picture.total, "sample")} ${this.source} (${sides[at].name}). `;
-    const gone = at ? "What is only in the first capture has no width: choose Before to see it." : "What is only in the second capture has no width: choose After to see it.";
+    shown.textContent = `${several(this.picture.total, "sample")} ${this.source} (${sides[at].name}). `;
+    const other = at ? ["first", "Before"] : ["second", "After"];
+    const gone = `Frames that are only in the ${other[0]} capture are not shown: choose ${other[1]} to see them.`;
     if (this.focus === null) this.parts.caption.children[1].textContent = gone;
   }
 }
