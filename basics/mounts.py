@@ -15,6 +15,11 @@ _MOST_BYTES = 64 << 20  # 100,000 mounts are the most that a namespace has, unle
 # proc_pid_mountinfo(5): number, parent, device, root, place, options, fields until a dash, type, source, options.
 _LINE = re.compile(rb"^\d+ \d+ (\d+):(\d+) [^\n]*? - (\S+) \S* (\S*)$", re.MULTILINE)
 _IN_USER_SPACE = re.compile(rb"fuse(?:blk)?(?:\..*)?")
+_LOCAL = re.compile(
+    rb"bcachefs|btrfs|devtmpfs|erofs|exfat|ext[234]|f2fs|hugetlbfs|iso9660|jfs|msdos|ntfs3?|proc|ramfs|reiserfs|rootfs"
+    rb"|squashfs|sysfs|tmpfs|udf|vfat|xfs|zfs"
+)
+"""Those that wait for a disk at most, and for no other machine or process."""
 _OF_ROOT = re.compile(rb"(?:^|,)user_id=0(?:,|$)")
 
 
@@ -25,7 +30,7 @@ class RootsMounts:
         """Reads nothing yet."""
         self._files: list[int] | None = None
         self._changes = select.poll()
-        self._devices: frozenset[int] = frozenset()
+        self._devices: dict[int, bool] = {}  # whether a file system that root mounted may not answer
 
     def has(self, device: int) -> bool:
         """Whether root mounted the file system of a device: major number << 32 | minor number."""
@@ -33,8 +38,14 @@ class RootsMounts:
             self._open()
         elif not self._changes.poll(0):
             return device in self._devices
-        self._devices = frozenset(each for file in self._files or () for each in _devices(_read(file)))
+        self._devices = {}
+        for file in self._files or ():
+            self._devices |= _devices(_read(file))
         return device in self._devices
+
+    def may_wait(self, device: int) -> bool:
+        """Whether a file system may not answer, such as one of a server that is gone; to be called after `has`."""
+        return self._devices.get(device, True)
 
     def _open(self) -> None:
         self._files = []
@@ -56,7 +67,7 @@ def devices_of(pid: int) -> set[int]:
     except OSError:
         return set()
     try:
-        return _devices(_read(file))
+        return set(_devices(_read(file)))
     finally:
         os.close(file)
 
@@ -73,9 +84,10 @@ def _read(file: int) -> bytes:
     return b"".join(parts)
 
 
-def _devices(table: bytes) -> set[int]:
+def _devices(table: bytes) -> dict[int, bool]:
+    """Returns the devices that root mounted, and whether they may not answer."""
     return {
-        int(major) << 32 | int(minor)
+        int(major) << 32 | int(minor): _LOCAL.fullmatch(kind) is None
         for major, minor, kind, options in _LINE.findall(table)
         if not _IN_USER_SPACE.fullmatch(kind) or _OF_ROOT.search(options)
     }

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from iaprof.bpf.accounts import may_read
 from iaprof.formats.wire.sideband import comm_record, mapping_record, running_record
+from iaprof.sandbox.answering import ANSWERING
 
 _PROCMAP_QUERY = 0xC0686611  # _IOWR('f', 17, 104 bytes)
 _EXECUTABLE = 0x04
@@ -107,8 +108,10 @@ def _mappings(fd: int, pid: int, now: int) -> Iterator[bytes]:
         query.build_id_addr = query.build_id_size = 0
         try:
             fcntl.ioctl(fd, _PROCMAP_QUERY, query)
-            # The kernel reads the build-id from the file, which a user's file system may keep it waiting for.
-            if query.inode and may_read(pid, query.dev_major << 32 | query.dev_minor, user_of):
+            # The kernel reads the build-id from the file, and waits for its file system.
+            device = query.dev_major << 32 | query.dev_minor
+            location = f"/proc/{pid}/map_files/{query.vma_start:x}-{query.vma_end:x}"
+            if query.inode and may_read(pid, device, user_of) and ANSWERING.answers(device, location):
                 query.vma_name_addr, query.vma_name_size = ctypes.addressof(name), _NAME_BYTES
                 query.build_id_addr, query.build_id_size = ctypes.addressof(build_id), 20
                 fcntl.ioctl(fd, _PROCMAP_QUERY, query)

@@ -41,6 +41,10 @@ class SandboxDied(SandboxError):
     """The child died, took too long, or sent an invalid answer. The next request starts another child."""
 
 
+class SandboxSlow(SandboxDied):
+    """The child took too long."""
+
+
 class SandboxRefused(SandboxError):
     """The child refused the request."""
 
@@ -181,7 +185,7 @@ class Sandbox(Closing):
             return json.loads(receive(channel, length, deadline))
         except TimeoutError:
             self.close()
-            raise SandboxDied(f"the reader process took longer than {seconds:g} s") from None
+            raise SandboxSlow(f"the reader process took longer than {seconds:g} s") from None
         except OSError:
             raise SandboxDied(f"the reader process {self._describe_end()}") from None
         except (ValueError, RecursionError):

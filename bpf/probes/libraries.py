@@ -30,6 +30,7 @@ from iaprof.bpf.processes import running_pids, user_of
 from iaprof.formats.header.no_launches import driver_at
 from iaprof.formats.header.unprobed import Unprobed
 from iaprof.formats.wire.process_maps import lines, mappings, maps_of
+from iaprof.sandbox.answering import ANSWERING
 
 DRIVER_MAPPINGS = lines(
     rb".*(?:libze_intel_gpu\.so(?:\.[0-9.]+)?|libigdrcl\.so|libiaprof_inject\.so)(?: \(deleted\))?", rights=rb"..x."
@@ -63,6 +64,9 @@ MAX_OF_ONE_USER = 16
 _MAY_WAIT = (
     "neither root nor who started this recording mounted its file system, where opening a file may take forever: start "
     "the program by 'iaprof record --launches=inject -- COMMAND'"
+)
+_NO_ANSWER = (
+    "its file system does not answer, such as one of a server that is gone: when it does, start the program again"
 )
 
 
@@ -183,7 +187,11 @@ class Libraries:
             if not may_read(pid, found.device, user_of):
                 yield from self._once(pid, path, _MAY_WAIT)
                 continue
-            since = max(since, (yield from self._take(f"/proc/{pid}/map_files/{found.span}", path, pid)))
+            location = f"/proc/{pid}/map_files/{found.span}"
+            if not ANSWERING.answers(found.device, location):
+                yield from self._once(pid, path, _NO_ANSWER)
+                continue
+            since = max(since, (yield from self._take(location, path, pid)))
         if just is not None and since > just.time_ns:
             self._unprobed.waited(pid, since - just.time_ns)
         elif just is not None and not drivers:
@@ -209,12 +217,10 @@ class Libraries:
     def _watch_c_libraries(self, pid: int, maps: bytes) -> None:
         """Attaches probes to dlopen in a process's C library, so that BPF counts its loads of libraries."""
         for found in mappings(maps, C_LIBRARY_MAPPINGS):
-            if not may_read(pid, found.device, user_of):
+            location = f"/proc/{pid}/map_files/{found.span}"
+            if not may_read(pid, found.device, user_of) or not ANSWERING.answers(found.device, location):
                 continue
-            with (
-                contextlib.suppress(OSError, IaprofError),
-                open_regular(f"/proc/{pid}/map_files/{found.span}") as file,
-            ):
+            with contextlib.suppress(OSError, IaprofError), open_regular(location) as file:
                 status = os.fstat(file.fileno())
                 inode = (status.st_dev, status.st_ino)
                 if inode in self._c_libraries or self._c_places.refusal(account := self._account_of(pid)):

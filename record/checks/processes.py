@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from iaprof.bpf.accounts import may_read
 from iaprof.bpf.processes import running_pids, user_of
 from iaprof.formats.wire.process_maps import lines, mappings, maps_of
+from iaprof.sandbox.answering import ANSWERING
 
 _LONGEST_NAME = 120
 
@@ -28,7 +29,7 @@ class MappedFile:
 def mapped(name: re.Pattern[bytes]) -> Iterator[MappedFile]:
     """Yields files with executable mappings whose name (without folder) matches, once for each process.
 
-    Those of file systems of other users are left out: opening them could take forever.
+    Those of file systems of other users, or that do not answer, are left out: opening them could take forever.
     """
     line = lines(rb"/.*", rights=rb"..x.")
     for pid in running_pids():
@@ -37,9 +38,9 @@ def mapped(name: re.Pattern[bytes]) -> Iterator[MappedFile]:
             path = mapping.name.removesuffix(b" (deleted)")
             if path not in seen and name.fullmatch(os.path.basename(path)):
                 seen.add(path)
-                if not may_read(pid, mapping.device, user_of):
-                    continue
-                yield MappedFile(pid, path.decode("utf-8", "backslashreplace"), f"/proc/{pid}/map_files/{mapping.span}")
+                location = f"/proc/{pid}/map_files/{mapping.span}"
+                if may_read(pid, mapping.device, user_of) and ANSWERING.answers(mapping.device, location):
+                    yield MappedFile(pid, path.decode("utf-8", "backslashreplace"), location)
 
 
 @contextlib.contextmanager

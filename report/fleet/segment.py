@@ -7,6 +7,7 @@ are those of the segment's tables, which are made of each number's first row. A 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, BinaryIO
@@ -41,6 +42,7 @@ _TEXTS = tuple(text for texts in _OF.values() for text in texts)
 _OF_CAPTURE = ("file", "host", "labels")
 _MOST_METADATA = 64 << 20  # bytes
 _MOST_ROWS = 1 << 26
+_MOST_BYTES = 1 << 29  # of a file: a task of a fleet makes one of captures of 256 MiB
 _MOST = 1 << 53  # samples or nJ of a row: sums of these fit 64 bits, and JSON has them exactly
 _LATEST_NS = 1 << 62  # since 1970: in 2116
 _DAMAGES = (
@@ -115,11 +117,13 @@ def keys_in(file: BinaryIO, name: str) -> list[str]:
         SegmentError: it is none, or is damaged.
     """
     try:
+        if file.seek(0, os.SEEK_END) > _MOST_BYTES:
+            raise ValueError
         about = msgspec.json.decode(_metadata(pq.ParquetFile(file).schema_arrow), type=_About)
         if about.version != VERSION:
             raise ValueError
         return [each.key for each in about.captures]
-    except _DAMAGES as error:
+    except (*_DAMAGES, MemoryError) as error:
         raise SegmentError(f"{name} holds no profiles of this version, or is damaged: remove it") from error
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import open_regular
@@ -54,12 +55,18 @@ class Source:
         return is_url(self.name)
 
     def key(self) -> str:
-        """Returns a key of its content: a digest, or its ETag; of a store without these, size and footer.
+        """Returns a key of its content: a digest, or its store and ETag; of a store without these, place and footer.
+
+        Only who writes to a store vouches for its ETags: another one may give them to other contents.
 
         Raises:
             SourceError: it cannot be read.
         """
-        digest = hashlib.sha256(f"{self.size}\n{self.etag}\n".encode())
+        place = ""
+        if self.is_remote:
+            parts = urlsplit(self.shown)
+            place = f"{parts.scheme}://{parts.netloc}" if self.etag else self.shown
+        digest = hashlib.sha256(f"{self.size}\n{self.etag}\n{place}\n".encode("utf-8", "surrogatepass"))
         if not self.etag:
             with self._readable(), self._open() as file:
                 if self.is_remote:

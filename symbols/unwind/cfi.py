@@ -22,6 +22,7 @@ from iaprof.formats.elf import EM_X86_64, PT_GNU_EH_FRAME, ElfError, ElfFile, in
 from iaprof.symbols.unwind.dwarf_reader import _MASK, Bytes, CfiError, DwarfReader
 
 MOST_INSTRUCTIONS = 1 << 16  # 20 ms; the longest real functions need a few thousand
+_MOST_REMEMBERED = 1 << 6  # states at once; compilers remember one or two
 MOST_SCANNED = 1 << 17  # entries of an image without a sorted table: 0.2 s
 MOST_SEGMENTS = 1 << 10
 MOST_SECTIONS = 1 << 12
@@ -414,6 +415,8 @@ class CallFrames(ElfFile):
                 number = reader.uleb()
                 row.cfa = number, _offset_of(row)
             elif code == 0x0A:
+                if len(remembered) == _MOST_REMEMBERED:
+                    raise CfiError("too many remembered states")
                 remembered.append((row.cfa, dict(registers)))
             elif code == 0x0B:
                 row.cfa, row.registers = remembered.pop()

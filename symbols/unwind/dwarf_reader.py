@@ -7,6 +7,7 @@ from mmap import mmap
 from typing import TypeAlias
 
 _MASK = (1 << 64) - 1
+_LONGEST_BLOCK = 1 << 12  # bytes; real expressions have fewer than 100
 Bytes: TypeAlias = bytes | mmap
 
 
@@ -70,6 +71,8 @@ class DwarfReader:
     def block(self) -> bytes:
         """Reads a block: its length as a ULEB128, then its bytes."""
         size = self.uleb()
+        if size > _LONGEST_BLOCK:
+            raise CfiError(f"an expression of {size} bytes")
         value = bytes(self.data[self.at : self.at + size])
         if len(value) != size:
             raise CfiError("an expression without an end")

@@ -10,12 +10,12 @@ import os
 import struct
 from collections.abc import Callable, Mapping as Mapped, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from iaprof.formats.wire.unwind_rules import Rule, RuleScope, Walked
 from iaprof.sandbox.answers import AnswerError, integers
 from iaprof.sandbox.closing import Closing
-from iaprof.sandbox.parent import Limits, Sandbox
+from iaprof.sandbox.parent import Limits, Sandbox, SandboxError, SandboxSlow
 from iaprof.symbols.python.layout import LARGEST_OFFSET, Layout
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.reader import MAPPING
@@ -31,6 +31,7 @@ _LIMITS = Limits(memory_bytes=512 << 20, mapped_bytes=1 << 42, seconds=20.0, fil
 
 OpenImage = Callable[[int], int | None]
 """Opens the image with a number; returns a descriptor, which the caller closes, or None if it cannot be opened."""
+Answer = TypeVar("Answer")
 ReadPage = Callable[[int], bytes]
 """Reads the page of the process's memory at an address; returns b"" if it cannot be read."""
 
@@ -111,6 +112,24 @@ class Finishing(Closing):
             SandboxError: the child died or took too long.
             AnswerError: the child's answer is invalid.
         """
+        return self._with_own_child(lambda: self._finish(space, mappings, copy, limit, read_page))
+
+    def _with_own_child(self, ask: Callable[[], Answer]) -> Answer:
+        """Asks the child; if that fails, a new one: what others' files left in the first is nobody else's fault."""
+        is_new = self._sandbox.pid is None
+        try:
+            return ask()
+        except SandboxSlow:
+            raise
+        except SandboxError:
+            self._renew()
+            if is_new:
+                raise
+            return ask()
+
+    def _finish(
+        self, space: int, mappings: Sequence[Mapping], copy: StackCopy, limit: int, read_page: ReadPage | None
+    ) -> Finished:
         pages, absent = dict(copy.pages), list[int]()
         for _ in range(MOST_ROUNDS):
             parameters = {
@@ -155,6 +174,9 @@ class Finishing(Closing):
             SandboxError: the child died or took too long.
             AnswerError: the child's answer is invalid.
         """
+        return self._with_own_child(lambda: self._interpreter(image, offset))
+
+    def _interpreter(self, image: int, offset: int) -> FoundInterpreter | str | None:
         for _ in range(2):
             match self._sandbox.call("interpreter", {"image": image, "offset": offset}, seconds=self._patience_s):
                 case {"image": int(number)}:
@@ -174,11 +196,14 @@ class Finishing(Closing):
                     break
         raise AnswerError
 
+    def _renew(self) -> None:
+        self._sandbox.close()
+        self._images_given = 0
+
     def _give_image(self, number: int) -> None:
         """Opens an image and passes it to the child. A child that has MOST_IMAGES is replaced first."""
         if self._images_given == MOST_IMAGES:
-            self._sandbox.close()
-            self._images_given = 0
+            self._renew()
         self._images_given += 1
         file = self._open_image(number)
         try:

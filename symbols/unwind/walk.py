@@ -242,8 +242,8 @@ class Walk:
                 if number in (RSP, RETURN_ADDRESS):
                     raise
                 callers.forget(number)  # the walk may never need it
-        if RETURN_ADDRESS not in row.registers:
-            raise LookupError("no rule for the return address")
+        if RSP not in callers or RETURN_ADDRESS not in callers:
+            raise LookupError("no rule for the return address or the stack pointer")
         return callers
 
     def _cfa(self, row: Row, registers: Registers) -> int:

@@ -96,13 +96,13 @@ assert pid not in [each.pid for each in mapped(re.compile(rb"libze_.*"))]
 
 
 @contextmanager
-def mapped(folder: Path, with_overlay: str) -> Iterator[int]:
-    """A process of another user's that has mapped a file of a file system that does not answer any more."""
+def mapped(folder: Path, with_overlay: str, of_root: bool = False) -> Iterator[int]:
+    """A process of another user's, or root's, that has mapped a file of a file system that answers no more."""
     shutil.copy("/bin/true", folder / "content")
     os.mknod(folder / "device", 0o666 | stat.S_IFCHR, os.makedev(10, 229))
     (folder / "device").chmod(0o666)
     command = [PYTHON, "-I", "-c", SERVER, str(folder), str(folder / "content"), with_overlay]
-    words = [*AS_NOBODY, "unshare", "-Urm", *command]
+    words = ["unshare", "-m", *command] if of_root else [*AS_NOBODY, "unshare", "-Urm", *command]
     with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -124,12 +124,24 @@ def mapped(folder: Path, with_overlay: str) -> Iterator[int]:
 @pytest.mark.parametrize("with_overlay", ["no", "yes"])
 def test_nobody_waits_for_a_users_file_system(folder: Path, with_overlay: str) -> None:
     with mapped(folder, with_overlay) as pid:
-        # when the recorder looks at that process, in a process of its own, as it may be kept forever
-        looking = subprocess.run(
-            [sys.executable, "-c", LOOK, str(pid)], capture_output=True, text=True, timeout=LONGEST_WAIT_S, check=False
-        )
-    # then it does not wait, and says once why it has no probes there
+        said = looked_at(pid)
+    # then it says once why it has no probes there
+    assert said.startswith("neither root nor who started this recording mounted its file system")
+
+
+@pytest.mark.parametrize("with_overlay", ["no", "yes"])
+def test_nobody_waits_for_a_file_system_that_root_mounted(folder: Path, with_overlay: str) -> None:
+    with mapped(folder, with_overlay, of_root=True) as pid:
+        said = looked_at(pid)
+    assert said.startswith("its file system does not answer")
+
+
+def looked_at(pid: int) -> str:
+    """Looks at a process as the recorder does, in a process of its own, as that may be kept forever."""
+    looking = subprocess.run(
+        [sys.executable, "-c", LOOK, str(pid)], capture_output=True, text=True, timeout=LONGEST_WAIT_S, check=False
+    )
     assert looking.returncode == 0, looking.stderr
     first, second = looking.stdout.splitlines()
     assert first == second
-    assert first.startswith("neither root nor who started this recording mounted its file system")
+    return first

@@ -32,6 +32,10 @@ def test_file_systems_of_users_are_told_apart(monkeypatch: pytest.MonkeyPatch, t
     assert [minor for minor in range(39, 48) if found.has(device(0, minor))] == [40, 42, 44, 45]
     assert found.has(device(254, 0))
     assert not found.has(device(254, 1))
+    # and those that wait for a disk at most
+    assert not found.may_wait(device(254, 0))
+    assert found.may_wait(device(0, 40))
+    assert found.may_wait(device(254, 1))
 
 
 def test_the_file_system_of_proc_is_roots() -> None:

@@ -162,7 +162,7 @@ def segments() -> list[Path]:
     return sorted((Path(usual_place()) / options_key(MapOptions())).glob("profiles-*.parquet"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "rows", "swapped", "pipe", "folder", "link"])
+@pytest.mark.parametrize("damage", ["cut", "rows", "swapped", "pipe", "folder", "link", "huge"])
 def test_captures_of_a_damaged_segment_are_mapped_again(kept: tuple[Path, Path, Any], damage: str) -> None:
     folder, segment, expected = kept
     content = segment.read_bytes()
@@ -181,6 +181,10 @@ def test_captures_of_a_damaged_segment_are_mapped_again(kept: tuple[Path, Path, 
             segment.mkdir()
         case "link":
             segment.symlink_to("nothing")
+        case "huge":  # its end, which tells its captures, is good, and terabytes of nothing are before
+            with segment.open("wb") as file:
+                file.seek(1 << 42)
+                file.write(content)
     assert as_json("top", "-q", folder) == expected
     # and kept again
     (new,) = (path for path in segments() if path.is_file() and path.stat().st_mtime_ns and path != segment)

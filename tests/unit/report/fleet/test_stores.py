@@ -286,3 +286,14 @@ def test_only_credentials_are_left_out_of_a_text() -> None:
 def test_summaries_keep_no_credentials(store: Any) -> None:
     found = as_json("top", "-q", f"{BUCKET}/iaprof/")
     assert "secret-word" not in json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("https://ours.example/", "https://theirs.example/"), ("s3://a/", "s3://b/")]
+)
+def test_another_store_cannot_give_a_capture_the_profile_of_its_own(one: str, other: str) -> None:
+    # given a store that answers with the size and ETag that a capture has in ours
+    ours, theirs = (Source(f"{place}capture.parquet", 1000, '"abc"') for place in (one, other))
+    # then its profile is not taken for that of ours, and copies in one store share theirs
+    assert ours.key() != theirs.key()
+    assert ours.key() == Source(f"{one}copy.parquet?signature=1", 1000, '"abc"').key()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 from collections import Counter
@@ -14,8 +15,13 @@ import pytest
 from elftools.dwarf.callframe import FDE, RegisterRule
 from elftools.elf.elffile import ELFFile
 
+from iaprof.formats.wire.unwind_rules import Walked
+from iaprof.sandbox.parent import Limits
 from iaprof.symbols.unwind.cfi import CallFrames, RegisterRuleKind, Row
+from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.dwarf_reader import CfiError
+from iaprof.symbols.unwind.finishing import Finished, Finishing, StackCopy
+from iaprof.symbols.unwind.walk import PAGE, HowFound
 
 FOLDER = Path("/lib/x86_64-linux-gnu")
 LIBRARIES = [Path("/lib64/ld-linux-x86-64.so.2"), FOLDER / "libc.so.6", FOLDER / "libstdc++.so.6"]
@@ -212,10 +218,12 @@ def test_a_handmade_image_is_read() -> None:
     "instructions",
     [
         b"\x0a" * (1 << 17),  # endless remember_state
+        b"\x0a" * 65,  # more states than compilers remember
         b"\x0b",  # restore_state without remember_state
         b"\x41" * (1 << 17),  # more instructions than any function has
         b"\x05\xff\xff\xff\xff\x0f\x01",  # a register that does not exist
         b"\x0f\xff\xff\xff\xff\x0f",  # an expression that is longer than the file
+        b"\x0f\x81\x20" + bytes(4097),  # a longer expression than can be evaluated
         b"\x0e" + b"\xff" * 20,  # a number without an end
         b"\x3f",  # an unknown instruction
         b"\x0f\x01\x30\x0e\x10",  # an offset for an expression
@@ -224,3 +232,47 @@ def test_a_handmade_image_is_read() -> None:
 def test_hostile_instructions_are_an_error(instructions: bytes) -> None:
     with pytest.raises(CfiError):
         image_of(instructions).row(0x1000 + (1 << 24) - 1)
+
+
+STACK = 0x7FFF_0000_0000
+
+
+def finished_by(finishing: Finishing, number: int, address: int) -> Finished:
+    """Finishes a stack that begins in the image with this number, at an address of it."""
+    mapped = (Mapping(0, 1 << 25, 0, number),)
+    registers = {16: address, 7: STACK, 6: 0, 3: 0}
+    return finishing.finish(number + 1, mapped, StackCopy(registers, HowFound.INTERRUPTED, {STACK: bytes(PAGE)}), 20)
+
+
+def open_copy(content: bytes) -> int:
+    file = os.memfd_create("image")
+    os.write(file, content)
+    return file
+
+
+@pytest.mark.parametrize("lost", [b"\x07\x07", b"\x07\x10\x08\x10", b"\x16\x10\x01\x30\x07\x07"])
+def test_a_row_that_loses_the_stack_pointer_or_return_address_ends_the_walk(lost: bytes) -> None:
+    # given rules that say that the caller's stack pointer, or its address, is nowhere
+    content = bytes(image_of(lost).data)
+    with Finishing(lambda _: open_copy(content)) as finishing:
+        done = finished_by(finishing, 0, 0x1000)
+    # then the stack ends in a known way
+    assert (list(done.ips), done.ending) == ([0x1000], Walked.MEMORY)
+
+
+def test_memory_that_one_process_takes_up_costs_no_other_its_stacks() -> None:
+    # given an image whose rows are large and many, which its own process has the child keep until there is no room
+    blocks = b"".join(b"\x10" + bytes([n]) + b"\x80\x10" + bytes(2048) for n in range(60))
+    large, plain = (bytes(image_of(code).data) for code in (blocks, b"\x07\x10"))
+    limits = Limits(memory_bytes=80 << 20, mapped_bytes=1 << 42, seconds=20.0, files=100, answer_bytes=1 << 20)
+    with Finishing(lambda number: open_copy(plain if number else large), limits) as finishing:
+        finishing.start()
+        first = finishing._sandbox.pid
+        for address in range(0x1000, 0x1000 + (1 << 12)):
+            finished_by(finishing, 0, address)
+            if finishing._sandbox.pid != first:
+                break
+        else:
+            pytest.fail("the child's memory was never full")
+        # then neither it nor another process gets an error
+        assert finished_by(finishing, 1, 0x1000).ending is Walked.WHOLE
