@@ -34,7 +34,7 @@ KEPT = {
     "stack": {"launch", "kernel"},
     "operator": {"launch", "kernel"},
 }
-"""By kind of entry: the columns of fleet.rows.KEYS that it needs. What is divided among stacks are samples of a kernel."""
+"""By kind of entry: the columns of fleet.rows.KEYS that it needs; samples are divided among the stacks of a kernel."""
 
 
 def top_fleet(
