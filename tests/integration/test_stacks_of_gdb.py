@@ -123,6 +123,6 @@ def libgcc_agrees(lines: list[str], reader: CaptureReader) -> int:
                 unfinished += 1
             elif stack["ended"] != "whole" or stack["ips"][-len(ips) :] != ips:
                 wrong.append((key, stack["ended"], [hex(ip) for ip in stack["ips"]], [hex(ip) for ip in ips]))
-    assert not wrong
+    assert not wrong, (len(wrong), sum(map(len, found.values())), reader.header["probes"], wrong[-1])
     assert unfinished <= reader.header["probes"]["copies_lost"]
     return sum(map(len, found.values()))
