@@ -15,7 +15,7 @@ from iaprof.cli.options.added import add_options
 if TYPE_CHECKING:
     from iaprof.report.timeline.options import Limit
 
-CLOCKS, SHOWN, MEASURED = "Clocks and order", "What is kept", "What is measured"
+CLOCKS, SHOWN, MEASURED = "Clocks and order", "Filters and merging", "Measurements"
 _LIMIT_KEYS = {"skip", "count", "ts_start", "ts_end", "no_count_types"}
 _US = 1000  # ns
 _Choice = TypeVar("_Choice", bound=StrEnum)

@@ -62,7 +62,7 @@ def annotate(
     second: Annotated[
         str | None,
         typer.Argument(
-            metavar="KERNEL", help="A kernel's name, or a regular expression; without, the kernel that stalls most."
+            metavar="KERNEL", help="A kernel's name, or a regular expression. By default, the kernel that stalls most."
         ),
     ] = None,
     source_dirs: Annotated[

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   sudo iaprof record -o cap.parquet -- ./app     while ./app runs
-  sudo iaprof record -d 10                       ten seconds of all that runs
+  sudo iaprof record -d 10                       ten seconds of everything
   sudo iaprof record -p 1234 -d 10               process 1234 and its children
   sudo iaprof record --device card1 --rate fast  one GPU, sampled more often
   sudo iaprof record --switch-output=10m --max-files=6   keep the last hour
@@ -58,7 +58,7 @@ def record(
     ] = None,
     delay: Annotated[
         int,
-        typer.Option("--delay", "-D", metavar="MS", help="Start sampling after MS; -1: when --control says so."),
+        typer.Option("--delay", "-D", metavar="MS", help="Start sampling after MS; -1: when --control enables it."),
     ] = 0,
     rate: Annotated[
         str | None,
