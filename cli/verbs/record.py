@@ -222,7 +222,7 @@ def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool =
         if session.spool.path.exists():
             what += f"; what was recorded before is saved by 'iaprof recover {session.spool.path} -o FILE'"
         if session.command_runs:
-            say(f"iaprof: {clean(what)}; the command goes on, and is waited for")
+            say(f"iaprof: {clean(what)}; the command continues, and iaprof waits for it")
             session.wait_for_command()
             return IaprofError.exit_code
         failure = IaprofError(what)
