@@ -8,6 +8,6 @@ class IaprofError(Exception):
 
 
 class UsageError(IaprofError):
-    """The command line makes no sense."""
+    """The command line is wrong."""
 
     exit_code = 2

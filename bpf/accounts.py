@@ -121,7 +121,7 @@ class Places:
         """Returns why an account gets no more, for a message; an empty string if there is room."""
         own = self._taken[account]
         if own >= self.of_one:
-            return f"{account} has {own:,} already, which is the most"
+            return f"{account} has {own:,} already, which is the maximum"
         total = self._taken.total()
         if total >= self.most or (total >= self.most - self._kept and own >= self._little):
             return f"there are {total:,} of all users already, and the rest is kept for users that have few"

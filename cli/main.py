@@ -102,7 +102,7 @@ def main() -> None:
         if not _is_of_arrow(error):
             raise
         reason = clean((str(error).splitlines() or [type(error).__name__])[0][:200])
-        status = _failed(f"a file that was read is damaged, or made to do damage: Arrow says: {reason}")
+        status = _failed(f"a file that was read is damaged or malicious: Arrow says: {reason}")
     sys.exit(status)
 
 

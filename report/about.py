@@ -210,7 +210,7 @@ def _warnings(found: Inventory, facts: Facts | None, newer: Sequence[str]) -> li
     """Returns all warnings, the most important first."""
     losses = [text for loss in found.losses if (text := _loss_warning(loss, found.counts))]
     sentences = [*warnings(found.parts), *losses, *(_report_warnings(facts) if facts is not None else ())]
-    sentences += [clean(f"{path} was changed after the recording began: its lines may be others") for path in newer]
+    sentences += [clean(f"{path} was changed after the recording began: its lines may differ") for path in newer]
     if len(sentences) > _MAX_WARNINGS:
         sentences[_MAX_WARNINGS:] = [f"and {len(sentences) - _MAX_WARNINGS:,} more warnings"]
     return sentences
@@ -240,7 +240,7 @@ def _report_warnings(facts: Facts) -> Iterator[str]:
     if unknown > _MIN_SHARE:
         yield f"{percent(unknown)} of the samples are in no known kernel"
     if unlaunched > _MIN_SHARE:
-        yield f"{percent(unlaunched)} of the samples are in kernels of which no launch was recorded: no stack is known"
+        yield f"{percent(unlaunched)} of the samples are in kernels without a recorded launch: no stack is known"
     if undecoded > _MIN_SHARE:
         yield f"{percent(undecoded)} of the samples are at instructions that could not be decoded"
     for problem, paths in facts.problems.items():

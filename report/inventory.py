@@ -188,8 +188,8 @@ def _clock_gap(header: _Header) -> str:
     if gap_s < 0:
         return f"the wall clock was set back by {in_time(-gap_s)} while this was recorded"
     return (
-        f"the wall clock went on by {in_time(gap_s)} more than the recording's: the machine was suspended for so long, "
-        "and nothing was recorded then, or the clock was set"
+        f"the wall clock went on by {in_time(gap_s)} more than the recording's: the machine was suspended for that "
+        "time, and nothing was recorded then, or the clock was set"
     )
 
 

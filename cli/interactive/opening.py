@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from iaprof.report.facts import Report
 
 Interactive = Annotated[
-    bool, typer.Option("--interactive", "-i", help="Look through it in the terminal: tree, search, filters.")
+    bool, typer.Option("--interactive", "-i", help="Browse in the terminal: tree, search, filters.")
 ]
 _TAKEN = SELECTING | {"captures", "before", "after", "interactive", "quiet", "memory_limit", "large"}
 _GROUPING_OF = {name: name for name in ("kernel", "line", "instruction", "reason", "process", "launcher", "stack")} | {

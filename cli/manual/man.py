@@ -12,9 +12,9 @@ _NAME = re.compile(r"--?[a-zA-Z][\w-]*")
 EXIT_CODES = (
     ("0", "Everything was done."),
     ("1", "Something failed; a sentence on stderr says what and what to do."),
-    ("2", "The command line makes no sense."),
+    ("2", "The command line is wrong."),
     ("130", "Ctrl-C ended it."),
-    ("141", "What read stdout closed it, as head does."),
+    ("141", "The reader of stdout closed it, as head does."),
 )
 """The exit codes of all verbs, and what they mean."""
 _OF_COMMANDS = ("record", "flame")

@@ -24,7 +24,7 @@ from iaprof.gpu.intel.reasons import REASONS
 if TYPE_CHECKING:
     from iaprof.report.join.selection import Selection
 
-_WHICH, _HOW = "Which stalls", "How stalls find their launch"
+_WHICH, _HOW = "Filters", "Attribution"
 _METHODS = ("proportional", "latest", "none")
 _STACKS_OF = ("append", "execute")
 
@@ -109,7 +109,7 @@ def _choice(
         bool,
         typer.Option(
             "--active/--no-active",
-            help="Samples in which a thread issued an instruction, too, or stalls alone.",
+            help="Include samples in which a thread issued an instruction, or only stalls.",
             rich_help_panel=_WHICH,
         ),
     ] = True,

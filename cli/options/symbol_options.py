@@ -10,7 +10,7 @@ import typer
 from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.symbols.names.which import Symbols
 
-NAMES = "Names of CPU functions"
+NAMES = "CPU symbols"
 """The heading of these options in grouped help."""
 WhichSymbols: TypeAlias = Annotated[
     str,

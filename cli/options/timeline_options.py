@@ -15,7 +15,7 @@ from iaprof.cli.options.added import add_options
 if TYPE_CHECKING:
     from iaprof.report.timeline.options import Limit
 
-CLOCKS, SHOWN, MEASURED = "Clocks and order", "What is kept", "What is measured"
+CLOCKS, SHOWN, MEASURED = "Clocks and order", "Filters and merging", "Measurements"
 _LIMIT_KEYS = {"skip", "count", "ts_start", "ts_end", "no_count_types"}
 _US = 1000  # ns
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -268,7 +268,7 @@ def _limit(text: str) -> Limit:
     except ValueError:
         values = None
     if not isinstance(values, dict) or not values.keys() <= _LIMIT_KEYS:
-        raise UsageError(f"--limit: {text} is not JSON object with {', '.join(sorted(_LIMIT_KEYS))}")
+        raise UsageError(f"--limit: {text} is not a JSON object with {', '.join(sorted(_LIMIT_KEYS))}")
     numbers = {key: value for key, value in values.items() if key != "no_count_types"}
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in numbers.values()):
         raise UsageError(f"--limit: {text} has a value that is not a number")

@@ -18,7 +18,7 @@ def say_waits(verb: str, reader: CaptureReader) -> None:
     totals = total_waits(headers)
     wanted = any(header.get("waits_wanted") is True for header in headers)
     if totals is None and not wanted and not reader.count("wait"):
-        say("iaprof: this capture has no waits, as they were not asked for: record with 'iaprof record --waits'")
+        say("iaprof: this capture has no waits: record with 'iaprof record --waits'")
         return
     say(f"[ iaprof {verb}: {(totals or WaitTotals()).sentence()} ]")
     if totals is None:

@@ -62,7 +62,7 @@ def annotate(
     second: Annotated[
         str | None,
         typer.Argument(
-            metavar="KERNEL", help="A kernel's name, or a regular expression; without, the kernel that stalls most."
+            metavar="KERNEL", help="A kernel's name, or a regular expression. By default, the kernel that stalls most."
         ),
     ] = None,
     source_dirs: Annotated[
@@ -101,7 +101,7 @@ def annotate(
             print("\n".join(lines(found, sources, width, colours)), file=out)
     if source_dirs:
         for path in sources.newer_than(_began(report.header))[:_MOST_NAMES]:
-            say(f"iaprof: warning: {path} was changed after the recording began: its lines may be others")
+            say(f"iaprof: warning: {path} was changed after the recording began: its lines may differ")
     if not quiet:
         say_facts("annotate", report.facts, report.header)
 

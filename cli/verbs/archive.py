@@ -20,7 +20,7 @@ from iaprof.formats.profile import clean
 
 EXAMPLES = """\b
 Examples:
-  iaprof archive cap.parquet -o named.parquet               what is known here
+  iaprof archive cap.parquet -o named.parquet               adds the names known here
   iaprof archive cap.parquet -o named.parquet --symbols all
   iaprof archive cap.parquet -o public.parquet --redact     to show to anyone
 """

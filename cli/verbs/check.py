@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  sudo iaprof check                       is all there that recording needs?
+  sudo iaprof check                       can this machine record?
   sudo iaprof check -o /data/cap.parquet  and is there room for the capture?
   sudo iaprof check --json | jq '.checks[] | select(.level != "ok")'
 """

@@ -65,12 +65,12 @@ OF_TIME_LINES = frozenset(
 EXAMPLES = """\b
 Examples:
   iaprof diff old.parquet new.parquet               kernels, as shares of all
-  iaprof diff old.parquet new.parquet -i            look through it in the terminal
+  iaprof diff old.parquet new.parquet -i            browse the differences in the terminal
   iaprof diff old.parquet new.parquet --by stack --normalize none
   iaprof diff old.parquet new.parquet -o d.svg      a flame graph, red where there is more
   iaprof diff old.parquet                           with iaprof.parquet
   iaprof diff run-1.parquet run-2.parquet --by category   of imported traces
-  iaprof diff 'v41/*.parquet' 'v42/*.parquet'       many captures, and what chance can do
+  iaprof diff 'v41/*.parquet' 'v42/*.parquet'       many captures, and the chance of such changes
 """
 _NORMALIZED = ("total", "none")
 OF_STACKS = {".folded": "folded", ".collapsed": "folded", ".svg": "svg"}
@@ -97,7 +97,7 @@ def diff(
             autocompletion=one_of(dict.fromkeys((*BY, *BY_OF_TIME_LINES))),
         ),
     ] = "kernel",
-    limit: Annotated[int | None, limit_option("20; of a page 500, of a CSV or Parquet file all")] = None,
+    limit: Annotated[int | None, limit_option("20; on a page 500, in a CSV or Parquet file all")] = None,
     normalize: Annotated[
         str | None,
         typer.Option(
@@ -139,8 +139,8 @@ def diff(
 ) -> None:
     """Print what changed between two captures.
 
-    A table of kernels, or of what --by says, the largest changes first; as svg and folded text, every stack. Filters
-    apply to both captures. Two captures of traces are compared by the time of their slices.
+    Prints a table of kernels, or of what --by selects, with the largest changes first; html, svg and folded text show
+    stacks. Filters apply to both captures. Captures of traces are compared by the time of their slices.
     """
     if normalize is not None:
         checked_choice(normalize, _NORMALIZED, "--normalize")

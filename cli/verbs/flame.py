@@ -23,7 +23,7 @@ EXAMPLES = """\b
 Examples:
   sudo iaprof flame -- ./app               iaprof.html, while ./app runs
   sudo iaprof flame -o app.html -- ./app   app.html, and app.parquet beside it
-  sudo iaprof flame -d 10                  ten seconds of all that runs
+  sudo iaprof flame -d 10                  ten seconds of everything
 """
 
 

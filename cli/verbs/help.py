@@ -28,9 +28,7 @@ def help_(
     context: typer.Context,
     verb: Annotated[
         str | None,
-        typer.Argument(
-            metavar="COMMAND", help="A command of iaprof; without, all are listed.", autocompletion=_commands
-        ),
+        typer.Argument(metavar="COMMAND", help="A command of iaprof. By default, list all.", autocompletion=_commands),
     ] = None,
 ) -> None:
     """Print the help of a command."""

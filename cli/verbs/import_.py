@@ -35,7 +35,7 @@ Examples:
   iaprof import rank_*.json -o run.parquet     traces of accelerators: then iaprof timeline run.parquet
   iaprof import trace.pt.trace.json --with cap.parquet -o both.parquet
                                                a trace of the same run: then iaprof top both.parquet --by operator
-  iaprof import trace.pftrace                  one of Perfetto's
+  iaprof import trace.pftrace                  a Perfetto trace
 """
 _STDIN = Path("-")
 _EXTENSIONS = (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   sudo iaprof record -o cap.parquet -- ./app     while ./app runs
-  sudo iaprof record -d 10                       ten seconds of all that runs
+  sudo iaprof record -d 10                       ten seconds of everything
   sudo iaprof record -p 1234 -d 10               process 1234 and its children
   sudo iaprof record --device card1 --rate fast  one GPU, sampled more often
   sudo iaprof record --switch-output=10m --max-files=6   keep the last hour
@@ -58,7 +58,7 @@ def record(
     ] = None,
     delay: Annotated[
         int,
-        typer.Option("--delay", "-D", metavar="MS", help="Start sampling after MS; -1: when --control says so."),
+        typer.Option("--delay", "-D", metavar="MS", help="Start sampling after MS; -1: when --control enables it."),
     ] = 0,
     rate: Annotated[
         str | None,
@@ -222,7 +222,7 @@ def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool =
         if session.spool.path.exists():
             what += f"; what was recorded before is saved by 'iaprof recover {session.spool.path} -o FILE'"
         if session.command_runs:
-            say(f"iaprof: {clean(what)}; the command goes on, and is waited for")
+            say(f"iaprof: {clean(what)}; the command continues, and iaprof waits for it")
             session.wait_for_command()
             return IaprofError.exit_code
         failure = IaprofError(what)

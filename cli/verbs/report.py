@@ -61,7 +61,7 @@ Formats:
 \b
 Examples:
   iaprof report                                          a table of kernels
-  iaprof report cap.parquet -i                           look through it in the terminal
+  iaprof report cap.parquet -i                           browse it in the terminal
   iaprof report cap.parquet | flamegraph.pl > cap.svg    folded stacks
   iaprof report cap.parquet -o cap.html                  a page for a browser
   iaprof report cap.parquet -o cap.svg                   a flame graph
@@ -85,8 +85,8 @@ def report(
         typer.Option(
             "--format",
             metavar="FORMAT",
-            help="One of those below. Without, -o's extension chooses; else a terminal shows a table, and a pipe gets "
-            "folded stacks.",
+            help="One of the formats below. By default, -o's extension chooses; else a terminal shows a table, and a "
+            "pipe gets folded stacks.",
             show_default=False,
             autocompletion=one_of(FORMATS),
         ),
@@ -133,7 +133,7 @@ def report(
         ),
     ] = None,
     symbol_sources: Annotated[
-        bool, typer.Option("--symbol-sources", help="List where each file's names came from, and what has none.")
+        bool, typer.Option("--symbol-sources", help="List where each file's names came from, and files without names.")
     ] = False,
     interval: Annotated[
         float | None,

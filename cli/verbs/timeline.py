@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  iaprof timeline run.parquet                        what the device did, and what is odd
+  iaprof timeline run.parquet                        what the device did, and warnings
   iaprof timeline run.parquet -c compile.log -o out  tables, and a trace for https://ui.perfetto.dev
   iaprof timeline job-*.json -o out                  imports the traces first
   iaprof timeline --list-stages

@@ -64,12 +64,12 @@ Examples:
   iaprof top cap.parquet --by energy         joules of each kernel, and of the idle GPU
   iaprof top cap.parquet --by transfer       what is copied and filled, in bytes
   iaprof top cap.parquet --by wait           who waits for the GPU, and how long
-  iaprof top cap.parquet -i                  look through it: tree, search, filters
+  iaprof top cap.parquet -i                  browse it: tree, search, filters
   sudo iaprof top --live                     what all processes do now
   sudo iaprof top --live -o cap.parquet -- ./app   ./app, and keep a capture
   iaprof top cap.parquet --json | jq '.entries[0].reasons'
   iaprof top captures/ --group-by host       many captures, a table for each host
-  iaprof top captures/ --group-by host --outliers   kernels that stall unlike elsewhere on some hosts
+  iaprof top captures/ --group-by host --outliers   kernels for which hosts differ
   iaprof top captures/ --group-by host -o hosts.csv   all rows of all groups, in a file
 """
 
@@ -85,7 +85,7 @@ def top(
         str,
         typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.", autocompletion=one_of(ALL)),
     ] = "kernel",
-    limit: Annotated[int | None, limit_option("20; of a CSV or Parquet file all")] = None,
+    limit: Annotated[int | None, limit_option("20; in a CSV or Parquet file all")] = None,
     per_interval: Annotated[bool, typer.Option("--per-interval", help="Print a table for each interval.")] = False,
     interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Length of intervals.")] = 1.0,
     outliers: Annotated[
@@ -100,18 +100,20 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     interactive: Interactive = False,
     live: Annotated[
-        bool, typer.Option("--live", help="Record, and show it while it goes on; -o keeps a capture. Needs root.")
+        bool, typer.Option("--live", help="Record and show the stalls live; -o keeps a capture. Needs root.")
     ] = False,
     duration: Annotated[
         float | None,
-        typer.Option("--duration", "-d", metavar="SECONDS", help="With --live: record so long.", show_default=False),
+        typer.Option(
+            "--duration", "-d", metavar="SECONDS", help="With --live: stop after this time.", show_default=False
+        ),
     ] = None,
     freq: Freq = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print a summary to stderr.")] = False,
 ) -> None:
     """Print what stalls most.
 
-    Prints a table of kernels, or of what --by names, with the most samples first. With --by transfer, a row is a
+    Prints a table of kernels, or of what --by selects, with the most samples first. With --by transfer, a row is a
     function that copies or fills, with the most bytes first. Runs on any machine, without a GPU and without root.
     """
     checked_choice(by, ALL, "--by")

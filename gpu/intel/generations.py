@@ -79,5 +79,5 @@ def guessed_layout(gpu: str, ip_version: str, layout: str) -> str:
     """Returns the warning about a GPU whose record layout is a guess."""
     return (
         f"{gpu} has graphics IP {ip_version}, which this version of iaprof does not know: its stall records are "
-        f"taken for {layout} records, which is a guess, so kernels and counts may be wrong; use a newer iaprof"
+        f"read as {layout} records, which is a guess, so kernels and counts may be wrong; use a newer iaprof"
     )

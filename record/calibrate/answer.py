@@ -207,7 +207,7 @@ class Code:
         """
         address = address_of(self.elf, place, executable=True)
         if not self.beginning(place).startswith((bytes([CALL]), _CALL_BY_RAX)):
-            raise Problem("it answers with a call that is none")
+            raise Problem("it answers with a call where there is none")
         return address
 
     def segment(self, place: int) -> tuple[int, int, int]:

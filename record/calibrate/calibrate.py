@@ -212,7 +212,7 @@ def _read(raw: Any, read: Callable[[Any], _AnswerT]) -> _AnswerT:
     try:
         return read(raw)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # overflow: by 1e999, which is infinite
-        raise Problem("it answers what makes no sense") from None
+        raise Problem("its answer makes no sense") from None
 
 
 def _executable_memory() -> int | None:

@@ -137,7 +137,7 @@ class Process:
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
-            raise Problem("it answers what makes no sense") from None
+            raise Problem("its answer makes no sense") from None
 
     def _last_error(self) -> str:
         self._errors.seek(0, os.SEEK_END)

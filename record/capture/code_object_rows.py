@@ -17,7 +17,7 @@ IN_MEMORY = "[in memory]"  # in place of the path of a debug ELF: the recorder p
 _BYTES_PER_GROUP = 64 << 20
 _UNFINISHED = {
     "kernels": "launched kernels whose name or code was not sent before the recording ended: they have no instructions",
-    "modules": "modules of which a part was not sent before the recording ended: their kernels have no lines",
+    "modules": "modules that were not sent completely before the recording ended: their kernels have no lines",
 }
 
 

@@ -16,7 +16,7 @@ from iaprof.record.launched_kernels import LaunchedKernels
 
 MessageHandler = Callable[[str], None]
 OVERLAP_NS = 1_000_000_000  # records begun this long before a spool may still come into it: threads may be held up
-WRONG_LENGTH = "records in the ring buffer whose length is not the one that this iaprof expects: they were skipped"
+WRONG_LENGTH = "records of unexpected length in the ring buffer: they were skipped"
 
 
 @dataclass

@@ -16,7 +16,7 @@ _EVENTS = pa.array([event.name.lower() for event in ListEvent], pa.string())
 def check(records: NDArray[np.void]) -> None:
     """Raises ValueError if BPF cannot have sent these LIST_EVENT[n]."""
     if len(records) and (records["event"].max() >= len(ListEvent) or records["count"].max() > LISTS_A_RECORD):
-        raise ValueError("what happened to command lists is none of what can")
+        raise ValueError("it has unknown events of command lists")
 
 
 def list_rows(records: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructArray:

@@ -21,8 +21,10 @@ from iaprof.record.kernels.dumped import chunk_head
 
 LINGER_NS = 10_000_000_000  # after a process's end: on a busy machine the stalls of its last launches are read late
 MAX_LAUNCHES = 1 << 16
-_FORGOTTEN = "kernels of which the last launch of before this file is not carried over: stalls of these have no launch"
-_DROPPED = "command lists of before this file hold more than is carried over: what they launch lacks them"
+_FORGOTTEN = "kernels last launched before this file, too many to carry over: their stalls have no launch"
+_DROPPED = (
+    "launches in command lists from before this file, too many to carry over: executions of these lists lack them"
+)
 
 
 class RotationState:

@@ -14,7 +14,7 @@ def json_object(data: bytes) -> dict[str, Any]:
     """Parses a JSON object; raises ValueError if `data` is none."""
     value = json.loads(data)
     if not isinstance(value, dict):
-        raise ValueError("it is not JSON object")
+        raise ValueError("it is not a JSON object")
     return value
 
 

@@ -18,7 +18,7 @@ from iaprof.record.checks.result import Check, Level
 GROUP = "BPF"
 _BPF_MAP_CREATE = 0
 _BPF_MAP_TYPE_ARRAY = 2
-_NEEDS_ROOT = "cannot be told without root"
+_NEEDS_ROOT = "unknown without root"
 
 
 def checks() -> Iterator[Check]:

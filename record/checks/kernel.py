@@ -32,7 +32,7 @@ def checks() -> Iterator[Check]:
 def _root() -> Check:
     if os.geteuid() == 0:
         return Check(GROUP, "root", Level.OK, "yes")
-    text = "recording needs root, and some checks do: they are warnings without"
+    text = "recording needs root, and so do some checks: they are warnings without it"
     return Check(GROUP, "root", Level.PROBLEM, text, "sudo iaprof check")
 
 
@@ -40,7 +40,7 @@ def _version(release: str) -> Check:
     match = re.match(r"(\d+)\.(\d+)", release)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < EU_STALLS:
-        text = f"{release}: EU stalls came with 6.15; only a driver that was ported back can have them"
+        text = f"{release}: EU stalls came with 6.15; only a backported driver can have them"
         if version < PROCMAP_QUERY:
             text += ". Before 6.11 processes that already run have no build-ids"
         if version < SESSIONS:
@@ -87,5 +87,5 @@ def _uprobes() -> Check:
 def _btf() -> Check:
     if _BTF.exists():
         return Check(GROUP, "BTF", Level.OK, "the kernel describes its types")
-    text = "the kernel has none (CONFIG_DEBUG_INFO_BTF). Our programs work without; other tools' may not"
+    text = "the kernel has none (CONFIG_DEBUG_INFO_BTF). iaprof works without; other tools may not"
     return Check(GROUP, "BTF", Level.WARNING, text)

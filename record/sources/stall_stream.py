@@ -138,7 +138,7 @@ class StallStream:
         now = time.monotonic_ns()
         if error.errno == errno.EIO:
             # The stream has not ended: a buffer of the hardware was full. It does not count what it dropped.
-            detail = "the hardware's buffers were full: it dropped records, how many it does not say"
+            detail = "the hardware's buffers were full: it dropped records, and does not report how many"
             if self._overflow is None:
                 self._overflow = StallLoss("overflow", detail, self._begin_ns, 0)
                 return self.read()

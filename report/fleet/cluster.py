@@ -166,7 +166,7 @@ async def _check_scheduler(distributed: Any, address: str) -> None:
         raise
     except Exception as error:  # noqa: BLE001 (whatever another version makes of the question)
         raise IaprofError(
-            f"what answers at {where} is not a scheduler of Dask, or one of another version ({type(error).__name__})"
+            f"what answers at {where} is not a Dask scheduler, or has another version ({type(error).__name__})"
         ) from None
     finally:
         await scheduler.close_rpc()

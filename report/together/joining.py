@@ -45,7 +45,7 @@ def check_stalls(capture: CaptureReader) -> None:
         UsageError: it is a merged one, or one of traces only.
     """
     if capture.is_merged:
-        raise UsageError(f"{capture.path} was merged of several recordings: pass the one of the same run with --with")
+        raise UsageError(f"{capture.path} was merged from several recordings: pass the one of the same run with --with")
     if not any(capture.count(kind) for kind in ("stall", "launch", "cpu_sample", "metric")):
         raise UsageError(
             f"{capture.path} was not recorded by 'iaprof record': pass the capture of the same run with --with"

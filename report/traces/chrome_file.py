@@ -134,7 +134,7 @@ class _Chrome:
             case _:
                 raise AnswerError
         if name == EVENTS:
-            self._facts.problems.append("its traceEvents are not list")
+            self._facts.problems.append("its traceEvents are not a list")
             return True
         kept = self._facts.members
         size = len(name) + len(json.dumps(value))
@@ -153,7 +153,7 @@ class _Chrome:
     def _check_rest(self, at: int) -> None:
         data, _ = self._source.bytes(at, 1 << 16)
         if data.strip(_BLANK + b",\0"):
-            self._facts.problems.append("it goes on behind the end of the trace, which was not read")
+            self._facts.problems.append("it continues after the end of the trace: the rest was not read")
 
     def _events(self, at: int) -> End:
         end = End()

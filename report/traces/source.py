@@ -145,6 +145,6 @@ class Source:
         self._window += content
         if self._is_gzip and self._window_begin + len(self._window) > max(_MOST_EXPANDED, _MOST_EXPANSION * self.size):
             raise IaprofError(
-                f"{self.name} becomes absurdly large when it is decompressed: it is made to do harm; if you trust it, "
+                f"{self.name} becomes absurdly large when it is decompressed: it may be malicious; if you trust it, "
                 "decompress it first"
             )

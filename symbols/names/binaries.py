@@ -243,7 +243,7 @@ class Binaries(Closing):
         all_problems = [*problems, *new_problems]
         if not len(names) and not all_problems and len(offsets):
             stripped = not main.facts.has_symbols and not main.facts.has_debug_info
-            all_problems.append(("it is stripped: " if stripped else "") + "nothing of it is known at these addresses")
+            all_problems.append(("it is stripped: " if stripped else "") + "it has no names for these addresses")
         return Symbolized(
             names, " and ".join(sources), _joined(all_problems), main.facts.frame_pointers, outermost, no_calls
         )

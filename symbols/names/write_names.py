@@ -99,7 +99,7 @@ def write_names(
         symbolized = cancellation.name(symbolizer, request)
         if symbolized is None:
             counts["skipped"] += 1
-            symbolized = Symbolized(problem="naming was ended before its turn came")
+            symbolized = Symbolized(problem="naming was stopped before it was read")
         module, addresses, _ = request
         counts["addresses"] += len(addresses)
         counts["named"] += int((symbolized.names.find(addresses) >= 0).sum())

@@ -189,7 +189,7 @@ def test_without_root(everyones: Hardware) -> None:
     assert (done.code, done.err) == (1, "")
     said = {each["name"]: each for each in json.loads(done.out)["checks"]}
     assert (said["root"]["level"], said["root"]["mend"]) == ("problem", "sudo iaprof check")
-    assert said["maps"]["text"] == "cannot be told without root"
+    assert said["maps"]["text"] == "unknown without root"
     assert "programs" not in said
     assert said["card0"]["text"] == "it may not be opened: run iaprof with sudo"
     assert said["Python"]["text"] == "only root can tell whether those that run will be seen"

@@ -194,7 +194,7 @@ def test_a_gpu_that_nobody_knows_yet_is_recorded_as_the_newest_one(tmp_path: Pat
         done = record(hardware, tmp_path / "c", "--", *workload("--seconds", 1))
     # then that is told, once
     said = (
-        "has graphics IP 41.02, which this version of iaprof does not know: its stall records are taken for xe3p "
+        "has graphics IP 41.02, which this version of iaprof does not know: its stall records are read as xe3p "
         "records, which is a guess, so kernels and counts may be wrong; use a newer iaprof"
     )
     assert done.err.count(said) == done.err.count("41.02") == 1

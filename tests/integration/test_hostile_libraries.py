@@ -309,7 +309,7 @@ def test_a_recording_among_hostile_libraries(folder: Path, library: bytes) -> No
             words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--seconds", 600, "--rate", 500)
             environment = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(folder.parent)}
             program = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL)
-            told = "16 already, which is the most"
+            told = "16 already, which is the maximum"
             until(lambda: any(told in row["detail"] for row in spooled(capture, FrameKind.LOSS)), recorder)
             until(lambda: sum(launch.count for launch in hardware.ledger().launches) > 200, recorder)
             program.terminate()

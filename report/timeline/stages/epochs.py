@@ -127,7 +127,7 @@ def _recommend(
         trace.messages.warn(
             "FREQ",
             f"The frequency between jobs is from {least:.3f} to {most:.3f} MHz:"
-            " some counters may be of another epoch than they are taken for",
+            " some counters may be assigned to a wrong epoch",
         )
     elif abs(mhz - soc_mhz) > _TOLERANCE:
         drift = float(np.abs(cycles * 1e3 / soc_mhz - ns).max()) / 1e3

@@ -163,7 +163,7 @@ def test_one_account_leaves_places_to_others() -> None:
         return number
 
     assert [take_all(name) for name in ("a", "b", "c", "d", "e")] == [16, 16, 16, 2, 2]
-    assert places.refusal("a") == "a has 16 already, which is the most"
+    assert places.refusal("a") == "a has 16 already, which is the maximum"
     kept = "of all users already, and the rest is kept for users that have few"
     assert places.refusal("e") == f"there are 52 {kept}"
     assert sum(take_all(f"user {number}") for number in range(20)) == 12

@@ -338,7 +338,7 @@ _Answer = TypeVar("_Answer", bound=Answer)
 @pytest.mark.parametrize("read", [read_level_zero, read_opencl])
 def test_nonsense_in_an_answer_is_refused(read: Callable[[Any], Answer], told: object) -> None:
     assert calibrate._read(ANSWER, read)
-    with pytest.raises(Problem, match="it answers what makes no sense"):
+    with pytest.raises(Problem, match="its answer makes no sense"):
         calibrate._read(told, read)
 
 
@@ -350,7 +350,7 @@ def test_places_that_no_file_has_are_nonsense(own: list[Any]) -> None:
 
     assert [place.address for place in answer([1], read_level_zero).own] == [1] == list(answer([1], read_opencl).own)
     for read in (read_level_zero, read_opencl):
-        with pytest.raises(Problem, match="it answers what makes no sense"):
+        with pytest.raises(Problem, match="its answer makes no sense"):
             answer(own, read)
 
 
@@ -362,7 +362,7 @@ def test_what_is_no_call_gets_no_probe(tmp_path: Path) -> None:
         elf = LibraryFile(file)
         symbols = ELFFile(file)
         (place,) = symbols.address_offsets(elf_sections.symbol(symbols, "one")["st_value"])
-        with pytest.raises(Problem, match="a call that is none"):
+        with pytest.raises(Problem, match="a call where there is none"):
             Code(elf, file).call(place)
 
 

@@ -276,7 +276,7 @@ def test_untrusted_headers(tmp_path_factory: pytest.TempPathFactory, changed: di
 
 GUESSED = STREAM | {"ip_version": [41, 2, 0], "layout": "xe3p", "layout_guessed": True}
 GUESS = (
-    "card0 has graphics IP 41.02.0, which this version of iaprof does not know: its stall records are taken for xe3p "
+    "card0 has graphics IP 41.02.0, which this version of iaprof does not know: its stall records are read as xe3p "
     "records, which is a guess, so kernels and counts may be wrong; use a newer iaprof"
 )
 

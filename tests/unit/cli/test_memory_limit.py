@@ -346,7 +346,7 @@ def test_an_error_of_arrow_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr("iaprof.report.archive.archive", archive)
     done = iaprof("archive", capture(tmp_path / "c", **rows()), "-o", tmp_path / "out")
     assert (done.code, done.err.count("\n")) == (1, 1)
-    assert done.err.startswith("iaprof: a file that was read is damaged, or made to do damage: ")
+    assert done.err.startswith("iaprof: a file that was read is damaged or malicious: ")
     assert "2147483646 bytes" in done.err
 
 

@@ -141,7 +141,7 @@ def test_stages_are_listed_with_what_a_profile_turns_off() -> None:
         (("x.json", "--align-ranks", "loose"), "there is no loose"),
         (("x.json", "--filter", "name"), "name is not an ATTRIBUTE:REGEX"),
         (("x.json", "--filter", "name:["), "is not an ATTRIBUTE:REGEX"),
-        (("x.json", "--limit", '{"first": 3}'), "is not JSON object with count"),
+        (("x.json", "--limit", '{"first": 3}'), "is not a JSON object with count"),
         (("x.json", "--limit", '{"skip": "3"}'), "has a value that is not a number"),
         (("x.json", "--stages", "none_such"), "there is no stage none_such"),
         (("x.json", "--profile", "none_such"), "there is no profile none_such"),

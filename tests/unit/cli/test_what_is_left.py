@@ -126,7 +126,7 @@ main()
     ("wall_s", "said"),
     [
         (10.5, None),
-        (3610, "went on by 1:00:00 h more than the recording's: the machine was suspended for so long"),
+        (3610, "went on by 1:00:00 h more than the recording's: the machine was suspended for that time"),
         (4, "was set back by 6.00 s"),
     ],
 )

@@ -124,7 +124,7 @@ def test_large_losses_are_warnings(losses: list[Any], warnings: list[str], tmp_p
         (replace(GOOD, unknown_kernel=41, matched=Matched(800, 759, 759)),
          ["5.1 % of the samples are in no known kernel"]),
         (replace(GOOD, no_launch=80),
-         ["10.0 % of the samples are in kernels of which no launch was recorded: no stack is known"]),
+         ["10.0 % of the samples are in kernels without a recorded launch: no stack is known"]),
         (replace(GOOD, matched=Matched(800, 800, 0), problems={"no decoder:\nget one": ["a.elf", "b.elf"]}),
          ["100.0 % of the samples are at instructions that could not be decoded",
           "a.elf and 1 more: no decoder:\\x0aget one"]),
@@ -152,7 +152,7 @@ def test_changed_source_files_are_warnings(tmp_path: Path) -> None:
     sources.line("old.cl", 1)
     sources.line("new.cl", 1)
     found = about(CaptureReader(path), GOOD, sources)
-    assert found.warnings == [f"{tmp_path}/new.cl was changed after the recording began: its lines may be others"]
+    assert found.warnings == [f"{tmp_path}/new.cl was changed after the recording began: its lines may differ"]
 
 
 @pytest.mark.parametrize(

@@ -427,7 +427,7 @@ def test_a_report_with_lines_of_source(
     with opened(browser, page_path) as page:
         page.wait_for_selector("html[data-ready]")
         warnings = page.locator(".about-warnings li").all_inner_texts()
-        assert warnings == [f"{tmp_path}/tile.h was changed after the recording began: its lines may be others"]
+        assert warnings == [f"{tmp_path}/tile.h was changed after the recording began: its lines may differ"]
         page.locator("tbody .kernels-name button").click()
         hottest = page.locator(".listing-row.hottest")
         assert hottest.locator(".listing-offset").inner_text() == "0x2a8"

@@ -45,7 +45,7 @@ def test_the_exit_codes_are_on_each_page(installed: Path) -> None:
     for page in (installed / "share/man/man1").iterdir():
         text = rendered(page)
         assert "EXIT STATUS 0 Everything was done. 1 Something failed;" in text
-        assert "141 What read stdout closed it, as head does." in text
+        assert "141 The reader of stdout closed it, as head does." in text
 
 
 def test_a_whole_page() -> None:
@@ -87,13 +87,13 @@ Everything was done.
 Something failed; a sentence on stderr says what and what to do.
 .TP
 \\fB2\\fR
-The command line makes no sense.
+The command line is wrong.
 .TP
 \\fB130\\fR
 Ctrl\\-C ended it.
 .TP
 \\fB141\\fR
-What read stdout closed it, as head does.
+The reader of stdout closed it, as head does.
 .SH SEE ALSO
 \\fBiaprof\\fR(1)
 """

@@ -60,7 +60,7 @@ FORMS = {
     "bad UTF-8": Case(TWO.encode().replace(b"m_2", b"m\xff2"), 2, said="bytes that are not UTF-8"),
     "control character": Case(TWO.replace("m_2", "m\x012"), 2),
     "deep nesting": Case(TWO[:-1] + ',{"ph":"X","a":' + "[" * 100_000 + "]" * 100_000 + "}]", 2, 0, {"unreadable": 1}),
-    "null traceEvents": Case('{"traceEvents":null}', 0, said="its traceEvents are not list"),
+    "null traceEvents": Case('{"traceEvents":null}', 0, said="its traceEvents are not a list"),
 }
 EVENTS = {
     "text as ts": Case(between({**K, "ts": "soon"}), 2, 0, {"without a time": 1}),

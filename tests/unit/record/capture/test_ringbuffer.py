@@ -258,5 +258,5 @@ def test_records_of_another_length_are_losses_of_the_capture(tmp_path: Path) -> 
     found = [(row["source"], row["count"]) for row in rows if row["what"] == "wrong length"]
     assert found == [("launches", 1), ("kernels", 1), ("launches", 1)]
     assert {row["detail"] for row in rows if row["what"] == "wrong length"} == {
-        "records in the ring buffer whose length is not the one that this iaprof expects: they were skipped"
+        "records of unexpected length in the ring buffer: they were skipped"
     }

@@ -131,8 +131,8 @@ def test_workers_read_modules_in_sandboxes(engine: str, cluster: Cluster) -> Non
             {"packages": {"distributed": "2020.1.0"}},
             r"the scheduler at tcp://\S+ has distributed 2020.1.0, and this is",
         ),
-        ({"packages": {}}, r"what answers at tcp://\S+ is not a scheduler of Dask, or one of another version"),
-        (None, r"what answers at tcp://\S+ is not a scheduler of Dask, or one of another version"),
+        ({"packages": {}}, r"what answers at tcp://\S+ is not a Dask scheduler, or has another version"),
+        (None, r"what answers at tcp://\S+ is not a Dask scheduler, or has another version"),
     ],
 )
 def test_a_scheduler_of_another_version_is_one_sentence(

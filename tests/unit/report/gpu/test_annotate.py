@@ -222,7 +222,7 @@ def test_a_capture(recorded: Path, tmp_path: Path) -> None:
     assert text[hottest:].splitlines()[1] == "           ^ waits for 0x260 send.ugm at tile.h:7 ($2.dst)"
     assert "tile.h:7      sum = fma(a[row * n + k], b[k * n + col], sum);" in text[:hottest]
     assert text.count(">  0x") == 1
-    warning = f"iaprof: warning: {tmp_path}/lib/tile.h was changed after the recording began: its lines may be others"
+    warning = f"iaprof: warning: {tmp_path}/lib/tile.h was changed after the recording began: its lines may differ"
     assert warning in done.stderr.splitlines()
     assert "matmul.cl was changed" not in done.stderr
 
