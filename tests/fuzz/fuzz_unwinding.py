@@ -296,38 +296,44 @@ def _interpreters() -> list[bytes]:
 KINDS: tuple[Callable[[random.Random], str], ...] = (*[call_frames] * 4, interpreter, layouts, objects)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600)
-    parser.add_argument("--seed", type=int, default=int(time.time()))
-    arguments = parser.parse_args()
-    counts, end, seed = Counter[str](), time.monotonic() + arguments.seconds, arguments.seed << 32
-    resource.setrlimit(resource.RLIMIT_AS, (4 * MOST_BYTES, 4 * MOST_BYTES))
+def fuzz(seconds: float, number: int) -> Counter[str]:
+    """Makes up cases for so long, and counts what became of all; tells those that fail, each kind once."""
+    counts, end, seed = Counter[str](), time.monotonic() + seconds, number << 32
     while time.monotonic() < end:
         seed += 1
         begin = time.process_time()
         try:
             outcome = one(seed)
-        except Exception:  # noqa: BLE001 (whatever it is, it should not have happened)
+        except Exception as error:  # noqa: BLE001 (whatever it is, it should not have happened)
             outcome = "failed"
-            last = traceback.format_exc().strip().splitlines()
-            key = "\n".join(last[-3:])
-            if not counts[key]:
+            kind = f"failed with {type(error).__name__}: {error}"
+            if not counts[kind]:
                 print(f"seed {seed}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-            counts[key] += 1
+            counts[kind] += 1
         took = time.process_time() - begin
         if took > LONGEST_S:
             counts["slow"] += 1
             print(f"seed {seed}: {outcome} took {took:.1f} s", file=sys.stderr, flush=True)
         counts[outcome] += 1
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    print("\n".join(f"{count} {what}" for what, count in counts.most_common()), f"peak {peak >> 20} MiB", sep="\n")
-    sys.exit(bool(counts["failed"] or counts["slow"] or peak > MOST_BYTES))
+    return counts
 
 
 def one(seed: int) -> str:
+    """Makes up one case; returns what became of it."""
     chance = random.Random(seed)
     return chance.choice(KINDS)(chance)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    arguments = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (4 * MOST_BYTES, 4 * MOST_BYTES))
+    counts = fuzz(arguments.seconds, arguments.seed)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    print(", ".join(f"{count} {what}" for what, count in counts.most_common()), f"; {peak >> 20} MiB at most")
+    sys.exit(bool(counts["failed"] or counts["slow"] or peak > MOST_BYTES))
 
 
 if __name__ == "__main__":
