@@ -49,6 +49,15 @@ def test_the_address_gives_the_page(address: str) -> None:
     assert asked(address, host=f"localhost:{urlsplit(address).port}") == (200, PAGE)
 
 
+def test_no_other_page_may_show_or_keep_it(address: str) -> None:
+    at = urlsplit(address)
+    with contextlib.closing(http.client.HTTPConnection(at.netloc, timeout=120)) as connection:
+        connection.request("GET", at.path)
+        headers = connection.getresponse().headers
+    assert (headers["X-Frame-Options"], headers["Cache-Control"]) == ("DENY", "no-store")
+    assert (headers["Referrer-Policy"], headers["X-Content-Type-Options"]) == ("no-referrer", "nosniff")
+
+
 @pytest.mark.parametrize("path", ["/", "//", "/index.html", "/../etc/passwd", "*", "http://127.0.0.1/"])
 def test_other_addresses_give_nothing(address: str, path: str) -> None:
     status, body = asked(address, path=path)
@@ -127,10 +136,11 @@ def no_root(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_secret_is_on_no_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # given a browser that notes its command line, and what is in the file that it is to open
     no_root(monkeypatch)
-    noted, read = tmp_path / "noted", tmp_path / "read"
+    noted, read, folder = tmp_path / "noted", tmp_path / "read", tmp_path / "folder"
     browser = tmp_path / "browser"
     browser.write_text(
-        f'#!/bin/sh\nls -l "${{1#file://}}" | cut -c-10 >{read}\ncat "${{1#file://}}" >>{read}\necho "$1" >{noted}\n'
+        f'#!/bin/sh\nls -l "${{1#file://}}" | cut -c-10 >{read}\n'
+        f'ls -ld "$(dirname "${{1#file://}}")" >{folder}\ncat "${{1#file://}}" >>{read}\necho "$1" >{noted}\n'
     )
     browser.chmod(0o755)
     monkeypatch.setenv("BROWSER", f"{browser} %s")
@@ -148,6 +158,7 @@ def test_the_secret_is_on_no_command_line(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert noted.read_text().startswith("file://")
     assert secret not in noted.read_text()
     assert read.read_text().startswith("-rw-------")
+    assert folder.read_text().startswith("drwx------")
     assert f"url={server.address}" in read.read_text()
     assert [each.name for each in tmp_path.iterdir() if each.is_dir()] == []
 

@@ -13,6 +13,7 @@ import pytest
 from iaprof.formats.capture import schema
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS
+from iaprof.report.pseudonyms import Pseudonyms
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof
 
@@ -136,6 +137,15 @@ def test_clocks_tell_neither_boot_nor_date_but_durations(tmp_path: Path) -> None
     assert checked >= 7
 
 
+def test_clocks_are_moved_far_and_those_of_two_machines_differently() -> None:
+    here, there = ({"host": {"name": name, "boot_id": "1"}} for name in ("a", "b"))
+    for number in range(300):
+        names = Pseudonyms(bytes([number % 256, number // 256]) * 16)
+        clocks, others = names.clocks(here), names.clocks(there)
+        assert min(map(abs, (clocks.monotonic_ns, clocks.wall_ns, clocks.trace_ns))) > 50 * 86_400 * SECOND
+        assert clocks.monotonic_ns != others.monotonic_ns
+
+
 def test_every_time_of_the_schema_is_moved() -> None:
     for name, field in FIELDS.items():
         if name.endswith("_ns"):
@@ -185,6 +195,8 @@ def test_a_key_that_others_may_read_or_that_is_none_is_refused(tmp_path: Path) -
         assert re.search(said, done.err)
         assert done.err.count("\n") == 1
         assert not output.exists()
+    public.chmod(0o640)  # a group's, too
+    assert "others may read" in iaprof("archive", "--redact", plain, "-o", output, "--redact-key", public).err
     assert iaprof("archive", plain, "-o", output, "--redact-key", tmp_path / "k").code == 2
 
 

@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolError, SpoolReader, framed
+from iaprof.record.capture.spool import (
+    _MARK,
+    _SEARCHED_FIRST,
+    FrameKind,
+    Spool,
+    SpoolError,
+    SpoolReader,
+    framed,
+)
 
 START, HEAD = 16, 48  # bytes of the spool's beginning, and of a frame's header
 
@@ -113,6 +121,20 @@ def test_zeros_in_the_middle_cost_what_lay_there_and_no_more(tmp_path: Path, fir
     lost = sum(count if what == "overwritten" else HEAD + 1000 for _, _, what, count, _ in told)
     assert lost == len(hit) * each
     assert all(0 <= begin <= time <= 2000 for begin, time, *_ in told)
+
+
+@pytest.mark.parametrize("beside", range(-9, 10))
+def test_a_frame_is_found_wherever_it_lies(tmp_path: Path, beside: int) -> None:
+    # given that the next good header lies about where the first stretch that is searched ends, behind another mark
+    spool = Spool(tmp_path / "s")
+    spool.write(FrameKind.STALLS, _MARK.ljust(_SEARCHED_FIRST - HEAD + beside, b"\0"), time=5)
+    spool.write(FrameKind.END, b"{}", time=6)
+    spool.close()
+    data = bytearray((tmp_path / "s").read_bytes())
+    data[START + 20] ^= 1
+    (tmp_path / "s").write_bytes(data)
+    # then
+    assert [frame.kind for frame in SpoolReader(tmp_path / "s").frames()] == [FrameKind.END]
 
 
 def test_a_frame_that_is_in_a_payload_is_none(tmp_path: Path) -> None:
