@@ -29,12 +29,12 @@ KEPT = {
     "line": {"kernel", "code"},
     "instruction": {"kernel", "code", "offset"},
     "reason": set[str](),
-    "process": {"launch"},
-    "launcher": {"launch"},
-    "stack": {"launch"},
-    "operator": {"launch"},
+    "process": {"launch", "kernel"},
+    "launcher": {"launch", "kernel"},
+    "stack": {"launch", "kernel"},
+    "operator": {"launch", "kernel"},
 }
-"""By kind of entry: the columns of fleet.rows.KEYS that it needs."""
+"""By kind of entry: the columns of fleet.rows.KEYS that it needs; samples are divided among the stacks of a kernel."""
 
 
 def top_fleet(

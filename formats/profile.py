@@ -121,6 +121,8 @@ class Profile:
     recorded_python: Mapping[str, PythonCounts] = field(default_factory=dict)  # the same for all recorded ones
     divided: NDArray[np.uint64] | None = None
     """[n], samples of the row for which several stacks can have launched the kernel; None: unknown."""
+    place: NDArray[np.int64] | None = None
+    """[n]: divided samples of one number are divided among their stacks; None: those of one kernel are."""
     energy: NDArray[np.int64] | None = None  # [n], nJ that the GPU used for the row's samples; None: unknown
 
     def __len__(self) -> int:
@@ -136,6 +138,11 @@ class Profile:
         """Samples that are divided among launching stacks."""
         return 0 if self.divided is None else int(self.divided.sum())
 
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Divided samples of one number are divided among their stacks: int64[n]."""
+        return self.kernel if self.place is None else self.place
+
     def counts_for(self, reasons: Sequence[str]) -> NDArray[np.uint64]:
         """Counts in the order of `reasons`, which must include all of the profile's: uint64[n, len(reasons)]."""
         if tuple(reasons) == tuple(self.reasons):
@@ -147,7 +154,7 @@ class Profile:
     def only(self, rows: NDArray[Any]) -> Self:
         """A profile with a subset of the rows: bool[n], or ascending indices int64[m]."""
         names = ("interval", "launch", "kernel", "code", "offset", "counts", "device")
-        known = [name for name in ("divided", "energy") if getattr(self, name) is not None]
+        known = [name for name in ("divided", "place", "energy") if getattr(self, name) is not None]
         return replace(self, **{name: getattr(self, name)[rows] for name in (*names, *known)})
 
 

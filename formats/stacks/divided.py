@@ -45,17 +45,17 @@ def _meetings(tree: Tree, place: _Ints, node: _Ints, places: int) -> _Ints:
     return meeting
 
 
-def divided_rows(number: _Ints, kernel: _Ints, divided: NDArray[np.uint64]) -> _Ints:
+def divided_rows(number: _Ints, place: _Ints, divided: NDArray[np.uint64]) -> _Ints:
     """What is an estimate of rows that are added up by numbers, which depend on the launch only: int64[n].
 
-    Where a number has all of a kernel's divided samples, it has them for certain.
+    Where a number has all divided samples of a place, it has them for certain.
 
     Args:
         number: int64[n].
-        kernel: int64[n].
+        place: int64[n]: divided samples of one place are divided among its numbers.
         divided: uint64[n], samples.
     """
-    both, both_of = np.unique(number * (int(kernel.max(initial=0)) + 1) + kernel, return_inverse=True)
+    both, both_of = np.unique(number * (int(place.max(initial=0)) + 1) + place, return_inverse=True)
     of_both = np.bincount(both_of, divided, len(both))[both_of]
-    of_kernel = np.bincount(kernel, divided)[kernel] if len(kernel) else of_both
-    return np.where(of_both < of_kernel, divided, 0).astype(np.int64)
+    of_place = np.bincount(place, divided)[place] if len(place) else of_both
+    return np.where(of_both < of_place, divided, 0).astype(np.int64)

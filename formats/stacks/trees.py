@@ -96,10 +96,10 @@ def stall_tree(profile: Profile, options: StackOptions, key: Callable[[Frame], H
 
 
 def _places(profile: Profile, options: StackOptions, row: _Ints, reason: _Ints) -> _Ints:
-    """The number of what is divided among launches: the kernel, with all that the tree has nearer to its root."""
+    """The number of what is divided among launches: `places`, with all that the tree has nearer to its root."""
     walked = options.components[::-1] if options.inverted else options.components
     before = walked[: max((at for at, each in enumerate(walked) if each in CPU_COMPONENTS), default=0)]
-    columns: list[NDArray[Any]] = [profile.kernel[row]]
+    columns: list[NDArray[Any]] = [profile.places[row]]
     if any(each in GPU_COMPONENTS for each in before):
         columns.append(profile.code[row])
     if "offset" in before:

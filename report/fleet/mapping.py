@@ -21,7 +21,7 @@ from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.facts import Report
 from iaprof.report.fleet.modules import RememberedModules
 from iaprof.report.fleet.rows import Rows
-from iaprof.report.fleet.samples import HashedKernel
+from iaprof.report.fleet.samples import HashedKernel, fork_of, prefixes
 from iaprof.report.fleet.segment import Segment
 from iaprof.report.fleet.sources import Source
 from iaprof.report.fleet.summary import LaunchedKernel, Lost, Summary
@@ -158,8 +158,10 @@ class Mapper:
             profile.device,
             profile.offset.astype(np.int64),
             starts,
+            _forks(profile, launches),
             profile.counts.astype(np.int64),
             np.zeros(len(profile), np.int64) if profile.energy is None else profile.energy,
+            np.zeros(len(profile), np.int64) if profile.divided is None else profile.divided.astype(np.int64),
         )
         return own.renumbered(numbers).with_counts(places.tolist(), len(self._reasons)).summed()
 
@@ -178,6 +180,28 @@ def _common(given: Launch, container: str, pod: str) -> Launch | None:
     lists = (launch.stack, launch.kernel_stack, launch.operators)
     stack, kernel_stack, operators = (tuple(map(_plain, each)) for each in lists)
     return Launch(_plain(launch.comm), 0, stack, kernel_stack, "", origins, operators, container, pod)
+
+
+def _forks(profile: Profile, launches: Sequence[Launch | None]) -> NDArray[np.int64]:
+    """Returns the fork of each row (samples.py), also of rows of the same launch and kernel that are not divided.
+
+    Args:
+        profile: of a capture.
+        launches: its launches, as all captures have them.
+    """
+    forks = np.zeros(len(profile), np.int64)
+    if profile.divided is None or not profile.divided.any():
+        return forks
+    pairs, pair = np.unique(profile.kernel * len(launches) + profile.launch, return_inverse=True)
+    is_divided = np.bincount(pair, profile.divided, len(pairs)) > 0
+    kernel, launch = np.divmod(pairs, len(launches))
+    numbers = {at: prefixes(launched) for at in launch[is_divided].tolist() if (launched := launches[at])}
+    stacks: dict[int, list[list[int]]] = {}
+    for of_kernel, at in zip(kernel[is_divided].tolist(), launch[is_divided].tolist(), strict=True):
+        stacks.setdefault(of_kernel, []).append(numbers.get(at, []))
+    fork_of_kernel = {of_kernel: fork_of(those) for of_kernel, those in stacks.items()}
+    of_pair = np.array([fork_of_kernel.get(each, 0) for each in kernel.tolist()], np.int64)
+    return np.where(is_divided, of_pair, 0)[pair]
 
 
 def _plain(text: str) -> str:

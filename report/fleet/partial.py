@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.profile import Kernel, Profile
 from iaprof.report.facts import Facts
 from iaprof.report.fleet.groups import Group, Grouping
@@ -23,7 +24,7 @@ from iaprof.report.fleet.segment import Segment
 from iaprof.report.fleet.summary import Summary
 from iaprof.report.fleet.totals import Totals
 
-_ROWS_UNTIL_SUM = 2_000_000  # that a sum keeps before it adds up equal ones; 17 columns of 8 bytes each
+_ROWS_UNTIL_SUM = 2_000_000  # that a sum keeps before it adds up equal ones; 19 columns of 8 bytes each
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,6 +143,8 @@ def profile_of(total: Partial, interval_ns: int = 0, *, by_group: bool = False) 
         "counts": rows.counts.astype(np.uint64),
         "device": rows.device,
         "energy": rows.energy,
+        "divided": rows.divided.astype(np.uint64),
+        "place": distinct_rows(rows.capture, rows.kernel, rows.fork)[1],
     }
     order = np.lexsort([columns[name] for name in ("offset", "kernel", "launch", "interval")])
     facts = total.facts

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Code, CodeKind, Launch, Origin
-from iaprof.report.fleet.samples import HashedKernel, Samples
+from iaprof.report.fleet.samples import NO_CALLERS, HashedKernel, Samples, prefixes
 
 RARE_STACKS, RARE_KERNELS = "[rarer stacks]", "[rarer kernels]"
 _RARE_PROCESSES = "[rarer processes]"
@@ -102,6 +102,7 @@ def folded(samples: _T, frequent: NDArray[np.int32]) -> tuple[_T, Folded]:
     launches = [_cut(launch, stays[_path(launch)]) for launch in samples.launches]
     is_cut = np.array([new is not old for new, old in zip(launches, samples.launches, strict=True)], bool)
     kernels, instructions = _code_places(samples)
+    parts = stays[rows.fork % _PLACES] | (rows.fork == NO_CALLERS)
     rare_kernel = ~stays[kernels]
     rare_instruction = ~stays[instructions] & ~rare_kernel
     new_rows = replace(
@@ -109,6 +110,9 @@ def folded(samples: _T, frequent: NDArray[np.int32]) -> tuple[_T, Folded]:
         kernel=np.where(rare_kernel, len(samples.kernels), rows.kernel),
         code=np.where(rare_kernel | rare_instruction, len(samples.codes), rows.code),
         offset=np.where(rare_kernel | rare_instruction, 0, rows.offset),
+        # Stacks that part below a rare prefix are one stack now: nothing is divided among them.
+        fork=np.where(parts, rows.fork, 0),
+        divided=np.where(parts, rows.divided, 0),
     )
     found = replace(
         samples,
@@ -128,18 +132,7 @@ def _path(launch: Launch | None) -> _Ints:
     """Returns the place of each prefix of a launch's stack, the process first: int64[n]."""
     if launch is None:
         return np.zeros(1, np.int64)
-    texts = [f"{launch.comm}\n{launch.container}", *_frames(launch)]
-    hash_ = hashlib.blake2b(digest_size=8)
-    places = []
-    for text in texts:
-        hash_.update(f"{text}\0".encode())
-        places.append(int.from_bytes(hash_.copy().digest()[:4], "little") % _PLACES)
-    return np.array(places, np.int64)
-
-
-def _frames(launch: Launch) -> list[str]:
-    operators = [f"operator {each}" for each in launch.operators]
-    return [*operators, *(f"frame {each}" for each in (*launch.stack, *launch.kernel_stack))]
+    return np.array(prefixes(launch), np.int64) % _PLACES
 
 
 def _cut(launch: Launch | None, stays: NDArray[np.bool_]) -> Launch | None:

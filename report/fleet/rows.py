@@ -8,8 +8,10 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 from numpy.typing import NDArray
 
-KEYS = ("capture", "launch", "kernel", "code", "device", "offset", "time")
+KEYS = ("capture", "launch", "kernel", "code", "device", "offset", "time", "fork")
 """The columns that tell rows apart. A column that nobody asks for is 0 everywhere."""
+VALUES = ("counts", "energy", "divided")
+"""The columns that are added up."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +25,10 @@ class Rows:
     device: NDArray[np.int64]  # [n], index into the devices
     offset: NDArray[np.int64]  # [n], bytes from the kernel's first instruction; the address if no kernel is known
     time: NDArray[np.int64]  # [n], start of the interval, ns since 1970
+    fork: NDArray[np.int64]  # [n], where the stacks part among which samples are divided: samples.py; 0: none are
     counts: NDArray[np.int64]  # [n, m], samples by reason
     energy: NDArray[np.int64]  # [n], nJ
+    divided: NDArray[np.int64]  # [n], samples for which several stacks can have launched the kernel
 
     def __len__(self) -> int:
         return len(self.capture)
@@ -34,7 +38,7 @@ class Rows:
         """No rows."""
         empty = np.empty(0, np.int64)
         keys = dict.fromkeys(KEYS, empty)
-        return cls(**keys, counts=np.empty((0, reasons), np.int64), energy=empty)
+        return cls(**keys, counts=np.empty((0, reasons), np.int64), energy=empty, divided=empty)
 
     @classmethod
     def concatenated(cls, several: Sequence[Rows]) -> Rows:
@@ -81,6 +85,4 @@ class Rows:
             differs[1:] |= ordered[1:] != ordered[:-1]
         first = np.flatnonzero(differs)
         keys = {name: getattr(self, name)[order[first]] for name in KEYS}
-        return Rows(
-            **keys, counts=np.add.reduceat(self.counts[order], first), energy=np.add.reduceat(self.energy[order], first)
-        )
+        return Rows(**keys, **{name: np.add.reduceat(getattr(self, name)[order], first) for name in VALUES})

@@ -1,8 +1,14 @@
-"""Samples of captures, and what their rows refer to: what the kept profiles and all sums have in common."""
+"""Samples of captures, and what their rows refer to: what the kept profiles and all sums have in common.
+
+Where several stacks launched a kernel at about the same time, its samples are divided among them. A row's `fork` says
+by a number what these stacks have in common, from the outermost frame to where they part, so that it stays known in a
+sum which frames have all of them: those above. Captures of one program have the same forks, however many there are.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -13,6 +19,9 @@ from iaprof.report.fleet.rows import KEYS, Rows
 
 TABLES = {"launch": "launches", "kernel": "kernels", "code": "codes", "device": "devices"}
 """By column of the rows: the member with what its numbers mean."""
+NO_CALLERS = 1
+"""The fork of stacks that have nothing in common."""
+_PREFIX_BYTES = 7  # of a prefix's number, which fits int64
 _UNKNOWN: dict[str, object] = {"launch": None, "kernel": None, "code": Code("", (), ()), "device": ""}
 
 
@@ -42,7 +51,8 @@ class Samples:
 
     def dropped(self, kept: Collection[str]) -> Self:
         """Adds up rows that only other columns than `kept`, and `capture`, tell apart."""
-        rows = self.rows.without(set(KEYS) - {"capture", *kept}).summed()
+        of_stacks = {"fork"} if "launch" in kept else set()
+        rows = self.rows.without(set(KEYS) - {"capture", *kept, *of_stacks}).summed()
         tables: dict[str, Any] = {}
         for column, table in TABLES.items():  # what no row refers to would be sent and compared for nothing
             values: Sequence[object] = getattr(self, table)
@@ -50,3 +60,25 @@ class Samples:
             tables[table] = [values[each] for each in numbers.tolist()] if column in kept else [_UNKNOWN[column]]
             rows = replace(rows, **{column: at})
         return replace(self, rows=rows, **tables)
+
+
+def prefixes(launch: Launch) -> list[int]:
+    """Returns a number for each prefix of a launch's stack, the process first: 2 to 2^56, a hash of its texts."""
+    operators = (f"operator {each}" for each in launch.operators)
+    frames = (f"frame {each}" for each in (*launch.stack, *launch.kernel_stack))
+    hash_ = hashlib.blake2b(digest_size=8)
+    found = []
+    for text in (f"{launch.comm}\n{launch.container}", *operators, *frames):
+        hash_.update(f"{text}\0".encode())
+        found.append(int.from_bytes(hash_.copy().digest()[:_PREFIX_BYTES], "little") + NO_CALLERS + 1)
+    return found
+
+
+def fork_of(stacks: Iterable[Sequence[int]]) -> int:
+    """Returns the fork of stacks, each as `prefixes` has it: the number of the longest prefix of all."""
+    fork = NO_CALLERS
+    for at_depth in zip(*stacks, strict=False):
+        if len(set(at_depth)) > 1:
+            break
+        fork = at_depth[0]
+    return fork

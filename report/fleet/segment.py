@@ -28,7 +28,7 @@ from iaprof.report.fleet.rows import Rows
 from iaprof.report.fleet.samples import TABLES, HashedKernel, Samples
 from iaprof.report.fleet.summary import Summary
 
-VERSION = 4
+VERSION = 5
 SAMPLES = "samples_"  # and the reason: the columns of counts
 _KEY = b"iaprof-profiles"
 _LAUNCH = ("process", "container", "pod", "operators", "stack", "kernel_stack", "origins")
@@ -36,7 +36,7 @@ _KERNEL = ("kernel", "kernel_file", "kernel_hash")
 _CODE = ("functions", "files", "lines", "mnemonic")
 _OF = {"launch": _LAUNCH, "kernel": _KERNEL, "code": _CODE, "device": ("device",)}
 _IDS = tuple(f"{name}_id" for name in _OF)
-_NUMBERS = ("capture", *_IDS, "offset", "time", "energy_nj")
+_NUMBERS = ("capture", *_IDS, "offset", "time", "energy_nj", "divided", "fork")
 _TEXTS = tuple(text for texts in _OF.values() for text in texts)
 _OF_CAPTURE = ("file", "host", "labels")
 _MOST_METADATA = 64 << 20  # bytes
@@ -86,7 +86,7 @@ class Segment(Samples):
         columns |= {"offset": pa.array(rows.offset), "time": pa.array(rows.time).cast(pa.timestamp("ns", "UTC"))}
         columns["samples"] = pa.array(rows.counts.sum(axis=1))
         columns |= {f"{SAMPLES}{reason}": pa.array(rows.counts[:, at]) for at, reason in enumerate(self.reasons)}
-        columns["energy_nj"] = pa.array(rows.energy)
+        columns |= {"energy_nj": pa.array(rows.energy), "divided": pa.array(rows.divided), "fork": pa.array(rows.fork)}
         about = {"version": VERSION, "captures": [asdict(each) for each in self.captures]}
         table = pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about)})
         pq.write_table(table, file, compression="zstd", row_group_size=_MOST_ROWS, write_statistics=False)
@@ -154,18 +154,22 @@ def _read(file: pq.ParquetFile) -> Segment:
         columns = [of_first[text].cast(pa.string()).to_pylist() for text in texts]
         found[name] = number, list(map(_MADE[name], *columns))
     counts = np.stack([numbers[name] for name in counted], axis=1) if counted else np.empty((len(table), 0), np.int64)
-    for name in (*counted, "energy_nj"):
+    for name in (*counted, "energy_nj", "divided"):
         if len(table) and not 0 <= numbers[name].min() <= numbers[name].max() < _MOST:
             raise ValueError
     if np.bincount(capture, counts.sum(axis=1), len(captures)).tolist() != [each.samples for each in captures]:
+        raise ValueError
+    if numbers["fork"].min(initial=0) < 0 or (numbers["divided"] > counts.sum(axis=1)).any():
         raise ValueError
     rows = Rows(
         capture,
         **{name: number for name, (number, _) in found.items()},
         offset=numbers["offset"],
         time=numbers["time"],
+        fork=numbers["fork"],
         counts=counts,
         energy=numbers["energy_nj"],
+        divided=numbers["divided"],
     )
     tables: dict[str, Any] = {TABLES[name]: made for name, (_, made) in found.items()}
     return Segment(rows, **tables, reasons=reasons, captures=captures)

@@ -178,7 +178,7 @@ class Ranker:
         divided = self._profile.divided
         if divided is None or self._by not in (*_LAUNCH_KEYS, "operator"):
             return [None] * size
-        own = divided_rows(bucket, self._profile.kernel[rows], divided[rows])
+        own = divided_rows(bucket, self._profile.places[rows], divided[rows])
         return list(np.bincount(bucket, own, size).astype(np.int64).tolist())
 
     def _divided_total(self, rows: slice) -> int:

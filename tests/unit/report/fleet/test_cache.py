@@ -87,6 +87,9 @@ DAMAGES: dict[str, Callable[[pa.Table], pa.Table]] = {
     "a negative count": lambda table: first(table, "samples_sbid", -1),
     "a huge count": lambda table: first(table, "samples_sbid", 1 << 62),
     "huge energy": lambda table: first(table, "energy_nj", 1 << 62),
+    "more divided than there is": lambda table: first(table, "divided", 1 << 40),
+    "negative divided": lambda table: first(table, "divided", -1),
+    "a negative fork": lambda table: first(table, "fork", -1),
     "texts for numbers": lambda table: column(table, "offset", pa.array(["x"] * len(table))),
     "nulls for numbers": lambda table: column(table, "offset", pa.nulls(len(table), pa.int64())),
     "numbers for texts": lambda table: column(table, "stack", pa.array([[1]] * len(table))),
@@ -136,7 +139,9 @@ def test_a_segment_keeps_all_texts(mapped: Segment) -> None:
     samples[:, 0] = 1
     some = mapped.rows.only(np.arange(len(launches)))
     number = np.arange(len(launches))
-    rows = replace(some, capture=0 * number, launch=number, code=number % len(codes), counts=samples)
+    rows = replace(
+        some, capture=0 * number, launch=number, code=number % len(codes), counts=samples, divided=0 * number
+    )
     captures = [replace(mapped.captures[0], samples=len(launches))]
     file = BytesIO()
     replace(mapped, captures=captures, rows=rows, launches=launches, codes=codes).write(file)
