@@ -85,6 +85,7 @@ class Track:
     device: str  # the GPU; "" if unknown
     kernel: str
     launch: Launch | None = None  # None: unknown, or several
+    queue: int = 0  # handle of the queue of all these launches, in their process; 0: unknown, or several
 
 
 @dataclass(frozen=True, eq=False)

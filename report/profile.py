@@ -167,7 +167,7 @@ def _build(
     )
     executions = None
     if seen is not None:
-        executions = seen.executions(joined.site, joined.stream, totals, profile, begin_ns)
+        executions = seen.executions(joined.site, joined.stream, totals, profile, placed.queue, begin_ns)
     return Report(profile, facts, capture.header, binaries, executions)
 
 

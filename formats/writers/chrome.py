@@ -98,18 +98,32 @@ def _runs(launches: Launches, what: str, pids: _Numbers, tids: _Numbers) -> Iter
 def _executions(
     executions: Executions, launches: Launches | None, options: StackOptions, pids: _Numbers, tids: _Numbers
 ) -> Iterator[Event]:
-    """When kernels were seen on GPUs: a thread for each stack that launches one, and flows from its launches."""
-    from iaprof.formats.writers.timeline import ends_of, launch_runs_of, process_text, stack_text
+    """When kernels were seen: a thread for each stack that launches one, and flows from its launches.
+
+    A GPU is a process, and so is each of its queues that is known (perfetto.py).
+    """
+    from iaprof.formats.writers.timeline import (
+        ends_of,
+        kernels_title,
+        launch_runs_of,
+        process_text,
+        queue_text,
+        stack_text,
+    )
 
     known = []
     for number, track in enumerate(executions.tracks):
-        pid = pids.of(("GPU", track.device), 0)
+        title = kernels_title(track)
+        pid = pids.of(("GPU", title), 0)
         tid = tids.of(("GPU", number), 0)
         kernel, process = clean(track.kernel), process_text(track.launch)
         known.append(
-            ({"name": kernel, "cat": "gpu", "pid": pid, "tid": tid}, process, stack_text(track.launch, options))
+            (
+                {"name": kernel, "cat": "gpu", "pid": pid, "tid": tid},
+                {"process": process, "queue": queue_text(track), "stack": stack_text(track.launch, options)},
+            )
         )
-        yield _about("process_name", pid, 0, name=f"GPU kernels {clean(track.device)}".strip())
+        yield _about("process_name", pid, 0, name=title)
         yield _about("process_sort_index", pid, 0, sort_index=-1)
         yield _about("thread_name", pid, tid, name=f"{kernel}, launched by {process}")
     sources = [-1] * len(executions.track)
@@ -119,9 +133,9 @@ def _executions(
     for flow, (source, number, begin, end, count) in enumerate(
         zip(sources, *(column.tolist() for column in columns), strict=True)
     ):
-        same, process, stack = known[number]
+        same, more = known[number]
         time = _microseconds(begin)
-        args = {"samples": count, "process": process, "stack": stack}
+        args = {"samples": count, **more}
         yield {**same, "ph": "X", "ts": time, "dur": round(_microseconds(end) - time, 3), "args": args}
         if source >= 0 and launches is not None:
             thread, kernel_of = int(launches.thread[source]), int(launches.kernel[source])

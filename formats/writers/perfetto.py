@@ -20,11 +20,13 @@ from iaprof.formats.writers.timeline import (
     Intervals,
     cpu_samples,
     ends_of,
+    kernels_title,
     lanes,
     lanes_title,
     launch_runs_of,
     per_interval,
     process_text,
+    queue_text,
     rows,
     run_name,
     stack_text,
@@ -88,28 +90,34 @@ def _stalls(trace: _Trace, group: int, found: Intervals, per: str) -> None:
 def _executions(
     trace: _Trace, executions: Executions, sources: NDArray[np.int64] | None, options: StackOptions
 ) -> None:
-    """Adds when kernels were seen on each GPU: a track for each stack that launches one; the viewer shows them as one.
+    """Adds when kernels were seen: a track for each stack that launches one; the viewer shows those of a name as one.
+
+    Tracks are in a group for each GPU and, where all launches of a stack are known to be of one queue, for each queue.
+    The GPU's records say nothing of queues: a queue is as certain as the stack to which the samples were given.
 
     A flow begins at the run of launches that each run came from, and has its number.
     """
     groups: dict[str, int] = {}
     samples = np.bincount(executions.track, executions.count, len(executions.tracks))
     ranks = {executions.tracks[at].kernel: rank for rank, at in reversed([*enumerate(np.argsort(-samples).tolist())])}
-    tracks, names, processes, stacks = [], [], [], []
+    tracks, names, processes, stacks, queues = [], [], [], [], []
     for each in executions.tracks:
-        if each.device not in groups:
-            groups[each.device] = trace.group(f"GPU kernels {clean(each.device)}".strip(), -1)
+        title = kernels_title(each)
+        if title not in groups:
+            groups[title] = trace.group(title, -1)
         kernel = clean(each.kernel)
-        tracks.append(trace.track(kernel, groups[each.device], ranks[each.kernel]))
+        tracks.append(trace.track(kernel, groups[title], ranks[each.kernel]))
         names.append(trace.intern(EVENT_NAMES, kernel))
         processes.append(trace.intern(TEXTS, process_text(each.launch)))
         stacks.append(trace.intern(TEXTS, stack_text(each.launch, options)))
-    track, names_, processes_, stacks_ = (
-        np.array(values, np.int64)[executions.track] for values in (tracks, names, processes, stacks)
+        queues.append(trace.intern(TEXTS, queue_text(each)))
+    track, names_, processes_, stacks_, queues_ = (
+        np.array(values, np.int64)[executions.track] for values in (tracks, names, processes, stacks, queues)
     )
     more = [
         trace.annotation("samples", "uint_value", executions.count),
         trace.annotation("process", "string_value_iid", processes_),
+        trace.annotation("queue", "string_value_iid", queues_),
         trace.annotation("stack", "string_value_iid", stacks_),
     ]
     if sources is not None:

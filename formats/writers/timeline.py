@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.export import Executions, Export, Launches, OperatorSlices
+from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Track
 from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, StackOptions, clean, reason_name
 from iaprof.formats.stacks.frames import launch_frames
 
@@ -149,6 +149,17 @@ def process_text(launch: Launch | None) -> str:
     """The process of a launch: name, number and host as far as known."""
     words = (launch.comm, str(launch.pid or ""), launch.host) if launch else (UNKNOWN_PROCESS,)
     return clean(" ".join(word for word in words if word))
+
+
+def kernels_title(track: Track) -> str:
+    """The name of what a track is in: the GPU, and where it is known, the process and queue of its launches."""
+    of = f", {process_text(track.launch)}, queue 0x{track.queue:x}" if track.queue else ""
+    return clean(f"GPU kernels {track.device}".strip()) + of
+
+
+def queue_text(track: Track) -> str:
+    """The queue of a track's launches, as an argument."""
+    return f"0x{track.queue:x}" if track.queue else "unknown, or several"
 
 
 @dataclass(frozen=True, eq=False)

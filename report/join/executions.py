@@ -22,12 +22,12 @@ from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.report.join.lifetimes import TimesByPid
+from iaprof.report.join.lifetimes import NEVER, TimesByPid
 
 MAX_ROWS = 1 << 22  # for appended launches; beyond it, a row stands for several executions
 RUNS_AT_ONCE, NEVER_EXECUTED = -1, -2
 """Instead of a filling: the launch is not in a closed list; the launch is in a closed list that was never executed."""
-_EVENT_COLUMNS = ("time_ns", "pid", "tid", "comm", "event", "list", "stack", "flags")
+_EVENT_COLUMNS = ("time_ns", "pid", "tid", "comm", "event", "list", "queue", "stack", "flags")
 _FIRST_STEP_NS = 1 << 20  # executions within a step share a row; the step doubles until the rows are few enough
 _LAST_STEP_NS = 1 << 63
 _APPEND, _EXECUTE, _CLOSE, _RESET, _DESTROY, _BEGIN, _OTHER = range(7)
@@ -118,6 +118,37 @@ def find_fillings(launches: pa.Table, events: pa.Table, processes: pa.Table) -> 
     return Fillings(filling_of, first, time[rows], rows - len(own), unknown - len(own))
 
 
+def queues(launches: pa.Table, known: Fillings | None = None, events: pa.Table | None = None) -> NDArray[np.uint64]:
+    """Returns the handle of the queue of each launch: uint64[launches]; 0: unknown, or there were several.
+
+    That of a closed list is the queue that executes it; an immediate list is its own queue.
+
+    Args:
+        launches: `launch` rows with `list`.
+        known: the fillings of these rows; None: no launch is in a closed list.
+        events: the `command_list` rows from which `known` was made.
+    """
+    found: NDArray[np.uint64] = launches["list"].fill_null(0).to_numpy().copy()
+    if known is None or events is None:
+        return found
+    of_filling = only_one(np.repeat(np.arange(len(known.first) - 1), np.diff(known.first)),
+                          events["queue"].fill_null(0).to_numpy()[known.event], len(known.first) - 1)  # fmt: skip
+    closed = known.filling != RUNS_AT_ONCE
+    found[closed] = 0
+    executed = known.filling >= 0
+    found[executed] = of_filling[known.filling[executed]]
+    return found
+
+
+def only_one(group: _Ints, value: NDArray[np.uint64], groups: int) -> NDArray[np.uint64]:
+    """Returns the value that all members of a group have: uint64[groups]; 0 where they differ or there are none."""
+    least, most = np.full(groups, NEVER, np.uint64), np.zeros(groups, np.uint64)
+    np.minimum.at(least, group, value)
+    np.maximum.at(most, group, value)
+    most[least != most] = 0
+    return most
+
+
 def count_launches(capture: CaptureReader) -> LaunchTotals | None:
     """Counts launches and executions of a capture or a part of one; None if it has no `command_list` rows."""
     launches = capture.table("launch", ("time_ns", "pid", "list", "flags"))
@@ -153,10 +184,13 @@ def read_launches(
         mark: adds columns to launches, of the call that `stack_of` says.
 
     Returns:
-        What `expand_executions` returns; without its extra columns if the capture has no `command_list` rows.
+        What `expand_executions` returns, without its extra columns if the capture has no `command_list` rows; and a
+        column `queue`, as `queues` has it, if `list` is among the columns.
     """
     launches = capture.table("launch", columns)
     found = read_fillings(capture, launches)
+    if "list" in columns:
+        launches = launches.append_column("queue", pa.array(queues(launches, *(found or ()))))
     if found is not None and stack_of is StackOf.EXECUTE:
         return mark(expand_executions(launches, *found, stack_of, max_rows))
     launches = mark(launches)

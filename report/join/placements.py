@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.gpu.module import GpuKernel, GpuModule
+from iaprof.report.join.executions import only_one
 from iaprof.report.join.lifetimes import NEVER, Lives, superseded
 
 ADDRESS_MASK = (1 << 48) - 1
@@ -81,6 +82,8 @@ class Placed:
     """[placements]: whether launches of each were recorded."""
     operators: Sequence[tuple[str, ...]] = ((),)
     """Chains of operators in which launches were made, outermost first; number 0 is none."""
+    queue: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+    """[sites with launches]: the handle of the queue of all launches of each; 0: unknown, or there are several."""
 
     def kernels_of(self, sites: Iterable[int]) -> set[GpuKernel]:
         """Returns the known kernels that these sites, given by index, launch."""
@@ -210,6 +213,8 @@ def _place_launches(
             Site(*numbers, comm, stack, "" if stack else note, int(threads[first]), operator=int(operators[first]))
         )
     placed.time, placed.site = times, site_of
+    if "queue" in launches.column_names:
+        placed.queue = only_one(site_of, launches["queue"].to_numpy()[order], len(site_firsts))
     has_counts = "count" in launches.column_names
     placed.count = launches["count"].to_numpy()[order].astype(np.int64) if has_counts else np.ones(len(times), np.int64)
     return set(keys)

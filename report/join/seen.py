@@ -77,6 +77,7 @@ class Seen:
         stream: NDArray[np.int64],
         samples: NDArray[np.int64],
         profile: Profile,
+        queue: NDArray[np.uint64],
         start_ns: int,
     ) -> Executions:
         """Returns the runs of sites that a profile has, with as many samples as it has.
@@ -86,6 +87,7 @@ class Seen:
             stream: int64[rows].
             samples: int64[rows].
             profile: rows have their numbers of launches, kernels and devices.
+            queue: uint64[sites with launches], handle of the site's queue; 0: unknown.
             start_ns: time 0.
         """
         pairs, first, pair_of = np.unique(site * self._streams + stream, return_index=True, return_inverse=True)
@@ -107,7 +109,7 @@ class Seen:
         totals = np.bincount(row_of, totals, len(pairs) + len(profile.devices))[rows]
         count = whole_parts(weight / np.bincount(track, weight, len(rows))[track] * totals[track], int(totals.sum()))
         tracks = [
-            _track(profile, int(first[each]))
+            _track(profile, int(first[each]), int(queue[at]) if (at := int(site[first[each]])) < len(queue) else 0)
             if each < len(pairs)
             else Track(profile.devices[each - len(pairs)], OTHERS)
             for each in rows.tolist()
@@ -115,6 +117,7 @@ class Seen:
         return Executions(tracks, track, (begin - start_ns) / 1e9, (end - start_ns) / 1e9, count)
 
 
-def _track(profile: Profile, row: int) -> Track:
+def _track(profile: Profile, row: int, queue: int) -> Track:
     kernel, code = profile.kernels[profile.kernel[row]], profile.codes[profile.code[row]]
-    return Track(profile.devices[profile.device[row]], kernel_name(kernel, code), profile.launches[profile.launch[row]])
+    device, launch = profile.devices[profile.device[row]], profile.launches[profile.launch[row]]
+    return Track(device, kernel_name(kernel, code), launch, queue)

@@ -17,9 +17,9 @@ SEND = Code("send", ("matmul",), (4,))
 
 
 def executed() -> Export:
-    """The same, with when samples were seen of a kernel that two stacks launch, and of one of no known process."""
+    """The same, with when samples were seen of a kernel that two stacks launch, one to a known queue, and another."""
     tracks = [
-        Track("card0", "matmul", APP),
+        Track("card0", "matmul", APP, 0x5000),
         Track("card0", "matmul", Launch("app", 7, ("main", HOSTILE))),
         Track("card1", "[unknown kernel]"),
     ]

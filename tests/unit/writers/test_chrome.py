@@ -103,7 +103,12 @@ def test_when_kernels_were_seen_are_slices_with_flows_from_their_launches() -> N
     assert [(event["ts"], event["dur"], event["args"]["samples"]) for event in seen] == [
         (50_000, 350_000, 6), (60_000, 1, 2), (550_000, 50_000, 9), (900_000, 100_000, 1),
     ]  # fmt: skip
-    assert seen[0]["args"] == {"samples": 6, "process": "app 7", "stack": "main"}
+    assert seen[0]["args"] == {"samples": 6, "process": "app 7", "queue": "0x5000", "stack": "main"}
+    names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
+    assert [names[event["pid"]] for event in seen] == [
+        "GPU kernels card0, app 7, queue 0x5000", "GPU kernels card0", "GPU kernels card0, app 7, queue 0x5000",
+        "GPU kernels card1",
+    ]  # fmt: skip
     starts, ends = ({event["id"]: event for event in found if event["ph"] == phase} for phase in "sf")
     assert [(starts[number]["ts"], ends[number]["ts"]) for number in starts] == [
         (0, 50_000), (0, 60_000), (500_000, 550_000),

@@ -141,11 +141,16 @@ def test_launches_are_slices_below_processes_and_threads() -> None:
 
 def test_when_kernels_were_seen_are_slices_with_their_stacks_and_flows_from_their_launches() -> None:
     found = read(executed())
-    assert sorted(found.slices["GPU kernels card0", "matmul"]) == [
-        ("matmul", 50 * MS, 400 * MS, 6), ("matmul", 60 * MS, 60 * MS + 1000, 2), ("matmul", 550 * MS, 600 * MS, 9),
+    # those that are known to be of one queue are below it
+    assert found.slices["GPU kernels card0, app 7, queue 0x5000", "matmul"] == [
+        ("matmul", 50 * MS, 400 * MS, 6), ("matmul", 550 * MS, 600 * MS, 9),
     ]  # fmt: skip
+    assert found.slices["GPU kernels card0", "matmul"] == [("matmul", 60 * MS, 60 * MS + 1000, 2)]
     assert found.slices["GPU kernels card1", "[unknown kernel]"] == [("[unknown kernel]", 900 * MS, 1000 * MS, 1)]
-    assert found.arguments["matmul", 50 * MS] == {"samples": 6, "process": "app 7", "stack": "main"}
+    assert found.arguments["matmul", 50 * MS] == {
+        "samples": 6, "process": "app 7", "queue": "0x5000", "stack": "main",
+    }  # fmt: skip
+    assert found.arguments["matmul", 60 * MS]["queue"] == "unknown, or several"
     assert found.arguments["matmul", 60 * MS]["stack"].startswith("main;a\\x1b[2J")
     # from the run of launches that began last before the samples were seen
     assert sorted(found.flows.values()) == [

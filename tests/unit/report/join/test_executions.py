@@ -367,3 +367,26 @@ def test_time_lines_have_executions(stack_of: str, threads: dict[tuple[str, int]
 def test_an_unknown_stack_of_is_refused(tmp_path: Path) -> None:
     done = iaprof("report", capture(tmp_path / "c"), "--stack-of", "both")
     assert (done.code, done.err) == (2, "iaprof: --stack-of takes append, execute, not 'both'\n")
+
+
+def test_a_launch_has_the_queue_that_executed_its_list(tmp_path: Path) -> None:
+    # given a list that one queue executes, one that two do, one that is immediate, and a launch without a list
+    launches = [
+        appended(1, list_=LIST), appended(1, list_=OTHER_LIST), appended(5, list_=0x7000), appended(6, list_=0),
+    ]  # fmt: skip
+    events = [
+        executed(2, queue=0x900), executed(3, queue=0x900),
+        executed(2, OTHER_LIST, queue=0x900), executed(3, OTHER_LIST, queue=0xA00),
+    ]  # fmt: skip
+    path = capture(tmp_path / "c", launch=launches, command_list=events)
+    # when
+    rows = read_launches(CaptureReader(path), COLUMNS).to_pylist()
+    # then
+    assert {(row["list"], row["queue"]) for row in rows} == {
+        (LIST, 0x900), (OTHER_LIST, 0), (0x7000, 0x7000), (0, 0),
+    }  # fmt: skip
+    # and without executions each list is immediate
+    path = capture(tmp_path / "immediate", launch=launches)
+    assert {(row["list"], row["queue"]) for row in read_launches(CaptureReader(path), COLUMNS).to_pylist()} == {
+        (each, each) for each in (LIST, OTHER_LIST, 0x7000, 0)
+    }

@@ -56,6 +56,20 @@ def test_successive_reads_with_samples_are_one_run(tmp_path: Path) -> None:
     assert runs(executions) == [("first", 0, 20, 6), ("first", 480, 500, 4), ("second", 6, 20, 5)]
 
 
+def test_kernels_have_the_queue_of_their_launches(tmp_path: Path) -> None:
+    # given a kernel that was launched to one queue, and one that was to two
+    launches = [
+        launch(S, 7, FIRST, name="first", list=0x5000),
+        launch(S, 7, SECOND, name="second", list=0x5000),
+        launch(S, 7, SECOND, name="second", list=0x6000),
+    ]
+    read = stall(S + 10 * MS, record(FIRST, sbid=3), record(SECOND, send=5), begin_ns=S)
+    # when
+    executions, _ = found(capture(tmp_path / "c", launch=launches, stall=[read]))
+    # then
+    assert sorted((track.kernel, track.queue) for track in executions.tracks) == [("first", 0x5000), ("second", 0)]
+
+
 def test_filters_choose_runs_too(tmp_path: Path) -> None:
     path = recorded(tmp_path)
     assert runs(found(path, Selection(reasons=frozenset(["active"])))[0]) == [("first", 0, 10, 1)]
