@@ -182,7 +182,7 @@ def test_a_disk_that_fills_ends_the_recording_and_not_the_command(tmp_path: Path
     # then
     assert recorder.returncode == 1
     assert one_sentence(errors), errors
-    assert "the command goes on" in errors
+    assert "the command continues" in errors
     assert (tmp_path / "result").read_text() == "done\n"
 
 
