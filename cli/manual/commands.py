@@ -102,6 +102,7 @@ def _parameter(parameter: Any, context: Any) -> Parameter:
     if is_option and parameter.is_flag:
         kind = None
     names = [*parameter.opts, *parameter.secondary_opts] if is_option else []
+    names.sort(key=lambda name: not name.startswith("--"))  # those of --help come in any order
     is_repeated = bool(getattr(parameter, "multiple", False) or parameter.nargs == -1)
     if not is_option:
         shown = re.sub(r" <[a-z\[\]]+>", "", shown)

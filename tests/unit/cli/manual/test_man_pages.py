@@ -1,7 +1,9 @@
 """The man pages: correct roff, complete, and with the texts of help."""
 
+import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 from typer.main import get_command
@@ -22,6 +24,23 @@ def rendered(page: Path) -> str:
 def test_there_is_a_page_for_each_command(installed: Path) -> None:
     pages = {path.name for path in (installed / "share/man/man1").iterdir()}
     assert pages == {"iaprof.1", *(f"iaprof-{verb}.1" for verb in VERBS)}
+
+
+def test_every_build_writes_the_same() -> None:
+    # given two processes with another order of sets each
+    code = """
+from iaprof.cli.main import app
+from iaprof.cli.manual.files import files
+print(files(app, "1", "2026-11-25"))
+"""
+    # when, then
+    texts = {
+        subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, stdout=subprocess.PIPE, check=True
+        ).stdout
+        for seed in ("0", "2")
+    }
+    assert len(texts) == 1
 
 
 def test_mandoc_finds_no_fault(installed: Path) -> None:
