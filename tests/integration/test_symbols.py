@@ -251,7 +251,7 @@ def test_names_that_are_not_waited_for(hardware: Hardware, tmp_path: Path) -> No
     assert header["symbols"]["skipped"] > 0
     assert report(tmp_path / "c").out
     problems = CaptureReader(tmp_path / "c").table("module")["problem"].to_pylist()
-    assert sum("ended before" in problem for problem in problems) == header["symbols"]["skipped"]
+    assert sum("stopped before it was read" in problem for problem in problems) == header["symbols"]["skipped"]
 
 
 @thorough
