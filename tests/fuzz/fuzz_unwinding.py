@@ -25,6 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from iaprof.formats.elf import HEADER, PT_GNU_EH_FRAME, SECTION, SEGMENT, ElfError, ElfFile, in_memory
 from iaprof.formats.wire.unwind_rules import Rule, Walked
 from iaprof.symbols.python.interpreter import InterpreterError, read_interpreter
@@ -45,6 +47,7 @@ from iaprof.symbols.unwind.dwarf_reader import CfiError
 from iaprof.symbols.unwind.outermost import outermost
 from iaprof.symbols.unwind.reader import _reader
 from iaprof.symbols.unwind.walk import PAGE, HowFound, NeedsMemory, Walk
+from unit.elfwriter import uleb
 
 LONGEST_S = 3.0
 MOST_BYTES = 512 << 20
@@ -66,15 +69,6 @@ unsigned long Py_Version = 0x030b00f0;
 struct { char cookie[8]; unsigned long version, members[100]; } _PyRuntime = {"xdebugpy", 0x030b00f0};
 char PyUnicode_Type[400], PyBytes_Type[400];
 """
-
-
-def uleb(value: int) -> bytes:
-    out = bytearray()
-    while True:
-        out.append(value & 127 | (128 if value > 127 else 0))
-        value >>= 7
-        if not value:
-            return bytes(out)
 
 
 def number(chance: random.Random) -> bytes:

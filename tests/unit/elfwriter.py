@@ -129,9 +129,9 @@ def dwarf(
         shape = (die.tag, bool(die.children), *((name, _form(value, name)) for name, value in die.attributes.items()))
         if shape not in numbers:
             numbers[shape] = len(numbers) + 1
-            specs = b"".join(_uleb(name) + _uleb(_form(value, name)) for name, value in die.attributes.items())
-            abbreviations += _uleb(numbers[shape]) + _uleb(die.tag) + bytes([bool(die.children)]) + specs + b"\0\0"
-        info += _uleb(numbers[shape])
+            specs = b"".join(uleb(name) + uleb(_form(value, name)) for name, value in die.attributes.items())
+            abbreviations += uleb(numbers[shape]) + uleb(die.tag) + bytes([bool(die.children)]) + specs + b"\0\0"
+        info += uleb(numbers[shape])
         for value in die.attributes.values():
             if isinstance(value, Die):
                 info += struct.pack("<I", value.offset)
@@ -165,7 +165,7 @@ def _line_program(rows: list[tuple[int, int, int | None]], files: list[str]) -> 
         if to is None:
             program, line = program + b"\0\x01\x01", 1
         else:
-            program, line = program + b"\x04" + _uleb(file) + b"\x03" + _sleb(to - line) + b"\x01", to
+            program, line = program + b"\x04" + uleb(file) + b"\x03" + _sleb(to - line) + b"\x01", to
     lengths = bytes([0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1])
     tables = b"\0" + b"".join(name.encode() + b"\0\0\0\0" for name in files) + b"\0"
     rest = struct.pack("<BBBbBB", 1, 1, 1, -5, 14, 13) + lengths + tables
@@ -173,7 +173,8 @@ def _line_program(rows: list[tuple[int, int, int | None]], files: list[str]) -> 
     return struct.pack("<I", len(whole)) + whole
 
 
-def _uleb(value: int) -> bytes:
+def uleb(value: int) -> bytes:
+    """An unsigned LEB128 number."""
     out = bytearray()
     while True:
         out.append(value & 0x7F | (0x80 if value > 0x7F else 0))
