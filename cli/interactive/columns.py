@@ -34,10 +34,10 @@ def columns(contents: Contents, width: int) -> list[Column]:
         last = Column("MOST CHANGED", 16, lambda node, all_, _: _most_changed(node, all_, contents.is_relative), False)
     else:
         found = [
-            Column("SAMPLES", 11, lambda node, all_, _: _samples(node, all_, 0)),
+            Column(contents.measure.heading, 11, lambda node, *_: contents.measure.text(node.samples[0])),
             Column("SHARE", 7, lambda node, all_, _: _share(node, all_, 0)),
         ]
-        last = Column("TOP REASON", 16, lambda node, *_: _mostly(node), False)
+        last = Column(f"TOP {contents.measure.part.upper()}", 16, lambda node, *_: _mostly(node), False)
     if contents.launches:
         launches = contents.launches
         found.append(Column("LAUNCHES/S", 10, lambda *cells: _rate(launches.get(cells[2]))))

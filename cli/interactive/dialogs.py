@@ -14,6 +14,7 @@ from textual.widgets import Input, SelectionList, Static
 from textual.widgets.selection_list import Selection
 
 from iaprof.basics.errors import UsageError
+from iaprof.formats.profile import clean
 
 _FRAME = """
     align: center middle;
@@ -61,8 +62,8 @@ class ReasonChooser(ModalScreen[frozenset[str] | None]):
         Binding("o", "only", "Only this one"),
     ]
 
-    def __init__(self, reasons: Sequence[tuple[str, int]], chosen: frozenset[str]) -> None:
-        """Args: the reasons with their samples; which are chosen at first."""
+    def __init__(self, reasons: Sequence[tuple[str, str]], chosen: frozenset[str]) -> None:
+        """Args: the reasons with their samples as a text; which are chosen at first."""
         super().__init__()
         self._reasons, self._chosen = reasons, chosen
 
@@ -72,8 +73,8 @@ class ReasonChooser(ModalScreen[frozenset[str] | None]):
             yield Static("Space: choose  a: all  o: only this one  Enter: show these", markup=False)
             yield SelectionList(
                 *(
-                    Selection(Content(f"{name:12} {samples:>13,}"), name, name in self._chosen)
-                    for name, samples in self._reasons
+                    Selection(Content(f"{clean(name):12} {text:>13}"), name, name in self._chosen)
+                    for name, text in self._reasons
                 )
             )
 

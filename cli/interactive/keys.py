@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iaprof.report.views.browsing.levels import GROUPINGS
+from collections.abc import Sequence
 
 _GROUPINGS = {
     "stack": "process, stack, kernel, instruction, reason",
@@ -13,7 +13,13 @@ _GROUPINGS = {
     "instruction": "instructions of all kernels, and who launched them",
     "reason": "reason, kernel, line, instruction",
 }
-KEYS = (
+_OF_SLICES = {
+    "stack": "rank, thread or category, the slices around, slice",
+    "slice": "slice, and the slices around it: the innermost first",
+    "rank": "rank, slice",
+    "category": "category, slice",
+}
+_BEFORE = (
     ("Up Down k j", "move by a line; PageUp, PageDown, Home and End by more"),
     ("Right l +", "open the line, and below it what has no siblings"),
     ("Left h -", "close the line, or go to the one that it is in"),
@@ -21,13 +27,14 @@ KEYS = (
     ("e", "open the child with most samples, and its own, to the end"),
     ("c", "close everything"),
     ("Enter", "annotate the kernel: its instructions with their stalls"),
-    *((str(number), _GROUPINGS[name]) for number, name in enumerate(GROUPINGS, 1)),
+)
+_AFTER = (
     ("Tab", "the next of these trees; Shift-Tab the one before"),
     ("i", "turn the tree around, from the leaves to the root"),
     ("o", "order by samples or by name"),
     ("/", "search: go to the first name with a text; n next, N previous"),
     ("f", "filter: only stacks with a text in a name"),
-    ("r", "only some stall reasons"),
+    ("r", "only some stall reasons, or some categories of slices"),
     ("t", "only a part of the recording"),
     ("x", "clear all filters"),
     ("?", "this list"),
@@ -35,6 +42,8 @@ KEYS = (
 )
 
 
-def keys_for(width: int) -> list[str]:
-    """The keys as lines."""
-    return [f"  {key:12} {what}"[:width] for key, what in KEYS]
+def keys_for(groupings: Sequence[str], width: int) -> list[str]:
+    """The keys of a view with these trees, as lines."""
+    texts = _GROUPINGS if "kernel" in groupings else _OF_SLICES
+    keys = (*_BEFORE, *((str(number), texts[name]) for number, name in enumerate(groupings, 1)), *_AFTER)
+    return [f"  {key:12} {what}"[:width] for key, what in keys]

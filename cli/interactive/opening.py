@@ -13,10 +13,11 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.analysis import open_report
-from iaprof.cli.options.fleet_options import is_several
+from iaprof.cli.options.captures import existing
+from iaprof.cli.options.fleet_options import FleetOptions, is_several
 from iaprof.cli.options.selection import SELECTING, SelectionOptions
 from iaprof.cli.terminal.facts import say_facts
-from iaprof.cli.time_lines import holds_time_lines
+from iaprof.cli.time_lines import check_options, hold_time_lines, holds_time_lines, refuse_for_stalls, stage_options
 
 if TYPE_CHECKING:
     from iaprof.cli.interactive.contents import Contents, Listing
@@ -31,6 +32,9 @@ _GROUPING_OF = {name: name for name in ("kernel", "line", "instruction", "reason
     "function": "kernel",
     "operator": "stack",
 }
+_OF_SEVERAL = {"group_by", "cluster", "cache", "strict", "timeout"}
+_OF_SLICES = frozenset(("captures", "interactive", "inverted", "freq", "quiet", "memory_limit", "large"))
+_KEPT = frozenset(("launch", "kernel", "code", "offset", "device"))  # columns of fleet.rows.KEYS
 _INTERVALS = 200  # of a recording, at most
 _STEPS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600)
 _MOST_RECORDS_BY_TIME = 4_000_000  # stall records; each can become a row of an interval
@@ -48,14 +52,27 @@ def check_interactive(context: typer.Context, captures: Sequence[str], *takes: s
         UsageError: this is not a terminal, an option is not for the view, or it cannot show these captures.
         IaprofError: textual is not installed.
     """
-    for name in given(context, _TAKEN.union(takes)):
+    compares = "before" in context.params
+    several = is_several(captures) and not compares
+    taken = _TAKEN.union(takes)
+    if several:  # profiles keep no code, beside which source lines would be shown
+        taken = (taken - {"source_dirs", "freq"}) | _OF_SEVERAL
+    for name in given(context, taken):
         raise UsageError(f"{name} has no effect on the interactive view: leave out one of them")
-    if (len(captures) > 1 and "before" not in context.params) or any(is_several([each]) for each in captures):
-        raise UsageError("--interactive shows one capture: 'iaprof merge' makes one of several")
+    if compares and any(is_several([each]) for each in captures):
+        raise UsageError("--interactive compares two captures: 'iaprof merge' makes one of several")
     check_terminal("--interactive")
+    if several:
+        if hold_time_lines(captures):
+            raise UsageError("the interactive view shows time lines of one capture: name one")
+        return
     for capture in map(Path, captures):
-        if holds_time_lines(capture):
-            raise UsageError(f"{capture} holds time lines: look at it with 'iaprof timeline'")
+        if holds_time_lines(existing(capture)):
+            if context.info_name != "report":
+                raise UsageError(f"{capture} holds time lines: look at it with 'iaprof report -i' or 'iaprof timeline'")
+            check_options(context, capture, _OF_SLICES)
+        else:
+            refuse_for_stalls(context, capture, ("freq",))
 
 
 def given(context: typer.Context, taken: Collection[str]) -> list[str]:
@@ -93,30 +110,84 @@ def grouping_of(by: str) -> str:
     return found
 
 
-def view_capture(
+def view(
+    verb: str,
+    captures: Sequence[str],
+    choice: SelectionOptions,
+    fleet: FleetOptions,
+    grouping: str,
+    is_inverted: bool = False,
+    source_dirs: Sequence[Path] = (),
+    freq: str | None = None,
+    quiet: bool = False,
+) -> None:
+    """Shows a capture, the sum of several, or time lines, until the user quits, then prints the report's summary.
+
+    Args:
+        verb: the verb's name.
+        captures: what the user named.
+        choice: the selection of stalls, and where to look for symbols.
+        fleet: the options for several captures.
+        grouping: of the first tree: one of browsing.levels.GROUPINGS.
+        is_inverted: from the leaves to the root.
+        source_dirs: folders with source files, for annotated kernels.
+        freq: frequencies of time lines.
+        quiet: print no summary.
+
+    Raises:
+        IaprofError: nothing can be read, or the filters match nothing.
+        UsageError: a capture lacks something that the options name.
+    """
+    if is_several(captures):
+        _view_several(verb, captures, choice, fleet, grouping, is_inverted, quiet)
+    elif holds_time_lines(Path(captures[0])):
+        _view_slices(Path(captures[0]), is_inverted, freq, quiet)
+    else:
+        _view_capture(verb, Path(captures[0]), choice, grouping, is_inverted, source_dirs, quiet)
+
+
+def _view_several(
+    verb: str,
+    captures: Sequence[str],
+    choice: SelectionOptions,
+    fleet: FleetOptions,
+    grouping: str,
+    is_inverted: bool,
+    quiet: bool,
+) -> None:
+    from iaprof.cli.fleet import about_fleet, ask_fleet, say_fleet
+    from iaprof.cli.interactive.contents import Contents
+    from iaprof.report.fleet.partial import profile_of
+
+    report = ask_fleet(captures, choice, fleet, _KEPT)
+    profile = profile_of(report.total)
+    _show(Contents(about_fleet(report).title, profile, grouping, is_inverted, listing=_listing_without_code()))
+    if not quiet:
+        say_fleet(verb, report)
+
+
+def _view_slices(capture: Path, is_inverted: bool, freq: str | None, quiet: bool) -> None:
+    from iaprof.cli.interactive.contents import SLICES, Contents
+    from iaprof.cli.terminal.trace_messages import say_messages
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.timeline.outputs.formats import finished
+    from iaprof.report.timeline.views.browsable import browsable
+
+    trace = finished(CaptureReader(capture), stage_options(freq))
+    _show(Contents(str(capture), browsable(trace), is_inverted=is_inverted, measure=SLICES))
+    if not quiet:
+        say_messages(trace)
+
+
+def _view_capture(
     verb: str,
     capture: Path,
     choice: SelectionOptions,
     grouping: str,
-    is_inverted: bool = False,
-    source_dirs: Sequence[Path] = (),
-    quiet: bool = False,
+    is_inverted: bool,
+    source_dirs: Sequence[Path],
+    quiet: bool,
 ) -> None:
-    """Shows the stalls of a capture until the user quits, then prints the report's summary.
-
-    Args:
-        verb: the verb's name.
-        capture: the file.
-        choice: the selection of stalls, and where to look for symbols.
-        grouping: of the first tree: one of browsing.levels.GROUPINGS.
-        is_inverted: from the leaves to the root.
-        source_dirs: folders with source files, for annotated kernels.
-        quiet: print no summary.
-
-    Raises:
-        CaptureError: the file is not a capture, or is damaged.
-        UsageError: the capture lacks something that the options name.
-    """
     from iaprof.cli.interactive.contents import Contents
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.about import about
@@ -165,6 +236,18 @@ def _show(contents: Contents) -> None:
     from iaprof.cli.interactive.view import View
 
     View(contents).run()
+
+
+def _listing_without_code() -> Listing:
+    """Lists kernels of several captures by their instructions with samples, as profiles keep no code."""
+    from iaprof.cli.verbs.annotate import lines
+    from iaprof.report.gpu.source_files import NO_SOURCES
+    from iaprof.report.views.annotation import listings
+
+    def listing(profile: Profile, kernel: str, width: int) -> list[str]:
+        return list(lines(listings(profile, [kernel], lambda index: None), NO_SOURCES, width, True))
+
+    return listing
 
 
 def _listing(report: Report, source_dirs: Sequence[Path], kernels_before: int | None = None) -> Listing:

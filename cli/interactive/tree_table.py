@@ -27,6 +27,8 @@ _STYLES = {
     "process": Style(bold=True),
     "operator": Style(color="magenta"),
     "kernel": Style(color="cyan", bold=True),
+    "rank": Style(bold=True),
+    "slice": Style(color="cyan", bold=True),
     "inlined": Style(color="cyan"),
     "line": Style(color="green"),
     "reason": Style(color="yellow"),

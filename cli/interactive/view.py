@@ -26,7 +26,7 @@ from iaprof.formats.profile import clean
 from iaprof.report.join.selection import TimeRange
 from iaprof.report.views.browsing.levels import GROUPINGS
 from iaprof.report.views.browsing.searching import next_match
-from iaprof.report.views.browsing.tree import Node, Selection, Tree
+from iaprof.report.views.browsing.tree import REASON, Node, Selection, Tree
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _NARROW = 8  # cells of a time line that is worth drawing
@@ -60,7 +60,7 @@ class StallsScreen(Screen[None]):
     """The tree with its filters."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        *(Binding(str(number), f"group('{name}')", show=False) for number, name in enumerate(GROUPINGS, 1)),
+        *(Binding(str(number), f"group({number})", show=False) for number in range(1, len(GROUPINGS) + 1)),
         Binding("tab", "next_grouping(1)", "Group by", priority=True),
         Binding("shift+tab", "next_grouping(-1)", show=False, priority=True),
         Binding("i", "invert", show=False),
@@ -82,7 +82,7 @@ class StallsScreen(Screen[None]):
         """Args: what to show."""
         super().__init__()
         self.contents = contents
-        self.stalls = _tree_of(contents)
+        self.stalls = _tree_of(contents, contents.grouping, contents.is_inverted)
         self.table = TreeTable(contents, self.stalls)
         self._said = ""  # about the last search, until the next key
 
@@ -105,7 +105,7 @@ class StallsScreen(Screen[None]):
     def show_contents(self, contents: Contents) -> None:
         """Shows other stalls in the same way."""
         before = self.stalls
-        tree = Tree(contents.profile, before.grouping, before.is_inverted, contents.sides, contents.is_relative)
+        tree = _tree_of(contents, before.grouping, before.is_inverted)
         tree.select(before.selection)
         tree.sort(before.is_by_name)
         if before.sought:
@@ -126,13 +126,14 @@ class StallsScreen(Screen[None]):
 
     def _state(self) -> str:
         """What is shown: grouping, order, filters, costs."""
-        tree, selection = self.stalls, self.stalls.selection
-        totals = [f"{each:,}" for each in tree.totals(tree.root)]
-        parts = [f"{totals[0]} samples" if len(totals) == 1 else f"{totals[0]} samples before, {totals[1]} after"]
+        tree, selection, measure = self.stalls, self.stalls.selection, self.contents.measure
+        totals = [measure.text(each) for each in tree.totals(tree.root)]
+        parts = [f"{totals[0]} {measure.unit}" + (f" before, {totals[1]} after" if len(totals) > 1 else "")]
         if selection != Selection():
-            parts[0] += f" of {int(tree.profile.counts.sum()):,}"
+            parts[0] += f" of {measure.text(int(tree.profile.counts.sum()))}"
         if selection.reasons is not None:
-            parts.append(f"reasons: {', '.join(sorted(selection.reasons)) or 'none'}")
+            chosen = clean(", ".join(sorted(selection.reasons))) or "none"
+            parts.append(f"{'reasons' if measure.part == 'reason' else 'categories'}: {chosen}")
         if selection.intervals is not None:
             first, last = (each * self.contents.interval_s for each in selection.intervals)
             parts.append(f"time: {first:g} s to {last:g} s")
@@ -152,7 +153,8 @@ class StallsScreen(Screen[None]):
         node = line.node if line else None
         text = ""
         if node is not None and not (line and line.hidden):
-            text = clean(f"{self.stalls.kind(node)}: {self.stalls.text(node)}")
+            kind = self.stalls.kind(node)
+            text = clean(f"{self.contents.measure.part if kind == REASON else kind}: {self.stalls.text(node)}")
         self.query_one("#name", Static).update(text)
 
     def on_tree_table_chosen(self, message: TreeTable.Chosen) -> None:
@@ -179,15 +181,19 @@ class StallsScreen(Screen[None]):
 
     # Keys
 
-    def action_group(self, grouping: str) -> None:
-        """Shows another tree."""
-        self.stalls.group(grouping, self.stalls.is_inverted)
+    def action_group(self, number: int) -> None:
+        """Shows another tree: that with a number, from 1 on."""
+        names = list(self.stalls.groupings)
+        if number > len(names):
+            self.app.bell()
+            return
+        self.stalls.group(names[number - 1], self.stalls.is_inverted)
         self._show_anew()
 
     def action_next_grouping(self, step: int) -> None:
         """Shows the next tree, or the one before."""
-        names = list(GROUPINGS)
-        self.action_group(names[(names.index(self.stalls.grouping) + step) % len(names)])
+        names = list(self.stalls.groupings)
+        self.action_group((names.index(self.stalls.grouping) + step) % len(names) + 1)
 
     def action_invert(self) -> None:
         """Turns the tree around."""
@@ -217,12 +223,13 @@ class StallsScreen(Screen[None]):
 
     def action_search(self) -> None:
         """Asks for a text, and goes to the first line that contains it."""
+        measure = self.contents.measure
 
         def found(text: str | None) -> None:
             if text:
                 samples = self.stalls.search(text)
                 self._said = (
-                    f"'{clean(text)}' is in stacks with {samples:,} samples: n and N"
+                    f"'{clean(text)}' is in stacks with {measure.text(samples)} {measure.unit}: n and N"
                     if samples
                     else f"no '{clean(text)}'"
                 )
@@ -261,7 +268,7 @@ class StallsScreen(Screen[None]):
         """Asks for reasons."""
         profile = self.contents.profile
         there = [
-            (name, samples)
+            (name, self.contents.measure.text(samples))
             for name, samples in zip(profile.reasons, profile.counts.sum(axis=0).tolist(), strict=True)
             if samples
         ]
@@ -277,7 +284,7 @@ class StallsScreen(Screen[None]):
         """Asks for a range of time."""
         intervals = len(self.contents.profile.intervals)
         if self.contents.sides > 1 or intervals < 2:
-            self.notify("Choose a time with --time when you open this view.", markup=False)
+            self.notify(self.contents.measure.without_times, markup=False)
             return
 
         def chosen(text: str | None) -> None:
@@ -309,11 +316,12 @@ class StallsScreen(Screen[None]):
 
     def action_help(self) -> None:
         """Shows the keys."""
-        self.app.push_screen(TextScreen("Keys", keys_for))
+        self.app.push_screen(TextScreen("Keys", partial(keys_for, list(self.stalls.groupings))))
 
 
-def _tree_of(contents: Contents) -> Tree:
-    return Tree(contents.profile, contents.grouping, contents.is_inverted, contents.sides, contents.is_relative)
+def _tree_of(contents: Contents, grouping: str, is_inverted: bool) -> Tree:
+    groupings = contents.measure.groupings
+    return Tree(contents.profile, grouping, is_inverted, contents.sides, contents.is_relative, groupings)
 
 
 def _time_line(tree: Tree, interval_s: float, width: int) -> str:

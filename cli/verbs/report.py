@@ -14,7 +14,7 @@ from iaprof.basics.files import check_output, mode_of_report
 from iaprof.cli.analysis import open_export, show_writing
 from iaprof.cli.fleet import check_report
 from iaprof.cli.fleet_report import write_fleet
-from iaprof.cli.interactive.opening import Interactive, check_interactive, view_capture
+from iaprof.cli.interactive.opening import Interactive, check_interactive, view as view_interactively
 from iaprof.cli.options.captures import existing
 from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions, is_several, with_fleet
@@ -157,8 +157,8 @@ def report(
     without a GPU and without root.
     """
     if interactive:
-        check_interactive(context, captures, "inverted", "source_dirs")
-        view_capture("report", Path(captures[0]), choice, "stack", inverted, source_dirs or (), quiet)
+        check_interactive(context, captures, "inverted", "source_dirs", "freq")
+        view_interactively("report", captures, choice, fleet, "stack", inverted, source_dirs or (), freq, quiet)
         return
     if interval is not None and not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")

@@ -12,7 +12,7 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.analysis import open_report
-from iaprof.cli.interactive.opening import Interactive, check_interactive, grouping_of, view_capture
+from iaprof.cli.interactive.opening import Interactive, check_interactive, grouping_of, view as view_interactively
 from iaprof.cli.live.choosing import show_live
 from iaprof.cli.options.captures import existing
 from iaprof.cli.options.choices import checked_choice, one_of
@@ -125,7 +125,7 @@ def top(
         raise UsageError("--duration is for --live, which records; choose times of a capture with --time")
     if interactive:
         check_interactive(context, captures, "by")
-        view_capture("top", Path(captures[0]), choice, grouping_of(by), quiet=quiet)
+        view_interactively("top", captures, choice, fleet, grouping_of(by), quiet=quiet)
         return
     if not 0.001 <= interval < 1e9:
         raise UsageError("--interval must be a number of seconds, 0.001 or more")

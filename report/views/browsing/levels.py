@@ -24,6 +24,13 @@ GROUPINGS: dict[str, tuple[str, ...]] = {
     "reason": ("reason", "kernel", "line", "instruction"),
 }
 """By name: the levels of a tree, from its root."""
+OF_SLICES: dict[str, tuple[str, ...]] = {
+    "stack": ("rank", "around", "slice"),
+    "slice": ("slice", "callers", "rank"),
+    "rank": ("rank", "slice"),
+    "category": ("reason", "slice"),
+}
+"""The same for slices of time lines (timeline.views.browsable), whose categories are in place of reasons."""
 _Ints = NDArray[np.int64]
 
 
@@ -67,15 +74,15 @@ class _Numbers(dict[Any, int]):
         return np.fromiter(map(self.__getitem__, values), np.int64)
 
 
-def make_levels(profile: Profile, grouping: str, is_inverted: bool = False) -> list[Level]:
+def make_levels(profile: Profile, grouping: Sequence[str], is_inverted: bool = False) -> list[Level]:
     """Makes the levels of a grouping of stalls, without that of reasons, which rows do not have.
 
     Args:
         profile: the stalls.
-        grouping: one of GROUPINGS.
+        grouping: the names of the levels, from the root: one of GROUPINGS or OF_SLICES.
         is_inverted: from the leaves to the root.
     """
-    names = [name for name in GROUPINGS[grouping] if name != "reason"]
+    names = [name for name in grouping if name != "reason"]
     levels = [_MAKERS[name](profile, name, is_inverted != (name == "callers")) for name in names]
     return levels[::-1] if is_inverted else levels
 
@@ -205,4 +212,7 @@ _MAKERS: dict[str, Callable[[Profile, str, bool], Level]] = {
     "line": _lines,
     "instruction": _instructions,
     "place": _instructions,
+    "rank": _processes,
+    "around": _cpu_frames,
+    "slice": _kernels,
 }

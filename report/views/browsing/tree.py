@@ -7,7 +7,7 @@ costs no memory for its entries, and what is never opened costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -94,16 +94,19 @@ class Tree:
         is_inverted: bool = False,
         sides: int = 1,
         is_relative: bool = True,
+        groupings: Mapping[str, Sequence[str]] = GROUPINGS,
     ) -> None:
         """Makes the root and its children.
 
         Args:
             profile: the stalls.
-            grouping: one of GROUPINGS.
+            grouping: one of the groupings.
             is_inverted: from the leaves to the root.
             sides: 2 to compare the intervals 0 and 1.
             is_relative: compare shares, not samples.
+            groupings: by name, the levels of a tree from its root; "stack" is among them.
         """
+        self.groupings = groupings
         self.profile, self.sides, self._is_relative = profile, sides, is_relative
         self._row, reason = np.nonzero(profile.counts)
         self._reason = reason.astype(np.int8)
@@ -123,8 +126,9 @@ class Tree:
     def group(self, grouping: str, is_inverted: bool) -> None:
         """Makes another tree of the same stalls."""
         self.grouping, self.is_inverted = grouping, is_inverted
-        made: list[Level | None] = list(make_levels(self.profile, grouping, is_inverted))
-        names = GROUPINGS[grouping][::-1] if is_inverted else GROUPINGS[grouping]
+        names = self.groupings[grouping]
+        made: list[Level | None] = list(make_levels(self.profile, names, is_inverted))
+        names = names[::-1] if is_inverted else names
         if REASON in names:
             made.insert(names.index(REASON), None)
         self._levels = made
@@ -333,7 +337,7 @@ class Tree:
             is_counted &= (interval >= wanted.intervals[0]) & (interval < wanted.intervals[1])
         if wanted.text:
             if self._whole is None:
-                self._whole = [*make_levels(profile, "stack"), None]
+                self._whole = [*make_levels(profile, self.groupings["stack"]), None]
             is_counted &= self._entries_with(wanted.text, self._whole)
         if not is_counted.all():
             self._weight = np.where(is_counted, self._all, 0)

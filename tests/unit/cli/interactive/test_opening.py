@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import termios
@@ -63,7 +64,7 @@ def test_a_terminal_gets_the_view_and_is_left_as_it_was(
         (("top", "--live", "-d", "0"), "--duration must be more than 0 seconds"),
         (("top", "--live"), "--live needs a terminal for its input, output and errors"),
         (("top", "-d", "1"), "--duration is for --live, which records; choose times of a capture with --time"),
-        (("report", "-i", "."), "--interactive shows one capture: 'iaprof merge' makes one of several"),
+        (("diff", "-i", ".", "."), "--interactive compares two captures: 'iaprof merge' makes one of several"),
         (("report", "-i"), "--interactive needs a terminal for its input, output and errors"),
     ],
 )
@@ -87,6 +88,35 @@ def test_without_textual_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPat
     assert str(raised.value) == (
         "the interactive view needs textual: install it with pip install 'iaprof[interactive]'"
     )
+
+
+def test_several_captures_are_shown_as_their_sum(cap: Path, tmp_path: Path) -> None:
+    # given
+    (tmp_path / "other.parquet").write_bytes(cap.read_bytes())
+    command = [sys.executable, "-m", "iaprof", "report", "-i", "--cache", "none", tmp_path]
+    # when
+    with Terminal(command, os.environ, 80, 24) as terminal:
+        terminal.until("2 captures", "12 samples", "[red]scale")
+        terminal.press("q")
+        # then
+        assert terminal.wait() == 0
+        terminal.until("2 captures, 4 stall records, 12 samples")
+
+
+def test_time_lines_are_a_tree_of_slices(tmp_path: Path) -> None:
+    # given a host's slice that launches one of a device
+    events = [
+        {"ph": "X", "name": "train", "cat": "cpu_op", "pid": 1, "tid": 7, "ts": 0, "dur": 1000},
+        {"ph": "X", "name": "aten::mm", "cat": "cpu_op", "pid": 1, "tid": 7, "ts": 100, "dur": 250},
+    ]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+    assert iaprof("import", tmp_path / "t.json", "-o", tmp_path / "t.parquet", "-q").code == 0
+    # when
+    with Terminal([sys.executable, "-m", "iaprof", "report", "-i", tmp_path / "t.parquet"], os.environ, 80, 24) as term:
+        # then
+        term.until("1.000 ms", "TIME ms", "TOP CATEGORY", "host 100 %", "0.750", "0.250", "aten::mm")
+        term.press("q")
+        assert term.wait() == 0
 
 
 @pytest.mark.parametrize("by", ["transfer", "wait", "energy"])
