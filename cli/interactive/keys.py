@@ -14,8 +14,8 @@ _GROUPINGS = {
     "reason": "reason, kernel, line, instruction",
 }
 _OF_SLICES = {
-    "stack": "rank, thread or category, the slices around, slice",
-    "slice": "slice, and the slices around it: the innermost first",
+    "stack": "rank, thread or category, slices and those within them",
+    "slice": "slices by their own time, and the slices around them",
     "rank": "rank, slice",
     "category": "category, slice",
 }

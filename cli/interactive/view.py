@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +30,8 @@ from iaprof.report.views.browsing.levels import GROUPINGS
 from iaprof.report.views.browsing.searching import next_match
 from iaprof.report.views.browsing.tree import REASON, Node, Selection, Tree
 
+_TERMINAL = 0  # descriptor that textual reads keys from
+_LOOK_S = 1.0  # how often to look whether it is still a terminal
 _BARS = " ▁▂▃▄▅▆▇█"
 _NARROW = 8  # cells of a time line that is worth drawing
 
@@ -50,6 +54,11 @@ class View(App[None]):
         """Args: what to show."""
         super().__init__()
         self.stalls = StallsScreen(contents)
+
+    def on_mount(self) -> None:
+        """Begins to look whether the terminal is still there: textual reads the end of one again and again."""
+        if os.isatty(_TERMINAL):
+            self.set_interval(_LOOK_S, _end_without_terminal)
 
     def get_default_screen(self) -> StallsScreen:
         """The main screen."""
@@ -317,6 +326,14 @@ class StallsScreen(Screen[None]):
     def action_help(self) -> None:
         """Shows the keys."""
         self.app.push_screen(TextScreen("Keys", partial(keys_for, list(self.stalls.groupings))))
+
+
+def _end_without_terminal() -> None:
+    """Ends the process as SIGHUP does, which only a terminal that controls a session sends when it goes."""
+    if not os.isatty(_TERMINAL):
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup does
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGHUP)
 
 
 def _tree_of(contents: Contents, grouping: str, is_inverted: bool) -> Tree:

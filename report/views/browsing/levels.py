@@ -25,8 +25,8 @@ GROUPINGS: dict[str, tuple[str, ...]] = {
 }
 """By name: the levels of a tree, from its root."""
 OF_SLICES: dict[str, tuple[str, ...]] = {
-    "stack": ("rank", "around", "slice"),
-    "slice": ("slice", "callers", "rank"),
+    "stack": ("rank", "slices"),
+    "slice": ("outwards", "rank"),
     "rank": ("rank", "slice"),
     "category": ("reason", "slice"),
 }
@@ -83,21 +83,17 @@ def make_levels(profile: Profile, grouping: Sequence[str], is_inverted: bool = F
         is_inverted: from the leaves to the root.
     """
     names = [name for name in grouping if name != "reason"]
-    levels = [_MAKERS[name](profile, name, is_inverted != (name == "callers")) for name in names]
+    levels = [_MAKERS[name](profile, name, is_inverted != (name in _FROM_THE_LEAF)) for name in names]
     return levels[::-1] if is_inverted else levels
 
 
-def _of_launches(
-    profile: Profile,
-    name: str,
-    is_inverted: bool,
-    lists: Sequence[Sequence[Hashable]],
-    text: Callable[[Any], str] = str,
+def _of_lists(
+    name: str, list_of: _Ints, lists: Sequence[Sequence[Hashable]], is_inverted: bool, text: Callable[[Any], str] = str
 ) -> Level:
     numbers = _Numbers()
     frames = numbers.of(chain.from_iterable(lists))
     values = list(numbers)
-    return Level(name, profile.launch, frames, _begins(lists), len(values), lambda at: text(values[at]), is_inverted)
+    return Level(name, list_of, frames, _begins(lists), len(values), lambda at: text(values[at]), is_inverted)
 
 
 def _begins(lists: Sequence[Sequence[Any]]) -> _Ints:
@@ -113,21 +109,33 @@ def _processes(profile: Profile, name: str, is_inverted: bool) -> Level:
         comm, pid, host = key
         return f"{comm}{f' {pid}' if pid else ''}{f' on {host}' if host else ''}"
 
-    return _of_launches(profile, name, is_inverted, [(process(launch),) for launch in profile.launches], text)
+    return _of_lists(name, profile.launch, [(process(launch),) for launch in profile.launches], is_inverted, text)
 
 
 def _operators(profile: Profile, name: str, is_inverted: bool) -> Level:
-    return _of_launches(profile, name, is_inverted, [launch.operators if launch else () for launch in profile.launches])
+    lists = [launch.operators if launch else () for launch in profile.launches]
+    return _of_lists(name, profile.launch, lists, is_inverted)
 
 
 def _cpu_frames(profile: Profile, name: str, is_inverted: bool) -> Level:
-    def stack(launch: Launch | None) -> tuple[str, ...]:
-        if launch is None:
-            return ()
-        in_kernel = tuple(f"{frame}_[k]" for frame in launch.kernel_stack)
-        return (*launch.stack, *in_kernel) if in_kernel else launch.stack
+    return _of_lists(name, profile.launch, list(map(_stack, profile.launches)), is_inverted)
 
-    return _of_launches(profile, name, is_inverted, [stack(launch) for launch in profile.launches])
+
+def _stack(launch: Launch | None) -> tuple[str, ...]:
+    if launch is None:
+        return ()
+    in_kernel = tuple(f"{frame}_[k]" for frame in launch.kernel_stack)
+    return (*launch.stack, *in_kernel) if in_kernel else launch.stack
+
+
+def _slices(profile: Profile, name: str, is_inverted: bool) -> Level:
+    """A slice within those around it: one list, so that a slice is one frame whether others are in it or not."""
+    kernels = max(len(profile.kernels), 1)
+    pairs, list_of = np.unique(profile.launch * kernels + profile.kernel, return_inverse=True)
+    each = (divmod(pair, kernels) for pair in pairs.tolist())
+    names = [kernel.symbol if kernel else "" for kernel in profile.kernels]
+    lists = [(*_stack(profile.launches[launch]), names[kernel]) for launch, kernel in each]
+    return _of_lists(name, list_of, lists, is_inverted)
 
 
 def _of_code(
@@ -139,10 +147,7 @@ def _of_code(
     pairs, list_of = np.unique(profile.kernel * codes + profile.code, return_inverse=True)
     each = (divmod(pair, codes) for pair in pairs.tolist())
     lists = [frames_of(profile.kernels[kernel], profile.codes[code]) for kernel, code in each]
-    numbers = _Numbers()
-    frames = numbers.of(chain.from_iterable(lists))
-    values = list(numbers)
-    return Level(name, list_of, frames, _begins(lists), len(values), lambda at: text(values[at]), is_inverted)
+    return _of_lists(name, list_of, lists, is_inverted, text)
 
 
 def _kernels(profile: Profile, name: str, is_inverted: bool) -> Level:
@@ -213,6 +218,8 @@ _MAKERS: dict[str, Callable[[Profile, str, bool], Level]] = {
     "instruction": _instructions,
     "place": _instructions,
     "rank": _processes,
-    "around": _cpu_frames,
+    "slices": _slices,
+    "outwards": _slices,
     "slice": _kernels,
 }
+_FROM_THE_LEAF = ("callers", "outwards")

@@ -222,8 +222,8 @@ class Tree:
         return found
 
     def _lines_below(self, node: Node, indent: int) -> list[Line]:
-        """The lines of a node's children, the last first. A single child is not indented."""
-        if len(node.rank) == 1 and not node.hidden and node.parent is not None:
+        """The lines of a node's children, the last first. A child with all of the node's samples is not indented."""
+        if len(node.rank) == 1 and node.parent is not None and self.totals(node.rank[0]) == self.totals(node):
             indent -= 1
         lines = [Line(child, indent) for child in node.rank]
         return [*([Line(node, indent, node.hidden)] if node.hidden else []), *reversed(lines)]

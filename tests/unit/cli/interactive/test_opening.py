@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import signal
+import subprocess
 import sys
 import termios
 from pathlib import Path
@@ -15,6 +18,7 @@ from iaprof.cli.interactive import opening
 from terminals import Terminal
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof
+from waiting import LONGEST_WAIT_S
 
 KERNEL = 0x10_0000_2000
 
@@ -114,9 +118,34 @@ def test_time_lines_are_a_tree_of_slices(tmp_path: Path) -> None:
     # when
     with Terminal([sys.executable, "-m", "iaprof", "report", "-i", tmp_path / "t.parquet"], os.environ, 80, 24) as term:
         # then
-        term.until("1.000 ms", "TIME ms", "TOP CATEGORY", "host 100 %", "0.750", "0.250", "aten::mm")
+        term.until("1.000 ms", "TIME ms", "TOP CATEGORY", "host 100 %", "train", "0.250", "aten::mm", "Quit")
+        # when: the innermost first
+        term.press("2")
+        # then
+        term.until("0.750")
         term.press("q")
         assert term.wait() == 0
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_a_terminal_that_goes_ends_the_view(cap: Path, is_ignored: bool) -> None:
+    # given a terminal that controls no session, whose end sends no SIGHUP
+    ours, theirs = pty.openpty()
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
+    command = [sys.executable, "-m", "iaprof", "report", "-i", str(cap)]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    signal.signal(signal.SIGHUP, hangup)
+    os.close(theirs)
+    try:
+        drawn = b""
+        while b"Quit" not in drawn:
+            drawn += os.read(ours, 1 << 16)
+        # when
+        os.close(ours)
+        # then
+        assert process.wait(LONGEST_WAIT_S) == -signal.SIGHUP
+    finally:
+        process.kill()
 
 
 @pytest.mark.parametrize("by", ["transfer", "wait", "energy"])
