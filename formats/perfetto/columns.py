@@ -22,6 +22,7 @@ MOST_ROWS = 1 << 16
 """How many rows a caller should pass at once."""
 
 
+_SHORT_VALUES = 1 << 14  # those of two bytes
 _SHORT = [bytes([value]) for value in range(1 << 7)]
 
 
@@ -83,6 +84,9 @@ def _array(data: NDArray[np.uint8], offsets: NDArray[np.int64], absent: NDArray[
 
 def numbers(number: int, values: NDArray[Any], absent: NDArray[np.bool_] | None = None) -> Bytes:
     """Returns a field of integers; null where they are absent."""
+    short = np.where(absent, 0, values) if absent is not None else values
+    if len(values) and short.min() >= 0 and short.max() < _SHORT_VALUES:
+        return _short_fields(number, VARINT).take(pa.array(short, mask=absent))
     return pc.binary_join_element_wise(_scalar(tag(number, VARINT)), varints(values, absent), _scalar(b""))
 
 
@@ -109,8 +113,11 @@ def contents(number: int, *parts: bytes | Bytes) -> Bytes:
     """Returns a field of texts, or of messages, which are parts one after the other; null where one of these is."""
     lengths = sum(len(each) if isinstance(each, bytes) else lengths_of(each) for each in parts)
     assert isinstance(lengths, np.ndarray)
-    start = _scalar(tag(number, BYTES))
-    return pc.binary_join_element_wise(start, varints(lengths), *map(_piece, parts), _scalar(b""))
+    if lengths.max(initial=0) < _SHORT_VALUES:
+        starts = [_short_fields(number, BYTES).take(pa.array(lengths))]
+    else:
+        starts = [_scalar(tag(number, BYTES)), varints(lengths)]
+    return pc.binary_join_element_wise(*starts, *map(_piece, parts), _scalar(b""))
 
 
 def lengths_of(values: Bytes) -> NDArray[np.int64]:
@@ -141,6 +148,12 @@ def joined(values: Bytes) -> bytes:
 
 def _piece(part: bytes | Bytes) -> pa.Scalar | Bytes:
     return _scalar(part) if isinstance(part, bytes) else part
+
+
+@functools.cache
+def _short_fields(number: int, kind: int) -> Bytes:
+    """Returns the tag of a field with each of the short varints, which most numbers and lengths are."""
+    return pc.binary_join_element_wise(_scalar(tag(number, kind)), varints(np.arange(_SHORT_VALUES)), _scalar(b""))
 
 
 @functools.cache
