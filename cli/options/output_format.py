@@ -9,6 +9,7 @@ from pathlib import Path
 from iaprof.basics.errors import UsageError
 from iaprof.cli.options.choices import checked_choice
 
+_WELL_KNOWN = frozenset((".csv", ".html", ".json", ".parquet", ".svg"))  # of one format whatever the verb
 
 def output_format(
     formats: Mapping[str, str], usual: str, *, named: str | None, as_json: bool, output: Path | None
@@ -39,7 +40,8 @@ def output_format(
             extensions = ", ".join(formats)
             raise UsageError(f"the name {output} does not determine the format: end it in {extensions}")
         return by_name
-    if by_name not in (None, chosen) and not _may_be_called(formats, chosen, output):
+    is_of_another = by_name != chosen if by_name else output.suffix in _WELL_KNOWN
+    if is_of_another and not _may_be_called(formats, chosen, output):
         raise UsageError(f"{option} and -o {output} contradict each other: leave one of them out")
     return chosen
 

@@ -41,6 +41,7 @@ SEE = "'iaprof {verb} --help' lists what it takes"
         ("report --json -o x.html", "--json and -o x.html contradict each other: leave one of them out"),
         ("report --format svg -o x.html", "--format=svg and -o x.html contradict each other: leave one of them out"),
         ("top --json -o x.csv", "--json and -o x.csv contradict each other: leave one of them out"),
+        ("top --json -o x.html", "--json and -o x.html contradict each other: leave one of them out"),
         ("query --json -o x.csv", "--json and -o x.csv contradict each other: leave one of them out"),
         ("annotate -o x.svg", "the name x.svg does not determine the format: end it in .txt, .json"),
     ],
