@@ -52,6 +52,7 @@ class TreeTable(ScrollView, can_focus=True):
         Binding("left,h,minus", "close", show=False),
         Binding("space", "turn", show=False),
         Binding("enter", "choose", "Annotate"),
+        Binding("enter", "turn", show=False),  # where nothing can be annotated
     ]
 
     class Chosen(Message):
@@ -70,6 +71,10 @@ class TreeTable(ScrollView, can_focus=True):
         self.lines: list[Line] = []
         self.cursor = 0
         self._columns: list[Column] = []
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool:
+        """Whether a key has its effect."""
+        return action != "choose" or self.contents.listing is not None
 
     def on_mount(self) -> None:
         """Shows the first lines."""

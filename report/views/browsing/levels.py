@@ -128,14 +128,14 @@ def _stack(launch: Launch | None) -> tuple[str, ...]:
     return (*launch.stack, *in_kernel) if in_kernel else launch.stack
 
 
-def _slices(profile: Profile, name: str, is_inverted: bool) -> Level:
+def _slices(profile: Profile, _: str, is_inverted: bool) -> Level:
     """A slice within those around it: one list, so that a slice is one frame whether others are in it or not."""
     kernels = max(len(profile.kernels), 1)
     pairs, list_of = np.unique(profile.launch * kernels + profile.kernel, return_inverse=True)
     each = (divmod(pair, kernels) for pair in pairs.tolist())
     names = [kernel.symbol if kernel else "" for kernel in profile.kernels]
     lists = [(*_stack(profile.launches[launch]), names[kernel]) for launch, kernel in each]
-    return _of_lists(name, list_of, lists, is_inverted)
+    return _of_lists("slice", list_of, lists, is_inverted)
 
 
 def _of_code(
