@@ -16,13 +16,13 @@ import signal
 import socket
 import struct
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.closing import Closing
+from iaprof.sandbox.deadline import CpuWaits, Deadline
 from iaprof.sandbox.worker import Worker
 
 REQUEST = struct.Struct("<QQ")  # length of the JSON and of the data that follow
@@ -60,7 +60,7 @@ class Limits:
     """The limits of a child."""
 
     memory_bytes: int = 1 << 30  # including Python and libiga64 (about 150 MiB)
-    seconds: float = 120.0  # for one request, of elapsed time and of CPU time
+    seconds: float = 120.0  # for one request, of CPU time, and of elapsed time without that of waiting for a CPU
     stage_seconds: float = 40.0  # for one stage of a request; if it takes longer, only that stage fails
     answer_bytes: int = 64 << 20
     files: int = 0  # maximum number of open files in a request
@@ -81,6 +81,7 @@ class Sandbox(Closing):
         self.reader = reader
         self.limits = limits or Limits()
         self._child: Worker | None = None
+        self._waits: CpuWaits | None = None
 
     @property
     def pid(self) -> int | None:
@@ -89,6 +90,9 @@ class Sandbox(Closing):
 
     def close(self) -> None:
         """Kills the child; a later call starts another."""
+        if self._waits is not None:
+            self._waits.close()
+            self._waits = None
         if self._child is not None:
             self._child.close(_EXIT_SECONDS)
             self._child = None
@@ -108,7 +112,7 @@ class Sandbox(Closing):
             parameters: of the operation, JSON.
             data: bytes for the operation.
             fds: descriptors of open files, which the child gets with the same access rights.
-            seconds: time limit for this request, in place of that in `limits`.
+            seconds: time limit for this request, in place of that in `limits`. Waiting for a CPU does not count.
 
         Raises:
             SandboxRefused: the child refused the request; the text is its reason.
@@ -156,6 +160,7 @@ class Sandbox(Closing):
             )
         except OSError as error:
             raise SandboxError(f"the reader process cannot be started: {error}") from None
+        self._waits = CpuWaits(self._child.pid)
         try:
             self._result(self._exchange(self.limits.seconds))  # the first message: ready, or an error
         except SandboxDied as error:
@@ -169,16 +174,13 @@ class Sandbox(Closing):
 
     def _exchange(self, seconds: float, fds: Sequence[int] = (), *request: bytes) -> Any:
         """Sends the parts of a request, with the files, and receives the answer, within the time limit."""
-        assert self._child is not None
+        assert self._child is not None and self._waits is not None
         channel = self._child.channel
-        deadline = time.monotonic() + seconds
+        deadline = Deadline(self._waits, seconds)
         try:
             for part in request:
-                channel.settimeout(max(deadline - time.monotonic(), 0.001))
-                if fds:
-                    sent = socket.send_fds(channel, [part], fds, socket.MSG_NOSIGNAL)
-                    part, fds = part[sent:], ()
-                channel.sendall(part, socket.MSG_NOSIGNAL)  # as the process may not ignore SIGPIPE
+                _send(channel, part, fds, deadline)
+                fds = ()
             (length,) = ANSWER.unpack(receive(channel, ANSWER.size, deadline))
             if length > self.limits.answer_bytes:
                 raise SandboxDied("the reader process answered too much")
@@ -190,6 +192,8 @@ class Sandbox(Closing):
             raise SandboxDied(f"the reader process {self._describe_end()}") from None
         except (ValueError, RecursionError):
             raise SandboxDied("the reader process answered nonsense") from None
+        finally:
+            deadline.over()
 
     def _describe_end(self) -> str:
         """Waits for the child's end, and returns how it ended."""
@@ -203,13 +207,23 @@ class Sandbox(Closing):
         return "ended" if code is None else f"ended with status {code}"
 
 
-def receive(channel: socket.socket, length: int, deadline: float | None = None) -> bytearray:
+def _send(channel: socket.socket, data: bytes, fds: Sequence[int], deadline: Deadline) -> None:
+    """Sends bytes, with files if there are any; raises OSError, also when the deadline has passed."""
+    view = memoryview(data)
+    while view:
+        channel.settimeout(deadline.left())
+        with contextlib.suppress(TimeoutError):  # the deadline knows whether its time is over
+            view = view[socket.send_fds(channel, [view], fds, socket.MSG_NOSIGNAL) :]  # we may not ignore SIGPIPE
+            fds = ()
+
+
+def receive(channel: socket.socket, length: int, deadline: Deadline | None = None) -> bytearray:
     """Receives `length` bytes of a stream.
 
     Args:
         channel: a stream socket.
         length: number of bytes.
-        deadline: of time.monotonic(); None to wait without a limit.
+        deadline: of the other end; None to wait without a limit.
 
     Raises:
         ConnectionResetError: the other end was closed.
@@ -219,8 +233,11 @@ def receive(channel: socket.socket, length: int, deadline: float | None = None) 
     view = memoryview(received)
     while view:
         if deadline is not None:
-            channel.settimeout(max(deadline - time.monotonic(), 0.001))
-        count = channel.recv_into(view)
+            channel.settimeout(deadline.left())
+        try:
+            count = channel.recv_into(view)
+        except TimeoutError:
+            continue  # the deadline knows whether its time is over
         if count == 0:
             raise ConnectionResetError
         view = view[count:]

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-LONGEST_WAIT_S = 120.0  # for any state: it does not come if it has not come by then
+LONGEST_WAIT_S = 300.0  # for any state: it does not come if it has not come by then
 
 
 def until(

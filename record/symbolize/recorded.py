@@ -17,7 +17,7 @@ from iaprof.record.symbolize.needed import FinishStacks, SymbolInputs
 from iaprof.symbols.names.which import Symbols
 from iaprof.symbols.names.write_names import Cancellation, Progress, write_names
 
-_NICE = 19
+_NICE = 10  # a busy program on the same CPU gets ten times as much of it
 
 
 def stack_finisher(kept_roots: Mapping[int, int] | None = None) -> FinishStacks:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -28,6 +27,7 @@ from iaprof.record.symbolize.entry_names import with_entry_names
 from iaprof.record.symbolize.mapped_files import FileIdentity, MappedFiles
 from iaprof.record.symbolize.opener import Opener, Rights
 from iaprof.sandbox.closing import Closing
+from iaprof.sandbox.deadline import patient_clock
 from iaprof.symbols.files.debug_files import debug_files
 from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.names.address_space import AddressSpaces
@@ -106,11 +106,11 @@ class RecordingSymbolizer(Closing):
         account = self._rights(pids[0] if pids else 0).answerable
         if self._seconds[account] > _USER_SECONDS:
             return Symbolized(problem="other files of its user took too long to read")
-        begun = time.monotonic()
+        begun = patient_clock()
         try:
             return self._name(module, addresses, times)
         finally:
-            self._seconds[account] += time.monotonic() - begun
+            self._seconds[account] += patient_clock() - begun
 
     def _name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized:
         try:

@@ -6,7 +6,6 @@ if a stage does, placeholders stand in for its result, and `problems` has a sent
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from iaprof.sandbox.answers import (
     string,
     string_list,
 )
+from iaprof.sandbox.deadline import patient_clock
 from iaprof.sandbox.parent import LONGEST_DATA, Sandbox, SandboxDied, SandboxError, SandboxRefused
 
 NO_BINARY = "[no binary]"
@@ -180,10 +180,10 @@ class GpuModuleLoader(GpuSandboxed):
         """
         if self._problem_seconds_left <= 0:
             return self._names_only(elf, "it was not read: modules before it took too long")
-        begun = time.monotonic()
+        begun = patient_clock()
         module = self._load(elf, platform, only, texts)
         if module.problems:
-            self._problem_seconds_left -= time.monotonic() - begun
+            self._problem_seconds_left -= patient_clock() - begun
         return module
 
     def _load(self, elf: bytes, platform: IntEnum | None, only: Collection[int] | None, texts: bool) -> GpuModule:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.ranges import ranges
 from iaprof.sandbox.answers import AnswerError, any_list, integer, sentence, string, string_list
 from iaprof.sandbox.closing import Closing
+from iaprof.sandbox.deadline import patient_clock
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
 from iaprof.symbols.files.cache import Cache, default_folder, key_of
 from iaprof.symbols.names.names import LONGEST_NAME, Names, Symbolized
@@ -131,7 +131,7 @@ class Binaries(Closing):
             debug: open descriptor of its separate debug file.
             everything: add a range, with its size, for every function symbol of the file.
         """
-        end = time.monotonic() + _SECONDS
+        end = patient_clock() + _SECONDS
         try:
             main = self._source(file)
         except BinaryError as error:
@@ -224,7 +224,7 @@ class Binaries(Closing):
             apart: its separate debug file.
             tables: open files with tables of debug information.
             everything: see `name`.
-            end: when the child has to have answered, by time.monotonic().
+            end: when the child has to have answered, by patient_clock().
             problems: known so far.
         """
         columns = os.memfd_create("iaprof names", os.MFD_CLOEXEC)
@@ -234,7 +234,7 @@ class Binaries(Closing):
                 {"debug": apart is not None, "everything": everything},
                 offsets.astype("<u8").tobytes(),
                 fds=[main.file, *([apart.file] if apart else []), *tables, columns],
-                seconds=max(end - time.monotonic(), _SYMBOLS_SECONDS),
+                seconds=max(end - patient_clock(), _SYMBOLS_SECONDS),
             )
             names, sources, new_problems = _checked_names(answer, columns)
             outermost, no_calls = (_checked_offsets(answer, member, offsets) for member in ("outermost", "no_calls"))
@@ -265,7 +265,7 @@ def _make(source: _Source, files: Sequence[int], part: int, end: float) -> int |
                 "make",
                 {"part": part, "parts": len(files)},
                 fds=[source.file, files[part]],
-                seconds=max(end - time.monotonic(), 0.1),
+                seconds=max(end - patient_clock(), 0.1),
             )
             return integer(answer)
         except (SandboxError, AnswerError) as error:

@@ -112,7 +112,7 @@ def run_workload(command: Sequence[str], environment: Mapping[str, str], folder:
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        timeout=120,
+        timeout=300,
         check=True,
         text=True,
     )

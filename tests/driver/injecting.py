@@ -60,7 +60,7 @@ def ledger_elfs(kernels: Sequence[level_zero.Kernel] | Sequence[opencl.Kernel]) 
 def run(words: Sequence[str | Path], environment: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
     return subprocess.run(
-        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120
+        words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300
     )
 
 

@@ -85,7 +85,7 @@ def run_recorder(
     folder: Path, environment: dict[str, str], way: str, command: Sequence[str]
 ) -> subprocess.CompletedProcess[str]:
     words = [*IAPROF, "record", "-o", "capture", *BARE, f"--launches={way}", "--", *command]
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done
 
@@ -126,7 +126,7 @@ def code(kernels: Iterable[Kernel]) -> set[tuple[int, str, int, bytes]]:
 
 def reported_stalls(recording: Recording) -> Stalls:
     """As a report of the capture has them."""
-    done = subprocess.run([*IAPROF, "report", recording.capture, *_REPORT], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*IAPROF, "report", recording.capture, *_REPORT], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     paths = {row.stack for row in recording.ledger.rows}
     stalls: Stalls = Counter()

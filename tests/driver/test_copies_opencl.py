@@ -84,7 +84,7 @@ def record_with_gpu(
         # The library is probed before it is mapped: its probes come too late for a short program otherwise.
         environment = opencl.environment(device) | hardware.env() | settings
         environment["LD_LIBRARY_PATH"] = str(opencl.library.parent)
-        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
         ledger = hardware.ledger()
     assert done.returncode == 0, done.stderr
     return done.stdout, [row for row in ledger.rows if row.captured]

@@ -204,7 +204,7 @@ def test_a_command_of_an_unknown_build_is_recorded(opencl: OpenCL, launches: str
     with Hardware(tmp_path / "gpu", "bmg") as hardware:
         environment = unknown.environment("bmg") | hardware.env()
         command = [*words, *unknown.command(unknown.programs("bmg"), "--launches", 5)]
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     said = "is not known; the command is started as by --launches=inject"
     assert (said in " ".join(done.stderr.split())) == (launches == "auto")

@@ -47,7 +47,7 @@ class Recording:
 
     def report(self, *options: str) -> str:
         words = [*IAPROF, "report", str(self.capture), "--frames=cpu,function", *options]
-        return subprocess.run(words, check=True, capture_output=True, text=True, timeout=120).stdout
+        return subprocess.run(words, check=True, capture_output=True, text=True, timeout=300).stdout
 
     def stalls(self, *options: str) -> dict[str, Counter[str]]:
         """Samples by kernel and the one function of the program that fills or executes."""
@@ -93,13 +93,13 @@ class Recording:
     def launches(self) -> dict[str, int]:
         """Of each kernel, as `iaprof top` says."""
         words = [*IAPROF, "top", str(self.capture), "--json"]
-        done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=300)
         return {entry["kernel"]: entry["launches"] for entry in json.loads(done.stdout)["entries"]}
 
     def info(self) -> dict[str, Any]:
         """What `iaprof info` counts, and its warnings."""
         words = [*IAPROF, "info", str(self.capture), "--json"]
-        told: dict[str, Any] = json.loads(subprocess.run(words, check=True, capture_output=True, timeout=120).stdout)
+        told: dict[str, Any] = json.loads(subprocess.run(words, check=True, capture_output=True, timeout=300).stdout)
         return told
 
 
@@ -135,7 +135,7 @@ def record(driver: Driver, device: str, way: str, folder: Path, program: Path) -
 
 
 def _run(command: list[str], folder: Path, environment: dict[str, str]) -> str:
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

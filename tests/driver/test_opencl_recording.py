@@ -39,7 +39,7 @@ def record(
         environment = opencl.environment(device) | hardware.env() | settings
         environment["LD_LIBRARY_PATH"] = str(opencl.library.parent)
         done = subprocess.run(
-            [*IAPROF, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+            [*IAPROF, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=300
         )
     assert done.returncode == 0, done.stderr
     kernels = read_ledger(done.stdout, folder)

@@ -69,7 +69,7 @@ def test_each_wait_is_counted_once(driver: Driver, program: Path, device: str, w
             env=environment | hardware.env(),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         seen = {name: counted(fds) for name, fds in by_perf.items()}
@@ -112,7 +112,7 @@ def test_opencls_waits_are_counted_once(opencl: OpenCL, way: str, tmp_path: Path
         environment = opencl.environment("bmg") | hardware.env() | {"LD_LIBRARY_PATH": str(opencl.library.parent)}
         words = [*IAPROF, "record", "-o", "capture", "--waits", *BARE, f"--launches={way}", "--"]
         words += [str(program), str(WAITS)]
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
     rows = [

@@ -44,7 +44,7 @@ class Finished:
 def iaprof(*words: str | Path, env: dict[str, str] | None = None, cwd: Path | None = None) -> Finished:
     """Runs the command."""
     command = [*IAPROF, *(str(word) for word in words)]
-    done = subprocess.run(command, env=os.environ | (env or {}), cwd=cwd, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=os.environ | (env or {}), cwd=cwd, capture_output=True, text=True, timeout=300)
     return Finished(done.returncode, done.stdout, done.stderr)
 
 

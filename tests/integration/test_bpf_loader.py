@@ -97,7 +97,7 @@ def runs(pid: int) -> bool:
 
 def said(*command: str) -> str:
     """What a process says that tries to load, run by `command`."""
-    done = subprocess.run([*command, sys.executable, "-c", SAY], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*command, sys.executable, "-c", SAY], capture_output=True, text=True, timeout=300)
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1
     return done.stdout.strip()
@@ -314,5 +314,5 @@ def test_check_looks_at_bcc_and_headers_where_they_are_needed(before: str, expec
     hidden = before and f"{before} && mount -t tmpfs none /sys/kernel"
     command = where_it_is_refused(tmp_path, sys.executable, "-c", say, before=hidden)
     environment = {name: value for name, value in os.environ.items() if name != "BCC_KERNEL_SOURCE"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.stdout == expected + "\n", done.stderr

@@ -69,7 +69,7 @@ def where(steps: list[str], script: str) -> subprocess.CompletedProcess[str]:
         ["unshare", "-m", "sh", "-c", command, "sh", sys.executable, "-c", script],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={name: value for name, value in os.environ.items() if name != headers.VARIABLE},
     )
 

@@ -127,9 +127,9 @@ def test_a_workload_in_a_container(tmp_path: Path, cgroup: Path) -> None:
             assert container.poll() is None
             for pid in Path(f"/proc/{init}/task/{init}/children").read_text().split():
                 pids[int(pid)] = inner_pid(int(pid))
-        output, _ = container.communicate(timeout=120)
+        output, _ = container.communicate(timeout=300)
         recorder.send_signal(signal.SIGINT)
-        _, errors = recorder.communicate(timeout=120)
+        _, errors = recorder.communicate(timeout=300)
     assert recorder.returncode == 0, errors
     ledger = hardware.ledger()
     summaries = runtime.read_summaries(output)

@@ -57,7 +57,7 @@ def launches(hardware: Hardware, seconds: float) -> None:
 
 def ended(recorder: subprocess.Popen[str]) -> str:
     recorder.send_signal(signal.SIGINT)
-    _, errors = recorder.communicate(timeout=120)
+    _, errors = recorder.communicate(timeout=300)
     assert recorder.returncode == 0, errors
     return errors
 

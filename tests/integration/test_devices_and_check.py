@@ -41,7 +41,7 @@ command.main()
 def as_nobody(hardware: Hardware, *words: str) -> Finished:
     done = subprocess.run(
         [sys.executable, "-c", AS_NOBODY, *words],
-        env=os.environ | hardware.env(), capture_output=True, text=True, timeout=120,
+        env=os.environ | hardware.env(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     return Finished(done.returncode, done.stdout, done.stderr)
 

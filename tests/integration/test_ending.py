@@ -84,7 +84,7 @@ def test_a_signal_while_it_starts(tmp_path: Path, number: signal.Signals) -> Non
             assert recorder.poll() is None
         # when
         recorder.send_signal(number)
-        _, errors = recorder.communicate(timeout=120)
+        _, errors = recorder.communicate(timeout=300)
     # then
     assert recorder.returncode == 128 + number
     assert one_sentence(errors), errors
@@ -98,7 +98,7 @@ def test_a_terminal_that_closes_ends_it_in_good_order_and_nohup_keeps_it(tmp_pat
         until_recording(recorder)
         recorder.stderr.close()  # type: ignore[union-attr]
         recorder.send_signal(signal.SIGHUP)
-        assert recorder.wait(timeout=120) == 0
+        assert recorder.wait(timeout=300) == 0
         assert CaptureReader(tmp_path / "c").header["recovered"] is False
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
         recorder = start(hardware, tmp_path / "d")
@@ -148,7 +148,7 @@ def test_a_disk_that_fills(tmp_path: Path, small: Path) -> None:
             # when
             with stopped(recorder):
                 leave_room(small, 256)
-            _, errors = recorder.communicate(timeout=120)
+            _, errors = recorder.communicate(timeout=300)
     # then
     assert recorder.returncode == 1
     assert one_sentence(errors), errors
@@ -178,7 +178,7 @@ def test_a_disk_that_fills_ends_the_recording_and_not_the_command(tmp_path: Path
             assert recorder.stderr is not None
             errors = recorder.stderr.readline()
         gate.touch()
-        errors += recorder.communicate(timeout=120)[1]
+        errors += recorder.communicate(timeout=300)[1]
     # then
     assert recorder.returncode == 1
     assert one_sentence(errors), errors
@@ -196,7 +196,7 @@ def test_a_disk_without_room_for_the_capture(tmp_path: Path, small: Path) -> Non
             leave_room(small, 16)
             # when
             recorder.send_signal(signal.SIGINT)
-        _, errors = recorder.communicate(timeout=120)
+        _, errors = recorder.communicate(timeout=300)
     # then
     assert recorder.returncode == 1
     assert one_sentence(errors), errors
@@ -211,7 +211,7 @@ def test_a_folder_that_is_removed_meanwhile(tmp_path: Path) -> None:
         until_recording(recorder)
         shutil.rmtree(tmp_path / "gone")
         recorder.send_signal(signal.SIGINT)
-        _, errors = recorder.communicate(timeout=120)
+        _, errors = recorder.communicate(timeout=300)
     assert recorder.returncode == 1
     assert one_sentence(errors), errors
     assert "No such file or directory" in errors
@@ -225,7 +225,7 @@ def test_a_spool_that_is_swapped_is_not_followed(tmp_path: Path) -> None:
         os.rename(tmp_path / "c.spool", tmp_path / "moved")
         os.mkfifo(tmp_path / "c.spool")
         recorder.send_signal(signal.SIGINT)
-        _, errors = recorder.communicate(timeout=120)
+        _, errors = recorder.communicate(timeout=300)
     assert recorder.returncode == 0, errors
     assert CaptureReader(tmp_path / "c").header["recovered"] is False
 

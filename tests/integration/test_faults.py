@@ -170,7 +170,7 @@ def test_killed_at_ten_random_moments(tmp_path: Path, within: Within, seed: int)
                 died.append((capture, recovering, early.samples_captured - began.samples_captured))
             # then
             for capture, recovering, produced in died:
-                _, errors = recovering.communicate(timeout=120)
+                _, errors = recovering.communicate(timeout=300)
                 assert recovering.returncode == 0, errors
                 assert "recorder died" in errors
                 assert CaptureReader(capture).header["recovered"] is True
@@ -196,7 +196,7 @@ def test_signals(tmp_path: Path, within: Within) -> None:
             # when
             for one in signals:
                 recorder.send_signal(one)
-            _, errors = recorder.communicate(timeout=120)
+            _, errors = recorder.communicate(timeout=300)
             # then the capture is whole and the spool is gone
             assert recorder.returncode == 0, errors
             assert "[ iaprof record: wrote" in errors

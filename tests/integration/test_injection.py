@@ -29,7 +29,7 @@ def injected() -> Iterator[Injection]:
 
 def run(*words: str | Path, environment: dict[str, str]) -> tuple[int, str, str]:
     """Exit code, output and errors of a command."""
-    done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -141,7 +141,7 @@ def test_another_file_of_that_name_is_not_loaded(injected: Injection) -> None:
         assert process.stdout.readline() == "ready\n"
         injected.library.unlink()
         injected.library.write_text("no library")
-        output, _ = process.communicate("go\n", timeout=120)
+        output, _ = process.communicate("go\n", timeout=300)
 
     assert "HOME=/" in output
     assert "ready\n" + output == run(*command, environment=ENVIRONMENT)[1]

@@ -81,7 +81,7 @@ def recording(
 def record(hardware: Hardware, capture: Path, library: Path, *command: str | Path) -> None:
     """Records a command to its end."""
     words, env = recording(hardware, capture, library, *command)
-    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

@@ -45,7 +45,7 @@ class Recorder:
         return self.wait()
 
     def wait(self) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=120)
+        _, errors = self.process.communicate(timeout=300)
         return self.process.returncode, errors
 
 

@@ -49,14 +49,14 @@ def record(hardware: Hardware, capture: Path, *words: str | Path) -> Finished:
     """Records with whatever names `words` ask for."""
     command = [*IAPROF, "record", "-o", str(capture), *map(str, words)]
     env = os.environ | environment(hardware)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
 def report(capture: Path, *words: str) -> Finished:
     command = [*IAPROF, "report", str(capture), *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return Finished(done.returncode, done.stdout, done.stderr)
 
@@ -98,7 +98,7 @@ def in_a_container(root: Path, capture: Path, *words: str) -> Finished:
     python = str(Path(sys.executable).resolve())
     command = ["unshare", "--mount", "--pid", "--fork", "--propagation=private", "sh", "-euc", CONTAINER, "container",
                str(root), python, "-m", "iaprof.cli", "report", "/capture.parquet", *words]  # fmt: skip
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     return Finished(done.returncode, done.stdout, done.stderr)
 
 

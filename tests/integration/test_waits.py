@@ -79,7 +79,7 @@ def start(attached: Attached, *words: str | int) -> subprocess.Popen[str]:
 def run(attached: Attached, *words: str | int) -> tuple[int, list[Told], NDArray[np.void]]:
     """Its pid, what it told, and the waits that were sent, those short ones included that were not sent yet."""
     process = start(attached, *words)
-    out, _ = process.communicate("\n", timeout=120)
+    out, _ = process.communicate("\n", timeout=300)
     assert process.returncode == 0
     told = [Told(*map(int, line.split())) for line in out.splitlines()]
     waits = np.concatenate([attached.probes.waits.read(), attached.probes.take_short_waits()])
@@ -239,7 +239,7 @@ def test_stacks_are_those_of_launches(attached: Attached) -> None:
 def test_of_processes_that_are_not_recorded_nothing_is_told(attached: Attached) -> None:
     process = start(attached, "both", 3, 1 * MS, 1)
     attached.probes.exclude([process.pid])
-    process.communicate("\n", timeout=120)
+    process.communicate("\n", timeout=300)
     attached.probes.include([process.pid])
     assert len(attached.probes.waits.read()) == 0
     assert attached.counted()[Counter.WAITS] == 0

@@ -356,7 +356,7 @@ def test_signals_are_the_commands_too(tmp_path: Path) -> None:
         recorder.send_signal(signal.SIGUSR1)
         until(lambda: "usr1" in log.read_text(), recorder)
         recorder.send_signal(signal.SIGTERM)
-        _, errors = recorder.communicate(timeout=120)
+        _, errors = recorder.communicate(timeout=300)
     # then the command ended as it wanted to, and that is how we end
     assert log.read_text().split() == ["ready", "usr1", "term"]
     assert recorder.returncode == 7, errors

@@ -185,7 +185,7 @@ def test_without_btf_a_stack_ends_where_frame_pointers_do(tmp_path: Path, hardwa
     ]  # for itself, not for what starts it
     command = [*WITHOUT_BTF, "env", *settings, *IAPROF, *map(str, words)]
     done = subprocess.run(
-        command, env=os.environ | strays.environment(told), capture_output=True, text=True, timeout=120
+        command, env=os.environ | strays.environment(told), capture_output=True, text=True, timeout=300
     )
     # then it says so, and the walk ends in that library
     assert done.returncode == 0, done.stderr

@@ -1,0 +1,169 @@
+"""Time limits that stand still while a process waits for a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from iaprof.sandbox import deadline as module
+from iaprof.sandbox.deadline import MOST_WAITING_S, CpuWaits, Deadline, patient_clock
+from iaprof.sandbox.parent import Sandbox, SandboxSlow
+from waiting import until
+
+BUSY = "while True: pass"
+
+
+@dataclass
+class Process(CpuWaits):
+    """A process that the test makes up."""
+
+    ran: float = 10.0
+    waited: float = 20.0
+    runnable: bool = False
+
+    def seconds(self) -> tuple[float, float]:
+        return self.ran, self.waited
+
+    def is_runnable(self) -> bool:
+        return self.runnable
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
+    return made
+
+
+def is_over(deadline: Deadline) -> bool:
+    try:
+        return deadline.left() <= 0
+    except TimeoutError:
+        return True
+
+
+def test_a_process_that_does_nothing_has_the_limit(clock: Clock) -> None:
+    deadline = Deadline(Process(), 3.0)
+    assert deadline.left() == 3.0
+    clock.now += 2.5
+    assert deadline.left() == 0.5
+    clock.now += 0.5
+    assert is_over(deadline)
+
+
+def test_waits_for_a_cpu_do_not_count(clock: Clock) -> None:
+    process = Process()
+    deadline = Deadline(process, 3.0)
+    clock.now, process.waited = clock.now + 5.0, process.waited + 4.0
+    assert deadline.left() == 2.0
+    clock.now += 2.0
+    assert is_over(deadline)
+
+
+def test_a_wait_that_goes_on_is_waited_for(clock: Clock) -> None:
+    process = Process(runnable=True)
+    deadline = Deadline(process, 3.0)
+    clock.now += 60.0
+    assert 0 < deadline.left() < 1
+    process.runnable = False
+    assert is_over(deadline)
+
+
+def test_a_process_that_runs_all_the_time_has_the_limit(clock: Clock) -> None:
+    process = Process(runnable=True)
+    deadline = Deadline(process, 3.0)
+    clock.now, process.ran = clock.now + 3.0, process.ran + 3.0
+    assert is_over(deadline)
+
+
+def test_waits_have_a_limit(clock: Clock) -> None:
+    process = Process(runnable=True)
+    deadline = Deadline(process, 3.0)
+    clock.now, process.waited = clock.now + 3.0 + MOST_WAITING_S, process.waited + 1e6
+    assert is_over(deadline)
+
+
+def test_the_patient_clock_stands_still_while_a_process_waits(clock: Clock) -> None:
+    process = Process()
+    before = patient_clock()
+    deadline = Deadline(process, 3.0)
+    clock.now, process.waited = clock.now + 5.0, process.waited + 4.0
+    deadline.over()
+    assert patient_clock() - before == pytest.approx(1.0)
+
+
+@contextlib.contextmanager
+def running(code: str) -> Iterator[int]:
+    """Runs a program in a session of its own, which may have a share of the CPU of its own."""
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_kernel_tells_how_long_a_process_ran_and_waited() -> None:
+    # given programs on one CPU, of which one can run for a part of the time
+    cpu = {min(os.sched_getaffinity(0))}
+    with contextlib.ExitStack() as stack:
+        pids = [stack.enter_context(running(BUSY)) for _ in range(4)]
+        for pid in pids:
+            os.sched_setaffinity(pid, cpu)
+        waits = stack.enter_context(CpuWaits(pids[0]))
+        ran, waited = waits.seconds()
+        # when / then
+        until(lambda: waits.seconds()[0] > ran + 0.1 and waits.seconds()[1] > waited + 0.3)
+        assert waits.is_runnable()
+
+
+SPIN = """
+import time
+
+def spin(parameters, data, files):
+    end = time.process_time() + parameters["cpu_s"]
+    while time.process_time() < end:
+        pass
+    return "done"
+
+def operations(stage_seconds):
+    return {"spin": spin}
+"""
+
+
+def test_a_child_that_seldom_runs_has_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a child that shares its CPU with four programs
+    (tmp_path / "spinning.py").write_text(SPIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    cpu = {min(os.sched_getaffinity(0))}
+    with Sandbox("spinning") as sandbox, contextlib.ExitStack() as stack:
+        sandbox.call("spin", {"cpu_s": 0.0})
+        assert sandbox.pid is not None
+        for pid in (sandbox.pid, *(stack.enter_context(running(BUSY)) for _ in range(4))):
+            os.sched_setaffinity(pid, cpu)
+        # when / then it has more time than it needs, but less than passes
+        assert sandbox.call("spin", {"cpu_s": 0.5}, seconds=1.0) == "done"
+        with pytest.raises(SandboxSlow):
+            sandbox.call("spin", {"cpu_s": 3.0}, seconds=1.0)
+
+
+def test_a_process_that_sleeps_or_has_ended_waits_for_no_cpu() -> None:
+    with running("import time; time.sleep(1000)") as pid, CpuWaits(pid) as waits:
+        until(lambda: not waits.is_runnable())
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+        assert waits.seconds() == (0.0, 0.0)
+        assert not waits.is_runnable()
