@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack
 from iaprof.symbols.names.address_space import AddressSpaces
@@ -23,6 +25,7 @@ from iaprof.symbols.unwind.finishing import Finishing
 
 MOST_SECONDS = 60.0
 _PATIENCE_S = 10.0  # for one answer; longer than while recording, when launches wait for it
+_TRIES = 3  # to open a file: on a busy machine the children that open and describe it may get no CPU in time
 
 
 class LateFinishing:
@@ -34,6 +37,7 @@ class LateFinishing:
         self._modules: list[Module] = []
         self._numbers: dict[Module, int] = {}
         self._space_numbers: dict[tuple[Mapping, ...], int] = {}
+        self._unopened: set[int] = set()  # files that could not be had
 
     def finish(self, copies: Iterable[NDArray[np.void]]) -> Iterator[bytes]:
         """Yields records of stack_dtype(depth), and of PYTHON_STACK for stacks with Python frames.
@@ -61,7 +65,16 @@ class LateFinishing:
 
     def _open(self, number: int) -> int | None:
         """Opens the file of a module's number; None if it cannot be had."""
-        return self._symbolizer.open(self._modules[number])
+        until = time.monotonic() + _PATIENCE_S
+        self._unopened.discard(number)
+        for _ in range(_TRIES):
+            file = self._symbolizer.open(self._modules[number])
+            if file is not None:
+                return file
+            if time.monotonic() > until:
+                break
+        self._unopened.add(number)
+        return None
 
     def _finish(self, finishing: Finishing, stack: UnfinishedStack) -> list[bytes]:
         mapped = self._spaces.mapped(int(stack.record["pid"]), int(stack.record["time"]))
@@ -71,7 +84,14 @@ class LateFinishing:
         )
         space = self._space_numbers.setdefault(mappings, len(self._space_numbers))
         finished = finishing.finish(space, mappings, stack.copy(), stack.limit(self._depth))
+        if finished.ending is Walked.STUCK and self._is_unopened(mappings, finished.ips[-1]):
+            # Nobody knows whether that code has call frame information.
+            finished = replace(finished, ending=Walked.MISSED)
         return stack.finished_records(finished, self._depth)
+
+    def _is_unopened(self, mappings: tuple[Mapping, ...], address: int) -> bool:
+        """Whether an address is in a file that could not be had."""
+        return any(each.start <= address < each.end and each.image in self._unopened for each in mappings)
 
     def _number(self, module: Module) -> int:
         """Returns the number of a file; -1 for memory of no file."""
