@@ -63,7 +63,7 @@ class Images:
         return self._images[number].may_be_python
 
     def open(self, number: int) -> int | None:
-        """Opens a file; the caller closes it. Returns None if its processes cannot read the file.
+        """Opens a file; the caller closes it. Returns None if none of its processes can read the file.
 
         Raises:
             ImageGone: no known process has it mapped any more, or it could not be opened for another reason.
@@ -74,6 +74,7 @@ class Images:
         if not image.inode:
             return open_vdso()
         same = FileIdentity(image.device, image.inode, _ALWAYS_NS)
+        is_unreadable = False
         for pid, start, end in reversed(image.places):
             rights = rights_of(pid)
             if rights is None:
@@ -82,9 +83,12 @@ class Images:
             if isinstance(file_or_reason, int):
                 return file_or_reason
             if file_or_reason in UNREADABLE:
-                return None
-            if file_or_reason not in ELSEWHERE:
-                break
+                # The Linux kernel also refuses a process that ends while its mapping is looked up.
+                is_unreadable |= rights_of(pid) is not None
+            elif file_or_reason not in ELSEWHERE:
+                raise ImageGone
+        if is_unreadable:
+            return None
         raise ImageGone
 
 
