@@ -42,14 +42,15 @@ class Images:
     def __init__(self, opener: Opener) -> None:
         """Args: opens files; it stays the caller's."""
         self._opener = opener
-        self._numbers: dict[tuple[int, int], int] = {}  # by device and inode
+        # By device, inode and hash of the name: on btrfs, files of several subvolumes have the same device and inode.
+        self._numbers: dict[tuple[int, int, int], int] = {}
         self._images: list[Image] = []
 
     def number(self, device: int, inode: int, name: bytes, pid: int, start: int, end: int) -> int:
         """Returns the number of a mapped file; _NO_FILE for memory of no file."""
         if not inode and name != b"[vdso]":
             return _NO_FILE
-        number = self._numbers.setdefault((device, inode), len(self._images))
+        number = self._numbers.setdefault((device, inode, hash(name)), len(self._images))
         if number == len(self._images):
             self._images.append(Image(device, inode, _may_be_python(name.rpartition(b"/")[2])))
         places = self._images[number].places

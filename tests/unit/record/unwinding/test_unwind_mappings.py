@@ -75,6 +75,13 @@ def test_a_file_that_is_not_there_now_or_not_opened_in_time_may_be_opened_later(
         images.open(image)
 
 
+def test_files_of_two_subvolumes_are_two(images: Images) -> None:
+    # given what /proc/PID/maps had of the first files in two subvolumes of a btrfs (Linux 6.18)
+    mapped = [(0x27, 257, name, pid, PAGE, 2 * PAGE) for pid, name in enumerate((b"/a/one", b"/home/other", b"/a/one"))]
+    numbers = [images.number(*each) for each in mapped]
+    assert numbers[0] == numbers[2] != numbers[1]
+
+
 def test_a_file_that_one_of_its_processes_cannot_read_is_opened_for_another(
     images: Images, monkeypatch: pytest.MonkeyPatch
 ) -> None:
