@@ -37,7 +37,9 @@ class LateFinishing:
         self._modules: list[Module] = []
         self._numbers: dict[Module, int] = {}
         self._space_numbers: dict[tuple[Mapping, ...], int] = {}
-        self._unopened: set[int] = set()  # files that could not be had
+        # Files that could not be had, by number, and how many processes were known then to have them mapped.
+        self._unopened: dict[int, int] = {}
+        self._until: dict[Module, float] = {}  # when a file is not tried any more, time.monotonic()
 
     def finish(self, copies: Iterable[NDArray[np.void]]) -> Iterator[bytes]:
         """Yields records of stack_dtype(depth), and of PYTHON_STACK for stacks with Python frames.
@@ -65,15 +67,16 @@ class LateFinishing:
 
     def _open(self, number: int) -> int | None:
         """Opens the file of a module's number; None if it cannot be had."""
-        until = time.monotonic() + _PATIENCE_S
-        self._unopened.discard(number)
+        module = self._modules[number]
+        until = self._until.setdefault(module, time.monotonic() + _PATIENCE_S)
+        self._unopened.pop(number, None)
         for _ in range(_TRIES):
-            file = self._symbolizer.open(self._modules[number])
+            file = self._symbolizer.open(module)
             if file is not None:
                 return file
             if time.monotonic() > until:
                 break
-        self._unopened.add(number)
+        self._unopened[number] = len(self._spaces.processes_of(module))
         return None
 
     def _finish(self, finishing: Finishing, stack: UnfinishedStack) -> list[bytes]:
@@ -94,10 +97,20 @@ class LateFinishing:
         return any(each.start <= address < each.end and each.image in self._unopened for each in mappings)
 
     def _number(self, module: Module) -> int:
-        """Returns the number of a file; -1 for memory of no file."""
+        """Returns the number of a file; -1 for memory of no file.
+
+        A file that could not be had gets another number, so that the child asks for it again, as soon as it is known to
+        be mapped by a process that may have it in another root, or with other rights.
+        """
         if module.kind not in (ModuleKind.FILE, ModuleKind.VDSO):
             return -1
-        if module not in self._numbers:
+        if module not in self._numbers or self._is_to_try_again(module):
             self._numbers[module] = len(self._modules)
             self._modules.append(module)
         return self._numbers[module]
+
+    def _is_to_try_again(self, module: Module) -> bool:
+        processes = self._unopened.get(self._numbers[module])
+        if processes is None or time.monotonic() > self._until[module]:
+            return False
+        return processes < len(self._spaces.processes_of(module))
