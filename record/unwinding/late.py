@@ -8,12 +8,14 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack
 from iaprof.symbols.names.address_space import AddressSpaces
@@ -23,6 +25,7 @@ from iaprof.symbols.unwind.finishing import Finishing
 
 MOST_SECONDS = 60.0
 _PATIENCE_S = 10.0  # for one answer; longer than while recording, when launches wait for it
+_TRIES = 3  # to open a file: on a busy machine the children that open and describe it may get no CPU in time
 
 
 class LateFinishing:
@@ -34,6 +37,9 @@ class LateFinishing:
         self._modules: list[Module] = []
         self._numbers: dict[Module, int] = {}
         self._space_numbers: dict[tuple[Mapping, ...], int] = {}
+        # Files that could not be had, by number, and how many processes were known then to have them mapped.
+        self._unopened: dict[int, int] = {}
+        self._until: dict[Module, float] = {}  # when a file is not tried any more, time.monotonic()
 
     def finish(self, copies: Iterable[NDArray[np.void]]) -> Iterator[bytes]:
         """Yields records of stack_dtype(depth), and of PYTHON_STACK for stacks with Python frames.
@@ -61,7 +67,17 @@ class LateFinishing:
 
     def _open(self, number: int) -> int | None:
         """Opens the file of a module's number; None if it cannot be had."""
-        return self._symbolizer.open(self._modules[number])
+        module = self._modules[number]
+        until = self._until.setdefault(module, time.monotonic() + _PATIENCE_S)
+        self._unopened.pop(number, None)
+        for _ in range(_TRIES):
+            file = self._symbolizer.open(module)
+            if file is not None:
+                return file
+            if time.monotonic() > until:
+                break
+        self._unopened[number] = len(self._spaces.processes_of(module))
+        return None
 
     def _finish(self, finishing: Finishing, stack: UnfinishedStack) -> list[bytes]:
         mapped = self._spaces.mapped(int(stack.record["pid"]), int(stack.record["time"]))
@@ -71,13 +87,30 @@ class LateFinishing:
         )
         space = self._space_numbers.setdefault(mappings, len(self._space_numbers))
         finished = finishing.finish(space, mappings, stack.copy(), stack.limit(self._depth))
+        if finished.ending is Walked.STUCK and self._is_unopened(mappings, finished.ips[-1]):
+            # Nobody knows whether that code has call frame information.
+            finished = replace(finished, ending=Walked.MISSED)
         return stack.finished_records(finished, self._depth)
 
+    def _is_unopened(self, mappings: tuple[Mapping, ...], address: int) -> bool:
+        """Whether an address is in a file that could not be had."""
+        return any(each.start <= address < each.end and each.image in self._unopened for each in mappings)
+
     def _number(self, module: Module) -> int:
-        """Returns the number of a file; -1 for memory of no file."""
+        """Returns the number of a file; -1 for memory of no file.
+
+        A file that could not be had gets another number, so that the child asks for it again, as soon as it is known to
+        be mapped by a process that may have it in another root, or with other rights.
+        """
         if module.kind not in (ModuleKind.FILE, ModuleKind.VDSO):
             return -1
-        if module not in self._numbers:
+        if module not in self._numbers or self._is_to_try_again(module):
             self._numbers[module] = len(self._modules)
             self._modules.append(module)
         return self._numbers[module]
+
+    def _is_to_try_again(self, module: Module) -> bool:
+        processes = self._unopened.get(self._numbers[module])
+        if processes is None or time.monotonic() > self._until[module]:
+            return False
+        return processes < len(self._spaces.processes_of(module))

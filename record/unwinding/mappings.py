@@ -42,14 +42,15 @@ class Images:
     def __init__(self, opener: Opener) -> None:
         """Args: opens files; it stays the caller's."""
         self._opener = opener
-        self._numbers: dict[tuple[int, int], int] = {}  # by device and inode
+        # By device, inode and hash of the name: on btrfs, files of several subvolumes have the same device and inode.
+        self._numbers: dict[tuple[int, int, int], int] = {}
         self._images: list[Image] = []
 
     def number(self, device: int, inode: int, name: bytes, pid: int, start: int, end: int) -> int:
         """Returns the number of a mapped file; _NO_FILE for memory of no file."""
         if not inode and name != b"[vdso]":
             return _NO_FILE
-        number = self._numbers.setdefault((device, inode), len(self._images))
+        number = self._numbers.setdefault((device, inode, hash(name)), len(self._images))
         if number == len(self._images):
             self._images.append(Image(device, inode, _may_be_python(name.rpartition(b"/")[2])))
         places = self._images[number].places
@@ -63,7 +64,7 @@ class Images:
         return self._images[number].may_be_python
 
     def open(self, number: int) -> int | None:
-        """Opens a file; the caller closes it. Returns None if its processes cannot read the file.
+        """Opens a file; the caller closes it. Returns None if none of its processes can read the file.
 
         Raises:
             ImageGone: no known process has it mapped any more, or it could not be opened for another reason.
@@ -74,6 +75,7 @@ class Images:
         if not image.inode:
             return open_vdso()
         same = FileIdentity(image.device, image.inode, _ALWAYS_NS)
+        is_unreadable = False
         for pid, start, end in reversed(image.places):
             rights = rights_of(pid)
             if rights is None:
@@ -82,9 +84,12 @@ class Images:
             if isinstance(file_or_reason, int):
                 return file_or_reason
             if file_or_reason in UNREADABLE:
-                return None
-            if file_or_reason not in ELSEWHERE:
-                break
+                # The Linux kernel also refuses a process that ends while its mapping is looked up.
+                is_unreadable |= rights_of(pid) is not None
+            elif file_or_reason not in ELSEWHERE:
+                raise ImageGone
+        if is_unreadable:
+            return None
         raise ImageGone
 
 

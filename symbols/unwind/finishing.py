@@ -207,7 +207,8 @@ class Finishing(Closing):
         self._images_given += 1
         file = self._open_image(number)
         try:
-            self._sandbox.call("image", {"image": number}, fds=[] if file is None else [file], seconds=self._patience_s)
+            parameters = {"image": number, "is_open": file is not None}
+            self._sandbox.call("image", parameters, fds=[] if file is None else [file], seconds=self._patience_s)
         finally:
             if file is not None:
                 os.close(file)

@@ -6,7 +6,9 @@ is closed.
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -34,8 +36,14 @@ class _Server:
         self._spaces: dict[int, Space] = {}  # by number, the oldest first
 
     def image(self, parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
-        """Takes an image as an open file or as bytes; without either, the image cannot be read."""
+        """Takes an image as an open file or as bytes; without either, the image cannot be read.
+
+        Raises:
+            OSError: this process may open no more files, or has no memory to map them: another one may.
+        """
         number = int(parameters["image"])
+        if parameters["is_open"] and not files:  # the Linux kernel leaves out descriptors for which there is no room
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._images[number] = None
         try:
             if files:
@@ -43,7 +51,7 @@ class _Server:
                 self._images[number] = Image(CallFrames(content))
             elif data:
                 self._images[number] = Image(CallFrames(bytes(data)))
-        except (CfiError, OSError, ValueError) as error:
+        except (CfiError, ValueError) as error:
             return {"problem": str(error)}
         return {"problem": ""}
 

@@ -159,6 +159,16 @@ def test_a_stack_finished_from_the_middle_has_bpf_s_addresses_first(tmp_path: Pa
     assert row["ended"] == "stuck"
 
 
+@pytest.mark.parametrize(
+    "more", [stack(5, 1, 2, 3, walked=Walked.MISSED), stack(5, 2, 3, walked=Walked.MISSED | 1 << KEPT_SHIFT)]
+)
+def test_a_stack_that_is_still_not_finished_has_what_was_found_since(tmp_path: Path, more: bytes) -> None:
+    (row,) = rows(
+        captured(tmp_path, (FrameKind.STACKS, stack(5, 1, 2, walked=Walked.MISSED)), (FrameKind.STACKS, more))
+    ).values()
+    assert (row["ips"], row["ended"]) == ([1, 2, 3], "unfinished")
+
+
 def test_the_end_of_a_stack_without_its_beginning_is_dropped(tmp_path: Path) -> None:
     (row,) = rows(captured(tmp_path, (FrameKind.STACKS, stack(5, 3, 4, walked=2 << KEPT_SHIFT)))).values()
     assert (row["ips"], row["ended"]) == ([], "unfinished")

@@ -1,7 +1,9 @@
-"""Stacks finished when the recording ends: processes that break the child leave time for others."""
+"""Stacks finished when the recording ends: files that cannot be opened, and processes that break the child."""
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,10 +16,14 @@ from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.unwinding import late as module
 from iaprof.record.unwinding.late import LateFinishing
 from iaprof.record.unwinding.unfinished import MOST_FAILURES
+from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.unwind.cfi import CallFrames
 from iaprof.symbols.unwind.finishing import Finished
-from iaprof.symbols.unwind.walk import HowFound
+from iaprof.symbols.unwind.walk import PAGE, HowFound
 
 DEPTH, BREAKS = 8, 666  # a process id
+CODE = 0x10000  # where the program's entry point is mapped
+PROGRAM = Module(ModuleKind.FILE, sys.executable)
 
 
 class Spaces:
@@ -62,6 +68,60 @@ def copies(*pids: int) -> Iterator[np.ndarray[Any, Any]]:
         records = np.zeros(1, COPY)
         records["id"], records["pid"], records["depth"], records["address"] = number, pid, 1, 4096
         yield records
+
+
+class AtEntry:
+    """Address spaces in which this program's entry point, which has no caller, is at CODE."""
+
+    def __init__(self) -> None:
+        self._mapped_by: list[int] = []
+
+    def processes_of(self, module: Module) -> list[int]:
+        return self._mapped_by
+
+    def mapped(self, pid: int, time_ns: int) -> list[tuple[int, int, int, Module]]:
+        self._mapped_by = [pid, *(each for each in self._mapped_by if each != pid)]
+        with open(sys.executable, "rb") as file:
+            image = CallFrames(file.read())
+        segment = next(each for each in image.loads if 0 <= image.header.entry - each.address < each.size)
+        return [(CODE, CODE + PAGE, segment.offset + image.header.entry - segment.address, PROGRAM)]
+
+
+class Symbolizer:
+    """Opens the program, but not the first so many times."""
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+
+    def open(self, module: Module) -> int | None:
+        assert module == PROGRAM
+        self.failures -= 1
+        return None if self.failures >= 0 else os.open(module.path, os.O_RDONLY)
+
+
+def ended(failures: int, pids: tuple[int, int] = (7, 7)) -> list[Walked]:
+    """How two stacks end whose program cannot be opened the first so many times."""
+    records = np.zeros(2, COPY)
+    records["id"], records["pid"], records["depth"], records["address"] = [1, 2], pids, 1, PAGE
+    records["start"]["ip"], records["start"]["sp"] = CODE, PAGE
+    late = LateFinishing(Symbolizer(failures), AtEntry(), DEPTH)  # type: ignore[arg-type]
+    found = [np.frombuffer(message, stack_dtype(DEPTH))[0] for message in late.finish([records])]
+    assert [record["ips"][: int(record["depth"])].tolist() for record in found] == [[CODE], [CODE]]
+    return [Walked(int(record["walked"])) for record in found]
+
+
+def test_a_file_that_is_not_opened_in_time_is_opened_again() -> None:
+    assert ended(failures=1) == [Walked.WHOLE, Walked.WHOLE]
+
+
+def test_code_in_a_file_that_cannot_be_opened_is_not_said_to_have_no_call_frame_information() -> None:
+    assert ended(failures=1 << 10) == [Walked.MISSED, Walked.MISSED]
+
+
+def test_a_file_that_cannot_be_opened_for_one_process_is_opened_for_another() -> None:
+    # as the first one's container is gone, or nothing is known of it
+    assert ended(failures=module._TRIES, pids=(7, 8)) == [Walked.MISSED, Walked.WHOLE]
+    assert ended(failures=module._TRIES, pids=(7, 7)) == [Walked.MISSED, Walked.MISSED]
 
 
 def test_a_process_whose_stacks_break_the_child_does_not_stop_others(spaces: Spaces) -> None:

@@ -75,6 +75,46 @@ def test_a_file_that_is_not_there_now_or_not_opened_in_time_may_be_opened_later(
         images.open(image)
 
 
+def test_files_of_two_subvolumes_are_two(images: Images) -> None:
+    # given what /proc/PID/maps had of the first files in two subvolumes of a btrfs (Linux 6.18)
+    mapped = [(0x27, 257, name, pid, PAGE, 2 * PAGE) for pid, name in enumerate((b"/a/one", b"/home/other", b"/a/one"))]
+    numbers = [images.number(*each) for each in mapped]
+    assert numbers[0] == numbers[2] != numbers[1]
+
+
+def test_a_file_that_one_of_its_processes_cannot_read_is_opened_for_another(
+    images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a file that two processes have mapped
+    image = next(each.image for each in executable(os.getpid(), images) if each.image >= 0)
+    with subprocess.Popen([sys.executable, "-c", RUNS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        assert image in {each.image for each in executable(program.pid, images)}
+
+        def only_ours(_: Closed, pid: int, *of: object) -> str | int:
+            return os.open(os.devnull, os.O_RDONLY) if pid == os.getpid() else UNREADABLE[0]
+
+        # when
+        monkeypatch.setattr(Closed, "open_mapping", only_ours)
+        file = images.open(image)
+        # then
+        assert file is not None
+        os.close(file)
+
+        # and a process that ends meanwhile tells nothing of the file
+        def ends(_: Closed, pid: int, *of: object) -> str:
+            if pid == os.getpid():
+                return ELSEWHERE[0]
+            program.kill()
+            program.wait()
+            return UNREADABLE[0]
+
+        monkeypatch.setattr(Closed, "open_mapping", ends)
+        with pytest.raises(ImageGone):
+            images.open(image)
+
+
 def test_a_file_that_nobody_maps_any_more_is_gone(images: Images) -> None:
     # given a file that was mapped by a process that has ended
     with subprocess.Popen([sys.executable, "-c", RUNS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:

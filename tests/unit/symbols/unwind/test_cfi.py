@@ -276,3 +276,12 @@ def test_memory_that_one_process_takes_up_costs_no_other_its_stacks() -> None:
             pytest.fail("the child's memory was never full")
         # then neither it nor another process gets an error
         assert finished_by(finishing, 1, 0x1000).ending is Walked.WHOLE
+
+
+def test_a_child_that_may_open_no_further_file_is_replaced() -> None:
+    # given a child with room for one image, as its user's limit of open files may be lower than it needs
+    plain = bytes(image_of(b"\x07\x10").data)
+    limits = Limits(memory_bytes=512 << 20, mapped_bytes=1 << 42, seconds=20.0, files=1, answer_bytes=1 << 20)
+    with Finishing(lambda _: open_copy(plain), limits) as finishing:
+        # then the next image is not taken for one without call frame information
+        assert [finished_by(finishing, number, 0x1000).ending for number in range(4)] == [Walked.WHOLE] * 4
