@@ -56,9 +56,9 @@ class Answering(Closing):
             if self._child is None or self._child.has_ended():
                 self.close()
                 self._child = Worker("iaprof.sandbox.answering:main", channel=socket.SOCK_SEQPACKET, bare=True)
-                self._child.channel.settimeout(self._patience_s)
-            self._child.channel.send(os.fsencode(path))
-            return bool(self._child.channel.recv(1))
+            channel = self._child.channel
+            channel.send(os.fsencode(path))
+            return bool(self._child.within(self._patience_s, lambda: channel.recv(1)))
         except OSError:
             self.close()
             return False

@@ -22,7 +22,7 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.closing import Closing
-from iaprof.sandbox.deadline import CpuWaits, Deadline
+from iaprof.sandbox.deadline import Deadline
 from iaprof.sandbox.worker import Worker
 
 REQUEST = struct.Struct("<QQ")  # length of the JSON and of the data that follow
@@ -81,7 +81,6 @@ class Sandbox(Closing):
         self.reader = reader
         self.limits = limits or Limits()
         self._child: Worker | None = None
-        self._waits: CpuWaits | None = None
 
     @property
     def pid(self) -> int | None:
@@ -90,9 +89,6 @@ class Sandbox(Closing):
 
     def close(self) -> None:
         """Kills the child; a later call starts another."""
-        if self._waits is not None:
-            self._waits.close()
-            self._waits = None
         if self._child is not None:
             self._child.close(_EXIT_SECONDS)
             self._child = None
@@ -160,7 +156,6 @@ class Sandbox(Closing):
             )
         except OSError as error:
             raise SandboxError(f"the reader process cannot be started: {error}") from None
-        self._waits = CpuWaits(self._child.pid)
         try:
             self._result(self._exchange(self.limits.seconds))  # the first message: ready, or an error
         except SandboxDied as error:
@@ -174,9 +169,9 @@ class Sandbox(Closing):
 
     def _exchange(self, seconds: float, fds: Sequence[int] = (), *request: bytes) -> Any:
         """Sends the parts of a request, with the files, and receives the answer, within the time limit."""
-        assert self._child is not None and self._waits is not None
+        assert self._child is not None
         channel = self._child.channel
-        deadline = Deadline(self._waits, seconds)
+        deadline = self._child.deadline(seconds)
         try:
             for part in request:
                 _send(channel, part, fds, deadline)

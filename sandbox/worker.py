@@ -25,18 +25,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from iaprof.basics.threads import ONE_THREAD
 from iaprof.sandbox.closing import Closing
+from iaprof.sandbox.deadline import CpuWaits, Deadline
 
 _PACKAGES = str(Path(__file__).parents[2])  # the folder from which iaprof is imported
 _LONGEST_MESSAGE = 1 << 16
 _SO_SNDBUFFORCE = 32  # asm-generic/socket.h
 _POLL_S = 0.001  # between two checks whether a child has ended
 _TICKS = os.sysconf("SC_CLK_TCK")
+Received = TypeVar("Received")
 
 
 class Worker(Closing):
@@ -83,6 +85,7 @@ class Worker(Closing):
         Raises:
             OSError: the process cannot be started.
         """
+        self._waits: CpuWaits | None = None
         self.status: int | None = None  # exit code, or minus the signal that ended the child; None before it was reaped
         self.cpu_seconds = 0.0  # CPU time of the child and the children it waited for; 0 before it was reaped
         module, _, name = function.partition(":")
@@ -140,6 +143,32 @@ class Worker(Closing):
             raise ConnectionResetError
         return json.loads(message), files
 
+    def within(self, seconds: float, receive: Callable[[], Received]) -> Received:
+        """Receives from the channel within a time limit, in which the child's waiting for a CPU does not count.
+
+        Args:
+            seconds: the limit.
+            receive: raises TimeoutError after the channel's timeout.
+
+        Raises:
+            TimeoutError: the time is over.
+            OSError: the child is dead.
+        """
+        deadline = self.deadline(seconds)
+        try:
+            while True:
+                self.channel.settimeout(deadline.left())
+                with contextlib.suppress(TimeoutError):  # the deadline knows whether its time is over
+                    return receive()
+        finally:
+            deadline.over()
+
+    def deadline(self, seconds: float) -> Deadline:
+        """Begins a time limit for the child, in which waiting for a CPU does not count."""
+        if self._waits is None:
+            self._waits = CpuWaits(self.pid)
+        return Deadline(self._waits, seconds)
+
     def has_ended(self) -> bool:
         """Whether the child has ended; does not wait. If it has, kills the processes that it started and left."""
         return self._reap(os.WNOHANG)
@@ -191,6 +220,8 @@ class Worker(Closing):
         """Kills the child, and waits until it has ended, or for this time."""
         if hasattr(self, "channel"):
             self.channel.close()
+        if self._waits is not None:
+            self._waits.close()
         self.kill()
         self.wait(seconds)
 

@@ -104,11 +104,10 @@ class Opener(Closing):
             return OTHERS_LATE
         if self._child is None:
             self._child = start_child()
-            self._child.channel.settimeout(TIMEOUT_S)
         request |= {"open": True, "uid": rights.uid, "gid": rights.gid}
         try:
             self._child.send(request, [] if root is None else [root])
-            answer, fds = self._child.receive()
+            answer, fds = self._child.within(TIMEOUT_S, self._child.receive)
         except (OSError, ValueError) as error:
             self._hangs[rights.answerable] += 1
             self.close()

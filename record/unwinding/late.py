@@ -5,7 +5,6 @@ The side-band has what these had mapped. The symbolizer opens their files.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -18,6 +17,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack
+from iaprof.sandbox.deadline import patient_clock
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.unwind.code import Mapping
@@ -39,7 +39,7 @@ class LateFinishing:
         self._space_numbers: dict[tuple[Mapping, ...], int] = {}
         # Files that could not be had, by number, and how many processes were known then to have them mapped.
         self._unopened: dict[int, int] = {}
-        self._until: dict[Module, float] = {}  # when a file is not tried any more, time.monotonic()
+        self._until: dict[Module, float] = {}  # when a file is not tried any more, patient_clock()
 
     def finish(self, copies: Iterable[NDArray[np.void]]) -> Iterator[bytes]:
         """Yields records of stack_dtype(depth), and of PYTHON_STACK for stacks with Python frames.
@@ -47,7 +47,7 @@ class LateFinishing:
         Args:
             copies: arrays COPY[n], grouped by stack.
         """
-        end = time.monotonic() + MOST_SECONDS
+        end = patient_clock() + MOST_SECONDS
         records = (record for array in copies for record in array)
         failures = Counter[int]()  # by process
         with Finishing(self._open, patience_s=_PATIENCE_S) as finishing:
@@ -56,7 +56,7 @@ class LateFinishing:
                 for record in stack_records:
                     stack = stack or UnfinishedStack(record.copy())
                     stack.add(record)
-                if stack is None or time.monotonic() > end:
+                if stack is None or patient_clock() > end:
                     return
                 if failures[stack.pid] == MOST_FAILURES:
                     continue
@@ -68,13 +68,13 @@ class LateFinishing:
     def _open(self, number: int) -> int | None:
         """Opens the file of a module's number; None if it cannot be had."""
         module = self._modules[number]
-        until = self._until.setdefault(module, time.monotonic() + _PATIENCE_S)
+        until = self._until.setdefault(module, patient_clock() + _PATIENCE_S)
         self._unopened.pop(number, None)
         for _ in range(_TRIES):
             file = self._symbolizer.open(module)
             if file is not None:
                 return file
-            if time.monotonic() > until:
+            if patient_clock() > until:
                 break
         self._unopened[number] = len(self._spaces.processes_of(module))
         return None
@@ -111,6 +111,6 @@ class LateFinishing:
 
     def _is_to_try_again(self, module: Module) -> bool:
         processes = self._unopened.get(self._numbers[module])
-        if processes is None or time.monotonic() > self._until[module]:
+        if processes is None or patient_clock() > self._until[module]:
             return False
         return processes < len(self._spaces.processes_of(module))
