@@ -177,12 +177,9 @@ def test_functions_of_a_perf_map_are_named(tmp_path: Path, told: Path) -> None:
     for row, known in zip(launches, jit.stacks, strict=True):
         assert tuple(stacks[row["stack"]]["ips"][1 + WITHIN : 1 + WITHIN + len(known)]) == known
     assert {stacks[row["stack"]]["ended"] for row in launches} == {"whole"}
-    shown = {
-        tuple(line.split(";-;")[0].split(";")[2:])
-        for line in folded(capture).splitlines()
-        if line.split(";")[1] == str(jit.pid)
-    }
-    assert shown
+    lines = folded(capture).splitlines()
+    shown = {tuple(line.split(";-;")[0].split(";")[2:]) for line in lines if line.split(";")[1] == str(jit.pid)}
+    assert shown, (len(launches), lines[:3])
     for frames in shown:
         assert frames[0] == "_start"
         first = frames.index("main") + 1
