@@ -17,7 +17,7 @@ from iaprof.basics.mounts import ROOTS_MOUNTS
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.worker import Worker
 
-PATIENCE_S = 2.0  # for an answer; on a busy machine the child may have to wait for a CPU
+PATIENCE_S = 2.0  # for an answer
 ASK_AGAIN_S = 1.0  # after an answer
 REST_S = 60.0  # after none
 _LAST_WAIT_S = 0.2  # for a killed child to end: the file system may keep it

@@ -25,7 +25,7 @@ from iaprof.symbols.unwind.finishing import Finishing
 
 MOST_SECONDS = 60.0
 _PATIENCE_S = 10.0  # for one answer; longer than while recording, when launches wait for it
-_TRIES = 3  # to open a file: on a busy machine the children that open and describe it may get no CPU in time
+_TRIES = 3  # to open a file, whose process may end meanwhile
 
 
 class LateFinishing:

@@ -38,7 +38,7 @@ _MAKING = Limits(memory_bytes=_MEMORY, seconds=10.0, files=2, mapped_bytes=_MAPP
 
 # A damaged file may keep its readers busy for ever, but a healthy one of 1 GB is worth waiting for. So each file gets a
 # fixed time plus one in proportion to its size. Healthy files are read at 70 MB/s and more.
-_FACTS_SECONDS = 3.0  # a few ms of work; on a machine with a load of 12, up to 0.8 s passed until the child had done it
+_FACTS_SECONDS = 3.0  # for a few ms of work
 _SECONDS = 4.5  # for naming addresses, all stages together
 _NAMING_SECONDS = 1.5  # the part of it that is reserved for looking up addresses,
 _SYMBOLS_SECONDS = 0.5  # and the part of this for looking up once more without debug information

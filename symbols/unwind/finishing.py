@@ -26,7 +26,7 @@ MOST_ROUNDS = 256  # of requests, for one stack
 _MOST_PAGES = 64  # that the child may ask for, for one stack
 _MOST_ADDRESS = 1 << 64
 _LONGEST_PROBLEM, _LONGEST_VERSION = 300, 20  # characters
-_PATIENCE_S = 3.0  # for one answer; on a busy machine the child may have to wait for a CPU
+_PATIENCE_S = 3.0  # for one answer
 _LIMITS = Limits(memory_bytes=512 << 20, mapped_bytes=1 << 42, seconds=20.0, files=MOST_IMAGES, answer_bytes=1 << 20)
 
 OpenImage = Callable[[int], int | None]
