@@ -84,7 +84,7 @@ class Images:
             if isinstance(file_or_reason, int):
                 return file_or_reason
             if file_or_reason in UNREADABLE:
-                # The Linux kernel also refuses a process that ends while its mapping is looked up.
+                # The Linux kernel may also refuse if the process ends while its mapping is looked up.
                 is_unreadable |= rights_of(pid) is not None
             elif file_or_reason not in ELSEWHERE:
                 raise ImageGone
