@@ -53,7 +53,7 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
         if not force and _status(folder, name, follow=False) is not None:
             raise IaprofError(f"{path} exists: name another file with -o, or overwrite it with --force")
         if source is not None and found is not None and source.exists() and os.path.samestat(found, source.stat()):
-            raise IaprofError(f"{path} is what is read: name another file with -o")
+            raise IaprofError(f"{path} is the input: name another file with -o")
         if not os.access(".", os.W_OK | os.X_OK, dir_fd=folder):
             raise IaprofError(f"the folder {path.absolute().parent} cannot be written to: name another file with -o")
     except (FileNotFoundError, NotADirectoryError):
@@ -150,7 +150,7 @@ def replace_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
         os.replace(temporary.name, name, src_dir_fd=folder, dst_dir_fd=folder)
         there = _status(folder, name, follow=False)
         if there is None or not os.path.samestat(os.fstat(fd), there):
-            raise IaprofError(f"{path} is not what was written: somebody else changes the files of its folder")
+            raise IaprofError(f"{path} is not what was written: somebody else is changing files in its folder")
     except OSError as error:
         raise IaprofError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:

@@ -12,7 +12,7 @@ from iaprof.record.capture.journal import Journal
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
 from iaprof.record.sources.source import Source
 
-_PASSED = "--max-cpu is passed: launches, stalls and what belongs to them take more, and are recorded nevertheless"
+_PASSED = "--max-cpu is exceeded: launches and stalls alone need more, and are still recorded"
 
 
 class BudgetKeeper:
@@ -44,14 +44,14 @@ class BudgetKeeper:
         step = self._budget.add(now / 1e9, used, children_cpu_seconds())
         if step is not None and step.passed:
             self._journal.loss("budget", "passed", None, _PASSED, self._measured_ns, now)
-            self._journal.warn(f"{_PASSED}: {step.share:.1%} of a CPU, of {self._share:.2%}")
+            self._journal.warn(f"{_PASSED} ({step.share:.1%} of a CPU used, {self._share:.2%} allowed)")
         elif step is not None:
             for source in self._sources:
                 source.thin(step.level)
             level = step.level
             self._last = change(now, level.cpu_hz, level.metric_interval_ns, step.share)
             self._journal.append(MEMBER, self._last)
-            why = "to keep to --max-cpu" if step.thinner else "as there is room again"
+            why = "to stay within --max-cpu" if step.thinner else "because there is room again"
             what = sampled(level.cpu_hz, level.metric_interval_ns)
-            self._journal.warn(f"{what} from now on, {why}: {step.share:.2%} of a CPU, of {self._share:.2%}")
+            self._journal.warn(f"{what} from now on, {why} ({step.share:.2%} of a CPU used, {self._share:.2%} allowed)")
         self._measured_ns = now

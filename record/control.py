@@ -102,7 +102,7 @@ def _check_waits(fd: int, name: str) -> None:
             waiting.register(fd, select.EPOLLIN)
         except OSError as error:
             raise UsageError(
-                f"--control: {name} is a file, folder or device, in which nobody can wait: use a pipe"
+                f"--control: {name} is a file, folder or device, which cannot be waited for: use a pipe"
             ) from error
 
 

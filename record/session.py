@@ -241,7 +241,7 @@ class Session:
                 self._loop.forget(self._control.fileno())
                 continue
             if command not in COMMANDS:
-                self._journal.warn(f"--control: '{command}' is none of {', '.join(COMMANDS)}")
+                self._journal.warn(f"--control: '{command}' is not one of {', '.join(COMMANDS)}")
                 continue
             if command == "enable":
                 self._resume()
@@ -277,7 +277,7 @@ class Session:
             source.read()
         limit = self._options.max_bytes
         if limit is not None and self._journal.earlier_bytes + self.spool.size >= limit:
-            self._journal.warn(f"--max-size: {limit:,} bytes were recorded, the recording ends")
+            self._journal.warn(f"--max-size: {limit:,} bytes were recorded; the recording ends")
             self._end_soon()
 
     def _note_losses(self) -> None:

@@ -154,9 +154,9 @@ def _report_facts(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
         yield "active", f"{percent(facts.active / facts.stalls)} of the samples: an instruction was issued, no stall"
     streams = [stream for part in parts for stream in part.streams]
     if cycles := sorted({stream.rate_cycles for stream in streams if stream.rate_cycles}):
-        yield "rate", f"one sample in {' or '.join(f'{each:,}' for each in cycles[:MOST_ROWS])} GPU cycles"
+        yield "rate", f"one sample every {' or '.join(f'{each:,}' for each in cycles[:MOST_ROWS])} GPU cycles"
     if kept := sorted({stream.subsample for stream in streams} - {1}):
-        yield "scaled", ", ".join(f"one record of {number:,} stands for all" for number in kept[:MOST_ROWS])
+        yield "scaled", ", ".join(f"one of every {number:,} records was kept" for number in kept[:MOST_ROWS])
     if not facts.stalls:
         return
     shares = facts.matched.shares()

@@ -49,7 +49,7 @@ def recording(part: Part) -> Iterator[Fact]:
     if part.scope is not None:
         yield "processes", ", ".join(map(str, part.scope[:MOST_ROWS])) + and_more(len(part.scope) - MOST_ROWS)
     if kept := sorted({stream.subsample for stream in part.streams} - {1}):
-        yield "kept", ", ".join(f"one record of {number:,}" for number in kept)
+        yield "kept", ", ".join(f"one of every {number:,} records" for number in kept)
     if part.part:
         yield "file", f"number {part.part:,} of the recording; the first one is 0"
     if part.thinned:

@@ -77,7 +77,7 @@ def _open_folder() -> int:
     status = os.fstat(fd)
     if status.st_uid != 0 or status.st_mode & 0o077 or not only_root_can_change(FOLDER):
         os.close(fd)
-        raise PermissionError(1, f"{FOLDER} is not only root's")
+        raise PermissionError(1, f"{FOLDER} is not root's alone")
     return fd
 
 

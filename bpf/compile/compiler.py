@@ -131,7 +131,7 @@ def compile_source(source: Source, folders: Sequence[str] = BCC_FOLDERS) -> Byte
     try:
         programs = {name: from_compiled(each, names, source.constants, source.calls) for name, each in code.items()}
     except BytecodeError as error:
-        raise BpfUnavailable(f"bcc {bcc.__version__} compiled what cannot be loaded: {error}") from error
+        raise BpfUnavailable(f"bcc {bcc.__version__} compiled programs that cannot be loaded: {error}") from error
     used = {name for program in programs.values() for _, name in program.maps}
     return Bytecode(
         source.digest(),
@@ -165,7 +165,7 @@ def _explain(error: str, output: str) -> str:
     if "chdir" in output or "Unable to find kernel headers" in output:
         return f"kernel headers were not found: {HEADERS_ADVICE}"
     lines = output.strip().splitlines()
-    detail = next((line for line in lines if "error:" in line), lines[-1] if lines else "no more was said")
+    detail = next((line for line in lines if "error:" in line), lines[-1] if lines else "it said no more")
     return f"the BPF programs did not compile ({error}: {detail})"
 
 

@@ -50,7 +50,7 @@ def find_headers(environment: Mapping[str, str]) -> Headers:
         environment: its BCC_KERNEL_SOURCE takes precedence.
 
     Raises:
-        BpfUnavailable: there are no headers, or others than root can change them.
+        BpfUnavailable: there are no headers, or users other than root can change them.
     """
     if named := environment.get(VARIABLE):
         _require_root_owned(Path(named), f"{VARIABLE} names")
@@ -109,7 +109,7 @@ def _require_root_owned(folder: Path, what: str) -> None:
         raise BpfUnavailable(f"{what} {folder}, which is not a folder: {HEADERS_ADVICE}")
     if not _belongs_to_root(folder):
         raise BpfUnavailable(
-            f"{what} {folder}, and others than root can change them: make root their owner (chown -R root:root, "
+            f"{what} {folder}, and users other than root can change them: make root their owner (chown -R root:root, "
             f"chmod -R go-w), or {HEADERS_ADVICE}"
         )
 

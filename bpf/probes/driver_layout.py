@@ -298,5 +298,5 @@ def _read(path: Path, trust_any_owner: bool) -> bytes:
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or (is_untrusted(status) and not trust_any_owner):
-            raise LayoutError(f"{path} is not believed: others than root and you can change it; remove it")
+            raise LayoutError(f"{path} is not trusted: users other than root and you can change it; remove it")
         return file.read(_MAX_FILE_BYTES)

@@ -62,8 +62,8 @@ MAX_OF_ONE_USER = 16
 
 
 _MAY_WAIT = (
-    "neither root nor who started this recording mounted its file system, where opening a file may take forever: start "
-    "the program by 'iaprof record --launches=inject -- COMMAND'"
+    "neither root nor who started this recording mounted its file system, so opening a file in it may take forever: "
+    "start the program by 'iaprof record --launches=inject -- COMMAND'"
 )
 _NO_ANSWER = (
     "its file system does not answer, such as one of a server that is gone: when it does, start the program again"

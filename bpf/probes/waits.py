@@ -29,7 +29,7 @@ def packed_wait_entry(entry: Entry) -> bytes:
     """
     number = _NUMBERS.get(entry.name)
     if number is None:
-        raise LayoutError(f"nothing is known of waits in {entry.name}")
+        raise LayoutError(f"this iaprof does not know how to record waits in {entry.name}")
     timeout = ARGUMENTS[TIMEOUTS[entry.name]] if entry.name in TIMEOUTS else 0
     is_array = entry.name in _WITH_ARRAYS
     return pack(WAIT_ENTRY, entry.address, number, ARGUMENTS[entry.handle], timeout, is_array)

@@ -21,16 +21,16 @@ _OF_SLICES = {
 }
 _BEFORE = (
     ("Up Down k j", "move by a line; PageUp, PageDown, Home and End by more"),
-    ("Right l +", "open the line, and below it what has no siblings"),
-    ("Left h -", "close the line, or go to the one that it is in"),
+    ("Right l +", "open the line, and each only child below it"),
+    ("Left h -", "close the line, or go to its parent"),
     ("Space", "open or close the line"),
-    ("e", "open the child with most samples, and its own, to the end"),
+    ("e", "open the child with most samples, then that one's, down to a leaf"),
     ("c", "close everything"),
     ("Enter", "annotate the kernel: its instructions with their stalls"),
 )
 _AFTER = (
     ("Tab", "the next of these trees; Shift-Tab the one before"),
-    ("i", "turn the tree around, from the leaves to the root"),
+    ("i", "invert the tree: from the leaves to the root"),
     ("o", "order by samples or by name"),
     ("/", "search: go to the first name with a text; n next, N previous"),
     ("f", "filter: only stacks with a text in a name"),

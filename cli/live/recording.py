@@ -61,7 +61,7 @@ def record_live(options: Options, title: str, quiet: bool) -> int:
                 display.ended(status)
         except Exception:
             if options.is_kept and session.spool.path.exists():
-                say(clean(f"iaprof: what was recorded is saved by 'iaprof recover {session.spool.path} -o FILE'"))
+                say(clean(f"iaprof: 'iaprof recover {session.spool.path} -o FILE' saves what was recorded"))
             raise
         if not options.is_kept:
             session.discard()

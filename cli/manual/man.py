@@ -10,10 +10,10 @@ from iaprof.cli.manual.commands import Command, Parameter
 _SPECIAL = {"\\": "\\e", "-": "\\-", "'": "\\(aq", "`": "\\(ga", "^": "\\(ha", "~": "\\(ti"}
 _NAME = re.compile(r"--?[a-zA-Z][\w-]*")
 EXIT_CODES = (
-    ("0", "Everything was done."),
-    ("1", "Something failed; a sentence on stderr says what and what to do."),
+    ("0", "Success."),
+    ("1", "An error: one sentence on stderr says what is wrong and what to do."),
     ("2", "The command line is wrong."),
-    ("130", "Ctrl-C ended it."),
+    ("130", "Interrupted by Ctrl-C."),
     ("141", "The reader of stdout closed it, as head does."),
 )
 """The exit codes of all verbs, and what they mean."""

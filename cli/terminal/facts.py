@@ -62,4 +62,4 @@ def _scaled(header: dict[str, Any]) -> str:
     """How counts were scaled, if not every record was kept."""
     streams = header.get("streams")
     kept = {s.get("subsample", 1) for s in streams if isinstance(s, dict)} if isinstance(streams, list) else {1}
-    return "".join(f"one record of {n:,} was kept and stands for all; " for n in sorted(kept) if n > 1)
+    return "".join(f"one of every {n:,} records was kept, and counts are scaled; " for n in sorted(kept) if n > 1)

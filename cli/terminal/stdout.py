@@ -22,7 +22,7 @@ def utf8_stdout() -> Iterator[None]:
         IaprofError: stdout is closed or its disk is full, or a file that the answer needs cannot be opened.
     """
     if sys.stdout is None:
-        raise IaprofError("the answer cannot be written: there is no stdout")
+        raise IaprofError("the output cannot be written: there is no stdout")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     try:
@@ -35,7 +35,7 @@ def utf8_stdout() -> Iterator[None]:
             raise IaprofError(f"{os.fsdecode(error.filename)}: {error.strerror}") from error
         # Keeps Python from writing the buffered rest again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise IaprofError(f"the answer cannot be written: {error.strerror}") from error
+        raise IaprofError(f"the output cannot be written: {error.strerror}") from error
 
 
 @contextlib.contextmanager

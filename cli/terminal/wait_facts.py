@@ -23,8 +23,8 @@ def say_waits(verb: str, reader: CaptureReader) -> None:
     say(f"[ iaprof {verb}: {(totals or WaitTotals()).sentence()} ]")
     if totals is None:
         say(
-            "iaprof: no waits were recorded: nothing waited, or it was recorded on a kernel before Linux 6.13, or by a "
-            "driver's layout that has no functions that wait (run 'sudo iaprof calibrate')"
+            "iaprof: no waits were recorded: nothing waited, the kernel was older than Linux 6.13, or the driver's "
+            "layout has no functions that wait (run 'sudo iaprof calibrate')"
         )
     for loss in (loss for header in headers for loss in header.get("losses", ()) if isinstance(loss, dict)):
         if loss.get("source") == "waits" and isinstance(loss.get("what"), str):

@@ -116,7 +116,7 @@ def chosen(profile: Profile, pattern: str | None) -> list[str]:
 
     if pattern is None:
         if not (hottest := matching_kernels(profile, "")[:1]):
-            raise IaprofError("no stall is in a known kernel: 'iaprof info' says what the capture holds")
+            raise IaprofError("no stall is in a known kernel: 'iaprof info' says what the capture contains")
         return hottest
     names = matching_kernels(profile, pattern)
     if not names:
@@ -125,7 +125,7 @@ def chosen(profile: Profile, pattern: str | None) -> list[str]:
     if len(names) > MOST_KERNELS:
         shown = ", ".join(f"'{shortened(name, 60)}'" for name in names[:_MOST_NAMES])
         more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
-        raise IaprofError(f"{len(names):,} kernels match '{pattern}': say which of {shown}{more}")
+        raise IaprofError(f"{len(names):,} kernels match '{pattern}': name one of {shown}{more}")
     return names
 
 

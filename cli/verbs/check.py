@@ -156,7 +156,7 @@ class _Printer:
     def show_sum(self, problems: int, warnings: int) -> None:
         """Prints the conclusion."""
         counts = [_count(problems, "problem"), _count(warnings, "warning")]
-        counted = " and ".join(count for count in counts if count) or "nothing is amiss"
+        counted = " and ".join(count for count in counts if count) or "no problems or warnings"
         text = f"Recording cannot work: {counted}." if problems else f"Recording can work: {counted}."
         print("\n" + self._in_colour(text, _COLOURS["problem" if problems else "ok"]))
 

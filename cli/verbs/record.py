@@ -218,9 +218,9 @@ def _record(options: Options, signals: StopSignals, quiet: bool, verbose: bool =
         header, size = session.finish()
     except Exception as error:
         progress.clear()
-        what = str(error) if isinstance(error, IaprofError) else f"this should not have happened: {_place(error)}"
+        what = str(error) if isinstance(error, IaprofError) else f"this is a bug, please report it: {_place(error)}"
         if session.spool.path.exists():
-            what += f"; what was recorded before is saved by 'iaprof recover {session.spool.path} -o FILE'"
+            what += f"; 'iaprof recover {session.spool.path} -o FILE' saves what was recorded before"
         if session.command_runs:
             say(f"iaprof: {clean(what)}; the command continues, and iaprof waits for it")
             session.wait_for_command()

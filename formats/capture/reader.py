@@ -285,8 +285,8 @@ class CaptureReader:
     def _rows_of(self, kind: str) -> list[_Rows]:
         if self._own is None:
             raise CaptureError(
-                f"{self.path} was merged from {len(self.header['parts']):,} captures, and this looks at one at a time: "
-                "name one of those"
+                f"{self.path} was merged from {len(self.header['parts']):,} captures, and this command reads one at a "
+                "time: name one of those"
             )
         return self._groups[self._own].get(kind, [])
 

@@ -70,12 +70,12 @@ def describe_clock(clock: TraceClock) -> str:
         case JoinedBy.WALL:
             how = "clocks joined by the wall clock"
         case JoinedBy.MONOTONIC:
-            how = "its clock is CLOCK_MONOTONIC, as the capture's"
+            how = "its clock is CLOCK_MONOTONIC, like the capture's"
     if clock.by is not JoinedBy.LAUNCHES:
-        how += f"; {fitting}" if clock.fitting else "; no launches tell how well"
+        how += f"; {fitting}" if clock.fitting else "; no launches show how well"
     if abs(clock.drift_ns) >= TOLD_DRIFT_NS:
-        sooner = "behind" if clock.drift_ns < 0 else "ahead"
-        how += f"; from the first to the last launches the trace's clock gets {_short(abs(clock.drift_ns))} {sooner}"
+        direction = "behind" if clock.drift_ns < 0 else "ahead"
+        how += f"; from the first to the last launches the trace's clock gets {_short(abs(clock.drift_ns))} {direction}"
         how += ", which was corrected" if clock.rate else ""
     return f"{how} (a guess)" if clock.is_guess else how
 

@@ -50,7 +50,7 @@ class ProcessEnd:
             (self.count, f"of {self.stacks:,} end early"),
             (self.deep, "of these too deep"),
             (self.guessed, "with guessed callers"),
-            (self.presumed, "with another one's stack"),
+            (self.presumed, "with another's stack"),
             (self.late, "finished late"),
         )
         return f"{self.pid}: " + ", ".join(f"{count:,} {text}" for count, text in counts if count)

@@ -175,7 +175,7 @@ class LineReader:
             raw = text.encode()
         self._string_bytes += len(raw) + _STRING_COST
         if self._string_bytes > _MOST_STRING_BYTES:
-            raise ValueError(f"up to here the strings take {_MOST_STRING_BYTES >> 20} MiB: no profile has so many")
+            raise ValueError(f"up to here the strings take {_MOST_STRING_BYTES >> 20} MiB: no profile has that many")
         self._texts.append(text)
         self._text_bytes.append(len(raw))
         return len(self._texts) - 1

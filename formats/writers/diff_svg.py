@@ -38,7 +38,7 @@ def write(both: Profile, names: tuple[str, str], options: StackOptions, relative
     after = replace(tree, count=np.where(tree.interval == 1, tree.count, 0))
     before = replace(tree, count=np.where(tree.interval == 0, tree.count, 0))
     gone = int(before.own()[after.own() == 0].sum())
-    of_gone = f"{gone:,} samples before are of stacks that are gone: exchange the captures to see them"
+    of_gone = f"{gone:,} samples before belong to stacks that are gone: swap the captures to see them"
     about = About(command=clean(" → ".join(names)), warnings=[of_gone] if gone else [])
     layout = lay_out(after, options.percent_limit)
     totals = after.total()

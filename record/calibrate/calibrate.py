@@ -40,10 +40,10 @@ _MOST_BYTES = 1 << 30  # of a driver; NEO 26.27's have 60 MiB
 _MFD_EXEC = 0x10  # linux/memfd.h; since Linux 6.3
 _OTHER_WAYS = {
     Kind.LEVEL_ZERO: (
-        "its launches can still be had with 'iaprof record --launches=inject -- COMMAND', or from a driver that has "
-        "probes"
+        "its launches can still be recorded with 'iaprof record --launches=inject -- COMMAND', or from a driver "
+        "that has probes"
     ),
-    Kind.OPENCL: "its launches can still be had with 'iaprof record --launches=inject -- COMMAND'",
+    Kind.OPENCL: "its launches can still be recorded with 'iaprof record --launches=inject -- COMMAND'",
 }
 
 
@@ -119,7 +119,7 @@ def calibrate(library: Path) -> Calibration:
             slow = single_stepped_launches(file.fileno(), layout, offsets)
             no_own = next((f"as {device}, {answer.no_own}" for device, answer in answers.items() if answer.no_own), "")
             if not no_own and not layout.has_own_kernels:
-                no_own = "devices do not agree how its copies launch kernels"
+                no_own = "devices disagree on how its copies launch kernels"
             return Calibration(layout, tuple(answers), left_out, slow, no_own)
     except OSError as error:
         raise CalibrationError(library, str(error.strerror), kind) from error
@@ -166,7 +166,7 @@ def check_store(output: Path | None) -> None:
 def _check_owner(status: os.stat_result) -> None:
     """Raises Problem for a file that a stranger could have written."""
     if is_untrusted(status):
-        raise Problem("others than root and you can change it, or what lies beside it")
+        raise Problem("users other than root and you can change it or files beside it")
 
 
 def _run_driver(

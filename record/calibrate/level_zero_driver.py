@@ -164,9 +164,9 @@ class Driver:
         self.call("zeModuleGetFunctionPointer", module, name, byref(pointer))
         called, base, code = self.kernel(handle.value or 0)
         if not base or (base ^ (pointer.value or 0)) & GPU_BITS:
-            raise DriverError(f"its calls do not agree where a kernel lies ({base:#x}, {pointer.value or 0:#x})")
+            raise DriverError(f"its calls disagree on where a kernel is ({base:#x}, {pointer.value or 0:#x})")
         if called != name:
-            raise DriverError("its calls do not agree what a kernel is called")
+            raise DriverError("its calls disagree on a kernel's name")
         return Kernel(
             handle=handle.value or 0,
             module=module.value or 0,

@@ -192,7 +192,7 @@ class OwnKernels:
                     self._lists.append((bias, watched))
                     break
         if len(self._lists) < len(lists):
-            raise OwnKernelsError("launches pass by no virtual function of a command list")
+            raise OwnKernelsError("launches go through no virtual function of a command list")
 
     def _learn(self, watched: WatchedObject, passed: list[CallNote], kernel: int) -> None:
         if self._lists:
@@ -242,7 +242,7 @@ class OwnKernels:
         code = self._code_before(called_from, _INDIRECT_BYTES)
         if code == _BY_RAX + struct.pack("<i", note.slot * _WORD):
             return self._launch_place(called_from - _INDIRECT_BYTES, passed.kernel, bias)
-        raise OwnKernelsError("its copies launch kernels in a way that is not known")
+        raise OwnKernelsError("its copies launch kernels in an unknown way")
 
     def _code_before(self, address: int, length: int) -> bytes:
         place = self._place(address - length)

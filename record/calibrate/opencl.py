@@ -179,7 +179,7 @@ def _ends(answers: Sequence[OpenCLAnswer], module_bias: int, code: Code) -> Iter
     for kind, (action, name) in _GONE.items():
         destructors = {answer.gone[kind] for answer in answers}
         if len(destructors) > 1:
-            raise Problem(f"devices do not agree what ends a {kind.lower()}")
+            raise Problem(f"devices disagree on what ends a {kind.lower()}")
         (destructor,) = destructors
         offset = destructor.bias if action is Action.KERNEL_GONE else max(destructor.bias - module_bias, 0)
         first, second = destructor.functions

@@ -95,7 +95,7 @@ class OwnLaunches:
             handle_paths = list(self._handle_paths(launches, copies))
             if handle_paths:
                 return handle_paths, self._places(launches, copies, place)
-        raise OwnKernelsError("its copies launch kernels in a way that is not known")
+        raise OwnKernelsError("its copies launch kernels in an unknown way")
 
     @staticmethod
     def _places(launches: list[Call], copies: list[Call], place: Callable[[int], int | None]) -> list[int]:

@@ -146,4 +146,4 @@ def destructor(memory: Memory, search: Search, handle: int, release: Callable[[]
         if {note.slot for note in notes if note.first == handle - bias and note.slot < 2} == {1}:
             return Destructor(tuple(watched.functions[:2]), bias)
         break
-    raise DriverError("what ends its kernels and programs is not known")
+    raise DriverError("it is not known what ends its kernels and programs")

@@ -117,7 +117,7 @@ class Traps:
             self._bounds[1] = self._start
         end = self._bounds[0] - self._start
         if end > len(self._notes):
-            raise TrapsError("its calls are too many to see them all")
+            raise TrapsError("it makes too many calls to trace")
         calls = []
         for at in range(0, end, _NOTE):
             return_address, function, second, has_window = struct.unpack_from(f"<{_WORDS}Q", self._notes, at)
@@ -166,7 +166,7 @@ def _base(memory: Memory, address: int) -> int:
     while mapping is not None and mapping.offset:
         mapping = memory.mapping(mapping.start - 1)
     if mapping is None or driver is None or mapping.file != driver.file:
-        raise TrapsError("it does not lie in one piece")
+        raise TrapsError("its file is not mapped as a whole")
     return mapping.start
 
 
@@ -175,7 +175,7 @@ def _end_of_stack(memory: Memory) -> int:
         start = int(file.read().rsplit(b")", 1)[1].split()[_START_OF_STACK - 3])
     mapping = memory.mapping(start)
     if mapping is None:
-        raise TrapsError("its stack is not where Linux has it")
+        raise TrapsError("its stack is not where Linux puts it")
     return mapping.end
 
 

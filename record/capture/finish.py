@@ -208,7 +208,7 @@ class _Finishing:
         self._write_rows("python_code", self._python.code_rows())
         for count, detail in (
             (self._python.damaged, "frames of Python: cut where the memory does not hold code objects"),
-            (self._python.dropped_codes, "code objects of Python that are too many: they have no names"),
+            (self._python.dropped_codes, "Python code objects beyond the limit: they have no names"),
         ):
             if count:
                 self._lost(self._first_ns, self._last_ns, "stacks", "without Python", count, detail)

@@ -44,12 +44,13 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error)}
     except MemoryError:
         return {
-            "error": "finishing the capture takes more memory than it may: 'iaprof recover --memory-limit' allows more"
+            "error": "finishing the capture needs more memory than it may use: "
+            "'iaprof recover --memory-limit' allows more"
         }
     except Exception as error:  # noqa: BLE001 - nobody else could report it
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{type(error).__name__} ({error}) at {Path(last.filename).name}:{last.lineno}"
-        return {"error": f"the capture could not be finished, which should not have happened: {place}"}
+        return {"error": f"the capture could not be finished; this is a bug, please report it: {place}"}
     return {"header": finished.header, "size": finished.size}
 
 

@@ -159,7 +159,7 @@ class Spool:
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self.size)
                 os.lseek(self._fd, self.size, os.SEEK_SET)
-            raise IaprofError(f"the recording cannot go on, {self.path}: {error.strerror}") from error
+            raise IaprofError(f"the recording cannot continue: {self.path}: {error.strerror}") from error
         self.size += length
 
     def take_over(self, fd: int) -> None:

@@ -15,7 +15,7 @@ from iaprof.record.capture.launch_rows import decoded_texts
 def check(records: NDArray[np.void]) -> None:
     """Raises ValueError if LAUNCH[n] are not copies and fills by known functions."""
     if len(records) and not ((records["iba"] > 0) & (records["iba"] <= len(FUNCTIONS))).all():
-        raise ValueError("it has copies by no known function")
+        raise ValueError("it has copies by an unknown function")
 
 
 def transfer_rows(records: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructArray:

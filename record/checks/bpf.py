@@ -42,7 +42,7 @@ def _map() -> Check:
             return Check(GROUP, "maps", Level.WARNING, _NEEDS_ROOT)
         text = f"refused ({error.strerror}): lockdown, a container without CAP_BPF, or a security module"
         return Check(GROUP, "maps", Level.PROBLEM, text, "cat /sys/kernel/security/lockdown")
-    return Check(GROUP, "maps", Level.OK, "the kernel makes them")
+    return Check(GROUP, "maps", Level.OK, "the kernel creates them")
 
 
 def _bcc() -> Check:

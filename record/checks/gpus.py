@@ -43,7 +43,7 @@ def _gt(name: str, device: xe.Device, gt: xe.Gt) -> Check:
         layout = device.layout(gt)
         os.close(xe.open_stream(device, gt, device.rates[-1]))
     except xe.StreamBusy:
-        text = "another profiler holds it: end that one, which this finds"
+        text = "another profiler holds it: stop that one; this command finds it"
         return Check(GROUP, name, Level.PROBLEM, text, HOLDERS)
     except xe.NotPermitted:
         text = "may not be sampled: use sudo, or let everyone sample"

@@ -44,7 +44,7 @@ def _version(release: str) -> Check:
         if version < PROCMAP_QUERY:
             text += ". Before 6.11 processes that already run have no build-ids"
         if version < SESSIONS:
-            text += ". Before 6.13 --waits records none"
+            text += ". --waits needs 6.13"
         return Check(GROUP, "version", Level.WARNING, text)
     return Check(GROUP, "version", Level.OK, f"{release}, new enough for EU stalls (6.15)")
 
@@ -79,7 +79,7 @@ def _config(config: str | None) -> Check:
 
 def _uprobes() -> Check:
     if _UPROBE.exists():
-        return Check(GROUP, "uprobes", Level.OK, "the uprobe PMU is there")
+        return Check(GROUP, "uprobes", Level.OK, "the uprobe PMU exists")
     text = "there is no uprobe PMU (CONFIG_UPROBE_EVENTS), so launches cannot be seen"
     return Check(GROUP, "uprobes", Level.PROBLEM, text)
 
@@ -87,5 +87,5 @@ def _uprobes() -> Check:
 def _btf() -> Check:
     if _BTF.exists():
         return Check(GROUP, "BTF", Level.OK, "the kernel describes its types")
-    text = "the kernel has none (CONFIG_DEBUG_INFO_BTF). iaprof works without; other tools may not"
+    text = "the kernel has none (CONFIG_DEBUG_INFO_BTF). iaprof works without it; other tools may not"
     return Check(GROUP, "BTF", Level.WARNING, text)

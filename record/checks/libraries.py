@@ -67,10 +67,10 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
         if not outcome.copies:
             text = f"{text}; {_NO_COPIES}"
         if not outcome.waits:
-            text += "; --waits records none in it, as its layout has no functions that wait"
+            text += "; --waits does not work with it, because its layout has no functions that wait"
             text += f": run 'sudo iaprof calibrate{'' if what == 'driver' else ' LIBRARY'}' again"
         if what == "driver" and not outcome.executions:
-            text += f"; {_NO_EXECUTIONS}, as its layout is of an older iaprof"
+            text += f"; {_NO_EXECUTIONS}, because its layout is from an older iaprof"
             mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}"
             return _with_cost(Check(GROUP, what, Level.WARNING, text, mend, file), outcome)
         return _with_cost(Check(GROUP, what, Level.OK, text, file=file), outcome)
@@ -85,7 +85,7 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
     if missing := [name for name in (LAUNCH, COMPILE) if name not in names]:
         text = f"has no {missing[0]} probe: it was built without all of intel/iaprof's patches"
         return Check(GROUP, what, Level.WARNING, text, file=file)
-    text = f"launches by its probes, which tell of modules, too; {_NO_EXECUTIONS}"
+    text = f"launches and modules by its probes; {_NO_EXECUTIONS}"
     return _with_cost(Check(GROUP, what, Level.OK, text, file=file), outcome)
 
 
@@ -102,7 +102,7 @@ def _injection() -> Check:
         built_library()
         check_folders()
     except IaprofError as error:
-        return Check(GROUP, "injecting", Level.WARNING, f"no way into other drivers: {error}")
+        return Check(GROUP, "injecting", Level.WARNING, f"iaprof cannot inject into other drivers: {error}")
     text = (
         "'record -- COMMAND' can put its library into a command whose driver has no probes and is of an unknown build; "
         f"{OWN_CLAUSE}"

@@ -61,7 +61,7 @@ def _open_files() -> Check:
 
 def _locked_memory() -> Check:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    text = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft >> 10:,} KiB, which does not bind root"
+    text = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft >> 10:,} KiB, which does not apply to root"
     return Check(GROUP, "locked memory", Level.OK, text)
 
 

@@ -46,10 +46,10 @@ class _Interpreter:
 def checks() -> Iterator[Check]:
     """Checks the running Pythons but our own."""
     if os.geteuid() != 0:
-        yield Check(GROUP, "Python", Level.WARNING, "only root can tell whether those that run will be seen")
+        yield Check(GROUP, "Python", Level.WARNING, "only root can tell whether running Pythons will be seen")
         return
     if kernel_offsets() is None:
-        text = "no functions of Python will be in stacks: the kernel's BTF does not say what finding them needs"
+        text = "stacks will have no Python functions: the kernel's BTF lacks what finding them needs"
         yield Check(GROUP, "Python", Level.WARNING, text)
         return
     pids = [pid for pid in running_pids() if pid != os.getpid()]  # before we start children
@@ -57,7 +57,7 @@ def checks() -> Iterator[Check]:
         unsearched = search.run(pids, time.monotonic() + SECONDS)
     yield from _lines(search.found)
     if unsearched:
-        text = f"{counted(unsearched, 'process', 'processes')} could not be looked at in {SECONDS:g} s"
+        text = f"{counted(unsearched, 'process', 'processes')} could not be checked in {SECONDS:g} s"
         yield Check(GROUP, "Python", Level.WARNING, text)
     elif not search.found:
         yield Check(GROUP, "Python", Level.OK, "none runs")

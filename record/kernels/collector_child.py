@@ -23,7 +23,7 @@ import struct
 from typing import Any
 
 MAX_ELF_BYTES = 256 << 20
-ABSENT, ANOTHER = "it is not there (any more)", "another file lies there than was mapped"
+ABSENT, ANOTHER = "it is not there (any more)", "the file there is not the one that was mapped"
 FORBIDDEN, NOT_REGULAR = "Permission denied", "it is not a regular file"
 _EM_INTELGT = 205
 _SYS_OPENAT2 = 437
@@ -96,7 +96,7 @@ def _check_start(chunk: bytes) -> None:
     if chunk[:6] != b"\x7fELF\x02\x01" or len(chunk) < 20:
         raise Refused("it is not a 64-bit little-endian ELF file")
     if struct.unpack_from("<H", chunk, 18)[0] != _EM_INTELGT:
-        raise Refused("it is an ELF file of another machine than Intel's GPUs")
+        raise Refused("it is an ELF file, but not for an Intel GPU")
 
 
 def _open(path_fd: int, owner: int | None, same: list[int] | None) -> int:

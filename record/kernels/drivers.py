@@ -62,11 +62,11 @@ class Drivers:
         except IaprofError as error:
             if launches is LaunchesBy.INJECT:
                 raise
-            self.warning = f"nothing can be put into the command: {error}"
+            self.warning = f"iaprof cannot put its library into the command: {error}"
             return  # each driver's problem names other ways
         if launches is LaunchesBy.AUTO:
             why = unknown[0].problem.partition(": run ")[0]
-            self.warning = f"{unknown[0].path}: {why}; the command is started as by --launches=inject"
+            self.warning = f"{unknown[0].path}: {why}; the command is started as with --launches=inject"
         libraries.not_injected = known
         self.outcomes = [outcome for outcome in self.outcomes if outcome.probes]
         self.outcomes += libraries.take(self.injection.library)

@@ -43,7 +43,7 @@ class ChunkHead:
 def chunk_head(frame: Frame) -> ChunkHead:
     """Reads the head of a frame's CHUNK; raises ValueError if the frame is too short."""
     if len(frame.payload) < HEAD.itemsize:
-        raise ValueError("it is too short for a piece")
+        raise ValueError("it is too short for a chunk")
     return ChunkHead(*np.frombuffer(frame.payload, HEAD, 1)[0].item())
 
 
@@ -112,7 +112,7 @@ class DumpedModules:
         """Adds a CHUNK frame; raises ValueError if it is damaged."""
         head = chunk_head(frame)
         if head.total > MAX_WHOLE_BYTES or head.what not in ChunkOf.__members__.values():
-            raise ValueError("it belongs to no file that was begun")
+            raise ValueError("it belongs to no file that has begun")
         data = frame.payload[HEAD.itemsize :]
         key = (head.pid, head.module, head.module_time)
         if key not in self._current:

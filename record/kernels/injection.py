@@ -35,8 +35,8 @@ def built_library() -> Path:
     """
     if not os.access(_BUILT, os.R_OK):
         raise IaprofError(
-            f"this installation is without {_BUILT.name}: install a C compiler and <sys/sdt.h> "
-            "(Debian: gcc, libc6-dev and systemtap-sdt-dev), then iaprof anew"
+            f"this installation lacks {_BUILT.name}: install a C compiler and <sys/sdt.h> "
+            "(Debian: gcc, libc6-dev and systemtap-sdt-dev), then reinstall iaprof"
         )
     return _BUILT
 
@@ -51,7 +51,7 @@ def check_folders(folders: Path = FOLDERS) -> None:
     status, flags = place.stat(), os.statvfs(place).f_flag
     others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not status.st_mode & stat.S_ISVTX
     if others_write or status.st_uid not in (0, os.geteuid()):
-        raise IaprofError(f"others than root and you can put libraries into {place}: change its owner or mode")
+        raise IaprofError(f"users other than root and you can put libraries into {place}: change its owner or mode")
     if flags & os.ST_NOEXEC:
         raise IaprofError(f"no library can be loaded from {place}, which is mounted noexec")
     if flags & os.ST_RDONLY:
@@ -80,7 +80,7 @@ class Injection:
             folders.chmod(0o711)  # others may enter it, and cannot list what is in it
             self._folder, self._fd = _make_folder(folders)
         except OSError as error:
-            raise IaprofError(f"no folder can be made in {folders}: {error.strerror}") from error
+            raise IaprofError(f"no folder can be created in {folders}: {error.strerror}") from error
         self.library = self._folder / _BUILT.name
         try:
             shutil.copyfile(built, self.library)
@@ -91,7 +91,7 @@ class Injection:
             self._folder.chmod(0o1733)  # a command that became another user writes there, but cannot list its files
         except OSError as error:
             self.close()
-            raise IaprofError(f"{self._folder} cannot be filled: {error.strerror}") from error
+            raise IaprofError(f"{self._folder} cannot be written to: {error.strerror}") from error
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Returns the command's environment; the library restores it before the command's own code runs."""

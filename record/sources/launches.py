@@ -50,7 +50,7 @@ _LOSSES = {
     Counter.WAITS_ASTRAY: ("waits", "unreadable", "no return address was found where they were called"),
     Counter.COMPILED_LOST: ("kernels", "lost", "a module was compiled whose path could not be kept"),
     Counter.HANDLES_UNREADABLE: ("launches", "unreadable", "what their kernels' handles point to could not be read"),
-    Counter.HANDLES_UNKNOWN: ("launches", "unreadable", "their kernels' handles are none that the layout knows"),
+    Counter.HANDLES_UNKNOWN: ("launches", "unreadable", "the layout does not fit their kernels' handles"),
     Counter.HANDLES_ASTRAY: ("launches", "unreadable", "their addresses are not where the driver keeps code"),
     Counter.HANDLES_CHANGED: ("launches", "unreadable", "their kernels' handles had another address before"),
     Counter.LISTS_LOST: (
@@ -58,7 +58,7 @@ _LOSSES = {
         "lost",
         "what was executed, closed, reset or destroyed: no room in the ring buffer, or it could not be read",
     ),
-    Counter.CHUNKS_LOST: ("kernels", "incomplete", "their name, code or module could not be had at a launch"),
+    Counter.CHUNKS_LOST: ("kernels", "incomplete", "their name, code or module could not be read at a launch"),
 }
 
 

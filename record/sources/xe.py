@@ -239,7 +239,7 @@ def open_device(path: str) -> Device:
         device, _ = struct.unpack_from("<QQ", info, 8)
         stall = _query(fd, _QUERY_EU_STALL, "EU-stall sampling", path)
         if len(stall) < 80:
-            raise DeviceError(f"{path} answers a query for EU-stall sampling with too little")
+            raise DeviceError(f"{path} answers a query for EU-stall sampling with too few bytes")
         _, record_size, buffer_bytes = struct.unpack_from("<QQQ", stall, 8)
         (count,) = struct.unpack_from("<Q", stall, 72)
         if record_size != RECORD_BYTES or 80 + 8 * count > len(stall) or count == 0:

@@ -21,7 +21,7 @@ from iaprof.formats.wire.sideband import possible_forks
 from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader
 
 MOST_ROWS = 1 << 22  # that are kept, of both kinds; some 80 bytes each
-NO_ROOM = "mappings of the processes with the most, and the oldest ones, are too many: their stacks have no names"
+NO_ROOM = "too many mappings: processes with the most lose the oldest ones, and their stacks have no names"
 _PIDS = 1 << 22  # Linux gives no pid from here on (PID_MAX_LIMIT)
 _REMEMBERED_FORKS = 1 << 16  # buffers of CPUs are read one after the other: a child's fork may come before its parent's
 _HAVE_PIDS = (FrameKind.STACKS, FrameKind.COPY, FrameKind.WAITS)

@@ -42,7 +42,7 @@ _MOST_PROCESSES = 4  # that are tried for one file: they may be in several conta
 _MOST_JITDUMPS = 8
 _USER_SECONDS = 120.0  # for all files and maps of one user, who may have made them slow to read
 _JITDUMP = re.compile(r"(?:.*/)?jit-\d+\.dump", re.DOTALL)
-_NOT_SINCE = "it has no build-id, and this machine was restarted after the recording, or is another one"
+_NOT_SINCE = "it has no build-id, and this machine was restarted after the recording, or is not the one that recorded"
 _SYSTEM = (Path("/"),)  # roots below which debug files are searched
 
 
@@ -117,7 +117,9 @@ class RecordingSymbolizer(Closing):
             if module.kind is ModuleKind.FILE:
                 return self._name_file(module, addresses)
             if not self._is_this_boot:
-                return Symbolized(problem="this machine was restarted after the recording, or is another one")
+                return Symbolized(
+                    problem="this machine was restarted after the recording, or is not the one that recorded"
+                )
             if module.kind is ModuleKind.GENERATED:
                 return self._name_generated(module.pid, addresses, times)
             return self._this_boot.name(module, addresses, times) or Symbolized(problem="the recorder has no vDSO")

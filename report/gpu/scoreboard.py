@@ -94,9 +94,9 @@ def describe(wait: Wait, instructions: Sequence[str]) -> str:
     if distance := _DISTANCE.fullmatch(wait.what):
         return f"waits for the instruction {distance[2]} back in {_PIPES[distance[1]]} ({wait.what})"
     if "*" in wait.what:
-        return f"waits for all that has a token ({wait.what})"
+        return f"waits for all instructions with a token ({wait.what})"
     if "." not in wait.what:
-        return f"waits until {wait.what} is free, which {names} has"
+        return f"waits until {wait.what} is free, which {names} holds"
     return f"waits for {names or 'an instruction that was not found'} ({wait.what})"
 
 

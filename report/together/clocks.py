@@ -168,9 +168,9 @@ def _threads(fit: Fit, trace: SeenLaunches, recorded: SeenLaunches) -> dict[tupl
 
 def _nothing_fits(trace: TraceTimes, fit: Fit | None, clocks: RecordedClocks) -> str:
     of_launches = (
-        "no launch of it is in the capture"
+        "none of its launches is in the capture"
         if fit is None or not len(fit.place)
-        else f"{len(fit.place):,} of {fit.launches:,} launches in the time of both fit"
+        else f"{len(fit.place):,} of {fit.launches:,} launches in the time that both cover fit"
     )
     if trace.base_ns is None:
         of_clock = "its times are neither those of the wall clock nor of CLOCK_MONOTONIC then"

@@ -156,7 +156,7 @@ class _TranslatedErrors:
             raise KeyboardInterrupt from None
         if isinstance(error, duckdb.OutOfMemoryException):
             raise IaprofError(
-                f"the query needs more memory than the {self._memory} it has: let it look at less, "
+                f"the query needs more memory than the {self._memory} it may use: let it read less, "
                 "or allow more with --memory-limit"
             ) from None
         if isinstance(error, duckdb.Error):

@@ -206,7 +206,7 @@ def test_a_command_of_an_unknown_build_is_recorded(opencl: OpenCL, launches: str
         command = [*words, *unknown.command(unknown.programs("bmg"), "--launches", 5)]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    said = "is not known; the command is started as by --launches=inject"
+    said = "is not known; the command is started as with --launches=inject"
     assert (said in " ".join(done.stderr.split())) == (launches == "auto")
     kernels = read_ledger(done.stdout, tmp_path)
     capture = CaptureReader(tmp_path / "capture")

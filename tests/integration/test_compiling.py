@@ -104,7 +104,7 @@ def test_the_planted_headers_would_work(planted: Path) -> None:
 
 def test_headers_of_a_user_are_not_compiled(planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(headers.VARIABLE, str(planted))
-    with pytest.raises(BpfUnavailable, match=r"BCC_KERNEL_SOURCE names .* others than root can change"):
+    with pytest.raises(BpfUnavailable, match=r"BCC_KERNEL_SOURCE names .* users other than root can change"):
         Compilation(source()).wait()
 
 
@@ -114,7 +114,7 @@ def test_one_file_that_a_user_can_change_is_enough(kernel_headers: Path, tmp_pat
     environment = {headers.VARIABLE: str(folder)}
     assert str(folder) in headers.find_headers(environment).about
     (folder / "include/uapi/linux/ptrace.h").chmod(0o666)
-    with pytest.raises(BpfUnavailable, match="others than root can change"):
+    with pytest.raises(BpfUnavailable, match="users other than root can change"):
         headers.find_headers(environment)
 
 

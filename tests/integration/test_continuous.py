@@ -105,7 +105,7 @@ def test_sampling_is_thinned_to_the_budget(tmp_path: Path) -> None:
     changes = [change for each in files for change in each.header["thinned"]]
     assert changes[0]["cpu_hz"] < 999
     assert (f"{changes[0]['cpu_hz']} CPU samples/s" if changes[0]["cpu_hz"] else "no CPU samples") in errors
-    assert "to keep to --max-cpu" in errors
+    assert "to stay within --max-cpu" in errors
     # and each file says what was in force
     assert files[-1].header["thinned"][0] in files[-2].header["thinned"]
     assert "sampling was changed" in iaprof("info", capture).out

@@ -192,7 +192,7 @@ def test_without_root(everyones: Hardware) -> None:
     assert said["maps"]["text"] == "unknown without root"
     assert "programs" not in said
     assert said["card0"]["text"] == "it may not be opened: run iaprof with sudo"
-    assert said["Python"]["text"] == "only root can tell whether those that run will be seen"
+    assert said["Python"]["text"] == "only root can tell whether running Pythons will be seen"
 
 
 @thorough

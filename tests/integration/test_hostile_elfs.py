@@ -227,7 +227,7 @@ REFUSED: dict[str, tuple[Callable[[Path, Secret], str | Path], str]] = {
     ),
     "another machine's": (
         lambda folder, secret: write(folder / "x86", Path(sys.executable).read_bytes()),
-        "it is an ELF file of another machine than Intel's GPUs",
+        "it is an ELF file, but not for an Intel GPU",
     ),
     "a path that leaves where it works": (
         lambda folder, secret: f"../{folder.name}/secret",

@@ -190,7 +190,7 @@ def test_no_library_is_put_where_a_stranger_could_replace_it(tmp_path: Path, spo
     folders = tmp_path / "cache"
     folders.mkdir()
     spoil(folders)
-    with pytest.raises(IaprofError, match=f"others than root and you can put libraries into {folders}"):
+    with pytest.raises(IaprofError, match=f"users other than root and you can put libraries into {folders}"):
         Injection(folders=folders)
     assert list(folders.iterdir()) == []
 

@@ -127,9 +127,9 @@ def test_files_without_a_build_id(hardware: Hardware, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("replace", "problem"),
     [
-        ('mv "$2" "$1"', "another file lies there than was mapped"),
+        ('mv "$2" "$1"', "the file there is not the one that was mapped"),
         pytest.param('cat "$2" > "$1"', "it was changed since it was mapped", marks=thorough),
-        pytest.param('rm "$1"; cp -p "$2" "$1"', " since it was mapped| than was mapped", marks=thorough),
+        pytest.param('rm "$1"; cp -p "$2" "$1"', " since it was mapped|the one that was mapped", marks=thorough),
     ],
 )
 @thorough

@@ -21,7 +21,7 @@ from integration.attacking import NOBODY
 
 pytestmark = [pytest.mark.root, pytest.mark.beside]
 ROOT, STRANGER = Rights(0, 0), Rights(NOBODY, NOBODY)
-ANOTHER, CHANGED = "another file lies there than was mapped", "it was changed since it was mapped, or just before"
+ANOTHER, CHANGED = "the file there is not the one that was mapped", "it was changed since it was mapped, or just before"
 MAP = (
     "import mmap, sys; f = open(sys.argv[1], 'rb');"
     "m = mmap.mmap(f.fileno(), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC); print('mapped', flush=True);"

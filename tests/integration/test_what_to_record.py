@@ -171,7 +171,7 @@ def test_another_program_says_when(tmp_path: Path) -> None:
         commands.close()
         answers.close()
     # then
-    assert "'nonsense' is none of enable, disable" in errors
+    assert "'nonsense' is not one of enable, disable" in errors
     reader, ledger = CaptureReader(tmp_path / "c"), hardware.ledger()
     spans = paused_spans(reader)
     assert len(spans) == 3
@@ -328,7 +328,7 @@ def test_one_record_of_ten_stands_for_ten(tmp_path: Path) -> None:
     done = iaprof("report", tmp_path / "c")
     samples = sum(by_instruction(done.out, ledger).values())
     assert samples == pytest.approx(ledger.samples_captured, rel=0.05)
-    assert "one record of 10 was kept" in done.err
+    assert "one of every 10 records was kept" in done.err
 
 
 @thorough

@@ -64,7 +64,7 @@ class HostMap {
   captionText() {
     const { rows, timeless } = this.data;
     const row = this.shares ? `Each row is ${several(rows[0].hosts, "host")}, by name` : "Each row is a host";
-    const late = timeless ? ` Of ${several(timeless, "sample")} it is not known when they were.` : "";
+    const late = timeless ? ` The time of ${several(timeless, "sample")} is not known.` : "";
     return `${row}, each column ${this.length(this.width)}, UTC. The samples of a capture are spread evenly over its time. ` +
       `Blank cells were not recorded.${late}`;
   }

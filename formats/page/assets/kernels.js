@@ -212,7 +212,7 @@ function drawKernels(model, element) {
     const indices = row ? row.listings : [];
     if (!indices.length)
       listing.append(made(
-        "p", "listing-note", "Its instructions are not in this page, which has those of the hottest kernels: 'iaprof annotate' prints them."));
+        "p", "listing-note", "This page has the instructions of the hottest kernels only: 'iaprof annotate' prints those of this one."));
     for (const index of indices) listing.append(instructions(model.data.listings[index], indices.length > 1));
     if (focus) {
       listing.focus({ preventScroll: true });

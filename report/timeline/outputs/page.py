@@ -131,21 +131,30 @@ def _tables(trace: Trace) -> list[dict[str, Any] | None]:
     return [
         _table(
             "Ranks", _ranks(trace), "pid",
-            "us, and percent. The overlap is the share of the communication during which there is computation.",
+            "Times in us. The overlap is the share of the communication time during which the rank also computed.",
         ),
         _table(
             "Iterations", _with_iterations(trace.tables.get("iterations")), "pid",
-            "us. The slowest iteration took longer than the mean by what the idle time and a kernel took longer.",
+            "Times in us. The excess is how much longer idle time and a kernel were in the slowest iteration.",
         ),
-        _table("Kernels", trace.tables.get("summary"), "Total Time", "us. Time is the share of the rank's kernels."),
+        _table(
+            "Kernels", trace.tables.get("summary"), "Total Time",
+            "Times in us. Time is the share of the rank's kernels.",
+        ),
         _table("Kernels by cycles", trace.tables.get("kernels"), "Cycles", "Cycles of the device, by purpose."),
         _table(
             _ENERGY, trace.tables.get(TABLE), "Energy",
-            "uJ, of kernels and copies, and of the idle device, where power is known.",
+            "Energy in uJ of kernels, copies and the idle device, where power is known.",
         ),
-        _table("Categories", trace.tables.get("categories"), "", "us. PT_Util is ideal time divided by kernel time."),
-        _table("Who waits for whom", trace.tables.get("imbalance_ranks"), "pid", "us, in collectives."),
-        _table("Collectives", trace.tables.get("imbalance"), "Wait", "us. The wait is from first to last arrival."),
+        _table(
+            "Categories", trace.tables.get("categories"), "",
+            "Times in us. PT_Util is ideal time divided by kernel time.",
+        ),
+        _table("Who waits for whom", trace.tables.get("imbalance_ranks"), "pid", "Times in us, in collectives."),
+        _table(
+            "Collectives", trace.tables.get("imbalance"), "Wait",
+            "Times in us. The wait is from the first to the last arrival.",
+        ),
     ]  # fmt: skip
 
 

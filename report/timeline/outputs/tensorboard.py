@@ -27,7 +27,9 @@ def workers(trace: Trace) -> Iterator[tuple[int, Rows]]:
     wanted = np.unique(np.concatenate([ranks[0], ranks_of_files[torch]]))
     wanted = wanted[wanted >= 0]
     if len(wanted) > MOST_WORKERS:
-        text = f"There are {len(wanted):,} ranks: files for TensorBoard were written of the first {MOST_WORKERS:,} only"
+        text = (
+            f"There are {len(wanted):,} ranks: files for TensorBoard were written for the first {MOST_WORKERS:,} only"
+        )
         trace.messages.warn("TB", text)
         wanted = wanted[:MOST_WORKERS]
     for rank, *rows in zip(wanted.tolist(), *(rows_of(of_kind, wanted) for of_kind in ranks), strict=True):

@@ -157,7 +157,9 @@ def _say_frequencies(trace: Trace, kernels: NDArray[np.intp], soc_mhz: float) ->
     steps = np.diff(slices.counter(2)[kernels], prepend=slices.counter(2)[kernels[0]])
     same_pid = np.diff(pid, prepend=-1) == 0
     if same_time := int((same_pid & (ns <= 0)).sum()):
-        text = f"Found {counted(same_time, 'kernel')} that started when the one before did: no interval is between"
+        text = (
+            f"Found {counted(same_time, 'kernel')} that started at the time of the one before, so without an interval"
+        )
         trace.messages.warn("FREQ", text)
     by_interval = np.where(same_pid & (ns > 0), steps * 1e3 / np.maximum(ns, 1), by_duration)
     for kind, mhz in (("durations of", by_duration), ("intervals between", by_interval)):

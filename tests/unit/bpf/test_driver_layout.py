@@ -180,7 +180,7 @@ def test_a_layout_that_others_could_have_changed_is_refused(
 
     spoil(path)
 
-    with pytest.raises(LayoutError, match="others than root and you can change it"):
+    with pytest.raises(LayoutError, match="users other than root and you can change it"):
         find_layout(calibrated.build_id)
     assert calibrated.build_id not in known_builds() and layout.build_id in known_builds()
 

@@ -191,7 +191,7 @@ def test_the_injected_library_leaves_drivers_with_another_way_alone(machine: Mac
     ]
     assert machine.skipped is not None and made.outcomes[0].build_id in machine.skipped
     assert f"{DRIVER}.2: it has no probes, and its build (" in made.warning
-    assert made.warning.endswith(" is not known; the command is started as by --launches=inject")
+    assert made.warning.endswith(" is not known; the command is started as with --launches=inject")
 
 
 def test_a_later_driver_with_probes_is_reported_if_a_library_is_injected(
@@ -241,7 +241,7 @@ def test_if_no_library_can_be_injected(machine: Machine) -> None:
     # but if the user has not asked for it, each driver's problem says what can be done
     [outcome] = (made := machine.drivers(AUTO, True)).outcomes
     assert outcome.problem == NOT_SEEN.replace("BUILD", outcome.build_id)
-    assert (made.environment({}), made.warning) == ({}, "nothing can be put into the command: no compiler")
+    assert (made.environment({}), made.warning) == ({}, "iaprof cannot put its library into the command: no compiler")
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_a_command_is_injected_for_opencl_of_an_unknown_build(machine: Machine) 
     assert machine.skipped is not None and made.outcomes[0].build_id in machine.skipped
     assert LEVEL_ZERO in machine.skipped and OPENCL not in machine.skipped
     assert made.warning.startswith(f"{opencl}: its build (")
-    assert made.warning.endswith(") is not known; the command is started as by --launches=inject")
+    assert made.warning.endswith(") is not known; the command is started as with --launches=inject")
 
 
 def test_later_level_zero_drivers_keep_their_ways_if_only_opencl_s_is_unknown(
@@ -308,7 +308,7 @@ def test_opencl_is_reported_when_it_is_used_if_no_library_can_be_injected(machin
     machine.injection_refuses = "no compiler"
     taken = machine.libraries(AUTO)
     made = Drivers(taken, AUTO, True)
-    assert (made.outcomes, made.warning) == ([], "nothing can be put into the command: no compiler")
+    assert (made.outcomes, made.warning) == ([], "iaprof cannot put its library into the command: no compiler")
     [outcome] = taken._take(str(path), f"{path} (deleted)")  # as it is mapped
     assert "is not known: run 'sudo iaprof calibrate" in outcome.problem
 

@@ -184,4 +184,4 @@ def test_what_cannot_be_joined_is_refused_and_nothing_is_written(tmp_path: Path,
 def test_the_capture_itself_is_never_written_over(tmp_path: Path) -> None:
     stalls = runs.recorded(tmp_path / "cap.parquet")
     done = run("import", runs.trace(tmp_path / "t.json", []), "--with", stalls, "-o", stalls, "--force")
-    assert done.code == 1 and "is what is read" in done.err
+    assert done.code == 1 and "is the input" in done.err

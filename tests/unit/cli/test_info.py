@@ -80,7 +80,7 @@ Recording
   duration       3:20 min
   paused         2 times, 1.50 s
   processes      7, 8
-  kept           one record of 8
+  kept           one of every 8 records
   file           number 2 of the recording; the first one is 0
   thinned        sampling was changed 2 times to keep to 1 % of a CPU: at the
                  least no CPU samples, metrics each 20 ms

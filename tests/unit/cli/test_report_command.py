@@ -58,7 +58,7 @@ def test_outputs(good: Path, tmp_path: Path) -> None:
         (("report", "{folder}/c", "-o", "{folder}/x.unknown"), 2, "does not determine the format: end it in .folded, "),
         (("report", "{folder}/c", "-o", "{folder}/no/x.folded"), 1, "does not exist"),
         (("report", "{folder}/empty", "-o", "{folder}/x.folded"), 1, "is empty"),
-        (("report", "{folder}/c", "-o", "{folder}/c", "--force", "--format", "folded"), 1, "is what is read"),
+        (("report", "{folder}/c", "-o", "{folder}/c", "--force", "--format", "folded"), 1, "is the input"),
         (("report", "{folder}/c", "-o", "/dev/null", "--force", "--format", "folded"), 1, "is not a file"),
         (("report", "{folder}/c", "--interval", "nan"), 2, "--interval must be"),
         (("report", "{folder}/c", "--interval", "inf"), 2, "--interval must be"),
@@ -111,7 +111,7 @@ def test_a_full_stdout_is_an_error(good: Path, redirection: str, message: str) -
     command = f"{sys.executable} -m iaprof report {good} {redirection}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr.startswith("iaprof: the answer cannot be written: ")
+    assert done.stderr.startswith("iaprof: the output cannot be written: ")
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -133,7 +133,7 @@ def test_a_spool_is_not_replaced_by_its_own_capture(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s")
     spool.close()
     done = iaprof("recover", spool.path, "-o", spool.path, "--force")
-    assert (done.code, "is what is read" in done.err) == (1, True)
+    assert (done.code, "is the input" in done.err) == (1, True)
     assert spool.path.read_bytes().startswith(b"IAPS")
 
 

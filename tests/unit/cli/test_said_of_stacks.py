@@ -49,7 +49,7 @@ Quality
                  finished when the recording had ended
     end in       libfoo.so (3)
     process      71: 3 of 9 end early, 2 finished late
-    process      72: 1 with another one's stack
+    process      72: 1 with another's stack
   CPU stacks     90 of 100 CPU samples (90.0 %) reach the program's start; 8
                  cut; 2 of them have too many frames; 5 have callers that were
                  guessed; 8 were finished when the recording had ended

@@ -69,7 +69,7 @@ def test_refused_outputs(tmp_path: Path) -> None:
     ]:
         with pytest.raises(IaprofError, match=message):
             check_output(path, force)
-    with pytest.raises(IaprofError, match="is what is read"):
+    with pytest.raises(IaprofError, match="is the input"):
         check_output(tmp_path / "file", True, tmp_path / "file")
     check_output(tmp_path / "file", force=True)
     check_output(tmp_path / "dangling", force=True)

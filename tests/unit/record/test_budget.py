@@ -187,7 +187,8 @@ def test_each_change_is_told_to_sources_users_and_the_capture(monkeypatch: pytes
     assert name == "thinned"
     assert item == {"time_ns": 6_000_000_000, "cpu_hz": 24, "metric_interval_ns": 10_000_000, "percent": 0.9}
     assert journal.said[0] == (
-        "24 CPU samples/s, metrics each 10 ms from now on, to keep to --max-cpu: 0.90% of a CPU, of 1.00%"
+        "24 CPU samples/s, metrics each 10 ms from now on, to stay within --max-cpu "
+        "(0.90% of a CPU used, 1.00% allowed)"
     )
     # the next file begins with what is in force
     assert keeper.header()["thinned"] == [journal.items[-1][1]]

@@ -41,7 +41,7 @@ from unit.record.test_devices import device
         ("7.0.1", Level.OK, "new enough"),
         ("6.14.11", Level.WARNING, "EU stalls came with 6.15"),
         ("6.8.0-45-generic", Level.WARNING, "no build-ids"),
-        ("6.12.9", Level.WARNING, "Before 6.13 --waits records none"),
+        ("6.12.9", Level.WARNING, "--waits needs 6.13"),
         ("unheard", Level.WARNING, "unheard"),
     ],
 )
@@ -246,18 +246,18 @@ def test_libraries_and_how_their_launches_are_recorded() -> None:
     path = "/a/libze_intel_gpu.so.1"
     both, half = {"launch_kernel", "compile_kernel"}, {"launch_kernel"}
     assert check(Outcome(path, 2, way=Way.PROBES), both) == (
-        Level.OK, f"launches by its probes, which tell of modules, too; {NO_EXECUTIONS}", "",
+        Level.OK, f"launches and modules by its probes; {NO_EXECUTIONS}", "",
     )  # fmt: skip
     assert check(Outcome(path, 1, way=Way.PROBES), half) == (
         Level.WARNING, "has no compile_kernel probe: it was built without all of intel/iaprof's patches", "",
     )  # fmt: skip
     attached = "launches by attaching: it has no probes, but its build is known (26.27)"
-    no_waits = "--waits records none in it, as its layout has no functions that wait"
+    no_waits = "--waits does not work with it, because its layout has no functions that wait"
     whole = Outcome(path, 8, way=Way.ATTACH, build_id="ab", executions=True, copies=True, waits=5)
     assert check(whole, version="26.27") == (Level.OK, attached, "")
     assert check(replace(whole, executions=False), version="26.27") == (
         Level.WARNING,
-        f"{attached}; {NO_EXECUTIONS}, as its layout is of an older iaprof",
+        f"{attached}; {NO_EXECUTIONS}, because its layout is from an older iaprof",
         f"sudo iaprof calibrate {path}",
     )  # fmt: skip
     assert check(replace(whole, waits=0), version="26.27") == (
@@ -451,7 +451,7 @@ def test_a_problem_is_an_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert run(monkeypatch, [*CHECKS, problem, problem]) == 1
     assert capsys.readouterr().out.endswith("\nRecording cannot work: 2 problems and 1 warning.\n")
     assert run(monkeypatch, CHECKS[:1]) == 0
-    assert capsys.readouterr().out.endswith("\nRecording can work: nothing is amiss.\n")
+    assert capsys.readouterr().out.endswith("\nRecording can work: no problems or warnings.\n")
 
 
 def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -480,7 +480,7 @@ def test_a_full_stdout_is_one_sentence(redirected: str) -> None:
         shell = ["sh", "-c", f"exec {sys.executable} -m iaprof {verb} {redirected}"]
         done = subprocess.run(shell, capture_output=True, text=True, timeout=120)
         assert done.returncode == 1
-        assert done.stderr.startswith("iaprof: the answer cannot be written: ")
+        assert done.stderr.startswith("iaprof: the output cannot be written: ")
         assert done.stderr.count("\n") == 1
 
 

@@ -265,7 +265,7 @@ def test_no_more_than_some_lines(problem: str, level: str, said: str) -> None:
 def test_without_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     (check,) = pythons.checks()
-    assert (check.level, check.text) == (Level.WARNING, "only root can tell whether those that run will be seen")
+    assert (check.level, check.text) == (Level.WARNING, "only root can tell whether running Pythons will be seen")
 
 
 def test_a_kernel_on_which_none_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,7 +273,7 @@ def test_a_kernel_on_which_none_is_seen(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(pythons, "kernel_offsets", lambda: None)
     (check,) = pythons.checks()
     assert check.level is Level.WARNING
-    assert check.text.startswith("no functions of Python will be in stacks: the kernel's BTF")
+    assert check.text.startswith("stacks will have no Python functions: the kernel's BTF")
 
 
 @needs_root

@@ -48,7 +48,7 @@ def test_a_capture_with_everything(tmp_path: Path) -> None:
     assert found.title == "./train --data 'my data' · Ponte Vecchio (Xe-HPC) · node1"
     assert found.headline == [
         "800 samples",
-        "rate: one sample in 1,757 GPU cycles",
+        "rate: one sample every 1,757 GPU cycles",
         "matched: 99.0 % to a kernel, 97.5 % to an instruction, 50.0 % to one stack, 0.1 % ambiguous",
         "unmatched: 8 in no known kernel, 16 without a launch",
         "unnamed: all frames named",
@@ -63,8 +63,8 @@ def test_a_capture_with_everything(tmp_path: Path) -> None:
     )
     assert groups["This report"] == (
         ("samples", "800 in 100 stall records"),
-        ("rate", "one sample in 1,757 GPU cycles"),
-        ("scaled", "one record of 8 stands for all"),
+        ("rate", "one sample every 1,757 GPU cycles"),
+        ("scaled", "one of every 8 records was kept"),
         ("matched", "99.0 % to a kernel, 97.5 % to an instruction, 50.0 % to one stack, 0.1 % ambiguous"),
         ("unmatched", "8 in no known kernel, 16 without a launch"),
         ("unnamed", "all frames named"),

@@ -232,7 +232,7 @@ EXTENSIONS = ".json, .csv, .parquet, .html, .folded, .collapsed, .svg"
         (("-o", "out.txt"), f"the name out.txt does not determine the format: end it in {EXTENSIONS}", 2),
         (("-o", "{0}.folded", "--json"), "--json and -o {0}.folded contradict each other: leave one of them out", 2),
         (("--format=svg", "-o", "x.csv"), "--format=svg and -o x.csv contradict each other: leave one of them out", 2),
-        (("-o", "{1}", "-f"), "{1} is what is read: name another file with -o", 1),
+        (("-o", "{1}", "-f"), "{1} is the input: name another file with -o", 1),
     ],
 )  # fmt: skip
 def test_what_makes_no_sense(

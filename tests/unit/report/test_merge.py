@@ -376,7 +376,7 @@ def test_the_command(two: list[Path], tmp_path: Path, capsys: pytest.CaptureFixt
         ("later.parquet later.parquet", 2, "later.parquet was given twice"),
         ("later.parquet absent", 1, "absent cannot be opened"),
         ("later.parquet sooner.parquet -o sooner.parquet", 1, "exists"),
-        ("later.parquet sooner.parquet -o sooner.parquet -f", 1, "is what is read"),
+        ("later.parquet sooner.parquet -o sooner.parquet -f", 1, "is the input"),
         ("later.parquet cut", 1, "cut short"),
         ("later.parquet broken", 1, "broken is damaged in its launch rows"),
     ],

@@ -197,7 +197,7 @@ def test_memory_is_limited(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql, "limit", lambda: 67 << 20)
     with (
         Database(CaptureReader(path), lambda: PROFILE) as database,
-        pytest.raises(IaprofError, match="the query needs more memory than the 50MiB it has: let it look at less"),
+        pytest.raises(IaprofError, match="the query needs more memory than the 50MiB it may use: let it read less"),
     ):
         database.query("SELECT list(range) FROM range(100000000)")
 

@@ -47,7 +47,7 @@ def test_shares(pair: tuple[Path, Path]) -> None:
     assert found["new"] == ("more2", 20, "0.00 % before, 20.00 % after: +20.00; 20 samples, 20.00 %")
     assert found["same"][0] == "same"
     assert "gone" not in found
-    assert "10 samples before are of stacks that are gone: exchange the captures to see them" in picture
+    assert "10 samples before belong to stacks that are gone: swap the captures to see them" in picture
     assert "not drawn" not in picture
 
 

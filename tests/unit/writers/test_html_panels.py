@@ -391,7 +391,7 @@ def test_the_instructions_of_a_kernel(page: Page) -> None:
 def test_a_kernel_without_instructions_shows_a_note(page: Page) -> None:
     page.evaluate("name => iaprof.model.selectKernel(name)", CLEAN)
     assert page.locator(".listing h3").inner_text() == CLEAN
-    assert "not in this page" in page.locator(".listing-note").inner_text()
+    assert "the hottest kernels only" in page.locator(".listing-note").inner_text()
     page.click(".listing-header button")
     assert page.locator(".listing").is_hidden()
     assert page.evaluate("document.activeElement.textContent") == CLEAN  # the focus returns

@@ -31,6 +31,6 @@ class EnergyTable {
     });
     found.sort((one, other) => other[at.Energy] - one[at.Energy]);
     const time = `${inTime(view.begin, view.ns)} to ${inTime(view.end, view.ns)}`;
-    return this.section.showRows(found.filter((row) => row[at.Energy] > 0), `uJ, from ${time}. Calls are those that begin then.`);
+    return this.section.showRows(found.filter((row) => row[at.Energy] > 0), `Energy in uJ, from ${time}. Calls are those that begin in that time.`);
   }
 }

@@ -63,7 +63,7 @@ def test_a_page_has_every_option_with_the_text_of_help(installed: Path) -> None:
 def test_the_exit_codes_are_on_each_page(installed: Path) -> None:
     for page in (installed / "share/man/man1").iterdir():
         text = rendered(page)
-        assert "EXIT STATUS 0 Everything was done. 1 Something failed;" in text
+        assert "EXIT STATUS 0 Success. 1 An error:" in text
         assert "141 The reader of stdout closed it, as head does." in text
 
 
@@ -100,16 +100,16 @@ A file.
 .SH "EXIT STATUS"
 .TP
 \\fB0\\fR
-Everything was done.
+Success.
 .TP
 \\fB1\\fR
-Something failed; a sentence on stderr says what and what to do.
+An error: one sentence on stderr says what is wrong and what to do.
 .TP
 \\fB2\\fR
 The command line is wrong.
 .TP
 \\fB130\\fR
-Ctrl\\-C ended it.
+Interrupted by Ctrl\\-C.
 .TP
 \\fB141\\fR
 The reader of stdout closed it, as head does.

@@ -107,7 +107,7 @@ def test_names_are_text_only(tmp_path: Path, browser: Browser) -> None:
         (["-o", "{tmp}/x.txt"], "does not determine the format"),
         (["-o", "{tmp}/x.html", "--json"], "contradict each other"),
         (["-o", "{tmp}/x.folded"], "folded is for two captures"),
-        (["-o", "{tmp}/old/0.parquet", "--force"], "is what is read"),
+        (["-o", "{tmp}/old/0.parquet", "--force"], "is the input"),
     ],
 )
 def test_what_contradicts_itself_is_one_sentence(sets: list[Path], tmp_path: Path, words: list[str], said: str) -> None:

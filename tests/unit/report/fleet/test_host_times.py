@@ -119,7 +119,7 @@ def test_the_page_shows_hosts_over_time(browser: Browser, tmp_path: Path, width:
         assert shown.evaluate("document.documentElement.scrollWidth") == width
         said = shown.text_content("#hosts [data-part=says]")
         assert said == "9 hosts, from 21 Nov 2026, 00:00 to 22 Nov 2026, 23:10 UTC." or width < 1400
-        assert "Of 5 samples it is not known when they were." in str(shown.text_content("#hosts .caption"))
+        assert "The time of 5 samples is not known." in str(shown.text_content("#hosts .caption"))
         sums = shown.evaluate("iaprof.hosts.samples.reduce((sum, each) => sum + Math.max(each, 0), 0)")
         assert sum(samples for *_, samples in made) == sums
         # a cell says what it is, to the mouse and to the keyboard

@@ -107,7 +107,7 @@ def test_an_input_is_not_overwritten(folder: Path) -> None:
     for output in ("a.parquet", "./b.parquet"):
         done = iaprof("report", folder, "--force", "-o", output)
         assert (done.code, done.out) == (1, "")
-        assert "is what is read" in done.err
+        assert "is the input" in done.err
     assert (folder / "a.parquet").read_bytes() == SAMPLES[0].read_bytes()
 
 

@@ -142,7 +142,7 @@ def test_percentiles_are_those_of_the_groups(hosts: Path) -> None:
         (["--percentiles", "--group-by=host", "--outliers"], "are two tables"),
         (["-o", "{tmp}/x.txt"], "does not determine the format"),
         (["-o", "{tmp}/x.csv", "--json"], "contradict each other"),
-        (["-o", "{tmp}/captures/0.parquet", "--force"], "is what is read"),
+        (["-o", "{tmp}/captures/0.parquet", "--force"], "is the input"),
     ],
 )
 def test_what_contradicts_itself_is_one_sentence(hosts: Path, words: list[str], said: str) -> None:

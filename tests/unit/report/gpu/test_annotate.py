@@ -184,7 +184,7 @@ def test_no_kernel_or_too_many_match() -> None:
     assert str(none.value) == "no kernel with stalls is called 'matmul': run 'iaprof top' to list kernels"
     with pytest.raises(IaprofError) as many:
         chosen(profile(rows), "kern")
-    assert str(many.value).startswith("12 kernels match 'kern': say which of 'kernel_0', 'kernel_1',")
+    assert str(many.value).startswith("12 kernels match 'kern': name one of 'kernel_0', 'kernel_1',")
     assert str(many.value).endswith("'kernel_9' and 2 more")
     assert len(chosen(profile(rows[:5]), "kern")) == 5
 

@@ -101,8 +101,8 @@ def test_waits_in_words() -> None:
     named = ["0x20 send.ugm", "0x40 send.slm"]
     assert describe(Wait("$2.dst", (), (1, 2)), named) == "waits for 0x20 send.ugm or 0x40 send.slm ($2.dst)"
     assert describe(Wait("$2.dst", ()), []) == "waits for an instruction that was not found ($2.dst)"
-    assert describe(Wait("$2", (), (1,)), named[:1]) == "waits until $2 is free, which 0x20 send.ugm has"
-    assert describe(Wait("$*.src", ()), []) == "waits for all that has a token ($*.src)"
+    assert describe(Wait("$2", (), (1,)), named[:1]) == "waits until $2 is free, which 0x20 send.ugm holds"
+    assert describe(Wait("$*.src", ()), []) == "waits for all instructions with a token ($*.src)"
     assert describe(Wait("I@3", ()), []) == "waits for the instruction 3 back in the integer pipe (I@3)"
     assert (
         describe(Wait("barrier", (), (1,)), ["0x0 send.gtwy"]) == "waits for its work-group, signals at 0x0 send.gtwy"

@@ -77,7 +77,7 @@ def test_times_of_the_monotonic_clock_stay_as_they_are_and_are_a_guess(tmp_path:
 
 def test_a_trace_of_another_run_is_refused_in_one_sentence(tmp_path: Path) -> None:
     sentence = (
-        r"job-0\.json does not fit the capture: no launch of it is in the capture, and by the wall clock it was "
+        r"job-0\.json does not fit the capture: none of its launches is in the capture, and by the wall clock it was "
         r"recorded at another time: pass the capture of the same run"
     )
     with pytest.raises(IaprofError, match=sentence):
@@ -127,7 +127,7 @@ def test_each_clock_is_described_in_a_sentence() -> None:
     )
     assert describe_clock(replace(clock, drift_ns=9_999)) == describe_clock(clock)
     assert describe_clock(TraceClock(JoinedBy.WALL, 5, True)) == (
-        "clocks joined by the wall clock; no launches tell how well (a guess)"
+        "clocks joined by the wall clock; no launches show how well (a guess)"
     )
 
 

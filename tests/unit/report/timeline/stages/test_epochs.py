@@ -111,5 +111,5 @@ def test_kernels_at_one_time_and_without_cycles_are_said() -> None:
                         slice_("m Cmpt Exec", 1, 0, [0, 0, 1000, 2000, 2000])])  # fmt: skip
     assert _said(same)[:2] == [
         "FREQ Left out 1 kernel without a duration or without cycles",
-        "FREQ Found 1 kernel that started when the one before did: no interval is between",
+        "FREQ Found 1 kernel that started at the time of the one before, so without an interval",
     ]
