@@ -11,6 +11,7 @@ from iaprof.cli.options.choices import checked_choice
 
 _WELL_KNOWN = frozenset((".csv", ".html", ".json", ".parquet", ".svg"))  # of one format whatever the verb
 
+
 def output_format(
     formats: Mapping[str, str], usual: str, *, named: str | None, as_json: bool, output: Path | None
 ) -> str:

@@ -56,7 +56,8 @@ def test_a_slice_is_one_node_with_its_own_time_and_that_of_those_in_it() -> None
 def test_slices_by_their_own_time_have_those_around_them() -> None:
     found = lines("slice")
     assert [line for line in found if line[0] != " "] == ["step 250", "gemm 50", "aten::mm 30", "launch 20"]
-    assert found[found.index("gemm 50") :][:5] == ["gemm 50", " launch 50", "  aten::mm 50", "   step 50", "    kernel 50"]
+    first = found.index("gemm 50")
+    assert found[first : first + 5] == ["gemm 50", " launch 50", "  aten::mm 50", "   step 50", "    kernel 50"]
 
 
 def test_a_tree_turned_around_has_the_same_time() -> None:
