@@ -168,7 +168,7 @@ def test_a_wrong_range_of_time_is_explained_in_the_dialog() -> None:
 def test_two_captures_are_compared_in_fewer_columns_where_there_is_no_room() -> None:
     # given
     later = profile([*ROWS[:2], ROWS[3]._replace(counts=counts(sbid=9000))])
-    both = Contents("a before, b after", joined(profile(ROWS), later), "kernel", sides=2)
+    both = Contents("a before, b after", joined(profile(ROWS), later), "kernel", sides=2, listing=listing)
     # then
     assert (
         shown(screen(both, size=(100, 20)))
