@@ -95,5 +95,7 @@ class Deadline:
     def _look(self) -> float:
         """Credits the process with its waits; returns its CPU time since the beginning."""
         ran, waited = self._waits.seconds()
-        self._credit_s = min(max(waited - self._waited, self._credit_s), MOST_WAITING_S)
-        return ran - self._ran
+        ran, waited = max(ran - self._ran, 0.0), max(waited - self._waited, self._credit_s)
+        # A wait that began before the time limit did is counted whole when it ends.
+        self._credit_s = min(waited, max(time.monotonic() - self._begun - ran, 0.0), MOST_WAITING_S)
+        return ran

@@ -105,6 +105,15 @@ def test_the_patient_clock_stands_still_while_a_process_waits(clock: Clock) -> N
     assert patient_clock() - before == pytest.approx(1.0)
 
 
+def test_a_wait_from_before_does_not_count(clock: Clock) -> None:
+    process = Process()
+    before = patient_clock()
+    deadline = Deadline(process, 3.0)
+    clock.now, process.ran, process.waited = clock.now + 2.0, process.ran + 0.5, process.waited + 60.0
+    deadline.over()
+    assert patient_clock() - before == pytest.approx(0.5)
+
+
 @contextlib.contextmanager
 def running(code: str) -> Iterator[int]:
     """Runs a program in a session of its own, which may have a share of the CPU of its own."""

@@ -69,7 +69,7 @@ def test_categories_are_those_of_devices_and_the_host() -> None:
 
 
 def test_a_profile_has_a_bounded_number_of_categories() -> None:
-    kernels = [slice_("gemm", 100 * n, 50, pid=0, tid=n, cat=f"kind {n}", stream=n) for n in range(300)]
+    kernels = [slice_("gemm", 100 * n, 50, pid=0, tid=n, cat=f"kernel {n}", stream=n) for n in range(300)]
     found = browsable(trace([*kernels, slice_("main", 0, 10)], dialect=Dialect.TORCH))
     assert len(found.reasons) <= 102
     assert found.counts.sum() == 300 * 50_000 + 10_000
