@@ -199,7 +199,7 @@ def test_it_says_what_to_do_where_it_was_not_built(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(injection, "_BUILT", tmp_path / "libiaprof_inject.so")
     before = set(FOLDERS.glob("*"))
 
-    with pytest.raises(IaprofError, match=r"is without libiaprof_inject\.so: install a C compiler"):
+    with pytest.raises(IaprofError, match=r"lacks libiaprof_inject\.so: install a C compiler"):
         Injection()
 
     assert set(FOLDERS.glob("*")) == before
