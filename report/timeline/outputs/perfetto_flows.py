@@ -71,12 +71,13 @@ def attached(trace: Trace, slices: Slices, where: Tracks) -> Flows:
     half = slices.duration[slice_[bound]] / 2
     keys = 2 * slice_[bound] + (flows.time[bound] - start > half)
     order = np.lexsort((flows.time[bound], keys))
-    distinct, counts = np.unique(keys[order], return_counts=True)  # in order, which is faster
-    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    keys = keys[order]
+    firsts = np.flatnonzero(np.diff(keys, prepend=_NONE))
+    offsets = np.append(firsts, len(keys)).astype(np.int32)
     ordered = fields.take(pa.array(bound[order]))
     lists = pa.ListArray.from_arrays(pa.array(offsets), ordered)
     joined = pc.binary_join(lists, pa.scalar(b"", pa.binary())) if count else pa.array([], pa.binary())
-    return Flows(is_free, fields, distinct, joined if len(distinct) else pa.array([b""], pa.binary()))
+    return Flows(is_free, fields, keys[firsts], joined if len(firsts) else pa.array([b""], pa.binary()))
 
 
 def _ids(trace: Trace) -> NDArray[np.uint64]:
