@@ -99,11 +99,11 @@ class CaptureWriter:
         shared = sorted(self._shared.pop(kind, {}).items())
         if not shared:
             return
-        rows = pa.concat_arrays([few for _, few in shared])
+        rows = shared[0][1]
+        if len(shared) > 1:  # parts may have the same texts in their dictionaries
+            rows = _with_dictionaries(kind, pa.concat_arrays([few for _, few in shared]))
         part = pa.concat_arrays([pa.repeat(pa.scalar(number, pa.uint16()), len(few)) for number, few in shared])
         columns = [pa.repeat(pa.scalar(kind, pa.string()), len(rows)), part]
-        if len(shared) > 1:  # parts may have the same texts in their dictionaries
-            rows = _with_dictionaries(kind, rows)
         nulls = (
             pa.nulls(len(rows), field.type) for field in self._schema if field.name in KINDS and field.name != kind
         )

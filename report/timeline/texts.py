@@ -70,13 +70,12 @@ class Texts:
 
     def matches(self, codes: NDArray[np.int32], pattern: str) -> NDArray[np.bool_]:
         """Tells for each code whether a regular expression (RE2) is found in its text; False for NO_TEXT."""
-        found = self._matches.get(pattern, np.zeros(0, bool))
-        if len(found) < len(self._texts):
-            new = pc.match_substring_regex(self._texts[len(found) :], pattern).to_numpy(zero_copy_only=False)
-            self._matches[pattern] = found = np.append(found, new)
-        if not len(found):
-            return np.zeros(len(codes), bool)
-        return np.asarray(found[np.maximum(codes, 0)] & (codes >= 0), bool)
+        found = self._matches.get(pattern, np.zeros(1, bool))
+        known = len(found) - 1  # the last one is NO_TEXT's
+        if known < len(self._texts):
+            new = pc.match_substring_regex(self._texts[known:], pattern).to_numpy(zero_copy_only=False)
+            self._matches[pattern] = found = np.concatenate([found[:-1], new, [False]])
+        return np.asarray(found[codes], bool)
 
     def replaced(self, codes: NDArray[np.int32], pattern: str, replacement: str) -> NDArray[np.int32]:
         """Returns the codes of texts in which all matches of a regular expression (RE2) are replaced."""

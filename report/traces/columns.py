@@ -47,8 +47,7 @@ class Texts(dict[str, int]):
         """Returns the texts, none of which is too long."""
         found = []
         for text in self:
-            encoded = text.encode("utf-8", "replace")
-            if len(encoded) > _MOST_TEXT:
+            if 4 * len(text) > _MOST_TEXT and len(encoded := text.encode("utf-8", "replace")) > _MOST_TEXT:
                 self.cut += 1
                 text = encoded[: _MOST_TEXT - 3].decode("utf-8", "ignore") + "…"
             found.append(text)

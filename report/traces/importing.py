@@ -198,7 +198,7 @@ class _Group:
         """Writes the rows."""
         if not self._tables:
             return
-        table = pa.concat_tables(self._tables).unify_dictionaries().combine_chunks()
+        table = pa.concat_tables(self._tables).unify_dictionaries()
         self._tables, self._rows, self._bytes = [], 0, 0
         columns = [table[field.name] for field in KINDS[self._kind]]
         arrays = [pa.concat_arrays(column.chunks) for column in columns]

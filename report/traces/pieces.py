@@ -68,14 +68,8 @@ class _Ahead:
     result: Future[Read]
 
 
-def _sandbox(unpack_zstd: bool) -> Sandbox:
-    if unpack_zstd:
-        return Sandbox("iaprof.report.traces.perfetto.zstd_reader", _LIMITS)
-    return Sandbox("iaprof.report.traces.reader", _LIMITS)
-
-
 class Children(Closing):
-    """Sandboxed children that read pieces, one more than `count`, which converts."""
+    """Sandboxed children that read pieces, one more than `count`, which converts, and one that reads packets."""
 
     def __init__(
         self,
@@ -92,12 +86,14 @@ class Children(Closing):
             threads: which wait for them; None for one for each.
             unpack_zstd: packets that are compressed so, for which they take longer to start.
         """
-        self._sandboxes = [_sandbox(unpack_zstd) for _ in range(0 if children else count + 1)]
-        everyone = [*(children or self._sandboxes)]
+        of_packets = "iaprof.report.traces.perfetto." + ("zstd_reader" if unpack_zstd else "packet_reader")
+        modules = [] if children else [*["iaprof.report.traces.reader"] * (count + 1), of_packets]
+        self._sandboxes = [Sandbox(module, _LIMITS) for module in modules]
+        everyone = [*(children or self._sandboxes[:-1])]
         self.count = max(len(everyone) - 1, 1)
         self.converter = everyone[0]
         self._free: queue.SimpleQueue[Reads] = queue.SimpleQueue()
-        self._keeper = (everyone[1:] or everyone)[0]
+        self._keeper = self._sandboxes[-1] if self._sandboxes else everyone[-1]
         for child in everyone[1:] or everyone:
             self._free.put(child)
         self._threads = threads or ThreadPoolExecutor(self.count)

@@ -334,9 +334,7 @@ def _joined(block: Block, members: Members) -> tuple[NDArray[np.uint8], Places]:
     starts[firsts] -= 1  # a place for the brace
     counts = members.separator + 1 - starts
     ends = np.cumsum(counts)
-    places = np.arange(int(ends[-1]))
-    places += np.repeat(starts - ends + counts, counts)
-    found = block.bytes.take(places)
+    found = spans.content(block, starts, members.separator + 1)
     bounds = np.append((ends - counts)[firsts], ends[-1])
     found[ends - 1] = _COMMA
     found[bounds[1:] - 1] = _CLOSE

@@ -39,7 +39,6 @@ def operations(_stage_seconds: float) -> dict[str, Operation]:
     import numpy as np
 
     from iaprof.report.traces import reading
-    from iaprof.report.traces.perfetto.reader import PacketReader
 
     for sample in _SAMPLES:  # so that libraries import what they need before the sandbox forbids opening files
         reading.read(sample, is_last=True)
@@ -47,20 +46,10 @@ def operations(_stage_seconds: float) -> dict[str, Operation]:
     for encoding in ENCODINGS:
         codecs.lookup(encoding)
     gc.disable()  # a piece is a hundred thousand dicts, without cycles
-    packet_reader = PacketReader()
-
-    def read_packets(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
-        return packet_reader.read(parameters, _content(parameters, data, files), files[-1])
-
-    return {
-        "events": read_events,
-        "members": read_members,
-        "packets": read_packets,
-        "convert": _Converter().convert,
-    }
+    return {"events": read_events, "members": read_members, "convert": _Converter().convert}
 
 
-def _content(parameters: dict[str, Any], data: bytearray, files: list[int]) -> bytes:
+def content_of(parameters: dict[str, Any], data: bytearray, files: list[int]) -> bytes:
     """Returns the piece: `data`, or from `start` to `end` of the first file."""
     if "start" not in parameters:
         return bytes(data)
@@ -76,7 +65,7 @@ def read_events(parameters: dict[str, Any], data: bytearray, files: list[int]) -
     from iaprof.report.traces import answer, reading
 
     found, piece, count = reading.read(
-        _content(parameters, data, files), parameters["is_last"], parameters["is_lost"], parameters["gives_up"]
+        content_of(parameters, data, files), parameters["is_last"], parameters["is_lost"], parameters["gives_up"]
     )
     try:
         written = answer.write(found, files[-1])
@@ -96,7 +85,7 @@ def read_events(parameters: dict[str, Any], data: bytearray, files: list[int]) -
 def read_members(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
     """Reads a piece of the outermost object, outside the list of events."""
     state = members.State(**parameters["state"])
-    found = members.scan(_content(parameters, data, files), state, parameters["is_last"])
+    found = members.scan(content_of(parameters, data, files), state, parameters["is_last"])
     return {**asdict(found), "state": asdict(found.state)}
 
 
@@ -119,7 +108,7 @@ class _Converter:
             self._inflate = zlib.decompressobj(_GZIP) if parameters["gzip"] else None
             encoding = parameters["encoding"]
             self._decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
-        content = _content(parameters, data, files)
+        content = content_of(parameters, data, files)
         ended = damaged = False
         plain, consumed = content, len(content)
         if self._inflate is not None:

@@ -11,7 +11,8 @@ from iaprof.report.traces import columns, events, plain
 from iaprof.report.traces.answer import ABSENT, CODES, DOUBLES, NO_TEXT, Columns, Table
 from iaprof.report.traces.blocks import Block, NotPlain
 
-BLOCK_BYTES = 1 << 20  # a larger one does not fit into caches, a smaller one costs more for each event
+BLOCK_BYTES = 3 << 19  # a larger one needs more memory, a smaller one costs more for each event
+_SLACK = 4  # a block is longer by this part of it if nothing remains then: a short one costs almost as much
 _BLANK, _AHEAD = b" \t\r\n,", 64
 _ONCE = frozenset({"args", "args_row", "args_length"})  # not one for each row
 
@@ -41,7 +42,8 @@ def read(
     size = block_bytes
     while not is_lost and data[at : at + _AHEAD].strip(_BLANK) + data[at + _AHEAD : at + _AHEAD + 1]:
         try:
-            block = Block(data[at : at + size])
+            left = len(data) - at
+            block = Block(data[at : at + (size if left > size + size // _SLACK else left)])
         except NotPlain:
             if size < len(data) - at and size == block_bytes:
                 size *= 8  # perhaps one event is so long

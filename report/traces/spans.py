@@ -160,13 +160,19 @@ def _eight_hexadecimals(block: Block, ends: Places, lengths: Places) -> tuple[ND
 
 
 def strings(block: Block, starts: Places, ends: Places) -> pa.StringArray:
-    """Returns what stands at places, which are in ascending order."""
-    offsets = np.empty(2 * len(starts), np.int32)
-    offsets[::2], offsets[1::2] = starts, ends
+    """Returns what stands at places."""
+    offsets = np.full(2 * len(starts) + 1, len(block.text), np.int32)
+    offsets[:-1:2], offsets[1::2] = starts, ends
     # Every second element is what lies between two of them.
-    count = max(len(offsets) - 1, 0)
-    every = pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(block.text)])
-    return every.take(pa.array(np.arange(0, count, 2)))
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(block.text)]
+    every = pa.Array.from_buffers(pa.string(), 2 * len(starts), buffers)
+    return every.take(pa.array(np.arange(0, 2 * len(starts), 2)))
+
+
+def content(block: Block, starts: Places, ends: Places) -> NDArray[np.uint8]:
+    """Returns the bytes at places, one after the other."""
+    _, offsets, data = strings(block, starts, ends).buffers()
+    return np.frombuffer(data, np.uint8)[: np.frombuffer(offsets, np.int32)[len(starts)]].copy()
 
 
 def encoded(block: Block, starts: Places, ends: Places) -> tuple[NDArray[np.int32], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from iaprof.report.timeline.trace import ABSENT, MADE, Slices, Trace
 
 _NONE = -1
 _AT_ONCE = 1 << 19  # slices
-_BEFORE = 1 << 62  # more than any length: ranks ends before begins
+_LAST = (1 << 63) - 1
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,13 @@ def attached(trace: Trace, slices: Slices, where: Tracks) -> Flows:
     half = slices.duration[slice_[bound]] / 2
     keys = 2 * slice_[bound] + (flows.time[bound] - start > half)
     order = np.lexsort((flows.time[bound], keys))
-    distinct, counts = np.unique(keys, return_counts=True)
-    offsets = np.append(0, np.cumsum(counts)).astype(np.int32)
+    keys = keys[order]
+    firsts = np.flatnonzero(np.diff(keys, prepend=_NONE))
+    offsets = np.append(firsts, len(keys)).astype(np.int32)
     ordered = fields.take(pa.array(bound[order]))
     lists = pa.ListArray.from_arrays(pa.array(offsets), ordered)
     joined = pc.binary_join(lists, pa.scalar(b"", pa.binary())) if count else pa.array([], pa.binary())
-    return Flows(is_free, fields, distinct, joined if len(distinct) else pa.array([b""], pa.binary()))
+    return Flows(is_free, fields, keys[firsts], joined if len(firsts) else pa.array([b""], pa.binary()))
 
 
 def _ids(trace: Trace) -> NDArray[np.uint64]:
@@ -182,27 +183,47 @@ def _innermost(
     ends_first: bool,
 ) -> NDArray[np.int64]:
     """Returns what `_enclosing` does, for slices none of which is empty."""
-    n, marks = len(start), len(times)
-    found = np.full(marks, _NONE, np.int64)
-    time = np.concatenate([start, start + length, times])
-    track = np.concatenate([tracks, tracks, marked])
-    # At one instant: ends (the shortest first), begins (the longest first), marks; or marks before the ends.
-    rank = np.concatenate([-length, length - _BEFORE, np.full(marks, 1 if ends_first else ABSENT)])
-    order = by_time(time, rank)
-    order = order[_stable(groups(track)[0][order])]
-    del rank, time, start, length  # millions of each
-    step = np.where(order < n, np.int8(1), np.where(order < 2 * n, np.int8(-1), np.int8(0)))
-    depth = np.cumsum(step, dtype=np.int32)  # each track ends as it begins, at 0
-    level = np.where(order < 2 * n, depth + (step < 0), depth)
-    # The latest begin of a level and track is the slice that is open there.
-    by_level = _stable(level)
-    is_begin = step[by_level] > 0
-    latest = np.maximum.accumulate(np.where(is_begin, np.arange(len(order)), 0))
-    is_mark = order[by_level] >= 2 * n
-    at = order[by_level[latest]]
-    inside = is_mark & (level[by_level] > 0)
-    found[order[by_level[inside]] - 2 * n] = at[inside]
+    found = np.full(len(times), _NONE, np.int64)
+    distinct = np.unique(tracks)
+    marked_here = np.searchsorted(distinct, marked)
+    known = np.flatnonzero(distinct[np.minimum(marked_here, len(distinct) - 1)] == marked)
+    begin, end, mark = _on_one_line(
+        np.searchsorted(distinct, tracks), start, start + length, marked_here[known], times[known]
+    )
+    order = by_time(begin, -length)  # where several begin at one instant, the longest first
+    begin, end = begin[order], np.sort(end, kind="stable")
+    depth = np.arange(len(begin)) - np.searchsorted(end, begin, "right")  # slices around each one
+    # A mark is behind the begins, and before the ends, of the slices around it.
+    side: Literal["left", "right"] = "right" if ends_first else "left"
+    latest = np.searchsorted(begin, mark, side) - 1
+    level = latest - np.searchsorted(end, mark, side)
+    inside = np.flatnonzero(level >= 0)
+    latest, level = latest[inside], level[inside]
+    # The latest begin of a level is the slice that is open there.
+    higher = np.flatnonzero(depth[latest] != level)
+    if len(higher):
+        by_level = _stable(depth)
+        keys = depth[by_level] * len(depth) + by_level
+        latest[higher] = by_level[np.searchsorted(keys, level[higher] * len(depth) + latest[higher], "right") - 1]
+    found[known[inside]] = order[latest]
     return found
+
+
+def _on_one_line(
+    tracks: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    marked: NDArray[np.int64],
+    times: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Returns times, also those of marks, so that those of each track are after those of the tracks before it."""
+    first, last = min(begins.min(), times.min(initial=_LAST)), max(ends.max(), times.max(initial=-_LAST))
+    span = int(last) - int(first) + 1
+    if span * (int(tracks.max()) + 1) > _LAST:  # only their order matters
+        numbers = np.unique(np.concatenate([begins, ends, times]), return_inverse=True)[1]
+        begins, ends, times = np.split(numbers, np.cumsum([len(begins), len(ends)]))
+        first, span = 0, len(numbers)
+    return begins - first + span * tracks, ends - first + span * tracks, times - first + span * marked
 
 
 def _stable(values: NDArray[Any]) -> NDArray[np.int64]:

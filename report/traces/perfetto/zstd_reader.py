@@ -1,11 +1,10 @@
-"""Runs in a sandboxed child: `reader`, for traces with packets that are compressed with zstd."""
+"""Runs in a sandboxed child: `packet_reader`, for traces with packets that are compressed with zstd."""
 
 from __future__ import annotations
 
 import os
 
-from iaprof.report.traces import reader
-from iaprof.report.traces.perfetto import zstandard
+from iaprof.report.traces.perfetto import packet_reader, zstandard
 from iaprof.sandbox.reader import Operation
 
 
@@ -13,4 +12,4 @@ def operations(stage_seconds: float) -> dict[str, Operation]:
     """Returns the operations of this child, by name."""
     os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # the others reserve more than a child may have
     zstandard.load()
-    return reader.operations(stage_seconds)
+    return packet_reader.operations(stage_seconds)

@@ -140,15 +140,33 @@ def test_flows_are_parts_of_the_innermost_slice_at_the_edge_that_is_closer() -> 
             slice_("inner", 12, 4, pid=1),
             slice_("kernel", 70, 50, tid=2),
             {"ph": "s", "id": 9, "ts": 13, "pid": 1, "tid": 1, "cat": "ac2g"},
+            {"ph": "s", "id": 8, "ts": 16, "pid": 1, "tid": 1, "cat": "ac2g", "name": "behind inner"},
             {"ph": "f", "id": 9, "ts": 119.999, "pid": 0, "tid": 2, "cat": "ac2g"},
             {"ph": "s", "id": 9, "ts": 120, "pid": 0, "tid": 2, "cat": "sync"},
             {"ph": "f", "id": 9, "ts": 500, "pid": 0, "tid": 2, "cat": "sync", "name": "alone"},
         ]
     )
     assert sorted(flows(written(made))) == [
-        (12000, "SLICE_BEGIN", 9, False), (120000, "SLICE_END", 9, True), (120000, "SLICE_END", 10, False),
-        (500000, "INSTANT", 10, True),
+        (10000, "SLICE_BEGIN", 8, False), (12000, "SLICE_BEGIN", 9, False), (120000, "SLICE_END", 9, True),
+        (120000, "SLICE_END", 10, False), (500000, "INSTANT", 10, True),
     ]  # fmt: skip
+
+
+def test_flows_find_their_slices_where_times_are_as_far_apart_as_numbers_go() -> None:
+    far = 9e15  # us: twice as many ns do not fit
+    flow = {"ph": "s", "pid": 0}
+    made = trace(
+        [
+            *(slice_("long", 0, far + 8, tid=tid) for tid in (1, 2, 3)),
+            *(slice_("short", far, 8, tid=tid) for tid in (1, 2, 3)),
+            *({**flow, "id": tid, "tid": tid, "ts": 1} for tid in (1, 2, 3)),
+            *({**flow, "id": 3 + tid, "tid": tid, "ts": far + 1} for tid in (1, 2, 3)),
+        ]
+    )
+    assert sorted(flows(written(made))) == [
+        *((0, "SLICE_BEGIN", number, False) for number in (1, 2, 3)),
+        *((9 * 10**18, "SLICE_BEGIN", number, False) for number in (4, 5, 6)),
+    ]
 
 
 def test_flows_of_two_files_with_one_id_are_two_flows() -> None:

@@ -13,9 +13,10 @@ from unittest import mock
 import pyarrow as pa
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.report.traces import importing, reader
+from iaprof.report.traces import importing
 from iaprof.report.traces.imported_file import FileFacts
 from iaprof.report.traces.importing import import_traces
+from iaprof.report.traces.perfetto import packet_reader
 from iaprof.report.traces.pieces import PIECE_BYTES, Children
 
 KINDS = ("slice", "counter", "flow", "instant")
@@ -25,7 +26,7 @@ class HereReader:
     """Does what a sandboxed child does, in this process."""
 
     def __init__(self) -> None:
-        self._operations = reader.operations(1.0)
+        self._operations = packet_reader.operations(1.0)
 
     def call(
         self,
