@@ -110,6 +110,7 @@ class CaptureReader:
         except (OSError, pa.ArrowException, ValueError, KeyError) as error:
             raise self._unreadable(error) from error
         self._declared: dict[Ratio, int] = {}  # shared by all parts
+        self._of_parts: dict[Ratio, dict[int, int]] = defaultdict(dict)  # likewise; by part
         self.label = ""  # the label of a part of a merged capture
         self._own: int | None = None if self.is_merged else 0  # the part whose rows are read
         self._groups = self._row_groups()
@@ -215,6 +216,16 @@ class CaptureReader:
         """
         self._declared[ratio] = self._declared.get(ratio, 0) + number
         self.check(self._declared[ratio], ratio)
+
+    def check_parts(self, number: int, ratio: Ratio) -> None:
+        """Checks how many of something this part and those that were checked before declare, each part once.
+
+        Raises:
+                CaptureError: these are absurdly many for a file of its size.
+        """
+        before = self._of_parts[ratio].get(self.number, 0)
+        self._of_parts[ratio][self.number] = number
+        self.count_against(ratio, number - before)
 
     def _check_schema(self) -> None:
         schema = self._file.schema_arrow

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +11,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
+from iaprof.formats.capture.dictionaries import number_texts
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.selection import Selection
 from iaprof.report.parts import starts_ns
 
+_Ints = NDArray[np.int64]
 _CALLER = ("time_ns", "pid", "tid", "comm", "stack", "flags")
 
 
@@ -46,49 +47,66 @@ def transfers(capture: CaptureReader, selection: Selection) -> list[Transfers]:
     """
     if selection.devices or selection.reasons or not selection.active or selection.python is not None:
         raise UsageError("--by transfer goes with options that choose times, processes and threads only")
-    calls: Counter[str] = Counter()
-    bytes_: Counter[str] = Counter()
-    unknown: Counter[str] = Counter()
-    kernels: Counter[str] = Counter()
+    numbers: dict[str | None, int] = {}  # of functions
+    rows: list[tuple[_Ints, NDArray[np.uint64], NDArray[np.bool_]]] = []  # function, bytes, whether these are known
+    own_kernels: list[_Ints] = []  # the functions of the driver's own kernels
     for part, start_ns in zip(capture.parts, starts_ns(capture), strict=True):
-        of_stack: dict[int, str] = {}
+        known_stacks = [(np.empty(0, np.uint64), np.empty(0, np.int64))]
         for table in _selected_rows(part, "transfer", (*_CALLER, "function", "bytes"), selection, start_ns):
-            names = table["function"].unify_dictionaries().combine_chunks()
-            texts = [str(text) for text in names.dictionary.to_pylist()]
-            which = names.indices.to_numpy().astype(np.int64)
-            known = table["bytes"].is_valid().to_numpy(zero_copy_only=False)
-            sizes = pc.fill_null(table["bytes"], 0).to_numpy()
-            for number, text in enumerate(texts):
-                own = which == number
-                calls[text] += int(own.sum())
-                bytes_[text] += sum(sizes[own].tolist()) if own.any() else 0
-                unknown[text] += int((own & ~known).sum())
-                of_stack |= dict.fromkeys(np.unique(table["stack"].to_numpy()[own]).tolist(), text)
-        of_stack.pop(0, None)
+            function = number_texts(table["function"], numbers)
+            is_known = table["bytes"].is_valid().to_numpy(zero_copy_only=False)
+            rows.append((function, pc.fill_null(table["bytes"], 0).to_numpy(), is_known))
+            known_stacks.append((table["stack"].to_numpy(), function))
+        functions = _FunctionOfStack(*map(np.concatenate, zip(*known_stacks, strict=True)))
         for table in _selected_rows(part, "launch", _CALLER, selection, start_ns):
             own = (table["flags"].to_numpy() & LaunchFlags.OWN) > 0
-            stacks, counts = np.unique(table["stack"].to_numpy()[own], return_counts=True)
-            for stack, count in zip(stacks.tolist(), counts.tolist(), strict=True):
-                if stack in of_stack:
-                    kernels[of_stack[stack]] += count
-    found = [Transfers(name, calls[name], bytes_[name], unknown[name], kernels[name]) for name in calls if calls[name]]
+            own_kernels.append(functions.of(table["stack"].to_numpy()[own]))
+    found = _sums(numbers, rows, own_kernels)
     if selection.kernel is not None:
         found = [each for each in found if selection.kernel.search(each.function)]
     return sorted(found, key=lambda each: (-each.bytes, -each.calls, each.function))
 
 
+class _FunctionOfStack:
+    """The function that each stack calls."""
+
+    def __init__(self, stack: NDArray[np.uint64], function: _Ints) -> None:
+        self._stacks, first = np.unique(stack[::-1], return_index=True)  # of several functions the last one
+        self._functions = function[::-1][first]
+
+    def of(self, stacks: NDArray[np.uint64]) -> _Ints:
+        """Returns the functions of those stacks that are known: int64[m]."""
+        at = np.searchsorted(self._stacks, stacks)
+        known = (stacks > 0) & (at < len(self._stacks))
+        known[known] = self._stacks[at[known]] == stacks[known]
+        return self._functions[at[known]]
+
+
+def _sums(
+    numbers: dict[str | None, int],
+    rows: list[tuple[_Ints, NDArray[np.uint64], NDArray[np.bool_]]],
+    own_kernels: list[_Ints],
+) -> list[Transfers]:
+    """Adds up calls by function."""
+    if not rows:
+        return []
+    function, size, is_known = map(np.concatenate, zip(*rows, strict=True))
+    kernels = np.bincount(np.concatenate([np.empty(0, np.int64), *own_kernels]), minlength=len(numbers))
+    calls = np.bincount(function, minlength=len(numbers))
+    unknown = np.bincount(function[~is_known], minlength=len(numbers))
+    # 64-bit sizes add up to more than 64 bits: upper and lower halves are added up apart.
+    halves = np.zeros((2, len(numbers)), np.uint64)
+    for half, values in zip(halves, (size >> np.uint64(32), size & np.uint64(0xFFFF_FFFF)), strict=True):
+        np.add.at(half, function, values)
+    bytes_ = [(upper << 32) + lower for upper, lower in halves.T.tolist()]
+    columns = (calls.tolist(), bytes_, unknown.tolist(), kernels.tolist())
+    return [Transfers(name or "", *each) for name, *each in zip(numbers, *columns, strict=True) if each[0]]
+
+
 def sum_transfers(found: Sequence[Transfers], function: str) -> Transfers:
     """Adds up calls, under the name `function`."""
-    total = Transfers(function)
-    for each in found:
-        total = replace(
-            total,
-            calls=total.calls + each.calls,
-            bytes=total.bytes + each.bytes,
-            unknown=total.unknown + each.unknown,
-            kernels=total.kernels + each.kernels,
-        )
-    return total
+    names = ("calls", "bytes", "unknown", "kernels")
+    return Transfers(function, *(sum(getattr(each, name) for each in found) for name in names))
 
 
 def _selected_rows(
