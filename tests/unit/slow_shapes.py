@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import HEADER_KEY
 from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
+from unit.bombs import nothing
 from unit.capturing import HEADER
 from unit.elfwriter import COMPILE_UNIT, HIGH_PC, LOW_PC, NAME, STMT_LIST, Addr, Die, dwarf, kernel, zebin
 
@@ -46,7 +47,7 @@ def pack(path: Path, groups: Sequence[_Group], header: dict[str, Any] | None = N
     ) as writer:  # fmt: skip
         for kind, columns in given.items():
             rows = max(map(len, columns.values()))
-            members = [columns[f.name] if f.name in columns else _nothing(f.type, rows) for f in KINDS[kind]]
+            members = [columns[f.name] if f.name in columns else nothing(f.type, rows) for f in KINDS[kind]]
             own = pa.StructArray.from_arrays(members, fields=list(schema.field(kind).type))
             arrays = [pa.repeat(kind, rows), pa.nulls(rows, pa.uint16())]
             arrays += [own if each == kind else pa.nulls(rows, schema.field(each).type) for each in given]
@@ -61,15 +62,6 @@ def _field(kind: str, given: dict[str, _Columns]) -> pa.Field:
     return pa.field(
         kind, pa.struct([f.with_type(columns[f.name].type) if f.name in columns else f for f in KINDS[kind]])
     )
-
-
-def _nothing(type_: pa.DataType, rows: int) -> pa.Array:
-    if pa.types.is_list(type_):
-        return pa.ListArray.from_arrays(
-            pa.array(np.zeros(rows + 1, np.int32)), pa.nulls(0, type_.value_type), type=type_
-        )
-    value = "" if type_ == pa.string() else b"" if type_ == pa.binary() else False if type_ == pa.bool_() else 0
-    return pa.repeat(pa.scalar(value, type_), rows)
 
 
 def _u64(values: NDArray[Any] | int, rows: int = 0) -> pa.Array:
