@@ -47,60 +47,61 @@ def transfers(capture: CaptureReader, selection: Selection) -> list[Transfers]:
     """
     if selection.devices or selection.reasons or not selection.active or selection.python is not None:
         raise UsageError("--by transfer goes with options that choose times, processes and threads only")
-    numbers: dict[str | None, int] = {}  # of functions
-    rows: list[tuple[_Ints, NDArray[np.uint64], NDArray[np.bool_]]] = []  # function, bytes, whether these are known
-    own_kernels: list[_Ints] = []  # the functions of the driver's own kernels
+    sums = _Sums()
     for part, start_ns in zip(capture.parts, starts_ns(capture), strict=True):
         known_stacks = [(np.empty(0, np.uint64), np.empty(0, np.int64))]
         for table in _selected_rows(part, "transfer", (*_CALLER, "function", "bytes"), selection, start_ns):
-            function = number_texts(table["function"], numbers)
-            is_known = table["bytes"].is_valid().to_numpy(zero_copy_only=False)
-            rows.append((function, pc.fill_null(table["bytes"], 0).to_numpy(), is_known))
-            known_stacks.append((table["stack"].to_numpy(), function))
-        functions = _FunctionOfStack(*map(np.concatenate, zip(*known_stacks, strict=True)))
+            function = sums.add_calls(table)
+            known_stacks.append(_last_functions(table["stack"].to_numpy(), function))
+        stacks, functions = _last_functions(*map(np.concatenate, zip(*known_stacks, strict=True)))
         for table in _selected_rows(part, "launch", _CALLER, selection, start_ns):
             own = (table["flags"].to_numpy() & LaunchFlags.OWN) > 0
-            own_kernels.append(functions.of(table["stack"].to_numpy()[own]))
-    found = _sums(numbers, rows, own_kernels)
+            stack = table["stack"].to_numpy()[own & (table["stack"].to_numpy() > 0)]
+            at = np.searchsorted(stacks, stack)
+            known = np.append(stacks, np.uint64(0))[at] == stack
+            sums.add_kernels(functions[at[known]])
+    found = sums.all()
     if selection.kernel is not None:
         found = [each for each in found if selection.kernel.search(each.function)]
     return sorted(found, key=lambda each: (-each.bytes, -each.calls, each.function))
 
 
-class _FunctionOfStack:
-    """The function that each stack calls."""
-
-    def __init__(self, stack: NDArray[np.uint64], function: _Ints) -> None:
-        self._stacks, first = np.unique(stack[::-1], return_index=True)  # of several functions the last one
-        self._functions = function[::-1][first]
-
-    def of(self, stacks: NDArray[np.uint64]) -> _Ints:
-        """Returns the functions of those stacks that are known: int64[m]."""
-        at = np.searchsorted(self._stacks, stacks)
-        known = (stacks > 0) & (at < len(self._stacks))
-        known[known] = self._stacks[at[known]] == stacks[known]
-        return self._functions[at[known]]
+def _last_functions(stack: NDArray[np.uint64], function: _Ints) -> tuple[NDArray[np.uint64], _Ints]:
+    """Returns the distinct stacks in ascending order, and the last function of each."""
+    stacks, first = np.unique(stack[::-1], return_index=True)
+    return stacks, function[::-1][first]
 
 
-def _sums(
-    numbers: dict[str | None, int],
-    rows: list[tuple[_Ints, NDArray[np.uint64], NDArray[np.bool_]]],
-    own_kernels: list[_Ints],
-) -> list[Transfers]:
-    """Adds up calls by function."""
-    if not rows:
-        return []
-    function, size, is_known = map(np.concatenate, zip(*rows, strict=True))
-    kernels = np.bincount(np.concatenate([np.empty(0, np.int64), *own_kernels]), minlength=len(numbers))
-    calls = np.bincount(function, minlength=len(numbers))
-    unknown = np.bincount(function[~is_known], minlength=len(numbers))
-    # 64-bit sizes add up to more than 64 bits: upper and lower halves are added up apart.
-    halves = np.zeros((2, len(numbers)), np.uint64)
-    for half, values in zip(halves, (size >> np.uint64(32), size & np.uint64(0xFFFF_FFFF)), strict=True):
-        np.add.at(half, function, values)
-    bytes_ = [(upper << 32) + lower for upper, lower in halves.T.tolist()]
-    columns = (calls.tolist(), bytes_, unknown.tolist(), kernels.tolist())
-    return [Transfers(name or "", *each) for name, *each in zip(numbers, *columns, strict=True) if each[0]]
+class _Sums:
+    """Calls added up by function."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str | None, int] = {}  # of functions
+        # Calls, the upper and lower halves of bytes, which add up to more than 64 bits, unknown bytes, and kernels.
+        self._sums = np.zeros((5, 0), np.uint64)
+
+    def add_calls(self, calls: pa.Table) -> _Ints:
+        """Adds calls, and returns the number of each one's function: int64[n]."""
+        function = number_texts(calls["function"], self._numbers)
+        self._sums = np.pad(self._sums, ((0, 0), (0, len(self._numbers) - self._sums.shape[1])))
+        size = pc.fill_null(calls["bytes"], 0).to_numpy()
+        added = (1, size >> np.uint64(32), size & np.uint64(0xFFFF_FFFF), pc.is_null(calls["bytes"]).to_numpy())
+        for sums, values in zip(self._sums, added, strict=False):
+            np.add.at(sums, function, values)
+        return function
+
+    def add_kernels(self, function: _Ints) -> None:
+        """Adds launches of the driver's own kernels by their functions' numbers: int64[n]."""
+        np.add.at(self._sums[4], function, 1)
+
+    def all(self) -> list[Transfers]:
+        """Returns the functions with calls."""
+        rows = zip(self._numbers, self._sums.T.tolist(), strict=True)
+        return [
+            Transfers(name or "", calls, (upper << 32) + lower, unknown, kernels)
+            for name, (calls, upper, lower, unknown, kernels) in rows
+            if calls
+        ]
 
 
 def sum_transfers(found: Sequence[Transfers], function: str) -> Transfers:
