@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -111,6 +111,17 @@ class Places:
         first = np.full(len(keys), np.iinfo(np.uint64).max, np.uint64)
         np.minimum.at(first, of_frame, times)
         return cls(of_frame, keys // width, distinct.dictionary.to_numpy()[keys % width], first)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Places]) -> Places:
+        """Returns the places of the frames of all parts."""
+        empty = np.empty(0, np.uint64)
+        columns = ((empty, empty, empty), *((part.modules, part.addresses, part.times) for part in parts))
+        modules, addresses, times = (np.concatenate(column) for column in zip(*columns, strict=True))
+        whole = cls.of(modules.astype(np.int32), addresses, times)
+        firsts = np.cumsum([0, *(len(part.modules) for part in parts)])
+        of_frame = [whole.of_frame[first + part.of_frame] for first, part in zip(firsts, parts, strict=False)]
+        return replace(whole, of_frame=np.concatenate([np.empty(0, np.int32), *of_frame]))
 
 
 def identities(modules: list[Module]) -> NDArray[np.uint32]:

@@ -99,12 +99,10 @@ class CpuFrames:
         self._ended: list[str | None] = ended or [None] * len(stacks)
         self._guessed, self._pids = _first_guesses(stacks), stacks["pid"].to_numpy()
         self._python = PythonStacks(stacks, codes)
-        frames = calls(stacks)
-        depths = np.bincount(frames.stacks, minlength=len(stacks))
+        depths, places = _places(stacks, spaces)
         self._truncated = self._truncated | (depths >= DEEPEST_STACK)
         # The frames of the stack in row i: _starts[i] to _starts[i + 1].
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(depths)])
-        places = Places.of(*spaces.locate(frames.pids, frames.addresses, frames.times), frames.times)
         self._modules, self._places = spaces.modules, places
         self._identities = identities(self._modules)[places.modules]  # of each place
         self._has_name, no_calls = np.zeros((2, len(places.modules)), bool)  # likewise
@@ -378,6 +376,16 @@ class CpuFrames:
             for module, all_, unnamed in zip(self._modules, *shares.tolist(), strict=True)
             if all_
         }
+
+
+def _places(stacks: pa.Table, spaces: AddressSpaces) -> tuple[NDArray[np.int64], Places]:
+    """Returns the number of frames of each stack, int64[n], and the places of the frames."""
+    depths, places = [np.empty(0, np.int64)], []
+    for rows in batches(pc.list_value_length(stacks["ips"]).to_numpy(), _FRAMES_AT_ONCE):
+        frames = calls(stacks.slice(rows.start, rows.stop - rows.start))
+        depths.append(np.bincount(frames.stacks, minlength=rows.stop - rows.start))
+        places.append(Places.of(*spaces.locate(frames.pids, frames.addresses, frames.times), frames.times))
+    return np.concatenate(depths), Places.joined(places)
 
 
 def _origin(frame: CpuFrame) -> Origin:

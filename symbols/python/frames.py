@@ -107,11 +107,11 @@ class PythonStacks:
 
 
 class _CodeNames:
-    """Names and files of the code objects that stacks refer to; each distinct text is stored once."""
+    """Names and files of the code objects that stacks refer to."""
 
     def __init__(self, codes: pa.Table | None, used_ids: NDArray[np.uint32]) -> None:
         self._ids = np.empty(0, np.uint32)
-        self._columns: list[tuple[list[int], list[str]]] = []
+        self._texts = [(NOT_COPIED, "")]  # the last one is of all others
         if codes is None or not len(codes):
             return
         ids = codes["id"].to_numpy()
@@ -119,10 +119,8 @@ class _CodeNames:
         self._ids, first = np.unique(ids, return_index=True)
         kept = np.isin(self._ids, used_ids) & (self._ids != NO_CODE)
         self._ids, first = self._ids[kept], first[kept]
-        for name in ("name", "file"):
-            texts = combined(codes[name].take(pa.array(first)))
-            used = texts.indices.dictionary_encode()
-            self._columns.append((used.indices.to_pylist(), texts.dictionary.take(used.dictionary).to_pylist()))
+        names, files = (_texts(codes[name].take(pa.array(first))) for name in ("name", "file"))
+        self._texts[:0] = [(name or NOT_COPIED, file) for name, file in zip(names, files, strict=True)]
 
     def rows(self, codes: NDArray[np.uint32]) -> NDArray[np.int64]:
         """Returns the row of each id: int64[n]; -1 where there is no code object."""
@@ -132,8 +130,13 @@ class _CodeNames:
         return np.where(known, rows, -1)
 
     def at(self, row: int) -> tuple[str, str]:
-        """Returns name and file of the code object in a row."""
-        if row < 0:
-            return NOT_COPIED, ""
-        name, file = (texts[indices[row]] for indices, texts in self._columns)
-        return name or NOT_COPIED, file
+        """Returns name and file of the code object in a row; -1: there is none."""
+        return self._texts[row]
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    """Returns the texts of a dictionary column, equal ones as one object: a text may be long."""
+    texts = combined(column)
+    used = texts.indices.dictionary_encode()
+    distinct = texts.dictionary.take(used.dictionary).to_pylist()
+    return [distinct[index] for index in used.indices.to_pylist()]
