@@ -38,6 +38,7 @@ from iaprof.formats.capture.limits import (
     MAX_VALUE_BYTES,
     PARTS,
     PARTS_PER_GROUP,
+    PYTHON_LINES,
     STREAMS,
     CaptureError,
     Ratio,
@@ -369,13 +370,17 @@ class CaptureReader:
             yield pa.Table.from_arrays(arrays, schema=schema)
 
     def stacks(self, ids: NDArray[np.uint64]) -> pa.Table:
-        """The `stack` rows with these ids. CaptureError: see `tables`, or their addresses are absurdly many."""
+        """The `stack` rows with these ids. CaptureError: see `tables`, or they name absurdly many places."""
         chosen = pa.array(ids)
         tables = [table.filter(pc.is_in(table["id"], chosen)) for table in self.tables("stack")]
         found = pa.concat_tables([_read_schema("stack", ()).empty_table(), *tables]).unify_dictionaries()
         addresses = pc.list_flatten(found["ips"])
         if len(addresses) > ADDRESSES.most:
             self.check(pc.count_distinct(addresses).as_py(), ADDRESSES)
+        python = pc.list_flatten(found["python"])
+        if len(python) > PYTHON_LINES.most:
+            code, line = (pc.struct_field(python, name).to_numpy().astype(np.uint64) for name in ("code", "line"))
+            self.check(pc.count_distinct(pa.array(code << np.uint64(32) | line)).as_py(), PYTHON_LINES)
         return found
 
     def table(self, kind: str, columns: tuple[str, ...] = ()) -> pa.Table:

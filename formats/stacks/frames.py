@@ -46,10 +46,24 @@ class Frame:
         return (self.folded or self.text).endswith(("_[G]", "_[g]"))
 
 
+KnownFrames = dict[tuple[str, int], Frame]
+"""The frames of CPU code, by their text and the identity of their origin: stacks share them."""
+
+
 def launch_frames(
-    launch: Launch | None, options: StackOptions, components: Sequence[str] = ("process", "pid", "operator", "cpu")
+    launch: Launch | None,
+    options: StackOptions,
+    components: Sequence[str] = ("process", "pid", "operator", "cpu"),
+    known: KnownFrames | None = None,
 ) -> list[Frame]:
-    """The CPU frames of a stack, outermost first, of some components in their order."""
+    """The CPU frames of a stack, outermost first, of some components in their order.
+
+    Args:
+        launch: the stack; it must exist as long as `known`.
+        options: the stack options.
+        components: the chosen ones.
+        known: the frames of other stacks; gets those of this one.
+    """
     if launch is None:
         return [_process(UNKNOWN_PROCESS)]
     found = []
@@ -63,7 +77,7 @@ def launch_frames(
         elif component == "operator":  # no code either: the trace has only its name
             found += [_process(text) for text in launch.operators]
         elif component == "cpu":
-            found += _stack(launch, options.max_stack)
+            found += _stack(launch, options.max_stack, {} if known is None else known)
     return found
 
 
@@ -71,16 +85,23 @@ def _process(text: str) -> Frame:
     return Frame(text, CodeKind.PROCESS, name=text)
 
 
-def _stack(launch: Launch, most: int) -> list[Frame]:
-    origins = launch.origins or tuple(Origin(code_kind(text)) for text in launch.stack)
-    stack = [
-        Frame(text, origin.kind, origin.module, origin.file, origin.line, text)
-        for text, origin in zip(launch.stack, origins, strict=True)
-    ]
+def _stack(launch: Launch, most: int, known: KnownFrames) -> list[Frame]:
+    if launch.origins:
+        stack = [
+            known.get((text, id(origin))) or known.setdefault((text, id(origin)), _cpu_frame(text, origin))
+            for text, origin in zip(launch.stack, launch.origins, strict=True)
+        ]
+    else:
+        stack = [known.get((text, 0)) or known.setdefault((text, 0), _cpu_frame(text)) for text in launch.stack]
     stack += [Frame(f"{text}_[k]", CodeKind.KERNEL, "[kernel]", name=text) for text in launch.kernel_stack]
     if most and len(stack) > most:
         return [Frame(_TRUNCATED, CodeKind.UNKNOWN, name=_TRUNCATED), *stack[-most:]]
     return stack
+
+
+def _cpu_frame(text: str, origin: Origin | None = None) -> Frame:
+    origin = origin or Origin(code_kind(text))
+    return Frame(text, origin.kind, origin.module, origin.file, origin.line, text)
 
 
 def code_kind(text: str) -> CodeKind:

@@ -250,13 +250,13 @@ def _stalling(kernels: int) -> list[_Group]:
     return [("launch", launch), ("stall", stall)]
 
 
-def python_frames(path: Path, values: int = 9_900_000) -> Path:
-    """Kernels with stalls, each with a stack of 64 frames of Python of 60,000 code objects."""
+def python_frames(path: Path, values: int = 9_900_000, lines: int = 2) -> Path:
+    """Kernels with stalls, each with a stack of 64 frames of Python: 60,000 code objects, of so many lines."""
     depth, codes = 64, 60_000
     stacks = min(values // (3 * depth), 60_000)
     at = np.arange(stacks * depth)
     frames = pa.StructArray.from_arrays(
-        [_u32((at * 31) % codes), _u32(at % 97), _u16(np.zeros(len(at)))],
+        [_u32((at * 31) % codes), _u32(at % lines), _u16(np.zeros(len(at)))],
         fields=list(KINDS["stack"].field("python").type.value_type),
     )
     type_ = KINDS["stack"].field("python").type
@@ -604,7 +604,13 @@ def _modules(elfs: list[bytes]) -> _Group:
 
 
 VALUES = 9_900_000
-_FEWER = {gpu_modules: 4_000_000, gpu_module_processes: 4_000_000, same_modules: 230_000}  # more are refused
+_FEWER = {
+    gpu_modules: 4_000_000,
+    gpu_module_processes: 4_000_000,
+    same_modules: 230_000,
+    stall_addresses: 990_000,
+    stalls_nowhere: 990_000,
+}  # more are refused
 SHAPES: dict[str, tuple[Callable[[Path, int], Path], int]] = {
     make.__name__: (make, _FEWER.get(make, VALUES))
     for make in (

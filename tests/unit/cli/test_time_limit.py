@@ -29,7 +29,14 @@ from unit.slow_captures import (
     stalling_kernels,
     streams,
 )
-from unit.slow_shapes import SHAPES, TIME_LINES, distinct_transfers, gpu_modules, same_modules
+from unit.slow_shapes import (
+    SHAPES,
+    TIME_LINES,
+    gpu_modules,
+    python_frames,
+    same_modules,
+    stall_addresses,
+)
 
 MOST_S, MOST_BYTES = 10, 1 << 30
 FEWER = 16  # times, where nobody measures how long it takes
@@ -106,10 +113,24 @@ def _assert_bounded(words: dict[str, list[str | Path]], runs: Runs, within: With
         assert run.peak < MOST_BYTES, verb
 
 
-def test_copies_by_very_many_functions_are_ranked_in_linear_time(tmp_path: Path, runs: Runs, within: Within) -> None:
-    run = runs.run("top", "-q", "--by=transfer", distinct_transfers(tmp_path / "slow.parquet", 2_000_000))
-    within.took(run.cpu_s, MOST_S / 4)
+@pytest.mark.parametrize(
+    ("name", "values", "words"),
+    [
+        ("distinct_transfers", 2_000_000, ["top", "--by=transfer"]),
+        ("distinct_waits", 990_000, ["report", "--format=firefox"]),
+        ("wait_functions", 990_000, ["report", "--format=html"]),
+        ("deep_launches", 2_400_000, ["report", "--format=html"]),
+    ],
+)
+def test_what_is_not_refused_takes_linear_time(
+    name: str, values: int, words: list[str | Path], tmp_path: Path, runs: Runs, within: Within
+) -> None:
+    make, _ = SHAPES[name]
+    output: list[str | Path] = ["-o", tmp_path / "out"] if "report" in words else []
+    run = runs.run(*words, "-q", make(tmp_path / "slow.parquet", values), *output)
+    within.took(run.cpu_s, MOST_S / 2)
     assert (run.code, run.err) == (0, "")
+    assert run.peak < MOST_BYTES
 
 
 @pytest.mark.parametrize(
@@ -126,6 +147,8 @@ def test_copies_by_very_many_functions_are_ranked_in_linear_time(tmp_path: Path,
         (lambda path: processes_at_one_address(path, 4500), "top"),
         (lambda path: gpu_modules(path, 5_000_000), "top"),
         (lambda path: same_modules(path, 300_000), "top"),
+        (lambda path: python_frames(path, 1_600_000, lines=97), "top"),
+        (lambda path: stall_addresses(path, 1_100_000), "top"),
     ],
 )
 def test_what_is_absurd_is_refused_in_one_sentence(make: Callable[[Path], Path], verb: str, tmp_path: Path) -> None:
