@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from iaprof.formats.profile import (
     UNKNOWN_PROCESS,
@@ -79,6 +80,23 @@ def launch_frames(
         elif component == "cpu":
             found += _stack(launch, options.max_stack, {} if known is None else known)
     return found
+
+
+class StackTexts:
+    """Texts of CPU stacks: their clean frames, the outermost first, separated by semicolons."""
+
+    def __init__(self, options: StackOptions) -> None:
+        """Takes the options for stacks, which limit their length."""
+        self._options = options
+        self._known: KnownFrames = {}
+        self._clean = cache(lambda text: clean(text, ";"))
+
+    def of(self, launch: Launch | None) -> str:
+        """Returns the text of a launch's stack; "" if there is none. The launch must exist as long as this object."""
+        if launch is None:
+            return ""
+        frames = launch_frames(launch, self._options, ("cpu",), self._known)
+        return ";".join([self._clean(frame.text) for frame in frames])
 
 
 def _process(text: str) -> Frame:
