@@ -283,7 +283,7 @@ def python_codes(path: Path, values: int = 9_900_000) -> Path:
 
 def imported(path: Path, values: int = 9_900_000) -> Path:
     """Samples of an import, each of a stack of its own."""
-    rows = min(values // 17, 400_000)
+    rows = values // 17
     return pack(path, [("sample", _imported(rows) | {"stack": _texts("main;work;f", rows, rows)})], {"imported": {}})
 
 

@@ -33,6 +33,7 @@ from unit.slow_shapes import (
     SHAPES,
     TIME_LINES,
     gpu_modules,
+    imported,
     python_frames,
     same_modules,
     stall_addresses,
@@ -149,6 +150,7 @@ def test_what_is_not_refused_takes_linear_time(
         (lambda path: same_modules(path, 300_000), "top"),
         (lambda path: python_frames(path, 1_600_000, lines=97), "top"),
         (lambda path: stall_addresses(path, 1_100_000), "top"),
+        (lambda path: imported(path, 3_000_000), "top"),
     ],
 )
 def test_what_is_absurd_is_refused_in_one_sentence(make: Callable[[Path], Path], verb: str, tmp_path: Path) -> None:
