@@ -12,7 +12,8 @@ import numpy as np
 
 from iaprof.formats.export import Executions, Export, Launches, Series
 from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, StackOptions, clean
-from iaprof.formats.writers.timeline import run_name, stack_text, unit
+from iaprof.formats.stacks.frames import StackTexts
+from iaprof.formats.writers.timeline import run_name, unit
 
 Process = tuple[str, str, int]
 """Host, name and pid."""
@@ -99,12 +100,13 @@ class Markers:
         }
 
     def _executions(self, executions: Executions, options: StackOptions) -> None:
+        stacks = StackTexts(options)
         shared = [
             {
                 "type": "Execution",
                 "kernel": self._string(each.kernel),
                 "gpu": self._string(each.device),
-                "stack": self._string(stack_text(each.launch, options)),
+                "stack": self._string(stacks.of(each.launch)),
             }
             for each in executions.tracks
         ]

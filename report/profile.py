@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
-from iaprof.formats.capture.limits import SITES
+from iaprof.formats.capture.limits import INSTRUCTIONS, SITES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.python_counts import recorded as recorded_python
@@ -110,6 +110,7 @@ def _build(
     task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged, energy, seen)
     joined, facts.records, crowded = join(capture, task, helper, progress)
     capture.check(len(np.unique(joined.site)), SITES)
+    capture.check(len(np.unique(joined.ip)), INSTRUCTIONS)
     if crowded:
         facts.problems["in so many kernels that only some of these were looked at"] = [
             counted(crowded, "address", "addresses")

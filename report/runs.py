@@ -6,14 +6,13 @@ there are too many runs, the gap within which events belong to one run doubles u
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.export import Launches, Thread
 
 MAX_RUNS = 200_000
+MAX_PAIRS = MAX_RUNS // 2  # each pair has at least one run, whatever the gap
 OTHERS = "[others]"
 """The name of all that have no runs of their own, where there are too many."""
 MAX_NS = (1 << 62) - 1  # of times, so that differences fit into 63 bits
@@ -21,6 +20,27 @@ _FIRST_GAP_NS = 1_000_000
 _LAST_GAP_NS = 1 << 62  # more than any time; doubled once more, it fits into 63 bits
 _ROWS_AT_ONCE = 1 << 20
 _Ints = NDArray[np.int64]
+
+
+class Pairs:
+    """The numbers of threads, of kernels, and of pairs of these. Beyond MAX_PAIRS, all share one that is OTHERS."""
+
+    def __init__(self) -> None:
+        self.threads: dict[Thread, int] = {}
+        self.kernels: dict[str, int] = {}
+        self.numbers: dict[tuple[int, int], int] = {}  # by thread and kernel
+
+    def number(self, thread: Thread, kernel: str) -> int:
+        """Returns the number of a pair, of a new one the next free number."""
+        if len(self.numbers) >= MAX_PAIRS and (
+            (self.threads.get(thread, -1), self.kernels.get(kernel, -1)) not in self.numbers
+        ):
+            thread, kernel = Thread(OTHERS, 0, 0), OTHERS
+        pair = (
+            self.threads.setdefault(thread, len(self.threads)),
+            self.kernels.setdefault(kernel, len(self.kernels)),
+        )
+        return self.numbers.setdefault(pair, len(self.numbers))
 
 
 class Runs:
@@ -67,20 +87,14 @@ class Runs:
         self._batches, self._waiting = [runs], 0
         return runs
 
-    def launches(self, kernels: Iterable[str], threads: Iterable[Thread], pairs: Iterable[tuple[int, int]]) -> Launches:
-        """Returns all runs in the order of time.
-
-        Args:
-            kernels: what they are called, by number.
-            threads: by number.
-            pairs: the numbers of a thread and a kernel, by the pair's number.
-        """
+    def launches(self, pairs: Pairs) -> Launches:
+        """Returns all runs in the order of time; `pairs` has the threads and kernels of their pairs."""
         pair, begin, end, count = self.all()
         order = np.argsort(begin, kind="stable")
-        thread_of, kernel_of = np.array(list(pairs), np.int64).reshape(-1, 2).T
+        thread_of, kernel_of = np.array(list(pairs.numbers), np.int64).reshape(-1, 2).T
         return Launches(
-            list(kernels),
-            list(threads),
+            list(pairs.kernels),
+            list(pairs.threads),
             kernel_of[pair[order]],
             thread_of[pair[order]],
             begin[order] / 1e9,

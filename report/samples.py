@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.capture.limits import IMPORTED, CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile
@@ -38,7 +38,7 @@ def profile_of(capture: CaptureReader, interval_ns: int, bounds_ns: tuple[int, i
     start = _whole_number(capture.header.get("clock"), "monotonic_ns")
     imported = _whole_number(capture.header.get("imported"), "interval_ns")
     as_imported = interval_ns > 0 and abs(interval_ns - imported) * _TOLERANCE_DIVISOR < imported
-    rows = _Rows(start, 1 if as_imported else interval_ns)
+    rows = _Rows(capture, start, 1 if as_imported else interval_ns)
     for table in capture.tables("sample"):
         times = table["time_ns"].to_numpy()
         within = (times >= np.uint64(bounds_ns[0])) & (times <= np.uint64(bounds_ns[1]))
@@ -79,10 +79,11 @@ def profile_of(capture: CaptureReader, interval_ns: int, bounds_ns: tuple[int, i
 class _Rows:
     """Sums of samples by key. A key has numbers of launches, kernels and codes."""
 
-    def __init__(self, start: int, unit_ns: int) -> None:
+    def __init__(self, capture: CaptureReader, start: int, unit_ns: int) -> None:
         """Starts without rows.
 
         Args:
+            capture: whose samples these are.
             start: time 0, CLOCK_MONOTONIC ns.
             unit_ns: the unit of times in keys; 0: all times are one.
         """
@@ -90,6 +91,7 @@ class _Rows:
         self.kernels: dict[Kernel | None, int] = {}
         self.codes: dict[Code, int] = {}
         self.samples = 0.0
+        self._capture = capture
         self._start = start
         self._unit_ns = unit_ns or _MAX_SINCE_NS + 1
         self._pending: list[NDArray[np.uint64]] = []  # [n, 5 + reasons]: time, launch, kernel, code, offset, counts
@@ -131,6 +133,7 @@ class _Rows:
                 column = column.indices
             columns.append(column.to_numpy())
         first, which = distinct_rows(*columns)
+        self._capture.check(max(len(first), len(self.launches), len(self.codes)), IMPORTED)
         found = []
         for comm, pid, stack, address, symbol, file, mnemonic in zip(
             *(c[first].tolist() for c in columns), strict=True

@@ -38,6 +38,7 @@ from iaprof.formats.capture.limits import (
     MAX_VALUE_BYTES,
     PARTS,
     PARTS_PER_GROUP,
+    PYTHON_LINES,
     STREAMS,
     CaptureError,
     Ratio,
@@ -110,6 +111,7 @@ class CaptureReader:
         except (OSError, pa.ArrowException, ValueError, KeyError) as error:
             raise self._unreadable(error) from error
         self._declared: dict[Ratio, int] = {}  # shared by all parts
+        self._of_parts: dict[Ratio, dict[int, int]] = defaultdict(dict)  # likewise; by part
         self.label = ""  # the label of a part of a merged capture
         self._own: int | None = None if self.is_merged else 0  # the part whose rows are read
         self._groups = self._row_groups()
@@ -215,6 +217,16 @@ class CaptureReader:
         """
         self._declared[ratio] = self._declared.get(ratio, 0) + number
         self.check(self._declared[ratio], ratio)
+
+    def check_parts(self, number: int, ratio: Ratio) -> None:
+        """Checks how many of something this part and those that were checked before declare, each part once.
+
+        Raises:
+                CaptureError: these are absurdly many for a file of its size.
+        """
+        before = self._of_parts[ratio].get(self.number, 0)
+        self._of_parts[ratio][self.number] = number
+        self.count_against(ratio, number - before)
 
     def _check_schema(self) -> None:
         schema = self._file.schema_arrow
@@ -358,13 +370,17 @@ class CaptureReader:
             yield pa.Table.from_arrays(arrays, schema=schema)
 
     def stacks(self, ids: NDArray[np.uint64]) -> pa.Table:
-        """The `stack` rows with these ids. CaptureError: see `tables`, or their addresses are absurdly many."""
+        """The `stack` rows with these ids. CaptureError: see `tables`, or they name absurdly many places."""
         chosen = pa.array(ids)
         tables = [table.filter(pc.is_in(table["id"], chosen)) for table in self.tables("stack")]
         found = pa.concat_tables([_read_schema("stack", ()).empty_table(), *tables]).unify_dictionaries()
         addresses = pc.list_flatten(found["ips"])
         if len(addresses) > ADDRESSES.most:
             self.check(pc.count_distinct(addresses).as_py(), ADDRESSES)
+        python = pc.list_flatten(found["python"])
+        if len(python) > PYTHON_LINES.most:
+            code, line = (pc.struct_field(python, name).to_numpy().astype(np.uint64) for name in ("code", "line"))
+            self.check(pc.count_distinct(pa.array(code << np.uint64(32) | line)).as_py(), PYTHON_LINES)
         return found
 
     def table(self, kind: str, columns: tuple[str, ...] = ()) -> pa.Table:

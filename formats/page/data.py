@@ -164,9 +164,9 @@ def _pruned(tree: Tree, most: int, least: float) -> Tree:
     if len(total) > most + 1:  # of equal nodes, keep those nearer the root, as a kept node needs its parent
         stays[np.lexsort((tree.depth(), -total))[most + 1 :]] = False
     stays[0] = True
-    at = np.arange(len(total))
+    at = np.where(stays, np.arange(len(total)), tree.parent)
     while not stays[at].all():
-        at = np.where(stays[at], at, tree.parent[at])
+        at = at[at]  # doubles the distance each time, as hostile stacks have thousands of frames
     smaller = np.bincount(at[~stays], minlength=len(total))
     merging = np.flatnonzero(smaller)
     numbers, number = np.unique(smaller[merging], return_inverse=True)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from iaprof.formats.profile import (
     UNKNOWN_PROCESS,
@@ -46,10 +47,24 @@ class Frame:
         return (self.folded or self.text).endswith(("_[G]", "_[g]"))
 
 
+KnownFrames = dict[tuple[str, int], Frame]
+"""The frames of CPU code, by their text and the identity of their origin: stacks share them."""
+
+
 def launch_frames(
-    launch: Launch | None, options: StackOptions, components: Sequence[str] = ("process", "pid", "operator", "cpu")
+    launch: Launch | None,
+    options: StackOptions,
+    components: Sequence[str] = ("process", "pid", "operator", "cpu"),
+    known: KnownFrames | None = None,
 ) -> list[Frame]:
-    """The CPU frames of a stack, outermost first, of some components in their order."""
+    """The CPU frames of a stack, outermost first, of some components in their order.
+
+    Args:
+        launch: the stack; it must exist as long as `known`.
+        options: the stack options.
+        components: the chosen ones.
+        known: the frames of other stacks; gets those of this one.
+    """
     if launch is None:
         return [_process(UNKNOWN_PROCESS)]
     found = []
@@ -63,24 +78,48 @@ def launch_frames(
         elif component == "operator":  # no code either: the trace has only its name
             found += [_process(text) for text in launch.operators]
         elif component == "cpu":
-            found += _stack(launch, options.max_stack)
+            found += _stack(launch, options.max_stack, {} if known is None else known)
     return found
+
+
+class StackTexts:
+    """Texts of CPU stacks: their clean frames, the outermost first, separated by semicolons."""
+
+    def __init__(self, options: StackOptions) -> None:
+        """Takes the options for stacks, which limit their length."""
+        self._options = options
+        self._known: KnownFrames = {}
+        self._clean = cache(lambda text: clean(text, ";"))
+
+    def of(self, launch: Launch | None) -> str:
+        """Returns the text of a launch's stack; "" if there is none. The launch must exist as long as this object."""
+        if launch is None:
+            return ""
+        frames = launch_frames(launch, self._options, ("cpu",), self._known)
+        return ";".join([self._clean(frame.text) for frame in frames])
 
 
 def _process(text: str) -> Frame:
     return Frame(text, CodeKind.PROCESS, name=text)
 
 
-def _stack(launch: Launch, most: int) -> list[Frame]:
-    origins = launch.origins or tuple(Origin(code_kind(text)) for text in launch.stack)
-    stack = [
-        Frame(text, origin.kind, origin.module, origin.file, origin.line, text)
-        for text, origin in zip(launch.stack, origins, strict=True)
-    ]
+def _stack(launch: Launch, most: int, known: KnownFrames) -> list[Frame]:
+    if launch.origins:
+        stack = [
+            known.get((text, id(origin))) or known.setdefault((text, id(origin)), _cpu_frame(text, origin))
+            for text, origin in zip(launch.stack, launch.origins, strict=True)
+        ]
+    else:
+        stack = [known.get((text, 0)) or known.setdefault((text, 0), _cpu_frame(text)) for text in launch.stack]
     stack += [Frame(f"{text}_[k]", CodeKind.KERNEL, "[kernel]", name=text) for text in launch.kernel_stack]
     if most and len(stack) > most:
         return [Frame(_TRUNCATED, CodeKind.UNKNOWN, name=_TRUNCATED), *stack[-most:]]
     return stack
+
+
+def _cpu_frame(text: str, origin: Origin | None = None) -> Frame:
+    origin = origin or Origin(code_kind(text))
+    return Frame(text, origin.kind, origin.module, origin.file, origin.line, text)
 
 
 def code_kind(text: str) -> CodeKind:

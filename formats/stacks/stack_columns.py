@@ -18,6 +18,7 @@ from iaprof.formats.stacks.frames import (
     CPU_GPU_SEPARATOR,
     GPU_COMPONENTS,
     Frame,
+    KnownFrames,
     gpu_frames,
     launch_frames,
     reason_frame,
@@ -48,8 +49,9 @@ def stack_columns(
     columns: list[StackColumn] = []
     for components in _runs(options.components):
         if components[0] in CPU_COMPONENTS:
+            known: KnownFrames = {}
             columns.append(
-                ([launch_frames(each, options, components) for each in profile.launches], profile.launch[row])
+                ([launch_frames(each, options, components, known) for each in profile.launches], profile.launch[row])
             )
         elif components[0] in GPU_COMPONENTS:
             pairs, pair_of = np.unique(profile.kernel * len(profile.codes) + profile.code, return_inverse=True)
@@ -74,7 +76,8 @@ def stack_columns(
 def cpu_columns(samples: CpuSamples, options: StackOptions) -> StackColumn:
     """The frames of CPU samples: the chosen CPU components, or all CPU components if none was chosen."""
     components = [component for component in options.components if component in CPU_COMPONENTS] or CPU_COMPONENTS
-    return [launch_frames(each, options, components) for each in samples.launches], samples.launch
+    known: KnownFrames = {}
+    return [launch_frames(each, options, components, known) for each in samples.launches], samples.launch
 
 
 def _offset_frame(offset: int) -> Frame:

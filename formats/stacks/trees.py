@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -125,23 +126,25 @@ def _tree(
     devices: Sequence[str],
     rest: tuple[_Ints, _Ints, _Ints, _Ints, _Ints],
 ) -> Tree:
-    numbers: dict[Hashable, int] = {}
-    frames: list[Frame] = []
+    numbers = _FrameNumbers(key)
+    frames = numbers.frames
     parents, frame_of = [np.array([-1])], [np.array([-1])]
     nodes = 1
     node = np.zeros(len(rest[0]), np.int64)
     for texts, number in reversed(columns) if inverted else columns:
-        stacks = [_numbered(each[::-1] if inverted else each, key, numbers, frames) for each in texts]
-        lengths = np.array([len(each) for each in stacks], np.int64)
-        table = np.full((len(stacks), int(lengths.max(initial=0))), -1, np.int64)
-        for index, each in enumerate(stacks):
-            table[index, : len(each)] = each
+        lengths = np.array([len(each) for each in texts], np.int64)
+        stacks = (numbers.of(each[::-1] if inverted else each) for each in texts)
+        # Stack i has the frames numbered[starts[i]:][: lengths[i]].
+        numbered = np.fromiter(chain.from_iterable(stacks), np.int32, int(lengths.sum()))
+        starts = np.cumsum(lengths) - lengths
         # Rows at the same node that have the same stack take the same path.
-        ways, way_of = np.unique(node * max(len(stacks), 1) + number, return_inverse=True)
-        at, stack = np.divmod(ways, max(len(stacks), 1))
-        for depth in range(table.shape[1]):
-            going = np.flatnonzero(lengths[stack] > depth)
-            steps, step_of = np.unique(at[going] * len(frames) + table[stack[going], depth], return_inverse=True)
+        ways, way_of = np.unique(node * max(len(lengths), 1) + number, return_inverse=True)
+        at, stack = np.divmod(ways, max(len(lengths), 1))
+        going = np.arange(len(ways))
+        for depth in range(int(lengths.max(initial=0))):
+            going = going[lengths[stack[going]] > depth]
+            frame = numbered[starts[stack[going]] + depth]
+            steps, step_of = np.unique(at[going] * len(frames) + frame, return_inverse=True)
             parent, frame = np.divmod(steps, max(len(frames), 1))
             parents.append(parent)
             frame_of.append(frame)
@@ -151,15 +154,26 @@ def _tree(
     return Tree(frames, np.concatenate(parents), np.concatenate(frame_of), launches, devices, node, *rest)
 
 
-def _numbered(
-    stack: Sequence[Frame], key: Callable[[Frame], Hashable], numbers: dict[Hashable, int], frames: list[Frame]
-) -> list[int]:
-    found = []
-    for frame in stack:
-        number = numbers.setdefault(key(frame), len(frames))
-        if number == len(frames):
-            frames.append(frame)
-        elif frames[number].line and frames[number].line != frame.line:
-            frames[number] = replace(frames[number], line=0)  # calls from several lines are one frame without a line
-        found.append(number)
-    return found
+class _FrameNumbers:
+    """Numbers frames; those with equal keys get one number."""
+
+    def __init__(self, key: Callable[[Frame], Hashable]) -> None:
+        self.frames: list[Frame] = []
+        self._key = key
+        self._numbers: dict[Hashable, int] = {}
+        self._known: dict[int, int] = {}  # by the identity of the frame: stacks share frames
+
+    def of(self, stack: Sequence[Frame]) -> list[int]:
+        """Returns the number of each frame. The frames must exist as long as the numbers are made."""
+        known = self._known
+        return [known[id(frame)] if id(frame) in known else self._add(frame) for frame in stack]
+
+    def _add(self, frame: Frame) -> int:
+        number = self._numbers.setdefault(self._key(frame), len(self.frames))
+        if number == len(self.frames):
+            self.frames.append(frame)
+        elif self.frames[number].line and self.frames[number].line != frame.line:
+            # Calls from several lines are one frame without a line.
+            self.frames[number] = replace(self.frames[number], line=0)
+        self._known[id(frame)] = number
+        return number

@@ -11,6 +11,7 @@ from typing import IO, Any
 
 from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Thread
 from iaprof.formats.profile import StackOptions, clean
+from iaprof.formats.stacks.frames import StackTexts
 from iaprof.formats.writers.writer import Needs, Writer
 
 _COUNTERS = 1 << 22  # pid of the counters' process; no process has it (Linux's PID_MAX_LIMIT)
@@ -108,10 +109,9 @@ def _executions(
         launch_runs_of,
         process_text,
         queue_text,
-        stack_text,
     )
 
-    known = []
+    known, stacks = [], StackTexts(options)
     for number, track in enumerate(executions.tracks):
         title = kernels_title(track)
         pid = pids.of(("GPU", title), 0)
@@ -120,7 +120,7 @@ def _executions(
         known.append(
             (
                 {"name": kernel, "cat": "gpu", "pid": pid, "tid": tid},
-                {"process": process, "queue": queue_text(track), "stack": stack_text(track.launch, options)},
+                {"process": process, "queue": queue_text(track), "stack": stacks.of(track.launch)},
             )
         )
         yield _about("process_name", pid, 0, name=title)

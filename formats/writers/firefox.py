@@ -46,8 +46,10 @@ _CATEGORY = {kind: number for number, kind in enumerate(_COLORS)}
 _LIBRARY = 1  # the profiler's number for this type of resource
 _FULL = 1e9  # "CPU" units per ms in the busiest interval, enough to resolve the shortest stack
 _STALLS = "GPU samples"
+_MEMBERS_AT_ONCE = 1000
 _OF_PROCESSES = ("host", "process", "pid")
 _Ints = NDArray[np.int64]
+_NONE = np.empty(0, np.int64)
 
 
 class Firefox(Writer):
@@ -73,7 +75,7 @@ class Firefox(Writer):
         _add_markers(threads, export, options, tables)
         _sort_threads(threads)
         pid = threads[0]["pid"] if threads else ""
-        json.dump(
+        _write_json(
             {
                 "meta": _meta(export.about, reasons, length_s * 1e3) | _initial_view(threads),
                 "libs": tables.libs,
@@ -84,6 +86,30 @@ class Firefox(Writer):
             out,
         )
         out.write("\n")
+
+
+def _write_json(value: Any, out: IO[str]) -> None:
+    """Writes JSON, the members of lists by the thousand: `json.dump` runs Python for each number.
+
+    Lists may be arrays of indices, int64[n]; -1 becomes null.
+    """
+    if isinstance(value, np.ndarray):
+        out.write("[")
+        for first in range(0, len(value), _MEMBERS_AT_ONCE):
+            members = [None if each < 0 else each for each in value[first : first + _MEMBERS_AT_ONCE].tolist()]
+            out.write((", " if first else "") + json.dumps(members)[1:-1])
+        out.write("]")
+    elif not value or not isinstance(value, (dict, list)):
+        out.write(json.dumps(value))
+    elif isinstance(value, dict):
+        for number, (name, member) in enumerate(value.items()):
+            out.write(f"{', ' if number else '{'}{json.dumps(name)}: ")
+            _write_json(member, out)
+        out.write("}")
+    else:
+        for first in range(0, len(value), _MEMBERS_AT_ONCE):
+            out.write((", " if first else "[") + json.dumps(value[first : first + _MEMBERS_AT_ONCE])[1:-1])
+        out.write("]")
 
 
 def _add_markers(threads: list[dict[str, Any]], export: Export, options: StackOptions, tables: _Tables) -> None:
@@ -101,7 +127,7 @@ def _add_markers(threads: list[dict[str, Any]], export: Export, options: StackOp
         merged = markers.table(process)
         into = known[thread["pid"]]["markers"]
         for name, column in merged.items():
-            into[name] = into[name] + column
+            into[name] += column
 
 
 def _sort_threads(threads: list[dict[str, Any]]) -> None:
@@ -176,15 +202,17 @@ class _Tables:
         self._sources: dict[str, int] = {}
         self._functions: dict[tuple[str, CodeKind, str, str], int] = {}
         self._frames: list[tuple[int, int | None, int, int | None]] = []  # function, category, subcategory, line
-        self._parents: list[int | None] = []
-        self._frame_of: list[int] = []
+        self._parents: list[_Ints] = []  # of each tree; -1 for none
+        self._frame_of: list[_Ints] = []
+        self._stacks = 0
 
     def stacks(self, tree: Tree) -> int:
         """Adds the stacks of a tree; returns the (virtual) stack index of its root."""
-        first_frame, root = len(self._frames), len(self._parents) - 1
+        first_frame, root = len(self._frames), self._stacks - 1
         self._frames += [self._frame(frame) for frame in tree.frames]
-        self._frame_of += (tree.frame[1:] + first_frame).tolist()
-        self._parents += [root + parent if parent else None for parent in tree.parent[1:].tolist()]
+        self._frame_of.append(tree.frame[1:] + first_frame)
+        self._parents.append(np.where(tree.parent[1:] > 0, root + tree.parent[1:], -1))
+        self._stacks += len(tree.parent) - 1
         return root
 
     def string(self, text: str) -> int:
@@ -224,7 +252,11 @@ class _Tables:
         function, category, subcategory, line = ([frame[column] for frame in self._frames] for column in range(4))
         many, few, files = len(self._frames), len(functions), len(self._sources)
         return {
-            "stackTable": {"frame": self._frame_of, "prefix": self._parents, "length": len(self._parents)},
+            "stackTable": {
+                "frame": np.concatenate([_NONE, *self._frame_of]),
+                "prefix": np.concatenate([_NONE, *self._parents]),
+                "length": self._stacks,
+            },
             "frameTable": {
                 "address": [-1] * many,
                 "inlineDepth": [0] * many,

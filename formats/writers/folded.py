@@ -10,6 +10,7 @@ per line.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import pairwise
 from typing import IO
 
@@ -98,10 +99,9 @@ def _never_empty(columns: list[LinesColumn]) -> list[LinesColumn]:
 
 def _column(frames: Sequence[Sequence[Frame]], number: NDArray[np.int64], options: StackOptions) -> LinesColumn:
     """Frames as distinct, sorted texts, and the index of each row's text; each frame ends with `;`."""
+    cleaned = cache(lambda text: f"{clean_frame(text)};")
     joined = [
-        "".join(
-            f"{clean_frame(frame.folded or frame.text)};" for frame in (reversed(each) if options.inverted else each)
-        )
+        "".join([cleaned(frame.folded or frame.text) for frame in (reversed(each) if options.inverted else each)])
         for each in frames
     ]
     texts = sorted(set(joined))

@@ -25,7 +25,7 @@ from iaprof.formats.profile import (
     clean,
     kernel_name,
 )
-from iaprof.formats.stacks.frames import launch_frames
+from iaprof.formats.stacks.frames import StackTexts
 from iaprof.formats.writers.writer import Writer
 
 UNKNOWN_FILE = "[unknown file]"
@@ -73,22 +73,22 @@ def _heads(profile: Profile, options: StackOptions) -> tuple[list[_Head], NDArra
     """The distinct kernel lines, sorted, and the index of each row's."""
     first, number = distinct_rows(profile.launch, profile.kernel, profile.code)
     columns = (profile.launch[first].tolist(), profile.kernel[first].tolist(), profile.code[first].tolist())
+    stacks = StackTexts(options)
     heads, rank = _ranked(
         [
-            _head(profile.launches[launch], profile.kernels[kernel], profile.codes[code], options)
+            _head(profile.launches[launch], profile.kernels[kernel], profile.codes[code], stacks)
             for launch, kernel, code in zip(*columns, strict=True)
         ]
     )
     return heads, rank[number]
 
 
-def _head(launch: Launch | None, kernel: Kernel | None, code: Code, options: StackOptions) -> _Head:
-    frames = [frame.text for frame in launch_frames(launch, options, ("cpu",))] if launch else []
+def _head(launch: Launch | None, kernel: Kernel | None, code: Code, stacks: StackTexts) -> _Head:
     return (
         kernel.address if kernel else 0,  # for an unknown kernel, offsets are addresses
         clean(launch.comm if launch and launch.comm else UNKNOWN_PROCESS),
         launch.pid if launch else 0,
-        ";".join(clean(frame, ";") for frame in frames) or UNKNOWN_PROCESS,
+        stacks.of(launch) or UNKNOWN_PROCESS,
         clean(kernel.file if kernel and kernel.file else UNKNOWN_FILE),
         clean((kernel.symbol or f"0x{kernel.address:x}") if kernel else kernel_name(kernel, code)),
     )

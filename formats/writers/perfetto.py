@@ -16,6 +16,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Thread
 from iaprof.formats.perfetto.packets import EVENT_NAMES, MOST_PID, TEXTS, PacketWriter, flows
 from iaprof.formats.profile import StackOptions, clean
+from iaprof.formats.stacks.frames import StackTexts
 from iaprof.formats.writers.timeline import (
     Intervals,
     cpu_samples,
@@ -29,7 +30,6 @@ from iaprof.formats.writers.timeline import (
     queue_text,
     rows,
     run_name,
-    stack_text,
     stalls,
     unit,
 )
@@ -101,6 +101,7 @@ def _executions(
     samples = np.bincount(executions.track, executions.count, len(executions.tracks))
     ranks = {executions.tracks[at].kernel: rank for rank, at in reversed([*enumerate(np.argsort(-samples).tolist())])}
     tracks, names, processes, stacks, queues = [], [], [], [], []
+    texts = StackTexts(options)
     for each in executions.tracks:
         title = kernels_title(each)
         if title not in groups:
@@ -109,7 +110,7 @@ def _executions(
         tracks.append(trace.track(kernel, groups[title], ranks[each.kernel]))
         names.append(trace.intern(EVENT_NAMES, kernel))
         processes.append(trace.intern(TEXTS, process_text(each.launch)))
-        stacks.append(trace.intern(TEXTS, stack_text(each.launch, options)))
+        stacks.append(trace.intern(TEXTS, texts.of(each.launch)))
         queues.append(trace.intern(TEXTS, queue_text(each)))
     track, names_, processes_, stacks_, queues_ = (
         np.array(values, np.int64)[executions.track] for values in (tracks, names, processes, stacks, queues)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from iaprof.formats.energy import NJ_PER_J
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions, clean, kernel_name
-from iaprof.formats.stacks.frames import launch_frames
+from iaprof.formats.stacks.frames import StackTexts
 
 _dictionary = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
@@ -42,10 +42,8 @@ def profile_table(profile: Profile, options: StackOptions) -> pa.Table:
     width = max(len(profile.codes), 1)
     places, place = np.unique(profile.kernel[row] * width + code, return_inverse=True)
     named = [_place_names(profile.kernels[each // width], profile.codes[each % width]) for each in places.tolist()]
-    stacks = [
-        None if each is None else ";".join(clean(frame.text, ";") for frame in launch_frames(each, options, ("cpu",)))
-        for each in launches
-    ]
+    texts = StackTexts(options)
+    stacks = [None if each is None else texts.of(each) for each in launches]
     columns = [
         _texts([None if each is None else each.host or None for each in launches], launch),
         _texts([None if each is None else each.comm for each in launches], launch),

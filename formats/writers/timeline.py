@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Track
-from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, StackOptions, clean, reason_name
-from iaprof.formats.stacks.frames import launch_frames
+from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, clean, reason_name
 
 _READ_S = 0.01  # a launch may follow the begin of the read in which its first samples come
 _SHORTEST_S = 1e-6  # makes single launches visible; runs in a row are farther apart than this
@@ -136,13 +135,6 @@ def launch_runs_of(executions: Executions, launches: Launches) -> NDArray[np.int
 def ends_of(executions: Executions) -> NDArray[np.float64]:
     """The ends of runs, in seconds; at least 1 us after the begin."""
     return np.maximum(executions.end, executions.begin + _SHORTEST_S)
-
-
-def stack_text(launch: Launch | None, options: StackOptions) -> str:
-    """The stack of a launch, outermost first, as in tables; "" if there is none."""
-    if launch is None:
-        return ""
-    return ";".join(clean(frame.text, ";") for frame in launch_frames(launch, options, ("cpu",)))
 
 
 def process_text(launch: Launch | None) -> str:

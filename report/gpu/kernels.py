@@ -13,6 +13,7 @@ from enum import IntEnum
 from queue import SimpleQueue
 from typing import Any
 
+from iaprof.formats.capture.limits import COMPILED, GPU_MODULES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.gpu.module import GpuKernel, GpuModule, GpuModuleLoader
 from iaprof.report.join.placements import Compilation, Placement
@@ -50,14 +51,25 @@ class SampledKernels:
         self._loaded: dict[GpuKernel, dict[IntEnum | None, GpuKernel]] = {}  # by the kernel in outline
 
     def compilations(self) -> list[Compilation]:
-        """Returns every module of the capture, with kernels in outline."""
+        """Returns every module of the capture, with kernels in outline.
+
+        Raises:
+            CaptureError: these are absurdly many for the capture's size, or their kernels are.
+        """
+        digests: set[bytes] = set()
+        for table in self._capture.tables("kernel", ("digest",)):
+            digests.update(table["digest"].unique().to_pylist())
+        self._capture.check_parts(len(digests), GPU_MODULES)
         found = []
+        compiled = 0
         for digest, path, elf, time_ns, pid in self._rows("time_ns", "pid"):
             key = digest.as_py()
             if key not in self._outlines and elf.is_valid:
                 self._outlines[key] = self._loader.load(elf.as_py(), None, only=())
                 self._add_problems(self._outlines[key].problems, path)
             if key in self._outlines:
+                compiled += len(self._outlines[key].kernels) + 1
+                self._capture.check_parts(compiled, COMPILED)
                 found.append(Compilation(time_ns.as_py(), pid.as_py(), self._outlines[key]))
         return found
 

@@ -24,7 +24,7 @@ from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.lifetimes import NEVER, TimesByPid
 
-MAX_ROWS = 1 << 22  # for appended launches; beyond it, a row stands for several executions
+MAX_ROWS = 1 << 21  # for appended launches; beyond it, a row stands for several executions
 RUNS_AT_ONCE, NEVER_EXECUTED = -1, -2
 """Instead of a filling: the launch is not in a closed list; the launch is in a closed list that was never executed."""
 _EVENT_COLUMNS = ("time_ns", "pid", "tid", "comm", "event", "list", "queue", "stack", "flags")

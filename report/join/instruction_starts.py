@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.report.gpu.kernels import SampledKernels
+from iaprof.report.gpu.module import GpuKernel
 from iaprof.report.join.overlaps import overlaps
 from iaprof.report.join.placements import Placed
 
@@ -32,9 +33,9 @@ def instruction_starts(placed: Placed, kernels: SampledKernels) -> dict[int, NDA
         overlapping = np.unique(np.concatenate([each[differ] for each in pairs])).tolist()
     known = {index: placements[index].kernel for index in overlapping}
     kernels.read({kernel for kernel in known.values() if kernel is not None})
-    found = {}
-    for index, kernel in known.items():
-        decoded = kernels.loaded(kernel).decoded if kernel is not None else None
-        if decoded is not None and len(decoded):
-            found[index] = decoded.offset.astype(np.uint64)
-    return found
+    offsets: dict[GpuKernel, NDArray[np.uint64]] = {}  # a thousand processes may have one kernel
+    for kernel in known.values():
+        decoded = kernels.loaded(kernel).decoded if kernel is not None and kernel not in offsets else None
+        if kernel is not None and decoded is not None and len(decoded):
+            offsets[kernel] = decoded.offset.astype(np.uint64)
+    return {index: offsets[kernel] for index, kernel in known.items() if kernel in offsets}

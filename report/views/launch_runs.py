@@ -20,12 +20,11 @@ from iaprof.report.join.placements import ADDRESS_MASK
 from iaprof.report.join.selection import Selection
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions, scope
-from iaprof.report.runs import MAX_NS, MAX_RUNS, OTHERS, Runs
+from iaprof.report.runs import MAX_NS, MAX_RUNS, Pairs, Runs
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.cpu_frames import CpuFrames
 from iaprof.symbols.names.demangle import demangled
 
-_MAX_PAIRS = MAX_RUNS // 2  # of a thread and a kernel: each pair has at least one run, whatever the gap
 _ROWS_AT_ONCE = 1 << 20
 _COLUMNS = ("time_ns", "pid", "tid", "comm", "address", "name", "flags", "stack")
 _Ints = NDArray[np.int64]
@@ -76,11 +75,11 @@ def launch_runs(
                 keep &= np.isin(table["stack"].to_numpy(), stacks)
             if inside is not None:
                 keep &= inside.has(pids, times)
-            pair = pairs.number(table if keep.all() else table.filter(pa.array(keep)), host)
+            pair = pairs.number_launches(table if keep.all() else table.filter(pa.array(keep)), host)
             since = np.minimum(times[keep], np.uint64(MAX_NS)).astype(np.int64) - start_ns
             if (own := pair >= 0).any():
                 runs.add(pair[own], since[own], *_last_and_count(table, keep, own, start_ns))
-    return runs.launches(pairs.kernels, pairs.threads, pairs.numbers)
+    return runs.launches(pairs)
 
 
 def _tables(part: CaptureReader, stack_of: StackOf) -> Iterator[pa.Table]:
@@ -138,17 +137,15 @@ def _matching_stacks(part: CaptureReader, options: ReportOptions, symbol_options
     return np.array([id_ for id_ in ids.tolist() if options.selection.matches_stack(cpu.frames(id_))], np.uint64)
 
 
-class _Pairs:
+class _Pairs(Pairs):
     """Numbers the selected pairs of a thread and a kernel."""
 
     def __init__(self, selection: Selection, profile: Profile) -> None:
-        self.threads: dict[Thread, int] = {}
-        self.kernels: dict[str, int] = {}
-        self.numbers: dict[tuple[int, int], int] = {}  # by thread and kernel
+        super().__init__()
         self._selection = selection
         self._names = _names(profile)
 
-    def number(self, launches: pa.Table, host: str) -> _Ints:
+    def number_launches(self, launches: pa.Table, host: str) -> _Ints:
         """Returns the number of each launch's pair: int64[n]; -1: not selected.
 
         Args:
@@ -178,15 +175,7 @@ class _Pairs:
         kernel = kernel or (f"0x{address:x}" if address else UNKNOWN_KERNEL)
         if selection.kernel is not None and not selection.kernel.search(kernel):
             return -1
-        if len(self.numbers) >= _MAX_PAIRS and (
-            (self.threads.get(thread, -1), self.kernels.get(kernel, -1)) not in self.numbers
-        ):
-            thread, kernel = Thread(OTHERS, 0, 0), OTHERS
-        pair = (
-            self.threads.setdefault(thread, len(self.threads)),
-            self.kernels.setdefault(kernel, len(self.kernels)),
-        )
-        return self.numbers.setdefault(pair, len(self.numbers))
+        return self.number(thread, kernel)
 
 
 def _names(profile: Profile) -> dict[tuple[str, int, int], str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +11,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
+from iaprof.formats.capture.dictionaries import number_texts
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.selection import Selection
 from iaprof.report.parts import starts_ns
 
+_Ints = NDArray[np.int64]
 _CALLER = ("time_ns", "pid", "tid", "comm", "stack", "flags")
 
 
@@ -46,49 +47,67 @@ def transfers(capture: CaptureReader, selection: Selection) -> list[Transfers]:
     """
     if selection.devices or selection.reasons or not selection.active or selection.python is not None:
         raise UsageError("--by transfer goes with options that choose times, processes and threads only")
-    calls: Counter[str] = Counter()
-    bytes_: Counter[str] = Counter()
-    unknown: Counter[str] = Counter()
-    kernels: Counter[str] = Counter()
+    sums = _Sums()
     for part, start_ns in zip(capture.parts, starts_ns(capture), strict=True):
-        of_stack: dict[int, str] = {}
+        known_stacks = [(np.empty(0, np.uint64), np.empty(0, np.int64))]
         for table in _selected_rows(part, "transfer", (*_CALLER, "function", "bytes"), selection, start_ns):
-            names = table["function"].unify_dictionaries().combine_chunks()
-            texts = [str(text) for text in names.dictionary.to_pylist()]
-            which = names.indices.to_numpy().astype(np.int64)
-            known = table["bytes"].is_valid().to_numpy(zero_copy_only=False)
-            sizes = pc.fill_null(table["bytes"], 0).to_numpy()
-            for number, text in enumerate(texts):
-                own = which == number
-                calls[text] += int(own.sum())
-                bytes_[text] += sum(sizes[own].tolist()) if own.any() else 0
-                unknown[text] += int((own & ~known).sum())
-                of_stack |= dict.fromkeys(np.unique(table["stack"].to_numpy()[own]).tolist(), text)
-        of_stack.pop(0, None)
+            function = sums.add_calls(table)
+            known_stacks.append(_last_functions(table["stack"].to_numpy(), function))
+        stacks, functions = _last_functions(*map(np.concatenate, zip(*known_stacks, strict=True)))
         for table in _selected_rows(part, "launch", _CALLER, selection, start_ns):
             own = (table["flags"].to_numpy() & LaunchFlags.OWN) > 0
-            stacks, counts = np.unique(table["stack"].to_numpy()[own], return_counts=True)
-            for stack, count in zip(stacks.tolist(), counts.tolist(), strict=True):
-                if stack in of_stack:
-                    kernels[of_stack[stack]] += count
-    found = [Transfers(name, calls[name], bytes_[name], unknown[name], kernels[name]) for name in calls if calls[name]]
+            stack = table["stack"].to_numpy()[own & (table["stack"].to_numpy() > 0)]
+            at = np.searchsorted(stacks, stack)
+            known = np.append(stacks, np.uint64(0))[at] == stack
+            sums.add_kernels(functions[at[known]])
+    found = sums.all()
     if selection.kernel is not None:
         found = [each for each in found if selection.kernel.search(each.function)]
     return sorted(found, key=lambda each: (-each.bytes, -each.calls, each.function))
 
 
+def _last_functions(stack: NDArray[np.uint64], function: _Ints) -> tuple[NDArray[np.uint64], _Ints]:
+    """Returns the distinct stacks in ascending order, and the last function of each."""
+    stacks, first = np.unique(stack[::-1], return_index=True)
+    return stacks, function[::-1][first]
+
+
+class _Sums:
+    """Calls added up by function."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str | None, int] = {}  # of functions
+        # Calls, the upper and lower halves of bytes, which add up to more than 64 bits, unknown bytes, and kernels.
+        self._sums = np.zeros((5, 0), np.uint64)
+
+    def add_calls(self, calls: pa.Table) -> _Ints:
+        """Adds calls, and returns the number of each one's function: int64[n]."""
+        function = number_texts(calls["function"], self._numbers)
+        self._sums = np.pad(self._sums, ((0, 0), (0, len(self._numbers) - self._sums.shape[1])))
+        size = pc.fill_null(calls["bytes"], 0).to_numpy()
+        added = (1, size >> np.uint64(32), size & np.uint64(0xFFFF_FFFF), pc.is_null(calls["bytes"]).to_numpy())
+        for sums, values in zip(self._sums, added, strict=False):
+            np.add.at(sums, function, values)
+        return function
+
+    def add_kernels(self, function: _Ints) -> None:
+        """Adds launches of the driver's own kernels by their functions' numbers: int64[n]."""
+        np.add.at(self._sums[4], function, 1)
+
+    def all(self) -> list[Transfers]:
+        """Returns the functions with calls."""
+        rows = zip(self._numbers, self._sums.T.tolist(), strict=True)
+        return [
+            Transfers(name or "", calls, (upper << 32) + lower, unknown, kernels)
+            for name, (calls, upper, lower, unknown, kernels) in rows
+            if calls
+        ]
+
+
 def sum_transfers(found: Sequence[Transfers], function: str) -> Transfers:
     """Adds up calls, under the name `function`."""
-    total = Transfers(function)
-    for each in found:
-        total = replace(
-            total,
-            calls=total.calls + each.calls,
-            bytes=total.bytes + each.bytes,
-            unknown=total.unknown + each.unknown,
-            kernels=total.kernels + each.kernels,
-        )
-    return total
+    names = ("calls", "bytes", "unknown", "kernels")
+    return Transfers(function, *(sum(getattr(each, name) for each in found) for name in names))
 
 
 def _selected_rows(

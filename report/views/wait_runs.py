@@ -14,7 +14,7 @@ from iaprof.formats.export import Launches, Thread
 from iaprof.formats.header.waits import WaitFlags
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions
-from iaprof.report.runs import MAX_NS, MAX_RUNS, Runs
+from iaprof.report.runs import MAX_NS, MAX_RUNS, Pairs, Runs
 from iaprof.report.views.cpu_profile import process_names
 
 _COLUMNS = ("time_ns", "end_ns", "pid", "tid", "comm", "function", "flags")
@@ -31,10 +31,7 @@ def wait_runs(capture: CaptureReader, options: ReportOptions, max_runs: int = MA
     Raises:
         CaptureError: the capture is damaged.
     """
-    selection, runs = options.selection, Runs(max_runs, 1)
-    threads: dict[Thread, int] = {}
-    functions: dict[str, int] = {}
-    pairs: dict[tuple[int, int], int] = {}
+    selection, runs, pairs = options.selection, Runs(max_runs, 1), Pairs()
     parts = capture.parts
     for part, start_ns in zip(parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(parts) > 1 else ""
@@ -64,13 +61,9 @@ def wait_runs(capture: CaptureReader, options: ReportOptions, max_runs: int = MA
             numbers = []
             for pid_, thread, comm_, which in zip(*(column[keep][first].tolist() for column in columns), strict=True):
                 key = Thread(texts[comm_] or names.get(pid_, ""), pid_, thread, host)
-                pair = (
-                    threads.setdefault(key, len(threads)),
-                    functions.setdefault(function_names[which], len(functions)),
-                )
-                numbers.append(pairs.setdefault(pair, len(pairs)))
+                numbers.append(pairs.number(key, function_names[which]))
             since, until = (
                 np.minimum(column[keep], np.uint64(MAX_NS)).astype(np.int64) - start_ns for column in (begin, end)
             )
             runs.add(np.array(numbers, np.int64)[kind], since, np.maximum(until, since))
-    return runs.launches(functions, threads, pairs)
+    return runs.launches(pairs)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -92,6 +92,44 @@ class StackAddresses:
         yield from by_module(spaces.modules, modules, inside, times)
 
 
+@dataclass(frozen=True, eq=False)
+class Places:
+    """The distinct places of frames."""
+
+    of_frame: NDArray[np.int32]  # [frames] indices into the other columns
+    modules: NDArray[np.int64]  # [places] their numbers
+    addresses: NDArray[np.uint64]  # [places] in the module
+    times: NDArray[np.uint64]  # [places] when the place was first seen
+
+    @classmethod
+    def of(cls, numbers: NDArray[np.int32], addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Places:
+        """Takes the module's number, the address in the module, and the time of each frame."""
+        distinct = pa.array(addresses).dictionary_encode()
+        width = max(len(distinct.dictionary), 1)
+        places = pa.array(numbers * np.int64(width) + distinct.indices.to_numpy()).dictionary_encode()
+        of_frame, keys = places.indices.to_numpy(), places.dictionary.to_numpy()
+        first = np.full(len(keys), np.iinfo(np.uint64).max, np.uint64)
+        np.minimum.at(first, of_frame, times)
+        return cls(of_frame, keys // width, distinct.dictionary.to_numpy()[keys % width], first)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Places]) -> Places:
+        """Returns the places of the frames of all parts."""
+        empty = np.empty(0, np.uint64)
+        columns = ((empty, empty, empty), *((part.modules, part.addresses, part.times) for part in parts))
+        modules, addresses, times = (np.concatenate(column) for column in zip(*columns, strict=True))
+        whole = cls.of(modules.astype(np.int32), addresses, times)
+        firsts = np.cumsum([0, *(len(part.modules) for part in parts)])
+        of_frame = [whole.of_frame[first + part.of_frame] for first, part in zip(firsts, parts, strict=False)]
+        return replace(whole, of_frame=np.concatenate([np.empty(0, np.int32), *of_frame]))
+
+
+def identities(modules: list[Module]) -> NDArray[np.uint32]:
+    """Returns for each module the number of the first one with its identity: uint32[modules]."""
+    first: dict[tuple[object, ...], int] = {}
+    return np.array([first.setdefault(module.identity, i) for i, module in enumerate(modules)], np.uint32)
+
+
 def by_module(
     modules: list[Module], numbers: NDArray[np.int32], addresses: NDArray[np.uint64], times: NDArray[np.uint64]
 ) -> Iterator[tuple[Module, NDArray[np.uint64], NDArray[np.uint64]]]:
@@ -106,9 +144,7 @@ def by_module(
     Yields:
         Each module, its addresses, sorted and distinct, and the earliest time of each.
     """
-    first: dict[tuple[object, ...], int] = {}
-    first_equal = np.array([first.setdefault(module.identity, i) for i, module in enumerate(modules)], np.uint32)
-    distinct_modules, distinct_addresses, earliest = _distinct(first_equal[numbers], addresses, times)
+    distinct_modules, distinct_addresses, earliest = _distinct(identities(modules)[numbers], addresses, times)
     for number in np.unique(distinct_modules).tolist():
         low, high = np.searchsorted(distinct_modules, [number, number + 1])
         yield modules[number], distinct_addresses[low:high], earliest[low:high]

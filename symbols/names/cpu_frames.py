@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import ProcessEnd, WholeStacks
 from iaprof.formats.profile import CodeKind, Origin
-from iaprof.formats.ranges import ranges
+from iaprof.formats.ranges import batches, groups, ranges
 from iaprof.formats.wire.unwind_rules import Mark
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
-from iaprof.symbols.names.calls import DEEPEST_STACK, by_module, calls
+from iaprof.symbols.names.calls import DEEPEST_STACK, Places, calls, identities
 from iaprof.symbols.names.demangle import demangled
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Symbolized, Symbolizer, is_shortened, shortened
@@ -28,9 +29,9 @@ from iaprof.symbols.python.without_interpreter import PYTHON_FUNCTION, is_interp
 from iaprof.symbols.unwind.stack_ends import WHOLE, End, code_of, end_of, has_no_beginning, mark, without_strays
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class CpuFrame:
-    """One frame of a stack."""
+    """One frame of a stack. Frames are compared by identity, and not frozen: captures have millions."""
 
     name: str  # demangled; a placeholder if the function has no name
     module: Module
@@ -59,11 +60,12 @@ class ModuleNames:
     rows: dict[int, int]  # by address, if it has a name: its range in `symbolized.names`
     symbolized: Symbolized
     outermost: frozenset[int] = frozenset()  # the addresses in functions that have no caller
-    no_calls: frozenset[int] = frozenset()  # the addresses at which no call instruction ends
 
 
 _MISSING = Origin(CodeKind.UNKNOWN)  # of the frame that stands for missing frames
 _NO_CODE = Module(ModuleKind.FILE, "")  # of the frame that stands for missing Python frames
+_NEVER = np.uint64((1 << 64) - 1)  # later than any time
+_FRAMES_AT_ONCE = 1 << 20
 _NO_MODULE = Module(ModuleKind.GENERATED, NOWHERE)  # of Python frames in a stack without addresses
 
 
@@ -97,28 +99,33 @@ class CpuFrames:
         self._ended: list[str | None] = ended or [None] * len(stacks)
         self._guessed, self._pids = _first_guesses(stacks), stacks["pid"].to_numpy()
         self._python = PythonStacks(stacks, codes)
-        frames = calls(stacks)
-        self._truncated = self._truncated | (np.bincount(frames.stacks, minlength=len(stacks)) >= DEEPEST_STACK)
+        depths, places = _places(stacks, spaces)
+        self._truncated = self._truncated | (depths >= DEEPEST_STACK)
         # The frames of the stack in row i: _starts[i] to _starts[i + 1].
-        self._starts = np.searchsorted(frames.stacks, np.arange(len(stacks) + 1))
-        self._numbers, self._inside = spaces.locate(frames.pids, frames.addresses, frames.times)
-        self._modules = spaces.modules
+        self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(depths)])
+        self._modules, self._places = spaces.modules, places
+        self._identities = identities(self._modules)[places.modules]  # of each place
+        self._has_name, no_calls = np.zeros((2, len(places.modules)), bool)  # likewise
         self._names: dict[tuple[object, ...], ModuleNames] = {}  # by the module's identity
         self.shortened: dict[str, set[str]] = {}  # names that were cut, by the module's path
-        for module, addresses, times in by_module(self._modules, self._numbers, self._inside, frames.times):
-            symbolized = symbolizer.name(module, addresses, times) or Symbolized()
+        for number, here in groups(self._identities):
+            module = self._modules[number]
+            addresses, which = np.unique(places.addresses[here], return_inverse=True)
+            first = np.full(len(addresses), _NEVER)
+            np.minimum.at(first, which, places.times[here])
+            symbolized = symbolizer.name(module, addresses, first) or Symbolized()
             rows = symbolized.names.find(addresses)
             has_name = rows >= 0
             row_of_address = dict(zip(addresses[has_name].tolist(), rows[has_name].tolist(), strict=True))
-            outermost, no_calls = (
-                frozenset(() if column is None else column.tolist())
-                for column in (symbolized.outermost, symbolized.no_calls)
-            )
-            names = ModuleNames(module, len(addresses), row_of_address, symbolized, outermost, no_calls)
-            self._names[module.identity] = names
+            outermost = frozenset(() if symbolized.outermost is None else symbolized.outermost.tolist())
+            self._names[module.identity] = ModuleNames(module, len(addresses), row_of_address, symbolized, outermost)
+            self._has_name[here] = has_name[which]
+            if symbolized.no_calls is not None:
+                no_calls[here] = np.isin(addresses, symbolized.no_calls)[which]
+        self._kept = self._kept_frames(no_calls)
         self._frames_at = cache(self._find_frames_at)
         self._stack = cache(self._find_stack)
-        self._origin = cache(_origin)
+        self._origin, self._text = cache(_origin), cache(self._find_text)
         self._python_frame = cache(self._make_python_frame)
 
     @property
@@ -126,9 +133,9 @@ class CpuFrames:
         """The names in each module."""
         return list(self._names.values())
 
-    def _find_frames_at(self, number: int, address: int) -> tuple[CpuFrame, ...]:
-        """Returns the frames at an address of a module, the outermost first."""
-        module = self._modules[number]
+    def _find_frames_at(self, place: int) -> tuple[CpuFrame, ...]:
+        """Returns the frames at a place, the outermost first."""
+        module, address = self._modules[self._places.modules[place]], int(self._places.addresses[place])
         names = self._names[module.identity]
         row = names.rows.get(address)
         if row is None:
@@ -153,26 +160,34 @@ class CpuFrames:
             self.shortened.setdefault(module.path, set()).add(name)
         return name
 
-    def _places(self, row: int) -> list[tuple[int, int]]:
-        """Returns module number and address of a stack's frames, the outermost first.
+    def _kept_frames(self, no_calls: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Returns how many frames of each stack count, from the innermost one on: int64[stacks].
 
         A stack that was walked by frame pointers is cut at the first address that cannot be a return address.
+
+        Args:
+            no_calls: whether no call instruction ends at each place.
         """
-        part = slice(int(self._starts[row]), int(self._starts[row + 1]))
-        places = list(zip(self._numbers[part].tolist(), self._inside[part].tolist(), strict=True))
+        kept = np.diff(self._starts)
+        frames = np.flatnonzero(no_calls[self._places.of_frame]) if no_calls.any() else np.empty(0, np.int64)
+        stacks = np.searchsorted(self._starts, frames, side="right") - 1
+        levels = frames - self._starts[stacks]
         # A walk by call frame information is reliable; it also passes instructions that a signal interrupted.
-        is_reliable = self._ended[row] is not None
-        for index, (number, address) in enumerate([] if is_reliable else places[1:], 1):
-            if address in self._names[self._modules[number].identity].no_calls:
-                places = places[:index]
-                break
-        return places[::-1]
+        cut = (levels > 0) & np.array([ended is None for ended in self._ended], bool)[stacks]
+        np.minimum.at(kept, stacks[cut], levels[cut])
+        return kept
+
+    def _places_of(self, row: int) -> list[int]:
+        """Returns the places of a stack's frames, the outermost first."""
+        start = int(self._starts[row])
+        places: list[int] = self._places.of_frame[start : start + int(self._kept[row])][::-1].tolist()
+        return places
 
     def _frames(self, row: int) -> list[CpuFrame]:
         """Returns a stack's frames, the outermost first, with Python frames in place of their evaluation loops."""
-        places = self._places(row)
+        places = self._places_of(row)
         if not self._python.has_frames(row):
-            return [frame for place in places for frame in self._frames_at(*place)]
+            return list(chain.from_iterable(map(self._frames_at, places)))
         groups = {
             at: self._python_frames(row, at, frames, len(places)) for at, frames in self._python.groups(row).items()
         }
@@ -185,13 +200,13 @@ class CpuFrames:
             if at in groups:
                 shown += groups.pop(at)
             else:  # with python -X perf, a perf map names the same Python functions a second time
-                shown += (frame for frame in self._frames_at(*place) if not _is_of_perf_map(frame))
+                shown += (frame for frame in self._frames_at(place) if not _is_of_perf_map(frame))
         # The remaining Python frames go outermost: nobody knows between which C frames they ran.
         return [*(frame for group in groups.values() for frame in group), *shown]
 
-    def _place_groups(self, groups: dict[int, list[CpuFrame]], places: list[tuple[int, int]]) -> None:
+    def _place_groups(self, groups: dict[int, list[CpuFrame]], places: list[int]) -> None:
         """Moves Python frames whose evaluation loop is unknown to the next frame of CPython."""
-        depth, modules = len(places), [self._modules[number] for number, _ in reversed(places)]
+        depth, modules = len(places), [self._modules[number] for number in self._places.modules[places[::-1]]]
         known = max((at for at in groups if at < depth), default=-1)
         free = (at for at in range(known + 1, depth) if is_interpreter(modules[at]))
         for unplaced in [at for at in groups if at >= depth]:
@@ -208,8 +223,11 @@ class CpuFrames:
             frames: code object and line of each Python frame.
             places: the number of frames that the stack has without Python.
         """
-        number = int(self._numbers[int(self._starts[row]) + min(at, places - 1)]) if places else None
+        number = self._module_number(int(self._starts[row]) + min(at, places - 1)) if places else None
         return [self._python_frame(code, line, number) for code, line in frames]
+
+    def _module_number(self, frame: int) -> int:
+        return int(self._places.modules[self._places.of_frame[frame]])
 
     def _make_python_frame(self, code: int, line: int, number: int | None) -> CpuFrame:
         """Makes a Python frame in the module of that number."""
@@ -219,7 +237,7 @@ class CpuFrames:
 
     def _is_truncated(self, row: int) -> bool:
         """Tells whether frames may be missing because the stack is as deep as the limit."""
-        return bool(self._truncated[row]) and len(self._places(row)) == self._starts[row + 1] - self._starts[row]
+        return bool(self._truncated[row]) and bool(self._kept[row] == self._starts[row + 1] - self._starts[row])
 
     def frames(self, stack: int) -> tuple[str, ...]:
         """Returns the frames of the stack with this id as text, the outermost first; empty for an unknown id."""
@@ -240,8 +258,8 @@ class CpuFrames:
         end = mark(*self._end(row, with_code), self._is_truncated(row), self._ended[row]) if with_code else None
         if not self._options.interpreter:
             frames = list(without_interpreter(frames))
-        texts = (*((end,) if end else ()), *(self._text(frame) for frame in frames))
-        return texts, (*((_MISSING,) if end else ()), *(self._origin(frame) for frame in frames))
+        texts = (*((end,) if end else ()), *map(self._text, frames))
+        return texts, (*((_MISSING,) if end else ()), *map(self._origin, frames))
 
     def _end(self, row: int, frames: Sequence[CpuFrame]) -> tuple[End, Module | None]:
         """Returns how a stack with these frames, the outermost first, ends, and in which module."""
@@ -254,8 +272,9 @@ class CpuFrames:
         if names is None:  # a stack without addresses that has Python frames
             return End.UNKNOWN, None
         # The first frame may not be at the first place: stray frames before it were removed.
-        places = self._places(row)
-        address = next((inside for number, inside in places if self._modules[number] == first.module), 0)
+        places = self._places
+        own = (place for place in self._places_of(row) if self._modules[places.modules[place]] == first.module)
+        address = next((int(places.addresses[place]) for place in own), 0)
         is_outermost = None if names.symbolized.outermost is None else address in names.outermost
         if self._are_cut and has_no_beginning(first.module):
             is_outermost = bool(is_outermost)
@@ -288,12 +307,16 @@ class CpuFrames:
                 continue
             if guessed := int(self._guessed[row]):
                 # `guessed` is the level of the guessed caller; the guess was made in the code one level further in.
-                inner = min(int(self._starts[row]) + guessed - 1, len(self._numbers) - 1)
-                guesses[code_of(self._modules[self._numbers[inner]])] += weight
-            frames = [frame for place in self._places(row) for frame in self._frames_at(*place)]
-            end, module = self._end(
-                row, frames if self._are_cut else without_strays(frames, self._keeps_frame_pointers)
-            )
+                inner = min(int(self._starts[row]) + guessed - 1, len(self._places.of_frame) - 1)
+                guesses[code_of(self._modules[self._module_number(inner)])] += weight
+            places = self._places_of(row)
+            if self._are_cut:
+                frames = list(self._frames_at(places[0])) if places else []
+            else:
+                frames = without_strays(
+                    [*chain.from_iterable(map(self._frames_at, places))], self._keeps_frame_pointers
+                )
+            end, module = self._end(row, frames)
             is_early = end is not End.WHOLE
             truncated = is_early and self._is_truncated(row)
             counts = weight * is_early, weight * truncated, weight * bool(guessed)
@@ -313,7 +336,7 @@ class CpuFrames:
         names = self._names.get(module.identity)
         return names.symbolized.frame_pointers if names is not None else None
 
-    def _text(self, frame: CpuFrame) -> str:
+    def _find_text(self, frame: CpuFrame) -> str:
         if not self._options.lines or not frame.file:
             return frame.name
         if frame.name.startswith(PYTHON_FUNCTION) and frame.name.endswith(f":{frame.file}"):
@@ -328,22 +351,41 @@ class CpuFrames:
         Args:
             weights: how often each stack counts, by its id.
         """
-        shares: dict[tuple[object, ...], tuple[int, int]] = {}
-        for stack, weight in weights.items():
-            row = self._rows.get(stack)
-            places = self._places(row) if row is not None else []
-            while places and self._modules[places[0][0]].path == NOWHERE:
-                places.pop(0)  # a walk by frame pointers often ends in addresses that are not code
-            if row is not None and self._python.has_frames(row) and not self._options.interpreter:
-                places = [place for place in places if not is_interpreter(self._modules[place[0]])]
-            unnamed_in: dict[tuple[object, ...], bool] = {}
-            for number, address in places:
-                identity = self._modules[number].identity
-                unnamed_in[identity] = unnamed_in.get(identity, False) or address not in self._names[identity].rows
-            for identity, is_unnamed in unnamed_in.items():
-                all_, without = shares.get(identity, (0, 0))
-                shares[identity] = all_ + weight, without + weight * is_unnamed
-        return shares
+        chosen = [(self._rows[stack], weight) for stack, weight in weights.items() if stack in self._rows]
+        rows, weight = np.array(chosen, np.int64).reshape(-1, 2).T
+        modules = self._places.modules
+        is_nowhere = np.array([module.path == NOWHERE for module in self._modules], bool)[modules]
+        of_interpreter = np.array([is_interpreter(module) for module in self._modules], bool)[modules]
+        replaced = self._python.have_frames[rows] & (not self._options.interpreter)
+        shares = np.zeros((2, len(self._modules)), np.int64)
+        for part in batches(self._kept[rows], _FRAMES_AT_ONCE):
+            kept = self._kept[rows[part]]
+            stack, level = np.repeat(np.arange(len(kept)), kept), ranges(0, kept)
+            place = self._places.of_frame[ranges(self._starts[rows[part]], kept)]
+            # A walk by frame pointers often ends in addresses that are not code.
+            last = np.full(len(kept), -1)
+            known = ~is_nowhere[place]
+            np.maximum.at(last, stack[known], level[known])
+            counts = (level <= last[stack]) & ~(replaced[part][stack] & of_interpreter[place])
+            key = stack * len(self._modules) + self._identities[place]
+            for share, which in zip(shares, (counts, counts & ~self._has_name[place]), strict=True):
+                stack_of, identity = np.divmod(pc.unique(pa.array(key[which])).to_numpy(), len(self._modules))
+                np.add.at(share, identity, weight[part][stack_of])
+        return {
+            module.identity: (all_, unnamed)
+            for module, all_, unnamed in zip(self._modules, *shares.tolist(), strict=True)
+            if all_
+        }
+
+
+def _places(stacks: pa.Table, spaces: AddressSpaces) -> tuple[NDArray[np.int64], Places]:
+    """Returns the number of frames of each stack, int64[n], and the places of the frames."""
+    depths, places = [np.empty(0, np.int64)], []
+    for rows in batches(pc.list_value_length(stacks["ips"]).to_numpy(), _FRAMES_AT_ONCE):
+        frames = calls(stacks.slice(rows.start, rows.stop - rows.start))
+        depths.append(np.bincount(frames.stacks, minlength=rows.stop - rows.start))
+        places.append(Places.of(*spaces.locate(frames.pids, frames.addresses, frames.times), frames.times))
+    return np.concatenate(depths), Places.joined(places)
 
 
 def _origin(frame: CpuFrame) -> Origin:

@@ -73,7 +73,7 @@ class CaptureNames:
             CaptureError: the capture is damaged.
         """
         self._symbolized: dict[tuple[object, ...], Symbolized] = {}  # by the module's identity
-        names = _names(capture)
+        names, nothing = _names(capture), Names.of([])
         table = capture.table("module")
         columns = (
             shared_texts(table[name]) if pa.types.is_dictionary(table[name].type) else table[name].to_pylist()
@@ -86,7 +86,7 @@ class CaptureNames:
                 continue  # a later version of iaprof wrote the capture
             module = Module(ModuleKind(kind), path, build_id, inode, pid)
             outermost, no_calls = (None if column is None else np.array(column, np.uint64) for column in lists)
-            own = names.get(number, Names.of([]))
+            own = names.get(number, nothing)
             self._symbolized[module.identity] = Symbolized(own, source, problem, has_pointers, outermost, no_calls)
 
     def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,7 @@ _MISSING = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PythonFrame:
+class PythonFrame(NamedTuple):
     """A Python frame."""
 
     function: str  # its qualified name
@@ -51,6 +50,7 @@ class PythonStacks:
         if "python" in stacks.column_names and stacks["python"].null_count < rows:
             self._take(stacks)
         self._names = _CodeNames(codes, np.unique(self._code))
+        self._named_row = self._names.rows(self._code)
 
     def _take(self, stacks: pa.Table) -> None:
         python = combined(stacks["python"])
@@ -67,19 +67,24 @@ class PythonStacks:
     def groups(self, row: int) -> dict[int, list[tuple[int, int]]]:
         """Returns a stack's Python frames by the number of the C frame that they replace, the outermost frame first.
 
-        A frame is the id of a code object and a line, for `frame`. A number that no C frame has means that the place is
-        unknown.
+        A frame is a row of named code objects and a line, for `frame`. A number that no C frame has means that the
+        place is unknown.
         """
         part = slice(int(self._starts[row]), int(self._starts[row + 1]))
         groups: dict[int, list[tuple[int, int]]] = {}
-        columns = (column[part][::-1].tolist() for column in (self._code, self._line, self._at))
+        columns = (column[part][::-1].tolist() for column in (self._named_row, self._line, self._at))
         for code, line, at in zip(*columns, strict=True):
             groups.setdefault(at, []).append((code, line))
         return groups
 
-    def frame(self, code: int, line: int) -> PythonFrame:
-        """Returns the frame of a code object's id and a line."""
-        return PythonFrame(*self._names.of(code), line)
+    def frame(self, row: int, line: int) -> PythonFrame:
+        """Returns the frame of a row of named code objects and a line."""
+        return PythonFrame(*self._names.at(row), line)
+
+    @property
+    def have_frames(self) -> NDArray[np.bool_]:
+        """Which stacks have Python frames: bool[n]."""
+        return np.diff(self._starts) > 0
 
     def has_frames(self, row: int) -> bool:
         """Tells whether a stack has Python frames."""
@@ -94,7 +99,7 @@ class PythonStacks:
         flags = self._states.copy()
         rows = np.repeat(np.arange(len(flags)), np.diff(self._starts))
         for applies, flag in (
-            (~self._names.has(self._code), Completeness.UNNAMED),
+            (self._named_row < 0, Completeness.UNNAMED),
             (self._at >= self._depths[rows], Completeness.UNPLACED),
         ):
             flags[np.unique(rows[applies])] |= np.uint8(flag)
@@ -102,11 +107,11 @@ class PythonStacks:
 
 
 class _CodeNames:
-    """Names and files of the code objects that stacks refer to; each distinct text is stored once."""
+    """Names and files of the code objects that stacks refer to."""
 
     def __init__(self, codes: pa.Table | None, used_ids: NDArray[np.uint32]) -> None:
         self._ids = np.empty(0, np.uint32)
-        self._columns: list[tuple[NDArray[np.int64], list[str]]] = []
+        self._texts = [(NOT_COPIED, "")]  # the last one is of all others
         if codes is None or not len(codes):
             return
         ids = codes["id"].to_numpy()
@@ -114,19 +119,24 @@ class _CodeNames:
         self._ids, first = np.unique(ids, return_index=True)
         kept = np.isin(self._ids, used_ids) & (self._ids != NO_CODE)
         self._ids, first = self._ids[kept], first[kept]
-        for name in ("name", "file"):
-            texts = combined(codes[name].take(pa.array(first)))
-            used = texts.indices.dictionary_encode()
-            self._columns.append((used.indices.to_numpy(), texts.dictionary.take(used.dictionary).to_pylist()))
+        names, files = (_texts(codes[name].take(pa.array(first))) for name in ("name", "file"))
+        self._texts[:0] = [(name or NOT_COPIED, file) for name, file in zip(names, files, strict=True)]
 
-    def has(self, codes: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """Tells for each id whether there is a code object: bool[n]."""
-        return np.isin(codes, self._ids)
+    def rows(self, codes: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Returns the row of each id: int64[n]; -1 where there is no code object."""
+        rows = np.searchsorted(self._ids, codes)
+        known = rows < len(self._ids)
+        known[known] = self._ids[rows[known]] == codes[known]
+        return np.where(known, rows, -1)
 
-    def of(self, code: int) -> tuple[str, str]:
-        """Returns name and file of the code object with this id."""
-        at = int(np.searchsorted(self._ids, code))
-        if at == len(self._ids) or self._ids[at] != code:
-            return NOT_COPIED, ""
-        name, file = (texts[int(indices[at])] for indices, texts in self._columns)
-        return name or NOT_COPIED, file
+    def at(self, row: int) -> tuple[str, str]:
+        """Returns name and file of the code object in a row; -1: there is none."""
+        return self._texts[row]
+
+
+def _texts(column: pa.ChunkedArray) -> list[str]:
+    """Returns the texts of a dictionary column, equal ones as one object: a text may be long."""
+    texts = combined(column)
+    used = texts.indices.dictionary_encode()
+    distinct = texts.dictionary.take(used.dictionary).to_pylist()
+    return [distinct[index] for index in used.indices.to_pylist()]

@@ -41,7 +41,7 @@ def without_interpreter(frames: Sequence[AnyFrame]) -> list[AnyFrame]:
 
     C and C++ functions of other files stay, whether Python calls them or they call Python.
     """
-    if not any(frame.name.startswith(PYTHON_FUNCTION) for frame in frames):
+    if not any(frame.name.startswith(PYTHON_FUNCTION) for frame in set(frames)):
         return list(frames)
     return [frame for frame in frames if frame.name.startswith(PYTHON_FUNCTION) or not is_interpreter(frame.module)]
 

@@ -39,7 +39,7 @@ def write(path: Path, groups: Iterable[_Group], header: dict[str, Any] | None = 
     ) as writer:  # fmt: skip
         for kind, given in itertools.chain(ahead, groups):
             rows = max(map(len, given.values()))
-            members = [given[f.name] if f.name in given else _nothing(f.type, rows) for f in KINDS[kind]]
+            members = [given[f.name] if f.name in given else nothing(f.type, rows) for f in KINDS[kind]]
             own = pa.StructArray.from_arrays(members, fields=list(schema.field(kind).type))
             columns = [pa.repeat(kind, rows), pa.nulls(rows, pa.uint16())]
             columns += [own if each == kind else pa.nulls(rows, schema.field(each).type) for each in KINDS]
@@ -53,7 +53,8 @@ def _field(kind: str, groups: list[_Group]) -> pa.Field:
     return pa.field(kind, pa.struct([f.with_type(given[f.name].type) if f.name in given else f for f in KINDS[kind]]))
 
 
-def _nothing(type_: pa.DataType, rows: int) -> pa.Array:
+def nothing(type_: pa.DataType, rows: int) -> pa.Array:
+    """So many rows of 0, or of empty texts or lists."""
     if pa.types.is_list(type_):
         return pa.ListArray.from_arrays(
             pa.array(np.zeros(rows + 1, np.int32)), pa.nulls(0, type_.value_type), type=type_

@@ -159,13 +159,15 @@ def dwarf(
 
 
 def _line_program(rows: list[tuple[int, int, int | None]], files: list[str]) -> bytes:
-    program, line = b"", 1
+    program, line = bytearray(), 1
     for address, file, to in rows:
         program += b"\0\x09\x02" + struct.pack("<Q", address & (1 << 64) - 1)
         if to is None:
-            program, line = program + b"\0\x01\x01", 1
+            program += b"\0\x01\x01"
+            line = 1
         else:
-            program, line = program + b"\x04" + uleb(file) + b"\x03" + _sleb(to - line) + b"\x01", to
+            program += b"\x04" + uleb(file) + b"\x03" + _sleb(to - line) + b"\x01"
+            line = to
     lengths = bytes([0, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0, 1])
     tables = b"\0" + b"".join(name.encode() + b"\0\0\0\0" for name in files) + b"\0"
     rest = struct.pack("<BBBbBB", 1, 1, 1, -5, 14, 13) + lengths + tables

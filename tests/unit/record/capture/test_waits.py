@@ -20,6 +20,8 @@ from iaprof.formats.header.waits import WAIT, WAITING, WaitFlags, WaitTotals, to
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.options import Options
+from iaprof.report.profile import ReportOptions
+from iaprof.report.views.wait_runs import wait_runs
 from unit.capturing import HEADER, capture
 
 S = 1_000_000_000
@@ -214,3 +216,11 @@ def test_waits_are_recorded_only_if_asked_for(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert run(monkeypatch, "record", "-o", tmp_path / "c", *words) == 0
     assert [each.waits for each in options] == [asked]
+
+
+def test_waits_of_threads_beyond_the_limit_share_a_row(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("iaprof.report.runs.MAX_PAIRS", 1)
+    found = wait_runs(CaptureReader(recorded), ReportOptions())
+    assert [thread.comm for thread in found.threads] == ["app", "[others]"]
+    assert found.kernels == ["zeCommandQueueSynchronize", "[others]"]
+    assert found.count.sum() == 5  # all but those that the recorder added up

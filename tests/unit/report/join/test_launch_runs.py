@@ -196,7 +196,7 @@ def test_runs_match_plain_python_in_any_order_of_rows(most: int, tmp_path: Path)
 
 
 def test_threads_beyond_the_limit_share_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("iaprof.report.views.launch_runs._MAX_PAIRS", 3)
+    monkeypatch.setattr("iaprof.report.runs.MAX_PAIRS", 3)
     found = of(capture(tmp_path / "c", launch=[at(n, tid=n) for n in (1, 2, 3, 4, 5, 1)]), max_runs=10)
     assert [(run[0], run[3], run[6]) for run in runs(found)] == [
         ("k", 1, 2),
