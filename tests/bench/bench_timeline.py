@@ -2,8 +2,8 @@
 
 Makes traces of the AIU's runtime (ten files, with a compiler's log) and of PyTorch (one file). With --reference, IBM's
 AIU Trace Analyzer reads the same files, by turns with iaprof. "at once" is `iaprof timeline` of the traces themselves,
-which imports them. Memory is the proportional shares (Pss) of a command and all processes that it started, added up ten
-times a second.
+which imports them. A small trace comes first, for Python to compile modules, as an installation does. Memory is the
+proportional shares (Pss) of a command and all processes that it started, added up ten times a second.
 
     .venv/bin/python tests/bench/bench_timeline.py [EVENTS] [--times 3] [--of flex|torch]
     .venv/bin/python tests/bench/bench_timeline.py 100000 --reference FOLDER --python PYTHON3.12
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import IAPROF, Memory, machine, print_table, wait_for
 
-FILES, KERNELS, BATCH = 10, 400, 1000
+FILES, KERNELS, BATCH, FEW = 10, 400, 1000, 1000
 WINDOWS = (
     (" DmaI", 0, 10_000),
     (" Cmpt Prep", 10_000, 30_000),
@@ -205,6 +205,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where files are made, and kept")
     arguments = parser.parse_args()
     print(machine())
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     makers: dict[str, Callable[[Path, int], Made]] = {"flex": flex, "torch": torch}
     with tempfile.TemporaryDirectory(dir=arguments.folder) as temporary:
         for name, make in makers.items():
@@ -212,6 +213,7 @@ def main() -> None:
                 continue
             folder = Path(temporary) / name
             folder.mkdir()
+            ours(make(folder, FEW), folder, arguments.memory_limit)
             made = make(folder, arguments.events)
             costs: dict[str, list[Cost]] = {}
             for _ in range(arguments.times):
