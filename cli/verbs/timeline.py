@@ -177,6 +177,9 @@ def _captured(paths: Sequence[Path], quiet: bool) -> Iterator[CaptureReader]:
         return
     import tempfile
 
+    from iaprof.report.join.memory import keep_freed_blocks
+
+    keep_freed_blocks()
     with tempfile.TemporaryDirectory(prefix="iaprof-") as folder:
         made = Path(folder) / "trace.parquet"
         import_to(paths, made, "timeline", quiet)
