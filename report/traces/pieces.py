@@ -86,9 +86,14 @@ class Children(Closing):
             threads: which wait for them; None for one for each.
             unpack_zstd: packets that are compressed so, for which they take longer to start.
         """
-        of_packets = "iaprof.report.traces.perfetto." + ("zstd_reader" if unpack_zstd else "packet_reader")
-        modules = [] if children else [*["iaprof.report.traces.reader"] * (count + 1), of_packets]
-        self._sandboxes = [Sandbox(module, _LIMITS) for module in modules]
+        self._sandboxes: list[Sandbox] = []
+        if not children:
+            self._sandboxes += (Sandbox("iaprof.report.traces.reader", _LIMITS) for _ in range(count + 1))
+            self._sandboxes.append(
+                Sandbox("iaprof.report.traces.perfetto.zstd_reader", _LIMITS)
+                if unpack_zstd
+                else Sandbox("iaprof.report.traces.perfetto.packet_reader", _LIMITS)
+            )
         everyone = [*(children or self._sandboxes[:-1])]
         self.count = max(len(everyone) - 1, 1)
         self.converter = everyone[0]
