@@ -24,16 +24,16 @@ pytestmark = pytest.mark.bpf
 ENDS = {
     (1, Walked.MEMORY),
     (2, Walked.MEMORY),
-    (3, Walked.STUCK),
     (4, Walked.STUCK),
     (5, Walked.DEEP),
     (6, Walked.DAMAGED),
     (8, Walked.DAMAGED),
     (9, Walked.DAMAGED),
 }
-"""How the stacks of the functions of hostile.S end, by their numbers; for that of a lie, it is chance."""
-LIE = 10
-KINDS = len(ENDS) + 1
+"""How the stacks of the functions of hostile.S end, by their numbers, but for two."""
+DOWN, LIE = 3, 10
+"""The caller's frame is said to be below, perhaps in a page that is not copied; for a lie it is chance."""
+KINDS = len(ENDS) + 2
 ROUNDS = 500
 MOST_COPIES, WAY_S = 64, 1.0  # as unwind.c has them
 RANGE_AT = 12  # of an FDE, behind its length, its CIE's place and its start
@@ -97,7 +97,8 @@ def test_stacks_that_nobody_can_finish_are_copied_only_so_often(tmp_path: Path, 
     # and each stack ends, in the way that says why
     known = [call for call in calls if call.number != LIE and not call.presumed and not call.kept]
     known = [call for call in known if call.walked is not Walked.MISSED]  # of which nothing was copied
-    assert {(call.number, call.walked) for call in known} == ENDS
+    assert {(call.number, call.walked) for call in known if call.number != DOWN} == ENDS
+    assert {call.walked for call in known if call.number == DOWN} in ({Walked.STUCK}, {Walked.MEMORY})
     assert max(len(call.ips) for call in calls) == MAX_DEPTH
 
 

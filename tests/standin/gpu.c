@@ -705,10 +705,11 @@ static void step(void)
             if (launch.end > until[launch.gt])
                 until[launch.gt] = launch.end;
         }
-        if (first < from)
-            first = from;
-        if (sampling(launch.gt) && first < last)
-            execute(launch.gt, launch.site, first, last);
+        uint64_t seen = first < from ? from : first;
+        if (first < last && seen >= last && launch.start >= since) /* it came and went meanwhile: some records tell of it */
+            seen = last - first > STEP ? last - STEP : first;
+        if (sampling(launch.gt) && seen < last)
+            execute(launch.gt, launch.site, seen, last);
         if (launch.end > now_ns || frozen(launch.gt))
             launches[kept++] = launch;
     }

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ import pytest
 
 from limits import Within
 from standin.hardware import Hardware, Ledger, Programs, build
+from waiting import LONGEST_WAIT_S
 
 TESTS = Path(__file__).resolve().parents[2]
 KERNEL = 0xFFFF8000FFBE0000  # as BMG reports addresses: sign-extended
@@ -185,13 +187,16 @@ def client(
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
+        impatience = threading.Timer(LONGEST_WAIT_S, process.kill)
+        impatience.start()
         output = process.stdout.readline()
         while output.strip() in orders:
             orders[output.strip()]()
             process.stdin.write("\n")
             process.stdin.flush()
             output = process.stdout.readline()
-        process.wait(60)
+        process.wait()
+        impatience.cancel()
     assert process.returncode == 0
     said = json.loads(output)
     assert isinstance(said, dict)
@@ -727,7 +732,7 @@ def test_a_blocking_read_waits(hardware: Hardware) -> None:
         stream = started(nonblocking=False)
         GPU.kernel("k", KERNEL, OFFSETS)
         start = time.monotonic()
-        GPU.launch(KERNEL, 0.01, delay=0.2)
+        GPU.launch(KERNEL, 1.0, delay=0.2)
         size = len(os.read(stream, 1 << 20))
         say(size=size, waited=time.monotonic() - start)
         """,
