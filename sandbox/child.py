@@ -86,7 +86,7 @@ def _error(kind: str, message: str, details: object = None) -> dict[str, object]
 def _allow_cpu(seconds: float) -> None:
     """Limits this process's CPU time from now on; SIGXCPU ends it when it uses more."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    total = int(used.ru_utime + used.ru_stime + seconds) + 1
+    total = int(used.ru_utime + used.ru_stime + seconds) + 2  # a second more at least: the parent says that it is slow
     resource.setrlimit(resource.RLIMIT_CPU, (total, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 

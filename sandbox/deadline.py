@@ -19,6 +19,7 @@ _LONGEST = 100  # bytes of /proc/PID/schedstat
 
 _total_lock = threading.Lock()
 _total_s = 0.0
+_counted_until = 0.0  # time.monotonic(); what passed before is in the total, or never will be
 
 
 def patient_clock() -> float:
@@ -68,6 +69,8 @@ class Deadline:
         self._waits, (self._ran, self._waited) = waits, waits.seconds()
         self._begun, self._seconds = time.monotonic(), seconds
         self._credit_s = 0.0  # for waits
+        self._ran_at_look_s: float | None = None  # the process's CPU time when it seemed to wait
+        self._is_over = False
 
     def left(self) -> float:
         """Returns for how long to wait before asking again, seconds.
@@ -76,21 +79,39 @@ class Deadline:
             TimeoutError: the time is over.
         """
         elapsed = time.monotonic() - self._begun
-        if elapsed < self._seconds:
-            return self._seconds - elapsed
-        ran = self._look()
-        if elapsed < self._seconds + self._credit_s:
-            return self._seconds + self._credit_s - elapsed
-        if ran < self._seconds and elapsed < self._seconds + MOST_WAITING_S and self._waits.is_runnable():
-            return min(_LOOK_S, self._seconds - ran)  # the wait that goes on is not counted yet
-        raise TimeoutError
+        left = self._seconds - elapsed
+        if left <= 0:
+            ran = self._look()
+            left += self._credit_s
+            if left > 0:
+                self._ran_at_look_s = None  # what it waited is counted now
+            elif ran < self._seconds and elapsed < self._seconds + MOST_WAITING_S:
+                left = self._left_to_wait(ran)
+        if left <= 0:
+            raise TimeoutError
+        return left
 
     def over(self) -> None:
-        """Takes the waits from `patient_clock`: what was expected has come, or is given up."""
-        global _total_s
+        """Takes the waits from `patient_clock`, once: what was expected has come, or is given up."""
+        global _total_s, _counted_until
+        if self._is_over:
+            return
+        self._is_over = True
         self._look()
         with _total_lock:
-            _total_s += self._credit_s
+            now = time.monotonic()
+            _total_s += min(self._credit_s, max(now - max(self._begun, _counted_until), 0.0))
+            _counted_until = now
+
+    def _left_to_wait(self, ran: float) -> float:
+        """Returns for how long to wait for a process whose wait for a CPU is not counted yet; 0 if it has none.
+
+        One that has run since it seemed to wait has waited less than it seemed: its waits were counted when they ended.
+        """
+        if not self._waits.is_runnable() or (self._ran_at_look_s is not None and ran > self._ran_at_look_s):
+            return 0.0
+        self._ran_at_look_s = ran
+        return min(_LOOK_S, self._seconds - ran)
 
     def _look(self) -> float:
         """Credits the process with its waits; returns its CPU time since the beginning."""

@@ -12,10 +12,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import struct
 import sys
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,6 +30,7 @@ from iaprof.sandbox.worker import Worker
 REQUEST = struct.Struct("<QQ")  # length of the JSON and of the data that follow
 ANSWER = struct.Struct("<Q")  # length of the JSON that follows
 LONGEST_DATA = 256 << 20  # bytes
+_MOST_AT_ONCE = 1000  # parts of an answer, which a hostile child may send byte by byte
 _EXIT_SECONDS = 2.0  # for a killed child to free its memory
 
 _ENVIRONMENT = ("IAPROF_IGA_LIBRARY", "LD_LIBRARY_PATH")  # Python may need the second to find its own library
@@ -61,7 +64,7 @@ class Limits:
 
     memory_bytes: int = 1 << 30  # including Python and libiga64 (about 150 MiB)
     seconds: float = 120.0  # for one request, of CPU time, and of elapsed time without that of waiting for a CPU
-    stage_seconds: float = 40.0  # for one stage of a request; if it takes longer, only that stage fails
+    stage_seconds: float = 40.0  # of CPU time for one stage of a request; if it takes longer, only that stage fails
     answer_bytes: int = 64 << 20
     files: int = 0  # maximum number of open files in a request
     mapped_bytes: int = 0  # of these files that may be mapped at once, in addition to memory_bytes
@@ -181,9 +184,11 @@ class Sandbox(Closing):
                 raise SandboxDied("the reader process answered too much")
             return json.loads(receive(channel, length, deadline))
         except TimeoutError:
+            deadline.over()
             self.close()
             raise SandboxSlow(f"the reader process took longer than {seconds:g} s") from None
         except OSError:
+            deadline.over()  # while the child is there
             raise SandboxDied(f"the reader process {self._describe_end()}") from None
         except (ValueError, RecursionError):
             raise SandboxDied("the reader process answered nonsense") from None
@@ -207,8 +212,9 @@ def _send(channel: socket.socket, data: bytes, fds: Sequence[int], deadline: Dea
     view = memoryview(data)
     while view:
         channel.settimeout(deadline.left())
+        files = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else []
         with contextlib.suppress(TimeoutError):  # the deadline knows whether its time is over
-            view = view[socket.send_fds(channel, [view], fds, socket.MSG_NOSIGNAL) :]  # we may not ignore SIGPIPE
+            view = view[channel.sendmsg([view], files, socket.MSG_NOSIGNAL) :]  # as the process may not ignore SIGPIPE
             fds = ()
 
 
@@ -226,14 +232,22 @@ def receive(channel: socket.socket, length: int, deadline: Deadline | None = Non
     """
     received = bytearray(length)
     view = memoryview(received)
+    waiting = select.poll()
+    waiting.register(channel, select.POLLIN)
+    if deadline is not None:
+        channel.settimeout(0)
+    number = 0
     while view:
-        if deadline is not None:
-            channel.settimeout(deadline.left())
+        number += 1
         try:
             count = channel.recv_into(view)
-        except TimeoutError:
-            continue  # the deadline knows whether its time is over
+        except BlockingIOError:  # what has come is taken in any case: we may have been stopped, too
+            assert deadline is not None
+            waiting.poll(1000 * deadline.left())
+            continue
         if count == 0:
             raise ConnectionResetError
         view = view[count:]
+        if deadline is not None and number % _MOST_AT_ONCE == 0:
+            deadline.left()
     return received

@@ -41,11 +41,11 @@ MODULES = Ratio(16_384, 300, "mapped files with frames of stacks")
 CPU_STACKS = Ratio(150_000, 64, "processes and stacks of CPU samples")
 SENSORS = Ratio(4096, 16_384, "metrics of energy")
 ADDRESSES = Ratio(500_000, 16, "addresses in stacks")
-IMPORTED = Ratio(150_000, 64, "stacks and kernels of imported samples")
+IMPORTED = Ratio(300_000, 32, "different imported samples")
 PYTHON_LINES = Ratio(150_000, 64, "lines of Python functions in stacks")
 INSTRUCTIONS = Ratio(500_000, 16, "addresses that stall")
 GPU_MODULES = Ratio(8192, 1024, "GPU modules")
-COMPILED = Ratio(400_000, 32, "kernels in the GPU modules that processes compiled")
+COMPILED = Ratio(1_000_000, 16, "kernels in the GPU modules that processes compiled")
 SITES = Ratio(65_536, 128, "kernels and stacks that stall")
 CANDIDATES = Ratio(1 << 24, 1, "launches and processes that can have caused its stalls")  # for each read and kernel
 

@@ -5,6 +5,7 @@ The side-band has what these had mapped. The symbolizer opens their files.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finishing
 
 MOST_SECONDS = 60.0
+_LATEST = 5  # times as long, if it has to wait for a CPU
 _PATIENCE_S = 10.0  # for one answer; longer than while recording, when launches wait for it
 _TRIES = 3  # to open a file, whose process may end meanwhile
 
@@ -47,7 +49,7 @@ class LateFinishing:
         Args:
             copies: arrays COPY[n], grouped by stack.
         """
-        end = patient_clock() + MOST_SECONDS
+        end, latest = patient_clock() + MOST_SECONDS, time.monotonic() + _LATEST * MOST_SECONDS
         records = (record for array in copies for record in array)
         failures = Counter[int]()  # by process
         with Finishing(self._open, patience_s=_PATIENCE_S) as finishing:
@@ -56,7 +58,7 @@ class LateFinishing:
                 for record in stack_records:
                     stack = stack or UnfinishedStack(record.copy())
                     stack.add(record)
-                if stack is None or patient_clock() > end:
+                if stack is None or patient_clock() > end or time.monotonic() > latest:
                     return
                 if failures[stack.pid] == MOST_FAILURES:
                     continue
@@ -87,7 +89,7 @@ class LateFinishing:
         )
         space = self._space_numbers.setdefault(mappings, len(self._space_numbers))
         finished = finishing.finish(space, mappings, stack.copy(), stack.limit(self._depth))
-        if finished.ending is Walked.STUCK and self._is_unopened(mappings, finished.ips[-1]):
+        if finished.ending is Walked.STUCK and finished.ips and self._is_unopened(mappings, finished.ips[-1]):
             # Nobody knows whether that code has call frame information.
             finished = replace(finished, ending=Walked.MISSED)
         return stack.finished_records(finished, self._depth)

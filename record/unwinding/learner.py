@@ -33,6 +33,7 @@ from iaprof.record.unwinding.copy_reader import CopyReader
 from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.record.unwinding.unfinished import MOST_FAILURES, StackQueue, UnfinishedStack
+from iaprof.sandbox.deadline import patient_clock
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finished, Finishing
 
@@ -98,7 +99,7 @@ class Learner:
         self._guesses: OrderedDict[tuple[int, int, RuleScope], Rule] = OrderedDict()
         self._failures: Counter[int] = Counter()  # by process
         self._user_failures: Counter[str] = Counter()  # by account
-        self._failures_forgotten = time.monotonic()
+        self._failures_forgotten = patient_clock()
 
     def close(self) -> None:
         """Ends the children."""
@@ -187,11 +188,11 @@ class Learner:
 
     def _finish_or_give_back(self, stack: UnfinishedStack) -> list[bytes]:
         pid = stack.pid
-        if time.monotonic() > self._failures_forgotten + FORGET_FAILURES_S:
+        if patient_clock() > self._failures_forgotten + FORGET_FAILURES_S:
             self._failures.clear()
             self._user_failures.clear()
             self._opener.forget_hangs()
-            self._failures_forgotten = time.monotonic()
+            self._failures_forgotten = patient_clock()
         account = _account_of(pid)
         if self._has_failed(pid, account):
             return self._give_back(stack)

@@ -145,6 +145,23 @@ def test_a_child_that_takes_too_much_memory_dies_and_is_replaced(
         sandbox.call("disasm", XE2, bytes(16))
 
 
+def test_an_answer_that_came_while_the_parent_was_stopped_counts(
+    attacker: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a parent that is stopped between two parts of an answer, for longer than the limit
+    attacker.call("read")
+    receive = sandbox_module.receive
+
+    def stopped(*arguments: object) -> bytearray:
+        received = receive(*arguments)  # type: ignore[arg-type]
+        time.sleep(1.5)
+        return received
+
+    monkeypatch.setattr(sandbox_module, "receive", stopped)
+    # when / then
+    assert attacker.call("read", seconds=1.0) == []
+
+
 def test_refusals_come_with_their_reason(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxRefused, match="not an ELF file") as caught:
         sandbox.call("module", {"platform": None, "only": None, "decode": True}, b"PAR1")
