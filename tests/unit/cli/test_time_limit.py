@@ -147,10 +147,10 @@ def test_what_is_not_refused_takes_linear_time(
         (lambda path: deep_stacks(path, 510), "top"),
         (lambda path: processes_at_one_address(path, 4500), "top"),
         (lambda path: gpu_modules(path, 5_000_000), "top"),
-        (lambda path: same_modules(path, 300_000), "top"),
+        (lambda path: same_modules(path, 700_000), "top"),
         (lambda path: python_frames(path, 1_600_000, lines=97), "top"),
         (lambda path: stall_addresses(path, 1_100_000), "top"),
-        (lambda path: imported(path, 3_000_000), "top"),
+        (lambda path: imported(path, 6_000_000), "top"),
     ],
 )
 def test_what_is_absurd_is_refused_in_one_sentence(make: Callable[[Path], Path], verb: str, tmp_path: Path) -> None:
