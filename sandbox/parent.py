@@ -64,7 +64,7 @@ class Limits:
 
     memory_bytes: int = 1 << 30  # including Python and libiga64 (about 150 MiB)
     seconds: float = 120.0  # for one request, of CPU time, and of elapsed time without that of waiting for a CPU
-    stage_seconds: float = 40.0  # of CPU time for one stage of a request; if it takes longer, only that stage fails
+    stage_seconds: float = 40.0  # of elapsed time for one stage of a request; if it takes longer, only that stage fails
     answer_bytes: int = 64 << 20
     files: int = 0  # maximum number of open files in a request
     mapped_bytes: int = 0  # of these files that may be mapped at once, in addition to memory_bytes

@@ -14,15 +14,15 @@ class OutOfTime(BaseException):
 
 @contextlib.contextmanager
 def stage_limit(seconds: float) -> Generator[None]:
-    """Raises OutOfTime inside the `with` after this CPU time, as soon as Python code runs (SIGPROF, main thread)."""
+    """Raises OutOfTime inside the `with` after this time, as soon as Python code runs (SIGALRM; main thread only)."""
 
     def late(_number: int, _frame: FrameType | None) -> None:
         raise OutOfTime
 
-    before = signal.signal(signal.SIGPROF, late)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
