@@ -38,12 +38,8 @@ def write(path: Path, groups: Iterable[_Group], header: dict[str, Any] | None = 
         use_dictionary=["kind", *dictionaries],
     ) as writer:  # fmt: skip
         for kind, given in itertools.chain(ahead, groups):
-            rows = max(map(len, given.values()))
-            members = [given[f.name] if f.name in given else nothing(f.type, rows) for f in KINDS[kind]]
-            own = pa.StructArray.from_arrays(members, fields=list(schema.field(kind).type))
-            columns = [pa.repeat(kind, rows), pa.nulls(rows, pa.uint16())]
-            columns += [own if each == kind else pa.nulls(rows, schema.field(each).type) for each in KINDS]
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema), row_group_size=rows)
+            table = row_group(kind, given, schema)
+            writer.write_table(table, row_group_size=len(table))
         writer.add_key_value_metadata({HEADER_KEY: json.dumps({**HEADER, **(header or {}), "format": FORMAT}).encode()})
     return path
 
@@ -51,6 +47,16 @@ def write(path: Path, groups: Iterable[_Group], header: dict[str, Any] | None = 
 def _field(kind: str, groups: list[_Group]) -> pa.Field:
     given = next((columns for name, columns in groups if name == kind), {})
     return pa.field(kind, pa.struct([f.with_type(given[f.name].type) if f.name in given else f for f in KINDS[kind]]))
+
+
+def row_group(kind: str, given: dict[str, pa.Array], schema: pa.Schema) -> pa.Table:
+    """The rows of a kind, by a schema of some kinds; members that are not given are 0, empty or null."""
+    rows = max(map(len, given.values()))
+    members = [given[f.name] if f.name in given else nothing(f.type, rows) for f in KINDS[kind]]
+    own = pa.StructArray.from_arrays(members, fields=list(schema.field(kind).type))
+    columns = [pa.repeat(kind, rows), pa.nulls(rows, pa.uint16())]
+    columns += [own if each == kind else pa.nulls(rows, schema.field(each).type) for each in schema.names[2:]]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def nothing(type_: pa.DataType, rows: int) -> pa.Array:

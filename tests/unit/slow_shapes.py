@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import HEADER_KEY
 from iaprof.formats.capture.schema import FORMAT, KINDS, SCHEMA
-from unit.bombs import nothing
+from unit.bombs import row_group
 from unit.capturing import HEADER
 from unit.elfwriter import COMPILE_UNIT, HIGH_PC, LOW_PC, NAME, STMT_LIST, Addr, Die, dwarf, kernel, zebin
 
@@ -46,12 +46,8 @@ def pack(path: Path, groups: Sequence[_Group], header: dict[str, Any] | None = N
         write_statistics=False, use_dictionary=dictionaries, column_encoding=encodings,
     ) as writer:  # fmt: skip
         for kind, columns in given.items():
-            rows = max(map(len, columns.values()))
-            members = [columns[f.name] if f.name in columns else nothing(f.type, rows) for f in KINDS[kind]]
-            own = pa.StructArray.from_arrays(members, fields=list(schema.field(kind).type))
-            arrays = [pa.repeat(kind, rows), pa.nulls(rows, pa.uint16())]
-            arrays += [own if each == kind else pa.nulls(rows, schema.field(each).type) for each in given]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema), row_group_size=rows)
+            table = row_group(kind, columns, schema)
+            writer.write_table(table, row_group_size=len(table))
         members_ = {**_HEADER, **(header or {}), "format": FORMAT}
         writer.add_key_value_metadata({HEADER_KEY: json.dumps(members_).encode()})
     return path
