@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from thorough import thorough
 
 pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
+ROOT = Path(__file__).parents[2]
 NOBODY = 65534
 COMPILE = """
 from iaprof.bpf.compile.compilation import Compilation
@@ -83,7 +85,12 @@ def test_headers_planted_in_tmp(kernel_headers: Path, planted: Path, tmp_path: P
     shared.chmod(0o1777)
     planted.rename(shared / f"kheaders-{platform.release()}")
     kernel, modules = "mount -t tmpfs none /sys/kernel", "mount -t tmpfs none /lib/modules"
-    steps = [kernel, modules, f"cp {archive} /sys/kernel/kheaders.tar.xz", f"mount --bind {shared} /tmp"]
+    steps = [kernel, modules, f"cp {archive} /sys/kernel/kheaders.tar.xz"]
+    if ROOT.is_relative_to("/tmp"):  # what is imported must not be hidden
+        own = shared / ROOT.relative_to("/tmp")
+        own.mkdir(parents=True)
+        steps.append(f"mount --bind {shlex.quote(str(ROOT))} {shlex.quote(str(own))}")
+    steps.append(f"mount --rbind {shared} /tmp")
     # when, then
     done = where(steps, COMPILE)
     assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
