@@ -65,8 +65,8 @@ class Terminal:
         return _CONTROLS.sub("\n", self._drawn.decode("utf-8", "replace"))
 
     def until(self, *texts: str) -> None:
-        """Waits until each of the texts was drawn."""
-        until(lambda: all(text in self.text for text in texts) or self.process.poll() is not None)
+        """Waits until each of the texts was drawn, or everything is, as the command has ended."""
+        until(lambda: all(text in self.text for text in texts) or not self._reader.is_alive())
         assert all(text in self.text for text in texts), self.text[-4000:]
 
     def press(self, keys: str) -> None:
