@@ -1,9 +1,10 @@
 """What `iaprof import` and `iaprof timeline` cost: CPU seconds of all processes, time and memory.
 
-Makes traces of the AIU's runtime (ten files, with a compiler's log) and of PyTorch (one file). With --reference, IBM's
-AIU Trace Analyzer reads the same files, by turns with iaprof. "at once" is `iaprof timeline` of the traces themselves,
-which imports them. A small trace comes first, for Python to compile modules, as an installation does. Memory is the
-proportional shares (Pss) of a command and all processes that it started, added up ten times a second.
+Makes traces of the AIU's runtime (ten files, with a compiler's log) and of PyTorch (one file). "at once" is `iaprof
+timeline` of the traces themselves, which imports them. With --reference, IBM's AIU Trace Analyzer reads the same files,
+by turns with iaprof; those of PyTorch with its profile for them, whose stages iaprof then runs, too: "its stages". A
+small trace comes first, for Python to compile modules, as an installation does. Memory is the proportional shares (Pss)
+of a command and all processes that it started, added up ten times a second.
 
     .venv/bin/python tests/bench/bench_timeline.py [EVENTS] [--times 3] [--of flex|torch]
     .venv/bin/python tests/bench/bench_timeline.py 100000 --reference FOLDER --python PYTHON3.12
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.measuring import IAPROF, Memory, machine, print_table, wait_for
 
 FILES, KERNELS, BATCH, FEW = 10, 400, 1000, 1000
+TORCH_PROFILE = Path("src/aiu_trace_analyzer/profiles/torch_minimal.json")  # in its repository
 WINDOWS = (
     (" DmaI", 0, 10_000),
     (" Cmpt Prep", 10_000, 30_000),
@@ -162,8 +164,8 @@ def measured(command: Sequence[str], output: Path, env: dict[str, str] | None = 
     return Cost(ended.wall_s, ended.cpu_s, peak, sum(each.stat().st_size for each in files))
 
 
-def ours(made: Made, folder: Path, memory_limit: str) -> dict[str, Cost]:
-    """Runs iaprof."""
+def ours(made: Made, folder: Path, memory_limit: str, profile: Path | None = None) -> dict[str, Cost]:
+    """Runs iaprof; with a profile of the reference, also the stages that it names."""
     capture, output = folder / "run.parquet", folder / "out"
     shutil.rmtree(output, ignore_errors=True)
     log = ["-c", str(made.log)] if made.log else []
@@ -174,7 +176,10 @@ def ours(made: Made, folder: Path, memory_limit: str) -> dict[str, Cost]:
     both = max(first.peak_bytes, second.peak_bytes)
     written = first.written + second.written
     costs["both"] = Cost(first.wall_s + second.wall_s, first.cpu_s + second.cpu_s, both, written)
-    costs["at once"] = measured([*IAPROF, "timeline", *map(str, made.paths), *options], output)
+    at_once = [*IAPROF, "timeline", *map(str, made.paths), *options]
+    costs["at once"] = measured(at_once, output)
+    if profile is not None:
+        costs["its stages"] = measured([*at_once, "-P", str(profile)], output)
     return costs
 
 
@@ -183,7 +188,7 @@ def theirs(made: Made, folder: Path, reference: Path, python: str) -> Cost:
     output = folder / "reference"
     shutil.rmtree(output, ignore_errors=True)
     output.mkdir()
-    log = ["-c", str(made.log)] if made.log else ["-P", "torch_minimal.json"]
+    log = ["-c", str(made.log)] if made.log else ["-P", TORCH_PROFILE.name]
     command = [python, "-m", "acelyzer.acelyzer", "-i", ",".join(map(str, made.paths)), "-o", str(output / "t.json")]
     return measured([*command, *log], output, {"PYTHONPATH": str(reference / "src")})
 
@@ -215,9 +220,10 @@ def main() -> None:
             folder.mkdir()
             ours(make(folder, FEW), folder, arguments.memory_limit)
             made = make(folder, arguments.events)
+            profile = arguments.reference / TORCH_PROFILE if arguments.reference and not made.log else None
             costs: dict[str, list[Cost]] = {}
             for _ in range(arguments.times):
-                for part, cost in ours(made, folder, arguments.memory_limit).items():
+                for part, cost in ours(made, folder, arguments.memory_limit, profile).items():
                     costs.setdefault(part, []).append(cost)
                 if arguments.reference:
                     cost = theirs(made, folder, arguments.reference.resolve(), arguments.python)
@@ -226,9 +232,10 @@ def main() -> None:
             title = f"{name}: {arguments.events:,} events, {len(made.paths)} files, {made.size / 1e6:,.0f} MB"
             rows = [[part, *cost.row()] for part, cost in medians.items()]
             print_table(title, ["", "time", "CPU", "memory", "written"], rows)
-            if arguments.reference:
-                times = medians["the reference"].cpu_s / medians["both"].cpu_s
-                print(f"\n  the reference takes {times:.1f} times the CPU")
+            if theirs_took := medians.pop("the reference", None):
+                for part, cost in [*medians.items()][2:]:  # those that read the traces and write all
+                    time_, cpu = theirs_took.wall_s / cost.wall_s, theirs_took.cpu_s / cost.cpu_s
+                    print(f"  the reference takes {time_:.1f} times the time of {part!r}, {cpu:.1f} times its CPU")
             shutil.rmtree(folder)
 
 
