@@ -1,6 +1,6 @@
 """How long many captures take to report, and how much memory: 100, 1,000 and 10,000 of 10,000 stall records each.
 
-The captures are made here (made_fleets.py): three programs on 40 hosts. The first pass makes a page of captures whose
+The captures are made here (made_fleets.py): five programs on 40 hosts. The first pass makes a page of captures whose
 profiles are not kept yet; the second one makes it again; the third asks another question.
 
     .venv/bin/python tests/bench/bench_fleet.py [--captures 100,1000,10000] [--records 10000] [--folder FOLDER]
@@ -31,7 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--captures", default="100,1000,10000", help="how many")
     parser.add_argument("--records", type=int, default=10_000, help="stall records of each")
-    parser.add_argument("--folder", type=Path, help="make the captures there, and leave them")
+    parser.add_argument("--folder", type=Path, help="make the captures there, if they are not, and leave them")
     arguments = parser.parse_args()
     print(machine())
     rows = []

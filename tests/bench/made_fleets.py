@@ -75,9 +75,10 @@ def _flat(stalls: pa.Table, name: str) -> NDArray[np.uint64] | None:
 
 
 def write_fleet(folder: Path, captures: range, records: int) -> None:
-    """Writes captures into folders, as docs/fleet.md lays out a store: date=/host=."""
+    """Writes captures that are not there yet into folders, as docs/fleet.md lays out a store: date=/host=."""
     programs = [Program(source) for source in SAMPLES]
     for number in captures:
-        place = folder / "date=2026-11-21" / f"host=node-{number % HOSTS:02}"
-        place.mkdir(parents=True, exist_ok=True)
-        programs[number % len(programs)].write(place / f"{number:06}.parquet", number, records)
+        path = folder / "date=2026-11-21" / f"host=node-{number % HOSTS:02}" / f"{number:06}.parquet"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            programs[number % len(programs)].write(path, number, records)
