@@ -217,7 +217,6 @@ class _Finishing:
         self._flush_stalls()
         self._flush_kernels()
         self._flush_metrics()
-        self._flush_process_rows()
         self._flush_losses()
         is_blind = self._counts["stalls"] and not self._saw_launches()
         unseen = no_launches(self._header, self._drivers) if is_blind else None
@@ -298,6 +297,7 @@ class _Finishing:
 
     def write_late_stacks(self, spool: SpoolReader, finish_stacks: FinishStacks | None) -> None:
         """Finishes and writes the stacks that were not finished while recording, as far as possible."""
+        self._flush_process_rows()  # they say with whose rights the stacks' files are opened
         depth = self._header.get("stack_depth")
         if len(self._copy_frames) and finish_stacks is not None and isinstance(depth, int) and 1 <= depth <= MAX_DEPTH:
             self._symbol_inputs.header = self._header

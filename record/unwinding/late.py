@@ -89,8 +89,8 @@ class LateFinishing:
         )
         space = self._space_numbers.setdefault(mappings, len(self._space_numbers))
         finished = finishing.finish(space, mappings, stack.copy(), stack.limit(self._depth))
-        if finished.ending is Walked.STUCK and finished.ips and self._is_unopened(mappings, finished.ips[-1]):
-            # Nobody knows whether that code has call frame information.
+        if self._unopened and any(self._is_unopened(mappings, address) for address in finished.ips):
+            # Nobody knows whether that code has call frame information, so a walk through it proves nothing.
             finished = replace(finished, ending=Walked.MISSED)
         return stack.finished_records(finished, self._depth)
 

@@ -70,14 +70,16 @@ def test_every_stack_of_a_python_program(tmp_path: Path) -> None:
         assert compared(seen, [sys.executable, HERE / "python_stacks.py", calls, 3], tmp_path) > 200
 
 
-def lineage(folder: Path, rounds: int, children: int, *libraries: Path) -> tuple[list[str], CaptureReader]:
-    """What lineage.c told, and the recording of it."""
+def lineage(
+    folder: Path, rounds: int, children: int, *libraries: Path, sudo: str = ""
+) -> tuple[list[str], CaptureReader]:
+    """What lineage.c told, and the recording of it, as root or as by this user through sudo."""
     told, capture, build = folder / "told", folder / "c.parquet", copy_of_build(folder / "build")
     program, links = folder / "lineage", (runtime.build(build).library, f"-Wl,-rpath,{build}")
     flags = ("-O2", "-g", "-std=gnu11", f"-I{runtime.SOURCES}")
     subprocess.run(["cc", *flags, HERE / "lineage.c", *links, "-o", program], check=True)
     elf = str(runtime.debug_elf("bmg", "matmul"))
-    settings = {"LAUNCHING_ELF": elf, "LAUNCHING_KERNEL": "multiply_basic"}
+    settings = {"LAUNCHING_ELF": elf, "LAUNCHING_KERNEL": "multiply_basic", "SUDO_UID": sudo, "SUDO_GID": sudo}
     with Hardware(folder / "gpu") as hardware:
         words: list[str | Path] = [program, told, str(rounds), str(children), *libraries]
         done = iaprof("record", "-o", capture, "--", *words, env=environment(hardware) | settings)
@@ -85,10 +87,11 @@ def lineage(folder: Path, rounds: int, children: int, *libraries: Path) -> tuple
     return told.read_text().splitlines(), CaptureReader(capture)
 
 
-def test_code_that_changes(tmp_path: Path) -> None:
-    """Libraries of one size at one address, forks, and programs that others become."""
+@pytest.mark.parametrize("sudo", ["", "65534"])
+def test_code_that_changes(tmp_path: Path, sudo: str) -> None:
+    """Libraries of one size at one address, forks, and programs that others become: root's, whoever called sudo."""
     libraries = [library(tmp_path, "loaded.c", f"lib{pad}.so", f"-DPAD={pad}") for pad in (40, 104)]
-    lines, reader = lineage(tmp_path, ROUNDS, CHILDREN, *libraries)
+    lines, reader = lineage(tmp_path, ROUNDS, CHILDREN, *libraries, sudo=sudo)
     # most libraries were loaded where another one was before
     places = CountOf(line for line in lines if line.startswith("at "))
     assert places.most_common(1)[0][1] >= ROUNDS - 2

@@ -241,6 +241,28 @@ def test_copies_of_unfinished_stacks_are_finished_at_the_end(tmp_path: Path) -> 
     assert process == {"pid": PID, "stacks": 6, "count": 2, "deep": 0, "guessed": 0, "late": 3, "presumed": 3}
 
 
+def test_whose_processes_are_is_known_when_their_stacks_are_finished(tmp_path: Path) -> None:
+    # as their files are opened with these rights
+    described: list[tuple[int, int]] = []
+
+    def finish_stacks(recorded: Any, some: Any, depth: int) -> Any:
+        for row in recorded.rows.table("process").to_pylist():
+            if row["event"] == "described":
+                described.append((row["pid"], row["uid"]))
+        yield from ()
+
+    copies = np.zeros(1, COPY)
+    copies["id"], copies["pid"], copies["address"] = 5, PID, 4096
+    captured(
+        tmp_path,
+        (FrameKind.STACKS, stack(5, *PATH[:1], walked=Walked.MISSED)),
+        (FrameKind.COPY, copies.tobytes()),
+        (FrameKind.PROCESS, json.dumps({"pid": PID, "uid": 1000, "gid": 1000}).encode()),
+        finish_stacks=finish_stacks,
+    )
+    assert described == [(PID, 1000)]
+
+
 @pytest.mark.parametrize("kind", ["launches", "cpu_samples"])
 def test_what_was_finished_late_or_presumed_is_counted_by_process(tmp_path: Path, kind: str) -> None:
     # given three equal stacks, of which one was finished while recording, and one of another process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,32 @@ def test_a_file_that_is_not_opened_in_time_is_opened_again() -> None:
 
 def test_code_in_a_file_that_cannot_be_opened_is_not_said_to_have_no_call_frame_information() -> None:
     assert ended(failures=1 << 10) == [Walked.MISSED, Walked.MISSED]
+
+
+@pytest.mark.parametrize(("failures", "ending"), [(0, Walked.WHOLE), (1 << 10, Walked.MISSED)])
+def test_a_stack_is_not_whole_if_the_way_leads_through_a_file_that_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch, failures: int, ending: Walked
+) -> None:
+    class Finishing:
+        """A child that guesses the caller of code at CODE."""
+
+        def __init__(self, open_image: Callable[[int], int | None], patience_s: float) -> None:
+            self._open = open_image
+
+        def __enter__(self) -> Finishing:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def finish(self, *_: object) -> Finished:
+            if (file := self._open(0)) is not None:
+                os.close(file)
+            return Finished([CODE, 1], [HowFound.INTERRUPTED, HowFound.BY_GUESS], Walked.WHOLE)
+
+    monkeypatch.setattr(module, "Finishing", Finishing)
+    late = LateFinishing(Symbolizer(failures), AtEntry(), DEPTH)  # type: ignore[arg-type]
+    (message,) = late.finish(copies(7))
+    assert Walked(int(np.frombuffer(message, stack_dtype(DEPTH))[0]["walked"])) is ending
 
 
 def test_a_file_that_cannot_be_opened_for_one_process_is_opened_for_another() -> None:
