@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import sys
 
 from iaprof.basics.threads import use_one_thread
 
@@ -11,7 +13,20 @@ def main() -> None:
     """Imports the command and runs it."""
     interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
     use_one_thread()
+    _buffer_stdout()
     from iaprof.cli.main import main as run
 
     signal.signal(signal.SIGINT, interrupt)
     run()
+
+
+def _buffer_stdout() -> None:
+    """Gives stdout a buffer if PYTHONUNBUFFERED took it away.
+
+    Without one, Python drops what a short write leaves: of a full disk or a closed pipe nobody would know.
+    """
+    out = sys.stdout
+    if isinstance(out, io.TextIOWrapper) and isinstance(out.buffer, io.RawIOBase):
+        encoding, errors, in_lines = out.encoding, out.errors, out.isatty()
+        buffer = io.BufferedWriter(out.detach())  # type: ignore[arg-type]  # typeshed: never raw
+        sys.stdout = io.TextIOWrapper(buffer, encoding, errors, line_buffering=in_lines)

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -119,3 +120,18 @@ def into_closed_pipe(*words: str | Path) -> tuple[int, bytes]:
     done = subprocess.run([sys.executable, "-m", "iaprof", *words], stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     return done.returncode, done.stderr
+
+
+def test_nothing_is_lost_without_buffers_of_python(many: Path, tmp_path: Path) -> None:
+    """Given PYTHONUNBUFFERED, with which Python drops what a short write leaves, and room for a part of the text."""
+    written = tmp_path / "cap.folded"
+    with written.open("wb") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "iaprof", "report", many, "-q"],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+        )
+    assert written.stat().st_size == 1000
+    assert (done.returncode, done.stderr) == (1, b"iaprof: the output cannot be written: File too large\n")
