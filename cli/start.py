@@ -28,5 +28,5 @@ def _buffer_stdout() -> None:
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper) and isinstance(out.buffer, io.RawIOBase):
         encoding, errors, in_lines = out.encoding, out.errors, out.isatty()
-        buffer = io.BufferedWriter(out.detach())  # type: ignore[arg-type]  # typeshed: never raw
+        buffer = io.BufferedWriter(out.detach())
         sys.stdout = io.TextIOWrapper(buffer, encoding, errors, line_buffering=in_lines)

@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import resource
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from unit.capturing import capture, launch, record, stall
 
 ADDRESS = 0x10000
 KERNELS = 60
+PROGRESS = re.compile(r"\r\x1b\[K(?:[^\r\n]*\r\x1b\[K)*")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +29,10 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def on_terminal(*words: str | Path, **environment: str) -> tuple[int, str]:
-    """The exit code and what comes to a terminal of 24 lines and 80 columns, stderr included."""
+    """The exit code and what comes to a terminal of 24 lines and 80 columns, stderr included.
+
+    Leaves out progress, which is drawn and erased after a second, on a machine that is busy.
+    """
     ours, theirs = pty.openpty()
     known = {name: value for name, value in os.environ.items() if name not in ("PAGER", "LESS", "NO_COLOR")}
     settings = {**known, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", "NO_COLOR": "1", **environment}
@@ -43,7 +48,7 @@ def on_terminal(*words: str | Path, **environment: str) -> tuple[int, str]:
             break
         seen += block
     os.close(ours)
-    return process.wait(), seen.decode().replace("\r\n", "\n")
+    return process.wait(), PROGRESS.sub("", seen.decode()).replace("\r\n", "\n")
 
 
 def test_report_shows_a_table_of_all_kernels_in_the_pager(many: Path, tmp_path: Path) -> None:
