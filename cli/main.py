@@ -48,20 +48,31 @@ app = typer.Typer(
 # Options after the command's name belong to the command, with or without `--`.
 app.command(cls=Verb, epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
 app.command(cls=Verb, epilog=flame.EXAMPLES, context_settings={"allow_interspersed_args": False})(flame.flame)
-app.command(cls=Verb, epilog=report.EXAMPLES)(with_limits(report.report))
+app.command(cls=Verb, epilog=report.EXAMPLES, short_help="Print where the GPU stalled, in any of many formats.")(
+    with_limits(report.report)
+)
 app.command(cls=Verb, epilog=top.EXAMPLES)(with_limits(top.top))
 app.command(name="annotate", cls=Verb, epilog=annotate.EXAMPLES)(with_limits(annotate.annotate))
 app.command(cls=Verb, epilog=diff.EXAMPLES)(with_limits(diff.diff))
 app.command(cls=Verb, epilog=info.EXAMPLES)(with_limits(info.info))
 app.command(cls=Verb, epilog=merge.EXAMPLES)(with_limits(merge.merge))
-app.command(name="import", cls=Verb, epilog=import_.EXAMPLES)(with_limits(import_.import_))
-app.command(cls=Verb, epilog=timeline.EXAMPLES)(with_limits(timeline.timeline))
+app.command(
+    name="import",
+    cls=Verb,
+    epilog=import_.EXAMPLES,
+    short_help="Convert output and traces of other tools into a capture.",
+)(with_limits(import_.import_))
+app.command(cls=Verb, epilog=timeline.EXAMPLES, short_help="Show what an accelerator did over time.")(
+    with_limits(timeline.timeline)
+)
 app.command(cls=Verb, epilog=query.EXAMPLES)(with_limits(query.query))
 app.command(cls=Verb, epilog=archive.EXAMPLES)(with_limits(archive.archive))
 app.command(cls=Verb, epilog=recover.EXAMPLES)(with_memory_limit(recover.recover))
 app.command(cls=Verb, epilog=devices.EXAMPLES)(devices.devices)
 app.command(cls=Verb, epilog=check.EXAMPLES)(check.check)
-app.command(cls=Verb, epilog=calibrate.EXAMPLES)(calibrate.calibrate)
+app.command(cls=Verb, epilog=calibrate.EXAMPLES, short_help="Learn the layout of a driver that iaprof does not know.")(
+    calibrate.calibrate
+)
 app.command(name="help", cls=Verb, epilog=help_of.EXAMPLES)(help_of.help_)
 
 

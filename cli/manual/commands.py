@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -10,7 +9,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from iaprof.cli.options.commands import grouped
+from iaprof.cli.options.commands import grouped, help_record
 
 
 class Kind(Enum):
@@ -92,7 +91,7 @@ def _is_shown(parameter: Any, context: Any) -> bool:
 
 
 def _parameter(parameter: Any, context: Any) -> Parameter:
-    shown, about = parameter.get_help_record(context) or ("COMMAND", "The command to record, and its arguments.")
+    shown, about = help_record(parameter, context) or ("COMMAND", "The command to record, and its arguments.")
     is_option = parameter.param_type_name == "option"
     metavar = (parameter.metavar or "").removesuffix("...") if not is_option else parameter.metavar or ""
     choices = [item.value for item in parameter.shell_complete(context, "") if item.type == "plain" and item.value]
@@ -104,8 +103,6 @@ def _parameter(parameter: Any, context: Any) -> Parameter:
     names = [*parameter.opts, *parameter.secondary_opts] if is_option else []
     names.sort(key=lambda name: not name.startswith("--"))  # those of --help come in any order
     is_repeated = bool(getattr(parameter, "multiple", False) or parameter.nargs == -1)
-    if not is_option:
-        shown = re.sub(r" <[a-z\[\]]+>", "", shown)
     return Parameter(names, shown, " ".join(about.split()), kind, choices, metavar.endswith(",..."), is_repeated)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from typing import Any
 
@@ -11,6 +12,9 @@ from iaprof.basics.errors import UsageError
 from iaprof.cli.options.choices import meant
 from iaprof.cli.usage_errors import Refused
 
+_REQUIRED = re.compile(r"^\{(.*?)(?:\.\.\.)?\}")
+"""A required argument as typer writes it, in braces."""
+
 
 class Verb(TyperCommand):
     """A command that prints `rich_help_panel` as headings in plain help, too, and whose errors know it."""
@@ -18,10 +22,14 @@ class Verb(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes arguments, then options, those without a heading first."""
         for heading, parameters in grouped(self.get_params(ctx)).items():
-            records = [record for each in parameters if (record := each.get_help_record(ctx)) is not None]
+            records = [record for each in parameters if (record := help_record(each, ctx)) is not None]
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Returns the words of the usage line, as manuals write them: CAPTURE, [CAPTURE], CAPTURE..., [CAPTURE]...."""
+        return [_REQUIRED.sub(r"\1", piece).replace("...]...", "]...") for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses the command line."""
@@ -33,12 +41,20 @@ class Verb(TyperCommand):
 
 
 def grouped(parameters: list[Any]) -> dict[str, list[Any]]:
-    """Returns a verb's parameters by heading."""
+    """Returns a verb's parameters by heading, arguments first."""
     groups: dict[str, list[Any]] = defaultdict(list)
     for parameter in parameters:
         usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
         groups[getattr(parameter, "rich_help_panel", None) or usual].append(parameter)
-    return groups
+    return {heading: groups[heading] for heading in sorted(groups, key=lambda heading: heading != "Arguments")}
+
+
+def help_record(parameter: Any, ctx: Any) -> tuple[str, str] | None:
+    """Returns what help says of a parameter: its names and a sentence; of an argument without its type in Python."""
+    record: tuple[str, str] | None = parameter.get_help_record(ctx)
+    if record is None or parameter.param_type_name != "argument":
+        return record
+    return record[0].partition(" <")[0], record[1]
 
 
 class Verbs(TyperGroup):

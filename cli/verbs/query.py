@@ -72,7 +72,7 @@ def query(
     capture, sql = capture_and(first, second)
     answers = Answers.chosen(output, as_json, force, [str(capture)], named=format_)
     if sql is None and answers.format not in ("", "json"):
-        raise UsageError(f"{answers.format} is for the rows of a query: name one, or leave out the format")
+        raise UsageError(f"{answers.format} is for the rows of a query: name one, or print the tables as text or JSON")
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.views.sql import Database
 

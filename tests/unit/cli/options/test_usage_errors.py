@@ -64,3 +64,28 @@ def test_help_of_a_command_is_its_option_help() -> None:
     assert iaprof("help", "top") == iaprof("top", "--help")
     assert iaprof("help") == iaprof("--help")
     assert iaprof("help", "top").out.startswith("Usage: iaprof top [OPTIONS] [CAPTURE]...\n")
+
+
+def test_the_list_of_commands_has_whole_sentences() -> None:
+    lines = iaprof("--help").out.partition("Commands:\n")[2].splitlines()
+    assert len(lines) == 17
+    assert [line for line in lines if not line.endswith(".") or line.endswith("...") or len(line) > 80] == []
+
+
+@pytest.mark.parametrize(
+    ("verb", "usage", "arguments"),
+    [
+        ("report", "[CAPTURE]...", ["CAPTURE"]),
+        ("diff", "BEFORE [AFTER]", ["BEFORE", "AFTER"]),
+        ("merge", "CAPTURE...", ["CAPTURE"]),
+        ("import", "FILE...", ["FILE..."]),
+        ("timeline", "[FILE]...", ["FILE..."]),
+        ("archive", "[CAPTURE]", ["CAPTURE"]),
+    ],
+)
+def test_help_begins_with_the_arguments_without_types_of_python(verb: str, usage: str, arguments: list[str]) -> None:
+    found = iaprof(verb, "--help").out
+    assert found.startswith(f"Usage: iaprof {verb} [OPTIONS] {usage}\n")
+    section = found.partition("\nArguments:\n")[2].partition("\nOptions:\n")[0]
+    assert [line.split()[0] for line in section.splitlines() if line[2:3].strip()] == arguments
+    assert "<" not in section
