@@ -12,7 +12,7 @@ function drawKernels(model, element) {
     { key: "samples", label: "Samples" },
     { key: "share", label: "Share" },
     { key: "reasons", label: "Reasons", text: true },
-    { key: "mostly", label: "Mostly", text: true },
+    { key: "mostly", label: "Top reason", text: true },
     { key: "launches", label: "Launches" },
     { key: "processes", label: "Processes" },
   ];

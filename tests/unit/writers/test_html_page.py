@@ -311,6 +311,8 @@ def test_the_graph_shows_all_samples_and_their_number(page: Page) -> None:
         "What the GPU's threads did, whole recording: 108 samples"
         in page.locator("#flame [data-part=caption]").inner_text()
     )
+    maps = page.locator("#heat figcaption").all_inner_texts()
+    assert [text[:11] for text in maps] == ["GPU samples", "CPU samples"]
     assert page.locator("h1").inner_text() == "python train.py"
     assert page.locator("body").get_by_text("Much was lost.").count() == 1
     assert page.title() == "python train.py · Battlemage · box"

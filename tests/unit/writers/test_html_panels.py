@@ -302,6 +302,7 @@ def test_the_page_shows_what_was_recorded_and_lost(page: Page) -> None:
 def test_the_table_of_kernels(page: Page) -> None:
     whole = [("matmul", f"{samples(0, 200, 0):,}"), ("dot(float*)", f"{samples(0, 200, 1):,}"), (CLEAN, "9")]
     assert table(page) == whole
+    assert page.locator("thead th").nth(4).inner_text() == "Top reason"
     assert page.locator("tbody tr").nth(0).inner_text().split("\t")[-3:] == ["sync 95.2 %", "40", "1"]
     label = page.locator("tbody .reasons").nth(2).get_attribute("aria-label")
     assert label == f"{CLEAN}: send 100.0 %"
