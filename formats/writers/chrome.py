@@ -104,11 +104,11 @@ def _executions(
     A GPU is a process, and so is each of its queues that is known (perfetto.py).
     """
     from iaprof.formats.writers.timeline import (
-        ends_of,
         kernels_title,
         launch_runs_of,
         process_text,
         queue_text,
+        times_of,
     )
 
     known, stacks = [], StackTexts(options)
@@ -126,12 +126,11 @@ def _executions(
         yield _about("process_name", pid, 0, name=title)
         yield _about("process_sort_index", pid, 0, sort_index=-1)
         yield _about("thread_name", pid, tid, name=f"{kernel}, launched by {process}")
-    sources = [-1] * len(executions.track)
-    if launches is not None:
-        sources = launch_runs_of(executions, launches).tolist()
-    columns = (executions.track, executions.begin, ends_of(executions), executions.count)
+    sources = None if launches is None else launch_runs_of(executions, launches)
+    columns = (executions.track, *times_of(executions, launches, sources), executions.count)
+    of = [-1] * len(executions.track) if sources is None else sources.tolist()
     for flow, (source, number, begin, end, count) in enumerate(
-        zip(sources, *(column.tolist() for column in columns), strict=True)
+        zip(of, *(column.tolist() for column in columns), strict=True)
     ):
         same, more = known[number]
         time = _microseconds(begin)
@@ -139,9 +138,9 @@ def _executions(
         yield {**same, "ph": "X", "ts": time, "dur": round(_microseconds(end) - time, 3), "args": args}
         if source >= 0 and launches is not None:
             thread, kernel_of = int(launches.thread[source]), int(launches.kernel[source])
-            of = launches.threads[thread]
-            pid = pids.of((of.host, of.pid), of.pid)
-            tid = tids.of(("launches", thread, kernel_of), of.tid)
+            by = launches.threads[thread]
+            pid = pids.of((by.host, by.pid), by.pid)
+            tid = tids.of(("launches", thread, kernel_of), by.tid)
             flow_ = {"name": "launch", "cat": "launches", "id": flow}
             yield {**flow_, "ph": "s", "pid": pid, "tid": tid, "ts": _microseconds(float(launches.begin[source]))}
             yield {**flow_, "ph": "f", "bp": "e", "pid": same["pid"], "tid": same["tid"], "ts": time}

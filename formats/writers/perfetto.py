@@ -20,7 +20,6 @@ from iaprof.formats.stacks.frames import StackTexts
 from iaprof.formats.writers.timeline import (
     Intervals,
     cpu_samples,
-    ends_of,
     kernels_title,
     lanes,
     lanes_title,
@@ -31,6 +30,7 @@ from iaprof.formats.writers.timeline import (
     rows,
     run_name,
     stalls,
+    times_of,
     unit,
 )
 from iaprof.formats.writers.writer import Needs, Writer
@@ -71,7 +71,7 @@ class Perfetto(Writer):
         if export.executions is not None and export.launches is not None:
             sources = launch_runs_of(export.executions, export.launches)
         if export.executions is not None:
-            _executions(trace, export.executions, sources, options)
+            _executions(trace, export.executions, export.launches, sources, options)
         if export.launches is not None:
             _runs(trace, export.launches, "launches", sources)
         if export.waits is not None:
@@ -88,7 +88,11 @@ def _stalls(trace: _Trace, group: int, found: Intervals, per: str) -> None:
 
 
 def _executions(
-    trace: _Trace, executions: Executions, sources: NDArray[np.int64] | None, options: StackOptions
+    trace: _Trace,
+    executions: Executions,
+    launches: Launches | None,
+    sources: NDArray[np.int64] | None,
+    options: StackOptions,
 ) -> None:
     """Adds when kernels were seen: a track for each stack that launches one; the viewer shows those of a name as one.
 
@@ -124,7 +128,8 @@ def _executions(
     if sources is not None:
         known = np.flatnonzero(sources >= 0)
         more.append(flows(known + 1, len(sources), known, "terminating_flow_ids"))
-    trace.slices_of(track, trace.times(executions.begin), trace.times(ends_of(executions)), names_, "gpu", more)
+    begins, ends = times_of(executions, launches, sources)
+    trace.slices_of(track, trace.times(begins), trace.times(ends), names_, "gpu", more)
 
 
 def _runs(trace: _Trace, launches: Launches, what: str, sources: NDArray[np.int64] | None = None) -> None:

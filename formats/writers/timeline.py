@@ -102,7 +102,7 @@ def launch_runs_of(executions: Executions, launches: Launches) -> NDArray[np.int
     """The run of launches from which each run of samples came: int64[n], -1 if none is known.
 
     It is the last one of the same kernel by the same process that began before the samples were seen, or else the
-    first one while they were.
+    first one while they were. None begins after its run of samples ends.
     """
     if not len(launches.begin):
         return np.full(len(executions.track), -1)
@@ -122,19 +122,39 @@ def launch_runs_of(executions: Executions, launches: Launches) -> NDArray[np.int
     order = np.lexsort((rank, own))
     sorted_keys = (own * (len(begins) + 1) + rank)[order]
 
-    def last_until(times: NDArray[np.float64]) -> NDArray[np.int64]:
-        at = np.searchsorted(sorted_keys, of * (len(begins) + 1) + np.searchsorted(begins, times, side="right")) - 1
-        there = (at >= 0) & (of >= 0)
-        there &= own[order[np.maximum(at, 0)]] == of
-        return np.where(there, order[np.maximum(at, 0)], -1)
+    # How many launches, of this order, began before a time, for each run of samples.
+    after = np.searchsorted(
+        sorted_keys,
+        of * (len(begins) + 1)
+        + np.searchsorted(begins, np.minimum(executions.begin + _READ_S, executions.end), side="right"),
+    )
 
-    before = last_until(executions.begin + _READ_S)
-    return np.where(before >= 0, before, last_until(executions.end))
+    def checked(at: NDArray[np.int64]) -> NDArray[np.int64]:
+        found = order[np.clip(at, 0, len(order) - 1)]
+        there = (at >= 0) & (at < len(order)) & (own[found] == of) & (launches.begin[found] <= executions.end)
+        return np.where(there, found, -1)
+
+    before = checked(after - 1)
+    return np.where(before >= 0, before, checked(after))
 
 
-def ends_of(executions: Executions) -> NDArray[np.float64]:
-    """The ends of runs, in seconds; at least 1 us after the begin."""
-    return np.maximum(executions.end, executions.begin + _SHORTEST_S)
+def times_of(
+    executions: Executions, launches: Launches | None, sources: NDArray[np.int64] | None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The begins and ends of runs of samples, in seconds.
+
+    A run begins with its first read, but not before the launches that it came from: viewers drop a flow that leads
+    back in time. It ends with its last read, and at least 1 us after its begin.
+
+    Args:
+        executions: the runs.
+        launches: runs of launches; None: unknown.
+        sources: the run of launches from which each run of samples came, -1 if none is known; None: of none.
+    """
+    begin = executions.begin
+    if launches is not None and sources is not None and len(launches.begin):
+        begin = np.where(sources >= 0, np.maximum(begin, launches.begin[sources]), begin)
+    return begin, np.maximum(executions.end, begin + _SHORTEST_S)
 
 
 def process_text(launch: Launch | None) -> str:

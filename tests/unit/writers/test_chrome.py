@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from iaprof.cli.main import main
-from iaprof.formats.export import About, Export
-from iaprof.formats.profile import StackOptions, reason_name
+from iaprof.formats.export import About, Executions, Export, Launches, Thread, Track
+from iaprof.formats.profile import Launch, StackOptions, reason_name
 from iaprof.formats.writers.registry import WRITERS
+from iaprof.formats.writers.timeline import launch_runs_of, times_of
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.exporting import empty_profile
 from iaprof.report.merging import merge
@@ -189,3 +192,46 @@ def chrome_total(file: Path) -> int:
 
 
 TOTALS = {"chrome": chrome_total}
+
+
+def test_no_flow_leads_back_in_time_as_viewers_drop_those() -> None:
+    # given reads with samples that began before the launches, which are at 0 s and 0.5 s
+    given = executed()
+    assert given.executions is not None
+    given = replace(given, executions=replace(given.executions, begin=np.array([0.05, 0.06, 0.495, 0.9])))
+    # when
+    found = [event for event in document(given)["traceEvents"] if event["ph"] in "Xsf"]
+    # then the samples are shown from the launch on
+    ends = {event["id"]: event["ts"] for event in found if event["ph"] == "f"}
+    assert sorted((event["ts"], ends[event["id"]]) for event in found if event["ph"] == "s") == [
+        (0, 50_000), (0, 60_000), (500_000, 500_000),
+    ]  # fmt: skip
+    seen = [(event["ts"], event["dur"], event["args"]["samples"]) for event in found if event.get("cat") == "gpu"]
+    assert seen == [(50_000, 350_000, 6), (60_000, 1, 2), (500_000, 100_000, 9), (900_000, 100_000, 1)]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "source"),
+    [
+        (0.3, 0.6, 0),
+        (0.495, 0.6, 1),  # launches follow the begin of a read
+        (0.495, 0.499, 0),  # but not its end
+        (-0.5, 0.6, 0),  # none is before: the first one while samples were seen
+        (-0.5, -0.2, -1),
+    ],
+)
+def test_the_launches_that_samples_come_from(begin: float, end: float, source: int) -> None:
+    # given launches at 0 s and 0.5 s
+    runs = np.zeros(2, np.int64)
+    times = np.array([0.0, 0.5])
+    launches = Launches(["matmul"], [Thread("app", 7, 7)], runs, runs, times, times, runs + 1)
+    one = np.zeros(1, np.int64)
+    track = Track("card0", "matmul", Launch("app", 7, ("main",)))
+    seen = Executions([track], one, np.array([begin]), np.array([end]), one + 1)
+    # when
+    sources = launch_runs_of(seen, launches)
+    begins, ends = times_of(seen, launches, sources)
+    # then
+    assert sources.tolist() == [source]
+    assert begins[0] == (begin if source < 0 else max(begin, times[source]))
+    assert begins[0] < ends[0]
