@@ -24,7 +24,7 @@ _BEFORE = (
     ("Right l +", "open the line, and each only child below it"),
     ("Left h -", "close the line, or go to its parent"),
     ("Space", "open or close the line"),
-    ("e", "open the child with most samples, then that one's, down to a leaf"),
+    ("e", "open the largest child, then its largest, down to a leaf"),
     ("c", "close everything"),
     ("Enter", "annotate the kernel: its instructions with their stalls"),
 )

@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from iaprof.cli.interactive.contents import Contents
+from iaprof.cli.interactive.keys import keys_for
 from iaprof.cli.interactive.view import View
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
+from iaprof.report.views.browsing.levels import GROUPINGS, OF_SLICES
 from iaprof.report.views.difference import joined
 from unit.cli.interactive.screens import after, screen
 from unit.cli.test_top import PROFILE, ROWS
@@ -281,3 +283,8 @@ def test_a_capture_without_stalls_is_shown_empty() -> None:
  {KEYS}
 """
     )
+
+
+def test_the_texts_of_keys_fit_80_columns() -> None:
+    for groupings in (GROUPINGS, OF_SLICES):
+        assert max(map(len, keys_for(list(groupings), 1000))) <= 78
