@@ -30,3 +30,4 @@ def _buffer_stdout() -> None:
         encoding, errors, in_lines = out.encoding, out.errors, out.isatty()
         buffer = io.BufferedWriter(out.detach())
         sys.stdout = io.TextIOWrapper(buffer, encoding, errors, line_buffering=in_lines)
+        sys.__stdout__ = sys.stdout  # type: ignore[misc]  # shutil asks it for the size of the terminal

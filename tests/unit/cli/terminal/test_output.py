@@ -1,11 +1,14 @@
 """What verbs do on a terminal, and when what reads their output goes away."""
 
+import fcntl
 import os
 import pty
 import re
 import resource
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -140,3 +143,18 @@ def test_nothing_is_lost_without_buffers_of_python(many: Path, tmp_path: Path) -
         )
     assert written.stat().st_size == 1000
     assert (done.returncode, done.stderr) == (1, b"iaprof: the output cannot be written: File too large\n")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_table_has_the_terminals_width(many: Path, unbuffered: str) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 46, 0, 0))
+    known = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    words = [sys.executable, "-m", "iaprof", "top", str(many), "-q", "-n", "2", "--by", "instruction"]
+    with subprocess.Popen(words, stdout=theirs, env=known | {"PYTHONUNBUFFERED": unbuffered, "NO_COLOR": "1"}) as done:
+        assert done.wait() == 0
+    os.close(theirs)
+    lines = os.read(ours, 1 << 16).decode().splitlines()
+    os.close(ours)
+    assert len(lines) == 5
+    assert 42 < max(map(len, lines)) <= 46
