@@ -120,7 +120,7 @@ def _as_dict(check: Check) -> dict[str, str]:
         "name": clean(check.name),
         "level": check.level.value,
         "text": clean(check.text),
-        "mend": clean(check.mend),
+        "fix": clean(check.mend),
         "file": clean(check.file),
     }
 

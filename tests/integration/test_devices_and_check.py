@@ -105,14 +105,14 @@ FAULTS = {
 
 
 def refused(hardware: Hardware, expected: dict[str, tuple[str, str]]) -> None:
-    """check finds these problems, by name with what is said and what mends it, and says so as JSON and as text."""
+    """check finds these problems, by name with what is said and what fixes it, and says so as JSON and as text."""
     found, text = checked(hardware), iaprof("check", env=hardware.env())
     assert not found["works"]
     problems = [each for each in found["checks"] if each["level"] == "problem"]
     assert [(problem["group"], problem["name"]) for problem in problems] == [("GPUs", name) for name in expected]
     for problem, (said, mend) in zip(problems, expected.values(), strict=True):
         assert said in problem["text"]
-        assert problem["mend"] == mend
+        assert problem["fix"] == mend
         assert f"  problem  {problem['name']} " in text.out
         assert not mend or f"$ {mend}\n" in text.out
     assert text.code == 1
@@ -188,7 +188,7 @@ def test_without_root(everyones: Hardware) -> None:
     done = as_nobody(everyones, "check", "--json")
     assert (done.code, done.err) == (1, "")
     said = {each["name"]: each for each in json.loads(done.out)["checks"]}
-    assert (said["root"]["level"], said["root"]["mend"]) == ("problem", "sudo iaprof check")
+    assert (said["root"]["level"], said["root"]["fix"]) == ("problem", "sudo iaprof check")
     assert said["maps"]["text"] == "unknown without root"
     assert "programs" not in said
     assert said["card0"]["text"] == "it may not be opened: run iaprof with sudo"
@@ -251,7 +251,7 @@ def test_libraries_that_processes_have_mapped(tmp_path: Path) -> None:
     drivers = {each["file"]: each for each in said["checks"] if each["name"] == "driver"}
     assert drivers[str(good)]["level"] == "ok"
     assert drivers[str(plain)]["text"].startswith("it has no probes, and its build (")
-    assert drivers[str(plain)]["mend"] == f"sudo iaprof calibrate {plain}"
+    assert drivers[str(plain)]["fix"] == f"sudo iaprof calibrate {plain}"
     assert drivers[str(broken)]["level"] == "warning"
     assert said["works"]
     assert "\x1b" not in text

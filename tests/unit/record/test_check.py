@@ -460,7 +460,7 @@ def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     assert said["works"] is False
     assert [each["level"] for each in said["checks"]] == ["ok", "warning", "ok", "problem"]
     assert said["checks"][3] == {
-        "group": "GPUs", "name": "card0", "level": "problem", "text": "no", "mend": "end it", "file": "",
+        "group": "GPUs", "name": "card0", "level": "problem", "text": "no", "fix": "end it", "file": "",
     }  # fmt: skip
     assert "\x1b" not in said["checks"][2]["text"] + said["checks"][2]["name"] + said["checks"][2]["file"]
 
