@@ -93,7 +93,7 @@ def _groups(found: Inventory, facts: Facts | None, selection: Selection) -> Iter
     yield "GPUs", _gpu_facts(parts, found.merged)
     if facts is not None:
         yield "This report", [*_report_facts(parts, facts), *_selection_facts(selection)]
-    yield "Holds", ((name, " ".join(text.split())) for name, text in holds(found.counts))
+    yield "Contents", ((name, " ".join(text.split())) for name, text in holds(found.counts))
     yield "Lost", (("", text) for text in lost(found.losses, (part.stack_ends for part in parts)))
     if found.merged:
         yield "Own cost", ((part.label, text) for part in parts[:MOST_ROWS] if (text := _cost_text(part)))

@@ -41,7 +41,7 @@ def recording(part: Part) -> Iterator[Fact]:
     if part.iaprof:
         yield "version", f"iaprof {part.iaprof}" + (f", Python {part.python}" if part.python else "")
     if part.begun:
-        yield "begun", in_utc(part.begun)
+        yield "started", in_utc(part.begun)
     if part.duration_s is not None:
         yield "duration", in_time(part.duration_s)
     if part.paused:

@@ -91,7 +91,7 @@ def text(found: Inventory, width: int | None, colours: bool) -> list[str]:
         page.table("GPUs", _gpus(first))
         page.table("Traces", _traces([first]))
     page.texts("Warnings", warnings(found.parts), WARM)
-    page.facts("Holds", holds(found.counts))
+    page.facts("Contents", holds(found.counts))
     missing = list(lost(found.losses, (part.stack_ends for part in found.parts)))
     page.texts("Lost", iter(missing), WARM if missing != ["nothing"] else "")
     if found.merged:

@@ -76,7 +76,7 @@ Recording
   command        ./train --data 'my data'
   recorded by    iaprof record -p 7,8 -- ./train --data 'my data'
   version        iaprof 0.1.0, Python 3.11.7
-  begun          2026-11-21 10:33:33 UTC
+  started        2026-11-21 10:33:33 UTC
   duration       3:20 min
   paused         2 times, 1.50 s
   processes      7, 8
@@ -93,7 +93,7 @@ GPUs
   card0       0000:03:00.0  0/0      12.60.0       64   1,757  Ponte Vecchio (Xe-HPC)
   renderD128  0000:03:00.0  1/1      12.60.0       64   1,757  Xe-HPC
 
-Holds
+Contents
   stall records  1,234,567  in 1 read
   launches               3  and 1 launch from before this file
   stacks                 1
@@ -132,7 +132,7 @@ cap.parquet: {path.stat().st_size} bytes, format 9
 Recording
   imported       from iaprof 2026.2
 
-Holds
+Contents
   stall records  0
 
 Lost
@@ -154,7 +154,7 @@ Parts
   0  1970-01-01 00:00:01         -          3         0     -  node2
   1  2026-11-21 10:33:33  3:20 min  1,234,567         3     2  node1
 
-Holds
+Contents
   stall records  1,234,570  in 2 reads
   launches               3  and 1 launch from before this file
   stacks                 1

@@ -56,7 +56,7 @@ def test_a_capture_with_everything(tmp_path: Path) -> None:
         "recorder: 2.0 % of one CPU",
     ]
     groups = dict(found.facts)
-    assert list(groups) == ["Recording", "GPUs", "This report", "Holds", "Lost", "Quality", "Own cost"]
+    assert list(groups) == ["Recording", "GPUs", "This report", "Contents", "Lost", "Quality", "Own cost"]
     assert groups["GPUs"] == (
         ("card0", "Ponte Vecchio (Xe-HPC), ip 12.60.0, 0000:03:00.0, tile 0, GT 0, 64 XeCores"),
         ("renderD128", "Xe-HPC, ip 12.60.0, 0000:03:00.0, tile 1, GT 1, 64 XeCores"),
@@ -69,13 +69,13 @@ def test_a_capture_with_everything(tmp_path: Path) -> None:
         ("unmatched", "8 in no known kernel, 16 without a launch"),
         ("unnamed", "all frames named"),
     )
-    assert groups["Holds"][0] == ("stall records", "1,234,567 in 1 read")
+    assert groups["Contents"][0] == ("stall records", "1,234,567 in 1 read")
     assert groups["Own cost"][1] == ("probes", "1.2 µs a launch")
 
 
 def test_a_capture_with_almost_nothing(tmp_path: Path) -> None:
     found = of(capture(tmp_path / "cap.parquet", {}))
-    facts = [("Holds", (("stall records", "0"),)), ("Lost", (("", "nothing"),))]
+    facts = [("Contents", (("stall records", "0"),)), ("Lost", (("", "nothing"),))]
     assert found == About(headline=["lost: nothing"], facts=facts, warnings=[])
 
 
