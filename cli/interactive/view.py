@@ -18,13 +18,14 @@ from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.interactive.contents import Contents
+from iaprof.basics.quantities import percent
+from iaprof.cli.interactive.contents import SAMPLES, Contents
 from iaprof.cli.interactive.dialogs import Prompt, ReasonChooser
 from iaprof.cli.interactive.keys import keys_for
 from iaprof.cli.interactive.text_screen import TextScreen
 from iaprof.cli.interactive.tree_table import TreeTable
 from iaprof.cli.terminal.table import shortened
-from iaprof.formats.profile import clean
+from iaprof.formats.profile import Profile, clean, samples_text
 from iaprof.report.join.selection import TimeRange
 from iaprof.report.views.browsing.levels import GROUPINGS
 from iaprof.report.views.browsing.searching import next_match
@@ -140,6 +141,8 @@ class StallsScreen(Screen[None]):
         parts = [f"{totals[0]} {measure.unit}" + (f" before, {totals[1]} after" if len(totals) > 1 else "")]
         if selection != Selection():
             parts[0] += f" of {measure.text(int(tree.profile.counts.sum()))}"
+        elif len(totals) == 1 and measure is SAMPLES:
+            parts = _about_samples(tree.profile)
         if selection.reasons is not None:
             chosen = clean(", ".join(sorted(selection.reasons))) or "none"
             parts.append(f"{'reasons' if measure.part == 'reason' else 'categories'}: {chosen}")
@@ -339,6 +342,13 @@ def _end_without_terminal() -> None:
 def _tree_of(contents: Contents, grouping: str, is_inverted: bool) -> Tree:
     groupings = contents.measure.groupings
     return Tree(contents.profile, grouping, is_inverted, contents.sides, contents.is_relative, groupings)
+
+
+def _about_samples(profile: Profile) -> list[str]:
+    """How many samples there are, and which shares of them were active, and are divided among stacks."""
+    samples, divided = int(profile.counts.sum()), profile.divided_samples
+    texts = [samples_text(samples, profile.active)]
+    return [*texts, f"{percent(divided / samples)} divided among stacks: estimates"] if divided else texts
 
 
 def _time_line(tree: Tree, interval_s: float, width: int) -> str:

@@ -40,7 +40,7 @@ def test_the_first_screen_has_the_tree_of_stacks_with_its_first_branch() -> None
         == f"""\
  cap.parquet
  █▁▁ 3 s
- 1,000 samples
+ 1,000 samples, 20.0 % active
     SAMPLES    SHARE  TOP REASON        STACK
         900   90.0 %  sbid 67 %         ▾ app 42
         900   90.0 %  sbid 67 %         ▾ main
@@ -65,7 +65,7 @@ def test_a_tree_turned_around_and_opened_where_it_is_hottest() -> None:
         == f"""\
  cap.parquet
  █▁▁ 3 s
- 1,000 samples
+ 1,000 samples, 20.0 % active
     SAMPLES    SHARE  TOP REASON        STACK (inverted)
         650   65.0 %  sbid 100 %        ▾ sbid
         650   65.0 %  sbid 100 %        ▾ 0x10 send
@@ -108,14 +108,14 @@ def test_filters_by_reason_time_and_text_add_up_and_are_named() -> None:
     # when
     lines = screen(CONTENTS, "f", *"dot", "enter", "x")
     # then
-    assert lines[2] == " 1,000 samples"
+    assert lines[2] == " 1,000 samples, 20.0 % active"
 
 
 def test_searching_opens_what_it_finds_and_goes_on() -> None:
     # when
     lines = screen(CONTENTS, "slash", *"dot", "enter", "n", "n")
     # then
-    assert lines[2] == " 1,000 samples; 'dot' is in stacks with 950 samples: n and N"
+    assert lines[2] == " 1,000 samples, 20.0 % active; 'dot' is in stacks with 950 samples: n and N"
     assert (
         shown(lines[11:20])
         == """\
@@ -130,7 +130,7 @@ def test_searching_opens_what_it_finds_and_goes_on() -> None:
          50    5.0 %  sbid 100 %          ▸ dot(float)
 """
     )
-    assert screen(CONTENTS, "slash", *"nothing", "enter")[2] == " 1,000 samples; no 'nothing'"
+    assert screen(CONTENTS, "slash", *"nothing", "enter")[2] == " 1,000 samples, 20.0 % active; no 'nothing'"
 
 
 def test_enter_annotates_the_kernel_with_what_is_selected() -> None:
@@ -213,7 +213,7 @@ def test_names_are_shown_as_they_are_without_being_obeyed() -> None:
         shown(screen(harmful, "e", size=(100, 20)))
         == f"""\
  [bold red]kern\\x1b[2Jel[/]
- 800 samples
+ 800 samples, 25.0 % active
     SAMPLES    SHARE  TOP REASON        STACK
         800  100.0 %  sbid 75 %         ▾ [b]ev\\u202eil[/b]\\x0a 1
         800  100.0 %  sbid 75 %         ▾ f[link=x]y[/link]
@@ -288,3 +288,9 @@ def test_a_capture_without_stalls_is_shown_empty() -> None:
 def test_the_texts_of_keys_fit_80_columns() -> None:
     for groupings in (GROUPINGS, OF_SLICES):
         assert max(map(len, keys_for(list(groupings), 1000))) <= 78
+
+
+def test_the_first_line_says_which_share_is_divided_until_something_is_selected() -> None:
+    half = replace(CONTENTS, profile=replace(PROFILE, divided=PROFILE.counts.sum(axis=1) // 2))
+    assert screen(half)[2] == " 1,000 samples, 20.0 % active; 50.0 % divided among stacks: estimates"
+    assert screen(half, "f", *"dot", "enter")[2].startswith(" 950 samples of 1,000; with 'dot'")

@@ -233,7 +233,7 @@ def test_the_screen_shows_kernels_with_rates_and_costs(spool: Spool, loader: Gpu
         return screen().splitlines()
 
     async def run() -> tuple[list[str], list[str]]:
-        async with view.run_test(size=(100, 14)) as pilot:
+        async with view.run_test(size=(130, 14)) as pilot:
             ours.send(json.dumps(status).encode())
             lines = await until("records/s", "scale")
             await pilot.press("v")
@@ -243,7 +243,9 @@ def test_the_screen_shows_kernels_with_rates_and_costs(spool: Spool, loader: Gpu
     lines, output = asyncio.run(run())
     # then
     assert lines[0] == " live: ./app"
-    assert lines[1].startswith(" 8 samples; 2,000 records/s; 5 launches/s; lost 1; CPU: recorder 5.0 %, view ")
+    assert lines[1].startswith(
+        " 8 samples, 25.0 % active; 2,000 records/s; 5 launches/s; lost 1; CPU: recorder 5.0 %, view "
+    )
     assert lines[2] == "    SAMPLES    SHARE  LAUNCHES/S  TOP REASON        KERNEL"
     assert lines[3].split()[:3] == ["8", "100.0", "%"]
     assert lines[3].endswith("sbid 75 %         ▸ scale")
