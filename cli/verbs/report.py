@@ -66,9 +66,9 @@ Examples:
   iaprof report cap.parquet -o cap.html                  a page for a browser
   iaprof report cap.parquet -o cap.svg                   a flame graph
   iaprof report cap.parquet -o cap.iaprof.txt            Intel's iaprof text
-  iaprof report cap.parquet --time 10%-20% --pid 4711    a part of all
+  iaprof report cap.parquet --time 10%-20% --pid 4711    a part of it
   iaprof report cap.parquet --frames function,reason     why functions wait
-  iaprof report cap.parquet --json | jq .matched         what found its place
+  iaprof report cap.parquet --json | jq .matched         shares that were matched
   iaprof report 'captures/*.parquet' -o fleet.html       many captures, added up
 """
 
