@@ -43,15 +43,19 @@ def on_terminal(*words: str | Path, **environment: str) -> tuple[int, str]:
         [sys.executable, "-m", "iaprof", *words], stdin=theirs, stdout=theirs, stderr=theirs, env=settings
     )
     os.close(theirs)
+    seen = drawn(ours)
+    return process.wait(), PROGRESS.sub("", seen).replace("\r\n", "\n")
+
+
+def drawn(terminal: int) -> str:
+    """All that comes to a terminal until nobody has it open; closes it."""
     seen = b""
     while True:
         try:
-            block = os.read(ours, 1 << 16)
+            seen += os.read(terminal, 1 << 16)
         except OSError:  # EIO: the other end is closed
-            break
-        seen += block
-    os.close(ours)
-    return process.wait(), PROGRESS.sub("", seen.decode()).replace("\r\n", "\n")
+            os.close(terminal)
+            return seen.decode()
 
 
 def test_report_shows_a_table_of_all_kernels_in_the_pager(many: Path, tmp_path: Path) -> None:
@@ -152,9 +156,7 @@ def test_a_table_has_the_terminals_width(many: Path, unbuffered: str) -> None:
     known = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     words = [sys.executable, "-m", "iaprof", "top", str(many), "-q", "-n", "2", "--by", "instruction"]
     with subprocess.Popen(words, stdout=theirs, env=known | {"PYTHONUNBUFFERED": unbuffered, "NO_COLOR": "1"}) as done:
-        assert done.wait() == 0
-    os.close(theirs)
-    lines = os.read(ours, 1 << 16).decode().splitlines()
-    os.close(ours)
-    assert len(lines) == 5
+        os.close(theirs)
+        lines = drawn(ours).splitlines()
+    assert (done.returncode, len(lines)) == (0, 5)
     assert 42 < max(map(len, lines)) <= 46
