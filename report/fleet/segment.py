@@ -28,6 +28,7 @@ from iaprof.report.facts import Matched
 from iaprof.report.fleet.rows import Rows
 from iaprof.report.fleet.samples import TABLES, HashedKernel, Samples
 from iaprof.report.fleet.summary import Summary
+from iaprof.report.gpu.lines import MAX_LINE
 
 VERSION = 5
 SAMPLES = "samples_"  # and the reason: the columns of counts
@@ -163,6 +164,9 @@ def _read(file: pq.ParquetFile) -> Segment:
             raise ValueError
     if np.bincount(capture, counts.sum(axis=1), len(captures)).tolist() != [each.samples for each in captures]:
         raise ValueError
+    selected = [Energy(*each.energy_nj).selected for each in captures]
+    if (np.bincount(capture, numbers["energy_nj"], len(captures)) > selected).any():
+        raise ValueError
     if numbers["fork"].min(initial=0) < 0 or (numbers["divided"] > counts.sum(axis=1)).any():
         raise ValueError
     rows = Rows(
@@ -255,11 +259,13 @@ def _launch(
 ) -> Launch | None:
     if process is None:
         return None
-    pairs = (line.partition("\t") for line in _lines(origins))
+    frames, pairs = _lines(stack), [line.partition("\t") for line in _lines(origins)]
+    if len(pairs) not in (0, len(frames)):
+        raise ValueError
     return Launch(
         process,
         0,
-        _lines(stack),
+        frames,
         _lines(kernel_stack),
         origins=tuple(Origin(CodeKind(kind), module) for kind, _, module in pairs),
         operators=_lines(operators),
@@ -273,7 +279,11 @@ def _code_texts(code: Code) -> tuple[str | None, ...]:
 
 
 def _code(functions: str | None, files: str | None, lines: str | None, mnemonic: str | None) -> Code:
-    return Code(mnemonic or "", _lines(functions), tuple(map(int, _lines(lines))), _lines(files))
+    code = Code(mnemonic or "", _lines(functions), tuple(map(int, _lines(lines))), _lines(files))
+    lengths = {len(each) for each in (code.lines, code.files)}
+    if lengths - {0, len(code.functions)} or not all(0 <= each <= MAX_LINE for each in code.lines):
+        raise ValueError
+    return code
 
 
 def _joined(lines: Sequence[str]) -> str | None:

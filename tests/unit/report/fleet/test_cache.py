@@ -62,6 +62,17 @@ def first(table: pa.Table, name: str, value: int) -> pa.Table:
     return column(table, name, pa.array(numbers))
 
 
+def lengthened(table: pa.Table, name: str, line: str) -> pa.Table:
+    """A segment whose lists of texts have a line more."""
+    return column(table, name, pa.array([text and f"{text}\n{line}" for text in table[name].to_pylist()]))
+
+
+def of_functions(table: pa.Table, line: int) -> pa.Table:
+    """A segment in which all functions are in this line of their files."""
+    counts = (text and len(text.split("\n")) for text in table["functions"].to_pylist())
+    return column(table, "lines", pa.array([count and "\n".join([str(line)] * count) for count in counts]))
+
+
 DAMAGES: dict[str, Callable[[pa.Table], pa.Table]] = {
     "no column": lambda table: table.drop_columns(["offset"]),
     "no metadata": lambda table: table.replace_schema_metadata({}),
@@ -95,6 +106,13 @@ DAMAGES: dict[str, Callable[[pa.Table], pa.Table]] = {
     "numbers for texts": lambda table: column(table, "stack", pa.array([[1]] * len(table))),
     "no UTF-8": lambda table: column(table, "stack", pa.array([b"\xff"] * len(table))),
     "other kinds of code": lambda table: column(table, "origins", pa.array(["spam\teggs"] * len(table))),
+    "more origins than frames": lambda table: lengthened(table, "origins", "C\tx"),
+    "fewer origins than frames": lambda table: column(table, "origins", pa.array(["C\tx"] * len(table))),
+    "more lines than functions": lambda table: lengthened(table, "lines", "1"),
+    "more files than functions": lambda table: lengthened(table, "files", "x"),
+    "a huge line": lambda table: of_functions(table, 10**30),
+    "a negative line": lambda table: of_functions(table, -1),
+    "more energy than was used": lambda table: first(table, "energy_nj", 1 << 52),
     "lines without numbers": lambda table: column(table, "lines", pa.array(["x"] * len(table))),
     "a foreign reason": lambda table: table.append_column("samples_rm", pa.array([0] * len(table))),
     "a column twice": lambda table: table.append_column("offset", table["offset"]),
@@ -126,9 +144,9 @@ def test_a_damaged_segment_is_none_or_right(written: bytes, mapped: Segment) -> 
 
 
 def test_a_segment_keeps_all_texts(mapped: Segment) -> None:
-    origins = (Origin(next(iter(CodeKind)), ""),)
+    origin = Origin(next(iter(CodeKind)), "")
     launches = [
-        Launch(comm, 0, stack, kernel_stack, origins=origins, operators=operators, container=_plain("c\ud800"), pod="p")
+        Launch(comm, 0, stack, kernel_stack, "", (origin,) * len(stack), operators, _plain("c\ud800"), "p")
         for comm in ("", ";")
         for stack in ((), ("",), ("", ""), (_plain("a\n\tb"), _plain("\udcff")))
         for kernel_stack in ((), ("",))
