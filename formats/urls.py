@@ -8,6 +8,8 @@ from urllib.parse import urlsplit, urlunsplit
 from iaprof.formats.profile import clean
 
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*:/+[^\s'\"<>]+", re.IGNORECASE)
+_PASSWORD = re.compile(r"^(?!\[)[^@]*:(?!\d*\W*$)")
+"""The beginning of a user's name and password that has a slash, `?` or `#`: what seems to be the host has no port."""
 
 
 def is_url(word: str) -> bool:
@@ -24,7 +26,7 @@ def shown(name: str) -> str:
         scheme, place, path, _, _ = urlsplit(name)
     except ValueError:  # brackets that hold no address
         return clean(name.partition("://")[0] + "://")
-    if "@" not in place and re.search(r":(?!\d*$)", place):  # a password with a slash
+    if "@" not in place and _PASSWORD.match(place):
         place, path = path.rpartition("@")[2], ""
     return clean(urlunsplit((scheme, place.rpartition("@")[2], path, "", "")))
 
@@ -34,7 +36,14 @@ def without_credentials(text: str) -> str:
 
     def shorter(url: re.Match[str]) -> str:
         scheme, slashes, rest = re.split(r"(:/+)", url[0], maxsplit=1)
-        place, slash, path = re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
+        place, slash, path = _parts(rest)
+        if "@" not in place and _PASSWORD.match(place):
+            place, slash, path = _parts(rest.rpartition("@")[2]) if "@" in rest else ("", "", "")
         return scheme + slashes + place.rpartition("@")[2] + slash + path
 
     return _URL.sub(shorter, text)
+
+
+def _parts(rest: str) -> tuple[str, str, str]:
+    """Divides a URL without its scheme, query and fragment at the first slash."""
+    return re.split(r"[?#]", rest, maxsplit=1)[0].partition("/")
