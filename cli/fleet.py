@@ -70,27 +70,28 @@ def ask_fleet(
             fails.
     """
     from iaprof.report.fleet.cache import NONE, Cache, usual_place
-    from iaprof.report.fleet.engines import DEFAULT_TIMEOUT_S, open_engine
+    from iaprof.report.fleet.engines import open_engine
     from iaprof.report.fleet.fleet import ask
     from iaprof.report.fleet.groups import Grouping
     from iaprof.report.fleet.mapping import MapOptions
-    from iaprof.report.fleet.sources import find_sources
+    from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S, find_sources
     from iaprof.report.fleet.tasks import Question
     from iaprof.report.profile import ReportOptions
     from iaprof.symbols.names.cpu_frames import FrameOptions
 
-    sources = find_sources(captures)
+    timeout_s = fleet.timeout_s or DEFAULT_TIMEOUT_S
+    sources = find_sources(captures, timeout_s)
     frames = FrameOptions(choice.inlines, lines, interpreter)
     options = MapOptions(ReportOptions(choice.selection, interval_s, frames), symbol_options(choice))
     # What files of the user's say may change, without a trace in the key of a profile.
     has_files = choice.symfs is not None or choice.symbol_dirs or choice.kallsyms is not None
-    cache = Cache(NONE if has_files else fleet.cache or usual_place(), options)
+    cache = Cache(NONE if has_files else fleet.cache or usual_place(), options, timeout_s)
     question = Question(kept | ({"time"} if interval_s else set()), Grouping(fleet.group_by))
     with (
-        closing(open_engine(fleet.cluster, fleet.timeout_s or DEFAULT_TIMEOUT_S)) as engine,
+        closing(open_engine(fleet.cluster, timeout_s)) as engine,
         show_progress(lambda done: _bar(done, len(sources))) as progress,
     ):
-        total = ask(sources, question, options, cache, engine, progress, percent_limit)
+        total = ask(sources, question, options, cache, engine, progress, percent_limit, timeout_s)
     broken = total.totals.broken
     if broken and (fleet.strict or len(broken) == total.totals.captures):
         more = f"; and {len(broken) - 1:,} more" if len(broken) > 1 else ""

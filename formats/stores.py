@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.profile import clean
@@ -11,6 +14,7 @@ from iaprof.formats.urls import is_url, shown, without_credentials
 
 EXTRA = "pip install 'iaprof[fleet]'"
 _MOST_TEXT = 300  # characters of what a store says
+_T = TypeVar("_T")
 
 
 class StoreError(IaprofError):
@@ -39,6 +43,38 @@ def file_system(url: str) -> tuple[Any, str]:
     except OSError as error:  # some connect at once
         raise StoreError(f"{shown(url)} cannot be read: {error.strerror or type(error).__name__}") from None
     return system, path
+
+
+def within(seconds: float, name: str, work: Callable[[], _T]) -> _T:
+    """Does something with a store for a limited time: a store may never answer, answer byte by byte, or list no end.
+
+    What takes too long goes on in its thread, which does not keep the process from ending.
+
+    Args:
+        seconds: the limit.
+        name: the URL.
+        work: what to do.
+
+    Raises:
+        StoreError: it takes longer.
+    """
+    done: SimpleQueue[tuple[bool, Any]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            done.put((True, work()))
+        except BaseException as error:  # noqa: BLE001 (raised below)
+            done.put((False, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        is_done, found = done.get(timeout=seconds)
+    except Empty:
+        raise StoreError(f"{shown(name)} takes longer than {seconds:g} s (--timeout)") from None
+    if not is_done:
+        raise found
+    answer: _T = found
+    return answer
 
 
 def reason(error: Exception, name: str) -> str | None:

@@ -44,7 +44,7 @@ class FleetOptions:
     cluster: str | None = None
     cache: str | None = None  # None: the user's own folder
     strict: bool = False
-    timeout_s: float | None = None  # None: engines.DEFAULT_TIMEOUT_S
+    timeout_s: float | None = None  # None: sources.DEFAULT_TIMEOUT_S
 
     def refuse_for_one(self, verb: str) -> None:
         """Checks that none is given where one capture is reported.

@@ -9,24 +9,28 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import iaprof
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import open_regular
-from iaprof.formats.stores import file_system, reason
+from iaprof.formats.stores import StoreError, file_system, reason, within
 from iaprof.formats.urls import is_url, shown
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.segment import VERSION, Segment, SegmentError, keys_in
+from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
 from iaprof.report.gpu.iga import installed
 
 NONE = "none"
 """In place of a folder: nothing is kept."""
 _NAME = re.compile(r"profiles-[0-9a-f]{16}\.parquet")
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+_T = TypeVar("_T")
 _MOST_FAILURES = 3  # in turn, before nothing more is written
 
 
@@ -37,17 +41,19 @@ class CacheError(IaprofError):
 class Cache:
     """The segments for one set of options."""
 
-    def __init__(self, place: str, options: MapOptions) -> None:
+    def __init__(self, place: str, options: MapOptions, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Looks which profiles there are.
 
         Args:
             place: a folder or a URL; NONE to keep nothing.
             options: what profiles depend on besides their captures.
+            timeout_s: how long a store may take for each request.
 
         Raises:
             CacheError: it cannot be read or made.
         """
         self._place = place
+        self._timeout_s = timeout_s
         self._folder = f"{place.rstrip('/')}/{options_key(options)}"
         self._segment_of: dict[str, str] = {}  # its name, by key of a profile
         self.failed = 0  # profiles that could not be kept
@@ -56,10 +62,10 @@ class Cache:
         if place == NONE:
             return
         with self._failures("read"):
-            for name in self._names():
+            for name in self._limited(self._names):
                 # Damaged, removed meanwhile, or no file: its captures are mapped again.
-                with contextlib.suppress(SegmentError, *self._ignored()), self._open(name) as file:
-                    self._segment_of |= dict.fromkeys(keys_in(file, name), name)
+                with contextlib.suppress(SegmentError, *self._ignored()):
+                    self._segment_of |= dict.fromkeys(self._limited(partial(self._keys_in, name)), name)
 
     def segments_with(self, keys: Collection[str]) -> dict[str, list[str]]:
         """Returns the segments that hold profiles, with the keys of these; keys without a profile are in none."""
@@ -75,31 +81,32 @@ class Cache:
         Raises:
             CacheError: it cannot be read.
         """
-        with self._failures("read"), self._open(name) as file:
-            return file.read()
+        with self._failures("read"):
+            return self._limited(partial(self._content, name))
 
     def remove(self, name: str) -> None:
         """Removes a damaged segment, so that nobody reads it again; not where that is not allowed."""
         with contextlib.suppress(CacheError), self._failures("removed"):
             if is_url(self._place):
                 system, path = file_system(f"{self._folder}/{name}")
-                system.rm_file(path)
+                self._limited(partial(system.rm_file, path))
             else:
                 os.unlink(f"{self._folder}/{name}")
 
-    def add(self, written: bytes, keys: Collection[str]) -> None:
+    def add(self, written: bytes, keys: Collection[str], mode: int = 0o600) -> None:
         """Keeps a segment, if possible: `failed` and `failure` tell what was not.
 
         Args:
             written: its content.
             keys: those of its profiles.
+            mode: of the file, in a folder.
         """
         if self._place == NONE:
             return
         name = f"profiles-{secrets.token_hex(8)}.parquet"
         try:
             if self._failures_in_turn < _MOST_FAILURES:  # a store that does not answer may take a minute to say so
-                self._write(name, written)
+                self._write(name, written, mode)
                 self._failures_in_turn = 0
                 self._segment_of |= dict.fromkeys(keys, name)
                 return
@@ -108,16 +115,17 @@ class Cache:
             self._failures_in_turn += 1
         self.failed += len(keys)
 
-    def _write(self, name: str, written: bytes) -> None:
+    def _write(self, name: str, written: bytes, mode: int) -> None:
         with self._failures("written"):
             if is_url(self._place):
                 system, path = file_system(f"{self._folder}/{name}")
-                system.pipe_file(path, written)
+                self._limited(partial(system.pipe_file, path, written))
                 return
             unfinished = Path(self._folder) / f".{name}.new"
             unfinished.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             try:
-                unfinished.write_bytes(written)
+                with open(os.open(unfinished, _CREATE, mode), "wb") as file:
+                    file.write(written)
                 unfinished.replace(Path(self._folder) / name)
             except OSError:
                 with contextlib.suppress(OSError):
@@ -131,8 +139,27 @@ class Cache:
                 return []
             names = [each.rpartition("/")[2] for each in system.ls(path, detail=False)]
         else:
-            names = os.listdir(self._folder) if os.path.isdir(self._folder) else []
+            names = []
+            with contextlib.suppress(PermissionError):  # another user's: nothing can be kept there either
+                names = os.listdir(self._folder) if os.path.isdir(self._folder) else []
         return sorted(name for name in names if _NAME.fullmatch(name))
+
+    def _keys_in(self, name: str) -> list[str]:
+        with self._open(name) as file:
+            return keys_in(file, name)
+
+    def _content(self, name: str) -> bytes:
+        with self._open(name) as file:
+            return file.read()
+
+    def _limited(self, work: Callable[[], _T]) -> _T:
+        """Does something that a store may never finish."""
+        if not is_url(self._place):
+            return work()
+        try:
+            return within(self._timeout_s, self._place, work)
+        except StoreError as error:
+            raise CacheError(f"{error}: name another place with --cache, or --cache {NONE}") from None
 
     def _open(self, name: str) -> BinaryIO:
         if not is_url(self._place):

@@ -16,7 +16,8 @@ from typing import Any
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.formats.stores import EXTRA, told
 from iaprof.formats.urls import shown
-from iaprof.report.fleet.engines import DEFAULT_TIMEOUT_S, MOST_DEATHS, Processes, Task
+from iaprof.report.fleet.engines import MOST_DEATHS, Processes, Task
+from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
 from iaprof.report.fleet.tasks import Answer, MapTask, given_up
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.memory import DEFAULT_BYTES

@@ -15,13 +15,13 @@ from typing import Any, Protocol
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.limits import allow_large, is_large_allowed
+from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
 from iaprof.report.fleet.tasks import Answer, MapTask, ReadTask, given_up, run
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.memory import DEFAULT_BYTES, MALLOC_ENVIRONMENT, available, limit, limit_memory
 from iaprof.sandbox.worker import Worker
 
 Task = MapTask | ReadTask
-DEFAULT_TIMEOUT_S = 600.0
 _PARENT_IS_GONE = 3  # exit code of a process
 MOST_DEATHS = 3  # of workers with the same task
 

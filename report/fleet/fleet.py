@@ -9,13 +9,14 @@ from dataclasses import replace
 from queue import Empty, SimpleQueue
 
 from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import mode_of_report
 from iaprof.formats.profile import clean
 from iaprof.report.fleet.cache import Cache, CacheError
 from iaprof.report.fleet.engines import Engine, Task
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.partial import Partial, Sum, nothing
 from iaprof.report.fleet.rare import Counting
-from iaprof.report.fleet.sources import Source
+from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S, Source
 from iaprof.report.fleet.summary import Summary
 from iaprof.report.fleet.tasks import Answer, MapTask, Question, ReadTask
 
@@ -33,6 +34,7 @@ def ask(
     engine: Engine,
     progress: Callable[[int], object] = lambda captures: None,
     percent_limit: float = 0.0,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> Partial:
     """Asks a question of captures.
 
@@ -44,6 +46,7 @@ def ask(
         engine: where the work is done.
         progress: called with the number of captures that are done, now and then.
         percent_limit: stacks, kernels and instructions with a smaller share are folded (rare.py); 0: none.
+        timeout_s: how long identifying the content of a capture may take.
 
     Returns:
         The sum. A capture that cannot be reported is among those that are broken, in the order of the sources.
@@ -51,7 +54,7 @@ def ask(
     Raises:
         IaprofError: the cache or the engine fails.
     """
-    names, of_key, unread = _by_key(sources)
+    names, of_key, unread = _by_key(sources, timeout_s)
     asking = _Asking(names, of_key, options, cache, engine, progress)
     if percent_limit:
         counting = Counting()
@@ -119,7 +122,7 @@ class _Asking:
                     self._cache.remove(answer.unread)
                     again.extend(kept[answer.unread])
                 if answer.segment:
-                    self._cache.add(answer.segment, answer.keys)
+                    self._cache.add(answer.segment, answer.keys, self._mode(answer.keys))
                 if counting is not None and answer.counts is not None:
                     counting.add(answer.counts, answer.partial.facts.stalls)
                 total.add(answer.partial)
@@ -128,6 +131,12 @@ class _Asking:
 
         take(self._engine.answers(tasks()))
         take(self._engine.answers(self._map_tasks(again, question)))
+
+    def _mode(self, keys: Sequence[str]) -> int:
+        """Returns the mode of a file with these profiles: see `mode_of_report`; of a store it is not known who may."""
+        sources = [self._of_key[key] for key in keys]
+        mode = mode_of_report(*(source.name for source in sources))
+        return mode & 0o600 if any(source.is_remote for source in sources) else mode
 
     def _map_tasks(self, keys: Sequence[str], question: Question) -> Iterator[Task]:
         most = max(1, min(_MOST_IN_SEGMENT, -(-len(keys) // (_TASKS_EACH * self._engine.workers))))
@@ -148,12 +157,14 @@ class _Asking:
         return MapTask([(self._of_key[key], key) for key in keys], names, self._options, question)
 
 
-def _by_key(sources: Sequence[Source]) -> tuple[dict[str, list[str]], dict[str, Source], list[Summary]]:
+def _by_key(
+    sources: Sequence[Source], timeout_s: float
+) -> tuple[dict[str, list[str]], dict[str, Source], list[Summary]]:
     """Returns the names by key, a source of each key, and summaries of those that cannot be read."""
     names: dict[str, list[str]] = defaultdict(list)
     of_key: dict[str, Source] = {}
     unread: list[Summary] = []
-    for source, key in zip(sources, _keys(sources), strict=True):
+    for source, key in zip(sources, _keys(sources, timeout_s), strict=True):
         if isinstance(key, IaprofError):
             unread.append(Summary(source.shown, "", problem=clean(str(key))))
             continue
@@ -162,7 +173,7 @@ def _by_key(sources: Sequence[Source]) -> tuple[dict[str, list[str]], dict[str, 
     return names, of_key, unread
 
 
-def _keys(sources: Sequence[Source]) -> list[str | IaprofError]:
+def _keys(sources: Sequence[Source], timeout_s: float) -> list[str | IaprofError]:
     """Returns the key of each source, or why it has none, in order.
 
     Threads get them, as hashing and waiting for stores need no interpreter. Ctrl-C waits for none of them: they are
@@ -180,7 +191,7 @@ def _keys(sources: Sequence[Source]) -> list[str | IaprofError]:
             except Empty:
                 return
             try:
-                got.put((number, sources[number].key()))
+                got.put((number, sources[number].key(timeout_s)))
             except Exception as error:  # noqa: BLE001 (raised below, unless it says what is wrong with the capture)
                 got.put((number, error))
 

@@ -11,8 +11,10 @@ import hashlib
 import os
 import re
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
@@ -20,10 +22,13 @@ from urllib.parse import urlsplit
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import open_regular
 from iaprof.formats.capture.stored_file import StoredFile
-from iaprof.formats.stores import file_system, reason
+from iaprof.formats.stores import file_system, reason, within
 from iaprof.formats.urls import is_url, shown
 
+DEFAULT_TIMEOUT_S = 600.0
+"""How long a capture may take, and the listing of a store."""
 _PATTERN = "*?["
+_ANY_DEPTH = re.compile(r"(?<![^/])\*\*(?:/|$)")
 _READ_AT_ONCE = 1 << 20  # bytes: a smaller capture is read by one request
 _MOST_FOOTER = 1 << 26  # bytes, that a key is made of
 _PIECE = 1 << 20  # bytes that are read at once
@@ -54,14 +59,39 @@ class Source:
         """Whether it lies in a store."""
         return is_url(self.name)
 
-    def key(self) -> str:
+    def key(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> str:
         """Returns a key of its content: a digest, or its store and ETag; of a store without these, place and footer.
 
         Only who writes to a store vouches for its ETags: another one may give them to other contents.
 
+        Args:
+            timeout_s: how long that may take: a file may have terabytes of nothing.
+
         Raises:
             SourceError: it cannot be read.
+            StoreError: its store takes too long.
         """
+        return within(timeout_s, self.name, self._key) if self.is_remote else self._key(time.monotonic() + timeout_s)
+
+    def status(self) -> tuple[int, ...]:
+        """Returns what differs if the file was changed or replaced since, even for a moment; () for what is remote."""
+        if self.is_remote:
+            return ()
+        try:
+            found = os.stat(self.name)
+        except OSError:
+            return (0,)
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+    def is_still(self, key: str, status: tuple[int, ...]) -> bool:
+        """Whether a file has had this content since it had that status; only their store knows it of objects."""
+        if self.is_remote:
+            return True
+        with contextlib.suppress(SourceError):
+            return self.key() == key and self.status() == status
+        return False
+
+    def _key(self, deadline: float = 0.0) -> str:
         place = ""
         if self.is_remote:
             parts = urlsplit(self.shown)
@@ -76,6 +106,8 @@ class Source:
                 else:
                     while piece := file.read(_PIECE):
                         digest.update(piece)
+                        if time.monotonic() > deadline:
+                            raise SourceError(f"{self.shown} takes too long to read (--timeout)")
         return digest.hexdigest()[:32]
 
     @contextlib.contextmanager
@@ -105,13 +137,14 @@ class Source:
             yield
 
 
-def find_sources(words: Sequence[str]) -> list[Source]:
+def find_sources(words: Sequence[str], timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Source]:
     """Finds the captures that words name, in the order of the words; those of a word are sorted.
 
     A file counts once, by however many words, spellings of its path or links it is named; a copy of it counts, too.
 
     Args:
         words: paths, patterns of paths, folders (with all their `.parquet` files, at any depth), or URLs of these.
+        timeout_s: how long a store may take to list what a URL names.
 
     Returns:
         The captures. Those that are gone meanwhile, or are not files, are among them: reading them says so.
@@ -119,10 +152,11 @@ def find_sources(words: Sequence[str]) -> list[Source]:
     Raises:
         UsageError: a word names nothing.
         SourceError: a file that is named as such does not exist; a folder or a store cannot be read.
+        StoreError: a store takes too long.
     """
     found: dict[str, Source] = {}
     for word in words:
-        of_word = list(_in_store(word) if is_url(word) else _on_disk(word))
+        of_word = within(timeout_s, word, partial(_in_store, word)) if is_url(word) else list(_on_disk(word))
         if not of_word:
             raise UsageError(f"no capture is at {shown(word)}: neither a file, nor .parquet files in a folder")
         for source in of_word:
@@ -138,13 +172,32 @@ def _on_disk(word: str) -> Iterator[Source]:
             os.stat(word)
         names = [word]
     else:
-        names = sorted(name for name in glob.glob(word, recursive=True) if not _is_profile(os.path.abspath(name)))
+        names = sorted(name for name in set(_matches(word)) if not _is_profile(os.path.abspath(name)))
     for name in names:
         if not os.path.isdir(name):
             with contextlib.suppress(OSError):  # it is gone, or a link to nothing: reading it says so
                 yield Source(name, os.stat(name).st_size)
                 continue
             yield Source(name, 0)
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    """Yields what a pattern matches, some of it several times.
+
+    Unlike with `glob`, `**` follows no links to folders: two links to their own folder have matches without end.
+    """
+    before, *after = _ANY_DEPTH.split(pattern, maxsplit=1)
+    if not after:
+        yield from glob.iglob(pattern)
+        return
+    for top in glob.glob(before) if before else [""]:
+        for place, folders, files in os.walk(top or "."):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            folder = place if top else place[2:]
+            if after[0]:
+                yield from _matches(os.path.join(glob.escape(folder), after[0]))
+            else:
+                yield from (os.path.join(folder, name) for name in files if not name.startswith("."))
 
 
 def _below(folder: str) -> Iterator[str]:
@@ -159,8 +212,9 @@ def _below(folder: str) -> Iterator[str]:
             yield from (name for name in names if not _is_profile(os.path.abspath(name)))
 
 
-def _in_store(url: str) -> Iterator[Source]:
+def _in_store(url: str) -> list[Source]:
     system, path = file_system(url)
+    sources = []
     with _failures(url):
         is_pattern = any(mark in path for mark in _PATTERN)
         named = system.glob(path, detail=True) if is_pattern else {path: _info(system, path)}
@@ -176,7 +230,8 @@ def _in_store(url: str) -> Iterator[Source]:
             if not is_one and _is_profile(name):
                 continue
             etag = info.get("ETag") or info.get("etag") or info.get("md5Hash") or info.get("content_md5") or ""
-            yield Source(system.unstrip_protocol(name), int(info.get("size") or 0), str(etag))
+            sources.append(Source(system.unstrip_protocol(name), int(info.get("size") or 0), str(etag)))
+    return sources
 
 
 def _is_profile(name: str) -> bool:
@@ -185,7 +240,12 @@ def _is_profile(name: str) -> bool:
 
 
 def _info(system: Any, path: str) -> dict[str, Any]:
-    return {"type": "directory"} if path.endswith("/") or system.isdir(path) else system.info(path)
+    if path.endswith("/"):
+        return {"type": "directory"}
+    if path.endswith(".parquet"):  # a file, most likely: to know that it is no folder, HTTP would read all of it
+        found: dict[str, Any] = system.info(path)
+        return found
+    return {"type": "directory"} if system.isdir(path) else system.info(path)
 
 
 @contextlib.contextmanager

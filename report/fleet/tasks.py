@@ -76,9 +76,16 @@ def run(task: MapTask | ReadTask) -> Answer:
         if task.names.keys() - {each.key for each in segment.captures}:  # it was replaced meanwhile
             return unread(task)
         return _answer(segment, task)
+    before = [source.status() for source, _ in task.sources]
     segment = Mapper(task.options).segment(task.sources)
+    # What was swapped since its key was made would be kept for another content, which the user may have elsewhere.
+    swapped = {
+        key for (source, key), status in zip(task.sources, before, strict=True) if not source.is_still(key, status)
+    }
     # A capture that could not be reported is tried again next time: the file may have been repaired, or the store.
-    sound = segment.only([number for number, each in enumerate(segment.captures) if each.is_sound])
+    sound = segment.only(
+        [number for number, each in enumerate(segment.captures) if each.is_sound and each.key not in swapped]
+    )
     keys = tuple(dict.fromkeys(each.key for each in sound.captures))
     return replace(_answer(segment, task), segment=written(sound) if keys else b"", keys=keys)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from io import BytesIO
 from pathlib import Path
@@ -17,12 +18,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from iaprof.formats.capture.stored_file import StoredFile
 from iaprof.formats.profile import Code, CodeKind, Launch, Origin
 from iaprof.report.fleet import cache as caches
 from iaprof.report.fleet.cache import options_key, usual_place
 from iaprof.report.fleet.mapping import MapOptions, Mapper, _plain
 from iaprof.report.fleet.segment import _KEY, Segment, SegmentError
-from iaprof.report.fleet.sources import find_sources
+from iaprof.report.fleet.sources import Source, find_sources
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json
 
@@ -230,15 +232,76 @@ def test_a_segment_that_goes_away_is_made_again(kept: tuple[Path, Path, Any], mo
     assert len(segments()) == 1
 
 
+def test_a_file_that_is_swapped_while_it_is_read_leaves_no_profile(
+    kept: tuple[Path, Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a folder of another user, with a copy of a capture of ours
+    folder, segment, expected = kept
+    segment.unlink()
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    shutil.copy(SAMPLES[0], theirs / "copy.parquet")
+    opened = Source.opened
+
+    @contextlib.contextmanager
+    def swapped(self: Source) -> Iterator[Path | StoredFile]:
+        """Puts another capture in its place, after its content was identified, and the copy back when it was read."""
+        os.rename(theirs / "copy.parquet", tmp_path / "aside")
+        shutil.copy(SAMPLES[-1], theirs / "copy.parquet")
+        with opened(self) as found:
+            yield found
+        os.rename(tmp_path / "aside", theirs / "copy.parquet")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Source, "opened", swapped)
+        assert as_json("top", "-q", theirs) != expected
+    # then that is not kept as the profile of ours
+    assert not segments()
+    assert as_json("top", "-q", folder) == expected
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o600, 0o600), (0o640, 0o640), (0o666, 0o644)])
+def test_who_may_not_read_a_capture_may_not_read_its_profile(
+    kept: tuple[Path, Path, Any], mode: int, expected: int
+) -> None:
+    # given a folder of profiles in which somebody else made the folder for these options, for all
+    folder, segment, _ = kept
+    segment.unlink()
+    segment.parent.chmod(0o777)
+    (capture,) = folder.iterdir()
+    capture.chmod(mode)
+    before = os.umask(0)
+    try:
+        as_json("top", "-q", folder)
+    finally:
+        os.umask(before)
+    (new,) = segments()
+    assert new.stat().st_mode & 0o777 == expected
+
+
+def test_a_folder_of_profiles_that_is_another_users_ends_no_report(
+    kept: tuple[Path, Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, segment, expected = kept
+    listed = os.listdir
+
+    def refused(path: Any) -> list[str]:
+        if str(path) == str(segment.parent):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return listed(path)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    assert as_json("top", "-q", folder) == expected
+
+
 def test_a_full_disk_ends_no_report(kept: tuple[Path, Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     folder, segment, expected = kept
     segment.unlink()
 
-    def full(self: Path, _: bytes) -> int:
-        self.touch()
+    def full(self: Path, _: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "replace", full)
     done = iaprof("top", folder, "--json")
     assert (done.code, json.loads(done.out)) == (0, expected)
     (warning,) = [line for line in done.err.splitlines() if "warning" in line]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 from pathlib import Path
@@ -9,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.report.fleet.sources import Source, find_sources
+from iaprof.formats.stores import within
+from iaprof.report.fleet.fleet import _keys
+from iaprof.report.fleet.sources import Source, _matches, find_sources
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, copied, folded, sum_of_single
+from waiting import LONGEST_WAIT_S
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -129,3 +133,36 @@ def test_a_missing_file_that_is_named_is_an_error(folder: Path) -> None:
     shutil.copy(SAMPLES[0], folder / "a.parquet")
     with pytest.raises(IaprofError, match=r"nothing\.parquet does not exist"):
         find_sources(["a.parquet", "nothing.parquet"])
+
+
+def test_links_to_their_own_folder_do_not_lead_in_circles(folder: Path) -> None:
+    # given a folder of another user, in which each name has 2^40 others
+    shutil.copy(SAMPLES[0], folder / "a.parquet")
+    for name in "xy":
+        (folder / name).symlink_to(".")
+    assert [each.name for each in within(LONGEST_WAIT_S, "", lambda: find_sources(["**/*.parquet"]))] == ["a.parquet"]
+
+
+@pytest.mark.parametrize("top", ["", "{}/", "./", "../captures/"])
+@pytest.mark.parametrize(
+    "pattern", ["**", "**/*", "**/*.parquet", "b/**/*.parquet", "*/**/c/*", "**/c/**", "*", "b*/?.p*"]
+)
+def test_a_pattern_matches_what_it_matches_in_a_shell(folder: Path, top: str, pattern: str) -> None:
+    for name in ("a.parquet", "b/a.parquet", "b/c/a.parquet", "b/c/d/a.parquet", ".x/a.parquet", "b/.a.parquet"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    word = top.format(folder) + pattern
+    files = [
+        {name for name in found if os.path.isfile(name)} for found in (_matches(word), glob.glob(word, recursive=True))
+    ]
+    assert files[0] == files[1] and files[0]
+
+
+def test_a_file_of_terabytes_of_nothing_takes_no_longer_than_allowed(folder: Path) -> None:
+    shutil.copy(SAMPLES[0], folder / "a.parquet")
+    with (folder / "b.parquet").open("wb") as file:
+        file.truncate(8 << 40)
+    sources = find_sources(["."])
+    (total,) = within(LONGEST_WAIT_S, "", lambda: [_keys(sources, 0.1)])
+    assert total[0] == sources[0].key()
+    assert str(total[1]).endswith("b.parquet takes too long to read (--timeout)")

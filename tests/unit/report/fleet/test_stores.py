@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import threading
@@ -14,12 +15,14 @@ import numpy as np
 import pytest
 
 from iaprof.formats import stores
+from iaprof.formats.stores import within
 from iaprof.formats.urls import without_credentials
 from iaprof.report.fleet.sources import Source, find_sources
 from thorough import thorough, usually
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, folded, sum_of_single
+from waiting import LONGEST_WAIT_S
 
 BUCKET = "s3://fleet"
 pytestmark = pytest.mark.usefixtures("here")
@@ -247,6 +250,8 @@ def test_a_cache_without_permission_is_one_sentence() -> None:
         ["top", "simplecache::http://me:secret-word@127.0.0.1:1/c.parquet?signature=secret-word"],
         ["top", "http://[secret-word@/c.parquet"],
         ["info", "https://me:secret-word@127.0.0.1:1/c.parquet?signature=secret-word"],
+        ["info", "https://me:secret-word/x@127.0.0.1:1/c.parquet"],
+        ["top", "simplecache::http://me:secret-word/x@127.0.0.1:1/c.parquet"],
         ["top", "--cluster", "tcp://me:secret-word@127.0.0.1:1", *map(str, SAMPLES[-2:])],
     ],
 )
@@ -283,6 +288,24 @@ def test_only_credentials_are_left_out_of_a_text() -> None:
     assert without_credentials(told) == "403, url='https://h:1/a@b/c.parquet', see s3://bucket/x and /a/b?c"
 
 
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        ("at https://me:secret/x@h:1/a", "at https://h:1/a"),
+        ("at https://me:secret?x@h:1/a", "at https://h:1/a"),
+        ("at https:/me:secret#x@h/a, b", "at https:/h/a, b"),
+        ("at https://me:secret @h:1/a", "at https:// @h:1/a"),
+        ("at zip://a::http://me:secret@h/a", "at zip://h/a"),
+        (
+            "(http://h:1), http://h:1: http://[::1]:1/a and http://h:1/a@b",
+            "(http://h:1), http://h:1: http://[::1]:1/a and http://h:1/a@b",
+        ),
+    ],
+)
+def test_a_password_may_have_what_separates_others(told: str, shown: str) -> None:
+    assert without_credentials(told) == shown
+
+
 def test_summaries_keep_no_credentials(store: Any) -> None:
     found = as_json("top", "-q", f"{BUCKET}/iaprof/")
     assert "secret-word" not in json.dumps(found)
@@ -297,3 +320,73 @@ def test_another_store_cannot_give_a_capture_the_profile_of_its_own(one: str, ot
     # then its profile is not taken for that of ours, and copies in one store share theirs
     assert ours.key() != theirs.key()
     assert ours.key() == Source(f"{one}copy.parquet?signature=1", 1000, '"abc"').key()
+
+
+class Endless(BaseHTTPRequestHandler):
+    """A server of somebody else's, each of whose answers has no end, or does not come."""
+
+    ended: threading.Event
+
+    def do_GET(self) -> None:
+        folder = self.path.rstrip("/")
+        if folder.startswith("/deep"):
+            body = f'<a href="{folder}/x/">x</a>'.encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+            return
+        if folder.startswith("/slow"):
+            self.send_response(200)
+            self.send_header("Content-Length", "4096")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                while not self.ended.wait(0.1):
+                    self.wfile.write(b" ")
+        self.ended.wait()
+
+    do_HEAD = do_PUT = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def endless() -> Iterator[str]:
+    Endless.ended = threading.Event()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        Endless.ended.set()
+        server.shutdown()
+
+
+@pytest.mark.parametrize("place", ["deep/", "slow/", "silent/", "silent/*.parquet", "silent/c.parquet"])
+def test_a_store_that_does_not_end_is_one_sentence(endless: str, place: str) -> None:
+    done = within(LONGEST_WAIT_S, "", lambda: iaprof("top", "--timeout=1", f"{endless}/{place}"))
+    assert (done.code, done.out, done.err) == (1, "", f"iaprof: {endless}/{place} takes longer than 1 s (--timeout)\n")
+
+
+def test_a_cache_that_does_not_answer_is_one_sentence(endless: str) -> None:
+    done = within(
+        LONGEST_WAIT_S, "", lambda: iaprof("top", "--timeout=1", f"--cache={endless}/silent", SAMPLES[0].parent)
+    )
+    assert (done.code, done.out, done.err.count("\n")) == (1, "", 1)
+    assert done.err.endswith(
+        "/silent takes longer than 1 s (--timeout): name another place with --cache, or --cache none\n"
+    )
+
+
+def test_a_capture_on_a_server_is_not_read_to_know_that_it_is_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fsspec.implementations.http import HTTPFileSystem
+
+    async def told(_: Any, path: str) -> dict[str, Any]:
+        return {"name": path, "size": 1 << 40, "type": "file"}
+
+    async def read_whole(*_: object, **__: object) -> list[str]:
+        raise AssertionError
+
+    monkeypatch.setattr(HTTPFileSystem, "_ls", read_whole)
+    monkeypatch.setattr(HTTPFileSystem, "_info", told)
+    (found,) = find_sources(["http://127.0.0.1:1/large.parquet"])
+    assert found.size == 1 << 40
