@@ -18,7 +18,7 @@ from iaprof.formats.stores import EXTRA, told
 from iaprof.formats.urls import shown
 from iaprof.report.fleet.engines import MOST_DEATHS, Processes, Task
 from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
-from iaprof.report.fleet.tasks import Answer, MapTask, given_up
+from iaprof.report.fleet.tasks import Answer, AnswerError, MapTask, check_answers, given_up
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.memory import DEFAULT_BYTES
 
@@ -92,10 +92,10 @@ class Cluster(Closing):
             raise IaprofError(
                 f"workers at {shown(address)} cannot run iaprof {version()} ({why}): install it there: {EXTRA}"
             ) from None
-        if others := of_workers - {version()}:
+        if others := sorted(map(str, of_workers - {version()})):
             self.close()
             raise IaprofError(
-                f"workers at {shown(address)} have iaprof {', '.join(sorted(others))}, and this is {version()}: "
+                f"workers at {shown(address)} have iaprof {', '.join(others)}, and this is {version()}: "
                 "install one version everywhere"
             )
 
@@ -125,7 +125,7 @@ class Cluster(Closing):
             try:
                 with self._scheduler_stays():
                     found = future.result()
-                yield from found
+                answers = check_answers(found, task)
             except distributed.KilledWorker:
                 if lost := given_up(task, "workers that read {} died, as happens when memory runs out"):
                     yield lost
@@ -133,8 +133,20 @@ class Cluster(Closing):
                     assert isinstance(task, MapTask)
                     for each in task.divided():
                         running.add(submitted(each))
+            except AnswerError as error:
+                raise IaprofError(f"{self._a_worker()} gave no answer to its task: {error}") from None
+            except IaprofError:
+                raise
+            except Exception as error:  # noqa: BLE001 (what a worker raises, or what its answer does on its way)
+                why = told(f"{type(error).__name__}: {error}")
+                raise IaprofError(f"{self._a_worker()} failed ({why}): install the same packages everywhere") from None
+            else:
+                yield from answers
             for following in give():
                 running.add(following)
+
+    def _a_worker(self) -> str:
+        return f"a worker of the cluster at {shown(self._address)}"
 
     @contextlib.contextmanager
     def _scheduler_stays(self) -> Iterator[None]:

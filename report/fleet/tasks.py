@@ -5,20 +5,29 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from types import NoneType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.basics.errors import IaprofError
+from iaprof.formats.profile import Code, Launch
 from iaprof.report.fleet.cache import written
 from iaprof.report.fleet.groups import Grouping
 from iaprof.report.fleet.mapping import MapOptions, Mapper
 from iaprof.report.fleet.partial import Partial, Sum, nothing, partial_of
 from iaprof.report.fleet.rare import Counts, counts_of, folded
-from iaprof.report.fleet.rows import Rows
+from iaprof.report.fleet.rows import VALUES, Rows
+from iaprof.report.fleet.samples import HashedKernel
 from iaprof.report.fleet.segment import Segment, SegmentError
 from iaprof.report.fleet.sources import Source
 from iaprof.report.fleet.summary import Summary
+from iaprof.report.fleet.totals import Totals
+
+
+class AnswerError(IaprofError):
+    """What a worker answered is no answer to its task."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +116,65 @@ def given_up(task: MapTask | ReadTask, problem: str) -> Answer | None:
     sentence = problem.format(task.sources[0][0].shown)
     summaries = [Summary(name, key, problem=sentence) for key, names in task.names.items() for name in names]
     return Answer(nothing(summaries))
+
+
+def check_answers(answers: object, task: MapTask | ReadTask) -> list[Answer]:
+    """Checks what another machine answered, which may be broken or have other packages: it must fit the task.
+
+    Returns:
+        The answers: several, if the task had to be divided.
+
+    Raises:
+        AnswerError: they do not fit.
+    """
+    if not isinstance(answers, list) or not all(isinstance(each, Answer) for each in answers):
+        raise AnswerError("it is of another type")
+    names = [name for of_key in task.names.values() for name in of_key]
+    for answer in answers:
+        totals, rows = answer.partial.totals, answer.partial.rows
+        is_right = (
+            isinstance(totals, Totals)
+            and isinstance(rows, Rows)
+            and answer.unread in ("", task.name if isinstance(task, ReadTask) else "")
+            and isinstance(answer.segment, bytes)
+            and isinstance(answer.keys, tuple)
+            and set(answer.keys) <= task.names.keys()
+            and {each.file for each in totals.broken} <= set(names)
+            and isinstance(answer.counts, Counts | None)
+        )
+        if not is_right:
+            raise AnswerError("it is about something else")
+        _check_rows(answer.partial)
+        if not task.question.counting and int(rows.counts.sum()) != totals.facts.stalls:
+            raise AnswerError("its samples do not add up")
+    captures = sum(each.partial.totals.captures for each in answers)
+    if captures < len(names) and not any(each.unread for each in answers):
+        raise AnswerError(f"it has {captures:,} of {len(names):,} captures")
+    return answers
+
+
+def _check_rows(partial: Partial) -> None:
+    """Checks that rows are columns of one length that refer to what there is."""
+    tables: Mapping[str, tuple[Sequence[object], type | tuple[type, ...]]] = {
+        "capture": (partial.groups, tuple),
+        "launch": (partial.launches, (Launch, NoneType)),
+        "kernel": (partial.kernels, (HashedKernel, NoneType)),
+        "code": (partial.codes, Code),
+        "device": (partial.devices, str),
+    }
+    for field in fields(Rows):
+        column = getattr(partial.rows, field.name)
+        shape = (len(partial.rows),) if field.name != "counts" else (len(partial.rows), len(partial.reasons))
+        if not isinstance(column, np.ndarray) or column.dtype != np.int64 or column.shape != shape:
+            raise AnswerError(f"its column '{field.name}' is none")
+        if field.name in tables:
+            values, types = tables[field.name]
+            if not isinstance(values, Sequence) or not all(isinstance(each, types) for each in values):
+                raise AnswerError(f"what its column '{field.name}' refers to is none")
+            if column.size and not 0 <= column.min() <= column.max() < len(values):
+                raise AnswerError(f"its column '{field.name}' refers to what there is not")
+        elif field.name in VALUES and column.min(initial=0) < 0:
+            raise AnswerError(f"its column '{field.name}' is negative")
 
 
 def unread(task: ReadTask) -> Answer:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
+import pickle
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,9 @@ from iaprof.basics.errors import IaprofError
 from iaprof.report.fleet import cluster as clusters
 from iaprof.report.fleet.cluster import Cluster
 from iaprof.report.fleet.engines import Processes
+from iaprof.report.fleet.partial import nothing
+from iaprof.report.fleet.summary import Summary
+from iaprof.report.fleet.tasks import Answer, run
 from thorough import usually
 from unit.report.fleet.fleets import SAMPLES
 from unit.report.fleet.test_engines import asked, rows
@@ -159,3 +165,79 @@ def test_what_answers_nothing_is_no_scheduler(monkeypatch: pytest.MonkeyPatch) -
         port = silent.getsockname()[1]
         with pytest.raises(IaprofError, match=f"no scheduler answers at tcp://127.0.0.1:{port}: start one with"):
             Cluster(f"tcp://127.0.0.1:{port}")
+
+
+class Unreadable:
+    """What a machine with other packages sends, which this one cannot make of its pickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return operator.attrgetter("gone"), (1,)
+
+
+def _raises(*_: object) -> None:
+    raise ModuleNotFoundError("No module named 'numpy._core'\nand more")
+
+
+def _changed(change: Callable[[Any], Any]) -> Callable[..., list[Any]]:
+    def answered(_: str, task: bytes, *limits: object) -> list[Any]:
+        return [change(run(pickle.loads(task)))]
+
+    return answered
+
+
+def _with_rows(**columns: Callable[[Any], Any]) -> Callable[..., list[Any]]:
+    def change(answer: Any) -> Any:
+        rows = answer.partial.rows
+        changed = replace(rows, **{name: of(getattr(rows, name)) for name, of in columns.items()})
+        return replace(answer, partial=replace(answer.partial, rows=changed))
+
+    return _changed(change)
+
+
+BROKEN: dict[str, tuple[Callable[..., Any], str]] = {
+    "nothing": (lambda *_: None, "of another type"),
+    "others": (lambda *_: [None], "of another type"),
+    "none": (lambda *_: [], "0 of 1 captures"),
+    "an error": (_raises, r"failed \(ModuleNotFoundError: No module named 'numpy._core'\): install the same packages"),
+    "unreadable": (lambda *_: [Unreadable()], r"failed \(AttributeError: "),
+    "another capture": (_changed(lambda _: Answer(nothing([Summary("other", "", problem="x")]))), "something else"),
+    "another segment": (_changed(lambda answer: replace(answer, unread="../x")), "something else"),
+    "a text": (_changed(lambda answer: replace(answer, segment="x")), "something else"),
+    "no totals": (_changed(lambda each: replace(each, partial=replace(each.partial, totals=None))), "something else"),
+    "no launches": (
+        _changed(lambda each: replace(each, partial=replace(each.partial, launches=[1] * len(each.partial.launches)))),
+        "'launch' refers to is none",
+    ),
+    "launches too far": (_with_rows(launch=lambda column: column + 1000), "'launch' refers to what there is not"),
+    "negative kernels": (_with_rows(kernel=lambda column: column - 1000), "'kernel' refers to what there is not"),
+    "fractions": (_with_rows(counts=lambda column: column * 1.5), "'counts' is none"),
+    "negative samples": (_with_rows(counts=lambda column: -column), "'counts' is negative"),
+    "more samples": (_with_rows(counts=lambda column: 2 * column), "its samples do not add up"),
+    "a short column": (_with_rows(offset=lambda column: column[1:]), "'offset' is none"),
+}
+
+
+class Done:
+    """A task that a broken worker has done."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self.result = answer
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_a_broken_worker_is_one_sentence(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a cluster whose workers answer, after a way through pickle, what no worker of ours does
+    answered, said = BROKEN[broken]
+
+    class Client:
+        loop = None
+
+        def submit(self, _: object, *arguments: Any, **__: object) -> Done:
+            return Done(lambda: pickle.loads(pickle.dumps(answered(*arguments))))
+
+    cluster = object.__new__(Cluster)
+    cluster.workers, cluster._client, cluster._address, cluster._limits = 1, Client(), "tcp://x:1", (1, 1.0)
+    monkeypatch.setattr("distributed.as_completed", lambda futures, **_: iter(futures))
+    # when
+    with pytest.raises(IaprofError, match=rf"^a worker of the cluster at tcp://x:1 .*{said}"):
+        asked(cluster, *SAMPLES[:2])
