@@ -48,7 +48,8 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
         found = _status(folder, name, follow=True)
         if found is not None and stat.S_ISDIR(found.st_mode):
             raise IaprofError(f"{path} is a folder: name a file with -o")
-        if found is not None and not stat.S_ISREG(found.st_mode):  # such as /dev/null, which the rename would replace
+        # Such as /dev/null, or /dev/stdout that leads to a file: the rename would replace them, for the whole machine.
+        if found is not None and (not stat.S_ISREG(found.st_mode) or _leads_into_proc(folder, name)):
             raise IaprofError(f"{path} is not a file: name another one with -o")
         if not force and _status(folder, name, follow=False) is not None:
             raise IaprofError(f"{path} exists: name another file with -o, or overwrite it with --force")
@@ -205,7 +206,7 @@ def make_public_folder(folder: Path) -> None:
     """
     for each in reversed((folder, *folder.parents)):
         if not each.exists():
-            each.mkdir()
+            each.mkdir(0o755)
             each.chmod(0o755)
 
 
@@ -238,6 +239,14 @@ def _status(folder: int, name: str, follow: bool) -> os.stat_result | None:
         return os.stat(name, dir_fd=folder, follow_symlinks=follow)
     except FileNotFoundError:
         return None
+
+
+def _leads_into_proc(folder: int, name: str) -> bool:
+    """Whether a name is a link to what processes have open."""
+    try:
+        return os.readlink(name, dir_fd=folder).startswith("/proc/")
+    except OSError:  # it is none
+        return False
 
 
 def sudo_user() -> tuple[int, int] | None:

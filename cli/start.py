@@ -1,16 +1,33 @@
-"""The entry point of `iaprof`: Ctrl-C during the slow imports ends it without a traceback."""
+"""The entry point of `iaprof`: Ctrl-C during the slow imports ends it without a traceback.
+
+Standard files that are closed become /dev/null, and stdout has a buffer.
+"""
 
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 
 from iaprof.basics.threads import use_one_thread
 
+_STANDARD_FILES = 3
+
+
+def open_standard_files() -> None:
+    """Opens /dev/null as each of descriptors 0, 1 and 2 that is closed; the programs that are started inherit it.
+
+    Otherwise a file that is opened later would get what is written to stderr.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) < _STANDARD_FILES:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+
 
 def main() -> None:
     """Imports the command and runs it."""
+    open_standard_files()
     interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
     use_one_thread()
     _buffer_stdout()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from iaprof.basics import files
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import check_output, create, remove, replace_file
+from iaprof.basics.files import check_output, create, make_public_folder, remove, replace_file
 
 
 def names(folder: Path) -> list[str]:
@@ -73,6 +76,48 @@ def test_refused_outputs(tmp_path: Path) -> None:
         check_output(tmp_path / "file", True, tmp_path / "file")
     check_output(tmp_path / "file", force=True)
     check_output(tmp_path / "dangling", force=True)
+
+
+def test_a_link_to_what_a_process_has_open_is_not_replaced(tmp_path: Path) -> None:
+    # given /dev/stdout, and a shell that has redirected it to a file
+    with (tmp_path / "redirected").open("wb") as file:
+        (tmp_path / "stdout").symlink_to(f"/proc/self/fd/{file.fileno()}")
+        with pytest.raises(IaprofError, match="is not a file"):
+            check_output(tmp_path / "stdout", force=True)
+
+
+def test_a_new_folder_is_never_open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
+    chmod = Path.chmod
+
+    def watched(self: Path, mode: int) -> None:
+        modes.append(self.stat().st_mode & 0o777)
+        chmod(self, mode)
+
+    monkeypatch.setattr(Path, "chmod", watched)
+    before = os.umask(0)
+    try:
+        make_public_folder(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert modes == [0o755, 0o755]
+
+
+@pytest.mark.parametrize("closed", ["0<&-", "2>&-", "0<&- 2>&-", "0<&- 1>&- 2>&-"])
+def test_no_file_gets_what_is_written_to_a_closed_stderr(tmp_path: Path, closed: str) -> None:
+    # given a program that starts us without some of its standard files
+    path = tmp_path / "spool"
+    program = (
+        "import os, sys; from iaprof.cli import main, start; from iaprof.record.capture.spool import Spool;"
+        "main.main = lambda: (Spool(__import__('pathlib').Path(sys.argv[1])), os.write(2, b'told'));"
+        "start.main()"
+    )
+    command = shlex.join([sys.executable, "-c", program, str(path)])
+    # when something is said while a recording is under way
+    done = subprocess.run(["sh", "-c", f"exec {command} {closed}"], capture_output=True, check=False)
+    # then the recording has nothing of it
+    assert done.returncode == 0
+    assert b"told" not in path.read_bytes()
 
 
 def test_own_symbolic_links_are_followed(tmp_path: Path) -> None:
