@@ -20,12 +20,14 @@ def give_up_privileges(limits: Mapping[int, int], user: tuple[int, int] = (NOBOD
 
     Args:
         limits: values by resource.RLIMIT_*. Lower limits that are in force stay.
-        user: uid and gid, in place of root.
+        user: uid and gid, in place of root. If this is root, too, as with sudo in a root shell, it is nobody:
+            reading root's files takes no capability.
 
     Raises:
         OSError: the kernel refuses.
     """
     if os.geteuid() == 0:
+        user = user if user[0] else (NOBODY, NOBODY)
         # A user namespace may lack the user nobody; then dropping the capabilities has to suffice.
         with contextlib.suppress(OSError):
             os.setgroups([])
