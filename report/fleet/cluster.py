@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import importlib
 import logging
+import os
 import pickle
 import re
 import threading
@@ -24,6 +25,7 @@ from iaprof.sandbox.memory import DEFAULT_BYTES
 
 LOCAL = "local:"
 _ADDRESS = re.compile(r"[a-z]+://(\[[0-9a-fA-F:.%]+\]|[^\s/@:\[\]]+):\d{1,5}/?")
+_SAFE_PATH = "PYTHONSAFEPATH"
 _CONNECT_S = 10
 _EACH = 2  # tasks that a Dask worker has at once, so that it does not wait for the next one
 _IDLE_S = 60.0  # after which a child of a worker ends: nobody tells it that there is nothing more to do
@@ -64,6 +66,9 @@ class Cluster(Closing):
             )
         except (OSError, TimeoutError):
             raise IaprofError(f"no scheduler answers at {shown(address)}: start one with 'dask scheduler'") from None
+        except RuntimeError as error:
+            self.close()
+            raise IaprofError(f"--cluster {shown(address)} cannot be started: {told(str(error))}") from None
         except ValueError as error:
             raise UsageError(f"--cluster takes tcp://HOST:PORT or {LOCAL}N: {told(str(error))}") from None
         self._check_versions(address)
@@ -73,6 +78,7 @@ class Cluster(Closing):
         number = address.removeprefix(LOCAL)
         if not number.isdigit() or not 0 < int(number) <= 1024:
             raise UsageError(f"--cluster takes {LOCAL} and a number of processes, not {shown(address)}")
+        self._opened.enter_context(_safe_path())
         return self._opened.enter_context(
             distributed.LocalCluster(
                 n_workers=int(number),
@@ -160,6 +166,23 @@ class Cluster(Closing):
     def close(self) -> None:
         """See Engine."""
         self._opened.close()
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Keeps the interpreters that are started meanwhile from importing modules from the working directory.
+
+    Those of multiprocessing, which Dask uses, import part of the standard library by `python -c`.
+    """
+    before = os.environ.get(_SAFE_PATH)
+    os.environ[_SAFE_PATH] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_SAFE_PATH]
+        else:
+            os.environ[_SAFE_PATH] = before
 
 
 async def _check_scheduler(distributed: Any, address: str) -> None:

@@ -40,6 +40,19 @@ def expected() -> set[tuple[object, ...]]:
         return rows(asked(one, SAMPLES[0].parent))
 
 
+def test_a_cluster_here_runs_nothing_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a folder of a stranger's, with what multiprocessing imports first
+    for name in ("threading", "runpy", "pickle", "socket", "selectors", "signal", "tempfile"):
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
+    # when a cluster is started there
+    with contextlib.suppress(IaprofError, RuntimeError), Cluster("local:1"):
+        pass
+    # then no code of the stranger's has run
+    assert not (tmp_path / "ran").exists()
+    assert "PYTHONSAFEPATH" not in os.environ
+
+
 def restart(client: Any) -> None:
     """What a scheduler does whose workers are to have another memory limit, or are moved."""
     client.restart_workers(list(client.scheduler_info()["workers"]))
