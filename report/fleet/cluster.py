@@ -10,6 +10,7 @@ import logging
 import os
 import pickle
 import re
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -79,12 +80,18 @@ class Cluster(Closing):
         if not number.isdigit() or not 0 < int(number) <= 1024:
             raise UsageError(f"--cluster takes {LOCAL} and a number of processes, not {shown(address)}")
         self._opened.enter_context(_safe_path())
+        # Dask's own folder in /tmp has the same name for all users: who makes it first can put links into it.
+        private = tempfile.TemporaryDirectory(prefix="iaprof-cluster-", ignore_cleanup_errors=True)
+        folder = self._opened.enter_context(private)
+        dask: Any = importlib.import_module("dask")
+        self._opened.enter_context(dask.config.set({"temporary-directory": folder}))
         return self._opened.enter_context(
             distributed.LocalCluster(
                 n_workers=int(number),
                 threads_per_worker=1,
                 processes=True,
                 dashboard_address=None,
+                local_directory=folder,
                 silence_logs=logging.CRITICAL,  # Ctrl-C ends all at once, of which Dask would tell much
             )
         )

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -51,6 +52,25 @@ def test_a_cluster_here_runs_nothing_of_the_working_directory(tmp_path: Path, mo
     # then no code of the stranger's has run
     assert not (tmp_path / "ran").exists()
     assert "PYTHONSAFEPATH" not in os.environ
+
+
+def test_a_cluster_here_uses_no_folder_that_somebody_else_can_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given the folder that Dask shares among users, made by one of them, with links to files of another one
+    shared, precious = tmp_path / "dask-scratch-space", tmp_path / "precious"
+    shared.mkdir()
+    precious.write_text("precious")
+    for name in ("global.lock", "purge.lock"):
+        (shared / name).symlink_to(precious)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    # when that one starts a cluster
+    with Cluster("local:1"):
+        pass
+    # then these files are as they were, and nothing is left
+    assert precious.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dask-scratch-space", "precious"]
 
 
 def restart(client: Any) -> None:
