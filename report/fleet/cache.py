@@ -216,7 +216,10 @@ def usual_place() -> str:
         CacheError: the user has none.
     """
     try:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        named = os.environ.get(
+            "XDG_CACHE_HOME", ""
+        )  # a relative one is to be ignored (XDG Base Directory Specification)
+        home = named if os.path.isabs(named) else Path.home() / ".cache"
     except RuntimeError:
         raise CacheError(
             f"profiles cannot be kept, as this user has no home: name a place with --cache, or --cache {NONE}"

@@ -369,6 +369,13 @@ def test_the_decoder_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None
     assert options_key(MapOptions()) != there
 
 
+def test_profiles_are_never_looked_for_in_the_working_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/user")
+    for named in ("", "relative", "./relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", named)
+        assert usual_place() == "/home/user/.cache/iaprof/profiles"
+
+
 def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
