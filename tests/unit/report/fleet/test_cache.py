@@ -324,7 +324,7 @@ def test_a_store_that_refuses_is_not_asked_for_ever(tmp_path: Path, monkeypatch:
     cache = caches.Cache(str(tmp_path), MapOptions())
     tries: list[str] = []
 
-    def refused(self: caches.Cache, name: str, _: bytes) -> None:
+    def refused(self: caches.Cache, name: str, *_: object) -> None:
         tries.append(name)
         raise caches.CacheError("it is full")
 

@@ -386,7 +386,9 @@ def test_a_capture_on_a_server_is_not_read_to_know_that_it_is_no_folder(monkeypa
     async def read_whole(*_: object, **__: object) -> list[str]:
         raise AssertionError
 
+    HTTPFileSystem.clear_instance_cache()  # an instance has its own methods
     monkeypatch.setattr(HTTPFileSystem, "_ls", read_whole)
     monkeypatch.setattr(HTTPFileSystem, "_info", told)
     (found,) = find_sources(["http://127.0.0.1:1/large.parquet"])
     assert found.size == 1 << 40
+    HTTPFileSystem.clear_instance_cache()
