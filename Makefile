@@ -21,8 +21,8 @@ wheel: setup ## build the wheel of the current commit into dist/: the same commi
 demo: setup ## record a real process for a few seconds and leave capture and reports in demo/
 	@$(IN)/python scripts/demo.py
 
-pictures: demo ## make the pictures of the README anew
-	@install -m 644 -D -t docs/pictures demo/flame-graph.svg demo/heat-map.png
+pictures: demo ## make the pictures of the docs anew
+	@install -m 644 -D -t docs/pictures demo/flame-graph.svg demo/heat-map.png demo/interactive.png
 
 bytecode: setup ## compile the BPF programs, after their C files changed
 	@scripts/debian-bcc bookworm >/dev/null

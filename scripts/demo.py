@@ -7,6 +7,7 @@ Intel's runtime are simulated (tests/standin). Writes the capture, its reports, 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from browser import chromium, opened  # noqa: E402 - needs the line above
 from standin import runtime  # noqa: E402
 from standin.hardware import Hardware  # noqa: E402
+from terminals import Terminal  # noqa: E402
+from waiting import until  # noqa: E402
 
 DEMO = ROOT / "demo"
 IAPROF = str(Path(sys.prefix) / "bin" / "iaprof")
@@ -32,6 +35,10 @@ REPORTS: dict[str, list[str]] = {
     "flame-graph.svg": ["--percent-limit", "0.1"],  # only what is visible without zooming
 }
 PAGE_WIDTH = 1000  # width in pixels of the browser's window for pictures of the page
+VIEW = (96, 28)  # columns and lines of the terminal for a picture of the interactive view
+VIEW_WIDTH = 900  # pixels
+VIEW_SECONDS = "3"  # after which textual draws itself
+_FONT = re.compile(r"@font-face\s*\{.*?\}", re.DOTALL)  # which a browser would download
 
 
 def main() -> None:
@@ -49,10 +56,11 @@ def main() -> None:
         words = [IAPROF, "report", "--quiet", "--force", *options, str(capture), "-o", str(DEMO / name)]
         subprocess.run(words, check=True)
     photograph(DEMO / "cap.html", DEMO / "heat-map.png")
+    photograph_view(capture, DEMO / "interactive.png")
     folded = (DEMO / "cap.folded").read_text().splitlines()
     total = print_hottest(folded)
     print(f"\nThe stand-in's GPU produced {samples:,} samples, the report has {total:,}.")
-    for name in ("cap.parquet", *REPORTS, "heat-map.png"):
+    for name in ("cap.parquet", *REPORTS, "heat-map.png", "interactive.png"):
         print(f"  {(DEMO / name).relative_to(ROOT)!s:22} {(DEMO / name).stat().st_size:>10,} bytes")
     if total != samples:
         sys.exit("demo: these must be equal; please report this")
@@ -74,6 +82,27 @@ def photograph(page: Path, picture: Path) -> None:
     """Makes a picture of a page's heat maps in a browser."""
     with chromium() as browser, opened(browser, page, width=PAGE_WIDTH) as shown:
         shown.locator("#heat").screenshot(path=picture)
+
+
+def photograph_view(capture: Path, picture: Path) -> None:
+    """Makes a picture of the interactive view, opened where it is hottest."""
+    with tempfile.TemporaryDirectory(prefix="iaprof-demo-") as folder:
+        drawn = Path(folder) / "view.svg"
+        settings = {
+            "COLORTERM": "truecolor",
+            "TEXTUAL_PRESS": "e",
+            "TEXTUAL_SCREENSHOT": VIEW_SECONDS,
+            "TEXTUAL_SCREENSHOT_LOCATION": folder,
+            "TEXTUAL_SCREENSHOT_FILENAME": drawn.name,
+        }
+        with Terminal([IAPROF, "report", "-i", capture], os.environ | settings, *VIEW) as terminal:
+            terminal.until("Quit")
+            until(lambda: drawn.exists() and drawn.read_text().rstrip().endswith("</svg>"))
+            terminal.press("q")
+            terminal.wait()
+        drawn.write_text(_FONT.sub("", drawn.read_text()))
+        with chromium() as browser, opened(browser, drawn, width=VIEW_WIDTH) as shown:
+            shown.locator("svg > rect").first.screenshot(path=picture)
 
 
 def print_hottest(folded: list[str]) -> int:
