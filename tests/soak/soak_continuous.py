@@ -30,11 +30,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import Recorder, machine, needs_root, print_table, scaled
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.wire.launches import LaunchFlags
 from integration.recording import has_met
 from standin import runtime
 from standin.hardware import Hardware
@@ -90,8 +92,9 @@ class Files:
         """Reads one file's header, and whose launches it has."""
         capture = CaptureReader(path)
         header = capture.header
-        for table in capture.tables("launch", ("comm",)):
-            self.launches += table["comm"].to_pylist().count(PROGRAM)
+        for table in capture.tables("launch", ("comm", "flags")):
+            is_new = (table["flags"].to_numpy() & LaunchFlags.CARRIED) == 0  # else it is in the previous file, too
+            self.launches += table["comm"].filter(pa.array(is_new)).to_pylist().count(PROGRAM)
         self.read.add(path.name)
         self.first_bytes.append(path.stat().st_size)
         self.stalls += header["totals"]["stalls"]
