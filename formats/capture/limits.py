@@ -46,6 +46,7 @@ PYTHON_LINES = Ratio(150_000, 64, "lines of Python functions in stacks")
 INSTRUCTIONS = Ratio(500_000, 16, "addresses that stall")
 GPU_MODULES = Ratio(8192, 1024, "GPU modules")
 COMPILED = Ratio(1_000_000, 16, "kernels in the GPU modules that processes compiled")
+RANKS = Ratio(8192, 1024, "ranks on time lines")
 SITES = Ratio(65_536, 128, "kernels and stacks that stall")
 CANDIDATES = Ratio(1 << 24, 1, "launches and processes that can have caused its stalls")  # for each read and kernel
 

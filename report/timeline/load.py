@@ -9,15 +9,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import combined
+from iaprof.formats.capture.limits import RANKS
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import clean
 from iaprof.report.join.memory import keep_freed_blocks, return_free_memory, return_large_blocks_when_freed
 from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.columns.packed import Column, joined, pack, unpacked
 from iaprof.report.timeline.columns.table import Extra
+from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.stages.energy import OF_POWER
 from iaprof.report.timeline.stages.torch_ranks import place_on_ranks
 from iaprof.report.timeline.texts import Texts
 from iaprof.report.timeline.trace import ABSENT, Dialect, Marks, Points, Slices, Trace, TraceFile
@@ -59,6 +63,7 @@ def load(capture: CaptureReader) -> Trace:
         files, texts, columns["slice"].slices(), columns["counter"].points(), columns["flow"].marks(),
         columns["instant"].marks(),
     )  # fmt: skip
+    capture.check(_ranks(trace), RANKS)
     trace.pack()
     place_on_ranks(trace, lambda: arguments(capture, "instant"))
     return_free_memory()
@@ -69,6 +74,15 @@ def arguments(capture: CaptureReader, kind: str) -> Arguments:
     """Returns the arguments of all rows of a kind: `slice`, `flow` or `instant`. The caller closes them."""
     tables = (table for part in capture.parts for table in part.tables(kind, ("args",)))
     return Arguments(combined(table["args"]) for table in tables)
+
+
+def _ranks(trace: Trace) -> int:
+    """Counts the processes for which stages run Python: those with kernels, parts of collectives, or power."""
+    slices = trace.slices
+    of_slices = slices.pid[find(trace, Kind.KERNEL) | find(trace, Kind.COLLECTIVE)]
+    of_points = trace.points.pid[trace.texts.matches(trace.points.series, OF_POWER)]
+    found: int = pc.count_distinct(pa.array(np.concatenate([of_slices, of_points]))).as_py()
+    return found
 
 
 def _ahead(items: Iterator[_Item]) -> Iterator[_Item]:

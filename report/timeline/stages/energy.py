@@ -22,6 +22,8 @@ TABLE = "energy"
 OF_SLICES = "energy_uj"
 IDLE = "[idle]"
 UNITS = {"Watts": 1.0, "W": 1.0, "mW": 1e-3}  # the series of counters of power, in watts; NVML has mW
+OF_POWER = f"^({'|'.join(UNITS)})$"
+"""The series of counters of power, as a regular expression."""
 _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
 
@@ -139,7 +141,7 @@ def device_powers(trace: Trace, options: Options) -> dict[int, DevicePower]:
         pid: DevicePower(charged.start[rows], charged.end[rows], charged.watts[rows])
         for pid, rows in _by_pid(charged.pid[good], good)
     }
-    points = trace.points.take(trace.texts.matches(trace.points.series, f"^({'|'.join(UNITS)})$"))
+    points = trace.points.take(trace.texts.matches(trace.points.series, OF_POWER))
     points = points.take(np.isfinite(points.value) & (points.value >= 0) & (np.abs(points.time) < FARTHEST))
     for pid, rows in _by_pid(points.pid, np.arange(len(points))):
         mine = points.take(rows)

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 
 from iaprof.report.timeline.dialects import Kind, find
-from iaprof.report.timeline.grouped import Groups, rows_of
-from iaprof.report.timeline.intervals import Union, ends
+from iaprof.report.timeline.grouped import Groups
+from iaprof.report.timeline.intervals import ends, lengths_of_unions
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.stages.collectives.calls import NAME, SIZE, arrivals
 from iaprof.report.timeline.stages.collectives.events import events_of
@@ -26,26 +26,26 @@ def _overlap(trace: Trace) -> None:
     kernels, device = find(trace, Kind.KERNEL), find(trace, Kind.DEVICE)
     works = kernels & device
     communicates = find(trace, Kind.COLLECTIVE) & ~kernels & ~find(trace, Kind.PREPARATION) & device
-    start, until = slices.start, ends(slices)
-    rows = []
     used = np.flatnonzero(works | communicates)
-    pids = np.unique(slices.pid[used])
-    for pid, its in zip(pids.tolist(), rows_of(slices.pid[used], pids), strict=True):
-        mine = used[its]
-        chosen = [mine[each[mine]] for each in (works, communicates)]
-        busy, talks = (Union.of(start[each], until[each]) for each in chosen)
-        both = int(busy.within(talks.starts, talks.ends).sum())
-        rows.append(
-            {
-                "pid": pid,
-                "Computation": busy.length / 1000,
-                "Communication": talks.length / 1000,
-                "Overlap": both / 1000,
-                "Overlap Percent": both / talks.length * 100 if talks.length else 0.0,
-            }
-        )
-    if rows:
-        trace.tables["overlap"] = pa.Table.from_pylist(rows)
+    if not len(used):
+        return
+    start, until = slices.start[used], ends(slices)[used]
+    pids, rank = np.unique(slices.pid[used], return_inverse=True)
+    works, communicates = works[used], communicates[used]
+    busy, talks, either = (
+        lengths_of_unions(start[rows], until[rows], rank[rows], len(pids))
+        for rows in (works, communicates, works | communicates)
+    )
+    both = busy + talks - either
+    trace.tables["overlap"] = pa.table(
+        {
+            "pid": pids,
+            "Computation": busy / 1000,
+            "Communication": talks / 1000,
+            "Overlap": both / 1000,
+            "Overlap Percent": np.divide(both, talks, out=np.zeros(len(pids)), where=talks > 0) * 100,
+        }
+    )
 
 
 def _wait(trace: Trace) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, strategies as st
 
 from iaprof.report.timeline.grouped import Groups, before, groups
-from iaprof.report.timeline.intervals import Union
+from iaprof.report.timeline.intervals import FARTHEST, Union, lengths_of_unions
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(-5, 10)), max_size=8)
 
@@ -60,3 +60,11 @@ def test_groups_are_those_of_sorted_values() -> None:
     assert numbers.tolist() == expected.reshape(-1).tolist()
     assert first.tolist() == expected_first.tolist()
     assert len(distinct) == len(first)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-9, 9), st.integers(-2, 9)), max_size=15), st.booleans())
+def test_unions_of_groups_are_those_of_each_group(rows: list[tuple[int, int, int]], are_far_apart: bool) -> None:
+    group, start, length = (np.array([row[place] for row in rows], np.int64) for place in range(3))
+    start = start * (FARTHEST // 9) if are_far_apart else start  # then no numbers are left for ranges of their own
+    expected = [Union.of(start[its], (start + length)[its]).length for its in (group == each for each in range(4))]
+    assert lengths_of_unions(start, start + length, group, 4).tolist() == expected
