@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 from iaprof.formats.profile import (
     UNKNOWN_PROCESS,
@@ -66,17 +65,17 @@ def launch_frames(
         known: the frames of other stacks; gets those of this one.
     """
     if launch is None:
-        return [_process(UNKNOWN_PROCESS)]
+        return [process_frame(UNKNOWN_PROCESS)]
     found = []
     for component in components:
         if component == "host" and launch.host:
-            found.append(_process(launch.host))
+            found.append(process_frame(launch.host))
         elif component == "process":
-            found.append(_process(launch.comm or UNKNOWN_PROCESS))
+            found.append(process_frame(launch.comm or UNKNOWN_PROCESS))
         elif component == "pid" and launch.pid:  # 0 stands for several processes
-            found.append(_process(str(launch.pid)))
+            found.append(process_frame(str(launch.pid)))
         elif component == "operator":  # no code either: the trace has only its name
-            found += [_process(text) for text in launch.operators]
+            found += [process_frame(text) for text in launch.operators]
         elif component == "cpu":
             found += _stack(launch, options.max_stack, {} if known is None else known)
     return found
@@ -87,37 +86,61 @@ class StackTexts:
 
     def __init__(self, options: StackOptions) -> None:
         """Takes the options for stacks, which limit their length."""
-        self._options = options
-        self._known: KnownFrames = {}
-        self._clean = cache(lambda text: clean(text, ";"))
+        self._most = options.max_stack
+        self._clean = _Clean()
 
     def of(self, launch: Launch | None) -> str:
-        """Returns the text of a launch's stack; "" if there is none. The launch must exist as long as this object."""
+        """Returns the text of a launch's stack; "" if there is none."""
         if launch is None:
             return ""
-        frames = launch_frames(launch, self._options, ("cpu",), self._known)
-        return ";".join([self._clean(frame.text) for frame in frames])
+        texts: Sequence[str] = launch.stack
+        if launch.kernel_stack:
+            texts = (*texts, *(kernel_frame(text).text for text in launch.kernel_stack))
+        if self._most and len(texts) > self._most:
+            texts = (_TRUNCATED, *texts[-self._most :])
+        return ";".join(map(self._clean.__getitem__, texts))
 
 
-def _process(text: str) -> Frame:
+class _Clean(dict[str, str]):
+    """Clean texts of frames, by the text."""
+
+    def __missing__(self, text: str) -> str:
+        """Cleans a text."""
+        found = self[text] = clean(text, ";")
+        return found
+
+
+def process_frame(text: str) -> Frame:
+    """The frame of a process, host, or the like."""
     return Frame(text, CodeKind.PROCESS, name=text)
 
 
 def _stack(launch: Launch, most: int, known: KnownFrames) -> list[Frame]:
     if launch.origins:
         stack = [
-            known.get((text, id(origin))) or known.setdefault((text, id(origin)), _cpu_frame(text, origin))
+            known.get((text, id(origin))) or known.setdefault((text, id(origin)), cpu_frame(text, origin))
             for text, origin in zip(launch.stack, launch.origins, strict=True)
         ]
     else:
-        stack = [known.get((text, 0)) or known.setdefault((text, 0), _cpu_frame(text)) for text in launch.stack]
-    stack += [Frame(f"{text}_[k]", CodeKind.KERNEL, "[kernel]", name=text) for text in launch.kernel_stack]
+        stack = [known.get((text, 0)) or known.setdefault((text, 0), cpu_frame(text)) for text in launch.stack]
+    stack += map(kernel_frame, launch.kernel_stack)
     if most and len(stack) > most:
-        return [Frame(_TRUNCATED, CodeKind.UNKNOWN, name=_TRUNCATED), *stack[-most:]]
+        return [truncated_frame(), *stack[-most:]]
     return stack
 
 
-def _cpu_frame(text: str, origin: Origin | None = None) -> Frame:
+def kernel_frame(text: str) -> Frame:
+    """The frame of a function of the Linux kernel."""
+    return Frame(f"{text}_[k]", CodeKind.KERNEL, "[kernel]", name=text)
+
+
+def truncated_frame() -> Frame:
+    """The frame that replaces the outermost frames of a stack that is deeper than the limit."""
+    return Frame(_TRUNCATED, CodeKind.UNKNOWN, name=_TRUNCATED)
+
+
+def cpu_frame(text: str, origin: Origin | None = None) -> Frame:
+    """The frame of a function with this text."""
     origin = origin or Origin(code_kind(text))
     return Frame(text, origin.kind, origin.module, origin.file, origin.line, text)
 

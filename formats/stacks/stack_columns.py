@@ -13,26 +13,25 @@ from numpy.typing import NDArray
 
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import CodeKind, Profile, StackOptions
+from iaprof.formats.stacks.frame_lists import FrameLists, launches_frames
 from iaprof.formats.stacks.frames import (
     CPU_COMPONENTS,
     CPU_GPU_SEPARATOR,
     GPU_COMPONENTS,
     Frame,
-    KnownFrames,
     gpu_frames,
-    launch_frames,
     reason_frame,
 )
 
 SEPARATOR = Frame(CPU_GPU_SEPARATOR, CodeKind.PROCESS, name=CPU_GPU_SEPARATOR)
 """The separator of CPU and GPU frames; compared by identity, as a function may have this name."""
-StackColumn = tuple[list[list[Frame]], NDArray[np.int64]]
+StackColumn = tuple[FrameLists, NDArray[np.int64]]
 """Lists of frames, from the root, and the index of each row's list: int64[n]."""
 
 
-def is_separator(frames: Sequence[Sequence[Frame]]) -> bool:
+def is_separator(lists: FrameLists) -> bool:
     """Whether a column is SEPARATOR, and not a frame of that name."""
-    return len(frames) == 1 and any(frame is SEPARATOR for frame in frames[0])
+    return len(lists) == 1 and any(frame is SEPARATOR for frame in lists.frames)
 
 
 def stack_columns(
@@ -49,35 +48,32 @@ def stack_columns(
     columns: list[StackColumn] = []
     for components in _runs(options.components):
         if components[0] in CPU_COMPONENTS:
-            known: KnownFrames = {}
-            columns.append(
-                ([launch_frames(each, options, components, known) for each in profile.launches], profile.launch[row])
-            )
+            columns.append((launches_frames(profile.launches, options, components), profile.launch[row]))
         elif components[0] in GPU_COMPONENTS:
             pairs, pair_of = np.unique(profile.kernel * len(profile.codes) + profile.code, return_inverse=True)
             each = [divmod(pair, len(profile.codes)) for pair in pairs.tolist()]
             frames = [
                 gpu_frames(profile.kernels[kernel], profile.codes[code], options, components) for kernel, code in each
             ]
-            columns.append((frames, pair_of[row]))
+            columns.append((FrameLists.of(frames), pair_of[row]))
         elif components[0] == "interval":
-            columns.append(([[frame] for frame in interval_frames(profile.intervals)], profile.interval[row]))
+            of_intervals = [[frame] for frame in interval_frames(profile.intervals)]
+            columns.append((FrameLists.of(of_intervals), profile.interval[row]))
         elif components[0] == "reason":
-            columns.append(([[reason_frame(name)] for name in profile.reasons], reason))
+            columns.append((FrameLists.of([[reason_frame(name)] for name in profile.reasons]), reason))
         elif components[0] == "offset":
             offsets, offset_of = np.unique(profile.offset, return_inverse=True)
             frames = [[_offset_frame(offset)] for offset in offsets.tolist()]
-            columns.append((frames, offset_of[row]))
+            columns.append((FrameLists.of(frames), offset_of[row]))
         else:
-            columns.append(([[SEPARATOR]], np.zeros(len(row), np.int64)))
+            columns.append((FrameLists.of([[SEPARATOR]]), np.zeros(len(row), np.int64)))
     return columns
 
 
 def cpu_columns(samples: CpuSamples, options: StackOptions) -> StackColumn:
     """The frames of CPU samples: the chosen CPU components, or all CPU components if none was chosen."""
     components = [component for component in options.components if component in CPU_COMPONENTS] or CPU_COMPONENTS
-    known: KnownFrames = {}
-    return [launch_frames(each, options, components, known) for each in samples.launches], samples.launch
+    return launches_frames(samples.launches, options, components), samples.launch
 
 
 def _offset_frame(offset: int) -> Frame:

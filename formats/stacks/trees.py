@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -131,12 +130,11 @@ def _tree(
     parents, frame_of = [np.array([-1])], [np.array([-1])]
     nodes = 1
     node = np.zeros(len(rest[0]), np.int64)
-    for texts, number in reversed(columns) if inverted else columns:
-        lengths = np.array([len(each) for each in texts], np.int64)
-        stacks = (numbers.of(each[::-1] if inverted else each) for each in texts)
-        # Stack i has the frames numbered[starts[i]:][: lengths[i]].
-        numbered = np.fromiter(chain.from_iterable(stacks), np.int32, int(lengths.sum()))
-        starts = np.cumsum(lengths) - lengths
+    for upright, number in reversed(columns) if inverted else columns:
+        lists = upright.reversed() if inverted else upright
+        lengths, starts = lists.lengths, lists.starts
+        # List i has the frames numbered[starts[i]:][: lengths[i]].
+        numbered = numbers.of(lists.frames)[lists.numbers]
         # Rows at the same node that have the same stack take the same path.
         ways, way_of = np.unique(node * max(len(lengths), 1) + number, return_inverse=True)
         at, stack = np.divmod(ways, max(len(lengths), 1))
@@ -161,12 +159,10 @@ class _FrameNumbers:
         self.frames: list[Frame] = []
         self._key = key
         self._numbers: dict[Hashable, int] = {}
-        self._known: dict[int, int] = {}  # by the identity of the frame: stacks share frames
 
-    def of(self, stack: Sequence[Frame]) -> list[int]:
-        """Returns the number of each frame. The frames must exist as long as the numbers are made."""
-        known = self._known
-        return [known[id(frame)] if id(frame) in known else self._add(frame) for frame in stack]
+    def of(self, frames: Sequence[Frame]) -> NDArray[np.int32]:
+        """Returns the number of each frame."""
+        return np.fromiter(map(self._add, frames), np.int32, len(frames))
 
     def _add(self, frame: Frame) -> int:
         number = self._numbers.setdefault(self._key(frame), len(self.frames))
@@ -175,5 +171,4 @@ class _FrameNumbers:
         elif self.frames[number].line and self.frames[number].line != frame.line:
             # Calls from several lines are one frame without a line.
             self.frames[number] = replace(self.frames[number], line=0)
-        self._known[id(frame)] = number
         return number

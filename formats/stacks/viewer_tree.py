@@ -84,13 +84,14 @@ def _pruned(tree: Tree) -> Tree:
     """Removes nodes without samples, and frames that no node has."""
     kept = tree.total() > 0
     kept[0] = True
-    number = np.cumsum(kept) - 1
-    parent = tree.parent[kept]
-    used, frame = np.unique(tree.frame[kept][1:], return_inverse=True)
-    return replace(
-        tree,
-        frames=[tree.frames[each] for each in used.tolist()],
-        parent=np.where(parent < 0, -1, number[parent]),
-        frame=np.append(-1, frame),
-        node=number[tree.node],
-    )
+    parent, frame, node = tree.parent, tree.frame, tree.node
+    if not kept.all():
+        number = np.cumsum(kept) - 1
+        parent = parent[kept]
+        parent, frame, node = np.where(parent < 0, -1, number[parent]), frame[kept], number[node]
+    # Not np.unique: a tree can have ten million nodes, of few frames.
+    is_used = np.zeros(len(tree.frames), bool)
+    is_used[frame[1:]] = True
+    place = np.append(np.cumsum(is_used) - 1, -1)  # the root's -1 stays
+    used = np.flatnonzero(is_used).tolist()
+    return replace(tree, frames=[tree.frames[each] for each in used], parent=parent, frame=place[frame], node=node)

@@ -9,7 +9,6 @@ per line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from typing import IO
@@ -21,7 +20,8 @@ from numpy.typing import NDArray
 
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Profile, StackOptions
-from iaprof.formats.stacks.frames import CPU_GPU_SEPARATOR, UNKNOWN_FRAME, Frame, clean_frame
+from iaprof.formats.stacks.frame_lists import FrameLists
+from iaprof.formats.stacks.frames import CPU_GPU_SEPARATOR, UNKNOWN_FRAME, clean_frame
 from iaprof.formats.stacks.stack_columns import cpu_columns, is_separator, stack_columns
 from iaprof.formats.writers.writer import Writer
 
@@ -51,8 +51,8 @@ def write_lines(profile: Profile, options: StackOptions, out: IO[str]) -> None:
 def write_cpu_lines(export: Export, options: StackOptions, out: IO[str]) -> None:
     """Writes the stacks of CPU samples in the same way."""
     assert export.cpu is not None
-    frames, number = cpu_columns(export.cpu, options)
-    _write(*_added_up(_never_empty([_column(frames, number, options)]), export.cpu.count), options, out)
+    lists, number = cpu_columns(export.cpu, options)
+    _write(*_added_up(_never_empty([_column(lists, number, options)]), export.cpu.count), options, out)
 
 
 def _write(columns: list[LinesColumn], counts: NDArray[np.int64], options: StackOptions, out: IO[str]) -> None:
@@ -80,8 +80,8 @@ def folded_lines(
     if by_interval:
         counts = counts[:, np.newaxis] * (profile.interval[row, np.newaxis] == np.arange(len(profile.intervals)))
     columns = [
-        ([f"{CPU_GPU_SEPARATOR};"], number) if is_separator(frames) else _column(frames, number, options)
-        for frames, number in stack_columns(profile, options, row, reason.astype(np.int64))
+        ([f"{CPU_GPU_SEPARATOR};"], number) if is_separator(lists) else _column(lists, number, options)
+        for lists, number in stack_columns(profile, options, row, reason.astype(np.int64))
     ]
     return _added_up(_never_empty(columns[::-1] if options.inverted else columns), counts)
 
@@ -97,13 +97,11 @@ def _never_empty(columns: list[LinesColumn]) -> list[LinesColumn]:
     return [(sorted_, np.where(empty, sorted_.index(f"{UNKNOWN_FRAME};"), ranks[number])), *columns[1:]]
 
 
-def _column(frames: Sequence[Sequence[Frame]], number: NDArray[np.int64], options: StackOptions) -> LinesColumn:
+def _column(lists: FrameLists, number: NDArray[np.int64], options: StackOptions) -> LinesColumn:
     """Frames as distinct, sorted texts, and the index of each row's text; each frame ends with `;`."""
     cleaned = cache(lambda text: f"{clean_frame(text)};")
-    joined = [
-        "".join([cleaned(frame.folded or frame.text) for frame in (reversed(each) if options.inverted else each)])
-        for each in frames
-    ]
+    in_order = lists.reversed() if options.inverted else lists
+    joined = in_order.joined(lambda frame: cleaned(frame.folded or frame.text))
     texts = sorted(set(joined))
     ranks = {text: rank for rank, text in enumerate(texts)}
     return texts, np.array([ranks[text] for text in joined], np.int64)[number]
