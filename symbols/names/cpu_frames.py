@@ -28,6 +28,8 @@ from iaprof.symbols.python.frames import PythonStacks
 from iaprof.symbols.python.without_interpreter import PYTHON_FUNCTION, is_interpreter, without_interpreter
 from iaprof.symbols.unwind.stack_ends import WHOLE, End, code_of, end_of, has_no_beginning, mark, without_strays
 
+_MISSING = Origin(CodeKind.UNKNOWN)  # of the frame that stands for missing frames
+
 
 @dataclass(slots=True, eq=False)
 class CpuFrame:
@@ -40,6 +42,10 @@ class CpuFrame:
     is_named: bool = False
     is_inlined: bool = False
     symbol: str = ""  # the name before demangling
+    text: str = ""  # in stacks
+    origin: Origin = _MISSING
+    is_python: bool = False
+    is_of_interpreter: bool = False  # CPython's own
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,6 @@ class ModuleNames:
     outermost: frozenset[int] = frozenset()  # the addresses in functions that have no caller
 
 
-_MISSING = Origin(CodeKind.UNKNOWN)  # of the frame that stands for missing frames
 _NO_CODE = Module(ModuleKind.FILE, "")  # of the frame that stands for missing Python frames
 _NEVER = np.uint64((1 << 64) - 1)  # later than any time
 _FRAMES_AT_ONCE = 1 << 20
@@ -125,8 +130,7 @@ class CpuFrames:
         self._kept = self._kept_frames(no_calls)
         self._frames_at = cache(self._find_frames_at)
         self._stack = cache(self._find_stack)
-        self._origin, self._text = cache(_origin), cache(self._find_text)
-        self._python_frame = cache(self._make_python_frame)
+        self._python_frames_of: dict[int | None, list[CpuFrame | None]] = {}  # by module's number: of each kind
 
     @property
     def modules(self) -> list[ModuleNames]:
@@ -139,7 +143,7 @@ class CpuFrames:
         names = self._names[module.identity]
         row = names.rows.get(address)
         if row is None:
-            return (CpuFrame(unnamed(module, address), module),)
+            return (self._with_text(CpuFrame(unnamed(module, address), module)),)
         frames = [
             CpuFrame(
                 self._readable(frame.function, module) or unnamed(module, address),
@@ -152,7 +156,13 @@ class CpuFrames:
             )
             for i, frame in enumerate(names.symbolized.names.frames(row))
         ]
-        return tuple(frames if self._options.inlines else frames[:1])
+        return tuple(map(self._with_text, frames if self._options.inlines else frames[:1]))
+
+    def _with_text(self, frame: CpuFrame) -> CpuFrame:
+        """Fills in what a stack needs of each of its frames."""
+        frame.text, frame.origin = self._find_text(frame), _origin(frame)
+        frame.is_python, frame.is_of_interpreter = frame.name.startswith(PYTHON_FUNCTION), is_interpreter(frame.module)
+        return frame
 
     def _readable(self, symbol: str, module: Module) -> str:
         name = shortened(demangled(symbol))
@@ -194,7 +204,7 @@ class CpuFrames:
         self._place_groups(groups, places)
         if missing := self._python.missing(row):
             outermost = groups[max(groups)]
-            groups[max(groups)] = [CpuFrame(missing, _NO_CODE), *outermost]
+            groups[max(groups)] = [self._with_text(CpuFrame(missing, _NO_CODE)), *outermost]
         shown: list[CpuFrame] = []
         for at, place in zip(range(len(places) - 1, -1, -1), places, strict=True):
             if at in groups:
@@ -214,26 +224,31 @@ class CpuFrames:
                 break
             groups[at] = groups.pop(unplaced)
 
-    def _python_frames(self, row: int, at: int, frames: list[tuple[int, int]], places: int) -> list[CpuFrame]:
+    def _python_frames(self, row: int, at: int, kinds: list[int], places: int) -> list[CpuFrame]:
         """Returns the Python frames that replace frame `at` of a stack.
 
         Args:
             row: of the stack.
             at: the number of the replaced frame, from the innermost on.
-            frames: code object and line of each Python frame.
+            kinds: of the Python frames.
             places: the number of frames that the stack has without Python.
         """
         number = self._module_number(int(self._starts[row]) + min(at, places - 1)) if places else None
-        return [self._python_frame(code, line, number) for code, line in frames]
+        known = self._python_frames_of.get(number)
+        if known is None:
+            known = self._python_frames_of[number] = [None] * self._python.kinds
+        return [known[kind] or self._make_python_frame(kind, number, known) for kind in kinds]
 
     def _module_number(self, frame: int) -> int:
         return int(self._places.modules[self._places.of_frame[frame]])
 
-    def _make_python_frame(self, code: int, line: int, number: int | None) -> CpuFrame:
-        """Makes a Python frame in the module of that number."""
-        frame = self._python.frame(code, line)
+    def _make_python_frame(self, kind: int, number: int | None, known: list[CpuFrame | None]) -> CpuFrame:
+        """Makes a Python frame in the module of that number, and keeps it."""
+        frame = self._python.frame(kind)
         module = _NO_MODULE if number is None else self._modules[number]
-        return CpuFrame(frame.text, module, frame.file, frame.line, True, False, frame.function)
+        made = self._with_text(CpuFrame(frame.text, module, frame.file, frame.line, True, False, frame.function))
+        known[kind] = made
+        return made
 
     def _is_truncated(self, row: int) -> bool:
         """Tells whether frames may be missing because the stack is as deep as the limit."""
@@ -257,9 +272,9 @@ class CpuFrames:
         with_code = [frame for frame in frames if frame.module is not _NO_CODE]
         end = mark(*self._end(row, with_code), self._is_truncated(row), self._ended[row]) if with_code else None
         if not self._options.interpreter:
-            frames = list(without_interpreter(frames))
-        texts = (*((end,) if end else ()), *map(self._text, frames))
-        return texts, (*((_MISSING,) if end else ()), *map(self._origin, frames))
+            frames = without_interpreter(frames)
+        texts, origins = [frame.text for frame in frames], [frame.origin for frame in frames]
+        return ((end, *texts), (_MISSING, *origins)) if end else (tuple(texts), tuple(origins))
 
     def _end(self, row: int, frames: Sequence[CpuFrame]) -> tuple[End, Module | None]:
         """Returns how a stack with these frames, the outermost first, ends, and in which module."""

@@ -51,6 +51,14 @@ class PythonStacks:
             self._take(stacks)
         self._names = _CodeNames(codes, np.unique(self._code))
         self._named_row = self._names.rows(self._code)
+        distinct = pa.array(self._named_row + 1 << 32 | self._line).dictionary_encode()
+        self._kind: NDArray[np.int32] = distinct.indices.to_numpy()  # of each frame: the number of its code and line
+        self._kinds: NDArray[np.int64] = distinct.dictionary.to_numpy()
+        self._missing = {
+            row: text
+            for state, text in reversed(_MISSING.items())  # of several, the first one counts
+            for row in np.flatnonzero(self._states & np.uint8(state)).tolist()
+        }
 
     def _take(self, stacks: pa.Table) -> None:
         python = combined(stacks["python"])
@@ -64,22 +72,30 @@ class PythonStacks:
         self._states = np.array([Completeness.from_column(value) for value in ended or [None] * len(stacks)], np.uint8)
         self._states[python.is_null().to_numpy(zero_copy_only=False)] = Completeness.NONE
 
-    def groups(self, row: int) -> dict[int, list[tuple[int, int]]]:
+    def groups(self, row: int) -> dict[int, list[int]]:
         """Returns a stack's Python frames by the number of the C frame that they replace, the outermost frame first.
 
-        A frame is a row of named code objects and a line, for `frame`. A number that no C frame has means that the
-        place is unknown.
+        A frame is a kind: the number of a code object with a line, below `kinds`, for `frame`. A number that no C frame
+        has means that the place is unknown.
         """
         part = slice(int(self._starts[row]), int(self._starts[row + 1]))
-        groups: dict[int, list[tuple[int, int]]] = {}
-        columns = (column[part][::-1].tolist() for column in (self._named_row, self._line, self._at))
-        for code, line, at in zip(*columns, strict=True):
-            groups.setdefault(at, []).append((code, line))
+        kinds, places = self._kind[part][::-1].tolist(), self._at[part][::-1].tolist()
+        if places.count(places[0]) == len(places):
+            return {places[0]: kinds}
+        groups: dict[int, list[int]] = {}
+        for kind, at in zip(kinds, places, strict=True):
+            groups.setdefault(at, []).append(kind)
         return groups
 
-    def frame(self, row: int, line: int) -> PythonFrame:
-        """Returns the frame of a row of named code objects and a line."""
-        return PythonFrame(*self._names.at(row), line)
+    @property
+    def kinds(self) -> int:
+        """How many kinds of frames there are."""
+        return len(self._kinds)
+
+    def frame(self, kind: int) -> PythonFrame:
+        """Returns the frame of a kind."""
+        row, line = divmod(int(self._kinds[kind]), 1 << 32)
+        return PythonFrame(*self._names.at(row - 1), line)
 
     @property
     def have_frames(self) -> NDArray[np.bool_]:
@@ -92,7 +108,7 @@ class PythonStacks:
 
     def missing(self, row: int) -> str:
         """Returns the text that stands for missing outer Python frames of a stack; "" if none are missing."""
-        return next((text for state, text in _MISSING.items() if self._states[row] & state), "")
+        return self._missing.get(row, "")
 
     def flags(self) -> NDArray[np.uint8]:
         """Returns how complete the Python frames of each stack are: Completeness flags, uint8[n]."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
 from iaprof.symbols.names.modules import Module, ModuleKind
@@ -25,25 +24,25 @@ class StackFrame(Protocol):
     """What `without_interpreter` needs to know about a frame."""
 
     @property
-    def name(self) -> str:
-        """The name of its function."""
+    def is_python(self) -> bool:
+        """Whether it is a Python function."""
 
     @property
-    def module(self) -> Module | None:
-        """The module with its code; None if unknown."""
+    def is_of_interpreter(self) -> bool:
+        """Whether its code is CPython's own."""
 
 
 AnyFrame = TypeVar("AnyFrame", bound=StackFrame)
 
 
-def without_interpreter(frames: Sequence[AnyFrame]) -> list[AnyFrame]:
+def without_interpreter(frames: list[AnyFrame]) -> list[AnyFrame]:
     """Returns the frames without CPython's own if there are Python functions among them; else all frames.
 
     C and C++ functions of other files stay, whether Python calls them or they call Python.
     """
-    if not any(frame.name.startswith(PYTHON_FUNCTION) for frame in set(frames)):
-        return list(frames)
-    return [frame for frame in frames if frame.name.startswith(PYTHON_FUNCTION) or not is_interpreter(frame.module)]
+    if True not in [frame.is_python for frame in frames]:
+        return frames
+    return [frame for frame in frames if frame.is_python or not frame.is_of_interpreter]
 
 
 def python_function(frame: str) -> str | None:

@@ -16,6 +16,14 @@ class Frame:
     name: str
     module: Module | None
 
+    @property
+    def is_python(self) -> bool:
+        return self.name.startswith("py::")
+
+    @property
+    def is_of_interpreter(self) -> bool:
+        return is_interpreter(self.module)
+
 
 def native(path: str, name: str) -> Frame:
     return Frame(name, Module(ModuleKind.FILE, path))
