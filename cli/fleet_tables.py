@@ -36,6 +36,9 @@ KEPT = {
 }
 """By kind of entry: the columns of fleet.rows.KEYS that it needs; samples are divided among the stacks of a kernel."""
 
+_MOST_GROUPS = 16_384
+"""Tables of groups, unless the user asks for all: one capture can have a container for each kernel."""
+
 
 def top_fleet(
     captures: Sequence[str],
@@ -93,13 +96,15 @@ def _show(report: FleetReport, by: str, limit: int, answers: Answers) -> None:
 
 
 def _show_groups(report: FleetReport, group_by: Sequence[str], by: str, limit: int, answers: Answers) -> None:
+    from iaprof.formats.capture.limits import is_large_allowed
     from iaprof.report.fleet.partial import group_profiles
     from iaprof.report.views.ranking import Ranker
 
-    groups = group_profiles(report.total)
-    whole = sum(int(profile.counts.sum()) for _, profile in groups)
+    groups = len(report.total.groups)
+    most = groups if is_large_allowed() else _MOST_GROUPS
+    whole = int(report.total.rows.counts.sum())
     shown = []
-    for number, (group, profile) in enumerate(groups):
+    for number, (group, profile) in enumerate(group_profiles(report.total, most)):
         ranking = Ranker(profile, by).table(limit)
         named = dict(zip(group_by, group, strict=True))
         samples = ranking.total.samples
@@ -112,8 +117,11 @@ def _show_groups(report: FleetReport, group_by: Sequence[str], by: str, limit: i
         of = f"{counted(captures, 'capture')}, {samples:,} samples, {percent(share)}"
         print(f"{chr(10) if number else ''}{heading}: {of}")
         print_table(ranking, has_processes=False)
+    more = max(groups - most, 0)
     if not answers.is_text:
-        answers.write({"by": by, "group_by": list(group_by), "groups": shown, **_captures(report.total)})
+        answers.write({"by": by, "group_by": list(group_by), "groups": shown, "more": more, **_captures(report.total)})
+    elif more:
+        print(f"\nand {more:,} more groups with fewer samples: --large shows all")
 
 
 def _show_percentiles(report: FleetReport, group_by: Sequence[str], by: str, limit: int, answers: Answers) -> None:

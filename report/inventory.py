@@ -168,7 +168,8 @@ def inventory(capture: CaptureReader) -> Inventory:
         numbers = [part.counts[name] for part in parts]
         counts[name] = None if None in numbers else sum(number for number in numbers if number is not None)
     whole = merged_members([part.header for part in capture.parts])
-    format_ = capture.header["format"]
+    format_ = capture.header.get("format")  # the reader checks the file's, but nobody that of a part
+    format_ = format_ if type(format_) is int else 0
     return Inventory(
         clean(str(capture.path)), capture.bytes, format_, capture.is_merged, counts, _losses(_Header(whole)), parts
     )

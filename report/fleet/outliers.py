@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.ranges import groups as groups_of
 from iaprof.report.fleet.partial import Partial
+from iaprof.report.fleet.percentiles import Shares
 
 FEWEST_GROUPS = 4  # below, there is no usual value
 _LEAST_SHARE = 0.005  # of a group's samples, by which an outlier differs from the median
@@ -48,34 +51,53 @@ def outliers(total: Partial) -> list[Outlier]:
     if groups < FEWEST_GROUPS or not kernels:
         return []
     rows = total.rows
-    cell = rows.capture * kernels + number[rows.kernel]
-    sums = [np.bincount(cell, rows.counts[:, at], groups * kernels) for at in range(reasons)]
-    counts = np.stack(sums, axis=1).reshape(groups, kernels * reasons)
-    of_group = counts.sum(axis=1, keepdims=True)
-    shares = np.divide(counts, of_group, out=np.zeros_like(counts), where=of_group > 0)
-    low, median, high = np.quantile(shares, (0.1, 0.5, 0.9), axis=0)
-    is_outlier = _are_outliers(shares, median)
-    found = []
+    row, reason = np.nonzero(rows.counts)
+    of_group = np.bincount(rows.capture, rows.counts.sum(axis=1), groups).astype(np.int64)
+    column = number[rows.kernel[row]] * reasons + reason
+    shares = Shares.of(column, rows.capture[row], rows.counts[row, reason], kernels * reasons, of_group)
+    low, median, high = (shares.quantile(part) for part in (0.1, 0.5, 0.9))
     keys = list(distinct)
-    for column in np.flatnonzero(is_outlier.any(axis=0)).tolist():
-        kernel, reason = divmod(column, reasons)
-        of_column = np.flatnonzero(is_outlier[:, column])
-        farthest = of_column[np.argsort(-np.abs(shares[of_column, column] - median[column]), kind="stable")].tolist()
-        spread = float(low[column]), float(median[column]), float(high[column])
+    found = []
+    for at, of_column, its_shares in _outliers(shares, median):
+        kernel, its_reason = divmod(at, reasons)
+        farthest = np.lexsort((of_column, -np.abs(its_shares - median[at])))
         found.append(
             Outlier(
                 *keys[kernel],
-                total.reasons[reason],
-                *spread,
-                tuple(total.groups[group] for group in farthest),
-                tuple(float(shares[group, column]) for group in farthest),
+                total.reasons[its_reason],
+                float(low[at]),
+                float(median[at]),
+                float(high[at]),
+                tuple(total.groups[group] for group in of_column[farthest].tolist()),
+                tuple(its_shares[farthest].tolist()),
             )
         )
     return sorted(found, key=lambda each: (-each.distance, each.kernel, each.reason))
 
 
-def _are_outliers(shares: NDArray[np.float64], median: NDArray[np.float64]) -> NDArray[np.bool_]:
+def _outliers(
+    shares: Shares, median: NDArray[np.float64]
+) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.float64]]]:
+    """Yields each column that has outliers, their groups, and their shares."""
+    # Where less than half of the groups have any, median and deviation are 0, and only these can be outliers.
+    are_few = 2 * shares.count < shares.groups
+    far = are_few[shares.entry] & (shares.share >= _LEAST_SHARE)
+    places = np.flatnonzero(far)
+    for column, cells in groups_of(shares.entry[far]):
+        at = places[cells]
+        yield column, shares.group[at], shares.share[at]
+    for column in np.flatnonzero(~are_few & (shares.count > 0)).tolist():
+        first = int(shares.first[column])
+        its = slice(first, first + int(shares.count[column]))
+        of_groups = np.zeros(shares.groups)
+        of_groups[shares.group[its]] = shares.share[its]
+        outliers = np.flatnonzero(_are_outliers(of_groups, median[column]))
+        if len(outliers):
+            yield column, outliers, of_groups[outliers]
+
+
+def _are_outliers(shares: NDArray[np.float64], median: float) -> NDArray[np.bool_]:
     distance = np.abs(shares - median)
-    deviation = _TO_SIGMA * np.median(distance, axis=0)
+    deviation = _TO_SIGMA * np.median(distance)
     differs = (shares >= _FACTOR * median) | (shares * _FACTOR <= median)
     return np.asarray(differs & (distance >= _LEAST_SHARE) & (distance >= _DEVIATIONS * deviation))

@@ -6,7 +6,7 @@ those of the order in which they come, but rows are compared by what the numbers
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.profile import Kernel, Profile
+from iaprof.formats.ranges import RowsOfKeys
 from iaprof.report.facts import Facts
 from iaprof.report.fleet.groups import Group, Grouping
 from iaprof.report.fleet.rows import Rows
@@ -166,15 +167,19 @@ def profile_of(total: Partial, interval_ns: int = 0, *, by_group: bool = False) 
     )
 
 
-def group_profiles(total: Partial) -> list[tuple[Group, Profile]]:
-    """Makes a profile of each group, those with most samples first. Launches are not counted by group."""
+def group_profiles(total: Partial, most: int) -> Iterator[tuple[Group, Profile]]:
+    """Yields a profile of each group, those with most samples first. Launches are not counted by group.
+
+    Args:
+        total: the sum.
+        most: how many groups it yields.
+    """
     samples = np.bincount(total.rows.capture, total.rows.counts.sum(axis=1), len(total.groups))
-    found = []
-    for number in np.argsort(-samples, kind="stable").tolist():
-        rows = total.rows.only(total.rows.capture == number)
-        of_group = replace(total, totals=Totals(), groups=[()], rows=rows.without(["capture"]))
-        found.append((total.groups[number], profile_of(of_group)))
-    return found
+    rows_of_groups = RowsOfKeys(total.rows.capture)
+    for number in np.argsort(-samples, kind="stable")[:most].tolist():
+        rows = total.rows.only(rows_of_groups.of(number)).without(["capture"])
+        of_group = replace(total, totals=Totals(), groups=[()], rows=rows).without_unused()
+        yield total.groups[number], profile_of(of_group)
 
 
 def _launch_counts(total: Partial) -> dict[int, int]:

@@ -13,7 +13,67 @@ from iaprof.report.fleet.groups import Group
 from iaprof.report.fleet.partial import Partial, profile_of
 from iaprof.report.views.ranking import Key, number_rows
 
-_AT_ONCE = 1 << 22  # cells of a table of entries and groups, 8 bytes each
+_Ints = NDArray[np.int64]
+_Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """A table of shares by entry and group, most of which are 0: only the others are kept.
+
+    Cells are in the order of entries, and those of an entry in the order of shares.
+    """
+
+    entries: int
+    groups: int
+    entry: _Ints  # [cells], ascending
+    group: _Ints  # [cells]; of equal shares, the later groups first
+    share: _Floats  # [cells], ascending within an entry
+    first: _Ints  # [entries], each one's first cell
+    count: _Ints  # [entries], its cells
+
+    @classmethod
+    def of(cls, entry: _Ints, group: _Ints, samples: NDArray[np.integer], entries: int, of_group: _Ints) -> Shares:
+        """Adds up samples by entry and group, and divides the sums by those of the groups.
+
+        Args:
+            entry: int64[n], of each row, below `entries`.
+            group: int64[n], of each row.
+            samples: integers[n].
+            entries: how many there are.
+            of_group: int64[groups], the samples of each group, which are not 0 where it has rows with samples.
+        """
+        cells, number = np.unique(entry * len(of_group) + group, return_inverse=True)
+        sums = np.bincount(number.reshape(-1), samples, len(cells))
+        some = sums > 0
+        entry, group = np.divmod(cells[some], max(len(of_group), 1))
+        share = sums[some] / of_group[group]
+        order = np.lexsort((-group, share, entry))
+        count = np.bincount(entry, minlength=entries)
+        return cls(entries, len(of_group), entry[order], group[order], share[order], np.cumsum(count) - count, count)
+
+    def quantile(self, part: float) -> _Floats:
+        """Returns a quantile over all groups, as `numpy.quantile`: float64[entries]."""
+        place = part * (self.groups - 1)
+        below = int(np.floor(place))
+        low, high = self._ranked(below), self._ranked(min(below + 1, self.groups - 1))
+        weight, step = place - below, high - low
+        return high - step * (1 - weight) if weight >= 0.5 else low + step * weight
+
+    def largest(self) -> tuple[_Floats, _Ints]:
+        """Returns the largest share of each entry, float64[entries], and the first group that has it; 0 without one."""
+        last = self.first + self.count - 1
+        has_any = self.count > 0
+        share, group = np.zeros(self.entries), np.zeros(self.entries, np.int64)
+        share[has_any], group[has_any] = self.share[last[has_any]], self.group[last[has_any]]
+        return share, group
+
+    def _ranked(self, rank: int) -> _Floats:
+        """Returns the share of each entry that has this rank among all groups, the smallest being 0."""
+        at = rank - (self.groups - self.count)
+        found = np.zeros(self.entries)
+        found[at >= 0] = self.share[(self.first + at)[at >= 0]]
+        return found
 
 
 @dataclass(frozen=True)
@@ -43,25 +103,27 @@ def spreads(total: Partial, by: str) -> list[Spread]:
     of_entry = np.bincount(entry, samples, len(keys)).astype(np.int64)
     of_group = np.bincount(profile.interval, samples, len(total.groups))
     with_samples = np.flatnonzero(of_group)
-    order = np.argsort(-of_entry, kind="stable")
-    place = np.argsort(order)[entry]
-    found: list[Spread] = []
-    several = max(_AT_ONCE // max(len(total.groups), 1), 1)
-    for first in range(0, len(keys), several):
-        rows = (place >= first) & (place < first + several)
-        number = min(several, len(keys) - first)
-        cells = (place[rows] - first) * len(total.groups) + profile.interval[rows]
-        table = np.bincount(cells, samples[rows], number * len(total.groups)).reshape(number, -1)[:, with_samples]
-        shares = table / of_group[with_samples]
-        ranks = np.quantile(shares, (0.5, 0.9, 0.99), axis=1).T.tolist()
-        largest = shares.argmax(axis=1)
-        for at, (p50, p90, p99) in enumerate(ranks):
-            one = int(order[first + at])
-            group = total.groups[int(with_samples[largest[at]])]
-            share = float(of_entry[one] / max(int(of_entry.sum()), 1))
-            most = float(shares[at, largest[at]])
-            found.append(Spread(keys[one], int(of_entry[one]), share, p50, p90, p99, most, group))
-    return found
+    place = np.cumsum(of_group > 0) - 1
+    some = samples > 0
+    shares = Shares.of(entry[some], place[profile.interval[some]], samples[some], len(keys), of_group[with_samples])
+    if not len(with_samples):
+        return []
+    p50, p90, p99 = (shares.quantile(part).tolist() for part in (0.5, 0.9, 0.99))
+    most, group = shares.largest()
+    whole = max(int(of_entry.sum()), 1)
+    return [
+        Spread(
+            keys[one],
+            int(of_entry[one]),
+            float(of_entry[one] / whole),
+            p50[one],
+            p90[one],
+            p99[one],
+            float(most[one]),
+            total.groups[int(with_samples[group[one]])],
+        )
+        for one in np.argsort(-of_entry, kind="stable").tolist()
+    ]
 
 
 def _numbered(profile: Profile, by: str) -> tuple[NDArray[np.int64], list[Key]]:

@@ -49,6 +49,16 @@ class Samples:
         """Returns what the rows refer to, by member."""
         return {name: getattr(self, name) for name in (*TABLES.values(), "reasons")}
 
+    def without_unused(self) -> Self:
+        """Leaves out what no row refers to; the rest keeps its order."""
+        tables: dict[str, Any] = {}
+        columns = {}
+        for column, table in TABLES.items():
+            values: Sequence[object] = getattr(self, table)
+            numbers, columns[column] = np.unique(getattr(self.rows, column), return_inverse=True)
+            tables[table] = [values[each] for each in numbers.tolist()]
+        return replace(self, rows=replace(self.rows, **columns), **tables)
+
     def dropped(self, kept: Collection[str]) -> Self:
         """Adds up rows that only other columns than `kept`, and `capture`, tell apart."""
         of_stacks = {"fork"} if "launch" in kept else set()
