@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ class Listing:
         """Samples of all reasons."""
         return sum(self.counts)
 
-    @property
+    @cached_property
     def hottest(self) -> Row:
         """The row with most samples; the first one if there are several."""
         return max(self.rows, key=lambda row: row.samples)
