@@ -10,12 +10,13 @@ import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output, rename
-from iaprof.cli.options.memory_limit import MemoryLimit, apply_limit, memory_bytes
+from iaprof.cli.options.memory_limit import Large, MemoryLimit, apply_limit, memory_bytes
 from iaprof.cli.terminal.browser import open_in_browser
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.verbs.archive import archive
 from iaprof.cli.verbs.record import record
 from iaprof.cli.verbs.report import report
+from iaprof.formats.capture.limits import allow_large
 from iaprof.formats.profile import clean
 from iaprof.sandbox.memory import default_limit, use_malloc
 
@@ -42,6 +43,7 @@ def flame(
         typer.Option("--duration", "-d", metavar="SECONDS", help="Stop after this time.", show_default=False),
     ] = None,
     memory_limit: MemoryLimit = None,
+    large: Large = False,
     open_: Annotated[bool, typer.Option("--open", help="Show the page in a browser.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
 ) -> None:
@@ -63,6 +65,8 @@ def flame(
     use_malloc()
     status = _recorded(capture, command, duration, force, quiet)
     apply_limit(most or default_limit())  # set only now, as the recorder has no limit
+    if large:
+        allow_large()
     named = capture.with_name(f".{capture.name}.named")
     archive(output=named, capture=capture, force=True, quiet=True)
     rename(named, capture)
