@@ -24,7 +24,7 @@ from unit.capturing import HEADER, capture
 from unit.formats.test_hostile_captures import rows
 from unit.memory_runs import Run, Runs
 from unit.slow_captures import SLOW
-from unit.slow_shapes import SHAPES, TIME_LINES
+from unit.slow_registry import SHAPES, TIME_LINES
 
 MOST_S, MOST_BYTES, KILLED_S = 10, 1 << 30, 40
 MOST_ON_DISK = 10_000_000

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import traceback
@@ -90,6 +91,8 @@ def _run(folder: Path, words: list[str]) -> NoReturn:
         for number, name in ((1, "out"), (2, "err")):
             os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), number)
         sys.argv = ["iaprof", *words]
+        if words[0] == "flame":
+            _record_nothing()
         main()
         code = 0
     except SystemExit as ended:
@@ -99,6 +102,19 @@ def _run(folder: Path, words: list[str]) -> NoReturn:
     finally:
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
+
+
+def _record_nothing() -> None:
+    """Lets `iaprof flame -- CAPTURE` find a copy of a capture where it has recorded one: recording needs root."""
+    from iaprof.cli.verbs import flame
+
+    def copy(capture: Path, command: list[str] | None, duration: float | None, force: bool, quiet: bool) -> int:
+        assert command is not None
+        shutil.copy(command[0], capture)
+        return 0
+
+    flame._recorded = copy
+    os.geteuid = lambda: 0
 
 
 if __name__ == "__main__":

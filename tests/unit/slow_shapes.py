@@ -6,7 +6,7 @@ Columns that count up, or repeat a pattern, are encoded as differences or dictio
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,11 @@ _WORDS = KINDS["stack"].field("ips").type
 _HEADER = HEADER | {"clock": {"monotonic_ns": 6, "realtime_ns": 78}}
 
 
-def pack(path: Path, groups: Sequence[_Group], header: dict[str, Any] | None = None) -> Path:
-    """Writes a capture of such row groups, each of a kind of its own, as small as Parquet can; absent members are 0."""
+def pack(path: Path, groups: Sequence[_Group], header: dict[str, Any] | None = None, part: int | None = None) -> Path:
+    """Writes a capture of such row groups, each of a kind of its own, as small as Parquet can; absent members are 0.
+
+    All rows are of one part, if one is given.
+    """
     given = dict(groups)
     schema = pa.schema([SCHEMA.field("kind"), SCHEMA.field("part"), *(_field(kind, given) for kind in given)])
     encodings, dictionaries = {}, ["kind"]
@@ -47,6 +50,8 @@ def pack(path: Path, groups: Sequence[_Group], header: dict[str, Any] | None = N
     ) as writer:  # fmt: skip
         for kind, columns in given.items():
             table = row_group(kind, columns, schema)
+            if part is not None:
+                table = table.set_column(1, "part", pa.array(np.full(len(table), part, np.uint16)))
             writer.write_table(table, row_group_size=len(table))
         members_ = {**_HEADER, **(header or {}), "format": FORMAT}
         writer.add_key_value_metadata({HEADER_KEY: json.dumps(members_).encode()})
@@ -68,7 +73,7 @@ def _u32(values: NDArray[Any] | int, rows: int = 0) -> pa.Array:
     return pa.array(np.full(rows, values, np.uint32) if isinstance(values, int) else values.astype(np.uint32))
 
 
-def _i64(values: NDArray[Any]) -> pa.Array:
+def i64(values: NDArray[Any]) -> pa.Array:
     return pa.array(values.astype(np.int64))
 
 
@@ -76,13 +81,13 @@ def _u16(values: NDArray[Any]) -> pa.Array:
     return pa.array(values.astype(np.uint16))
 
 
-def _texts(prefix: str, rows: int, distinct: int) -> pa.DictionaryArray:
+def texts_of(prefix: str, rows: int, distinct: int) -> pa.DictionaryArray:
     numbers = np.arange(rows) * distinct // max(rows, 1)
     names = pa.array([f"{prefix}{n}" for n in range(distinct)])
     return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32)), names)
 
 
-def _text(text: str, rows: int) -> pa.DictionaryArray:
+def same_text(text: str, rows: int) -> pa.DictionaryArray:
     return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, np.int32)), pa.array([text]))
 
 
@@ -94,7 +99,7 @@ def _lists(values: NDArray[Any], each: int, type_: pa.DataType = _WORDS) -> pa.L
 def launched() -> list[_Group]:
     """A launch of one kernel with a stall."""
     launch = {"time_ns": _u64(_SECOND, 1), "pid": _u32(7, 1), "size": _u64(4096, 1), "stack": _u64(1, 1),
-              "name": _text("k", 1)}  # fmt: skip
+              "name": same_text("k", 1)}  # fmt: skip
     stall = {"time_ns": _u64(3 * _SECOND, 1), "begin_ns": _u64(2 * _SECOND, 1),
              "w0": _lists(np.array([1 << 37], np.uint64), 1), "w1": _lists(np.zeros(1, np.uint64), 1)}  # fmt: skip
     stack = {"id": _u64(1, 1), "pid": _u32(7, 1), "time_ns": _u64(3 * _SECOND, 1),
@@ -107,7 +112,7 @@ def _waits(rows: int, distinct: int) -> _Columns:
     own = number * distinct // max(rows, 1)
     return {"time_ns": _u64(2 * _SECOND + number * 1000), "end_ns": _u64(2 * _SECOND + number * 1000 + 900),
             "waited_ns": _u64(900, rows), "count": _u64(1, rows), "pid": _u32(7, rows), "tid": _u32(own),
-            "comm": _texts("c", rows, min(distinct, 300_000)), "function": _text("zeEventHostSynchronize", rows),
+            "comm": texts_of("c", rows, min(distinct, 300_000)), "function": same_text("zeEventHostSynchronize", rows),
             "handle": _u64(own), "stack": _u64(own + 1)}  # fmt: skip
 
 
@@ -124,15 +129,15 @@ def distinct_waits(path: Path, values: int = 9_900_000) -> Path:
 def wait_functions(path: Path, values: int = 9_900_000) -> Path:
     """Waits, each in a function of its own."""
     rows = min(values // 11, 700_000)
-    return pack(path, [("wait", _waits(rows, 1) | {"function": _texts("f", rows, rows)}), *launched()])
+    return pack(path, [("wait", _waits(rows, 1) | {"function": texts_of("f", rows, rows)}), *launched()])
 
 
 def _transfers(rows: int, distinct: int) -> _Columns:
     number = np.arange(rows)
     own = number * distinct // max(rows, 1)
     return {"time_ns": _u64(2 * _SECOND + number * 1000), "pid": _u32(own + 7), "tid": _u32(own + 7),
-            "comm": _texts("c", rows, min(distinct, 300_000)), "stack": _u64(own + 1),
-            "function": _texts("copy", rows, min(distinct, 300_000)), "bytes": _u64(64 + own)}  # fmt: skip
+            "comm": texts_of("c", rows, min(distinct, 300_000)), "stack": _u64(own + 1),
+            "function": texts_of("copy", rows, min(distinct, 300_000)), "bytes": _u64(64 + own)}  # fmt: skip
 
 
 def transfers(path: Path, values: int = 9_900_000) -> Path:
@@ -150,8 +155,8 @@ def launches(path: Path, values: int = 9_900_000) -> Path:
     rows = values // 12
     number = np.arange(rows)
     launch = {"time_ns": _u64(_SECOND + number * 1000), "pid": _u32(7, rows), "tid": _u32(7, rows),
-              "size": _u64(4096, rows), "stack": _u64(1, rows), "name": _text("k", rows),
-              "comm": _text("c", rows)}  # fmt: skip
+              "size": _u64(4096, rows), "stack": _u64(1, rows), "name": same_text("k", rows),
+              "comm": same_text("c", rows)}  # fmt: skip
     return pack(path, [("launch", launch), *launched()[1:]])
 
 
@@ -160,8 +165,8 @@ def launched_stacks(path: Path, values: int = 9_900_000) -> Path:
     rows = values // 12
     number = np.arange(rows)
     launch = {"time_ns": _u64(_SECOND + number * 1000), "pid": _u32(7, rows), "tid": _u32(number),
-              "size": _u64(4096, rows), "stack": _u64(number + 1), "name": _text("k", rows),
-              "comm": _text("c", rows)}  # fmt: skip
+              "size": _u64(4096, rows), "stack": _u64(number + 1), "name": same_text("k", rows),
+              "comm": same_text("c", rows)}  # fmt: skip
     return pack(path, [("launch", launch), *launched()[1:]])
 
 
@@ -170,7 +175,7 @@ def _listed(kernels: int, executions: int, lists: int = 1) -> list[_Group]:
     number, each, appended = np.arange(kernels * lists), np.arange(executions), kernels * lists
     launch = {"time_ns": _u64(_SECOND + number), "pid": _u32(7, appended), "tid": _u32(7, appended),
               "size": _u64(64, appended), "address": _u64((1 << 28) + number % kernels * 64),
-              "stack": _u64(1 + number), "name": _texts("n", appended, min(appended, 1000)),
+              "stack": _u64(1 + number), "name": texts_of("n", appended, min(appended, 1000)),
               "list": _u64(1 + number // kernels)}  # fmt: skip
     times = np.concatenate([2 * _SECOND - lists + np.arange(lists), 2 * _SECOND + each * 1000])
     rows = len(times)
@@ -224,7 +229,7 @@ def _framed(stacks: int, depth: int) -> list[_Group]:
     ips = ((at * 7 + (row >> at % 17)) % 509 << 4).astype(np.uint64) + np.uint64(1 << 20)
     stack = {"id": _u64(np.arange(stacks) + 1), "pid": _u32(7, stacks), "time_ns": _u64(_SECOND, stacks),
              "ips": _lists(ips, depth)}  # fmt: skip
-    mapping = {"pid": _u32(7, 1), "start": _u64(1 << 20, 1), "length": _u64(1 << 20, 1), "path": _text("/x", 1)}
+    mapping = {"pid": _u32(7, 1), "start": _u64(1 << 20, 1), "length": _u64(1 << 20, 1), "path": same_text("/x", 1)}
     return [("mapping", mapping), ("stack", stack)]
 
 
@@ -239,7 +244,7 @@ def _stalling(kernels: int) -> list[_Group]:
     address = (1 << 28) + number * 64
     launch = {"time_ns": _u64(_SECOND + number), "pid": _u32(7, kernels), "tid": _u32(7, kernels),
               "stack": _u64(number + 1), "size": _u64(64, kernels), "address": _u64(address),
-              "name": _texts("n", kernels, kernels)}  # fmt: skip
+              "name": texts_of("n", kernels, kernels)}  # fmt: skip
     stall = {"time_ns": _u64(3 * _SECOND, 1), "begin_ns": _u64(2 * _SECOND, 1),
              "w0": _lists(address.astype(np.uint64) >> np.uint64(3) | np.uint64(1 << 37), kernels),
              "w1": _lists(np.zeros(kernels, np.uint64), kernels)}  # fmt: skip
@@ -260,7 +265,7 @@ def python_frames(path: Path, values: int = 9_900_000, lines: int = 2) -> Path:
     number = np.arange(stacks)
     stack = {"id": _u64(number + 1), "pid": _u32(7, stacks), "python": python,
              "ips": _lists(np.full(stacks, 1 << 20, np.uint64), 1)}  # fmt: skip
-    code = {"id": _u32(np.arange(codes)), "name": _texts("f", codes, codes), "file": _texts("/p", codes, codes),
+    code = {"id": _u32(np.arange(codes)), "name": texts_of("f", codes, codes), "file": texts_of("/p", codes, codes),
             "first_line": _u32(3, codes)}  # fmt: skip
     return pack(path, [("stack", stack), ("python_code", code), *_stalling(stacks), _sampled(stacks)])
 
@@ -272,7 +277,7 @@ def python_codes(path: Path, values: int = 9_900_000) -> Path:
                                         fields=list(KINDS["stack"].field("python").type.value_type))  # fmt: skip
     python = pa.ListArray.from_arrays(pa.array([0, 1024], pa.int32()), frames, type=KINDS["stack"].field("python").type)
     launch, stall, (_, stack) = launched()
-    code = {"id": _u32(np.arange(codes)), "name": _texts("f", codes, codes), "file": _texts("/p", codes, 10),
+    code = {"id": _u32(np.arange(codes)), "name": texts_of("f", codes, codes), "file": texts_of("/p", codes, 10),
             "first_line": _u32(3, codes)}  # fmt: skip
     return pack(path, [launch, stall, ("stack", stack | {"python": python}), ("python_code", code)])
 
@@ -280,7 +285,7 @@ def python_codes(path: Path, values: int = 9_900_000) -> Path:
 def imported(path: Path, values: int = 9_900_000) -> Path:
     """Samples of an import, each of a stack of its own."""
     rows = values // 17
-    return pack(path, [("sample", _imported(rows) | {"stack": _texts("main;work;f", rows, rows)})], {"imported": {}})
+    return pack(path, [("sample", _imported(rows) | {"stack": texts_of("main;work;f", rows, rows)})], {"imported": {}})
 
 
 def imported_frames(path: Path, values: int = 9_900_000) -> Path:
@@ -294,82 +299,85 @@ def imported_frames(path: Path, values: int = 9_900_000) -> Path:
 def imported_rows(path: Path, values: int = 9_900_000) -> Path:
     """Samples of an import, all alike but for the offset."""
     rows = values // 20
-    return pack(path, [("sample", _imported(rows) | {"stack": _text("main;work", rows)})], {"imported": {}})
+    return pack(path, [("sample", _imported(rows) | {"stack": same_text("main;work", rows)})], {"imported": {}})
 
 
 def _imported(rows: int) -> _Columns:
     number = np.arange(rows)
-    return {"time_ns": _u64(2 * _SECOND + number * 1000), "comm": _text("c", rows), "pid": _u32(7, rows),
-            "kernel": _texts("k", rows, min(rows, 1000)), "address": _u64(1 << 28, rows), "file": _text("a.cl", rows),
-            "offset": _u64(number * 16), "mnemonic": _text("mad", rows), "sbid": _u64(1, rows)}  # fmt: skip
+    return {"time_ns": _u64(2 * _SECOND + number * 1000), "comm": same_text("c", rows), "pid": _u32(7, rows),
+            "kernel": texts_of("k", rows, min(rows, 1000)), "address": _u64(1 << 28, rows),
+            "file": same_text("a.cl", rows), "offset": _u64(number * 16), "mnemonic": same_text("mad", rows),
+            "sbid": _u64(1, rows)}  # fmt: skip
 
 
-def _traced(rows: int, names: int, nested: bool = False) -> _Columns:
+def traced(rows: int, names: int, nested: bool = False) -> _Columns:
     number = np.arange(rows)
     longest = 2 * rows
     times, lengths = (number, longest - 2 * number) if nested else (number * 1000, np.full(rows, 900))
-    return {"time_ns": _i64(_SECOND + times), "duration_ns": _i64(lengths), "file": _u16(np.zeros(rows)),
-            "pid": _i64(np.full(rows, 7)), "tid": _i64(np.full(rows, 7)), "name": _texts("n", rows, names)}  # fmt: skip
+    return {"time_ns": i64(_SECOND + times), "duration_ns": i64(lengths), "file": _u16(np.zeros(rows)),
+            "pid": i64(np.full(rows, 7)), "tid": i64(np.full(rows, 7)), "name": texts_of("n", rows, names)}  # fmt: skip
 
 
-_TRACES = {"traces": [{"name": "t.json", "dialect": "flex"}]}
+TRACES = {"traces": [{"name": "t.json", "dialect": "flex"}]}
 
 
 def slices(path: Path, values: int = 9_900_000) -> Path:
     """Slices of one thread with few names."""
-    return pack(path, [("slice", _traced(values // 10, 16))], _TRACES)
+    return pack(path, [("slice", traced(values // 10, 16))], TRACES)
 
 
 def slice_names(path: Path, values: int = 9_900_000) -> Path:
     """Slices, each of a name of its own."""
     rows = min(values // 10, 700_000)
-    return pack(path, [("slice", _traced(rows, rows))], _TRACES)
+    return pack(path, [("slice", traced(rows, rows))], TRACES)
 
 
 def nested_slices(path: Path, values: int = 9_900_000) -> Path:
     """Slices, each within the one before."""
-    return pack(path, [("slice", _traced(values // 10, 16, nested=True))], _TRACES)
+    return pack(path, [("slice", traced(values // 10, 16, nested=True))], TRACES)
 
 
 def overlapping_slices(path: Path, values: int = 9_900_000) -> Path:
     """Slices that all overlap one another, none within another."""
     rows = values // 10
-    lengths = _i64(np.full(rows, 1000 * rows))
-    return pack(path, [("slice", _traced(rows, 16) | {"duration_ns": lengths})], _TRACES)
+    lengths = i64(np.full(rows, 1000 * rows))
+    return pack(path, [("slice", traced(rows, 16) | {"duration_ns": lengths})], TRACES)
 
 
 def slice_threads(path: Path, values: int = 9_900_000) -> Path:
-    """Slices, each of a process and thread of its own."""
+    """Slices, each of a process and thread of its own, none of which ran on a device."""
     rows = values // 10
-    number = _i64(np.arange(rows))
-    return pack(path, [("slice", _traced(rows, 16) | {"pid": number, "tid": number})], _TRACES)
+    number = i64(np.arange(rows))
+    absent = {f"ts{n}": pa.nulls(rows, pa.int64()) for n in range(1, 6)} | {"group": pa.nulls(rows, pa.string())}
+    return pack(path, [("slice", traced(rows, 16) | {"pid": number, "tid": number} | absent)], TRACES)
 
 
 def slice_args(path: Path, values: int = 9_900_000) -> Path:
     """Slices with args, groups, types and peers of their own."""
     rows = min(values // 14, 250_000)
-    texts = {name: _texts(name[0], rows, rows) for name in ("category", "group", "type", "peers")}
+    texts = {name: texts_of(name[0], rows, rows) for name in ("category", "group", "type", "peers")}
     args = pa.array([f'{{"a":{n}}}' for n in range(rows)])
-    device = {"device": _i64(np.arange(rows)), "correlation": _i64(np.arange(rows)),
-              "external_id": _i64(np.arange(rows))}  # fmt: skip
-    return pack(path, [("slice", _traced(rows, 16) | texts | device | {"args": args})], _TRACES)
+    device = {"device": i64(np.arange(rows)), "correlation": i64(np.arange(rows)),
+              "external_id": i64(np.arange(rows))}  # fmt: skip
+    return pack(path, [("slice", traced(rows, 16) | texts | device | {"args": args})], TRACES)
 
 
 def counters(path: Path, values: int = 9_900_000) -> Path:
     """Values of one counter."""
-    return pack(path, [("counter", _counters(values // 8, 1)), ("slice", _traced(10, 1))], _TRACES)
+    return pack(path, [("counter", _counters(values // 8, 1)), ("slice", traced(10, 1))], TRACES)
 
 
 def counter_names(path: Path, values: int = 9_900_000) -> Path:
     """Counters of as many names, a value each."""
-    return pack(path, [("counter", _counters(min(values // 8, 500_000), 0)), ("slice", _traced(10, 1))], _TRACES)
+    return pack(path, [("counter", _counters(min(values // 8, 500_000), 0)), ("slice", traced(10, 1))], TRACES)
 
 
 def _counters(rows: int, names: int) -> _Columns:
     number = np.arange(rows)
-    return {"time_ns": _i64(_SECOND + number * 1000), "file": _u16(np.zeros(rows)), "pid": _i64(np.full(rows, 7)),
-            "tid": _i64(np.full(rows, 7)), "name": _texts("n", rows, names or rows),
-            "series": _texts("s", rows, names or rows), "value": pa.array((number % 3).astype(np.float64))}  # fmt: skip
+    return {"time_ns": i64(_SECOND + number * 1000), "file": _u16(np.zeros(rows)), "pid": i64(np.full(rows, 7)),
+            "tid": i64(np.full(rows, 7)), "name": texts_of("n", rows, names or rows),
+            "series": texts_of("s", rows, names or rows),
+            "value": pa.array((number % 3).astype(np.float64))}  # fmt: skip
 
 
 def flows(path: Path, values: int = 9_900_000) -> Path:
@@ -377,30 +385,30 @@ def flows(path: Path, values: int = 9_900_000) -> Path:
     rows = values // 8
     number = np.arange(rows)
     phase = pa.DictionaryArray.from_arrays(pa.array((number % 2).astype(np.int32)), pa.array(["s", "f"]))
-    return pack(path, [("slice", _traced(10, 1)), ("flow", _events(rows) | {"phase": phase, "id": _i64(number // 2)})],
-                _TRACES)  # fmt: skip
+    return pack(path, [("slice", traced(10, 1)), ("flow", _events(rows) | {"phase": phase, "id": i64(number // 2)})],
+                TRACES)  # fmt: skip
 
 
 def one_flow(path: Path, values: int = 9_900_000) -> Path:
     """Starts and ends of flows of one id."""
     rows = values // 8
     phase = pa.DictionaryArray.from_arrays(pa.array((np.arange(rows) % 2).astype(np.int32)), pa.array(["s", "f"]))
-    return pack(path, [("slice", _traced(10, 1)), ("flow", _events(rows) | {"phase": phase,
-                                                   "id": _i64(np.zeros(rows))})], _TRACES)  # fmt: skip
+    return pack(path, [("slice", traced(10, 1)), ("flow", _events(rows) | {"phase": phase,
+                                                   "id": i64(np.zeros(rows))})], TRACES)  # fmt: skip
 
 
 def instants(path: Path, values: int = 9_900_000) -> Path:
     """Other events, each of a name and args of its own."""
     rows = min(values // 9, 400_000)
     args = pa.array([f'{{"a":{n}}}' for n in range(rows)])
-    event = _events(rows) | {"phase": _text("i", rows), "name": _texts("n", rows, rows), "args": args}
-    return pack(path, [("slice", _traced(10, 1)), ("instant", event)], _TRACES)
+    event = _events(rows) | {"phase": same_text("i", rows), "name": texts_of("n", rows, rows), "args": args}
+    return pack(path, [("slice", traced(10, 1)), ("instant", event)], TRACES)
 
 
 def _events(rows: int) -> _Columns:
     number = np.arange(rows)
-    return {"time_ns": _i64(_SECOND + number * 1000), "file": _u16(np.zeros(rows)), "pid": _i64(np.full(rows, 7)),
-            "tid": _i64(np.full(rows, 7)), "name": _text("n", rows), "category": _text("c", rows)}  # fmt: skip
+    return {"time_ns": i64(_SECOND + number * 1000), "file": _u16(np.zeros(rows)), "pid": i64(np.full(rows, 7)),
+            "tid": i64(np.full(rows, 7)), "name": same_text("n", rows), "category": same_text("c", rows)}  # fmt: skip
 
 
 def metrics(path: Path, values: int = 9_900_000) -> Path:
@@ -418,7 +426,7 @@ def metric_processes(path: Path, values: int = 9_900_000) -> Path:
     """CPU use of as many processes, a value each."""
     rows = values // 5
     number = np.arange(rows)
-    metric = {"time_ns": _u64(_SECOND + number), "name": _text("cpu-percent", rows),
+    metric = {"time_ns": _u64(_SECOND + number), "name": same_text("cpu-percent", rows),
               "stream": pa.nulls(rows, pa.uint16()), "pid": _u32(number), "value": pa.array(np.ones(rows))}  # fmt: skip
     return pack(path, [("metric", metric), *launched()])
 
@@ -427,8 +435,8 @@ def losses(path: Path, values: int = 9_900_000) -> Path:
     """Losses, each of a source and a detail of its own."""
     rows = min(values // 6, 500_000)
     number = np.arange(rows)
-    loss = {"begin_ns": _u64(_SECOND + number), "time_ns": _u64(_SECOND + number), "source": _texts("s", rows, rows),
-            "what": _texts("w", rows, rows), "count": _u64(1, rows), "detail": _texts("d", rows, rows)}  # fmt: skip
+    loss = {"begin_ns": _u64(_SECOND + number), "time_ns": _u64(_SECOND + number), "source": texts_of("s", rows, rows),
+            "what": texts_of("w", rows, rows), "count": _u64(1, rows), "detail": texts_of("d", rows, rows)}  # fmt: skip
     return pack(path, [("loss", loss), *launched()])
 
 
@@ -436,8 +444,8 @@ def same_losses(path: Path, values: int = 9_900_000) -> Path:
     """Losses that are all alike but for the time."""
     rows = values // 6
     number = np.arange(rows)
-    loss = {"begin_ns": _u64(_SECOND + number), "time_ns": _u64(_SECOND + number), "source": _text("launch", rows),
-            "what": _text("lost", rows), "count": _u64(1, rows), "detail": _text("d", rows)}  # fmt: skip
+    loss = {"begin_ns": _u64(_SECOND + number), "time_ns": _u64(_SECOND + number), "source": same_text("launch", rows),
+            "what": same_text("lost", rows), "count": _u64(1, rows), "detail": same_text("d", rows)}  # fmt: skip
     return pack(path, [("loss", loss), *launched()])
 
 
@@ -502,7 +510,7 @@ def threads(path: Path, values: int = 9_900_000) -> Path:
     rows = min(values // 11, 500_000)
     number = np.arange(rows)
     process = {"time_ns": _u64(number), "pid": _u32(7, rows), "tid": _u32(number), "ppid": pa.nulls(rows, pa.uint32()),
-               "event": _text("comm", rows), "comm": _texts("c", rows, rows)}  # fmt: skip
+               "event": same_text("comm", rows), "comm": texts_of("c", rows, rows)}  # fmt: skip
     return pack(path, [("process", process), *launched()])
 
 
@@ -511,8 +519,8 @@ def described(path: Path, values: int = 9_900_000) -> Path:
     rows = min(values // 11, 300_000)
     number = np.arange(rows)
     process = {"time_ns": _u64(number), "pid": _u32(number), "tid": _u32(number), "ppid": _u32(1, rows),
-               "event": _text("described", rows), "comm": _text("c", rows), "ns_pid": _u32(number),
-               "cgroup": _texts("/docker/", rows, rows), "container": _texts("c", rows, rows)}  # fmt: skip
+               "event": same_text("described", rows), "comm": same_text("c", rows), "ns_pid": _u32(number),
+               "cgroup": texts_of("/docker/", rows, rows), "container": texts_of("c", rows, rows)}  # fmt: skip
     return pack(path, [("process", process), *launched()])
 
 
@@ -520,14 +528,14 @@ def named(path: Path, values: int = 9_900_000) -> Path:
     """Functions of 50,000 addresses, each with inlined ones, and stacks of these."""
     rows, addresses = min(values // 7, 800_000), 50_000
     number = np.arange(rows)
-    module = {"id": _u32(0, 1), "what": _text("file", 1), "path": _text("/x", 1)}
+    module = {"id": _u32(0, 1), "what": same_text("file", 1), "path": same_text("/x", 1)}
     symbol = {"module": _u32(0, rows), "address": _u64(number * addresses // rows * 16), "size": _u64(16, rows),
-              "depth": _u16(np.arange(rows) % (rows // addresses or 1)), "function": _texts("f", rows, rows),
-              "file": _text("a.c", rows), "line": _u32(number % 1000)}  # fmt: skip
+              "depth": _u16(np.arange(rows) % (rows // addresses or 1)), "function": texts_of("f", rows, rows),
+              "file": same_text("a.c", rows), "line": _u32(number % 1000)}  # fmt: skip
     stacks = addresses // 100
     ips = np.arange(stacks * 100, dtype=np.uint64) * np.uint64(16) + np.uint64((1 << 20) + 8)
     stack = {"id": _u64(np.arange(stacks) + 1), "pid": _u32(7, stacks), "ips": _lists(ips, 100)}
-    mapping = {"pid": _u32(7, 1), "start": _u64(1 << 20, 1), "length": _u64(1 << 30, 1), "path": _text("/x", 1)}
+    mapping = {"pid": _u32(7, 1), "start": _u64(1 << 20, 1), "length": _u64(1 << 30, 1), "path": same_text("/x", 1)}
     return pack(path, [("module", module), ("symbol", symbol), ("mapping", mapping), ("stack", stack),
                        *_stalling(stacks), _sampled(stacks)])  # fmt: skip
 
@@ -535,12 +543,12 @@ def named(path: Path, values: int = 9_900_000) -> Path:
 def named_modules(path: Path, values: int = 9_900_000) -> Path:
     """Mapped files of a process without end, a row of what is known of each."""
     rows = min(values // 11, 250_000)
-    paths = _texts("/f", rows, rows)
+    paths = texts_of("/f", rows, rows)
     module = {
         "id": _u32(np.arange(rows)),
-        "what": _text("file", rows),
+        "what": same_text("file", rows),
         "path": paths,
-        "problem": _texts("p", rows, rows),
+        "problem": texts_of("p", rows, rows),
     }
     return pack(path, [("module", module), *launched()])
 
@@ -565,7 +573,7 @@ def same_modules(path: Path, values: int = 9_900_000) -> Path:
     elf = zebin([kernel(f"k{n}", bytes(64), (1 << 28) + 64 * n) for n in range(100)])
     elfs = pa.DictionaryArray.from_arrays(pa.array([0, *[None] * (rows - 1)], pa.int32()), pa.array([elf]))
     number = np.arange(rows)
-    columns = {"time_ns": _u64(number), "pid": _u32(7 + number % 100), "path": _text("/m", rows),
+    columns = {"time_ns": _u64(number), "pid": _u32(7 + number % 100), "path": same_text("/m", rows),
                "digest": pa.array([b"d"] * rows), "size": _u64(len(elf), rows), "elf": elfs}  # fmt: skip
     return pack(path, [("kernel", columns), *_stalling(100)])
 
@@ -595,31 +603,5 @@ def gpu_lines(path: Path, values: int = 9_900_000) -> Path:
 def _modules(elfs: list[bytes]) -> _Group:
     rows = len(elfs)
     digests = pa.array([b"%08d" % n for n in range(rows)])
-    return "kernel", {"time_ns": _u64(np.arange(rows)), "pid": _u32(7, rows), "path": _text("/m", rows),
+    return "kernel", {"time_ns": _u64(np.arange(rows)), "pid": _u32(7, rows), "path": same_text("/m", rows),
                       "digest": digests, "size": _u64(64, rows), "elf": pa.array(elfs)}  # fmt: skip
-
-
-VALUES = 9_900_000
-_FEWER = {
-    gpu_modules: 4_000_000,
-    gpu_module_processes: 4_000_000,
-    same_modules: 230_000,
-    stall_addresses: 990_000,
-    stalls_nowhere: 990_000,
-}  # more are refused
-SHAPES: dict[str, tuple[Callable[[Path, int], Path], int]] = {
-    make.__name__: (make, _FEWER.get(make, VALUES))
-    for make in (
-        waits, distinct_waits, wait_functions, transfers, distinct_transfers, launches, launched_stacks,
-        one_list, many_lists, long_list, cpu_frames, deep_cpu_frames, deep_launches, python_frames, python_codes,
-        imported, imported_frames, imported_rows, slices, slice_names, nested_slices, overlapping_slices,
-        slice_threads, slice_args, counters, counter_names, flows, one_flow, instants, metrics, metric_processes,
-        losses, same_losses, header_members, header_texts, stalls, stall_reads, stall_addresses, stalls_nowhere,
-        threads, described, named, named_modules, gpu_modules, gpu_module_processes, same_modules, gpu_kernels,
-        gpu_instructions, gpu_lines,
-    )
-}  # fmt: skip
-"""What makes each shape, and of how many values a verb reads it, by name."""
-TIME_LINES = ("slices", "slice_names", "nested_slices", "overlapping_slices", "slice_threads", "slice_args",
-              "counters", "counter_names", "flows", "one_flow", "instants")  # fmt: skip
-"""Those of imported traces, whose formats are others."""
