@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ from iaprof.sandbox.memory import MIN_BYTES, default_limit, lift_limit, limit, l
 from iaprof.sandbox.uncaught import on_uncaught_bad_alloc
 
 _OPTION = "--memory-limit"
+_OBJECTS_UNTIL_COLLECTION = 50_000  # not 700: stacks are millions of objects that stay, and looking at them is slow
 MemoryLimit: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -48,6 +50,7 @@ def with_limits(verb: Callable[..., None]) -> Callable[..., None]:
 
 def _limit(memory_limit: MemoryLimit = None) -> None:
     _remove_unfinished_when_ended()
+    gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
     apply_limit(memory_bytes(memory_limit) or default_limit())
 
 

@@ -58,6 +58,14 @@ def commands(path: Path, other: Path, folder: Path, time_lines: bool) -> dict[st
             "cpu": ["report", "--cpu-samples", "--format=folded", path, *write],
             "intervals": ["report", "--per-interval", "--interval=0.01", "--format=folded", path, *write],
             "group": ["top", "-q", "--group-by", "host,pod", "--cache=none", path, other],
+            "flame": ["flame", "-q", "-f", "-o", folder / "out.html", "--", path],  # as if it had recorded the shape
+        }
+        by_label: Words = ["top", "-q", "--group-by", "label:k0,container", "--cache=none", path, other]
+        found |= {
+            "labels": by_label,
+            "percentiles": [*by_label, "--percentiles"],
+            "outliers": [*by_label, "--outliers"],
+            "containers": ["top", "-q", "--group-by", "container,capture", "--cache=none", "--json", path, other],
         }
     formats = FORMATS if time_lines else WRITERS
     return found | {each: ["report", f"--format={each}", path, *write] for each in formats}

@@ -216,7 +216,7 @@ SLOW: dict[str, tuple[Callable[[Path, int], Path], int]] = {
     "stack_processes": (stack_processes, 50_000),
     "kernels_over_each_other": (kernels_over_each_other, 5000),
     "stacks_of_one_kernel": (stacks_of_one_kernel, 40_000),
-    "processes_at_one_address": (processes_at_one_address, 3200),
+    "processes_at_one_address": (processes_at_one_address, 2600),
     "deep_stacks": (deep_stacks, 450),
     "mapped_files": (mapped_files, 16_000),
     "distinct_launches": (distinct_launches, 280_000),
