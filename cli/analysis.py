@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iaprof.cli.options.selection import SelectionOptions
-from iaprof.cli.unmatched import filters_of, nothing_matches
+from iaprof.cli.unmatched import check_has_rows, filters_of, names_of_profile, names_of_samples, nothing_matches
 from iaprof.formats.profile import StackOptions, clean
 from iaprof.formats.writers.writer import Needs, Writer
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from iaprof.report.cpu_names import SymbolOptions
     from iaprof.report.facts import Report
     from iaprof.report.join.selection import Selection
+    from iaprof.report.profile import ReportOptions
 
 _PROGRESS_AFTER_S = 1.0  # before the first progress message
 
@@ -71,7 +72,9 @@ def open_report(
 
         report = built(choice.selection)
         if not report.facts.stalls and filters_of(choice.selection) and not may_be_empty:
-            raise nothing_matches("stall", choice.selection, reader, lambda selection: built(selection).profile)
+            raise nothing_matches(
+                "stall", choice.selection, reader, lambda only: names_of_profile(built(only).profile, reader)
+            )
         yield report
 
 
@@ -101,6 +104,7 @@ def open_export(
 
     Raises:
         CaptureError: the file is not a capture, or is damaged.
+        IaprofError: filters select nothing, or the capture has no waits or CPU samples, which the options ask for.
         UsageError: the capture lacks something that the options name, or a folder cannot be read.
     """
     from iaprof.formats.capture.reader import CaptureReader
@@ -119,15 +123,22 @@ def open_export(
     reader = CaptureReader(capture)
     interval = fitting_interval(reader, writer.interval_s) if interval_s is None else interval_s
     wanted = ReportOptions(choice.selection, interval, FrameOptions(choice.inlines, lines, interpreter))
+    if stack_options.waits or stack_options.cpu_samples:
+        check_has_rows(reader, "wait" if stack_options.waits else "cpu_sample")
     if stack_options.waits:
-        waits = waits_of(reader, wanted, symbol_options(choice)).as_samples()
-        _check_matches("wait", waits, choice.selection, reader)
-        yield Export(empty_profile(), about(reader), interval, cpu=waits), None
+
+        def waits(options: ReportOptions) -> CpuSamples:
+            return waits_of(reader, options, symbol_options(choice)).as_samples()
+
+        yield Export(empty_profile(), about(reader), interval, cpu=_selected("wait", waits, wanted, reader)), None
         return
     if stack_options.cpu_samples and Needs.CPU not in writer.needs:
-        samples = cpu_samples(reader, wanted, symbol_options(choice))
-        _check_matches("CPU sample", samples, choice.selection, reader)
-        yield Export(empty_profile(), about(reader), interval, cpu=samples), None
+
+        def samples(options: ReportOptions) -> CpuSamples:
+            return cpu_samples(reader, options, symbol_options(choice))
+
+        found = _selected("cpu_sample", samples, wanted, reader)
+        yield Export(empty_profile(), about(reader), interval, cpu=found), None
         return
     with GpuModuleLoader() as modules:
         with show_joining(reader.stall_records) as progress:
@@ -139,9 +150,19 @@ def open_export(
         yield built
 
 
-def _check_matches(what: str, samples: CpuSamples, selection: Selection, reader: CaptureReader) -> None:
-    if not len(samples.count) and filters_of(selection):
-        raise nothing_matches(what, selection, reader)
+def _selected(
+    kind: str, samples_of: Callable[[ReportOptions], CpuSamples], options: ReportOptions, reader: CaptureReader
+) -> CpuSamples:
+    """The selected rows of a kind as samples; IaprofError if filters select none."""
+    samples = samples_of(options)
+    if not len(samples.count) and filters_of(options.selection):
+        raise nothing_matches(
+            "wait" if kind == "wait" else "CPU sample",
+            options.selection,
+            reader,
+            lambda only: names_of_samples(samples_of(replace(options, selection=only)), reader, kind),
+        )
+    return samples
 
 
 @contextlib.contextmanager

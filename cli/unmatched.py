@@ -1,24 +1,41 @@
-"""Says that filters select nothing, and what there is to select."""
+"""Says that a capture has no rows of a kind, or that filters select nothing and what there is to select."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.quantities import in_time
 from iaprof.cli.terminal.entry_names import entry_titles
+from iaprof.cli.terminal.wait_facts import no_waits
+from iaprof.formats.header.unrecorded_copies import unrecorded
+from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.formats.export import CpuSamples
     from iaprof.formats.profile import Profile
     from iaprof.report.join.selection import Selection
 
 _MOST_NAMED = 8  # in a message, of each kind
 _LONGEST = 60  # characters of a name
+
+Names = Mapping[str, Callable[[], Iterable[str]]]
+"""By the noun for what a filter selects (_NOUNS), a function that lists the names; empty if nothing is selected."""
+
+_NOUNS = {
+    "kernel": "kernels",
+    "function": "functions",
+    "process": "processes",
+    "thread": "threads",
+    "reason": "reasons",
+    "cgroup": "cgroups",
+    "Python function": "Python functions",
+    "GPU": "GPUs",
+}
 
 
 def filters_of(selection: Selection) -> list[str]:
@@ -41,7 +58,7 @@ def nothing_matches(
     what: str,
     selection: Selection,
     capture: CaptureReader | None = None,
-    profile_of: Callable[[Selection], Profile] | None = None,
+    names_of: Callable[[Selection], Names] | None = None,
 ) -> IaprofError:
     """The error that no stalls, or the like, are selected.
 
@@ -49,14 +66,13 @@ def nothing_matches(
         what: what was to be selected, in the singular.
         selection: the filters, of which there is one.
         capture: the open capture; None: there are several.
-        profile_of: makes the profile of other filters; None: there are no stalls.
+        names_of: lists the names of what other filters select; None: there are several captures.
     """
     time_only = replace(selection, pids=frozenset(), tids=frozenset(), comms=frozenset(), kernel=None, devices=(),
                         reasons=frozenset(), cgroups=(), python=None)  # fmt: skip
     there: list[str] = []
-    if capture is not None and profile_of is not None and time_only != selection:
-        profile = profile_of(time_only)
-        there = list(_there(selection, profile, capture)) if len(profile) else []
+    if names_of is not None and time_only != selection:
+        there = list(_there(selection, names_of(time_only)))
     if not there and capture is not None and selection.time_range is not None:
         there = [_length(capture)]
     filters = filters_of(selection)
@@ -64,21 +80,95 @@ def nothing_matches(
     return IaprofError(f"no {what} matches {' and '.join(filters)}: {cure}")
 
 
-def _there(selection: Selection, profile: Profile, capture: CaptureReader) -> Iterator[str]:
-    if selection.kernel:
-        yield _listed("kernel", "kernels", _most(profile, "kernel"))
-    if selection.pids or selection.comms:
-        yield _listed("process", "processes", _most(profile, "process"))
-    if selection.tids:
-        yield _listed("thread", "threads", map(str, sorted(_distinct(capture, "launch", "tid"))))
-    if selection.reasons:
-        yield _listed("reason", "reasons", _most(profile, "reason"))
-    if selection.cgroups:
-        yield _listed("cgroup", "cgroups", sorted(filter(None, _distinct(capture, "process", "cgroup"))))
-    if selection.python:
-        yield _listed("Python function", "Python functions", _python(profile))
-    if selection.devices:
-        yield _listed("GPU", "GPUs", profile.devices)
+def names_of_profile(profile: Profile, capture: CaptureReader) -> Names:
+    """What there is in a profile of stalls."""
+    if not len(profile):
+        return {}
+    return {
+        "kernel": lambda: _most(profile, "kernel"),
+        "process": lambda: _most(profile, "process"),
+        "thread": lambda: map(str, sorted(_distinct(capture, "launch", "tid"))),
+        "reason": lambda: _most(profile, "reason"),
+        "cgroup": lambda: _cgroups(capture),
+        "Python function": lambda: _python(launch.stack for launch in profile.launches if launch),
+        "GPU": lambda: profile.devices,
+    }
+
+
+def names_of_samples(samples: CpuSamples, capture: CaptureReader, kind: str) -> Names:
+    """What there is in CPU samples, or in waits; `kind` is that of their rows."""
+    if not len(samples.count):
+        return {}
+
+    def processes() -> list[str]:
+        counts: Counter[str] = Counter()
+        for launch, count in zip(samples.launch.tolist(), samples.count.tolist(), strict=True):
+            one = samples.launches[launch]
+            counts[clean(f"{one.comm} {one.pid}".strip())] += count
+        return [title for title, _ in counts.most_common()]
+
+    return {
+        "process": processes,
+        "thread": lambda: map(str, sorted(_distinct(capture, kind, "tid"))),
+        "cgroup": lambda: _cgroups(capture),
+        "Python function": lambda: _python(launch.stack for launch in samples.launches),
+    }
+
+
+def names_of_transfers(functions: Sequence[str], capture: CaptureReader) -> Names:
+    """What there is in copies and fills by these functions."""
+    if not functions:
+        return {}
+
+    def processes() -> list[str]:
+        counts: Counter[str] = Counter()
+        for part in capture.parts:
+            for rows in part.tables("transfer", ("comm", "pid")):
+                pairs = zip(rows["comm"].to_pylist(), rows["pid"].to_pylist(), strict=True)
+                counts.update(clean(f"{comm or ''} {pid}".strip()) for comm, pid in pairs)
+        return [title for title, _ in counts.most_common()]
+
+    return {
+        "function": lambda: functions,
+        "process": processes,
+        "thread": lambda: map(str, sorted(_distinct(capture, "transfer", "tid"))),
+        "cgroup": lambda: _cgroups(capture),
+    }
+
+
+def check_has_rows(capture: CaptureReader, kind: str) -> None:
+    """Checks that a capture has `wait`, `cpu_sample` or `transfer` rows.
+
+    Raises:
+        IaprofError: it has none; the text says how to record some.
+    """
+    if any(part.count(kind) for part in capture.parts):
+        return
+    if kind == "wait":
+        raise IaprofError(no_waits(capture))
+    if kind == "cpu_sample":
+        raise IaprofError("this capture has no CPU samples: record with 'iaprof record --cpu-freq 49'")
+    whys = "".join(f"; {text}" for text in unrecorded(capture))
+    raise IaprofError(
+        "this capture has no copies and fills: record a program that makes some; 'iaprof check' lists the drivers "
+        f"whose copies and fills cannot be recorded{whys}"
+    )
+
+
+def _there(selection: Selection, names: Names) -> Iterator[str]:
+    wanted = {
+        "kernel": selection.kernel,
+        "function": selection.kernel,
+        "process": selection.pids or selection.comms,
+        "thread": selection.tids,
+        "reason": selection.reasons,
+        "cgroup": selection.cgroups,
+        "Python function": selection.python,
+        "GPU": selection.devices,
+    }
+    for noun, filter_ in wanted.items():
+        if filter_ and noun in names:
+            yield _listed(noun, _NOUNS[noun], names[noun]())
 
 
 def _most(profile: Profile, by: str) -> list[str]:
@@ -89,10 +179,14 @@ def _most(profile: Profile, by: str) -> list[str]:
     return [title for title in entry_titles(by, keys, short=True) if not title.startswith("[")]  # a label
 
 
-def _python(profile: Profile) -> list[str]:
+def _cgroups(capture: CaptureReader) -> list[str]:
+    return sorted(filter(None, _distinct(capture, "process", "cgroup")))
+
+
+def _python(stacks: Iterable[Sequence[str]]) -> list[str]:
     from iaprof.symbols.python.without_interpreter import python_function
 
-    frames = dict.fromkeys(frame for launch in profile.launches if launch for frame in launch.stack)
+    frames = dict.fromkeys(frame for stack in stacks for frame in stack)
     return list(dict.fromkeys(filter(None, map(python_function, frames))))
 
 
@@ -106,7 +200,7 @@ def _distinct(capture: CaptureReader, kind: str, column: str) -> list[Any]:
     return list(found)
 
 
-def _listed(one: str, many: str, names: Iterator[str] | Sequence[str]) -> str:
+def _listed(one: str, many: str, names: Iterable[str]) -> str:
     several = list(names)
     if not several:
         return f"the capture has no {many}"

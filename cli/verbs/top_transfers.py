@@ -11,15 +11,14 @@ from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table
-from iaprof.cli.unmatched import filters_of, nothing_matches
-from iaprof.formats.header.unrecorded_copies import sentence
-from iaprof.formats.profile import clean
+from iaprof.cli.unmatched import check_has_rows, filters_of, names_of_transfers, nothing_matches
+from iaprof.formats.header.unrecorded_copies import unrecorded
 
 if TYPE_CHECKING:
+    from iaprof.cli.unmatched import Names
     from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.join.selection import Selection
     from iaprof.report.views.transfers import Transfers
-
-_MOST_SENTENCES = 20
 
 
 def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers: Answers) -> CaptureReader:
@@ -33,6 +32,7 @@ def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers:
 
     Raises:
         CaptureError: the file is not a capture, or is damaged.
+        IaprofError: the capture has no copies and fills, or none is selected.
         UsageError: the selection uses properties that transfers do not have.
     """
     from iaprof.formats.capture.reader import CaptureReader
@@ -42,8 +42,13 @@ def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers:
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     found = transfers(reader, choice.selection)
+    check_has_rows(reader, "transfer")
+
+    def names_of(only: Selection) -> Names:
+        return names_of_transfers([each.function for each in transfers(reader, only)], reader)
+
     if not found and filters_of(choice.selection):
-        raise nothing_matches("transfer", choice.selection, reader)
+        raise nothing_matches("transfer", choice.selection, reader, names_of)
     shown, more = (found[:limit], found[limit:]) if limit else (found, [])
     rest, total = sum_transfers(more, f"({len(more):,} more)"), sum_transfers(found, "(total)")
     if not answers.is_text:
@@ -64,10 +69,8 @@ def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers:
 
 def say_unrecorded(reader: CaptureReader) -> None:
     """Prints which drivers' copies and fills, or own kernels, are not recorded, over all parts."""
-    libraries = [header.get("libraries") for header in (part.header for part in reader.parts)]
-    texts = [sentence(library) for each in libraries if isinstance(each, list) for library in each]
-    for text in list(dict.fromkeys(filter(None, texts)))[:_MOST_SENTENCES]:
-        say(clean(f"iaprof: {text}"))
+    for text in unrecorded(reader):
+        say(f"iaprof: {text}")
 
 
 def _cells(each: Transfers) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.entry_names import BETWEEN_FRAMES, short_python
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
-from iaprof.cli.unmatched import filters_of, nothing_matches
+from iaprof.cli.unmatched import check_has_rows, filters_of, names_of_samples, nothing_matches
 from iaprof.formats.profile import UNKNOWN_PROCESS, clean
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.join.selection import Selection
     from iaprof.report.views.waits import Entry, Waits
 
 BY = "wait"
@@ -33,6 +34,7 @@ def top_waits(
 
     Raises:
         CaptureError: the file is not a capture, or is damaged.
+        IaprofError: the capture has no waits, or none is selected.
         UsageError: the capture lacks something that the options name, such as a GPU.
     """
     from iaprof.formats.capture.reader import CaptureReader
@@ -43,13 +45,17 @@ def top_waits(
 
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
-    waits = waits_of(
-        reader,
-        ReportOptions(choice.selection, interval_s, FrameOptions(choice.inlines, False, False)),
-        symbol_options(choice),
-    )
+    check_has_rows(reader, "wait")
+
+    def selected(selection: Selection) -> Waits:
+        options = ReportOptions(selection, interval_s, FrameOptions(choice.inlines, False, False))
+        return waits_of(reader, options, symbol_options(choice))
+
+    waits = selected(choice.selection)
     if not len(waits.count) and filters_of(choice.selection):
-        raise nothing_matches("wait", choice.selection, reader)
+        raise nothing_matches(
+            "wait", choice.selection, reader, lambda only: names_of_samples(selected(only).as_samples(), reader, "wait")
+        )
     if not interval_s:
         found = entries(waits, limit)
         if answers.is_text:

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from iaprof.formats.profile import clean
+
+if TYPE_CHECKING:
+    from iaprof.formats.capture.reader import CaptureReader
+
+_MOST_SENTENCES = 20
 
 MEMBER = "copies"
 """The member of a library in a capture's header: whether transfers are recorded; missing if launches are not."""
@@ -24,3 +31,10 @@ def sentence(library: Any) -> str:
         case {"path": str(path), "copies": True, "own_kernels": False}:
             return f"{path}: {OWN_CLAUSE}"
     return ""
+
+
+def unrecorded(capture: CaptureReader) -> list[str]:
+    """A sentence for each driver whose copies and fills, or own kernels, are not recorded, over all parts."""
+    libraries = [part.header.get("libraries") for part in capture.parts]
+    texts = [sentence(library) for each in libraries if isinstance(each, list) for library in each]
+    return [clean(text) for text in list(dict.fromkeys(filter(None, texts)))[:_MOST_SENTENCES]]

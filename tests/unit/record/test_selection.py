@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
+from iaprof.formats.header.unrecorded_copies import CLAUSE
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import Done, iaprof
 
@@ -72,9 +74,22 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Path:
             launches.append(
                 launch(time - MS, one.pid, address, name=one.kernel, tid=one.tid, comm=one.comm, stack=number)
             )
-    processes = [{"time_ns": 1, "pid": 7, "tid": 7, "event": "fork"}, *map(described, CGROUPS)]
+    processes = [{"time_ns": 1, "pid": 7, "tid": 7, "event": "fork", "comm": "app"}, *map(described, CGROUPS)]
     path = tmp_path_factory.mktemp("known") / "known.parquet"
-    return capture(path, TEN_SECONDS, stall=stalls, launch=launches, process=processes)
+    return capture(path, TEN_SECONDS, stall=stalls, launch=launches, process=processes, **others())
+
+
+def others() -> dict[str, list[dict[str, Any]]]:
+    """Rows of other kinds, by two threads each: 7 has most of them."""
+    of_7 = {"time_ns": BEGUN + SECOND, "pid": 7, "tid": 7, "comm": "app", "stack": 0, "flags": 0}
+    rows = [of_7, of_7, of_7 | {"time_ns": BEGUN + 5 * SECOND, "pid": 9, "tid": 90, "comm": "web"}]
+    waited = {"waited_ns": SECOND, "count": 1, "function": "clFinish", "handle": 1}
+    copied = {"cpu": 0, "function": "clFinish", "bytes": 10}
+    return {
+        "wait": [row | waited | {"end_ns": row["time_ns"] + SECOND} for row in rows],
+        "transfer": [row | copied for row in rows],
+        "cpu_sample": [row | {"cpu": 0, "kernel_stack": 0} for row in rows],
+    }
 
 
 def folded(done: Done) -> Counter[str]:
@@ -184,16 +199,46 @@ def test_filters_that_match_nothing_say_what_there_is(known: Path, words: str, s
     ("words", "said"),
     [
         ("top --pid 3", f"no stall matches --pid 3: {PROCESSES}"),
-        ("top --by transfer --pid 3", "no transfer matches --pid 3: leave it out to see what there is"),
-        ("top --by wait --pid 3", "no wait matches --pid 3: leave it out to see what there is"),
         ("annotate --pid 3", f"no stall matches --pid 3: {PROCESSES}"),
-        ("report --cpu-samples --pid 3", "no CPU sample matches --pid 3: leave it out to see what there is"),
-        ("report --waits --pid 3 --tid 3", "no wait matches --pid 3 and --tid 3: leave them out to see what there is"),
+        ("top --by transfer --pid 3", "no transfer matches --pid 3: the processes are app 7, web 9"),
+        ("top --by transfer --kernel x", "no transfer matches --kernel x: the only function is clFinish"),
+        ("top --by transfer --cgroup x --tid 1",
+         f"no transfer matches --tid 1 and --cgroup x: the threads are 7, 90; {CGROUPS_THERE}"),
+        ("top --by transfer --time 20s-", "no transfer matches --time 20s-: the recording is 10.00 s long"),
+        ("top --by wait --pid 3", "no wait matches --pid 3: the processes are app 7, 9"),
+        ("report --waits --pid 3 --tid 3",
+         "no wait matches --pid 3 and --tid 3: the processes are app 7, 9; the threads are 7, 90"),
+        ("report --cpu-samples --pid 3", "no CPU sample matches --pid 3: the processes are app 7, 9"),
+        ("report --cpu-samples --comm x --time 4s-",
+         "no CPU sample matches --time 4s- and --comm x: the only process is 9"),
+        ("report --cpu-samples --python x", "no CPU sample matches --python x: the capture has no Python functions"),
     ],
-)
+)  # fmt: skip
 def test_other_verbs_say_so_too(known: Path, words: str, said: str) -> None:
     verb, *options = words.split()
     assert iaprof(verb, known, *options) == (1, "", f"iaprof: {said}\n")
+
+
+OLD = {"path": "/old.so", "copies": False}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("top --by wait", "waits: record with 'iaprof record --waits'"),
+        ("report --waits --pid 3", "waits: record with 'iaprof record --waits'"),
+        ("report --cpu-samples", "CPU samples: record with 'iaprof record --cpu-freq 49'"),
+        ("report --cpu-samples --pid 3 -q", "CPU samples: record with 'iaprof record --cpu-freq 49'"),
+        ("report --cpu-samples --format=html", "CPU samples: record with 'iaprof record --cpu-freq 49'"),
+        ("top --by transfer", f"copies and fills: .*iaprof check.*; /old.so: {CLAUSE}"),
+    ],
+)
+def test_a_capture_without_such_rows_says_how_to_record_them(tmp_path: Path, words: str, said: str) -> None:
+    empty = capture(tmp_path / "empty.parquet", {**TEN_SECONDS, "libraries": [OLD]})
+    verb, *options = words.split()
+    done = iaprof(verb, empty, *options)
+    assert (done.code, done.out) == (1, "")
+    assert re.fullmatch(f"iaprof: this capture has no {said}\n", done.err)
 
 
 def test_a_difference_may_have_nothing_on_one_side(known: Path, tmp_path: Path) -> None:
