@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from iaprof.basics.errors import IaprofError
+from iaprof.basics.errors import IaprofError, UsageError
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -42,7 +42,10 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
 
     Raises:
             IaprofError: `path` exists and `force` is false, it is `source` or no regular file, or the folder refuses.
+            UsageError: `path` is `-`, by which other programs mean stdout.
     """
+    if str(path) == "-":
+        raise UsageError("'-' does not stand for stdout: name a file with -o; reports go to stdout without -o")
     try:
         folder, name = _place(path)
         found = _status(folder, name, follow=True)

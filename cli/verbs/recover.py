@@ -53,6 +53,8 @@ def recover(
     from iaprof.symbols.names.which import Symbols
 
     existing(spool, _absent)
+    if spool.is_dir():
+        raise UsageError(f"{spool} is a folder, not a spool: name the file CAPTURE{_EXTENSION} that a recording left")
     if output is None:
         if spool.suffix != _EXTENSION:
             raise UsageError(f"{spool} does not end in {_EXTENSION}: name the capture to write with -o")

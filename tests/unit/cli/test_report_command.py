@@ -65,6 +65,7 @@ def test_outputs(good: Path, tmp_path: Path) -> None:
         (("report", "{folder}/c", "--interval", "0"), 2, "--interval must be"),
         (("recover", "{folder}/text.spool", "-o", "{folder}/text.spool", "--force"), 1, "is not the spool"),
         (("recover", "{folder}/text"), 2, "does not end in .spool"),
+        (("recover", "{folder}"), 2, " is a folder, not a spool: name the file CAPTURE.spool that a recording left"),
         (("recover", "{folder}/absent"), 1, "does not exist: name the spool"),
         (("recover", "{folder}/text.spool"), 1, "is not the spool"),
         (

@@ -14,6 +14,10 @@ import pytest
 from iaprof.basics import files
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import check_output, create, make_public_folder, remove, replace_file
+from iaprof.record.capture.spool import Spool
+from unit.in_process import iaprof
+
+CAPTURE = Path(__file__).parents[2] / "data" / "captures" / "format-9.parquet"
 
 
 def names(folder: Path) -> list[str]:
@@ -118,6 +122,31 @@ def test_no_file_gets_what_is_written_to_a_closed_stderr(tmp_path: Path, closed:
     # then the recording has nothing of it
     assert done.returncode == 0
     assert b"told" not in path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("archive", CAPTURE),
+        ("merge", CAPTURE, CAPTURE),
+        ("import", CAPTURE),
+        ("report", CAPTURE, "--format=svg"),
+        ("query", CAPTURE, "SELECT 1", "--json"),
+        ("recover", "s"),
+    ],
+)
+def test_a_hyphen_is_no_name_of_an_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str | Path, ...]
+) -> None:
+    # given a folder, and a spool in it
+    monkeypatch.chdir(tmp_path)
+    Spool(Path("s")).close()
+    # when an output is called as other programs call stdout
+    done = iaprof(*words, "-o", "-")
+    # then it is refused, and nothing is written
+    said = "iaprof: '-' does not stand for stdout: name a file with -o; reports go to stdout without -o\n"
+    assert done == (2, "", said)
+    assert names(tmp_path) == ["s"]
 
 
 def test_own_symbolic_links_are_followed(tmp_path: Path) -> None:
