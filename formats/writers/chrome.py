@@ -32,10 +32,22 @@ class Chrome(Writer):
         other_data = {"command": about.command, "host": about.host, "gpus": about.gpus, "begun": about.begun}
         out.write(f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(other_data)},\n"traceEvents": [')
         separator = "\n"
-        for event in _events(export, options):
+        for event in _once(_events(export, options)):
             out.write(separator + json.dumps(event))
             separator = ",\n"
         out.write("\n]}\n")
+
+
+def _once(events: Iterator[Event]) -> Iterator[Event]:
+    """Leaves out what was said before of a process or a thread: only the first event of each kind counts."""
+    said = set()
+    for event in events:
+        if event["ph"] == "M":
+            about = event["name"], event["pid"], event["tid"]
+            if about in said:
+                continue
+            said.add(about)
+        yield event
 
 
 def _events(export: Export, options: StackOptions) -> Iterator[Event]:
@@ -71,13 +83,10 @@ def _events(export: Export, options: StackOptions) -> Iterator[Event]:
 def _runs(launches: Launches, what: str, pids: _Numbers, tids: _Numbers) -> Iterator[Event]:
     from iaprof.formats.writers.timeline import rows, run_name
 
-    announced = set()
     for order, row in enumerate(rows(launches)):
         thread, kernel = launches.threads[row.thread], clean(launches.kernels[row.kernel])
         pid = pids.of((thread.host, thread.pid), thread.pid)
-        if pid not in announced:
-            announced.add(pid)
-            yield _about("process_name", pid, 0, name=_process(thread))
+        yield _about("process_name", pid, 0, name=_process(thread))
         # Slices of a thread must not overlap, but runs of different kernels may: each kernel gets a thread of its own.
         tid = tids.of((what, row.thread, row.kernel), thread.tid)
         yield _about("thread_name", pid, tid, name=clean(f"{thread.comm} {thread.tid}: {kernel}"))

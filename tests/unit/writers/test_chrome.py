@@ -132,6 +132,26 @@ def test_rows_name_process_thread_and_kernel() -> None:
     assert rows(export())[:3] == ["app | app 7: matmul", "app | app 7: reduce", "app | worker 9: matmul"]
 
 
+def test_each_process_and_thread_is_named_once() -> None:
+    # given two kernels of one queue
+    given = executed()
+    seen = given.executions
+    assert seen is not None
+    more = replace(
+        seen,
+        tracks=[*seen.tracks, replace(seen.tracks[0], kernel="reduce")],
+        track=np.append(seen.track, 3),
+        begin=np.append(seen.begin, 0.5),
+        end=np.append(seen.end, 0.5),
+        count=np.append(seen.count, 1),
+    )
+    # when
+    found = events(replace(given, executions=more), "M")
+    # then
+    said = Counter((event["name"], event["pid"], event["tid"]) for event in found)
+    assert max(said.values()) == 1
+
+
 def test_equal_pids_of_several_machines_are_several_processes() -> None:
     found = rows(export(hosts=("one", "two")))
     assert [row.split(" ")[0] for row in found] == ["one", "one", "one", "two"]
