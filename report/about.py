@@ -175,10 +175,10 @@ def _report_facts(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
         yield "energy", facts.energy.text()
     unnamed = [module for module in facts.cpu_modules if module.unnamed]
     files = _join_names(
-        f"{clean(os.path.basename(module.names.module.path)) or 'code without a file'} {percent(module.unnamed)}"
+        f"{clean(os.path.basename(module.names.module.path)) or 'code without a file'} in {percent(module.unnamed)}"
         for module in unnamed
     )
-    yield "unnamed", f"of the samples with a stack, frames in {files}" if files else "all frames named"
+    yield "unnamed", f"frames of {files} of the samples with a stack" if files else "all frames named"
 
 
 def _selection_facts(selection: Selection) -> Iterator[Fact]:

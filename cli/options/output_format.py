@@ -38,7 +38,8 @@ def output_format(
     by_name = _by_extension(formats, output)
     if chosen is None:
         if by_name is None:
-            extensions = ", ".join(formats)
+            *others, last = formats
+            extensions = f"{', '.join(others)} or {last}" if others else last
             raise UsageError(f"the name {output} does not determine the format: end it in {extensions}")
         return by_name
     is_of_another = by_name != chosen if by_name else output.suffix in _WELL_KNOWN

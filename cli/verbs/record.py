@@ -119,9 +119,7 @@ def record(
     ] = None,
     label: Annotated[
         list[str] | None,
-        typer.Option(
-            "--label", metavar="NAME=VALUE", help="Put a label into the header, to find and group captures by."
-        ),
+        typer.Option("--label", metavar="NAME=VALUE", help="Label the capture, to find and group it later."),
     ] = None,
     symbols: WhichSymbols = "needed",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,

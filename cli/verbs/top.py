@@ -89,7 +89,7 @@ def top(
     per_interval: Annotated[bool, typer.Option("--per-interval", help="Print a table for each interval.")] = False,
     interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Length of intervals.")] = 1.0,
     outliers: Annotated[
-        bool, typer.Option("--outliers", help="With --group-by: show what stalls differently in some of the groups.")
+        bool, typer.Option("--outliers", help="With --group-by: show kernels whose stalls differ between groups.")
     ] = False,
     percentiles: Annotated[
         bool,

@@ -170,14 +170,18 @@ class CaptureReader:
         if start == b"IAPS":
             raise CaptureError(f"{self.path} is the spool of an unfinished recording: iaprof recover {self.path}")
         if start != b"PAR1":
-            raise CaptureError(f"{self.path} is not an iaprof capture (it is not a Parquet file)")
+            raise CaptureError(
+                f"{self.path} is not an iaprof capture (not a Parquet file): name a file that 'iaprof record' wrote"
+            )
         if end != b"PAR1" or size < 12:
             raise CaptureError(f"{self.path} is cut short: copy it again from where it was recorded")
 
     def _read_header(self) -> dict[str, Any]:
         raw = (self._file.metadata.metadata or {}).get(HEADER_KEY)
         if raw is None:
-            raise CaptureError(f"{self.path} is not an iaprof capture (it is some other Parquet file)")
+            raise CaptureError(
+                f"{self.path} is not an iaprof capture (another Parquet file): name a file that 'iaprof record' wrote"
+            )
         try:
             header = loads_finite(raw) if len(raw) <= MAX_HEADER_BYTES else None
         except MemoryError as error:

@@ -44,7 +44,7 @@ def thinned(header: dict[str, Any]) -> str:
     match header.get(BUDGET):
         case int(budget) | float(budget) if 0 < budget <= _MOST_PERCENT:
             limit = f" to keep to {budget:g} % of a CPU"
-    return f"sampling was changed {times}{limit}: at the least {sampled(*thinnest)}"
+    return f"sampling was changed {times}{limit}: at its lowest, {sampled(*thinnest)}"
 
 
 def _changes(value: Any) -> Iterator[tuple[int, int]]:

@@ -230,7 +230,7 @@ class WholeStacks:
     def _counts(self) -> str:
         sentence = ""
         if self.unknown:
-            sentence += f"; of {self.unknown:,} of them it is not known whether that is the start"
+            sentence += f"; for {self.unknown:,} it is unknown whether that is the start"
         if self.deep:
             sentence += f"; {self.deep:,} of them {'has' if self.deep == 1 else 'have'} too many frames"
         if self.guessed:

@@ -82,8 +82,8 @@ Recording
   processes      7, 8
   kept           one of every 8 records
   file           number 2 of the recording; the first one is 0
-  thinned        sampling was changed 2 times to keep to 1 % of a CPU: at the
-                 least no CPU samples, metrics each 20 ms
+  thinned        sampling was changed 2 times to keep to 1 % of a CPU: at its
+                 lowest, no CPU samples, metrics each 20 ms
   removed        12 earlier files, 34.0 MB, to make room
   redacted       names are hashes
   recovered      from the spool of a recording that did not end
@@ -188,7 +188,7 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
                 "arguments": FULL["arguments"], "labels": {},
                 "begun": "2026-11-21T10:33:33.747495Z", "duration_s": 200.0, "part": 2,
                 "removed_files": FULL["removed_files"],
-                "thinned": "sampling was changed 2 times to keep to 1 % of a CPU: at the least no CPU samples, "
+                "thinned": "sampling was changed 2 times to keep to 1 % of a CPU: at its lowest, no CPU samples, "
                            "metrics each 20 ms",
                 "paused": 2, "paused_s": 1.5, "scope": [7, 8], "stack_depth": None, "cpu_hz": None,
                 "metric_interval_ns": None, "libraries": FULL["libraries"], "counts": counts,

@@ -86,8 +86,8 @@ def test_all_of_it_as_lines() -> None:
     assert list(CPU.facts("CPU stacks", "CPU samples")) == [
         (
             "CPU stacks",
-            "90 of 100 CPU samples (90.0 %) reach the program's start; 5 cut; of 2 of them it is not known whether "
-            "that is the start; 3 of them have too many frames; 4 have callers that were guessed; 1 has the stack of "
+            "90 of 100 CPU samples (90.0 %) reach the program's start; 5 cut; for 2 it is unknown whether that is "
+            "the start; 3 of them have too many frames; 4 have callers that were guessed; 1 has the stack of "
             "another one that looked the same; 5 were finished when the recording had ended",
         ),
         ("  end in", "libfoo.so (9), python3 (1)"),

@@ -210,4 +210,4 @@ def test_untrusted_headers(value: object) -> None:
 
 def test_a_sentence_without_a_budget() -> None:
     header = {"thinned": [{"cpu_hz": 12, "metric_interval_ns": 0}], "max_cpu_percent": "1"}
-    assert thinned(header) == "sampling was changed once: at the least 12 CPU samples/s, no metrics"
+    assert thinned(header) == "sampling was changed once: at its lowest, 12 CPU samples/s, no metrics"

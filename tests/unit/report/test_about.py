@@ -174,7 +174,7 @@ def test_filters_are_reported(selection: Selection, only: str | None, tmp_path: 
 def test_unnamed_modules_are_reported(tmp_path: Path) -> None:
     modules = [CpuModule(module("/opt/lib\x1b.so"), 1.0, 0.25), CpuModule(module("/usr/lib/libc.so"), 1.0, 0.0)]
     found = dict(of(with_losses(tmp_path / "cap.parquet"), replace(GOOD, cpu_modules=modules)).facts)
-    assert dict(found["This report"])["unnamed"] == "of the samples with a stack, frames in lib\\x1b.so 25.0 %"
+    assert dict(found["This report"])["unnamed"] == "frames of lib\\x1b.so in 25.0 % of the samples with a stack"
 
 
 def module(path: str) -> ModuleNames:

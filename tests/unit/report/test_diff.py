@@ -220,7 +220,7 @@ def test_captures(captures: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 FORMATS = "table, json, csv, parquet, html, folded, svg"
-EXTENSIONS = ".json, .csv, .parquet, .html, .folded, .collapsed, .svg"
+EXTENSIONS = ".json, .csv, .parquet, .html, .folded, .collapsed or .svg"
 
 
 @pytest.mark.parametrize(

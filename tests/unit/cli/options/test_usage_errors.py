@@ -43,7 +43,7 @@ SEE = "'iaprof {verb} --help' lists what it takes"
         ("top --json -o x.csv", "--json and -o x.csv contradict each other: leave one of them out"),
         ("top --json -o x.html", "--json and -o x.html contradict each other: leave one of them out"),
         ("query --json -o x.csv", "--json and -o x.csv contradict each other: leave one of them out"),
-        ("annotate -o x.svg", "the name x.svg does not determine the format: end it in .txt, .json"),
+        ("annotate -o x.svg", "the name x.svg does not determine the format: end it in .txt or .json"),
     ],
 )  # fmt: skip
 def test_one_sentence(words: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
