@@ -25,6 +25,16 @@ def divided_text(divided: int, samples: int) -> str:
     )
 
 
+def short_divided_text(divided: int, samples: int) -> str:
+    """The same in fewer words, where `divided_text` and EXPLANATION show when a pointer rests on it."""
+    if not divided:
+        return ""
+    return (
+        f"{percent(divided / samples)} of the samples are divided among stacks: what is marked {MARK} is an estimate. "
+        "Hover to read why."
+    )
+
+
 def is_marked(divided: float, samples: float) -> bool:
     """Whether a figure gets the mark."""
     return divided > 0 and divided >= LEAST_SHARE * samples

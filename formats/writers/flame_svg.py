@@ -14,7 +14,7 @@ from typing import IO, Protocol
 from xml.sax.saxutils import escape
 
 from iaprof.basics.quantities import percent
-from iaprof.formats.estimates import MARK, divided_text, is_marked
+from iaprof.formats.estimates import EXPLANATION, MARK, divided_text, is_marked, short_divided_text
 from iaprof.formats.export import About, Export
 from iaprof.formats.profile import CodeKind, StackOptions
 from iaprof.formats.stacks.flame_layout import DEEPEST, Box, FlameLayout, frame_key, lay_out
@@ -144,16 +144,19 @@ def _head(layout: FlameLayout, about: About, options: StackOptions, active: int,
         deep = f" or deeper than {DEEPEST:,}" if len(layout.rows) > DEEPEST + 1 else ""
         much.append(f"{layout.left_out:,} frames below {layout.limit:g} %{deep} not drawn")
     lines = [
-        ("title", about.command or "iaprof", _TITLE_LETTER),
-        *(("said", " · ".join(each), _LETTER) for each in (where, much) if each),
-        *([("said", divided_text(divided, layout.total), _LETTER)] if divided else []),
-        *(("warning", warning, _LETTER) for warning in about.warnings[:_MOST_WARNINGS]),
+        ("title", about.command or "iaprof", _TITLE_LETTER, ""),
+        *(("said", " · ".join(each), _LETTER, "") for each in (where, much) if each),
+        *(("warning", warning, _LETTER, "") for warning in about.warnings[:_MOST_WARNINGS]),
     ]
-    for index, (name, text, letter) in enumerate(lines):
+    if divided:
+        why = f"{divided_text(divided, layout.total)} {EXPLANATION}"
+        lines.insert(1 + bool(where) + bool(much), ("said", short_divided_text(divided, layout.total), _LETTER, why))
+    for index, (name, text, letter, why) in enumerate(lines):
         cut = escape(_cut(text, int((_WIDTH - 2 * _PAD) / letter)))
+        said = f' data-said="{escape(text)}"' if why else ""  # which the script cuts, instead of the title
         yield (
-            f'<text class="{name}" data-letter="{letter}" x="{_PAD}" y="{24 + index * _LINE}">'
-            f"<title>{escape(text)}</title>{cut}</text>\n"
+            f'<text class="{name}" data-letter="{letter}"{said} x="{_PAD}" y="{24 + index * _LINE}">'
+            f"<title>{escape(why or text)}</title>{cut}</text>\n"
         )
 
 

@@ -8,6 +8,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from browser import opened, until
+from iaprof.formats.estimates import EXPLANATION
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.profile import Code, Kernel, Launch, StackOptions, reason_name
 from iaprof.formats.stacks.flame_layout import SMALLEST, FlameLayout, frame_key, lay_out
@@ -300,6 +302,20 @@ def frame(page: Page, name: str) -> None:
 
 
 class TestInABrowser:
+    def test_what_is_divided_is_said_in_a_line_that_fits_and_explained(self, browser: Browser, tmp_path: Path) -> None:
+        # Given samples that are all divided, in a narrow window
+        made = replace(profile(ROWS), divided=np.array([60, 20, 20], np.uint64))
+        path = saved(tmp_path, written(replace(export(), profile=made)))
+        with opened(browser, path, 800, 800) as page:
+            line = page.locator("#head text.said").nth(2)
+            # Then the line is whole
+            assert line.evaluate("each => each.lastChild.data") == (
+                "100.0 % of the samples are divided among stacks: what is marked ~ is an estimate. Hover to read why."
+            )
+            assert line.evaluate("each => each.getBBox().width") < 780
+            # And its tooltip explains it
+            assert (line.locator("title").text_content() or "").endswith(EXPLANATION)
+
     def test_zoom_and_reset(self, page: Page) -> None:
         # Given the whole picture
         whole = shown(page)

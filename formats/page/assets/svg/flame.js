@@ -211,7 +211,8 @@
     tools.parentNode.setAttribute("x", width - pad - 400);
     matched.setAttribute("x", width - pad);
     for (const line of head.querySelectorAll("[data-letter]")) {
-      line.lastChild.data = cut(line.firstChild.textContent, Math.floor((width - 2 * pad) / line.dataset.letter));
+      const text = line.dataset.said || line.firstChild.textContent;
+      line.lastChild.data = cut(text, Math.floor((width - 2 * pad) / line.dataset.letter));
     }
     draw();
     stay();
