@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from iaprof.cli.interactive.contents import Contents
+from iaprof.formats.estimates import MARK, is_marked
 from iaprof.report.views.browsing.tree import Sums
 
 NARROW = 70
@@ -34,7 +35,7 @@ def columns(contents: Contents, width: int) -> list[Column]:
         last = Column("MOST CHANGED", 16, lambda node, all_, _: _most_changed(node, all_, contents.is_relative), False)
     else:
         found = [
-            Column(contents.measure.heading, 11, lambda node, *_: contents.measure.text(node.samples[0])),
+            Column(contents.measure.heading, 11, lambda node, *_: _estimated(node, contents.measure.text)),
             Column("SHARE", 7, lambda node, all_, _: _share(node, all_, 0)),
         ]
         last = Column(f"TOP {contents.measure.part.upper()}", 16, lambda node, *_: _mostly(node), False)
@@ -42,6 +43,11 @@ def columns(contents: Contents, width: int) -> list[Column]:
         launches = contents.launches
         found.append(Column("LAUNCHES/S", 10, lambda *cells: _rate(launches.get(cells[2]))))
     return [*found, last] if width >= NARROW else found
+
+
+def _estimated(node: Sums, text: Callable[[int], str]) -> str:
+    """The samples, marked if they are an estimate."""
+    return f"{MARK if is_marked(node.divided, node.samples[0]) else ''}{text(node.samples[0])}"
 
 
 def _samples(node: Sums, _all: Sums, side: int) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Profile
+from iaprof.report.views.browsing.estimates import Estimates
 from iaprof.report.views.browsing.levels import GROUPINGS, NO_FRAME, Level, make_levels
 
 MOST_CHILDREN = 500
@@ -77,6 +78,7 @@ class Sums:
 
     reasons: Sequence[str]
     counts: Sequence[tuple[int, ...]]  # by side, by reason
+    divided: int = 0  # samples that are divided between stacks in the node and others; 0 with two sides
 
     @property
     def samples(self) -> tuple[int, ...]:
@@ -132,6 +134,7 @@ class Tree:
         if REASON in names:
             made.insert(names.index(REASON), None)
         self._levels = made
+        self._estimates = Estimates(self.profile, self._row, self._reason, names)
         self.root = Node(0, len(self._row), -1, 0, NO_FRAME, None, 0, is_open=True)
         self._found = None
         self._sum()
@@ -323,7 +326,8 @@ class Tree:
                 number += self._side[entries] * most
             counts = np.bincount(number, self._weight[entries], self.sides * most).astype(np.int64)
             rows = counts.reshape(self.sides, most).tolist()
-            self._sums_of[key] = Sums(self.profile.reasons, tuple(map(tuple, rows)))
+            divided = 0 if self.sides > 1 else self._estimates.of(entries, self._weight)
+            self._sums_of[key] = Sums(self.profile.reasons, tuple(map(tuple, rows)), divided)
         return self._sums_of[key]
 
     def _sum(self) -> None:
@@ -335,6 +339,7 @@ class Tree:
         if wanted.intervals is not None:
             interval = profile.interval[self._row]
             is_counted &= (interval >= wanted.intervals[0]) & (interval < wanted.intervals[1])
+        self._estimates.select(is_counted)
         if wanted.text:
             if self._whole is None:
                 self._whole = [*make_levels(profile, self.groupings["stack"]), None]

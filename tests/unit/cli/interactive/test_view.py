@@ -13,8 +13,8 @@ from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.report.views.browsing.levels import GROUPINGS, OF_SLICES
 from iaprof.report.views.difference import joined
 from unit.cli.interactive.screens import after, screen
-from unit.cli.test_top import PROFILE, ROWS
-from unit.profiles import counts, profile
+from unit.cli.test_top import APP, MATMUL, PROFILE, ROWS, SEND
+from unit.profiles import Row, counts, profile
 
 HARM = "[bold red]kern\x1b[2Jel[/]"
 KEYS = "⏎ Annotate  tab Group by  / Search  f Filter  r Reasons  t Time  ? Keys  q Quit"
@@ -294,3 +294,15 @@ def test_the_first_line_says_which_share_is_divided_until_something_is_selected(
     half = replace(CONTENTS, profile=replace(PROFILE, divided=PROFILE.counts.sum(axis=1) // 2))
     assert screen(half)[2] == " 1,000 samples, 20.0 % active; 50.0 % divided among stacks: estimates"
     assert screen(half, "f", *"dot", "enter")[2].startswith(" 950 samples of 1,000; with 'dot'")
+
+
+def test_lines_with_divided_samples_are_marked() -> None:
+    # given a kernel whose samples are divided between two stacks of a process
+    other = replace(APP, stack=("main", "other"))
+    some = [Row(0, each, MATMUL, SEND, 0x10, counts(sbid=samples)) for each, samples in ((APP, 30), (other, 10))]
+    divided = replace(profile(some), divided=np.array([30, 10], np.uint64))
+    # when it is shown
+    lines = screen(Contents("cap.parquet", divided), "down", "right")
+    # then frames below the one that the stacks share are marked
+    marked = [line.split()[0] for line in lines if "%" in line and line.endswith((" main", " run(int)", " other"))]
+    assert marked == ["40", "~30", "~10"]

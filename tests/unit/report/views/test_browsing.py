@@ -5,10 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from iaprof.formats.profile import Code, Kernel, Launch, Profile
+from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions
+from iaprof.formats.stacks.divided import divided_nodes
+from iaprof.formats.stacks.trees import stall_tree
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.views.browsing.levels import GROUPINGS
 from iaprof.report.views.browsing.searching import next_match
@@ -262,3 +266,79 @@ def test_a_profile_without_stalls_has_no_lines() -> None:
     assert tree.visible() == []
     assert tree.search("x") == 0
     assert next_match(tree, None) is None
+
+
+A, B = (Launch("app", 7, ("main", name)) for name in ("left", "right"))
+DIVIDED = replace(
+    profile(
+        [
+            Row(0, A, KERNELS[0], CODES[1], 0x10, counts(sbid=600)),
+            Row(1, B, KERNELS[0], CODES[1], 0x10, counts(sbid=300)),
+            Row(1, A, KERNELS[1], CODES[2], 0x20, counts(tdr=100)),
+        ],
+        (0.0, 1.0),
+    ),
+    divided=np.array([600, 300, 0], np.uint64),
+)
+"""A kernel whose samples are divided between two stacks, and one that a stack alone launches."""
+
+
+@pytest.mark.parametrize(
+    ("grouping", "is_inverted", "selection", "expected"),
+    [
+        (
+            "stack",
+            False,
+            EVERYTHING,
+            {"left": 600, "mm": 900, "m.cl:2": 900, "0x10 mad": 900, "sbid": 900, "right": 300},
+        ),
+        ("stack", True, EVERYTHING, {"left": 600, "right": 300, "main": 900, "app 7": 900}),
+        ("kernel", False, EVERYTHING, {}),
+        ("launcher", False, EVERYTHING, {"left": 600, "right": 300, "main": 900, "app 7": 900}),
+        ("process", False, EVERYTHING, {}),
+        ("instruction", False, EVERYTHING, {"left": 600, "right": 300, "main": 900, "app 7": 900}),
+        ("reason", False, EVERYTHING, {}),
+        (
+            "launcher",
+            False,
+            Selection(reasons=frozenset(["sbid"])),
+            {"left": 600, "right": 300, "main": 900, "app 7": 900},
+        ),
+        ("launcher", False, Selection(reasons=frozenset(["tdr"])), {}),
+        ("launcher", False, Selection(intervals=(0, 1)), {}),  # when only one stack launched it
+        ("launcher", False, Selection(text="right"), {"mm": 300, "right": 300, "main": 300, "app 7": 300}),
+    ],
+)
+def test_nodes_say_what_is_divided_between_them_and_others(
+    grouping: str, is_inverted: bool, selection: Selection, expected: dict[str, int]
+) -> None:
+    tree = Tree(DIVIDED, grouping, is_inverted)
+    tree.select(selection)
+    found: Counter[str] = Counter()
+    for node in nodes(tree, tree.root):
+        found[tree.text(node)] += tree.sums(node).divided
+    assert +found == expected
+    assert tree.sums(tree.root).divided == (300 if selection.text else 0)
+
+
+def nodes(tree: Tree, node: Node) -> Iterator[Node]:
+    """All nodes below a node."""
+    for child in tree.children(node):
+        yield child
+        yield from nodes(tree, child)
+
+
+def test_what_is_divided_is_the_same_as_in_pictures() -> None:
+    # given a random profile, of which some is divided
+    made = random_profile(5)
+    chance = random.Random(5)
+    divided = np.array([chance.choice((0, 1, 1)) for _ in range(len(made))], np.uint64) * made.counts.sum(axis=1)
+    made = replace(made, divided=divided)
+    # when it is a tree of both kinds
+    picture = stall_tree(made, StackOptions(components=("process", "cpu")), lambda frame: frame.text)
+    tree = Tree(made, "stack", groupings={"stack": ("process", "cpu")})
+    # then a node of as many samples has as many that are divided
+    pictured = sorted(zip(picture.total().tolist(), divided_nodes(picture).tolist(), strict=True))
+    assert len(pictured) > 8
+    found = sorted((sum(tree.totals(node)), tree.sums(node).divided) for node in (tree.root, *nodes(tree, tree.root)))
+    assert found == pictured
