@@ -1,6 +1,7 @@
 """Whole outputs of the text formats, from rows made by hand."""
 
 import io
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Kernel, Launch, StackOptions, clean
 from iaprof.formats.writers.folded import Folded
 from iaprof.formats.writers.iaprof_text import IaprofText
+from iaprof.gpu.intel.reasons import REASONS
+from unit.in_process import iaprof
 from unit.profiles import Row, profile
 
 LAUNCH = Launch("app", 42, ("main", "run(int)"), ("do_syscall_64",))
@@ -152,3 +155,45 @@ def iaprof_total(file: Path) -> int:
 
 
 TOTALS = {"folded": folded_total, "iaprof": iaprof_total}
+
+
+DOC = Path(__file__).parents[3] / "docs" / "iaprof-text.md"
+CAPTURE = Path(__file__).parents[2] / "data" / "captures" / "format-9.parquet"
+CONVERTER = f"""\
+awk -F'\\t' '
+    BEGIN {{ split("{" ".join(REASONS)}", names, " "); for (at in names) stall_reasons[at - 1] = names[at] }}
+    /^eustall/ {{
+        idx = 4;
+        for (reason in stall_reasons) {{
+            if ($idx == 0) continue
+            sums[reason] += $idx
+            idx++
+        }}
+    }}
+    END {{ for (reason in sums) print reason, sums[reason] }}
+'
+"""
+"""A converter with the faults of Intel's that the documentation names: only the loop is like Intel's."""
+
+
+def test_the_documented_command_corrects_a_converter_that_stops_at_a_count_of_0(tmp_path: Path) -> None:
+    # given our text of a capture, what its columns add up to, and a converter
+    text = iaprof("report", CAPTURE, "--format=iaprof", "-q").out
+    lines = [line.split("\t") for line in text.splitlines()]
+    columns = [[int(count) for count in line[3:]] for line in lines if line[0] == "eustall"]
+    sums = dict(zip(REASONS, map(sum, zip(*columns, strict=True)), strict=True))
+    script = tmp_path / "iaprof_to_stack_collapse.sh"
+    script.write_text(CONVERTER)
+
+    def converted() -> dict[str, int]:
+        out = subprocess.run(["sh", script], input=text, capture_output=True, text=True, check=True).stdout
+        return {name: int(count) for name, count in map(str.split, out.splitlines())}
+
+    assert sum(converted().values()) < sum(sums.values())
+    # when the command of the documentation is run
+    (command,) = (line for line in DOC.read_text().splitlines() if line.startswith("    sed "))
+    subprocess.run(command, shell=True, cwd=tmp_path, check=True)
+    # then no sample is missing, and reasons have their names
+    assert {name: count for name, count in converted().items() if count} == {k: v for k, v in sums.items() if v}
+    ranked = json.loads(iaprof("top", CAPTURE, "--by", "reason", "--json", "-q").out)
+    assert sum(sums.values()) == ranked["total"]["samples"]
