@@ -23,6 +23,7 @@ demo: setup ## record a real process for a few seconds and leave capture and rep
 
 pictures: demo ## make the pictures of the docs anew
 	@install -m 644 -D -t docs/pictures demo/flame-graph.svg demo/heat-map.png demo/interactive.png
+	@sed -i 's#$(CURDIR)/##g' docs/pictures/flame-graph.svg
 
 bytecode: setup ## compile the BPF programs, after their C files changed
 	@scripts/debian-bcc bookworm >/dev/null
