@@ -39,6 +39,25 @@ class SelectionOptions:
     kallsyms: Path | None = None
     inlines: bool = True
 
+    def refuse_filters_of_stalls(self, instead: str) -> None:
+        """Checks that no filter is given that has no effect on what is shown instead of stalls.
+
+        Args:
+            instead: what shows it, such as `--waits`.
+
+        Raises:
+            UsageError: one is given.
+        """
+        chosen = self.selection
+        for option, is_given in (
+            ("--kernel", chosen.kernel is not None),
+            ("--device", bool(chosen.devices)),
+            ("--reason", bool(chosen.reasons)),
+            ("--no-active", not chosen.active),
+        ):
+            if is_given:
+                raise UsageError(f"{option} filters stalls and has no effect with {instead}: leave out one of them")
+
 
 def with_selection(verb: Callable[..., None]) -> Callable[..., None]:
     """Replaces a verb's parameter `choice` by the options."""

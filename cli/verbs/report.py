@@ -180,6 +180,8 @@ def report(
     components = _components(frames)
     if waits and (cpu_samples or Needs.TIME in writer.needs or chosen.name not in OF_WAITS):
         raise UsageError(f"--waits is for {', '.join(OF_WAITS)}, without --cpu-samples")
+    if waits or (cpu_samples and chosen.name in OF_WAITS):  # others show stalls, too
+        choice.refuse_filters_of_stalls("--waits" if waits else "--cpu-samples")
     if not writer.has_stacks and (components != DEFAULT_COMPONENTS or inverted or percent_limit or cpu_samples):
         raise UsageError(
             f"--frames, --inverted, --percent-limit and --cpu-samples shape stacks: {chosen.name} has none"

@@ -160,6 +160,7 @@ def top(
             say_unrecorded(reader)
         return
     if by == WAIT:
+        choice.refuse_filters_of_stalls("--by wait")
         with utf8_stdout():
             reader = top_waits(capture, choice, limit, interval if per_interval else 0.0, answers)
         if not quiet:

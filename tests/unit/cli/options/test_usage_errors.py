@@ -12,6 +12,7 @@ REASONS = "active, control, pipestall, send, dist_acc, sbid, sync, inst_fetch, o
 FORMATS = (
     "folded, html, svg, iaprof, json, perfetto, chrome, firefox, flamescope, speedscope, pprof, otlp, csv, parquet"
 )
+NO_EFFECT = "{} filters stalls and has no effect with {}: leave out one of them"
 SEE = "'iaprof {verb} --help' lists what it takes"
 
 
@@ -43,6 +44,10 @@ SEE = "'iaprof {verb} --help' lists what it takes"
         ("top --json -o x.csv", "--json and -o x.csv contradict each other: leave one of them out"),
         ("top --json -o x.html", "--json and -o x.html contradict each other: leave one of them out"),
         ("query --json -o x.csv", "--json and -o x.csv contradict each other: leave one of them out"),
+        ("report --waits --kernel x", NO_EFFECT.format("--kernel", "--waits")),
+        ("report --waits --no-active", NO_EFFECT.format("--no-active", "--waits")),
+        ("report --cpu-samples --reason sbid", NO_EFFECT.format("--reason", "--cpu-samples")),
+        ("top --by wait --device 0", NO_EFFECT.format("--device", "--by wait")),
         ("annotate -o x.svg", "the name x.svg does not determine the format: end it in .txt or .json"),
     ],
 )  # fmt: skip
