@@ -97,6 +97,7 @@ TIME_LINES = ("slices", "slice_names", "nested_slices", "overlapping_slices", "s
 _NO_STALLS = r".* has time lines, but no stalls: look at it with 'iaprof timeline', 'info' and 'query'"
 _NO_KERNEL = "no stall is in a known kernel: 'iaprof info' says what the capture contains"
 _FEW_GROUPS = "outliers need 4 groups or more, and there are [12]"
+_NO_TRANSFERS, _NO_WAITS = "this capture has no copies and fills: .*", "this capture has no waits: .*"
 _READERS = ("info", "top", "annotate", "diff", "query", "archive", "redact", "merge", "page", "folded")
 _READERS_OF_METRICS = ("top", "annotate", "diff", "archive", "redact", "page", "folded")
 
@@ -112,6 +113,8 @@ REFUSALS: dict[tuple[str, str], str] = {
         (name, "annotate"): _NO_KERNEL
         for name in ("cpu_frames", "deep_cpu_frames", "stalls_nowhere", "stack_processes", "distinct_launches")
     },
+    **{(name, "transfers"): _NO_TRANSFERS for name in SHAPES if "transfers" not in name},
+    **{(name, "waits"): _NO_WAITS for name in SHAPES if name not in ("waits", "distinct_waits", "wait_functions")},
     **{("empty_parts", verb): _absurd(PARTS) for verb in _READERS},
     **{("streams", verb): _absurd(STREAMS) for verb in _READERS},
     **{("energy_names", verb): _absurd(SENSORS) for verb in _READERS_OF_METRICS},

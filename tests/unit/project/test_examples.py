@@ -94,7 +94,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def captures(folder: Path) -> None:
     """Writes captures of stalls, each of another recording."""
     names = ["cap", "iaprof", "old", "new", "before", "after", "node1", "node2", "rank0", "rank1", "cap.1", "odd",
-             "huge", "both", "iaprof.20261120-0554231", "captures/date=2026-11-20/host=a/one",
+             "huge", "both", "public", "iaprof.20261120-0554231", "captures/date=2026-11-20/host=a/one",
              "captures/date=2026-11-20/host=b/two", "v41/one", "v41/two", "v42/one", "v42/two"]  # fmt: skip
     names += [
         "captures/one",
