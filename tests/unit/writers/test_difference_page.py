@@ -88,6 +88,7 @@ def test_frames_have_the_colours_of_what_changed(browser: Browser, tmp_path: Pat
             assert before[name][1:] == after[name][1:]
         assert before["gone"][1] == less
         page.keyboard.press("t")
+        page.locator(".call .call-samples").nth(1).wait_for()
         changes = page.locator(".call .call-samples").all_inner_texts()
         assert changes[:2] == (["0.0", "0.0"] if unit == "percent" else [f"{LESS}100"] * 2)
 
