@@ -19,7 +19,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -250,6 +250,14 @@ def _leads_into_proc(folder: int, name: str) -> bool:
         return os.readlink(name, dir_fd=folder).startswith("/proc/")
     except OSError:  # it is none
         return False
+
+
+def cache_home(environment: Mapping[str, str]) -> Path | None:
+    """The user's folder for caches: $XDG_CACHE_HOME unless it is relative, or else ~/.cache; None without a home."""
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(base):
+        base = os.path.join(environment.get("HOME", ""), ".cache")
+    return Path(base) if os.path.isabs(base) else None
 
 
 def sudo_user() -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import iaprof
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import open_regular
+from iaprof.basics.files import cache_home, open_regular
 from iaprof.formats.stores import StoreError, file_system, reason, within
 from iaprof.formats.urls import is_url, shown
 from iaprof.report.fleet.mapping import MapOptions
@@ -216,15 +216,12 @@ def usual_place() -> str:
         CacheError: the user has none.
     """
     try:
-        named = os.environ.get(
-            "XDG_CACHE_HOME", ""
-        )  # a relative one is to be ignored (XDG Base Directory Specification)
-        home = named if os.path.isabs(named) else Path.home() / ".cache"
+        home = cache_home(os.environ) or Path.home() / ".cache"
     except RuntimeError:
         raise CacheError(
             f"profiles cannot be kept, as this user has no home: name a place with --cache, or --cache {NONE}"
         ) from None
-    return str(Path(home) / "iaprof" / "profiles")
+    return str(home / "iaprof" / "profiles")
 
 
 def written(segment: Segment) -> bytes:

@@ -14,6 +14,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from iaprof.basics.files import cache_home
+
 MOST_BYTES = 1 << 30  # of all files; the least recently used ones are deleted first
 _FORMAT = 1  # of the tables
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -22,10 +24,8 @@ _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 def default_folder() -> Path | None:
     """Returns the default folder; None if the user has no home."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):
-        base = os.path.join(os.environ.get("HOME", ""), ".cache")
-    return Path(base) / "iaprof" / "symbols" if os.path.isabs(base) else None
+    home = cache_home(os.environ)
+    return home / "iaprof" / "symbols" if home else None
 
 
 def key_of(build_id: bytes | None, status: os.stat_result) -> str:

@@ -24,6 +24,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO, Any, Self
 
+from iaprof.basics.files import cache_home
 from iaprof.sandbox.answers import sentence
 from iaprof.symbols.files.debug_files import Candidate
 from iaprof.symbols.names.binaries import Binaries, BinaryError
@@ -327,10 +328,8 @@ def _default_cache(environment: Mapping[str, str]) -> Path | None:
     """Returns the folder that debuginfod clients of this user share; None if the user has no home."""
     if path := environment.get("DEBUGINFOD_CACHE_PATH"):
         return Path(path)
-    base = environment.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(base):
-        base = os.path.join(environment.get("HOME", ""), ".cache")
-    return Path(base) / "debuginfod_client" if os.path.isabs(base) else None
+    home = cache_home(environment)
+    return home / "debuginfod_client" if home else None
 
 
 def _is_ours(folder: Path) -> bool:
