@@ -41,8 +41,8 @@ def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers:
 
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
-    found = transfers(reader, choice.selection)
     check_has_rows(reader, "transfer")
+    found = transfers(reader, choice.selection)
 
     def names_of(only: Selection) -> Names:
         return names_of_transfers([each.function for each in transfers(reader, only)], reader)

@@ -53,18 +53,22 @@ class FrameLists:
         order, numbers = _distinct(numbers)
         return replace(self, frames=[self.frames[each] for each in order.tolist()], numbers=numbers)
 
-    def joined(self, text: Callable[[Frame], str]) -> list[str]:
-        """The texts of each list's frames, joined. `text` is called once for each frame."""
+    def texts(self, text: Callable[[Frame], str]) -> list[list[str]]:
+        """The texts of each list's frames. `text` is called once for each frame."""
         texts = list(map(text, self.frames))
         ends = np.cumsum(self.lengths)
         return [
-            "".join(map(texts.__getitem__, self.numbers[end - length : end].tolist()))
+            list(map(texts.__getitem__, self.numbers[end - length : end].tolist()))
             for end, length in zip(ends.tolist(), self.lengths.tolist(), strict=True)
         ]
 
+    def joined(self, text: Callable[[Frame], str]) -> list[str]:
+        """The texts of each list's frames, joined. `text` is called once for each frame."""
+        return list(map("".join, self.texts(text)))
+
 
 def launches_frames(launches: Sequence[Launch | None], options: StackOptions, components: Sequence[str]) -> FrameLists:
-    """The CPU frames of launches' stacks, as `launch_frames` returns them for one of them.
+    """The CPU frames of launches' stacks.
 
     Args:
         launches: the launches.

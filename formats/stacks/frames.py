@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from iaprof.formats.profile import (
-    UNKNOWN_PROCESS,
     Code,
     CodeKind,
     Kernel,
@@ -46,41 +45,6 @@ class Frame:
         return (self.folded or self.text).endswith(("_[G]", "_[g]"))
 
 
-KnownFrames = dict[tuple[str, int], Frame]
-"""The frames of CPU code, by their text and the identity of their origin: stacks share them."""
-
-
-def launch_frames(
-    launch: Launch | None,
-    options: StackOptions,
-    components: Sequence[str] = ("process", "pid", "operator", "cpu"),
-    known: KnownFrames | None = None,
-) -> list[Frame]:
-    """The CPU frames of a stack, outermost first, of some components in their order.
-
-    Args:
-        launch: the stack; it must exist as long as `known`.
-        options: the stack options.
-        components: the chosen ones.
-        known: the frames of other stacks; gets those of this one.
-    """
-    if launch is None:
-        return [process_frame(UNKNOWN_PROCESS)]
-    found = []
-    for component in components:
-        if component == "host" and launch.host:
-            found.append(process_frame(launch.host))
-        elif component == "process":
-            found.append(process_frame(launch.comm or UNKNOWN_PROCESS))
-        elif component == "pid" and launch.pid:  # 0 stands for several processes
-            found.append(process_frame(str(launch.pid)))
-        elif component == "operator":  # no code either: the trace has only its name
-            found += [process_frame(text) for text in launch.operators]
-        elif component == "cpu":
-            found += _stack(launch, options.max_stack, {} if known is None else known)
-    return found
-
-
 class StackTexts:
     """Texts of CPU stacks: their clean frames, the outermost first, separated by semicolons."""
 
@@ -113,20 +77,6 @@ class _Clean(dict[str, str]):
 def process_frame(text: str) -> Frame:
     """The frame of a process, host, or the like."""
     return Frame(text, CodeKind.PROCESS, name=text)
-
-
-def _stack(launch: Launch, most: int, known: KnownFrames) -> list[Frame]:
-    if launch.origins:
-        stack = [
-            known.get((text, id(origin))) or known.setdefault((text, id(origin)), cpu_frame(text, origin))
-            for text, origin in zip(launch.stack, launch.origins, strict=True)
-        ]
-    else:
-        stack = [known.get((text, 0)) or known.setdefault((text, 0), cpu_frame(text)) for text in launch.stack]
-    stack += map(kernel_frame, launch.kernel_stack)
-    if most and len(stack) > most:
-        return [truncated_frame(), *stack[-most:]]
-    return stack
 
 
 def kernel_frame(text: str) -> Frame:

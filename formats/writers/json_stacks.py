@@ -7,7 +7,7 @@ from typing import IO, Any
 
 from iaprof.formats.export import Export
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile, StackOptions
-from iaprof.formats.stacks.frames import KnownFrames, launch_frames
+from iaprof.formats.stacks.frame_lists import launches_frames
 from iaprof.formats.writers.writer import Writer
 
 
@@ -31,15 +31,15 @@ class JsonStacks(Writer):
     def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
         """Writes the document, rows one by one, as there may be many."""
         profile = export.profile
-        known: KnownFrames = {}
+        stacks = launches_frames(profile.launches, options, ("cpu",)).texts(lambda frame: frame.text)
         launches = [
             {
                 "process": launch.comm if launch else None,
                 "pid": launch.pid if launch else None,
                 "host": (launch.host or None) if launch else None,
-                "stack": [frame.text for frame in launch_frames(launch, options, ("cpu",), known)] if launch else [],
+                "stack": stack if launch else [],
             }
-            for launch in profile.launches
+            for launch, stack in zip(profile.launches, stacks, strict=True)
         ]
         kernels = [
             {

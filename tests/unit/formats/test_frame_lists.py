@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from iaprof.formats.profile import CodeKind, Launch, Origin, StackOptions
+from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch, Origin, StackOptions
 from iaprof.formats.stacks.frame_lists import FrameLists, launches_frames
-from iaprof.formats.stacks.frames import CPU_COMPONENTS, Frame, launch_frames
+from iaprof.formats.stacks.frames import (
+    CPU_COMPONENTS,
+    Frame,
+    cpu_frame,
+    kernel_frame,
+    process_frame,
+    truncated_frame,
+)
 
 ORIGINS = [Origin(CodeKind.C, "/a.so"), Origin(CodeKind.C, "/a.so"), Origin(CodeKind.PYTHON, "/p", "p.py", 3)]
 TEXT = st.sampled_from(["main", "py::f:p.py", "[unknown]", "-"])
@@ -31,6 +38,25 @@ def lists_of(found: FrameLists) -> list[list[Frame]]:
     return [[found.frames[number] for number in found.numbers[start:end].tolist()] for start, end in pairs]
 
 
+def frames_of(launch: Launch | None, most: int, components: list[str]) -> list[Frame]:
+    """The frames of one launch, one by one."""
+    if launch is None:
+        return [process_frame(UNKNOWN_PROCESS)]
+    origins = launch.origins or [None] * len(launch.stack)
+    stack = [cpu_frame(text, origin) for text, origin in zip(launch.stack, origins, strict=True)]
+    stack += [kernel_frame(text) for text in launch.kernel_stack]
+    if 0 < most < len(stack):
+        stack = [truncated_frame(), *stack[-most:]]
+    found = {
+        "host": [process_frame(launch.host)] if launch.host else [],
+        "process": [process_frame(launch.comm)],
+        "pid": [process_frame(str(launch.pid))] if launch.pid else [],
+        "operator": [process_frame(each) for each in launch.operators],
+        "cpu": stack,
+    }
+    return [frame for component in components for frame in found[component]]
+
+
 @given(
     st.lists(launches(), max_size=6),
     st.integers(0, 4),
@@ -39,9 +65,10 @@ def lists_of(found: FrameLists) -> list[list[Frame]]:
 def test_frames_of_many_launches_are_those_of_each(some: list[Launch | None], most: int, components: list[str]) -> None:
     options = StackOptions(max_stack=most)
     found = launches_frames(some, options, components)
-    expected = [launch_frames(each, options, components) for each in some]
+    expected = [frames_of(each, most, components) for each in some]
     assert lists_of(found) == expected
     assert lists_of(found.reversed()) == [each[::-1] for each in expected]
+    assert found.texts(lambda frame: frame.text) == [[each.text for each in one] for one in expected]
     assert found.joined(lambda frame: f"{frame.text};") == [
         "".join(f"{each.text};" for each in one) for one in expected
     ]
