@@ -21,7 +21,7 @@ from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.facts import Report
 from iaprof.report.fleet.modules import RememberedModules
 from iaprof.report.fleet.rows import Rows
-from iaprof.report.fleet.samples import HashedKernel, fork_of, prefixes
+from iaprof.report.fleet.samples import HashedKernel, Prefixes, fork_of
 from iaprof.report.fleet.segment import Segment
 from iaprof.report.fleet.sources import Source
 from iaprof.report.fleet.summary import LaunchedKernel, Lost, Summary
@@ -34,6 +34,7 @@ from iaprof.report.views.difference import without_addresses
 from iaprof.symbols.names.binaries import Binaries
 
 _T = TypeVar("_T", bound=Hashable)
+_Ints = NDArray[np.int64]
 _SEVERAL = "[several]"
 
 
@@ -134,8 +135,7 @@ class Mapper:
     def _rows(self, part: CaptureReader, report: Report, number: int, options: ReportOptions) -> Rows:
         """Returns the profile's rows with the numbers of the whole segment."""
         profile = report.profile
-        containers = _containers(part)
-        launches = [launch and _common(launch, *containers.get(launch.pid, ("", ""))) for launch in profile.launches]
+        launches = _common(profile.launches, _containers(part))
         numbers = {
             "launch": _numbers(launches, self._launches),
             "kernel": _numbers(_hashed(report), self._kernels),
@@ -171,15 +171,26 @@ def _numbers(values: Sequence[_T], known: dict[_T, int]) -> NDArray[np.int64]:
     return np.array([known.setdefault(value, len(known)) for value in values], np.int64)
 
 
-def _common(given: Launch, container: str, pod: str) -> Launch | None:
-    """Returns a launch as all captures have it: without what differs between two runs, and as a segment can hold it."""
-    launch = without_addresses(given)
-    if launch is None:
-        return None
-    origins = tuple(Origin(origin.kind, _plain(origin.module)) for origin in launch.origins)
-    lists = (launch.stack, launch.kernel_stack, launch.operators)
-    stack, kernel_stack, operators = (tuple(map(_plain, each)) for each in lists)
-    return Launch(_plain(launch.comm), 0, stack, kernel_stack, "", origins, operators, container, pod)
+def _common(launches: Sequence[Launch | None], containers: Mapping[int, tuple[str, str]]) -> list[Launch | None]:
+    """Returns launches as all captures have them, without what differs between two runs, and as a segment holds them.
+
+    Args:
+        launches: those of a capture.
+        containers: the names of container and pod, by pid.
+    """
+    plain, origins = _Plain(), _PlainOrigins()
+
+    def common(launch: Launch, given: Launch) -> Launch:
+        lists = (launch.stack, launch.kernel_stack, launch.operators)
+        stack, kernel_stack, operators = (tuple(map(plain.__getitem__, each)) for each in lists)
+        of_frames = tuple(map(origins.__getitem__, launch.origins))
+        place = containers.get(given.pid, ("", ""))
+        return Launch(plain[launch.comm], 0, stack, kernel_stack, "", of_frames, operators, *place)
+
+    return [
+        launch and given and common(launch, given)
+        for launch, given in zip(without_addresses(launches), launches, strict=True)
+    ]
 
 
 def _forks(profile: Profile, launches: Sequence[Launch | None]) -> NDArray[np.int64]:
@@ -195,10 +206,11 @@ def _forks(profile: Profile, launches: Sequence[Launch | None]) -> NDArray[np.in
     pairs, pair = np.unique(profile.kernel * len(launches) + profile.launch, return_inverse=True)
     is_divided = np.bincount(pair, profile.divided, len(pairs)) > 0
     kernel, launch = np.divmod(pairs, len(launches))
-    numbers = {at: prefixes(launched) for at in launch[is_divided].tolist() if (launched := launches[at])}
-    stacks: dict[int, list[list[int]]] = {}
+    prefixes = Prefixes()
+    numbers = {at: prefixes.of(launched) for at in set(launch[is_divided].tolist()) if (launched := launches[at])}
+    stacks: dict[int, list[_Ints]] = {}
     for of_kernel, at in zip(kernel[is_divided].tolist(), launch[is_divided].tolist(), strict=True):
-        stacks.setdefault(of_kernel, []).append(numbers.get(at, []))
+        stacks.setdefault(of_kernel, []).append(numbers.get(at, np.zeros(0, np.int64)))
     fork_of_kernel = {of_kernel: fork_of(those) for of_kernel, those in stacks.items()}
     of_pair = np.array([fork_of_kernel.get(each, 0) for each in kernel.tolist()], np.int64)
     return np.where(is_divided, of_pair, 0)[pair]
@@ -210,6 +222,24 @@ def _plain(text: str) -> str:
         return text
     escaped = text.replace("\n", "\\x0a").replace("\t", "\\x09")
     return escaped.encode("utf-8", "backslashreplace").decode()  # lone surrogates
+
+
+class _Plain(dict[str, str]):
+    """Plain texts, by text: stacks share few."""
+
+    def __missing__(self, text: str) -> str:
+        """Makes a text plain."""
+        plain = self[text] = _plain(text)
+        return plain
+
+
+class _PlainOrigins(dict[Origin, Origin]):
+    """The origins of frames as all captures have them, by origin."""
+
+    def __missing__(self, origin: Origin) -> Origin:
+        """Leaves out a file and a line."""
+        plain = self[origin] = Origin(origin.kind, _plain(origin.module))
+        return plain
 
 
 def _plain_code(code: Code) -> Code:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Code, CodeKind, Launch, Origin
-from iaprof.report.fleet.samples import NO_CALLERS, HashedKernel, Samples, prefixes
+from iaprof.report.fleet.samples import NO_CALLERS, HashedKernel, Prefixes, Samples
 
 RARE_STACKS, RARE_KERNELS = "[rarer stacks]", "[rarer kernels]"
 _RARE_PROCESSES = "[rarer processes]"
@@ -73,16 +73,17 @@ def counts_of(samples: Samples) -> Counts:
     """Counts samples by stack prefix, kernel and instruction."""
     rows = samples.rows
     counts = rows.counts.sum(axis=1)
-    paths = [_path(launch) for launch in samples.launches]
+    prefixes = Prefixes()
+    paths = [_path(launch, prefixes) for launch in samples.launches]
     of_launch = np.bincount(rows.launch, counts, len(paths)).astype(np.int64)
-    prefixes = np.array([place for path in paths for place in path], np.int64)
-    of_prefix = np.repeat(of_launch, [len(path) for path in paths])
     kernels, instructions = _code_places(samples)
-    place = np.concatenate([prefixes, kernels, instructions])
-    found, at = np.unique(place, return_inverse=True)
-    sums = np.zeros(len(found), np.int64)
-    np.add.at(sums, at, np.concatenate([of_prefix, counts, counts]))
-    return Counts(found.astype(np.int32), sums)
+    sums = np.zeros(_PLACES, np.int64)
+    if paths:
+        np.add.at(sums, np.concatenate(paths), np.repeat(of_launch, list(map(len, paths))))
+    np.add.at(sums, kernels, counts)
+    np.add.at(sums, instructions, counts)
+    found = np.flatnonzero(sums)
+    return Counts(found.astype(np.int32), sums[found])
 
 
 def folded(samples: _T, frequent: NDArray[np.int32]) -> tuple[_T, Folded]:
@@ -99,7 +100,8 @@ def folded(samples: _T, frequent: NDArray[np.int32]) -> tuple[_T, Folded]:
     stays[frequent] = True
     rows = samples.rows
     counts = rows.counts.sum(axis=1)
-    launches = [_cut(launch, stays[_path(launch)]) for launch in samples.launches]
+    prefixes = Prefixes()
+    launches = [_cut(launch, stays[_path(launch, prefixes)]) for launch in samples.launches]
     is_cut = np.array([new is not old for new, old in zip(launches, samples.launches, strict=True)], bool)
     kernels, instructions = _code_places(samples)
     parts = stays[rows.fork % _PLACES] | (rows.fork == NO_CALLERS)
@@ -128,11 +130,11 @@ def folded(samples: _T, frequent: NDArray[np.int32]) -> tuple[_T, Folded]:
     )
 
 
-def _path(launch: Launch | None) -> _Ints:
-    """Returns the place of each prefix of a launch's stack, the process first: int64[n]."""
+def _path(launch: Launch | None, prefixes: Prefixes) -> NDArray[np.int32]:
+    """Returns the place of each prefix of a launch's stack, the process first: int32[n]."""
     if launch is None:
-        return np.zeros(1, np.int64)
-    return np.array(prefixes(launch), np.int64) % _PLACES
+        return np.zeros(1, np.int32)
+    return (prefixes.of(launch) % _PLACES).astype(np.int32)
 
 
 def _cut(launch: Launch | None, stays: NDArray[np.bool_]) -> Launch | None:

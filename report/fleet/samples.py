@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iaprof.formats.profile import Code, Launch
 from iaprof.report.fleet.rows import KEYS, Rows
@@ -21,7 +23,7 @@ TABLES = {"launch": "launches", "kernel": "kernels", "code": "codes", "device": 
 """By column of the rows: the member with what its numbers mean."""
 NO_CALLERS = 1
 """The fork of stacks that have nothing in common."""
-_PREFIX_BYTES = 7  # of a prefix's number, which fits int64
+_FACTOR = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio (Knuth, TAOCP 6.4)
 _UNKNOWN: dict[str, object] = {"launch": None, "kernel": None, "code": Code("", (), ()), "device": ""}
 
 
@@ -72,23 +74,37 @@ class Samples:
         return replace(self, rows=rows, **tables)
 
 
-def prefixes(launch: Launch) -> list[int]:
-    """Returns a number for each prefix of a launch's stack, the process first: 2 to 2^56, a hash of its texts."""
-    operators = (f"operator {each}" for each in launch.operators)
-    frames = (f"frame {each}" for each in (*launch.stack, *launch.kernel_stack))
-    hash_ = hashlib.blake2b(digest_size=8)
-    found = []
-    for text in (f"{launch.comm}\n{launch.container}", *operators, *frames):
-        hash_.update(f"{text}\0".encode())
-        found.append(int.from_bytes(hash_.copy().digest()[:_PREFIX_BYTES], "little") + NO_CALLERS + 1)
-    return found
+class Prefixes(dict[str, int]):
+    """Numbers of the prefixes of stacks: hashes of their texts, 2 to 2^56 + 1. Its items are the hash of each text."""
+
+    def __missing__(self, text: str) -> int:
+        """Hashes a text."""
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        number = self[text] = int.from_bytes(digest, "little")
+        return number
+
+    def of(self, launch: Launch) -> NDArray[np.int64]:
+        """Returns the number of each prefix of a launch's stack, the process first: int64[1 + operators + frames]."""
+        texts = (
+            f"{launch.comm}\n{launch.container}",
+            *(f"{each}\n" for each in launch.operators),  # no frame has a line break
+            *launch.stack,
+            *launch.kernel_stack,
+        )
+        hashes = accumulate(map(self.__getitem__, texts), _with_next, initial=0)
+        return (np.fromiter(hashes, np.uint64, len(texts) + 1)[1:] >> np.uint64(8)).astype(np.int64) + NO_CALLERS + 1
 
 
-def fork_of(stacks: Iterable[Sequence[int]]) -> int:
-    """Returns the fork of stacks, each as `prefixes` has it: the number of the longest prefix of all."""
-    fork = NO_CALLERS
-    for at_depth in zip(*stacks, strict=False):
-        if len(set(at_depth)) > 1:
-            break
-        fork = at_depth[0]
-    return fork
+def _with_next(prefix: int, text: int) -> int:
+    """The hash of a prefix with one more text."""
+    return (prefix ^ text) * _FACTOR & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def fork_of(stacks: Iterable[NDArray[np.int64]]) -> int:
+    """Returns the fork of stacks, each with its prefixes' numbers: the number of the longest prefix of all."""
+    common: NDArray[np.int64] | None = None
+    for stack in stacks:
+        common = stack if common is None else common
+        length = min(len(common), len(stack))
+        common = common[: np.append(common[:length] == stack[:length], False).argmin()]
+    return NO_CALLERS if common is None or not len(common) else int(common[-1])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, BinaryIO
 
@@ -30,7 +30,7 @@ from iaprof.report.fleet.samples import TABLES, HashedKernel, Samples
 from iaprof.report.fleet.summary import Summary
 from iaprof.report.gpu.lines import MAX_LINE
 
-VERSION = 5
+VERSION = 6
 SAMPLES = "samples_"  # and the reason: the columns of counts
 _KEY = b"iaprof-profiles"
 _LAUNCH = ("process", "container", "pod", "operators", "stack", "kernel_stack", "origins")
@@ -75,13 +75,14 @@ class Segment(Samples):
         rows = self.rows
         columns: dict[str, pa.Array] = {"capture": pa.array(rows.capture.astype(np.int32))}
         described = [(each.file, each.host, json.dumps(each.labels, sort_keys=True)) for each in self.captures]
-        tables: dict[str, Sequence[Sequence[str | None]]] = {
-            "launch": list(map(_launch_texts, self.launches)),
-            "kernel": [(None,) * 3 if each is None else (each.symbol, each.file, each.hash) for each in self.kernels],
-            "code": list(map(_code_texts, self.codes)),
-            "device": [(device,) for device in self.devices],
+        columns |= _dictionaries(_OF_CAPTURE, rows.capture, _columns_of(_OF_CAPTURE, described))
+        kernels = [(None,) * 3 if each is None else (each.symbol, each.file, each.hash) for each in self.kernels]
+        tables: dict[str, Iterable[Sequence[str | None]]] = {
+            "launch": _launch_columns(self.launches),
+            "kernel": _columns_of(_KERNEL, kernels),
+            "code": _columns_of(_CODE, list(map(_code_texts, self.codes))),
+            "device": [self.devices],
         }
-        columns |= _dictionaries(_OF_CAPTURE, rows.capture, described)
         for name, texts in tables.items():
             number = getattr(rows, name)
             columns[f"{name}_id"] = pa.array(number.astype(np.int32))
@@ -152,12 +153,15 @@ def _read(file: pq.ParquetFile) -> Segment:
     capture = numbers["capture"]
     if len(capture) and not 0 <= capture.min() <= capture.max() < len(captures):
         raise ValueError
+    made: dict[str, Callable[..., Any]] = {
+        "launch": _Launches().of, "kernel": _kernel, "code": _code, "device": lambda device: device or ""
+    }  # fmt: skip
     found: dict[str, tuple[NDArray[np.int64], list[Any]]] = {}
     for name, texts in _OF.items():
         _, first, number = np.unique(numbers[f"{name}_id"], return_index=True, return_inverse=True)
         of_first = table.select(list(texts)).take(pa.array(first))
         columns = [of_first[text].cast(pa.string()).to_pylist() for text in texts]
-        found[name] = number, list(map(_MADE[name], *columns))
+        found[name] = number, list(map(made[name], *columns))
     counts = np.stack([numbers[name] for name in counted], axis=1) if counted else np.empty((len(table), 0), np.int64)
     for name in (*counted, "energy_nj", "divided"):
         if len(table) and not 0 <= numbers[name].min() <= numbers[name].max() < _MOST:
@@ -231,47 +235,86 @@ def _integers(column: pa.ChunkedArray) -> NDArray[np.int64]:
 
 
 def _dictionaries(
-    names: Sequence[str], number: NDArray[np.int64], texts: Sequence[Sequence[str | None]]
+    names: Sequence[str], number: NDArray[np.int64], columns: Iterable[Sequence[str | None]]
 ) -> Iterator[tuple[str, pa.Array]]:
-    """Yields a column for each name: the texts of each row's number."""
-    for name, values in zip(names, zip(*texts, strict=True) if texts else ((),) * len(names), strict=True):
-        known = pa.array(values, pa.string()).dictionary_encode()
-        indices = known.indices.take(pa.array(number))
-        yield name, pa.DictionaryArray.from_arrays(indices, known.dictionary)
+    """Yields a column for each name: the texts of each row's number.
+
+    Args:
+        names: the names of the columns.
+        number: int64[rows].
+        columns: the texts by number, in the order of the names.
+    """
+    for name, texts in zip(names, columns, strict=True):
+        places: dict[str, int] = {}
+        place = np.array([-1 if text is None else places.setdefault(text, len(places)) for text in texts], np.int32)
+        of_rows = place[number]
+        indices = pa.array(of_rows, mask=of_rows < 0)
+        yield name, pa.DictionaryArray.from_arrays(indices, pa.array(list(places), pa.string()))
 
 
-def _launch_texts(launch: Launch | None) -> tuple[str | None, ...]:
-    if launch is None:
-        return (None,) * len(_LAUNCH)
-    origins = [f"{origin.kind}\t{origin.module}" for origin in launch.origins]
-    lists = (launch.operators, launch.stack, launch.kernel_stack, origins)
-    return launch.comm, launch.container, launch.pod, *map(_joined, lists)
+def _columns_of(names: Sequence[str], texts: Sequence[Sequence[str | None]]) -> Iterable[Sequence[str | None]]:
+    return zip(*texts, strict=True) if texts else ((),) * len(names)
 
 
-def _launch(
-    process: str | None,
-    container: str | None,
-    pod: str | None,
-    operators: str | None,
-    stack: str | None,
-    kernel_stack: str | None,
-    origins: str | None,
-) -> Launch | None:
-    if process is None:
-        return None
-    frames, pairs = _lines(stack), [line.partition("\t") for line in _lines(origins)]
-    if len(pairs) not in (0, len(frames)):
-        raise ValueError
-    return Launch(
-        process,
-        0,
-        frames,
-        _lines(kernel_stack),
-        origins=tuple(Origin(CodeKind(kind), module) for kind, _, module in pairs),
-        operators=_lines(operators),
-        container=container or "",
-        pod=pod or "",
-    )
+def _launch_columns(launches: Sequence[Launch | None]) -> Iterator[Sequence[str | None]]:
+    """Yields columns of texts, one by one, as those of the frames are large."""
+    yield [None if each is None else each.comm for each in launches]
+    yield [None if each is None else each.container for each in launches]
+    yield [None if each is None else each.pod for each in launches]
+    yield [None if each is None else _joined(each.operators) for each in launches]
+    yield [None if each is None else _joined(each.stack) for each in launches]
+    yield [None if each is None else _joined(each.kernel_stack) for each in launches]
+    texts = _OriginTexts()
+    yield [None if each is None else _joined(list(map(texts.__getitem__, each.origins))) for each in launches]
+
+
+class _OriginTexts(dict[Origin, str]):
+    """The texts of origins, by origin: millions of frames share few."""
+
+    def __missing__(self, origin: Origin) -> str:
+        """Makes the text of an origin."""
+        text = self[origin] = f"{origin.kind}\t{origin.module}"
+        return text
+
+
+class _Launches(dict[str, Origin]):
+    """Launches of texts. Its items are origins, by their text."""
+
+    def __init__(self) -> None:
+        self._frames: dict[str, str] = {}  # each once
+
+    def __missing__(self, text: str) -> Origin:
+        """Makes the origin of a text."""
+        kind, _, module = text.partition("\t")
+        origin = self[text] = Origin(CodeKind(kind), module)
+        return origin
+
+    def of(
+        self,
+        process: str | None,
+        container: str | None,
+        pod: str | None,
+        operators: str | None,
+        stack: str | None,
+        kernel_stack: str | None,
+        origins: str | None,
+    ) -> Launch | None:
+        """Returns the launch with these texts."""
+        if process is None:
+            return None
+        frames, of_frames = _lines(stack), _lines(origins)
+        if len(of_frames) not in (0, len(frames)):
+            raise ValueError
+        return Launch(
+            process,
+            0,
+            tuple(map(self._frames.setdefault, frames, frames)),
+            _lines(kernel_stack),
+            origins=tuple(map(self.__getitem__, of_frames)),
+            operators=_lines(operators),
+            container=container or "",
+            pod=pod or "",
+        )
 
 
 def _code_texts(code: Code) -> tuple[str | None, ...]:
@@ -296,11 +339,3 @@ def _lines(text: str | None) -> tuple[str, ...]:
 
 def _kernel(symbol: str | None, file: str | None, hash_: str | None) -> HashedKernel | None:
     return None if symbol is None else HashedKernel(symbol, file or "", hash_ or "")
-
-
-_MADE: dict[str, Callable[..., Any]] = {
-    "launch": _launch,
-    "kernel": _kernel,
-    "code": _code,
-    "device": lambda device: device or "",
-}

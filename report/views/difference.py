@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -78,7 +78,7 @@ def joined(before: Profile, after: Profile) -> Profile:
     """
     both = (before, after)
     reasons = all_reasons(both)
-    launches = [without_addresses(launch) for profile in both for launch in profile.launches]
+    launches = without_addresses(launch for profile in both for launch in profile.launches)
 
     def column(name: str, shift: int = 0) -> np.ndarray:
         return np.concatenate((getattr(before, name), getattr(after, name) + shift))
@@ -134,9 +134,16 @@ def _percent(total: float) -> float:
     return 100.0 / total if total else 0.0
 
 
-def without_addresses(launch: Launch | None) -> Launch | None:
+def without_addresses(launches: Iterable[Launch | None]) -> list[Launch | None]:
     """Removes what always differs between two runs: pids, and frames that are bare addresses."""
-    if launch is None:
-        return None
-    stack = tuple(_UNNAMED if _ADDRESS.fullmatch(frame) else frame for frame in launch.stack)
-    return replace(launch, pid=0, stack=stack)
+    names = _NamesOfFrames()
+    return [launch and replace(launch, pid=0, stack=tuple(map(names.__getitem__, launch.stack))) for launch in launches]
+
+
+class _NamesOfFrames(dict[str, str]):
+    """The names of frames without bare addresses, by frame: stacks share few."""
+
+    def __missing__(self, frame: str) -> str:
+        """Finds the name of a frame."""
+        name = self[frame] = _UNNAMED if _ADDRESS.fullmatch(frame) else frame
+        return name
