@@ -7,7 +7,7 @@ from typing import Any
 
 from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED
 from iaprof.formats.header.thinned import BUDGET, MEMBER as THINNED
-from iaprof.formats.header.trace_clocks import KEY as CLOCK, JoinedBy, trace_clock
+from iaprof.formats.header.trace_clocks import KEY as CLOCK, trace_clock
 from iaprof.formats.header.traces import MEMBER as TRACES
 from iaprof.report.pseudonyms import Clocks, Pseudonyms
 from iaprof.report.redacted_texts import redacted_path
@@ -59,7 +59,7 @@ def redacted_header(header: dict[str, Any], names: Pseudonyms) -> dict[str, Any]
     ]
     clocks = names.clocks(header)
     if isinstance(traces := header.get(TRACES), list):
-        kept[TRACES] = [_redacted_trace(each, names, clocks) for each in traces if isinstance(each, dict)]
+        kept[TRACES] = [_redacted_trace(each, names) for each in traces if isinstance(each, dict)]
     if isinstance(header.get("file"), str):  # of a part
         kept["file"] = names.name("file", header["file"])
     return {**_with_moved_clocks(kept, clocks), "redacted": True}
@@ -85,12 +85,11 @@ def _with_moved_clocks(header: dict[str, Any], clocks: Clocks) -> dict[str, Any]
     return {**header, **moved}
 
 
-def _redacted_trace(trace: dict[str, Any], names: Pseudonyms, clocks: Clocks) -> dict[str, Any]:
+def _redacted_trace(trace: dict[str, Any], names: Pseudonyms) -> dict[str, Any]:
     """Keeps the counts of an imported file, and of its members what tells devices and ranks."""
     clock = trace_clock(trace)
-    if clock is not None:  # the distance from the wall clock, or from the trace's own, would tell that from the boot
-        offset = {JoinedBy.WALL: clock.offset_ns + clocks.monotonic_ns - clocks.wall_ns, JoinedBy.MONOTONIC: 0}
-        clock = replace(clock, offset_ns=offset.get(clock.by, 0))
+    if clock is not None:  # distances from the trace's own clock, and its times, would tell boot and date
+        clock = replace(clock, offset_ns=0, steady_ns=0)
     return {
         **({} if clock is None else {CLOCK: clock.as_dict()}),
         **_without_texts(

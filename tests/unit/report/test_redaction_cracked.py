@@ -13,6 +13,7 @@ import pytest
 from iaprof.formats.capture import schema
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS
+from iaprof.formats.header.trace_clocks import JoinedBy, TraceClock
 from iaprof.report.pseudonyms import Pseudonyms
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof
@@ -135,6 +136,19 @@ def test_clocks_tell_neither_boot_nor_date_but_durations(tmp_path: Path) -> None
                 assert after == [time and time + moved for time in before], (kind, name)
                 checked += 1
     assert checked >= 7
+
+
+@pytest.mark.parametrize("by", list(JoinedBy))
+def test_the_clock_of_a_joined_trace_tells_no_time(tmp_path: Path, by: JoinedBy) -> None:
+    # given a trace whose clock is the wall clock, and gained while it was recorded
+    clock = TraceClock(by, -BOOTED, False, drift_ns=99_000, rate=1e-5, steady_ns=BOOTED + BEGAN)
+    traces = [{"name": "acme.json", "clock": clock.as_dict()}]
+    plain = capture(tmp_path / "plain", HEADER | {"traces": traces}, launch=[launch(BEGAN, 7, 64)])
+    # when it is redacted
+    found = redacted(plain, tmp_path / "public").header["traces"][0]["clock"]
+    # then what it gained stays, but no time
+    assert (found["by"], found["drift_ns"], found["rate"]) == (by, 99_000, 1e-5)
+    assert (found["offset_ns"], found["steady_ns"]) == (0, 0)
 
 
 def test_clocks_are_moved_far_and_those_of_two_machines_differently() -> None:
