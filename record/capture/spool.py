@@ -273,7 +273,19 @@ class SpoolReader:
         if version != VERSION:
             other = "a newer" if version > VERSION else "an older"
             raise SpoolError(f"{path} was made by {other} iaprof: recover it with that one")
+        self.mark = self._mark_of_frames() or self.mark
         self._size = os.fstat(self._file.fileno()).st_size
+
+    def _mark_of_frames(self) -> bytes | None:
+        """Returns the mark that the first two frames share: a disk may have damaged that at the start. None: none."""
+        position, marks = _START.size, set()
+        for _ in range(2):
+            head = self.bytes_at(position, _HEAD_BYTES)
+            if not _is_whole(head):
+                return None
+            marks.add(head[: len(self.mark)])
+            position += _HEAD_BYTES + _FRAME.unpack_from(head, _CHECK.size)[3]
+        return marks.pop() if len(marks) == 1 else None
 
     def follow(self, kinds: Container[int]) -> Iterator[Frame]:
         """Reads the whole frames of these kinds that were appended since the last call, as the file grows."""
@@ -318,11 +330,7 @@ class SpoolReader:
         self.cut = self._size - position
 
     def _is_head(self, head: bytes) -> bool:
-        return (
-            len(head) == _HEAD_BYTES
-            and head.startswith(self.mark)
-            and zlib.crc32(head[_CHECK.size :]) == _CHECK.unpack_from(head)[1]
-        )
+        return head.startswith(self.mark) and _is_whole(head)
 
     def _next_head(self, position: int) -> int | None:
         """Finds the next header that is whole, from a position on."""
@@ -364,6 +372,10 @@ class SpoolReader:
     def close(self) -> None:
         """Closes the file."""
         self._file.close()
+
+
+def _is_whole(head: bytes) -> bool:
+    return len(head) == _HEAD_BYTES and zlib.crc32(head[_CHECK.size :]) == _CHECK.unpack_from(head)[1]
 
 
 def _name(kind: int) -> str:

@@ -75,13 +75,26 @@ def losses(reader: SpoolReader) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("at", [0, 7, 8, 11, 12, 20, HEAD - 1])
 def test_a_damaged_header_costs_its_frame(tmp_path: Path, at: int) -> None:
     written = write(tmp_path / "s")
+    data = (tmp_path / "s").read_bytes()
+    for number, begin in enumerate((START, START + HEAD + 2)):  # of the first two frames
+        other = bytearray(data)
+        other[begin + at] ^= 1
+        (tmp_path / "s").write_bytes(other)
+        reader = SpoolReader(tmp_path / "s")
+        assert [(f.kind, f.payload) for f in reader.frames()] == written[:number] + written[number + 1 :]
+        assert losses(reader) == [("overwritten", HEAD + len(written[number][1]))]
+        assert reader.cut == 0
+
+
+@pytest.mark.parametrize("at", range(8, START))
+def test_a_flipped_bit_of_the_spools_own_mark_costs_nothing(tmp_path: Path, at: int) -> None:
+    written = write(tmp_path / "s")
     data = bytearray((tmp_path / "s").read_bytes())
-    data[START + HEAD + 2 + at] ^= 1  # in the second frame's header
+    data[at] ^= 1
     (tmp_path / "s").write_bytes(data)
     reader = SpoolReader(tmp_path / "s")
-    assert [(f.kind, f.payload) for f in reader.frames()] == [written[0], *written[2:]]
-    assert losses(reader) == [("overwritten", HEAD + 64)]
-    assert reader.cut == 0
+    assert [(f.kind, f.payload) for f in reader.frames()] == written
+    assert losses(reader) == []
 
 
 def test_a_flipped_bit_of_a_payload_costs_its_frame_and_is_told(tmp_path: Path) -> None:
