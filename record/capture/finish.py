@@ -269,9 +269,8 @@ class _Finishing:
         self._deferred[frame.kind].append(frame.position)
 
     def _add_stacks(self, frame: Frame) -> None:
-        if not 1 <= frame.part <= MAX_DEPTH:
-            raise ValueError("its stacks have an absurd depth")
-        self._keep_stacks(self._stacks.rows(np.frombuffer(frame.payload, stack_dtype(frame.part)), frame.part))
+        for rows in self._stacks.gather(frame.payload, frame.part):
+            self._keep_stacks(rows)
 
     def _keep_stacks(self, rows: pa.StructArray) -> None:
         if len(rows):  # the learner sends stacks one by one, and may send a known one
@@ -281,7 +280,8 @@ class _Finishing:
             self._flush_stacks()
 
     def _add_copy(self, frame: Frame) -> None:
-        np.frombuffer(frame.payload, COPY)  # raises if the frame is damaged
+        if not len(np.frombuffer(frame.payload, COPY)):  # which raises if the frame is damaged
+            raise ValueError("it has no stack")
         self._copy_frames.append(frame.position)
 
     def _add_kernel(self, frame: Frame) -> None:
@@ -297,6 +297,8 @@ class _Finishing:
 
     def write_late_stacks(self, spool: SpoolReader, finish_stacks: FinishStacks | None) -> None:
         """Finishes and writes the stacks that were not finished while recording, as far as possible."""
+        for rows in self._stacks.gathered():
+            self._keep_stacks(rows)
         self._flush_process_rows()  # they say with whose rights the stacks' files are opened
         depth = self._header.get("stack_depth")
         if len(self._copy_frames) and finish_stacks is not None and isinstance(depth, int) and 1 <= depth <= MAX_DEPTH:
@@ -377,9 +379,6 @@ class _Finishing:
         self._symbol_inputs.describe(described.pid, described.root, described.account)
         if len(self._process_rows) >= DESCRIBED_PER_GROUP:
             self._flush_process_rows()
-
-    def _add_chunk(self, frame: Frame) -> None:
-        self._code_objects.add_chunk(frame)
 
     def _add_loss(self, frame: Frame) -> None:
         row = json_object(frame.payload)
@@ -485,7 +484,7 @@ _READERS = {  # of all kinds but those of _FIRST
     FrameKind.APPEND: _Finishing._add_to_header,
     FrameKind.METRICS: _Finishing._add_metrics,
     FrameKind.PROCESS: _Finishing._add_described_process,
-    FrameKind.PIECE: _Finishing._add_chunk,
+    FrameKind.PIECE: lambda finishing, frame: finishing._code_objects.add_chunk(frame),
     FrameKind.COPY: _Finishing._add_copy,
 }
 _FIRST = {

@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
-from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH
+from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, stack_dtype
 from iaprof.formats.wire.unwind_rules import Mark, Walked
 from iaprof.record.stacks.ends import NO_GUESS, StackEnds
 from iaprof.record.stacks.python_stacks import PythonStacks
@@ -25,6 +25,7 @@ ENDED = {
 }
 """How a stack ended, in the capture's words."""
 _NAMES = np.array([ENDED[ending] for ending in Walked])
+_GATHERED_BYTES = 4 << 20
 
 
 class LaunchStacks:
@@ -54,6 +55,30 @@ class LaunchStacks:
         self._unfinished: dict[int, tuple[NDArray[np.void], int]] = {}  # by id: BPF's part, and its depth limit
         self._early: dict[int, np.void] = {}  # by id: stacks finished before BPF's part has come
         self._late: list[int] = []  # ids of stacks finished after the recording had ended
+        self._gathered: dict[int, list[NDArray[np.void]]] = {}  # records without rows yet, by their depth limit
+        self._gathered_bytes = 0
+
+    def gather(self, payload: bytes, depth: int) -> list[pa.StructArray]:
+        """Adds records as they are sent. Makes rows of many at a time, as those of one take as long as those of many.
+
+        Args:
+            payload: of stack_dtype(depth)[n].
+            depth: the most addresses of a stack.
+
+        Raises:
+            ValueError: there can be no such records.
+        """
+        if not 1 <= depth <= MAX_DEPTH:
+            raise ValueError("its stacks have an absurd depth")
+        if len(records := np.frombuffer(payload, stack_dtype(depth))):
+            self._gathered.setdefault(depth, []).append(records)
+            self._gathered_bytes += records.nbytes
+        return self.gathered() if self._gathered_bytes >= _GATHERED_BYTES else []
+
+    def gathered(self) -> list[pa.StructArray]:
+        """Makes `stack` rows of the gathered records, as `rows` does."""
+        gathered, self._gathered, self._gathered_bytes = self._gathered, {}, 0
+        return [self.rows(np.concatenate(records), depth) for depth, records in gathered.items()]
 
     def rows(self, records: NDArray[np.void], depth: int, late: bool = False) -> pa.StructArray:
         """Makes `stack` rows of those stacks that are new and finished.
@@ -70,7 +95,8 @@ class LaunchStacks:
         for record in records[is_missed]:
             if int(record["id"]) not in self._row_ids:
                 self._unfinished[int(record["id"])] = record, depth
-            if int(record["id"]) in self._early:
+            rest = self._early.get(int(record["id"]))
+            if rest is not None and rest.dtype == records.dtype:  # else somebody has made this spool
                 early.append(self._early.pop(int(record["id"])))
         finished = self._without_early(records[~is_missed])
         if early:

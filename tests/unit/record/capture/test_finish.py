@@ -5,6 +5,7 @@ import os
 import random
 import re
 import struct
+import time
 import tracemalloc
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,7 @@ from iaprof.record.capture.finish import finish
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.symbolize.needed import SymbolInputs
 from iaprof.symbols.python.layout import layout_of
+from limits import Within
 
 KERNEL = {"pid": 1, "path": "/x", "digest": "00", "size": 3, "content": True}
 LOSS = {"source": "s", "what": "w", "count": 3, "detail": "d"}
@@ -203,3 +205,14 @@ def test_a_capture_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
     finish(SpoolReader(tmp_path / "s"), tmp_path / "c")
     # then all of it was, before the spool may go
     assert synced == [((tmp_path / "c").stat().st_size, False)]
+
+
+def test_frames_of_one_stack_each_take_no_long_time(tmp_path: Path, within: Within) -> None:
+    sent = np.zeros(10_000, stack_dtype(1))
+    sent["id"], sent["depth"] = np.arange(1, 10_001), 1
+    sent["ips"][:, 0] = np.arange(10_000)
+    frames = [(FrameKind.STACKS, record.tobytes(), 1) for record in sent]
+    began = time.process_time()
+    reader = captured(tmp_path, *frames)
+    within.took(time.process_time() - began, 3)
+    assert reader.count("stack") == 10_000

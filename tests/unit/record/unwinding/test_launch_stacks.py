@@ -16,6 +16,7 @@ from iaprof.formats.wire.sideband import comm_record, mapping_record
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.stacks import launch_stacks
 from iaprof.record.symbolize.needed import FinishStacks
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.cpu_frames import CpuFrames
@@ -25,6 +26,12 @@ DEPTH = 6
 PID, OTHER = 7, 8
 DRIVER, LIBRARY = 0x10000, 0x20000  # where code is; each of 64 KiB
 PATH = (DRIVER + 1, LIBRARY + 8, LIBRARY + 64)
+
+
+@pytest.fixture(autouse=True, params=[1, 4 << 20], ids=["at once", "together"])
+def gathered(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are made of each frame by itself, and of many together."""
+    monkeypatch.setattr(launch_stacks, "_GATHERED_BYTES", request.param)
 
 
 def stack(
@@ -333,3 +340,24 @@ def test_guessed_callers_are_counted_by_library(tmp_path: Path) -> None:
 def test_a_stack_with_an_unknown_ending_is_unfinished(tmp_path: Path) -> None:
     (row,) = rows(captured(tmp_path, (FrameKind.STACKS, stack(5, *PATH, walked=200)))).values()
     assert row["ended"] == "unfinished"
+
+
+def test_frames_that_nobody_sends_are_counted_or_cost_nothing(tmp_path: Path) -> None:
+    # given frames without a record, and parts of one stack with different limits
+    rest = np.zeros(1, stack_dtype(1))
+    rest["id"], rest["walked"], rest["depth"] = 5, Walked.WHOLE | 2 << KEPT_SHIFT, 1
+    spool = Spool(tmp_path / "s")
+    spool.write(FrameKind.HEADER, json.dumps({"stack_depth": DEPTH}).encode(), time=1)
+    for kind, payload, depth in (
+        (FrameKind.COPY, b"", 0), (FrameKind.STACKS, b"", DEPTH), (FrameKind.STACKS, rest.tobytes(), 1),
+        (FrameKind.STACKS, stack(5, *PATH, walked=Walked.MISSED), DEPTH),
+    ):  # fmt: skip
+        spool.write(kind, payload, time=300, part=depth)
+    spool.close()
+    # when
+    finish(SpoolReader(tmp_path / "s"), tmp_path / "c", finish_stacks=lambda *_: iter(()))
+    # then
+    reader = CaptureReader(tmp_path / "c")
+    assert rows(reader).keys() == {5}
+    lost = [row["detail"] for row in reader.table("loss").to_pylist() if row["what"] == "damaged"]
+    assert lost == ["a frame of COPY: it has no stack"]
