@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_FORMULA = r"^[=+\-@\t\r]"
+_FORMULA = "^[=+\\-@\t\r\uff1d\uff0b\uff0d\uff20]"  # the last four are = + - @ of full width, which some take, too
 
 
 def without_formula(text: str) -> str:

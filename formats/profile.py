@@ -192,7 +192,8 @@ class StackOptions:
 
 # Letters and marks that show nothing, so that two names look like one: fillers, joiners, variation selectors.
 _INVISIBLE = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]"
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U00013441\U00013442\U00016fe4\U0001d159\U000e0000-\U000e0fff]"
 )
 ACTIVE = "active"
 """The reason of samples in which the thread issued an instruction: it is not a stall."""

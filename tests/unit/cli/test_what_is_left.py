@@ -70,7 +70,7 @@ def test_who_may_not_read_a_trace_may_not_read_what_is_made_of_it(tmp_path: Path
     assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
 
 
-@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(1)", "\t=1", "\r=1"])
+@pytest.mark.parametrize("name", ["=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "\uff1d1", "\uff201"])
 def test_a_query_writes_no_formula(name: str, tmp_path: Path) -> None:
     done = iaprof("query", made(tmp_path, name), "SELECT name, -1 AS n FROM launches", "--format=csv")
     assert done.code == 0, done.err
@@ -79,7 +79,8 @@ def test_a_query_writes_no_formula(name: str, tmp_path: Path) -> None:
     assert done.out.rstrip().endswith(",-1")  # a number is none
 
 
-_CODES = [0x3164, 0x034F, 0xFE0F, 0xFE00, 0x115F, 0x1160, 0xFFA0, 0x17B4, 0x2800, 0xE0100, 0x180B]
+_CODES = [0x3164, 0x034F, 0xFE0F, 0xFE00, 0x115F, 0x1160, 0xFFA0, 0x17B4, 0x2800, 0xE0100, 0x180B, 0x13441, 0x16FE4,
+          0x1D159]  # fmt: skip
 
 
 @pytest.mark.parametrize("code", _CODES)
