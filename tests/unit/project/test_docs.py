@@ -25,6 +25,7 @@ OPTIONS = {
 OF_OTHERS = {
     "--include",  # rclone
     "--cgroupns", "--name", "--network", "--privileged", "--restart", "--now",  # docker, systemctl
+    "--no-build-isolation", "--no-deps", "--require-hashes", "--requirement",  # pip
     "--data-binary", "--fail", "--feature-gates",  # curl, OpenTelemetry's collector
     "--build-id", "--index-url", "--interpreted-frames-native-stack", "--mount", "--one-way", "--perf-basic-prof",
     "--seconds", "--threads", "--torch", "--transfer-bandwidth", "--wait-file",

@@ -89,22 +89,46 @@ def test_the_same_commit_gives_the_same_wheel(tmp_path: Path) -> None:
     assert wheels[0] == wheels[1]
 
 
-def test_the_lock_has_every_package_that_the_project_needs() -> None:
-    """Each at a version that pyproject.toml allows, and with hashes."""
-    text = (ROOT / "scripts/requirements.txt").read_text().replace("\\\n", "")
-    lines = [line.partition(" --hash=") for line in text.splitlines() if not line.startswith("#")]
+def locked(path: str) -> dict[str, list[Requirement]]:
+    """Returns the requirements of a lock file, each of which has hashes, by the package's name."""
+    lines = [line.partition(" --hash=") for line in (ROOT / path).read_text().replace("\\\n", "").splitlines()]
+    lines = [line for line in lines if not line[0].startswith("#")]
     assert all(re.fullmatch(r"sha256:[0-9a-f]{64}( +--hash=sha256:[0-9a-f]{64})*", hashes) for _, _, hashes in lines)
-    locked: dict[str, list[Requirement]] = {}
+    found: dict[str, list[Requirement]] = {}
     for requirement in (Requirement(first.strip()) for first, _, _ in lines):
-        locked.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+        found.setdefault(canonicalize_name(requirement.name), []).append(requirement)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "has_extras"), [("scripts/requirements.txt", True), ("docs/continuous/requirements.txt", False)]
+)
+def test_the_lock_has_every_package_that_is_needed(path: str, has_extras: bool) -> None:
+    """Each at a version that pyproject.toml allows, and with hashes."""
+    pins = locked(path)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     needed = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
-    for extra in project["project"]["optional-dependencies"].values():
+    for extra in project["project"]["optional-dependencies"].values() if has_extras else ():
         needed += extra
     for requirement in map(Requirement, needed):
-        versions = [str(pin.specifier).removeprefix("==") for pin in locked[canonicalize_name(requirement.name)]]
+        versions = [str(pin.specifier).removeprefix("==") for pin in pins[canonicalize_name(requirement.name)]]
         assert versions
         assert all(requirement.specifier.contains(version) for version in versions), requirement
+
+
+def test_a_recorder_gets_what_the_tests_have() -> None:
+    every = locked("scripts/requirements.txt")
+    for name, pins in locked("docs/continuous/requirements.txt").items():
+        assert {str(pin.specifier) for pin in pins} <= {str(pin.specifier) for pin in every[name]}
+
+
+@pytest.mark.parametrize("path", ["docs/continuous.md", "docs/continuous/Containerfile", "scripts/setup"])
+def test_root_installs_no_package_without_a_hash(path: str) -> None:
+    text = (ROOT / path).read_text().replace("\\\n", " ")
+    installs = re.findall(r"\bpip install [^&\n]*", text)
+    assert len(installs) == 2
+    assert all("--no-deps" in install for install in installs)
+    assert "--require-hashes" in installs[0] and "--no-build-isolation" in installs[1]
 
 
 @pytest.mark.parametrize(
