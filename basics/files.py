@@ -165,11 +165,17 @@ def replace_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
 
 
 def mode_of_report(*sources: Path | str) -> int:
-    """Returns the mode for a report of these files: nobody may read it who may not read them. At most 0644."""
-    mode = 0o644
+    """Returns the mode for a report of these files: nobody may read it who may not read them. At most 0644.
+
+    A report has the group of whoever makes it, so what only another group may read becomes the owner's alone.
+    """
+    mode, group = 0o644, (sudo_user() or (os.geteuid(), os.getegid()))[1]
     for source in sources:
         with contextlib.suppress(OSError):  # a URL, or it is gone
-            mode &= os.stat(source).st_mode | 0o600
+            status = os.stat(source)
+            mode &= status.st_mode | 0o600
+            if status.st_gid != group and not status.st_mode & stat.S_IROTH:
+                mode &= ~stat.S_IRGRP
     return mode
 
 

@@ -49,6 +49,19 @@ def test_who_may_not_read_a_capture_may_not_read_its_report(given: int, expected
         assert os.stat(output).st_mode & 0o777 == expected, words
 
 
+@pytest.mark.root
+@pytest.mark.parametrize(("given", "expected"), [(0o640, 0o600), (0o660, 0o600), (0o644, 0o644)])
+def test_another_group_may_not_read_a_report_that_only_the_captures_group_may(
+    given: int, expected: int, tmp_path: Path
+) -> None:
+    source, output = made(tmp_path), tmp_path / "top.json"
+    os.chown(source, -1, os.getegid() + 1)
+    source.chmod(given)
+    done = iaprof("top", source, "-o", output, "-q")
+    assert done.code == 0, done.err
+    assert os.stat(output).st_mode & 0o777 == expected
+
+
 def test_of_captures_in_a_store_only_the_owner_may_read_a_report(tmp_path: Path) -> None:
     capture, output = made(tmp_path), tmp_path / "stored.json"
     capture.chmod(0o644)
