@@ -15,6 +15,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS
 from iaprof.formats.header.trace_clocks import JoinedBy, TraceClock
 from iaprof.report.pseudonyms import Pseudonyms
+from iaprof.report.redacted_texts import is_public_file
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof
 
@@ -176,6 +177,21 @@ def test_functions_stay_only_in_files_that_everybody_has_in_that_folder(tmp_path
     assert "malloc" in functions
     assert not [each for each in functions if "company" in each]
     assert "secret" not in everything(public)
+
+
+@pytest.mark.parametrize(
+    ("path", "is_public"),
+    [
+        ("/usr/lib/x86_64-linux-gnu/libze_loader.so.1", True),
+        ("/home/ann/lib/libze_loader.so.1", False),
+        ("/usr/lib/x86_64-linux-gnu/libze_secret.so.1", False),
+        ("/srv/usr/lib/libc.so.6", False),
+        ("/usr/lib/../../home/ann/libc.so.6", False),
+        ("/usr/lib/libc.so.6 (deleted)", False),
+    ],
+)
+def test_folder_and_name_make_a_file_public(path: str, is_public: bool) -> None:
+    assert is_public_file(path) is is_public
 
 
 def test_archives_of_one_key_agree(tmp_path: Path) -> None:
