@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.dictionaries import combined, map_texts
 from iaprof.formats.capture.schema import DROPPED, ROW_KINDS, TIME
 from iaprof.formats.header.trace_clocks import trace_clocks
+from iaprof.formats.ranges import batches
 from iaprof.report.pseudonyms import Pseudonyms
 from iaprof.report.redacted_texts import (
     is_public_file,
@@ -45,6 +46,7 @@ _MEMBERS = {kind.name: {each.name: each.identifies for each in kind.fields if ea
 """By kind of row: the members with texts to replace, and what these texts are."""
 _DROPPED = {kind.name: [each.name for each in kind.fields if each.flags & DROPPED] for kind in ROW_KINDS}
 _TIMES = {kind.name: [each.name for each in kind.fields if each.flags & TIME] for kind in ROW_KINDS}
+_FRAMES_AT_ONCE = 1 << 20
 _HIGHEST = 1 << 63  # the Linux kernel's addresses are at or above
 
 
@@ -97,7 +99,10 @@ class Redaction:
             table = _mapped(table, "digest", self._names.content)  # else someone who has the file could identify it
             table = _set(table, "elf", pa.nulls(len(table), table.schema.field("elf").type))
         elif kind == "stack":
-            table = self._stacks(table)
+            ips = combined(table["ips"])
+            depths = np.diff(ips.offsets.to_numpy())
+            parts = [self._ips(table[some], ips[some]) for some in batches(depths, _FRAMES_AT_ONCE)]
+            table = _set(table, "ips", pa.chunked_array(parts, ips.type))
         return table
 
     def _moved(self, table: pa.Table, name: str) -> pa.Array:
@@ -111,10 +116,8 @@ class Redaction:
             moved = times + self._of_traces[files]
         return pa.array(np.where(times == 0, times, moved), column.type)
 
-    def _stacks(self, table: pa.Table) -> pa.Table:
+    def _ips(self, table: pa.Table, ips: pa.ListArray) -> pa.ListArray:
         """Replaces the Linux kernel's addresses, and values in no mapping: these are data of the process, not code."""
-        ips = table["ips"].combine_chunks()
-        ips = ips if isinstance(ips, pa.Array) else pa.concat_arrays(ips.chunks)
         starts = ips.offsets.to_numpy().astype(np.int64)
         depths = np.diff(starts)
         values = ips.flatten().to_numpy().copy()
@@ -129,7 +132,7 @@ class Redaction:
         values[returns] = self._ordinals(values[returns] - np.uint64(1)) + np.uint64(1)
         values[kernels & innermost] = self._ordinals(values[kernels & innermost])
         offsets = pa.array((starts - starts[0]).astype(np.int32))
-        return _set(table, "ips", pa.ListArray.from_arrays(offsets, pa.array(values), type=ips.type))
+        return pa.ListArray.from_arrays(offsets, pa.array(values), type=ips.type)
 
     def _ordinals(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Replaces kernel addresses by ascending numbers, 16 apart, as return addresses are looked up minus 1."""
@@ -204,6 +207,6 @@ def _mapped(table: pa.Table, name: str, change: Callable[[Any], Any]) -> pa.Tabl
     return _set(table, name, map_texts(combined(table[name]), change))
 
 
-def _set(table: pa.Table, name: str, column: pa.Array) -> pa.Table:
+def _set(table: pa.Table, name: str, column: pa.Array | pa.ChunkedArray) -> pa.Table:
     index = table.schema.get_field_index(name)
     return table.set_column(index, pa.field(name, column.type), column)

@@ -9,11 +9,10 @@ from typing import Annotated
 import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.basics.files import check_output, rename
+from iaprof.basics.files import check_output
 from iaprof.cli.options.memory_limit import Large, MemoryLimit, apply_limit, memory_bytes
 from iaprof.cli.terminal.browser import open_in_browser
 from iaprof.cli.terminal.summary import say
-from iaprof.cli.verbs.archive import archive
 from iaprof.cli.verbs.record import record
 from iaprof.cli.verbs.report import report
 from iaprof.formats.capture.limits import allow_large
@@ -49,8 +48,8 @@ def flame(
 ) -> None:
     """Record COMMAND and write an HTML page.
 
-    Runs iaprof record, archive and report in turn. Writes the page, which any browser can open, and the capture,
-    from which iaprof report makes all other formats. Exits with COMMAND's exit code. Needs root.
+    Runs iaprof record and report in turn. Writes the page, which any browser can open, and the capture, from which
+    iaprof report makes all other formats. Exits with COMMAND's exit code. Needs root.
     """
     if not command and duration is None:
         raise UsageError("name a COMMAND to record, or a --duration")
@@ -67,9 +66,6 @@ def flame(
     apply_limit(most or default_limit())  # set only now, as the recorder has no limit
     if large:
         allow_large()
-    named = capture.with_name(f".{capture.name}.named")
-    archive(output=named, capture=capture, force=True, quiet=True)
-    rename(named, capture)
     report(context=context, captures=[str(capture)], output=output, force=force, quiet=quiet)
     if not quiet:
         say(clean(f"iaprof: {output} opens in any browser; {capture} is the capture"))

@@ -136,14 +136,14 @@ class GpuKernel:
         region = np.where(number >= 0, 0, (where >= 0).astype(np.int64) + (where >= end) + (where >= self.code_size))
         segment = np.searchsorted(np.array(self.segment_offsets, np.int64), where, side="right") - 1
         segment[(where < 0) | (where >= max(self.code_size, self.size))] = -1
-        _, first, which = np.unique(
-            np.stack([number, region, segment], axis=1), axis=0, return_index=True, return_inverse=True
-        )
+        segments = len(self.segment_offsets) + 1  # with -1
+        keys = ((number + 1) * 4 + region) * segments + segment + 1
+        _, first, which = np.unique(keys, return_index=True, return_inverse=True)
         found = []
         for offset, name in zip(where[first].tolist(), number[first].tolist(), strict=True):
             mnemonic = decoded.strings[name] if decoded is not None and name >= 0 else self._placeholder_at(offset)
             found.append((mnemonic, self.frames_at(offset)))
-        return found, which.reshape(-1).astype(np.int64)
+        return found, which.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
