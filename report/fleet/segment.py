@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, BinaryIO
 
 import msgspec
@@ -91,8 +91,8 @@ class Segment(Samples):
         columns["samples"] = pa.array(rows.counts.sum(axis=1))
         columns |= {f"{SAMPLES}{reason}": pa.array(rows.counts[:, at]) for at, reason in enumerate(self.reasons)}
         columns |= {"energy_nj": pa.array(rows.energy), "divided": pa.array(rows.divided), "fork": pa.array(rows.fork)}
-        about = {"version": VERSION, "captures": [asdict(each) for each in self.captures]}
-        table = pa.table(columns).replace_schema_metadata({_KEY: json.dumps(about)})
+        about = {"version": VERSION, "captures": self.captures}
+        table = pa.table(columns).replace_schema_metadata({_KEY: msgspec.json.encode(about)})
         pq.write_table(table, file, compression="zstd", row_group_size=_MOST_ROWS, write_statistics=False)
 
     @classmethod
