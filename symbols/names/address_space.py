@@ -61,6 +61,7 @@ class AddressSpaces:
         self._exec_times, self._execs = time[is_exec], RowsOfKeys(pid[is_exec])
         self._fork_times, self._parents = time[is_fork], parent[is_fork].astype(np.int64)
         self._forks = RowsOfKeys(pid[is_fork])
+        self._with_mappings = {*np.unique(self._pids).tolist(), *np.unique(pid[is_fork]).tolist()}  # of others, too
 
     def locate(
         self, pids: NDArray[np.uint32], addresses: NDArray[np.uint64], times: NDArray[np.uint64]
@@ -80,6 +81,9 @@ class AddressSpaces:
         for pid, index in groups(pids):
             if pid == 0:
                 modules[index] = self._number(Module(ModuleKind.KERNEL, "[kernel]"))
+                continue
+            if pid not in self._with_mappings:
+                modules[index] = self._number(self._module(-1, pid))
                 continue
             rows = self._mappings(pid, addresses[index], times[index], _MAX_FORKS)
             for row, positions in groups(rows):

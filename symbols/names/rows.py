@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,9 @@ FRAMES_PER_GROUP = 1 << 18
 _ABOUT = ("source", "problem", "frame_pointers", "outermost", "no_calls")  # members that Symbolized has, too
 
 
-def module_row(number: int, module: Module, symbolized: Symbolized) -> pa.StructArray:
-    """Returns the `module` row of one module; `number` is its id."""
-    row = {
+def module_row(number: int, module: Module, symbolized: Symbolized) -> dict[str, Any]:
+    """Returns the members of a module's `module` row; `number` is its id."""
+    return {
         "id": number,
         "what": module.kind.value,
         "path": _valid(module.path),
@@ -32,10 +33,9 @@ def module_row(number: int, module: Module, symbolized: Symbolized) -> pa.Struct
         "source": _valid(symbolized.source),
         "problem": _valid(symbolized.problem),
         "frame_pointers": symbolized.frame_pointers,
-        "outermost": None if symbolized.outermost is None else symbolized.outermost.tolist(),
-        "no_calls": None if symbolized.no_calls is None else symbolized.no_calls.tolist(),
+        "outermost": symbolized.outermost,
+        "no_calls": symbolized.no_calls,
     }
-    return pa.array([row], KINDS["module"])
 
 
 def symbol_rows(number: int, names: Names) -> Iterator[pa.StructArray]:

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.symbols.names.modules import Module
 from iaprof.symbols.names.names import Symbolized, Symbolizer
@@ -85,7 +86,7 @@ def write_names(
     """
     requests = list(modules)
     counts = {"modules": len(requests), "addresses": 0, "named": 0, "skipped": 0}
-    module_rows: list[pa.StructArray] = []
+    module_rows: list[dict[str, Any]] = []
     symbols: list[pa.StructArray] = []
 
     def flush() -> None:
@@ -112,5 +113,5 @@ def write_names(
                 flush()
     flush()
     if module_rows:
-        writer.write("module", pa.concat_arrays(module_rows))
+        writer.write("module", pa.array(module_rows, KINDS["module"]))
     return counts

@@ -207,9 +207,10 @@ def test_a_capture_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeyp
     assert synced == [((tmp_path / "c").stat().st_size, False)]
 
 
-def test_frames_of_one_stack_each_take_no_long_time(tmp_path: Path, within: Within) -> None:
+@pytest.mark.parametrize("processes", [1, 10_000])
+def test_frames_of_one_stack_each_take_no_long_time(tmp_path: Path, within: Within, processes: int) -> None:
     sent = np.zeros(10_000, stack_dtype(1))
-    sent["id"], sent["depth"] = np.arange(1, 10_001), 1
+    sent["id"], sent["depth"], sent["pid"] = np.arange(1, 10_001), 1, np.arange(10_000) % processes + 7
     sent["ips"][:, 0] = np.arange(10_000)
     frames = [(FrameKind.STACKS, record.tobytes(), 1) for record in sent]
     began = time.process_time()
