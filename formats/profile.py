@@ -150,6 +150,17 @@ class Profile:
         found[:, [reasons.index(reason) for reason in self.reasons]] = self.counts
         return found
 
+    def stack_ends(self) -> dict[str, Any]:
+        """The completeness of stacks and of their Python frames, for JSON: of the samples, and of all recorded ones."""
+        found: dict[str, Any] = {}
+        if self.whole is not None:
+            found["stack_ends"] = self.whole.to_json()
+            found["recorded_stack_ends"] = {kind: ends.to_json() for kind, ends in self.recorded.items()}
+        if self.python is not None:
+            found["python_stacks"] = self.python.to_json()
+            found["recorded_python_stacks"] = {kind: each.to_json() for kind, each in self.recorded_python.items()}
+        return found
+
     def only(self, rows: NDArray[Any]) -> Self:
         """A profile with a subset of the rows: bool[n], or ascending indices int64[m]."""
         names = ("interval", "launch", "kernel", "code", "offset", "counts", "device")

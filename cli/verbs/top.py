@@ -37,7 +37,6 @@ from iaprof.cli.time_lines import (
 from iaprof.cli.verbs.top_transfers import say_unrecorded, show_transfers
 from iaprof.cli.verbs.top_waits import BY as WAIT, top_waits
 from iaprof.formats.estimates import MARK, divided_text, is_marked
-from iaprof.formats.writers.json_stacks import stack_ends
 
 if TYPE_CHECKING:
     from iaprof.formats.energy import Energy
@@ -186,7 +185,7 @@ def show(
     from iaprof.report.views.ranking import Ranker
 
     ranker = Ranker(profile, by)
-    ends = stack_ends(profile) | ({} if energy is None else {"energy": _energy_dict(energy)})
+    ends = profile.stack_ends() | ({} if energy is None else {"energy": _energy_dict(energy)})
     if not per_interval:
         ranking = ranker.table(limit)
         if answers.is_text:

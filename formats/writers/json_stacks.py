@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import IO, Any
+from typing import IO
 
 from iaprof.formats.export import Export
-from iaprof.formats.profile import UNKNOWN_KERNEL, Profile, StackOptions
+from iaprof.formats.profile import UNKNOWN_KERNEL, StackOptions
 from iaprof.formats.stacks.frame_lists import launches_frames
 from iaprof.formats.writers.writer import Writer
-
-
-def stack_ends(profile: Profile) -> dict[str, Any]:
-    """The completeness of stacks and of their Python frames: of the stalls' launches, and of all that was recorded."""
-    found: dict[str, Any] = {}
-    if profile.whole is not None:
-        found["stack_ends"] = profile.whole.to_json()
-        found["recorded_stack_ends"] = {kind: ends.to_json() for kind, ends in profile.recorded.items()}
-    if profile.python is not None:
-        found["python_stacks"] = profile.python.to_json()
-        found["recorded_python_stacks"] = {kind: each.to_json() for kind, each in profile.recorded_python.items()}
-    return found
 
 
 class JsonStacks(Writer):
@@ -56,7 +44,7 @@ class JsonStacks(Writer):
         ]
         head = {
             "matched": profile.matched,
-            **stack_ends(profile),
+            **profile.stack_ends(),
             "intervals": list(profile.intervals),
             "launches": launches,
             "kernels": kernels,
