@@ -243,7 +243,7 @@ def test_in_a_new_epoch_every_stack_travels_again(folder: Path, closing: list[La
     assert process.wait() == 0
     # then the launches of each have all their stacks in it, or in what was read last before it
     assert len(launches) > 10
-    assert probes.counters()[Counter.LAUNCHES_LOST] == 0
+    assert probes.counters()[Counter.STACKS_LOST] == 0  # launches may be: on a busy machine nobody reads in time
     epochs = 0
     for index, batch in enumerate(launches):
         known = np.concatenate(stacks[max(0, index - 1) : index + 1])
