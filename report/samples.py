@@ -91,6 +91,7 @@ class _Rows:
         self.kernels: dict[Kernel | None, int] = {}
         self.codes: dict[Code, int] = {}
         self.samples = 0.0
+        self._frames: dict[str, str] = {}  # of stacks, which share them
         self._capture = capture
         self._start = start
         self._unit_ns = unit_ns or _MAX_SINCE_NS + 1
@@ -138,7 +139,7 @@ class _Rows:
         for comm, pid, stack, address, symbol, file, mnemonic in zip(
             *(c[first].tolist() for c in columns), strict=True
         ):
-            launch = _launch(texts["comm"][comm], pid, texts["stack"][stack])
+            launch = self._launch(texts["comm"][comm], pid, texts["stack"][stack])
             name = texts["kernel"][symbol]
             kernel = _kernel(address, name, texts["file"][file])
             functions = (name,) if kernel or name != UNKNOWN_KERNEL else ()
@@ -152,16 +153,20 @@ class _Rows:
             )
         return np.array(found, np.uint64).reshape(-1, 3), which
 
+    def _launch(self, comm: str, pid: int, stack: str) -> Launch | None:
+        comm = "" if comm == UNKNOWN_PROCESS else comm
+        frames = [] if stack in ("", UNKNOWN_PROCESS) else stack.split(";")
+        if not (comm or pid or frames):
+            return None
+        users = len(frames)
+        while users and frames[users - 1].endswith("_[k]"):
+            users -= 1
+        kernel = [frame.removesuffix("_[k]") for frame in frames[users:]]
+        return Launch(comm, pid, self._shared(frames[:users]), self._shared(kernel))
 
-def _launch(comm: str, pid: int, stack: str) -> Launch | None:
-    comm = "" if comm == UNKNOWN_PROCESS else comm
-    frames = [] if stack in ("", UNKNOWN_PROCESS) else stack.split(";")
-    if not (comm or pid or frames):
-        return None
-    users = len(frames)
-    while users and frames[users - 1].endswith("_[k]"):
-        users -= 1
-    return Launch(comm, pid, tuple(frames[:users]), tuple(frame.removesuffix("_[k]") for frame in frames[users:]))
+    def _shared(self, frames: list[str]) -> tuple[str, ...]:
+        """Returns the frames as objects that all stacks share: those of other objects would fill the memory."""
+        return tuple(map(self._frames.setdefault, frames, frames))
 
 
 def _kernel(address: int, symbol: str, file: str) -> Kernel | None:
