@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.metrics import CPU_USE
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import Series
+from iaprof.formats.profile import clean
 from iaprof.report.join.streams import streams
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions
@@ -29,25 +31,18 @@ _COLUMNS = ("time_ns", "stream", "pid", "name", "value")
 _NO_STREAM, _NO_PID = 1 << 16, 1 << 32
 _ORDER = ("frequency-actual", "busy-", "power-", "frequency-", "temperature-", "fan-")
 _GT_METRICS = ("frequency-", "busy-")  # other metrics are of the whole card
+_ENERGY = re.compile(r"energy-(.*)-J", re.DOTALL)
 _ROWS_AT_ONCE = 1 << 20
 
-_Key = tuple[str, str]  # the metric's name; the GPU or process
 _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
 
 
-@dataclass
-class _Summary:
-    """Number, sum and time range of a series' values; times in ns since time 0."""
-
-    count: int = 0
-    total: float = 0.0
-    first: int = _MAX_NS
-    last: int = -_MAX_NS
-
-    def width(self, most: int) -> int:
-        """Returns the length of the time slices that become a point each, ns: 1 if there are at most `most` values."""
-        return 1 if self.count <= most else -(-(self.last - self.first + 1) // most)
+_SUMS = pa.schema(
+    {"name": pa.string(), "place": pa.string(), "count": pa.int64(), "total": pa.float64()}
+    | dict.fromkeys(("first", "last"), pa.int64())
+)
+"""A series' name, GPU or process, and the number, sum and time range of its values; times in ns since time 0."""
 
 
 def series(capture: CaptureReader, options: ReportOptions, max_points: int = MAX_POINTS) -> list[Series]:
@@ -70,27 +65,30 @@ def series(capture: CaptureReader, options: ReportOptions, max_points: int = MAX
     several = len({gpu for part in parts for gpu in part.gpus}) > 1
     for part in parts:
         part.shows_host, part.shows_gpu = len(parts) > 1, several
-    found: dict[_Key, _Summary] = {}
-    for part in parts:
-        for keys, kind, since, values in part.rows():
-            if not keys:
-                continue
-            order = np.argsort(kind, kind="stable")
-            starts = np.searchsorted(kind[order], np.arange(len(keys)))
-            sums = np.add.reduceat(values[order], starts).tolist()
-            earliest, latest = (bound.reduceat(since[order], starts).tolist() for bound in (np.minimum, np.maximum))
-            counts = np.diff(starts, append=len(kind)).tolist()
-            for key, count, total, first, last in zip(keys, counts, sums, earliest, latest, strict=True):
-                each = found.setdefault(key, _Summary())
-                each.count += count
-                each.total += total
-                each.first, each.last = min(each.first, first), max(each.last, last)
-    chosen = _select(found)
-    number, begins, sums = _points(parts, chosen, [found[key] for key in chosen], max_points)
-    seconds = (begins[number] + sums[:, 1] / sums[:, 0]) / 1e9
-    means = sums[:, 2] / sums[:, 0]
+    tables = [_sums(*rows) for part in parts for rows in part.rows()]
+    found = pa.concat_tables([_SUMS.empty_table(), *tables]).group_by(["name", "place"], use_threads=False)
+    sums = [("count", "sum"), ("total", "sum"), ("first", "min"), ("last", "max")]
+    chosen = _select(found.aggregate(sums).select(["name", "place", *map("_".join, sums)]).rename_columns(_SUMS.names))
+    del tables, found
+    number, begins, points = _points(parts, chosen, max_points)
+    seconds = (begins[number] + points[:, 1] / points[:, 0]) / 1e9
+    means = points[:, 2] / points[:, 0]
     ends = np.searchsorted(number, np.arange(len(chosen) + 1))
-    return [Series(*key, seconds[ends[n] : ends[n + 1]], means[ends[n] : ends[n + 1]]) for n, key in enumerate(chosen)]
+    return [
+        Series(*key, seconds[ends[n] : ends[n + 1]], means[ends[n] : ends[n + 1]])
+        for n, key in enumerate(_pairs(chosen))
+    ]
+
+
+def _sums(keys: pa.Table, kind: _Ints, since: _Ints, values: _Floats) -> pa.Table:
+    """Summarizes the rows of each key, as _SUMS."""
+    order = np.argsort(kind, kind="stable")
+    starts = np.searchsorted(kind[order], np.arange(len(keys)))
+    columns = [np.diff(starts, append=len(kind)), values[:0], since[:0], since[:0]]
+    if len(keys):
+        adding = ((np.add, values), (np.minimum, since), (np.maximum, since))
+        columns[1:] = [function.reduceat(column[order], starts) for function, column in adding]
+    return pa.Table.from_arrays([*keys.columns, *map(pa.array, columns)], schema=_SUMS)
 
 
 class _Part:
@@ -100,7 +98,7 @@ class _Part:
 
     def __init__(self, capture: CaptureReader, start_ns: int, options: ReportOptions) -> None:
         self._capture, self._start_ns = capture, start_ns
-        self._host = host_of(capture.header)
+        self._host = clean(host_of(capture.header))
         self._row_filter = options.selection.row_filter(capture.header, start_ns)
         self._processes = process_names(capture.table("process", ("time_ns", "pid", "tid", "comm")))
         self._pids: _Ints | None = None  # None: all processes
@@ -108,22 +106,24 @@ class _Part:
             pids = options.selection.matching_pids(capture, self._processes)
             self._pids = np.array([_NO_PID, *sorted(pids)], np.int64)
         self._streams = _streams(capture.header)
+        self._named_pids = pa.array(list(self._processes), pa.int64())
+        self._names = pa.array([f"{name} " for name in self._processes.values()], pa.string())
 
     @property
-    def gpus(self) -> set[_Key]:
+    def gpus(self) -> set[tuple[str, str]]:
         """The host and name of each GPU."""
         return {(self._host, gpu) for gpu, _ in self._streams}
 
-    def rows(self) -> Iterator[tuple[list[_Key], _Ints, _Ints, _Floats]]:
-        """Yields selected `metric` rows: keys of series, and by row the index of the key, ns since time 0, value."""
+    def rows(self) -> Iterator[tuple[pa.Table, _Ints, _Ints, _Floats]]:
+        """Yields selected `metric` rows: names and places of series, and by row their index, ns since time 0, value."""
         for table in self._capture.tables("metric", _COLUMNS):
             times, values = table["time_ns"].to_numpy(), table["value"].to_numpy()
             stream, pid = (
                 table[name].fill_null(pa.scalar(0, table[name].type)).to_numpy().astype(np.int64)
                 for name in ("stream", "pid")
             )
-            stream[_nulls(table["stream"])] = _NO_STREAM
-            pid[_nulls(table["pid"])] = _NO_PID
+            stream[_bools(table["stream"].is_null())] = _NO_STREAM
+            pid[_bools(table["pid"].is_null())] = _NO_PID
             keep = (times >= np.uint64(self._row_filter.begin_ns)) & (times <= np.uint64(self._row_filter.end_ns))
             keep &= np.abs(values) <= _MAX_VALUE
             if self._row_filter.streams is not None:
@@ -134,31 +134,39 @@ class _Part:
             names = table["name"].unify_dictionaries().combine_chunks()
             columns = [column[keep] for column in (stream, pid, names.indices.to_numpy())]
             first, kind = distinct_rows(*columns)
-            texts = names.dictionary.to_pylist()
-            kinds = zip(*(column[first].tolist() for column in columns), strict=True)
-            keys = [self._key(of_stream, of_pid, texts[name]) for of_stream, of_pid, name in kinds]
+            of_stream, of_pid, name = (column[first] for column in columns)
+            texts = names.dictionary.take(pa.array(name))
+            keys = pa.table({"name": texts, "place": self._places(of_stream, of_pid, texts)})
             yield keys, kind, since[keep], values[keep]
 
-    def _key(self, stream: int, pid: int, name: str) -> _Key:
+    def _places(self, stream: _Ints, pid: _Ints, names: pa.Array) -> pa.Array:
+        """Returns the texts of processes, or of GPUs and GTs, at which metrics of these names were measured."""
+        is_of_gt = np.logical_or(*(_bools(pc.starts_with(names, start)) for start in _GT_METRICS))
+        pairs, pair_of = np.unique(stream * 2 + is_of_gt, return_inverse=True)
+        gpus = pa.array([self._gpu(*divmod(pair, 2)) for pair in pairs.tolist()], pa.string())
+        known = self._names.take(pc.index_in(pa.array(pid), self._named_pids)).fill_null("")
+        host = pa.scalar(f"{self._host} " if self.shows_host and self._host else "")
+        processes = pc.binary_join_element_wise(host, known, pa.array(pid).cast(pa.string()), "")
+        return pc.if_else(pa.array(pid == _NO_PID), gpus.take(pa.array(pair_of)), processes)
+
+    def _gpu(self, stream: int, is_of_gt: int) -> str:
         words = [self._host if self.shows_host else ""]
-        if pid != _NO_PID:
-            words += [self._processes.get(pid, ""), str(pid)]
-        elif stream < len(self._streams):
+        if stream < len(self._streams):
             gpu, gt = self._streams[stream]
-            words += [gpu if self.shows_gpu else "", gt if name.startswith(_GT_METRICS) else ""]
+            words += [gpu if self.shows_gpu else "", gt if is_of_gt else ""]
         elif stream != _NO_STREAM:
             words.append(f"stream {stream}")
-        return name, " ".join(word for word in words if word)
+        return " ".join(word for word in words if word)
 
 
-def _nulls(column: pa.ChunkedArray) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = column.is_null().to_numpy()
+def _bools(column: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.asarray(column, bool)
     return found
 
 
-def _streams(header: dict[str, Any]) -> list[_Key]:
+def _streams(header: dict[str, Any]) -> list[tuple[str, str]]:
     """Returns each stream's GPU, and its tile and GT if the GPU has several streams."""
-    names = [stream.device for stream in streams(header)]
+    names = [clean(stream.device) for stream in streams(header)]
     several = Counter(names)
     found = []
     for name, entry in zip(names, header.get("streams", ()), strict=False):
@@ -168,41 +176,56 @@ def _streams(header: dict[str, Any]) -> list[_Key]:
     return found
 
 
-def _select(found: dict[_Key, _Summary]) -> list[_Key]:
+def _select(found: pa.Table) -> pa.Table:
     """Selects at most MAX_SERIES series, in the order in which they are shown."""
-
-    def order(key: _Key) -> tuple[int, _Key]:
-        return next((place for place, start in enumerate(_ORDER) if key[0].startswith(start)), len(_ORDER)), key
-
-    processes = sorted((key for key in found if key[0] == CPU_USE), key=lambda key: (-found[key].total, key))
-    gpus = sorted((key for key in found if key[0] != CPU_USE and not _is_in_power(key, found)), key=order)
-    return gpus[: MAX_SERIES - MAX_PROCESSES] + processes[:MAX_PROCESSES]
-
-
-def _is_in_power(key: _Key, found: dict[_Key, _Summary]) -> bool:
-    """Whether this is an energy whose power is a series, too."""
-    name, place = key
-    subject = name.removeprefix("energy-").removesuffix("-J")
-    return name == f"energy-{subject}-J" and (f"power-{subject}-W", place) in found
+    is_of_process = pc.equal(found["name"], CPU_USE)
+    highest = [("total", "descending"), ("place", "ascending")]
+    processes = _first(found.filter(is_of_process), MAX_PROCESSES, highest)
+    gpus = found.filter(pc.invert(is_of_process))
+    names, name_of = _numbered(gpus["name"])
+    ranks = [next((at for at, start in enumerate(_ORDER) if name.startswith(start)), len(_ORDER)) for name in names]
+    gpus = gpus.append_column("rank", pa.array(np.array(ranks, np.int64)[name_of]))
+    gpus = gpus.filter(pa.array(~_in_power(names, name_of, _numbered(gpus["place"])[1])))
+    in_order = [(name, "ascending") for name in ("rank", "name", "place")]
+    return pa.concat_tables([_first(gpus, MAX_SERIES - MAX_PROCESSES, in_order).select(_SUMS.names), processes])
 
 
-def _points(
-    parts: Sequence[_Part], chosen: list[_Key], found: list[_Summary], most: int
-) -> tuple[_Ints, _Ints, _Floats]:
+def _first(table: pa.Table, most: int, keys: list[tuple[str, str]]) -> pa.Table:
+    """Returns the first rows in the order of some columns."""
+    return table.take(pc.select_k_unstable(table, most, keys))
+
+
+def _numbered(texts: pa.ChunkedArray) -> tuple[list[str], _Ints]:
+    """Returns the distinct texts, and the number of each row's text."""
+    encoded = pa.array(texts.combine_chunks()).dictionary_encode()
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
+
+
+def _in_power(names: list[str], name: _Ints, place: _Ints) -> NDArray[np.bool_]:
+    """Whether each series is an energy whose power is a series, too. `name` and `place` are numbers."""
+    numbers = {text: number for number, text in enumerate(names)}
+    energies = map(_ENERGY.fullmatch, names)
+    powers = [-1 if energy is None else numbers.get(f"power-{energy[1]}-W", -1) for energy in energies]
+    power = np.array(powers, np.int64)[name]
+    places = int(place.max(initial=0)) + 1
+    return (power >= 0) & np.isin(power * places + place, name * places + place)
+
+
+def _points(parts: Sequence[_Part], chosen: pa.Table, most: int) -> tuple[_Ints, _Ints, _Floats]:
     """Adds up the values of the selected series by time slice.
 
     Returns:
         The points' series, ascending: int64[n]; when each series begins: int64[series], ns; and for each point the
         number of values and the sums of times, ns since the series' begin, and of values: float64[n, 3].
     """
-    numbers = {key: number for number, key in enumerate(chosen)}
-    begins = np.array([each.first for each in found], np.int64)
-    widths = np.array([each.width(most) for each in found], np.int64)
+    counts, begins, ends = (chosen[name].to_numpy() for name in ("count", "first", "last"))
+    # The length of the time slices that become a point each, ns: 1 if there are at most `most` values.
+    widths = np.where(counts <= most, 1, -(-(ends - begins + 1) // most))
     waiting = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty((0, 3)))]
     rows = 0
     for part in parts:
         for keys, kind, since, values in part.rows():
-            number = np.array([numbers.get(key, -1) for key in keys], np.int64)[kind]
+            number = _numbers(keys, chosen)[kind]
             own = number >= 0
             number = number[own]
             time = since[own] - begins[number]
@@ -212,6 +235,20 @@ def _points(
                 waiting, rows = [_merge(waiting)], 0
     number, _, sums = _merge(waiting)
     return number, begins, sums
+
+
+def _numbers(keys: pa.Table, chosen: pa.Table) -> _Ints:
+    """Returns the place of each key among the chosen ones; -1: it is none of them."""
+    found = np.full(len(keys), -1, np.int64)
+    likely = np.flatnonzero(np.logical_and(*(_bools(pc.is_in(keys[each], chosen[each])) for each in ("name", "place"))))
+    numbers = {key: number for number, key in enumerate(_pairs(chosen))}
+    found[likely] = [numbers.get(key, -1) for key in _pairs(keys.take(pa.array(likely)))]
+    return found
+
+
+def _pairs(keys: pa.Table) -> list[tuple[str, str]]:
+    """Returns the names and places of series."""
+    return list(zip(keys["name"].to_pylist(), keys["place"].to_pylist(), strict=True))
 
 
 def _merge(batches: Sequence[tuple[_Ints, _Ints, _Floats]]) -> tuple[_Ints, _Ints, _Floats]:
