@@ -17,9 +17,9 @@ _Floats = NDArray[np.float64]
 
 def divided_nodes(tree: Tree) -> _Ints:
     """Samples of each node that were divided between it and nodes beside it: int64[nodes]."""
-    found = np.zeros(len(tree.parent))
     if tree.divided is None or not tree.divided.any():
-        return found.astype(np.int64)
+        return np.zeros(len(tree.parent), np.int64)
+    found = np.zeros(len(tree.parent))
     rows = np.flatnonzero(tree.divided)
     node, place, divided = tree.node[rows], tree.place[rows], tree.divided[rows]
     # Where the stacks of a place meet, and above, nothing of its samples is estimated.

@@ -80,11 +80,13 @@ def lay_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYTE
     if room < len(largest):
         limit = _rounded_up(100 * int(totals[largest[max(room, 1)]]) / total)
         shown = _shown(sizes, limit)
+    del sizes
     is_shown = np.zeros(len(totals), bool)
     is_shown[shown] = True
     rests = np.flatnonzero(~is_shown & is_shown[tree.parent])
-    rest = np.bincount(tree.parent[rests], totals[rests], len(totals)).astype(np.int64)
-    rest[rest * 100.0 < limit * total] = 0
+    parents, parent_of = np.unique(tree.parent[rests], return_inverse=True)
+    rest = np.bincount(parent_of, totals[rests], len(parents)).astype(np.int64)
+    has_box = (rest > 0) & (rest * 100.0 >= limit * total)
 
     by_name = {frame: rank for rank, frame in enumerate(sorted(names, key=names.__getitem__))}
     rows: list[list[Box]] = [[] for _ in range(int(depth[shown].max()) + 2)]
@@ -98,8 +100,8 @@ def lay_out(tree: Tree, percent_limit: float = 0.0, most_bytes: int = _MOST_BYTE
         rows[int(depth[node])].append(Box(names[frame], tree.frames[frame].kind, begin[parent], width, node, shared))
         begin[node] = begin[parent]
         begin[parent] += width
-    for node in np.flatnonzero(rest).tolist():
-        rows[int(depth[node]) + 1].append(Box(f"[below {limit:g} %]", CodeKind.PROCESS, begin[node], int(rest[node])))
+    for node, width in zip(parents[has_box].tolist(), rest[has_box].tolist(), strict=True):
+        rows[int(depth[node]) + 1].append(Box(f"[below {limit:g} %]", CodeKind.PROCESS, begin[node], width))
     for row in rows:
         row.sort(key=lambda box: box.x)
     return FlameLayout([row for row in rows if row], limit, len(totals) - len(shown))

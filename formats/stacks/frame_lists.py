@@ -179,7 +179,9 @@ def _distinct_frames(
         its_first, its = _first_of(np.fromiter(map(id, chain.from_iterable(origins)), np.int64, int(have.sum())))
         known += _at(origins, have, its_first)
         origin_of[np.repeat(have > 0, lengths)] = its + 1
-    pair_first, pair = _first_of(number * np.int64(len(known)) + origin_of)
+    pairs = number * np.int64(len(known))
+    pairs += origin_of
+    pair_first, pair = _first_of(pairs)
     all_texts = list(numbered)
     added = table.add(
         [
@@ -198,9 +200,8 @@ def _distinct(values: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray
 
 def _first_of(values: NDArray[np.int64]) -> tuple[_Ints, NDArray[np.int32]]:
     """The position of the first of each distinct value, in their order; and the number of each value among these."""
-    distinct, number = _distinct(values)
-    first = np.empty(len(distinct), np.int64)
-    first[number[::-1]] = np.arange(len(values) - 1, -1, -1)  # of equal numbers, NumPy keeps what it assigns last
+    number = _distinct(values)[1]
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(number), prepend=-1))  # each new one has the highest number
     return first, number
 
 

@@ -59,7 +59,7 @@ class Tree:
         found = values.copy()
         depth = self.depth()
         order = np.argsort(depth, kind="stable")
-        ends = np.searchsorted(depth[order], np.arange(1, int(depth.max()) + 2))
+        ends = np.cumsum(np.bincount(depth))
         for level in range(len(ends) - 1, 0, -1):
             nodes = order[ends[level - 1] : ends[level]]
             np.add.at(found, self.parent[nodes], found[nodes])
@@ -127,7 +127,7 @@ def _tree(
 ) -> Tree:
     numbers = _FrameNumbers(key)
     frames = numbers.frames
-    parents, frame_of = [np.array([-1])], [np.array([-1])]
+    parents, frame_of = [np.array([-1], np.int32)], [np.array([-1], np.int32)]
     nodes = 1
     node = np.zeros(len(rest[0]), np.int64)
     for upright, number in reversed(columns) if inverted else columns:
@@ -144,12 +144,19 @@ def _tree(
             frame = numbered[starts[stack[going]] + depth]
             steps, step_of = np.unique(at[going] * len(frames) + frame, return_inverse=True)
             parent, frame = np.divmod(steps, max(len(frames), 1))
-            parents.append(parent)
-            frame_of.append(frame)
+            parents.append(parent.astype(np.int32))
+            frame_of.append(frame.astype(np.int32))
             at[going] = nodes + step_of
             nodes += len(steps)
         node = at[way_of]
-    return Tree(frames, np.concatenate(parents), np.concatenate(frame_of), launches, devices, node, *rest)
+    return Tree(frames, _emptied(parents), _emptied(frame_of), launches, devices, node, *rest)
+
+
+def _emptied(columns: list[NDArray[np.int32]]) -> _Ints:
+    """Returns the columns as one, and frees them, as a tree may have ten million nodes."""
+    whole = np.concatenate(columns, dtype=np.int64)
+    columns.clear()
+    return whole
 
 
 class _FrameNumbers:
