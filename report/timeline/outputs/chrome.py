@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from iaprof.formats.profile import StackOptions
 from iaprof.report.join.memory import return_free_memory
 from iaprof.report.timeline.arguments import Arguments
-from iaprof.report.timeline.grouped import Groups, few
+from iaprof.report.timeline.grouped import Groups, distinct_values, few
 from iaprof.report.timeline.intervals import FARTHEST
 from iaprof.report.timeline.outputs.event_order import EventOrder, Kind
 from iaprof.report.timeline.outputs.formats import TimeLine
@@ -124,7 +124,7 @@ def _devices(trace: Trace) -> list[Mapping[str, Any]]:
         for device in file.devices:
             devices.setdefault(str(device.get("id")), device)
     of_flex = trace.slices.device[(trace.slices.device != ABSENT) & ~trace.is_torch(trace.slices)]
-    for rank in np.unique(of_flex).tolist():
+    for rank in distinct_values(of_flex).tolist():
         devices.setdefault(str(rank), {"id": rank, "type": "AIU", "name": "AIU"})
     return list(devices.values())
 

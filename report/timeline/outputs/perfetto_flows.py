@@ -14,7 +14,7 @@ from pyarrow import BinaryArray as Bytes
 
 from iaprof.formats.perfetto import columns
 from iaprof.formats.perfetto.packets import event_field
-from iaprof.report.timeline.grouped import by_time, groups
+from iaprof.report.timeline.grouped import by_time, distinct_values, groups
 from iaprof.report.timeline.outputs.perfetto_tracks import Tracks
 from iaprof.report.timeline.trace import ABSENT, MADE, Slices, Trace
 
@@ -184,7 +184,7 @@ def _innermost(
 ) -> NDArray[np.int64]:
     """Returns what `_enclosing` does, for slices none of which is empty."""
     found = np.full(len(times), _NONE, np.int64)
-    distinct = np.unique(tracks)
+    distinct = distinct_values(tracks)
     marked_here = np.searchsorted(distinct, marked)
     known = np.flatnonzero(distinct[np.minimum(marked_here, len(distinct) - 1)] == marked)
     begin, end, mark = _on_one_line(

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
 from iaprof.report.timeline.device_clock import whole
-from iaprof.report.timeline.grouped import groups, rows_of
+from iaprof.report.timeline.grouped import distinct_values, groups, rows_of
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.trace import ABSENT, Dialect, Slices, Trace
 
@@ -116,12 +116,12 @@ class _Offsets:
         if not flex.any() or not (torch[0] | torch[1]).any():
             return cls({})
         slices = trace.slices
-        flex_pids = np.unique(slices.pid[flex])
+        flex_pids = distinct_values(slices.pid[flex])
         # PyTorch names a process by its id, the runtime by its rank: that of the file, if it has one of its own.
         ranks = np.array([file.rank for file in trace.files])[slices.file]
         own = np.isin(slices.pid, flex_pids)
         rank_of = np.where(own | ~trace.is_torch(slices), slices.pid, ranks)
-        torch_pids = np.unique(slices.pid[torch[0] | torch[1]])
+        torch_pids = distinct_values(slices.pid[torch[0] | torch[1]])
         if len(np.union1d(flex_pids, torch_pids)) == 2 and len(flex_pids) == len(torch_pids) == 1:
             ns, uneven = _offset(slices, np.flatnonzero(flex), _preferred(*map(np.flatnonzero, torch)))
             return cls({}, ns, uneven)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from iaprof.basics.quantities import counted
 from iaprof.report.timeline.device_clock import whole
 from iaprof.report.timeline.dialects import windows
-from iaprof.report.timeline.grouped import Groups, groups
+from iaprof.report.timeline.grouped import Groups, distinct_values, groups
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.stages.counters import are_rising
 from iaprof.report.timeline.trace import Slices, Trace
@@ -98,7 +98,7 @@ def _are_too_many(trace: Trace, runs: _Occurrences) -> bool:
 def mp_sync_tight_v1(trace: Trace, options: Options) -> None:
     """Shifts the devices' clocks so that multicasts end on all ranks at once, then onto the first rank's host clock."""
     runs = _Occurrences.of(trace, only_all_reduce=False)
-    if len(np.unique(trace.slices.pid)) < 2 or not len(runs.rows):
+    if len(distinct_values(trace.slices.pid)) < 2 or not len(runs.rows):
         return
     if len(runs.pids) < 2:
         text = f"Only pid {runs.pids[0]} has collectives: clocks of other devices stay as they are"
@@ -284,7 +284,7 @@ def _say_missing(trace: Trace, runs: _Occurrences, shift: NDArray[np.float64]) -
         names = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
         text = f"No collective tells of the clocks of pids {names}: these devices stay as they are"
         trace.messages.warn(_STAGE, text)
-    with_counters = np.unique(trace.slices.pid[trace.slices.has_counters])
+    with_counters = distinct_values(trace.slices.pid[trace.slices.has_counters])
     if without := len(np.setdiff1d(with_counters, runs.pids)):
         trace.messages.warn(_STAGE, f"Left the clocks of {counted(without, 'device')} without collectives as they were")
     present = np.zeros((len(runs.pids), runs.count), bool)
@@ -300,7 +300,7 @@ def mp_ts_calibration_v2(trace: Trace, options: Options) -> None:
     The end of one run, which is closest on all ranks, is at one time; others tell how fast a rank's clock is.
     """
     runs = _Occurrences.of(trace, only_all_reduce=True)
-    if len(np.unique(trace.slices.pid)) < 2:
+    if len(distinct_values(trace.slices.pid)) < 2:
         return
     if len(runs.pids) < 2:
         text = "Fewer than two devices have AllReduce collectives: the clocks of devices stay as they are"

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.report.timeline.dialects import Kind, find
-from iaprof.report.timeline.grouped import Groups
+from iaprof.report.timeline.grouped import Groups, distinct_values
 from iaprof.report.timeline.intervals import ends
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.texts import NO_TEXT
@@ -49,7 +49,7 @@ def place_on_devices(trace: Trace, options: Options) -> None:
     slices.category = _categories(trace, on_device, on_host)
     slices.device = np.where(on_device, slices.pid, slices.device)
     devices, hosts = (slices.take(each, _OF_ROWS) for each in (on_device, on_host))
-    moved = np.unique(hosts.pid)
+    moved = distinct_values(hosts.pid)
     slices.pid = np.where(on_host, slices.pid + HOST_PIDS, slices.pid)
     for marks in (trace.flows, trace.instants):
         of_host = _of_dialect(trace, marks, Dialect.FLEX) & np.isin(marks.pid, moved)

@@ -73,18 +73,27 @@ def recombine_cpu_events(trace: Trace, _: Options) -> None:
     slices = trace.slices
     flex = ~trace.is_torch(slices)
     moved = flex & ~slices.has_counters & ~trace.texts.matches(slices.name, "AIU Roundtrip")
-    host_rows = _rows(slices, moved)
-    other_rows = _rows(slices, flex & ~moved)
-    only_host = host_rows - other_rows
+    host, other = _rows(slices, moved), _rows(slices, flex & ~moved)
     for table in (trace.flows, trace.instants):
-        in_row = trace.texts.matches(table.phase, _IN_ROWS) & ~trace.is_torch(table)
-        for pid, tid in only_host & _rows(table, in_row):
-            table.tid = np.where(in_row & (table.pid == pid) & (table.tid == tid), HOST_ROW, table.tid)
+        marks = np.flatnonzero(trace.texts.matches(table.phase, _IN_ROWS) & ~trace.is_torch(table))
+        if not len(marks):
+            continue
+        pids, tids = (
+            np.concatenate(each) for each in zip(host, other, (table.pid[marks], table.tid[marks]), strict=True)
+        )
+        row, first = groups(pids, tids)
+        of_host, of_other, of_marks = np.split(row, np.cumsum([len(host[0]), len(other[0])]))
+        only_host = np.zeros(len(first), bool)
+        only_host[of_host] = True
+        only_host[of_other] = False
+        tid = table.tid.copy()
+        tid[marks[only_host[of_marks]]] = HOST_ROW
+        table.tid = tid
     slices.tid = np.where(moved, HOST_ROW, slices.tid)
 
 
-def _rows(table: Slices | Marks, mask: NDArray[np.bool_]) -> set[tuple[int, int]]:
-    """Returns the rows (pid, tid) of some events."""
-    pids, tids = table.pid[mask], table.tid[mask]
+def _rows(slices: Slices, mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the pids and tids of the rows of some slices, each row once."""
+    pids, tids = slices.pid[mask], slices.tid[mask]
     _, first = groups(pids, tids)
-    return set(zip(pids[first].tolist(), tids[first].tolist(), strict=True))
+    return pids[first], tids[first]

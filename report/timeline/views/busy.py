@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.grouped import distinct_values
 from iaprof.report.timeline.intervals import Union
 from iaprof.report.timeline.trace import Trace
 from iaprof.report.timeline.views import labels, nesting
@@ -59,7 +60,7 @@ def busy(trace: Trace) -> Busy:
     starts, until = nesting.times(trace.slices)
     of[find(trace, Kind.PREPARATION)] = -1
     ranks = labels.ranks(trace)
-    present = np.unique(ranks[of >= 0]).tolist()
+    present = distinct_values(ranks[of >= 0]).tolist()
     shown = present[:_MOST_RANKS]
     percent = np.zeros((len(CLASSES), len(shown), _BINS), np.int64)
     mean = np.zeros((len(CLASSES), len(shown)))

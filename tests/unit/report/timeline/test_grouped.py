@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings, strategies as st
 
 from iaprof.report.timeline import grouped
-from iaprof.report.timeline.grouped import by_time, few
+from iaprof.report.timeline.grouped import by_time, distinct_values, few
 from iaprof.report.timeline.trace import ABSENT
 
 
@@ -36,3 +36,13 @@ def test_numbers_of_few_integers_lead_back_to_them(values: list[int]) -> None:
         numbers, distinct = found
         assert len(set(distinct.tolist())) == len(distinct)
         assert [ABSENT if n is None else int(distinct[n]) for n in numbers.to_pylist()] == values
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-9, 9) | st.sampled_from([ABSENT, -ABSENT - 1])), st.integers(1, 20))
+def test_distinct_values_are_those_of_numpy(values: list[int], part: int) -> None:
+    column = np.array(values, np.int64)
+    with mock.patch.object(grouped, "_PART", part):
+        assert distinct_values(column).tolist() == np.unique(column).tolist()
+    near = (column % 16).astype(np.int32)
+    assert distinct_values(near).tolist() == np.unique(near).tolist()
