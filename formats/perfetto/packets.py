@@ -1,4 +1,4 @@
-"""Writes Perfetto's packets: tracks and other single messages, and events as whole columns.
+"""Writes Perfetto's packets: tracks and other single messages, and tracks and events as whole columns.
 
 The messages are those in protos/perfetto/trace/ of Perfetto's sources, from the `perfetto` package.
 """
@@ -23,16 +23,23 @@ _PACKET, _IID, _TEXT = 1, 1, 2  # Trace.packet; the members of interned texts
 MOST_PID = (1 << 31) - 1  # ProcessDescriptor.pid is an int32
 
 _Packet, _Event, _Annotation = pb.TracePacket.DESCRIPTOR, pb.TrackEvent.DESCRIPTOR, pb.DebugAnnotation.DESCRIPTOR
-_NEEDS_STATE = columns.one(_Packet.fields_by_name["trusted_packet_sequence_id"].number, _SEQUENCE) + columns.one(
+_OF_SEQUENCE = columns.one(_Packet.fields_by_name["trusted_packet_sequence_id"].number, _SEQUENCE)
+_NEEDS_STATE = _OF_SEQUENCE + columns.one(
     _Packet.fields_by_name["sequence_flags"].number, pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
 )
 _TIME = columns.tag(_Packet.fields_by_name["timestamp"].number, columns.VARINT)
 _EVENT = columns.tag(_Packet.fields_by_name["track_event"].number, columns.BYTES)
+_TRACK = columns.tag(_Packet.fields_by_name["track_descriptor"].number, columns.BYTES)
 
 
 def event_field(name: str) -> int:
     """Returns the number of a field of TrackEvent."""
     return int(_Event.fields_by_name[name].number)
+
+
+def track_field(name: str) -> int:
+    """Returns the number of a field of TrackDescriptor."""
+    return int(pb.TrackDescriptor.DESCRIPTOR.fields_by_name[name].number)
 
 
 def annotation_field(name: str) -> int:
@@ -122,7 +129,22 @@ class PacketWriter:
         found.thread.pid, found.thread.tid, found.thread.thread_name = pid, tid, name
         return self._tracks
 
-    # Events, as columns
+    # Tracks and events, as columns
+
+    def number_tracks(self, count: int) -> NDArray[np.int64]:
+        """Returns the numbers of n further tracks, which `tracks` describes."""
+        self._tracks += count
+        return np.arange(self._tracks - count, self._tracks) + 1
+
+    def tracks(self, numbers: NDArray[np.int64], fields: Sequence[bytes | Bytes]) -> None:
+        """Writes tracks: n numbers, and their further fields of TrackDescriptor, see columns.py."""
+        count = len(numbers)
+        if not count:
+            return
+        self.flush()
+        track = columns.message([columns.numbers(track_field("uuid"), numbers), *fields], count)
+        length = columns.varints(columns.lengths_of(track))
+        self._out.write(columns.joined(columns.contents(_PACKET, _OF_SEQUENCE + _TRACK, length, track)))
 
     def intern(self, kind: str, text: str) -> int:
         """Returns the number of a text, which is written before the next events."""

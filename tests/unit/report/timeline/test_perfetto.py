@@ -15,6 +15,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.columns.packed import Narrow
+from iaprof.report.timeline.outputs import perfetto_descriptors
 from iaprof.report.timeline.outputs.perfetto import write_perfetto
 from iaprof.report.timeline.trace import ABSENT, Trace
 from unit.report.timeline.traces import shared_counters, slice_, trace
@@ -198,6 +199,28 @@ def test_odd_processes_and_threads_are_named_tracks() -> None:
         (f"process {MADE + 5}",), (f"process {MADE + 5}", f"thread {MADE + 6}"), ("process -7",),
         ("process -7", "thread -1"),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, 7])
+def test_tracks_are_the_same_however_many_are_described_at_once(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given processes of one and of several threads, overlapping slices, a device, counters with and without a process
+    spans = [(7, 1, 0, 9), (7, 1, 3, 9), (7, 2, 0, 1), (8, 1, 0, 1), (MADE + 9, 1, 0, 1), (MADE + 9, 3, 0, 1)]
+    points = [(7, "a"), (7, "b"), (-1, "a"), (9, "a"), (-1, "b")]
+    made = trace(
+        [
+            *(slice_("s", start, length, pid=pid, tid=tid) for pid, tid, start, length in spans),
+            slice_("k Cmpt Exec", 1, 5, COUNTERS, pid=3, tid=4),
+            *({"ph": "C", "name": name, "ts": 3, "pid": pid, "args": {"u": 1}} for pid, name in points),
+            *({"ph": "M", "name": name, "pid": 7, "tid": 1} for name in ("process_name", "process_labels")),
+        ]
+    )
+    texts: list[str | None] = ['{"name":"p\\n"}', '{"labels":"l"}']
+    expected = written(made, instant=texts)
+    assert {("p\\x0a (l)", "thread 1 (row 2)"), ("p\\x0a (l)", "b"), ("a",), ("process 9", "a")} <= {*tracks(expected)}
+    # when
+    monkeypatch.setattr(perfetto_descriptors, "MOST_ROWS", at_once)
+    # then
+    assert written(made, instant=texts) == expected
 
 
 def test_a_trace_without_events() -> None:
