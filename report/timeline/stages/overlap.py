@@ -260,17 +260,22 @@ def _move(trace: Trace, rows: NDArray[np.intp], levels: NDArray[np.int64], most_
     """Moves slices to rows with unused numbers above that of their own one."""
     slices = trace.slices
     pids, tids = slices.pid[rows], slices.tid[rows]
-    unused: dict[int, _Unused] = {}
-    for pid in np.unique(pids).tolist():
-        tables = (slices, trace.flows, trace.instants)
-        unused[pid] = _Unused(tid for table in tables for tid in np.unique(table.tid[table.pid == pid]).tolist())
-    row, _ = groups(pids, tids)
+    used_pids, used_tids = _rows((slices, trace.flows, trace.instants))
+    row, first = groups(pids, tids)
+    pids = pids[first]  # in order, as rows are
+    places = (np.searchsorted(used_pids, pids, side).tolist() for side in ("left", "right"))
+    extra = np.maximum.reduceat(np.maximum(levels, 0), first)
+    numbers: list[int] = []
+    last, unused = None, _Unused(())
+    for pid, number, count, low, high in zip(pids.tolist(), tids[first].tolist(), extra.tolist(), *places, strict=True):
+        if pid != last:
+            last, unused = pid, _Unused(used_tids[low:high].tolist())
+        numbers.append(number)
+        for _ in range(count):
+            numbers.append(unused.after(numbers[-1]))
+    begins = np.cumsum(extra + 1) - (extra + 1)
     tid = slices.tid.copy()
-    for part in _parts(row):
-        numbers = [int(tids[part.start])]
-        for _ in range(int(levels[part].max())):
-            numbers.append(unused[int(pids[part.start])].after(numbers[-1]))
-        tid[rows[part]] = np.array(numbers, np.int64)[np.maximum(levels[part], 0)]
+    tid[rows] = np.array(numbers, np.int64)[begins[row] + np.maximum(levels, 0)]
     _move_flows(trace, tid)
     slices.tid = tid
     moved, left = int((levels > 0).sum()), int((levels == _NO_LEVEL).sum())
@@ -281,6 +286,19 @@ def _move(trace: Trace, rows: NDArray[np.intp], levels: NDArray[np.int64], most_
             f" {counted(most_extra, 'extra row')}"
         )
         trace.messages.warn("POD", text)
+
+
+def _rows(tables: Iterable[Slices | Marks]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the pids and tids of the rows of events, each row once, in order."""
+    pids, tids = [], []
+    for table in tables:
+        of_pids, of_tids = table.pid, table.tid
+        _, first = groups(of_pids, of_tids)
+        pids.append(of_pids[first])
+        tids.append(of_tids[first])
+    all_pids, all_tids = np.concatenate(pids), np.concatenate(tids)
+    _, first = groups(all_pids, all_tids)
+    return all_pids[first], all_tids[first]
 
 
 def _move_flows(trace: Trace, tid: NDArray[np.int64]) -> None:
