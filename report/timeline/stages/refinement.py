@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.report.timeline.dialects import Kind, find
@@ -135,7 +137,7 @@ def _name_processes(trace: Trace, devices: Slices, hosts: Slices) -> None:
     for some, name, is_host in ((hosts, "Host", True), (devices, "AIU Device", False)):
         groups = Groups(some.pid)
         ranks = groups.key(some.pid)
-        labels = trace.texts.codes([f"{name}{rank}" for rank in ranks.tolist()])
+        labels = trace.texts.codes(pc.binary_join_element_wise(name, pa.array(ranks).cast(pa.string()), ""))
         pids, order = ranks + (HOST_PIDS if is_host else 0), ranks * 3 + (0 if is_host else 1)
         _add_metadata(trace, groups.key(some.file), pids, groups.min(some.start), labels, order)
     points = trace.points
