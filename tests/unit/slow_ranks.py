@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from unit.capturing import HEADER
-from unit.slow_shapes import TRACES, i64, launched, pack, same_text, texts_of, traced
+from unit.slow_shapes import TRACES, i64, launched, on_host, pack, same_text, texts_of, traced
 
 RANKS = 8000  # more are refused
 
@@ -51,6 +51,23 @@ def power_ranks(path: Path, values: int = 9_900_000, ranks: int = RANKS) -> Path
                "name": same_text("power", rows), "series": same_text("W", rows),
                "value": pa.array((number % 300).astype(np.float64))}  # fmt: skip
     return pack(path, [("counter", counter), ("slice", traced(10, 1))], TRACES)
+
+
+def slice_pairs(path: Path, values: int = 9_900_000) -> Path:
+    """Pairs of slices that overlap, each pair in a process of its own."""
+    rows = values // 10
+    pids = {"pid": i64(np.arange(rows) // 2), "duration_ns": i64(np.full(rows, 1500))}
+    return pack(path, [("slice", on_host(rows) | pids)], TRACES)
+
+
+def marked_rows(path: Path, values: int = 9_900_000) -> Path:
+    """Slices and marks, each with a row of its own."""
+    rows = values // 20
+    number = i64(np.arange(rows))
+    slices = on_host(rows) | {"pid": number, "tid": number}
+    members = ("time_ns", "file", "pid", "tid", "name")
+    marks = {name: slices[name] for name in members} | {"phase": same_text("i", rows)}
+    return pack(path, [("slice", slices), ("instant", marks)], TRACES)
 
 
 def labels(path: Path, values: int = 9_900_000) -> Path:

@@ -13,7 +13,9 @@ from unit.slow_ranks import (
     labels,
     labels_of_parts,
     long_labels,
+    marked_rows,
     power_ranks,
+    slice_pairs,
 )  # fmt: skip
 from unit.slow_shapes import (
     counter_names,
@@ -84,14 +86,14 @@ SHAPES: dict[str, tuple[Callable[[Path, int], Path], int]] = {
         slice_threads, slice_args, counters, counter_names, flows, one_flow, instants, metrics, metric_processes,
         losses, same_losses, header_members, header_texts, stalls, stall_reads, stall_addresses, stalls_nowhere,
         threads, described, named, named_modules, gpu_modules, gpu_module_processes, same_modules, gpu_kernels,
-        gpu_instructions, gpu_lines, kernel_ranks, collective_ranks, power_ranks, labels, long_labels, labels_of_parts,
-        distinct_texts,
+        gpu_instructions, gpu_lines, kernel_ranks, collective_ranks, power_ranks, slice_pairs, marked_rows, labels,
+        long_labels, labels_of_parts, distinct_texts,
     )
 }  # fmt: skip
 """What makes each shape, and of how many values a verb reads it, by name."""
 TIME_LINES = ("slices", "slice_names", "nested_slices", "overlapping_slices", "slice_threads", "slice_args",
               "counters", "counter_names", "flows", "one_flow", "instants", "kernel_ranks", "collective_ranks",
-              "power_ranks")  # fmt: skip
+              "power_ranks", "slice_pairs", "marked_rows")  # fmt: skip
 """Those of imported traces, whose formats are others."""
 
 _NO_STALLS = r".* has time lines, but no stalls: look at it with 'iaprof timeline', 'info' and 'query'"

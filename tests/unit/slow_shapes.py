@@ -348,8 +348,13 @@ def slice_threads(path: Path, values: int = 9_900_000) -> Path:
     """Slices, each of a process and thread of its own, none of which ran on a device."""
     rows = values // 10
     number = i64(np.arange(rows))
+    return pack(path, [("slice", on_host(rows) | {"pid": number, "tid": number})], TRACES)
+
+
+def on_host(rows: int) -> _Columns:
+    """Slices that did not run on a device."""
     absent = {f"ts{n}": pa.nulls(rows, pa.int64()) for n in range(1, 6)} | {"group": pa.nulls(rows, pa.string())}
-    return pack(path, [("slice", traced(rows, 16) | {"pid": number, "tid": number} | absent)], TRACES)
+    return traced(rows, 16) | absent
 
 
 def slice_args(path: Path, values: int = 9_900_000) -> Path:

@@ -86,7 +86,7 @@ def test_no_verb_takes_long_for_a_small_capture(name: str, tmp_path: Path, runs:
     _assert_bounded(name, words, runs, within)
 
 
-# At a sixteenth of what they can declare: docs/security.md says for which ones the whole takes too long.
+# At a sixteenth of what they can declare, as all of it takes an hour: tests/soak/soak_small_captures.py.
 @thorough
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_verb_takes_long_for_a_smaller_capture_of_any_shape(
