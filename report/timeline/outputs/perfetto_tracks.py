@@ -33,7 +33,6 @@ class Tracks:
 
 def names(trace: Trace, arguments: Arguments | None) -> Names:
     """Returns the names in metadata events, the last one for each process and thread."""
-    found = Names({}, {}, {})
     processes: dict[int, str] = {}
     labels: dict[int, str] = {}
     threads: dict[tuple[int, int], str] = {}
@@ -42,7 +41,7 @@ def names(trace: Trace, arguments: Arguments | None) -> Names:
     is_named &= trace.texts.matches(instants.name, "^(process_name|process_labels|thread_name)$")
     rows = np.flatnonzero(is_named)[:_MOST_NAMED]
     if arguments is None or not len(rows):
-        return found
+        return Names(processes, labels, threads)
     kinds = trace.texts.taken(instants.name[rows]).to_pylist()
     texts = arguments.take(instants.row[rows]).dictionary_encode(null_encoding="encode")
     members = [_members(text or "") for text in texts.dictionary.to_pylist()]
