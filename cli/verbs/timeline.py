@@ -134,9 +134,9 @@ def timeline(
                     write_pddf(trace, file)
         with utf8_stdout():
             if as_json:
-                from iaprof.report.timeline.outputs.document import as_json as document
+                from iaprof.report.timeline.outputs.document import write_document
 
-                print(document(trace))
+                write_document(trace, sys.stdout)
             else:
                 show(trace, most)
         if not quiet:

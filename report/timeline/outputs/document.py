@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import IO, Any
 
 from iaprof.formats.profile import StackOptions
@@ -10,15 +11,20 @@ from iaprof.report.timeline.outputs.formats import TimeLine
 from iaprof.report.timeline.outputs.tables import rounded
 from iaprof.report.timeline.trace import Trace
 
+_PIECES_AT_ONCE = 1 << 16
+
 
 def write_json(shown: TimeLine, _: StackOptions, out: IO[str]) -> None:
     """Writes a trace's tables and messages."""
-    out.write(f"{as_json(shown.trace)}\n")
+    write_document(shown.trace, out)
 
 
-def as_json(trace: Trace) -> str:
-    """Returns a trace's tables and messages, and what became of its events."""
-    return json.dumps(_as_dict(trace), indent=2)
+def write_document(trace: Trace, out: IO[str]) -> None:
+    """Writes a trace's tables and messages, and what became of its events."""
+    pieces = json.JSONEncoder(indent=2).iterencode(_as_dict(trace))
+    while text := "".join(islice(pieces, _PIECES_AT_ONCE)):  # all of a large table's would need half a gigabyte
+        out.write(text)
+    out.write("\n")
 
 
 def _as_dict(trace: Trace) -> dict[str, Any]:
