@@ -73,8 +73,16 @@ def watch_launches(seconds: float = SECONDS) -> SeenLaunches | None:
 
 
 def _read(probes: LaunchProbes, learner: LearnerProcess, seconds: float) -> tuple[NDArray[np.void], NDArray[np.void]]:
-    """Returns the launches that have a stack, and the stacks."""
-    end, seen_launches, stacks = time.monotonic() + seconds, np.empty(0, LAUNCH), []
+    """Returns the launches that have a stack, and the stacks.
+
+    Launches do not count before the learner knows the code that launches: their stacks would seem to end there.
+    """
+    sent, stacks = learner.wait(), [probes.stacks.read()]
+    while not learner.has_finished():
+        select.select([learner], [], [], 0.05)
+        sent += learner.read()
+    probes.launches.read()
+    end, seen_launches = time.monotonic() + seconds, np.empty(0, LAUNCH)
     while (left := end - time.monotonic()) > 0 and len(seen_launches) < ENOUGH:
         select.select([probes.launches.fileno()], [], [], min(left, 0.05))
         launches = probes.launches.read()
@@ -83,7 +91,7 @@ def _read(probes: LaunchProbes, learner: LearnerProcess, seconds: float) -> tupl
         seen_launches = np.concatenate([seen_launches, walked])
     probes.detach()
     dtype = stack_dtype(probes.depth)
-    finished = b"".join(message for message in learner.finish() if len(message) == dtype.itemsize)
+    finished = b"".join(message for message in (*sent, *learner.finish()) if len(message) == dtype.itemsize)
     return seen_launches, np.concatenate([*stacks, probes.stacks.read(), np.frombuffer(finished, dtype)])
 
 

@@ -246,9 +246,10 @@ def test_check_names_the_library_where_stacks_end(tmp_path: Path, cut: Strays) -
             done = iaprof("check", "--json")
         finally:
             program.kill()
-    # then it says so
+    # then it says so, and of no other library
     found = {each["name"]: each for each in json.loads(done.out)["checks"] if each["group"] == "Stacks"}
     assert found[LIBRARY]["level"] == "warning"
     assert re.match(r"the stacks of [\d,]+ launches end there", found[LIBRARY]["text"])
     assert found[LIBRARY]["file"].endswith(f"/{LIBRARY}")
-    assert re.match(r"now, 0 of [\d,]+ launches", found["launches"]["text"])
+    expected = rf"now, 0 of ([\d,]+) launches \(0.0 %\) reach the program's start; the others end in {LIBRARY} \(\1\)"
+    assert re.match(expected, found["launches"]["text"])
