@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -178,14 +179,15 @@ def _common(launches: Sequence[Launch | None], containers: Mapping[int, tuple[st
         launches: those of a capture.
         containers: the names of container and pod, by pid.
     """
-    plain, origins = _Plain(), _PlainOrigins()
+    plain = cache(_plain)  # stacks share few frames
+    plain_origin = cache(lambda origin: Origin(origin.kind, _plain(origin.module)))
 
     def common(launch: Launch, given: Launch) -> Launch:
         lists = (launch.stack, launch.kernel_stack, launch.operators)
-        stack, kernel_stack, operators = (tuple(map(plain.__getitem__, each)) for each in lists)
-        of_frames = tuple(map(origins.__getitem__, launch.origins))
+        stack, kernel_stack, operators = (tuple(map(plain, each)) for each in lists)
+        origins = tuple(map(plain_origin, launch.origins))
         place = containers.get(given.pid, ("", ""))
-        return Launch(plain[launch.comm], 0, stack, kernel_stack, "", of_frames, operators, *place)
+        return Launch(plain(launch.comm), 0, stack, kernel_stack, "", origins, operators, *place)
 
     return [
         launch and given and common(launch, given)
@@ -222,24 +224,6 @@ def _plain(text: str) -> str:
         return text
     escaped = text.replace("\n", "\\x0a").replace("\t", "\\x09")
     return escaped.encode("utf-8", "backslashreplace").decode()  # lone surrogates
-
-
-class _Plain(dict[str, str]):
-    """Plain texts, by text: stacks share few."""
-
-    def __missing__(self, text: str) -> str:
-        """Makes a text plain."""
-        plain = self[text] = _plain(text)
-        return plain
-
-
-class _PlainOrigins(dict[Origin, Origin]):
-    """The origins of frames as all captures have them, by origin."""
-
-    def __missing__(self, origin: Origin) -> Origin:
-        """Leaves out a file and a line."""
-        plain = self[origin] = Origin(origin.kind, _plain(origin.module))
-        return plain
 
 
 def _plain_code(code: Code) -> Code:

@@ -8,7 +8,6 @@ does not depend on the order of the answers, and memory only on the limit.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Code, CodeKind, Launch, Origin
-from iaprof.report.fleet.samples import NO_CALLERS, HashedKernel, Prefixes, Samples
+from iaprof.report.fleet.samples import GOLDEN, NO_CALLERS, HashedKernel, Prefixes, Samples, hashed
 
 RARE_STACKS, RARE_KERNELS = "[rarer stacks]", "[rarer kernels]"
 _RARE_PROCESSES = "[rarer processes]"
 _BITS = 21  # of a place's number
 _PLACES = 1 << _BITS  # 16 MB of counts
-_MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio (Knuth, TAOCP 6.4)
+_MIX = np.uint64(GOLDEN)
 _RARE_KERNEL = HashedKernel(RARE_KERNELS, "", "")
 _NO_CODE = Code("", (), ())
 _Ints = NDArray[np.int64]
@@ -167,8 +166,7 @@ def _code_places(samples: Samples) -> tuple[_Ints, _Ints]:
 
 
 def _hashes(texts: Sequence[str]) -> NDArray[np.uint64]:
-    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
-    return np.frombuffer(digests, "<u8").astype(np.uint64)
+    return np.fromiter(map(hashed, texts), np.uint64, len(texts))
 
 
 def _placed(hashes: NDArray[np.uint64]) -> _Ints:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate
 from typing import Any, Self
 
@@ -23,7 +24,7 @@ TABLES = {"launch": "launches", "kernel": "kernels", "code": "codes", "device": 
 """By column of the rows: the member with what its numbers mean."""
 NO_CALLERS = 1
 """The fork of stacks that have nothing in common."""
-_FACTOR = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio (Knuth, TAOCP 6.4)
+GOLDEN = 0x9E3779B97F4A7C15  # 2^64 divided by the golden ratio (Knuth, TAOCP 6.4)
 _UNKNOWN: dict[str, object] = {"launch": None, "kernel": None, "code": Code("", (), ()), "device": ""}
 
 
@@ -74,14 +75,17 @@ class Samples:
         return replace(self, rows=rows, **tables)
 
 
-class Prefixes(dict[str, int]):
-    """Numbers of the prefixes of stacks: hashes of their texts, 2 to 2^56 + 1. Its items are the hash of each text."""
+def hashed(text: str) -> int:
+    """Returns a text's hash, which is the same everywhere: 64 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
-    def __missing__(self, text: str) -> int:
-        """Hashes a text."""
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
-        number = self[text] = int.from_bytes(digest, "little")
-        return number
+
+class Prefixes:
+    """Numbers of the prefixes of stacks: hashes of their texts, 2 to 2^56 + 1."""
+
+    def __init__(self) -> None:
+        """Hashes each text once."""
+        self._hashed = cache(hashed)
 
     def of(self, launch: Launch) -> NDArray[np.int64]:
         """Returns the number of each prefix of a launch's stack, the process first: int64[1 + operators + frames]."""
@@ -91,13 +95,13 @@ class Prefixes(dict[str, int]):
             *launch.stack,
             *launch.kernel_stack,
         )
-        hashes = accumulate(map(self.__getitem__, texts), _with_next, initial=0)
+        hashes = accumulate(map(self._hashed, texts), _with_next, initial=0)
         return (np.fromiter(hashes, np.uint64, len(texts) + 1)[1:] >> np.uint64(8)).astype(np.int64) + NO_CALLERS + 1
 
 
 def _with_next(prefix: int, text: int) -> int:
     """The hash of a prefix with one more text."""
-    return (prefix ^ text) * _FACTOR & 0xFFFF_FFFF_FFFF_FFFF
+    return (prefix ^ text) * GOLDEN & 0xFFFF_FFFF_FFFF_FFFF
 
 
 def fork_of(stacks: Iterable[NDArray[np.int64]]) -> int:

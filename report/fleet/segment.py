@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from typing import Any, BinaryIO
 
 import msgspec
@@ -264,30 +265,16 @@ def _launch_columns(launches: Sequence[Launch | None]) -> Iterator[Sequence[str 
     yield [None if each is None else _joined(each.operators) for each in launches]
     yield [None if each is None else _joined(each.stack) for each in launches]
     yield [None if each is None else _joined(each.kernel_stack) for each in launches]
-    texts = _OriginTexts()
-    yield [None if each is None else _joined(list(map(texts.__getitem__, each.origins))) for each in launches]
+    origin = cache(lambda each: f"{each.kind}\t{each.module}")  # millions of frames share few
+    yield [None if each is None else _joined(list(map(origin, each.origins))) for each in launches]
 
 
-class _OriginTexts(dict[Origin, str]):
-    """The texts of origins, by origin: millions of frames share few."""
-
-    def __missing__(self, origin: Origin) -> str:
-        """Makes the text of an origin."""
-        text = self[origin] = f"{origin.kind}\t{origin.module}"
-        return text
-
-
-class _Launches(dict[str, Origin]):
-    """Launches of texts. Its items are origins, by their text."""
+class _Launches:
+    """Launches of texts; they share their frames and origins, of which millions are few different ones."""
 
     def __init__(self) -> None:
-        self._frames: dict[str, str] = {}  # each once
-
-    def __missing__(self, text: str) -> Origin:
-        """Makes the origin of a text."""
-        kind, _, module = text.partition("\t")
-        origin = self[text] = Origin(CodeKind(kind), module)
-        return origin
+        self._frames: dict[str, str] = {}
+        self._origin = cache(_origin)
 
     def of(
         self,
@@ -310,11 +297,16 @@ class _Launches(dict[str, Origin]):
             0,
             tuple(map(self._frames.setdefault, frames, frames)),
             _lines(kernel_stack),
-            origins=tuple(map(self.__getitem__, of_frames)),
+            origins=tuple(map(self._origin, of_frames)),
             operators=_lines(operators),
             container=container or "",
             pod=pod or "",
         )
+
+
+def _origin(text: str) -> Origin:
+    kind, _, module = text.partition("\t")
+    return Origin(CodeKind(kind), module)
 
 
 def _code_texts(code: Code) -> tuple[str | None, ...]:

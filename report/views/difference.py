@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -136,14 +137,5 @@ def _percent(total: float) -> float:
 
 def without_addresses(launches: Iterable[Launch | None]) -> list[Launch | None]:
     """Removes what always differs between two runs: pids, and frames that are bare addresses."""
-    names = _NamesOfFrames()
-    return [launch and replace(launch, pid=0, stack=tuple(map(names.__getitem__, launch.stack))) for launch in launches]
-
-
-class _NamesOfFrames(dict[str, str]):
-    """The names of frames without bare addresses, by frame: stacks share few."""
-
-    def __missing__(self, frame: str) -> str:
-        """Finds the name of a frame."""
-        name = self[frame] = _UNNAMED if _ADDRESS.fullmatch(frame) else frame
-        return name
+    name = cache(lambda frame: _UNNAMED if _ADDRESS.fullmatch(frame) else frame)  # stacks share few frames
+    return [launch and replace(launch, pid=0, stack=tuple(map(name, launch.stack))) for launch in launches]
