@@ -9,6 +9,7 @@ import json
 import os
 import re
 import secrets
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -56,6 +57,8 @@ class Cache:
         self._timeout_s = timeout_s
         self._folder = f"{place.rstrip('/')}/{options_key(options)}"
         self._segment_of: dict[str, str] = {}  # its name, by key of a profile
+        self._spilled: dict[str, tuple[int, int]] = {}  # by the name of a segment: its offset and size in _spill
+        self._spill: BinaryIO | None = None
         self.failed = 0  # profiles that could not be kept
         self.failure = ""  # why: a sentence
         self._failures_in_turn = 0
@@ -81,11 +84,16 @@ class Cache:
         Raises:
             CacheError: it cannot be read.
         """
+        if name in self._spilled and self._spill is not None:
+            offset, size = self._spilled[name]
+            return os.pread(self._spill.fileno(), size, offset)
         with self._failures("read"):
             return self._limited(partial(self._content, name))
 
     def remove(self, name: str) -> None:
         """Removes a damaged segment, so that nobody reads it again; not where that is not allowed."""
+        if self._spilled.pop(name, None):
+            return
         with contextlib.suppress(CacheError), self._failures("removed"):
             if is_url(self._place):
                 system, path = file_system(f"{self._folder}/{name}")
@@ -93,27 +101,45 @@ class Cache:
             else:
                 os.unlink(f"{self._folder}/{name}")
 
-    def add(self, written: bytes, keys: Collection[str], mode: int = 0o600) -> None:
+    def add(self, written: bytes, keys: Collection[str], mode: int = 0o600, *, needed: bool = False) -> None:
         """Keeps a segment, if possible: `failed` and `failure` tell what was not.
 
         Args:
             written: its content.
             keys: those of its profiles.
             mode: of the file, in a folder.
+            needed: whether this process reads it again, for which a temporary file will do if it is not kept.
         """
-        if self._place == NONE:
-            return
         name = f"profiles-{secrets.token_hex(8)}.parquet"
+        if self._kept(name, written, keys, mode) or (needed and self._spills(name, written)):
+            self._segment_of |= dict.fromkeys(keys, name)
+
+    def _kept(self, name: str, written: bytes, keys: Collection[str], mode: int) -> bool:
+        if self._place == NONE:
+            return False
         try:
             if self._failures_in_turn < _MOST_FAILURES:  # a store that does not answer may take a minute to say so
                 self._write(name, written, mode)
                 self._failures_in_turn = 0
-                self._segment_of |= dict.fromkeys(keys, name)
-                return
+                return True
         except CacheError as error:
             self.failure = self.failure or str(error)
             self._failures_in_turn += 1
         self.failed += len(keys)
+        return False
+
+    def _spills(self, name: str, written: bytes) -> bool:
+        """Adds a segment to a file without a name, of which nothing stays however this process ends."""
+        try:
+            if self._spill is None:
+                self._spill = tempfile.TemporaryFile(buffering=0)
+            offset = self._spill.seek(0, os.SEEK_END)
+            is_whole = self._spill.write(written) == len(written)
+        except OSError:  # the disk is full: the captures are mapped again
+            return False
+        if is_whole:
+            self._spilled[name] = offset, len(written)
+        return is_whole
 
     def _write(self, name: str, written: bytes, mode: int) -> None:
         with self._failures("written"):

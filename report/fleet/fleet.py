@@ -42,7 +42,7 @@ def ask(
         sources: the captures.
         question: what to add up, by what.
         options: the options of profiles.
-        cache: where profiles are kept; with a limit, what it does not keep is made twice.
+        cache: where profiles are kept.
         engine: where the work is done.
         progress: called with the number of captures that are done, now and then.
         percent_limit: stacks, kernels and instructions with a smaller share are folded (rare.py); 0: none.
@@ -122,7 +122,8 @@ class _Asking:
                     self._cache.remove(answer.unread)
                     again.extend(kept[answer.unread])
                 if answer.segment:
-                    self._cache.add(answer.segment, answer.keys, self._mode(answer.keys))
+                    mode = self._mode(answer.keys)
+                    self._cache.add(answer.segment, answer.keys, mode, needed=counting is not None)
                 if counting is not None and answer.counts is not None:
                     counting.add(answer.counts, answer.partial.facts.stalls)
                 total.add(answer.partial)

@@ -60,6 +60,8 @@ def commands(path: Path, other: Path, folder: Path, time_lines: bool) -> dict[st
             "group": ["top", "-q", "--group-by", "host,pod", "--cache=none", path, other],
             "flame": ["flame", "-q", "-f", "-o", folder / "out.html", "--", path],  # as if it had recorded the shape
         }
+        limited: Words = ["report", "--group-by", "host", "--percent-limit", "1", "--cache=none", "--format=folded"]
+        found["rarer"] = [*limited, path, other, *write]
         by_label: Words = ["top", "-q", "--group-by", "label:k0,container", "--cache=none", path, other]
         found |= {
             "labels": by_label,

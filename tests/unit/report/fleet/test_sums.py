@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,11 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.fleet.cache import Cache
 from iaprof.report.fleet.fleet import ask
-from iaprof.report.fleet.mapping import MapOptions
+from iaprof.report.fleet.mapping import MapOptions, Mapper
 from iaprof.report.fleet.partial import Partial, profile_of
 from iaprof.report.fleet.rare import RARE_KERNELS, RARE_STACKS
-from iaprof.report.fleet.sources import find_sources
+from iaprof.report.fleet.segment import Segment
+from iaprof.report.fleet.sources import Source, find_sources
 from iaprof.report.fleet.tasks import Question
 from thorough import thorough, usually
 from unit.in_process import iaprof
@@ -188,6 +192,32 @@ def test_memory_depends_on_the_limit_not_on_the_number_of_stacks(tmp_path: Path)
         tables.append(len(total.rows))
     assert tables == sorted(tables, reverse=True)
     assert tables[2] < tables[0] / 5
+
+
+@pytest.mark.parametrize("place", ["none", "/proc/nowhere", "disk full"])
+def test_captures_are_read_once_to_count_and_to_fold(
+    tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = rare(2, *SAMPLES[:2], cache=str(tmp_path))
+    mapped: list[str] = []
+    segment = Mapper.segment
+
+    def counted(self: Mapper, sources: Sequence[tuple[Source, str]]) -> Segment:
+        mapped.extend(source.name for source, _ in sources)
+        return segment(self, sources)
+
+    def full(**_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Mapper, "segment", counted)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = sorted(tmp_path.iterdir())
+    if place == "disk full":
+        monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    found = rare(2, *SAMPLES[:2], cache="none" if place == "disk full" else place)
+    assert (stacks(found), found.totals.folded) == (stacks(expected), expected.totals.folded)
+    assert sorted(mapped) == sorted([*map(str, SAMPLES[:2])] * (2 if place == "disk full" else 1))
+    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_limit_is_told(tmp_path: Path) -> None:
