@@ -27,7 +27,9 @@ class AnswerError(IaprofError):
 
 def integers(value: Any, limit: int = LARGEST, lowest: int = 0) -> list[int]:
     """Checks a list of integers from `lowest` up to, but not including, `limit`."""
-    if not isinstance(value, list) or not all(type(each) is int and lowest <= each < limit for each in value):
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        raise AnswerError
+    if value and not (lowest <= min(value) and max(value) < limit):
         raise AnswerError
     return value
 

@@ -31,7 +31,7 @@ from iaprof.report.inventory import inventory
 from iaprof.report.join.selection import begun_ns, length_ns
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions
-from iaprof.report.views.difference import without_addresses
+from iaprof.report.views.difference import without_address
 from iaprof.symbols.names.binaries import Binaries
 
 _T = TypeVar("_T", bound=Hashable)
@@ -180,19 +180,16 @@ def _common(launches: Sequence[Launch | None], containers: Mapping[int, tuple[st
         containers: the names of container and pod, by pid.
     """
     plain = cache(_plain)  # stacks share few frames
+    plain_frame = cache(lambda frame: _plain(without_address(frame)))
     plain_origin = cache(lambda origin: Origin(origin.kind, _plain(origin.module)))
 
-    def common(launch: Launch, given: Launch) -> Launch:
-        lists = (launch.stack, launch.kernel_stack, launch.operators)
-        stack, kernel_stack, operators = (tuple(map(plain, each)) for each in lists)
-        origins = tuple(map(plain_origin, launch.origins))
-        place = containers.get(given.pid, ("", ""))
+    def common(launch: Launch) -> Launch:
+        kernel_stack, operators = (tuple(map(plain, each)) for each in (launch.kernel_stack, launch.operators))
+        stack, origins = tuple(map(plain_frame, launch.stack)), tuple(map(plain_origin, launch.origins))
+        place = containers.get(launch.pid, ("", ""))
         return Launch(plain(launch.comm), 0, stack, kernel_stack, "", origins, operators, *place)
 
-    return [
-        launch and given and common(launch, given)
-        for launch, given in zip(without_addresses(launches), launches, strict=True)
-    ]
+    return [launch and common(launch) for launch in launches]
 
 
 def _forks(profile: Profile, launches: Sequence[Launch | None]) -> NDArray[np.int64]:

@@ -11,7 +11,6 @@ import hashlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -95,13 +94,9 @@ class Prefixes:
             *launch.stack,
             *launch.kernel_stack,
         )
-        hashes = accumulate(map(self._hashed, texts), _with_next, initial=0)
-        return (np.fromiter(hashes, np.uint64, len(texts) + 1)[1:] >> np.uint64(8)).astype(np.int64) + NO_CALLERS + 1
-
-
-def _with_next(prefix: int, text: int) -> int:
-    """The hash of a prefix with one more text."""
-    return (prefix ^ text) * GOLDEN & 0xFFFF_FFFF_FFFF_FFFF
+        hashes = np.fromiter(map(self._hashed, texts), np.uint64, len(texts))
+        powers = np.cumprod(np.full(len(texts), GOLDEN, np.uint64))  # modulo 2^64, as the sum: the order counts
+        return (np.cumsum(hashes * powers) >> np.uint64(8)).astype(np.int64) + NO_CALLERS + 1
 
 
 def fork_of(stacks: Iterable[NDArray[np.int64]]) -> int:

@@ -116,6 +116,15 @@ class GpuKernel:
         inside = 0 <= offset < self.code_size
         return UNDECODABLE if inside and self.decoded is not None and offset >= self.decoded.end else NO_INSTRUCTION
 
+    def _code_at(self, offset: int) -> tuple[str, tuple[GpuFrame, ...]]:
+        """Returns mnemonic and frames of the instruction at an offset, or its placeholder."""
+        decoded = self.decoded
+        if decoded is not None:
+            index = int(decoded.offset.searchsorted(offset))
+            if index < len(decoded) and decoded.offset[index] == offset:
+                return decoded.strings[decoded.mnemonic[index]], self.frames_at(offset)
+        return self._placeholder_at(offset), self.frames_at(offset)
+
     def codes_at(self, offsets: NDArray[np.uint64]) -> tuple[list[tuple[str, tuple[GpuFrame, ...]]], NDArray[np.int64]]:
         """Looks up many offsets.
 
@@ -127,6 +136,8 @@ class GpuKernel:
         """
         decoded = self.decoded
         where = offsets.astype(np.int64)
+        if len(where) == 1:  # as of most kernels, where there are very many
+            return [self._code_at(int(where[0]))], np.zeros(1, np.int64)
         number = np.full(len(where), -1)  # of the mnemonic; -1: no instruction starts here
         if decoded is not None and len(decoded):
             index = np.minimum(np.searchsorted(decoded.offset, where), len(decoded) - 1)
@@ -139,11 +150,7 @@ class GpuKernel:
         segments = len(self.segment_offsets) + 1  # with -1
         keys = ((number + 1) * 4 + region) * segments + segment + 1
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-        found = []
-        for offset, name in zip(where[first].tolist(), number[first].tolist(), strict=True):
-            mnemonic = decoded.strings[name] if decoded is not None and name >= 0 else self._placeholder_at(offset)
-            found.append((mnemonic, self.frames_at(offset)))
-        return found, which.astype(np.int64)
+        return [self._code_at(offset) for offset in where[first].tolist()], which.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)

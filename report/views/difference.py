@@ -137,5 +137,10 @@ def _percent(total: float) -> float:
 
 def without_addresses(launches: Iterable[Launch | None]) -> list[Launch | None]:
     """Removes what always differs between two runs: pids, and frames that are bare addresses."""
-    name = cache(lambda frame: _UNNAMED if _ADDRESS.fullmatch(frame) else frame)  # stacks share few frames
+    name = cache(without_address)  # stacks share few frames
     return [launch and replace(launch, pid=0, stack=tuple(map(name, launch.stack))) for launch in launches]
+
+
+def without_address(frame: str) -> str:
+    """Returns a frame; instead of a bare address, which always differs between two runs, what stands for all."""
+    return _UNNAMED if _ADDRESS.fullmatch(frame) else frame
