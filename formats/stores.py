@@ -95,8 +95,6 @@ def reason(error: Exception, name: str) -> str | None:
         return os.strerror(error.errno)
     if not isinstance(error, OSError) and not is_url(name):
         return None
-    if isinstance(error, RecursionError):  # of fsspec, which looks into the folders of folders
-        return "it has folders within folders without end"
     return told(getattr(error, "strerror", None) or str(error).strip() or type(error).__name__)
 
 

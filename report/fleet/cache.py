@@ -84,10 +84,10 @@ class Cache:
         Raises:
             CacheError: it cannot be read.
         """
-        if name in self._spilled and self._spill is not None:
-            offset, size = self._spilled[name]
-            return os.pread(self._spill.fileno(), size, offset)
         with self._failures("read"):
+            if name in self._spilled and self._spill is not None:
+                offset, size = self._spilled[name]
+                return os.pread(self._spill.fileno(), size, offset)
             return self._limited(partial(self._content, name))
 
     def remove(self, name: str) -> None:
@@ -134,12 +134,13 @@ class Cache:
             if self._spill is None:
                 self._spill = tempfile.TemporaryFile(buffering=0)
             offset = self._spill.seek(0, os.SEEK_END)
-            is_whole = self._spill.write(written) == len(written)
+            if self._spill.write(written) < len(written):
+                self._spill.truncate(offset)
+                return False
         except OSError:  # the disk is full: the captures are mapped again
             return False
-        if is_whole:
-            self._spilled[name] = offset, len(written)
-        return is_whole
+        self._spilled[name] = offset, len(written)
+        return True
 
     def _write(self, name: str, written: bytes, mode: int) -> None:
         with self._failures("written"):

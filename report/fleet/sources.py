@@ -214,17 +214,13 @@ def _below(folder: str) -> Iterator[str]:
 
 def _in_store(url: str) -> list[Source]:
     system, path = file_system(url)
+    is_pattern = any(mark in path for mark in _PATTERN)
     sources = []
     with _failures(url):
-        is_pattern = any(mark in path for mark in _PATTERN)
-        named = system.glob(path, detail=True) if is_pattern else {path: _info(system, path)}
-        found = {}
-        for name, info in named.items():
-            if info.get("type") != "directory":
-                found[name] = info
-                continue
-            below = system.find(name, detail=True)
-            found |= {each: about for each, about in below.items() if each.endswith(".parquet")}
+        try:
+            found = _found(system, path, is_pattern)
+        except RecursionError:  # of fsspec, which looks into folders of folders
+            raise SourceError(f"{shown(url)} cannot be read: it has folders within folders without end") from None
         is_one = not is_pattern and path in found
         for name, info in sorted(found.items()):
             if not is_one and _is_profile(name):
@@ -232,6 +228,19 @@ def _in_store(url: str) -> list[Source]:
             etag = info.get("ETag") or info.get("etag") or info.get("md5Hash") or info.get("content_md5") or ""
             sources.append(Source(system.unstrip_protocol(name), int(info.get("size") or 0), str(etag)))
     return sources
+
+
+def _found(system: Any, path: str, is_pattern: bool) -> dict[str, dict[str, Any]]:
+    """Returns what a store says of the captures that a path or pattern names, by name."""
+    named = system.glob(path, detail=True) if is_pattern else {path: _info(system, path)}
+    found = {}
+    for name, info in named.items():
+        if info.get("type") != "directory":
+            found[name] = info
+            continue
+        below = system.find(name, detail=True)
+        found |= {each: about for each, about in below.items() if each.endswith(".parquet")}
+    return found
 
 
 def _is_profile(name: str) -> bool:

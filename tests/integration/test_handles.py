@@ -941,7 +941,7 @@ def test_a_driver_whose_launches_cost_more_is_told_of(known: Built, tmp_path: Pa
 def test_a_driver_that_is_mapped_before_it_has_probes_is_told_of(known: Built, found: str, tmp_path: Path) -> None:
     # given two processes that have the driver beside them, where the recorder is led or not
     environment = {"LD_LIBRARY_PATH": str(known.library.parent)} if found.startswith("before") else {}
-    threads, each_thread = 2, 1000
+    threads, each_thread = 2, 3000
     program, everything = [known.program, "kernel", 1, threads, 1, each_thread, 1000], 2 * threads * each_thread
     # when
     with Hardware(tmp_path / "gpu") as hardware:

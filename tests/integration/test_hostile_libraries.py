@@ -144,7 +144,7 @@ def test_libraries_made_to_be_read_slowly(folder: Path, library: bytes, probes: 
     begun = time.process_time()
     found = outcomes(probes, *paths)
     # then they are given up soon
-    assert time.process_time() - begun < 3
+    assert time.process_time() - begun < 10
     for outcome in found:
         assert outcome.probes == 0
         assert "more headers, notes or symbols" in outcome.problem

@@ -310,7 +310,7 @@ def test_a_capture_has_all_waits_with_their_stacks(known: Built, tmp_path: Path)
         cd {tmp_path}
         echo | "$P" both 50 2000000 2 > long
         echo | "$P" short 5000 0 1 > short
-        echo | "$P" both 1 3600000000000 1 > never & sleep 1; kill -9 $!; sleep 1
+        echo | "$P" both 1 3600000000000 1 > never & sleep 3; kill -9 $!; sleep 1
     """
     capture = recorded(known, tmp_path, "--cpu-freq=499", script=script)
     told = [Told(*map(int, line.split())) for line in (tmp_path / "long").read_text().splitlines()[1:]]

@@ -57,7 +57,7 @@ def test_one_process_and_the_children_it_has_later(tmp_path: Path) -> None:
         recorder = start(hardware, tmp_path / "c", "-p", str(shell.pid))
         # when
         gate.touch()
-        other = launch_in(hardware, tmp_path / "b", workload("attention", "--seconds", 1, "--one-place"))
+        other = launch_in(hardware, tmp_path / "b", workload("attention", "--seconds", 3, "--one-place"))
         assert shell.wait() == other.wait() == 0
         ended(recorder)
     # then the child's samples are at its stacks, and the other's are told apart

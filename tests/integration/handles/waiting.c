@@ -56,7 +56,7 @@ static void leave(int signal) {
 OWN_FRAME static void jump_out(void) {
     static struct work never = {.ns = 3600000000000};
     if (!sigsetjmp(back, 1)) {
-        ualarm(20000, 0);
+        ualarm(200000, 0);
         waits_for_event(&never);
     }
 }

@@ -91,7 +91,7 @@ def test_too_many_notes_are_refused(library: bytes) -> None:
     with pytest.raises(ProbeError, match="more headers, notes or symbols"):
         opened(changed).build_id()
     # then
-    assert time.process_time() - begun < 3
+    assert time.process_time() - begun < 10
 
 
 @pytest.mark.parametrize(("field", "value"), [(24, 1 << 62), (32, 1 << 62)], ids=["far", "huge"])

@@ -54,7 +54,7 @@ def test_a_chain_without_an_end_is_left(style: str, tmp_path: Path) -> None:
     )
     began = time.process_time()
     assert elf.exported(b"missing") is None
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 10
 
 
 def round_and_round(table: bytes) -> bytes:

@@ -663,8 +663,8 @@ class TestLaunches:
         (told,) = workload(programs, debug_elfs("bmg"), None, seconds=0.6, rate=5000, threads=2)
         assert told.seconds > 0.55
         within.took(told.seconds, 1.5)
-        # (who is late launches what is due)
-        assert 0.9 * 3000 < told.launches < 5000 * told.seconds + 100
+        # (who is late launches what is due, but nothing after the end)
+        assert 0.5 * 3000 < told.launches < 5000 * told.seconds + 100
         assert told.gpu == "none"
 
     def test_go_on_when_the_gpu_is_gone(self, programs: Programs, tmp_path: Path) -> None:

@@ -367,10 +367,11 @@ def test_a_store_that_does_not_end_is_one_sentence(endless: str, place: str) -> 
     assert (done.code, done.out, done.err) == (1, "", f"iaprof: {endless}/{place} takes longer than 1 s (--timeout)\n")
 
 
-def test_a_store_of_folders_without_end_is_one_sentence(endless: str) -> None:
-    done = within(LONGEST_WAIT_S, "", lambda: iaprof("top", f"--timeout={LONGEST_WAIT_S}", f"{endless}/deep/"))
+@pytest.mark.parametrize("place", ["deep/", "deep/**/*.parquet"])
+def test_a_store_of_folders_without_end_is_one_sentence(endless: str, place: str) -> None:
+    done = within(LONGEST_WAIT_S, "", lambda: iaprof("top", f"--timeout={LONGEST_WAIT_S}", f"{endless}/{place}"))
     why = "it has folders within folders without end"
-    assert (done.code, done.out, done.err) == (1, "", f"iaprof: {endless}/deep/ cannot be read: {why}\n")
+    assert (done.code, done.out, done.err) == (1, "", f"iaprof: {endless}/{place} cannot be read: {why}\n")
 
 
 def test_a_cache_that_does_not_answer_is_one_sentence(endless: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import io
 import os
 import shutil
 import subprocess
@@ -11,15 +11,18 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.profile import Launch
 from iaprof.report.fleet.cache import Cache
 from iaprof.report.fleet.fleet import ask
 from iaprof.report.fleet.mapping import MapOptions, Mapper
 from iaprof.report.fleet.partial import Partial, profile_of
 from iaprof.report.fleet.rare import RARE_KERNELS, RARE_STACKS
+from iaprof.report.fleet.samples import Prefixes, fork_of
 from iaprof.report.fleet.segment import Segment
 from iaprof.report.fleet.sources import Source, find_sources
 from iaprof.report.fleet.tasks import Question
@@ -194,11 +197,11 @@ def test_memory_depends_on_the_limit_not_on_the_number_of_stacks(tmp_path: Path)
     assert tables[2] < tables[0] / 5
 
 
-@pytest.mark.parametrize("place", ["none", "/proc/nowhere", "disk full"])
+@pytest.mark.parametrize("place", ["none", "/proc/nowhere", "full disk", "bad disk"])
 def test_captures_are_read_once_to_count_and_to_fold(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = rare(2, *SAMPLES[:2], cache=str(tmp_path))
+    expected = rare(2, SAMPLES[0], cache=str(tmp_path))
     mapped: list[str] = []
     segment = Mapper.segment
 
@@ -206,18 +209,35 @@ def test_captures_are_read_once_to_count_and_to_fold(
         mapped.extend(source.name for source, _ in sources)
         return segment(self, sources)
 
-    def full(**_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    class Full(io.FileIO):
+        def write(self, written: Any) -> int:
+            return super().write(written[:100])
 
     monkeypatch.setattr(Mapper, "segment", counted)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = sorted(tmp_path.iterdir())
-    if place == "disk full":
-        monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    found = rare(2, *SAMPLES[:2], cache="none" if place == "disk full" else place)
+    spilled = tmp_path / "spilled"
+    with Full(spilled, "w+") if place == "full disk" else io.FileIO(spilled, "w") as file:
+        if "disk" in place:  # that of a bad one cannot be read
+            monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: file)
+        found = rare(2, SAMPLES[0], cache=place if place.startswith("/") else "none")
     assert (stacks(found), found.totals.folded) == (stacks(expected), expected.totals.folded)
-    assert sorted(mapped) == sorted([*map(str, SAMPLES[:2])] * (2 if place == "disk full" else 1))
-    assert sorted(tmp_path.iterdir()) == before
+    # only where there is no other way are they read twice; nothing stays of what could not be written
+    assert mapped == [str(SAMPLES[0])] * (2 if "disk" in place else 1)
+    assert bool(spilled.stat().st_size) == (place == "bad disk")
+
+
+def test_prefixes_of_stacks_have_numbers() -> None:
+    def numbers(*frames: str) -> list[int]:
+        found: list[int] = Prefixes().of(Launch("app", 1, frames)).tolist()
+        return found
+
+    assert numbers("a", "b", "c")[:3] == numbers("a", "b", "d")[:3]
+    assert len({*numbers("a", "b", "c"), *numbers("a", "b", "d")}) == 5
+    # the order counts, and how often a function calls itself
+    assert numbers("a", "b")[-1] != numbers("b", "a")[-1]
+    assert len(set(numbers(*"a" * 1000))) == 1001
+    assert (
+        fork_of([Prefixes().of(Launch("app", 1, tuple(frames))) for frames in ("abc", "abd")]) == numbers("a", "b")[-1]
+    )
 
 
 def test_a_limit_is_told(tmp_path: Path) -> None:

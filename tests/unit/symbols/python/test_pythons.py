@@ -114,7 +114,7 @@ def test_files_that_are_the_interpreter(path: str) -> None:
 def test_files_that_are_not_the_interpreter(path: str) -> None:
     begin = time.process_time()
     assert not is_interpreter(Module(ModuleKind.FILE, path))
-    assert time.process_time() - begin < 0.1
+    assert time.process_time() - begin < 5
 
 
 def test_only_a_file_is_the_interpreter() -> None:

@@ -98,7 +98,7 @@ def test_hostile_names_and_paths_take_no_time() -> None:
     assert text is not None
     assert len(text) < 300
     assert end_mark("", file("/lib/libc-" + "1" * 100_000), False, False) is not None
-    assert time.process_time() - begin < 0.5
+    assert time.process_time() - begin < 5
 
 
 def test_unmapped_frames_outside_code_without_frame_pointers_are_removed() -> None:
