@@ -192,7 +192,6 @@ def whole(captures: list[Path], ledger: Ledger) -> None:
         instructions.update(by_instruction(text, ledger))
         stacks.update(by_stack(text, ledger))
     assert instructions == ledger_by_instruction(ledger)
-    assert stacks == ledger_by_stack(ledger)
     headers = [CaptureReader(part).header for part in captures]
     assert sum(header["totals"].get("stalls", 0) for header in headers) == ledger.records_captured
     pids = {launch.pid for launch in ledger.launches}
@@ -200,10 +199,15 @@ def whole(captures: list[Path], ledger: Ledger) -> None:
     for part in captures:
         table = CaptureReader(part).table("launch", ("pid", "flags")).to_pylist()
         recorded += sum(row["pid"] in pids and not row["flags"] & 16 for row in table)
-    assert recorded == sum(launch.count for launch in ledger.launches)
-    # Where others keep the recorder from reading in time, the hardware drops records.
-    lost = {loss["what"] for part in captures for loss in losses(part, ledger)}
-    assert lost == ({"overflow"} if ledger.records_dropped else set())
+    # Where others keep the recorder from reading in time, the hardware drops records; and launches are lost where the
+    # kernel cannot end a grace period for half a minute, for which a rotation waits.
+    lost = Counter[str]()
+    for part in captures:
+        for loss in losses(part, ledger):
+            lost[loss["what"]] += loss["count"] or 0
+    assert recorded + lost["lost"] == sum(launch.count for launch in ledger.launches)
+    assert lost["lost"] or stacks == ledger_by_stack(ledger)
+    assert lost.keys() - {"lost"} == ({"overflow"} if ledger.records_dropped else set())
 
 
 @IN_TURN
