@@ -67,7 +67,7 @@ def attached(loaded: LaunchProbes, built: Built, tmp_path: Path) -> Iterator[Att
 
 
 def start(attached: Attached, *words: str | int) -> subprocess.Popen[str]:
-    """The program, which waits for a line before it does anything."""
+    """The program, which waits for a line before it does anything, and for another one, or for no more, at its end."""
     process = subprocess.Popen(
         [attached.built.waiting, *map(str, words)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -82,8 +82,13 @@ def run(attached: Attached, *words: str | int) -> tuple[int, list[Told], NDArray
     out, _ = process.communicate("\n", timeout=300)
     assert process.returncode == 0
     told = [Told(*map(int, line.split())) for line in out.splitlines()]
+    return process.pid, told, sent(attached)
+
+
+def sent(attached: Attached) -> NDArray[np.void]:
+    """The waits so far, in the order of their begins."""
     waits = np.concatenate([attached.probes.waits.read(), attached.probes.take_short_waits()])
-    return process.pid, told, waits[np.argsort(waits["begin"], kind="stable")]
+    return waits[np.argsort(waits["begin"], kind="stable")]
 
 
 def assert_measured(waits: NDArray[np.void], told: list[Told]) -> None:
@@ -151,12 +156,11 @@ def test_each_short_wait_is_counted_once_while_sums_are_taken(attached: Attached
     process = start(attached, "short", many, 0, threads)
     assert process.stdin is not None
     process.stdin.write("\n")
-    process.stdin.flush()
+    process.stdin.close()
     # when sums are taken again and again while threads add to them
     taken = []
     while process.poll() is None:
         taken += [attached.probes.take_short_waits(), attached.probes.waits.read()]
-    process.communicate()
     taken += [attached.probes.waits.read(), attached.probes.take_short_waits()]
     # then none is missing, and none is there twice
     assert sum(int(waits["count"].sum()) for waits in taken) == many * threads
@@ -220,9 +224,15 @@ def test_a_wait_that_goes_on_is_known_with_its_stack(attached: Attached) -> None
 
 def test_stacks_are_those_of_launches(attached: Attached) -> None:
     with Walking(attached.probes) as walking:
-        _, told, waits = run(attached, "both", 40, 1 * MS, 1)
+        process = start(attached, "both", 40, 1 * MS, 1)
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+        told = [Told(*map(int, process.stdout.readline().split())) for _ in range(2 * 40)]
+        waits = sent(attached)
         assert_measured(waits, told)
-        stacks = walking.stacks()
+        stacks = walking.stacks()  # while the program is there, as its code is read
+        process.communicate("\n")
         known = [stacks.get(number, ([], Walked.MISSED)) for number in waits["stack"].tolist()]
     assert [walked for _, walked in known] == [Walked.WHOLE] * len(waits)
     entry = {name: [ips for (ips, _), of in zip(known, function_of(waits), strict=True) if of == name] for name in

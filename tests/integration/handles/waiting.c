@@ -131,5 +131,7 @@ int main(int count, char **words) {
     deeper(5);
     for (int i = 1; i < threads; i++)
         pthread_join(started[i], 0);
+    fflush(stdout);
+    getchar();
     return 0;
 }
