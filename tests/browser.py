@@ -68,3 +68,16 @@ def until(page: Page, expression: str) -> None:
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, expression
         page.wait_for_timeout(5)
+
+
+def ready(page: Page) -> Page:
+    """Waits until a page of iaprof's can be used: until it has drawn itself."""
+    page.emulate_media(reduced_motion="reduce")
+    page.wait_for_selector("html[data-ready]")
+    drawn(page)
+    return page
+
+
+def drawn(page: Page) -> None:
+    """Waits until a page has drawn what changed last: it draws in an animation frame, which may come late."""
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser import opened
+from browser import opened, ready
 from iaprof.formats.page.difference import write_difference
 from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin, Profile
 from iaprof.report.views.difference import joined
 from unit.profiles import Row, counts, profile
-from unit.writers.test_html_page import HOSTILE, ready
+from unit.writers.test_html_page import HOSTILE
 
 LESS = "\N{MINUS SIGN}"
 MATMUL, SEND = Kernel(4096, "matmul", "matmul.cl"), Code("send", ("matmul",), (10,))

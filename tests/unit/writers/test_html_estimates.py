@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from browser import chromium, opened
+from browser import chromium, opened, ready
 from iaprof.formats.export import About, Export
 from iaprof.formats.profile import Code, Kernel, Launch
 from unit.profiles import Row, counts, profile
-from unit.writers.test_html_page import ready, written
+from unit.writers.test_html_page import written
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from playwright.sync_api import Browser, Page
 
-from browser import chromium, opened, until
+from browser import chromium, opened, ready, until
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.page.data import payload
 from iaprof.formats.page.html import HtmlPage
@@ -91,12 +91,6 @@ def written(path: Path, export: Export = EXPORT, options: StackOptions = StackOp
     HtmlPage().write(export, options, out)
     path.write_text(out.getvalue(), encoding="utf-8")
     return path
-
-
-def ready(page: Page) -> Page:
-    page.emulate_media(reduced_motion="reduce")
-    page.wait_for_selector("html[data-ready]")
-    return page
 
 
 def root(page: Page) -> int:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from playwright.sync_api import Browser, Page
 
-from browser import opened
+from browser import opened, ready
 from iaprof.cli.main import main
 from iaprof.formats.export import About, Export, Launches, Series, Thread
 from iaprof.formats.page.html import HtmlPage
@@ -266,7 +266,7 @@ def page_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wide(browser: Browser, page_path: Path) -> Iterator[Page]:
     with opened(browser, page_path) as page:
-        page.wait_for_selector("html[data-ready]")
+        ready(page)
         yield page
 
 
@@ -402,7 +402,7 @@ def test_a_kernel_without_instructions_shows_a_note(page: Page) -> None:
 
 def test_on_a_telephone_in_the_dark(browser: Browser, page_path: Path) -> None:
     with opened(browser, page_path, width=400, dark=True) as small:
-        small.wait_for_selector("html[data-ready]")
+        ready(small)
         small.locator("tbody .kernels-name button").first.click()
         assert small.locator(".listing-row").count() == 5
         assert small.evaluate("document.documentElement.scrollWidth") == 400
@@ -426,7 +426,7 @@ def test_a_report_with_lines_of_source(
     page_path = tmp_path / "page.html"
     assert run(monkeypatch, recorded, "-o", page_path, "--source-dir", tmp_path) == 0
     with opened(browser, page_path) as page:
-        page.wait_for_selector("html[data-ready]")
+        ready(page)
         warnings = page.locator(".about-warnings li").all_inner_texts()
         assert warnings == [f"{tmp_path}/tile.h was changed after the recording began: its lines may differ"]
         page.locator("tbody .kernels-name button").click()

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser import opened, until
+from browser import drawn, opened, ready, until
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin
 from iaprof.gpu.intel.reasons import MEANINGS
 from unit.profiles import Row, counts, profile
-from unit.writers.test_html_page import ABOUT, CPU, INTERVALS, click, ready, root, row, written
+from unit.writers.test_html_page import ABOUT, CPU, INTERVALS, click, root, row, written
 
 C_LIBRARY = Origin(CodeKind.C, "/lib/libc.so.6")
 INTERPRETER = Origin(CodeKind.C, "/usr/bin/python3.11")
@@ -134,6 +134,7 @@ def test_a_search_in_the_call_tree_goes_from_match_to_match(page: Page) -> None:
     assert page.evaluate("iaprof.flame.calls.selected.value") == 80
     page.keyboard.press("Enter")
     assert page.evaluate("iaprof.flame.calls.selected.value") == 20
+    drawn(page)
     assert page.locator(".call-match").all_inner_texts() == ["matmul", "matmul"]
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser import opened
+from browser import opened, ready
 from iaprof.formats.export import Export
 from iaprof.formats.page.difference import write_difference
 from iaprof.formats.profile import Kernel
 from unit.profiles import Row, counts, profile
 from unit.writers.test_difference_page import DOCUMENT, NAMES, both_of
-from unit.writers.test_html_page import ABOUT, INTERVALS, SEND, TRAIN, ready, written
+from unit.writers.test_html_page import ABOUT, INTERVALS, SEND, TRAIN, written
 
 SCREENS = [(width, dark) for width in (1400, 800, 390) for dark in (False, True)]
 KERNELS = ["multiply_local_access", "multiply_local_access_and_tiling", "attention_scores"]
@@ -93,6 +93,7 @@ def test_a_page_of_stalls_can_be_read(browser: Browser, stalls: Path, width: int
             assert name.evaluate("(element) => element.scrollWidth <= element.clientWidth")
             assert name.evaluate("(element) => element.scrollHeight <= element.clientHeight")
         page.keyboard.press("t")
+        page.locator(".call").first.wait_for()
         readable(page, width)
 
 
@@ -102,8 +103,8 @@ def test_a_page_of_differences_can_be_read(browser: Browser, difference: Path, w
         ready(page)
         readable(page, width)
         page.keyboard.press("t")
-        readable(page, width)
         # the tree tells by how much each function changed, on a telephone, too
         change = page.locator(".call .call-samples").first
-        assert change.is_visible()
+        change.wait_for()
+        readable(page, width)
         assert change.evaluate("(element) => element.scrollWidth <= element.clientWidth")

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from browser import opened, until
+from browser import opened, ready
 from unit.cli.test_timeline_command import SAMPLE
 from unit.in_process import iaprof
 
 HOSTILE = "</script><script>document.title='run'</script>\u202e ${title} <img src=x onerror=alert(1)>"
-SHOWN = "document.documentElement.dataset.ready === 'yes'"
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(browser: Browser, file: Path) -> Iterator[Page]:
     with opened(browser, file) as made:
-        until(made, SHOWN)
+        ready(made)
         yield made
 
 
@@ -124,7 +123,7 @@ def test_a_slice_under_the_pointer_is_named(page: Page) -> None:
 def test_narrow_dark_and_without_iterations(browser: Browser, tmp_path: Path) -> None:
     assert iaprof("timeline", *SAMPLE, "-o", tmp_path / "out", "--html", "-q").code == 0
     with opened(browser, tmp_path / "out" / "page.html", width=400, dark=True) as page:
-        until(page, SHOWN)
+        ready(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
         found = headings(page)
         assert "Categories" in found
@@ -144,7 +143,7 @@ def test_energy_where_power_is_known(browser: Browser, file: Path, tmp_path: Pat
     (tmp_path / "run.json").write_text(json.dumps(events))
     assert iaprof("timeline", tmp_path / "run.json", "-o", tmp_path / "out", "--html", "-q").code == 0
     with opened(browser, tmp_path / "out" / "page.html") as made:
-        until(made, SHOWN)
+        ready(made)
         assert "Energy" in headings(made)
         assert "[idle]" in made.locator("body").inner_text()
         table = made.locator("section", has=made.get_by_role("heading", name="Energy", exact=True))
@@ -157,5 +156,5 @@ def test_energy_where_power_is_known(browser: Browser, file: Path, tmp_path: Pat
         made.keyboard.press("Escape")
         assert table.inner_text() == whole
     with opened(browser, file) as made:
-        until(made, SHOWN)
+        ready(made)
         assert "Energy" not in headings(made)

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser
 from pyarrow import csv
 
-from browser import opened
+from browser import opened, ready
 from thorough import usually
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import SAMPLES, as_json, copied
@@ -57,7 +57,7 @@ def test_a_difference_is_a_page(sets: list[Path], tmp_path: Path, browser: Brows
     assert (done.code, done.out) == (0, ""), done.err
     assert (tmp_path / "diff.html").stat().st_size < 100_000
     with opened(browser, tmp_path / "diff.html", width, dark=dark) as shown:
-        shown.wait_for_selector("html[data-ready=yes]")
+        ready(shown)
         assert shown.evaluate("document.documentElement.scrollWidth") == width
         names = shown.locator("tbody .difference-name span").all_text_contents()
         assert names == [*(each["kernel"] for each in document["entries"]), "(total)"]
@@ -96,7 +96,7 @@ def test_names_are_text_only(tmp_path: Path, browser: Browser) -> None:
     with (tmp_path / "page.html").open("w") as file:
         write_difference(hostile, file)
     with opened(browser, tmp_path / "page.html") as shown:
-        shown.wait_for_selector("html[data-ready=yes]")
+        ready(shown)
         names = shown.locator("tbody .difference-name span").all_text_contents()
         assert names == ["<script>alert(1)</script>\nb\\x1b\n<i>p", "(3 more)", "(total)"]
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser
 
-from browser import opened
+from browser import opened, ready
 from iaprof.report.fleet.cache import NONE
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.report.fleet.fleets import as_json
 from unit.writers.test_html_estimates import LABELS
-from unit.writers.test_html_page import ready
 
 pytestmark = pytest.mark.usefixtures("here")
 BOTH, OWN = 0x8000_0001_0000, 0x8000_0002_0000

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser
 
-from browser import opened
+from browser import opened, ready
 from iaprof.formats import host_times
 from iaprof.formats.export import About, Export
 from iaprof.formats.host_times import MOST_COLUMNS, HostTimes
@@ -114,7 +114,7 @@ def test_the_page_shows_hosts_over_time(browser: Browser, tmp_path: Path, width:
     HtmlPage().write(Export(profile([]), About(), hosts=of([*made, ("x", 0, 0, 5)])), StackOptions(), page)
     (tmp_path / "page.html").write_text(page.getvalue())
     with opened(browser, tmp_path / "page.html", width, dark=dark) as shown:
-        shown.wait_for_selector("html[data-ready=yes]")
+        ready(shown)
         shown.wait_for_selector("#hosts .caption:not(:empty)")
         assert shown.evaluate("document.documentElement.scrollWidth") == width
         said = shown.text_content("#hosts [data-part=says]")
@@ -140,7 +140,7 @@ def test_a_page_of_captures_has_their_hosts(tmp_path: Path, browser: Browser) ->
         copied(SAMPLES[-1], tmp_path / "captures" / f"{number}.parquet", f"node-{number % 2}", clock=clock)
     assert iaprof("report", tmp_path / "captures", "--cache=none", "-o", tmp_path / "page.html").code == 0
     with opened(browser, tmp_path / "page.html") as shown:
-        shown.wait_for_selector("html[data-ready=yes]")
+        ready(shown)
         rows = shown.evaluate("iaprof.hosts.data.rows.map((row) => row.first)")
         assert rows == ["node-0", "node-1"]
         sums = shown.evaluate("iaprof.hosts.data.samples.reduce((sum, each) => sum + each, 0)")
@@ -148,5 +148,5 @@ def test_a_page_of_captures_has_their_hosts(tmp_path: Path, browser: Browser) ->
     # one capture has no such picture
     assert iaprof("report", SAMPLES[-1], "-o", tmp_path / "one.html").code == 0
     with opened(browser, tmp_path / "one.html") as shown:
-        shown.wait_for_selector("html[data-ready=yes]")
+        ready(shown)
         assert shown.is_hidden("#hosts")
