@@ -166,6 +166,27 @@ int main(void) {
 """
 
 
+def c_reader(folder: Path) -> Path:
+    """Build C_READER, which keeps up with more records than CLIENT does."""
+    source, reader = folder / "reader.c", folder / "reader"
+    source.write_text(C_READER)
+    subprocess.run(["cc", "-O2", "-Wall", "-o", str(reader), str(source)], check=True)
+    return reader
+
+
+def drained(reader: Path, hardware: Hardware) -> dict[str, Any]:
+    """Read records in C until the flood and the overflows are over; what the reader said."""
+    with subprocess.Popen(
+        reader, env=os.environ | hardware.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "enabled\n"
+        hardware.wait()
+        output, _ = process.communicate(timeout=LONGEST_WAIT_S)
+    said: dict[str, Any] = json.loads(output)
+    return said
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Programs:
     return build(tmp_path_factory.mktemp("standin"))
@@ -1039,19 +1060,12 @@ def test_a_killed_reader_frees_the_gt(hardware: Hardware) -> None:
 
 def test_two_million_records_in_a_second_are_drained_or_counted_as_lost(tmp_path: Path, programs: Programs) -> None:
     # given a reader in C
-    source, reader = tmp_path / "reader.c", tmp_path / "reader"
-    source.write_text(C_READER)
-    subprocess.run(["cc", "-O2", "-Wall", "-o", str(reader), str(source)], check=True)
+    reader = c_reader(tmp_path)
     with Hardware(tmp_path / "gpu", programs=programs, flood=(2_000_000, 1.0)) as hardware, hardware.runtime() as gpu:
         gpu.kernel("k", KERNEL, OFFSETS)
         # when the GPU makes two million records in a second
-        with subprocess.Popen(
-            reader, env=os.environ | hardware.env(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None and process.stdout.readline() == "enabled\n"
-            hardware.wait()
-            output, _ = process.communicate(timeout=LONGEST_WAIT_S)
-    said, ledger = json.loads(output), hardware.ledger()
+        said = drained(reader, hardware)
+    ledger = hardware.ledger()
     # then none is lost without being told, and none at all if the reader got its CPU in time
     assert ledger.records_produced == 2_000_000
     assert said["records"] == ledger.records_captured == ledger.records_produced - ledger.records_dropped > 0
@@ -1390,19 +1404,14 @@ def test_waiting_for_all_that_the_gpu_does(hardware: Hardware) -> None:
 
 
 def test_two_hundred_overflows_take_less_than_five_seconds(tmp_path: Path, programs: Programs, within: Within) -> None:
-    source, reader = tmp_path / "reader.c", tmp_path / "reader"
-    source.write_text(C_READER)
-    subprocess.run(["cc", "-O2", "-Wall", "-o", str(reader), str(source)], check=True)
+    reader = c_reader(tmp_path)
     with Hardware(tmp_path / "gpu", programs=programs) as hardware, hardware.runtime() as gpu:
         gpu.kernel("k", KERNEL, OFFSETS)
         hardware.overflow(200, 0.012)
         began = time.monotonic()
-        output = subprocess.run(
-            [str(reader), str(200 * 8192)], env=os.environ | hardware.env(), stdout=subprocess.PIPE, check=True,
-            timeout=120,
-        ).stdout  # fmt: skip
+        said = drained(reader, hardware)
         seconds = time.monotonic() - began
-    said, ledger = json.loads(output), hardware.ledger()
+    ledger = hardware.ledger()
     assert len(ledger.overflows) == said["eio"] == 200
     assert ledger.records_dropped == 20_000
     assert said["records"] == ledger.records_captured
