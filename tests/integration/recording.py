@@ -234,6 +234,11 @@ def losses(capture: Path, ledger: Ledger) -> list[dict[str, Any]]:
     return [row for row, owner in zip(rows, owners, strict=True) if owner is None or owner[1] in ours]
 
 
+def lost_launches(losses: list[dict[str, Any]]) -> int:
+    """How many launches were lost, by rows of what was lost: those that found the ring buffer full."""
+    return sum(loss["count"] for loss in losses if (loss["source"], loss["what"]) == ("launches", "lost"))
+
+
 def recorded_launches(capture: Path, ledger: Ledger) -> int:
     """Launches in the capture by the processes of this stand-in; others may run on the machine at the same time."""
     ours = {launch.pid for launch in ledger.launches}

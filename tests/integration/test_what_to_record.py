@@ -24,6 +24,7 @@ from integration.recording import (
     ledger_by_instruction,
     ledger_by_stack,
     losses,
+    lost_launches,
     record,
     start,
 )
@@ -202,7 +203,7 @@ def whole(captures: list[Path], ledger: Ledger) -> None:
     # Where others keep the recorder from reading in time, the hardware drops records; and launches are lost where the
     # kernel cannot end a grace period for half a minute, for which a rotation waits.
     rows = [loss for part in captures for loss in losses(part, ledger)]
-    lost = sum(loss["count"] for loss in rows if (loss["source"], loss["what"]) == ("launches", "lost"))
+    lost = lost_launches(rows)
     assert recorded + lost == sum(launch.count for launch in ledger.launches)
     assert lost or stacks == ledger_by_stack(ledger)
     others = {loss["what"] for loss in rows if (loss["source"], loss["what"]) != ("launches", "lost")}
