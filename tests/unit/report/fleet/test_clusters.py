@@ -42,7 +42,8 @@ def expected() -> set[tuple[object, ...]]:
 
 
 def test_a_cluster_here_runs_nothing_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a folder of a stranger's, with what multiprocessing imports first
+    # given a folder of a stranger's, with what multiprocessing imports first (and maybe the cluster of another test)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     for name in ("threading", "runpy", "pickle", "socket", "selectors", "signal", "tempfile"):
         (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise SystemExit(9)\n")
     monkeypatch.chdir(tmp_path)
