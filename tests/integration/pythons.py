@@ -65,18 +65,22 @@ class Recording:
         """
         try:
             for number, go in enumerate(goes, 1):
-
-                def known(least: int = number) -> bool:
-                    is_known = self._known(program.pid) >= least and has_met(self.capture, runtime.build().library)
-                    return is_known or program.poll() is not None
-
-                until(known, self._recorder)
-                assert program.poll() is None
-                go.touch()
+                self.let_go(program, go, number)
             assert program.wait(LONGEST_WAIT_S) == 0
         finally:
             _kill(program)
         return program.pid
+
+    def let_go(self, program: subprocess.Popen[bytes], go: Path, number: int = 1) -> None:
+        """Makes a file once the recorder has probed the driver and knows that many interpreters in a program."""
+
+        def known() -> bool:
+            is_known = self._known(program.pid) >= number and has_met(self.capture, runtime.build().library)
+            return is_known or program.poll() is not None
+
+        until(known, self._recorder)
+        assert program.poll() is None
+        go.touch()
 
     def _known(self, pid: int) -> int:
         """Interpreters of a process."""

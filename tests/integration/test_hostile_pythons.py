@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections import Counter
@@ -14,6 +15,7 @@ from integration.pythons import PROGRAMS, Recording, launches_of
 from integration.recording import IN_TURN, folded, iaprof
 from standin import runtime
 from thorough import thorough
+from waiting import until
 
 pytestmark = [pytest.mark.bpf, IN_TURN]  # or others' recordings would have these processes' losses
 LAUNCHES, CHANGING = 50, 20_000
@@ -34,11 +36,16 @@ class Lies:
         source = PROGRAMS / "like_python.c"
         subprocess.run([*words, source, linked, f"-Wl,-rpath,{linked.parent}", "-o", program], check=True)
         self._pids = {}
-        with Recording(folder) as recording:
+        # The programs stay until the recording is over: at its end it finishes stacks whose code it had not read yet.
+        with contextlib.ExitStack() as programs, Recording(folder) as recording:
             for mode in MODES:
                 times, go = CHANGING if mode == "changing" else LAUNCHES, folder / mode
                 told = (runtime.debug_elf("bmg", "matmul"), "multiply_basic", mode, times, go)
-                self._pids[mode] = recording.run([str(program), *map(str, told)], go)
+                process = programs.enter_context(recording.started([str(program), *map(str, told)]))
+                programs.callback(process.kill)
+                recording.let_go(process, go)
+                until(lambda go=go: not go.exists(), process)  # type: ignore[misc]
+                self._pids[mode] = process.pid
         self.reader, self.capture = recording.reader, recording.capture
         self._codes = {
             row["id"]: (row["name"], row["first_line"]) for row in self.reader.table("python_code").to_pylist()

@@ -189,5 +189,7 @@ int main(int argc, char **argv)
     is_over = 1;
     if (is("changing"))
         pthread_join(changing, NULL);
-    return 0;
+    unlink(argv[5]); // says that it is over, and stays: the recorder may have to read its code yet
+    for (;;)
+        pause();
 }
