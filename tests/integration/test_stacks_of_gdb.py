@@ -114,7 +114,7 @@ def libgcc_agrees(lines: list[str], reader: CaptureReader) -> int:
         if line.startswith("launch "):
             pid, tid, *ips = (int(word, 16) for word in line.split()[1:])
             expected[pid, tid].append(ips)
-    found, wrong, unfinished = defaultdict(list), [], 0
+    found, wrong, unfinished = defaultdict(list), [], []
     stacks = {row["id"]: row for row in reader.table("stack").to_pylist()}
     for launch in sorted(reader.table("launch").to_pylist(), key=lambda row: row["time_ns"]):
         if (launch["pid"], launch["tid"]) in expected:
@@ -123,9 +123,9 @@ def libgcc_agrees(lines: list[str], reader: CaptureReader) -> int:
     for key, each in found.items():
         for stack, ips in zip(each, expected[key], strict=True):
             if stack["ended"] == "unfinished":
-                unfinished += 1
+                unfinished.append((key, stack["id"], stack["ips"]))
             elif stack["ended"] != "whole" or stack["ips"][-len(ips) :] != ips:
                 wrong.append((key, stack["ended"], [hex(ip) for ip in stack["ips"]], [hex(ip) for ip in ips]))
     assert not wrong, (len(wrong), sum(map(len, found.values())), reader.header["probes"], wrong[-1])
-    assert unfinished <= reader.header["probes"]["copies_lost"]
+    assert len(unfinished) <= reader.header["probes"]["copies_lost"], (unfinished, reader.header)
     return sum(map(len, found.values()))
