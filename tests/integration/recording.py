@@ -48,6 +48,11 @@ def iaprof(*words: str | Path, env: dict[str, str] | None = None, cwd: Path | No
     return Finished(done.returncode, done.stdout, done.stderr)
 
 
+def one_sentence(text: str) -> bool:
+    """Whether the command said one sentence, in a line of its own."""
+    return text.startswith("iaprof: ") and text.count("\n") == 1 and "Traceback" not in text
+
+
 def environment(hardware: Hardware) -> dict[str, str]:
     """What a recorder gets: the stand-in's hardware, and a command's library where it is probed before it is mapped.
 

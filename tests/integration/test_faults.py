@@ -26,6 +26,7 @@ from integration.recording import (
     ledger_by_instruction,
     losses,
     lost_launches,
+    one_sentence,
     record,
     recorded_launches,
     stalls_in_spool,
@@ -235,10 +236,6 @@ def test_the_command_decides_the_exit_code_and_never_sees_the_preload(tmp_path: 
         assert CaptureReader(tmp_path / "c").header["command"] == ["sh", "-c", script]
         done = iaprof("record", *BARE, "-o", tmp_path / "d", "--", "sh", "-c", "kill -9 $$", env=hardware.env())
         assert done.code == 137
-
-
-def one_sentence(text: str) -> bool:
-    return text.startswith("iaprof: ") and text.count("\n") == 1 and "Traceback" not in text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,17 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from integration.attacking import NOBODY
-from integration.recording import BARE, IAPROF, environment, has_stalls, iaprof, record, spool_of, until_recording
+from integration.recording import (
+    BARE,
+    IAPROF,
+    environment,
+    has_stalls,
+    iaprof,
+    one_sentence,
+    record,
+    spool_of,
+    until_recording,
+)
 from standin import runtime
 from standin.hardware import Hardware
 from waiting import until
@@ -193,8 +203,7 @@ def test_a_limit_on_the_size_of_files(tmp_path: Path) -> None:
         program.wait()
     # then it ends with one sentence, and what was recorded is there
     assert code == 1
-    assert errors.startswith("iaprof: ")
-    assert errors.count("\n") == 1
+    assert one_sentence(errors), errors
     assert "File too large" in errors
     assert f"iaprof recover {tmp_path}/c.spool" in errors
     assert (tmp_path / "c.spool").stat().st_size <= max(most, before)
