@@ -192,8 +192,15 @@ class RecordingSymbolizer(Closing):
         yield pids[0] if pids else 0, 0, None
 
     def _processes_of(self, module: Module) -> list[int]:
-        """Returns the processes that mapped a module, root's first: a user's own file may claim its build-id."""
-        return sorted(self._spaces.processes_of(module), key=lambda pid: self._rights(pid).uid != 0)
+        """Returns the processes that mapped a module, root's first: a user's own file may claim its build-id.
+
+        One stands for all that ended before anything was read of them: their file is looked for in the same place.
+        """
+        known, unknown = list[int](), list[int]()
+        for pid in self._spaces.processes_of(module):
+            is_unknown = self._rights(pid) is self._capture_owner and pid not in self._roots
+            (unknown if is_unknown else known).append(pid)
+        return sorted([*known, *unknown[:1]], key=lambda pid: self._rights(pid).uid != 0)
 
     @contextlib.contextmanager
     def _debug_file(self, module: Module, facts: Facts) -> Iterator[int | None]:

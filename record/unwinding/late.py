@@ -39,8 +39,7 @@ class LateFinishing:
         self._modules: list[Module] = []
         self._numbers: dict[Module, int] = {}
         self._space_numbers: dict[tuple[Mapping, ...], int] = {}
-        # Files that could not be had, by number, and how many processes were known then to have them mapped.
-        self._unopened: dict[int, int] = {}
+        self._unopened: set[int] = set()  # numbers of files that could not be had
         self._until: dict[Module, float] = {}  # when a file is not tried any more, patient_clock()
 
     def finish(self, copies: Iterable[NDArray[np.void]]) -> Iterator[bytes]:
@@ -71,14 +70,14 @@ class LateFinishing:
         """Opens the file of a module's number; None if it cannot be had."""
         module = self._modules[number]
         until = self._until.setdefault(module, patient_clock() + _PATIENCE_S)
-        self._unopened.pop(number, None)
+        self._unopened.discard(number)
         for _ in range(_TRIES):
             file = self._symbolizer.open(module)
             if file is not None:
                 return file
             if patient_clock() > until:
                 break
-        self._unopened[number] = len(self._spaces.processes_of(module))
+        self._unopened.add(number)
         return None
 
     def _finish(self, finishing: Finishing, stack: UnfinishedStack) -> list[bytes]:
@@ -99,20 +98,10 @@ class LateFinishing:
         return any(each.start <= address < each.end and each.image in self._unopened for each in mappings)
 
     def _number(self, module: Module) -> int:
-        """Returns the number of a file; -1 for memory of no file.
-
-        A file that could not be had gets another number, so that the child asks for it again, as soon as it is known to
-        be mapped by a process that may have it in another root, or with other rights.
-        """
+        """Returns the number of a file; -1 for memory of no file."""
         if module.kind not in (ModuleKind.FILE, ModuleKind.VDSO):
             return -1
-        if module not in self._numbers or self._is_to_try_again(module):
+        if module not in self._numbers:
             self._numbers[module] = len(self._modules)
             self._modules.append(module)
         return self._numbers[module]
-
-    def _is_to_try_again(self, module: Module) -> bool:
-        processes = self._unopened.get(self._numbers[module])
-        if processes is None or patient_clock() > self._until[module]:
-            return False
-        return processes < len(self._spaces.processes_of(module))

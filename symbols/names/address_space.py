@@ -7,13 +7,14 @@ mappings of its parent.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.dictionaries import rows_equal
+from iaprof.formats.capture.dictionaries import number_texts, rows_equal
 from iaprof.formats.ranges import RowsOfKeys, groups
 from iaprof.symbols.names.modules import Module, ModuleKind, Place
 from iaprof.symbols.names.segment_tree import SegmentTree
@@ -45,8 +46,6 @@ class AddressSpaces:
         self.modules: list[Module] = []
         self._numbers: dict[Module, int] = {}  # indices into `modules`
         self._module_of_row: dict[int, Module] = {}
-        # By a module's identity, the `mapping` rows that `locate` has found.
-        self._rows_of: dict[tuple[object, ...], list[int]] = defaultdict(list)
         self._times, self._starts, self._lengths, self._offsets = (
             mappings[name].to_numpy() for name in ("time_ns", "start", "length", "offset")
         )
@@ -127,9 +126,14 @@ class AddressSpaces:
         return Place(self.modules[number[0]], int(inside[0]))
 
     def processes_of(self, module: Module) -> list[int]:
-        """Returns the processes that mapped a module themselves and had it in a stack, the latest mapping first."""
-        rows = sorted(self._rows_of[module.identity], key=lambda row: int(self._times[row]), reverse=True)
-        return list(dict.fromkeys(self._pids[rows].tolist()))
+        """Returns the processes that mapped a FILE themselves, the latest mapping first."""
+        rows = self._files.rows(module)
+        latest_first = rows[np.argsort(self._times[rows], kind="stable")[::-1]]
+        return list(dict.fromkeys(self._pids[latest_first].tolist()))
+
+    @cached_property
+    def _files(self) -> _Files:
+        return _Files(self._paths, self._build_ids, self._inodes)
 
     def _number(self, module: Module) -> int:
         if module not in self._numbers:
@@ -150,7 +154,6 @@ class AddressSpaces:
                 inode = 0 if build_id is not None else self._inodes[row].as_py() or 0
                 module = Module(ModuleKind.FILE, path, build_id, inode)
             self._module_of_row[row] = module
-            self._rows_of[module.identity].append(row)
         module = self._module_of_row[row]
         return Module(module.kind, module.path, pid=pid) if module.kind is ModuleKind.GENERATED else module
 
@@ -191,3 +194,25 @@ class AddressSpaces:
         tree = self._trees[pid]
         events = tree.last(tree.segments(addresses), times)
         return np.where(events >= 0, rows[events], -1)
+
+
+class _Files:
+    """The rows of each mapped file."""
+
+    def __init__(self, paths: pa.ChunkedArray, build_ids: pa.ChunkedArray, inodes: pa.ChunkedArray) -> None:
+        """Takes columns of `mapping` rows."""
+        self._path_numbers: dict[Any, int] = {}
+        self._build_id_numbers: dict[Any, int] = {None: 0, b"": 0}
+        numbers = number_texts(paths, self._path_numbers) << 32
+        numbers |= number_texts(build_ids, self._build_id_numbers)
+        self._rows, self._inodes = RowsOfKeys(numbers), inodes
+
+    def rows(self, module: Module) -> NDArray[np.int64]:
+        """Returns the rows of a FILE."""
+        path, build_id = self._path_numbers.get(module.path), self._build_id_numbers.get(module.build_id)
+        if path is None or build_id is None:
+            return np.empty(0, np.int64)
+        rows = self._rows.of(path << 32 | build_id)
+        if module.build_id is None:
+            rows = rows[self._inodes.take(pa.array(rows)).fill_null(0).to_numpy() == module.inode]
+        return rows

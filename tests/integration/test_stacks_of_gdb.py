@@ -71,15 +71,15 @@ def test_every_stack_of_a_python_program(tmp_path: Path) -> None:
 
 
 def lineage(
-    folder: Path, rounds: int, children: int, *libraries: Path, sudo: str = ""
+    folder: Path, rounds: int, children: int, *libraries: Path, sudo: str = "", **more: str
 ) -> tuple[list[str], CaptureReader]:
-    """What lineage.c told, and the recording of it, as root or as by this user through sudo."""
+    """What lineage.c told, with `more` environment, and the recording of it, as root or as this user's sudo does."""
     told, capture, build = folder / "told", folder / "c.parquet", copy_of_build(folder / "build")
     program, links = folder / "lineage", (runtime.build(build).library, f"-Wl,-rpath,{build}")
     flags = ("-O2", "-g", "-std=gnu11", f"-I{runtime.SOURCES}")
     subprocess.run(["cc", *flags, HERE / "lineage.c", *links, "-o", program], check=True)
     elf = str(runtime.debug_elf("bmg", "matmul"))
-    settings = {"LAUNCHING_ELF": elf, "LAUNCHING_KERNEL": "multiply_basic", "SUDO_UID": sudo, "SUDO_GID": sudo}
+    settings = {"LAUNCHING_ELF": elf, "LAUNCHING_KERNEL": "multiply_basic", "SUDO_UID": sudo, "SUDO_GID": sudo, **more}
     with Hardware(folder / "gpu") as hardware:
         words: list[str | Path] = [program, told, str(rounds), str(children), *libraries]
         done = iaprof("record", "-o", capture, "--", *words, env=environment(hardware) | settings)
@@ -87,15 +87,27 @@ def lineage(
     return told.read_text().splitlines(), CaptureReader(capture)
 
 
+def both_libraries(folder: Path) -> list[Path]:
+    """Two libraries of one size, so that one is loaded where the other was."""
+    return [library(folder, "loaded.c", f"lib{pad}.so", f"-DPAD={pad}") for pad in (40, 104)]
+
+
 @pytest.mark.parametrize("sudo", ["", "65534"])
 def test_code_that_changes(tmp_path: Path, sudo: str) -> None:
     """Libraries of one size at one address, forks, and programs that others become: root's, whoever called sudo."""
-    libraries = [library(tmp_path, "loaded.c", f"lib{pad}.so", f"-DPAD={pad}") for pad in (40, 104)]
+    libraries = both_libraries(tmp_path)
     lines, reader = lineage(tmp_path, ROUNDS, CHILDREN, *libraries, sudo=sudo)
     # most libraries were loaded where another one was before
     places = CountOf(line for line in lines if line.startswith("at "))
     assert places.most_common(1)[0][1] >= ROUNDS - 2
     assert libgcc_agrees(lines, reader) > 200
+
+
+def test_processes_that_end_before_the_recorder_knows_whose_they_are(tmp_path: Path) -> None:
+    """With sudo, the caller may not read their libraries; of the process that may, all stacks are known already."""
+    libraries = both_libraries(tmp_path)
+    lines, reader = lineage(tmp_path, 2, CHILDREN, *libraries, sudo="65534", PARENT_PAUSES="1")
+    assert libgcc_agrees(lines, reader) > 100
 
 
 @thorough

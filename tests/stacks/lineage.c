@@ -4,6 +4,7 @@
 //
 // Behind each launch it writes to TOLD, a line a launch, what libgcc's unwinder says then: process, thread and return addresses, in
 // hexadecimal. A line "at ADDRESS" tells where a library was loaded. LAUNCHING_ELF and LAUNCHING_KERNEL: module and kernel.
+// PARENT_PAUSES: each stack of the first process is known before its mappings change, and none of its children's that end.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -19,6 +20,7 @@
 enum { MOST = 64, AGAIN = 4, PAUSE_US = 3000, DURATION_NS = 1000 };
 
 static int told;
+static int pauses = -1; // in all rounds, in none, or -1: in half of them
 static ze_kernel_handle_t kernel;
 
 static void prepare(void)
@@ -63,7 +65,7 @@ static void load(int round, int count, char **libraries)
     dprintf(told, "at %lx\n", (long)work);
     for (int again = 0; again < AGAIN; again++) {
         work(launch, 3);
-        if (round & 2)
+        if (pauses < 0 ? round & 2 : pauses)
             usleep(PAUSE_US); // so that the stacks of some rounds are known before the end, and of others are not
     }
     dlclose(library);
@@ -74,10 +76,14 @@ int main(int count, char **words)
     told = open(words[1], O_WRONLY | O_CREAT | O_APPEND, 0600);
     int rounds = atoi(words[2]), children = atoi(words[3]);
     prepare();
+    if (getenv("PARENT_PAUSES"))
+        pauses = 1;
     for (int round = 0; round < rounds; round++)
         load(round, count - 4, words + 4);
     for (int child = 0; child < children; child++) {
         if (!fork()) {
+            if (pauses > 0)
+                pauses = 0;
             deeper(child % 3);
             if (count == 4)
                 _exit(0);

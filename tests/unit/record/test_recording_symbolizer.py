@@ -79,19 +79,21 @@ def test_a_perf_map_in_a_root_that_is_kept_is_looked_for_there(asked: list[dict[
     assert len(asked) == 2
 
 
-def file_of(pid: int, inode: int | None = 7, build_id: bytes | None = None) -> tuple[AddressSpaces, pa.Table, Module]:
-    """The mapping of one file, and the module of an address in it."""
-    row = {"time_ns": 5, "pid": pid, "start": 0x1000, "length": 0x1000, "offset": 0, "path": "/lib/x.so",
-           "build_id": build_id, "inode": inode}  # fmt: skip
-    mappings = pa.Table.from_struct_array(pa.array([row], KINDS["mapping"]))
+def file_of(*pids: int, inode: int | None = 7, build_id: bytes | None = None) -> tuple[AddressSpaces, pa.Table, Module]:
+    """The mappings of one file, the latest last, and the module of an address in it."""
+    row = {"start": 0x1000, "length": 0x1000, "offset": 0, "path": "/lib/x.so", "build_id": build_id, "inode": inode}
+    rows = [{"time_ns": time, "pid": pid, **row} for time, pid in enumerate(pids, 5)]
+    mappings = pa.Table.from_struct_array(pa.array(rows, KINDS["mapping"]))
     processes = pa.Table.from_struct_array(pa.array([], KINDS["process"]))
     spaces = AddressSpaces(mappings, processes)
-    return spaces, mappings, spaces.place(pid, 0x1000, 6).module
+    return spaces, mappings, spaces.place(pids[0], 0x1000, 6).module
 
 
-def asked_for(header: dict[str, Any], inode: int | None, build_id: bytes | None, roots: dict[int, int | str]) -> str:
-    """Names an address in a file of a process that has ended; returns the problem."""
-    spaces, mappings, module = file_of(GONE, inode, build_id)
+def asked_for(
+    header: dict[str, Any], inode: int | None, build_id: bytes | None, roots: dict[int, int | str], later: int = 0
+) -> str:
+    """Names an address in a file of a process that has ended, and of others `later`; returns the problem."""
+    spaces, mappings, module = file_of(*range(GONE, GONE + 1 + later), inode=inode, build_id=build_id)
     files = MappedFiles()
     if build_id is None:
         files.add(Mappings(time=[5], path=["/lib/x.so"], inode=[inode], device=[3]))
@@ -114,6 +116,11 @@ def test_files_of_a_root_that_is_kept_are_looked_for_there_first(
     assert {None if each["same"] is None else tuple(each["same"][:2]) for each in asked} == (
         {(3, 7)} if build_id is None else {None}
     )
+
+
+def test_processes_of_which_nothing_is_known_do_not_hide_one_whose_root_is_kept(asked: list[dict[str, Any]]) -> None:
+    asked_for({"host": {"boot_id": boot_id()}}, None, b"12345678", {GONE: 44}, later=50)
+    assert [(each["root"], each["pid"]) for each in asked] == [(44, 0), (None, 0)]
 
 
 def test_a_namespace_that_could_not_be_kept_is_reported(asked: list[dict[str, Any]]) -> None:

@@ -73,14 +73,7 @@ def copies(*pids: int) -> Iterator[np.ndarray[Any, Any]]:
 class AtEntry:
     """Address spaces in which this program's entry point, which has no caller, is at CODE."""
 
-    def __init__(self) -> None:
-        self._mapped_by: list[int] = []
-
-    def processes_of(self, module: Module) -> list[int]:
-        return self._mapped_by
-
     def mapped(self, pid: int, time_ns: int) -> list[tuple[int, int, int, Module]]:
-        self._mapped_by = [pid, *(each for each in self._mapped_by if each != pid)]
         with open(sys.executable, "rb") as file:
             image = CallFrames(file.read())
         segment = next(each for each in image.loads if 0 <= image.header.entry - each.address < each.size)
@@ -99,10 +92,10 @@ class Symbolizer:
         return None if self.failures >= 0 else os.open(module.path, os.O_RDONLY)
 
 
-def ended(failures: int, pids: tuple[int, int] = (7, 7)) -> list[Walked]:
+def ended(failures: int) -> list[Walked]:
     """How two stacks end whose program cannot be opened the first so many times."""
     records = np.zeros(2, COPY)
-    records["id"], records["pid"], records["depth"], records["address"] = [1, 2], pids, 1, PAGE
+    records["id"], records["pid"], records["depth"], records["address"] = [1, 2], 7, 1, PAGE
     records["start"]["ip"], records["start"]["sp"] = CODE, PAGE
     late = LateFinishing(Symbolizer(failures), AtEntry(), DEPTH)  # type: ignore[arg-type]
     found = [np.frombuffer(message, stack_dtype(DEPTH))[0] for message in late.finish([records])]
@@ -142,12 +135,6 @@ def test_a_stack_is_not_whole_if_the_way_leads_through_a_file_that_cannot_be_ope
     late = LateFinishing(Symbolizer(failures), AtEntry(), DEPTH)  # type: ignore[arg-type]
     (message,) = late.finish(copies(7))
     assert Walked(int(np.frombuffer(message, stack_dtype(DEPTH))[0]["walked"])) is ending
-
-
-def test_a_file_that_cannot_be_opened_for_one_process_is_opened_for_another() -> None:
-    # as the first one's container is gone, or nothing is known of it
-    assert ended(failures=module._TRIES, pids=(7, 8)) == [Walked.MISSED, Walked.WHOLE]
-    assert ended(failures=module._TRIES, pids=(7, 7)) == [Walked.MISSED, Walked.MISSED]
 
 
 def test_a_process_whose_stacks_break_the_child_does_not_stop_others(spaces: Spaces) -> None:

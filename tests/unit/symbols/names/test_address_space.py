@@ -85,6 +85,23 @@ def test_processes_that_are_their_own_ancestors_do_not_loop() -> None:
     assert placing(spaces([], []))(1, 0x1000, 500) is None
 
 
+def test_all_processes_that_mapped_a_file_are_known_before_any_address_is_located() -> None:
+    # given three files at one path, of which two have no build-id, and a process that inherits one of them
+    rows = [mapping(time, pid, 0x1000, "a") for time, pid in ((10, 1), (30, 2), (20, 3), (40, 1))]
+    rows += [mapping(5, 4, 0x1000, "a") | {"build_id": empty, "inode": 7} for empty in (None, b"")]
+    rows += [mapping(5, 5, 0x1000, "a") | {"build_id": None, "inode": 8}, mapping(5, 6, 0x1000, "b")]
+    known = spaces(rows, [event(20, 9, "fork", 1)])
+    # when
+    with_build_id = [
+        known.processes_of(Module(ModuleKind.FILE, *file)) for file in (("a", b"a"), ("a", b"b"), ("c", b"a"))
+    ]
+    without = [known.processes_of(Module(ModuleKind.FILE, "a", inode=inode)) for inode in (7, 8, 9)]
+    # then
+    assert with_build_id == [[1, 2, 3], [], []]
+    assert without == [[4], [5], []]
+    assert known.modules == []
+
+
 def test_mappings_at_the_end_of_the_address_space() -> None:
     last = (1 << 64) - 1
     place = placing(spaces([mapping(1, 1, last - 0xFFF, "a", length=last, offset=last)], []))
