@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -30,9 +31,6 @@ shift 2
 sleep 0.1 # files' times are those of the last tick of a clock: what is mapped in the same one could be another file
 "$@"
 """
-# It has no GPU, as the way to it leads through /proc: launches are recorded all the same.
-IN_THE_ROOT = ["env", "-u", "LD_PRELOAD", "-u", "STANDIN_DIR", "LD_LIBRARY_PATH=/app", "chroot"]
-WORDS = ["/app/workload", "--elf", "/elf", "--launches", "300"]
 UNSHARED = ["unshare", "--mount", "--propagation=private", "sh", "-ec"]
 
 
@@ -103,13 +101,28 @@ def check_named(capture: Path, folder: str) -> None:
     assert "zeCommandListAppendLaunchKernel" in functions, problem
 
 
-def made_root(root: Path, build_ids: bool) -> runtime.Programs:
-    """Makes a root folder with all that the program needs."""
-    programs = programs_in(root / "app", build_ids)
+@dataclass(frozen=True)
+class Rooted:
+    """A program in a root folder of its own."""
+
+    library: Path
+    folder: str  # of the program, as it sees it
+    command: list[str]
+
+
+def rooted(tmp_path: Path, build_ids: bool) -> Rooted:
+    """Makes a root folder with all that the program needs.
+
+    The program's folder has the test's name: what tests beside this one run in their roots is recorded, too.
+    """
+    root, folder = tmp_path / "root", f"/{tmp_path.name}"
+    programs = programs_in(root / tmp_path.name, build_ids)
     with_its_libraries(programs, root)
     shutil.copy(runtime.debug_elf("bmg", "matmul"), root / "elf")
     (root / "tmp").mkdir()
-    return programs
+    # It has no GPU, as the way to it leads through /proc: launches are recorded all the same.
+    chroot = f"env -u LD_PRELOAD -u STANDIN_DIR LD_LIBRARY_PATH={folder} chroot {root}"
+    return Rooted(programs.library, folder, f"{chroot} {folder}/workload --elf /elf --launches 300".split())
 
 
 def matmul(programs: runtime.Programs, elf: Path) -> list[str]:
@@ -155,13 +168,12 @@ def test_what_was_put_in_their_place_names_nothing(
 @thorough
 def test_a_root_of_its_own(build_ids: bool, hardware: Hardware, tmp_path: Path) -> None:
     # given
-    root = tmp_path / "root"
-    programs = made_root(root, build_ids)
+    program = rooted(tmp_path, build_ids)
     # when
-    record(hardware, tmp_path / "c", programs.library, *IN_THE_ROOT, root, *WORDS)
+    record(hardware, tmp_path / "c", program.library, *program.command)
     # then
-    check_named(tmp_path / "c", "/app")
-    assert not Path("/app").exists()
+    check_named(tmp_path / "c", program.folder)
+    assert not Path(program.folder).exists()
 
 
 @pytest.mark.parametrize("build_ids", [True, False])
@@ -185,12 +197,10 @@ def test_a_mount_namespace_that_vanishes(build_ids: bool, hardware: Hardware, tm
 def test_recover_names_what_still_lies_where_it_did(hardware: Hardware, tmp_path: Path) -> None:
     """Files without a build-id, in a root folder, of a recorder that was killed after its command had ended."""
     # given
-    root = tmp_path / "root"
-    programs = made_root(root, build_ids=False)
+    program = rooted(tmp_path, build_ids=False)
     ended, gate = tmp_path / "ended", tmp_path / "gate"
     script = f'"$@"; touch {ended}; until [ -e {gate} ]; do sleep 0.05; done'
-    words: list[str | Path] = ["sh", "-c", script, "sh", *IN_THE_ROOT, root, *WORDS]
-    command, env = recording(hardware, tmp_path / "c", programs.library, *words)
+    command, env = recording(hardware, tmp_path / "c", program.library, "sh", "-c", script, "sh", *program.command)
     with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as recorder:
         until(ended.exists, recorder)
         until_ticked(tmp_path / "c", recorder)
@@ -199,4 +209,4 @@ def test_recover_names_what_still_lies_where_it_did(hardware: Hardware, tmp_path
     # when
     subprocess.run([*IAPROF, "recover", tmp_path / "c.spool"], check=True, capture_output=True)
     # then
-    check_named(tmp_path / "c", "/app")
+    check_named(tmp_path / "c", program.folder)
