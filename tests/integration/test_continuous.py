@@ -109,9 +109,10 @@ def test_sampling_is_thinned_to_the_budget(tmp_path: Path) -> None:
     # and each file says what was in force
     assert files[-1].header["thinned"][0] in files[-2].header["thinned"]
     assert "sampling was changed" in iaprof("info", capture).out
-    # nothing else is thinned
-    total = sum(each.header["totals"]["stalls"] for each in files)
-    assert total == hardware.ledger().records_produced
+    # nothing else is thinned, and what the hardware drops, where others keep the recorder from reading in time, is told
+    total, ledger = sum(each.header["totals"]["stalls"] for each in files), hardware.ledger()
+    assert total + ledger.records_dropped == ledger.records_produced
+    assert any(loss["what"] == "overflow" for each in files for loss in each.header["losses"]) == bool(ledger.overflows)
 
 
 def test_a_clock_changes_its_rate() -> None:
@@ -167,12 +168,12 @@ def test_the_units_capabilities_are_enough(tmp_path: Path) -> None:
             recorder = started(hardware, capture, before=before)
             launches(hardware, 2)
             ended(recorder)
-            header = CaptureReader(capture).header
-            assert header["totals"]["stalls"] == hardware.ledger().records_produced
+            header, ledger = CaptureReader(capture).header, hardware.ledger()
+        # nothing is lost but, on a busy machine, what a recorder has no time for: records to read, and stacks to finish
+        assert header["totals"]["stalls"] + ledger.records_dropped == ledger.records_produced
+        lost = {loss["what"] for loss in header["losses"] if loss["source"] != "stacks"}
+        assert lost == ({"overflow"} if ledger.overflows else set())
         headers.append(header)
-    # a recorder that has no time to finish stacks, on a busy machine, counts those as lost
-    others = [[loss for loss in header["losses"] if loss["source"] != "stacks"] for header in headers]
-    assert others == [[], []]
     assert headers[1]["stack_ends"]["launches"]["whole"] > headers[1]["totals"]["launches"] // 4
     assert all(header["totals"]["modules"] for header in headers)  # others may run beside
     assert not spool_of(capture).exists()
