@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -13,6 +15,7 @@ from iaprof.formats.profile import clean
 from iaprof.formats.urls import is_url, shown, without_credentials
 
 EXTRA = "pip install 'iaprof[fleet]'"
+_MOST_FOLDERS = 100  # in a name
 _MOST_TEXT = 300  # characters of what a store says
 _T = TypeVar("_T")
 
@@ -23,6 +26,8 @@ class StoreError(IaprofError):
 
 def file_system(url: str) -> tuple[Any, str]:
     """Returns fsspec's file system for a URL, and the path in it.
+
+    The file system raises RecursionError where folders lie too deep in folders.
 
     Raises:
         StoreError: fsspec, or its package for the scheme, is missing.
@@ -42,7 +47,24 @@ def file_system(url: str) -> tuple[Any, str]:
         ) from None
     except OSError as error:  # some connect at once
         raise StoreError(f"{shown(url)} cannot be read: {error.strerror or type(error).__name__}") from None
+    if inspect.iscoroutinefunction(listing := getattr(type(system), "_ls", None)):
+        system._ls = _not_too_deep(partial(listing, system))
     return system, path
+
+
+def _not_too_deep(listing: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """Makes listing a folder raise RecursionError for one that is too deep, as pages may link to others without end.
+
+    fsspec goes into folders of folders by recursion, in the thread of its event loop. Python's own limit may end that
+    anywhere in there: a transport of asyncio that is closed by halves calls back without end.
+    """
+
+    async def listed(path: str, *words: Any, **options: Any) -> Any:
+        if path.count("/") > _MOST_FOLDERS:
+            raise RecursionError
+        return await listing(path, *words, **options)
+
+    return listed
 
 
 def within(seconds: float, name: str, work: Callable[[], _T]) -> _T:

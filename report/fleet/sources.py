@@ -219,7 +219,7 @@ def _in_store(url: str) -> list[Source]:
     with _failures(url):
         try:
             found = _found(system, path, is_pattern)
-        except RecursionError:  # of fsspec, which looks into folders of folders
+        except RecursionError:  # of the store's file system
             raise SourceError(f"{shown(url)} cannot be read: it has folders within folders without end") from None
         is_one = not is_pattern and path in found
         for name, info in sorted(found.items()):
