@@ -98,19 +98,23 @@ def function_at(symbolized: Symbolized, offset: int) -> str | None:
 
 
 @contextmanager
-def no_descriptor_is_lost() -> Iterator[None]:
-    """Asserts that no file stays open; sockets do not count, as a server in this process may have some."""
-    before = _open_files()
+def no_descriptor_is_lost(sockets: bool = False) -> Iterator[None]:
+    """Asserts that no file stays open that was not; what tests before have left may be closed meanwhile.
+
+    Args:
+        sockets: whether they count, too; a server in this process may open some.
+    """
+    before = open_files(sockets)
     yield
-    assert _open_files() <= before
+    assert open_files(sockets) <= before
 
 
-def _open_files() -> set[tuple[str, str]]:
-    """Descriptors and their targets."""
+def open_files(sockets: bool = False) -> set[tuple[str, str]]:
+    """Descriptors and their targets, with or without sockets."""
     files = set()
     for number in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # the descriptor that lists them
             target = os.readlink(f"/proc/self/fd/{number}")
-            if not target.startswith("socket:"):
+            if sockets or not target.startswith("socket:"):
                 files.add((number, target))
     return files
