@@ -1,4 +1,4 @@
-"""The entry point of `iaprof`: Ctrl-C during the slow imports ends it without a traceback.
+"""The entry point of `iaprof`: Ctrl-C during the slow imports ends it without a traceback, and later none is lost.
 
 Standard files that are closed become /dev/null, and stdout has a buffer.
 """
@@ -9,10 +9,13 @@ import io
 import os
 import signal
 import sys
+import threading
 
+from iaprof.basics.arrow import hide_pandas
 from iaprof.basics.threads import use_one_thread
 
 _STANDARD_FILES = 3
+_CALLBACK_S = 0.01  # longer than one runs
 
 
 def open_standard_files() -> None:
@@ -30,11 +33,24 @@ def main() -> None:
     open_standard_files()
     interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
     use_one_thread()
+    hide_pandas()
     _buffer_stdout()
     from iaprof.cli.main import main as run
 
+    sys.unraisablehook = _interrupt_again
     signal.signal(signal.SIGINT, interrupt)
     run()
+
+
+def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:
+    """Repeats Ctrl-C that Python ignored, as it came while a destructor or a callback ran; prints other errors."""
+    if not issubclass(ignored.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(ignored)
+        return
+    main_thread = threading.main_thread().ident
+    again = threading.Timer(_CALLBACK_S, signal.pthread_kill, [main_thread, signal.SIGINT])
+    again.daemon = True
+    again.start()
 
 
 def _buffer_stdout() -> None:

@@ -12,6 +12,8 @@ import os
 import resource
 from pathlib import Path
 
+from iaprof.basics.arrow import look_for_pandas
+
 DEFAULT_BYTES = 2 << 30
 MIN_BYTES = 256 << 20  # Python, NumPy and Arrow take a third of it
 _MIN_DEFAULT_BYTES = 512 << 20
@@ -52,11 +54,11 @@ def available(root: Path = Path("/")) -> int:
 
 
 def use_malloc() -> None:
-    """Makes Arrow allocate with malloc, in a process that has not imported it yet."""
+    """Imports Arrow so that it allocates with malloc, in a process that has not imported it yet."""
     before = {name: os.environ.get(name) for name in MALLOC_ENVIRONMENT}
     os.environ.update(MALLOC_ENVIRONMENT)
     try:
-        import pyarrow  # noqa: F401 (chooses the allocator)
+        look_for_pandas()  # imports Arrow, which chooses the allocator
     finally:
         for name, value in before.items():  # child processes, such as the user's programs, inherit the environment
             if value is None:

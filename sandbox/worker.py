@@ -276,5 +276,7 @@ def interpreter(bare: bool = False) -> list[str]:
 def _program(module: str, name: str, arguments: int, bare: bool) -> str:
     """Returns the child's program, whose arguments are those of the function, then the folders for sys.path."""
     end = arguments + 1
-    imports = f"sys.path += sys.argv[{end}:]" if bare else f"sys.path[:] = sys.argv[{end}:]"
+    imports = f"sys.path += sys.argv[{end}:]"
+    if not bare:
+        imports = f"sys.path[:] = sys.argv[{end}:]; from iaprof.basics.arrow import hide_pandas; hide_pandas()"
     return f"import sys; {imports}; from {module} import {name}; {name}(*sys.argv[1:{end}])"

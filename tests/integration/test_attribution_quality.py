@@ -42,7 +42,8 @@ def test_the_mixed_workload(tmp_path: Path) -> None:
     measured = quality.measure(capture, ledger, report)
     assert measured.places.right_share >= 0.999
     assert measured.places.labelled < 0.5 * measured.places.stalls
-    # and in proportion is twice as good as the latest, and no better than who knows
+    # and in proportion is more than twice as near to who knows as the latest is, in a run that is easy for both, too
     errors = measured.errors
-    assert errors["proportional"] <= errors["latest"] / 2
     assert errors["oracle"] < errors["proportional"]
+    assert errors["proportional"] - errors["oracle"] <= (errors["latest"] - errors["oracle"]) / 2
+    assert errors["proportional"] <= 0.1 * measured.compared

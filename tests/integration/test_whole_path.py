@@ -57,6 +57,22 @@ def test_every_sample_is_at_its_instruction_and_its_stack(tmp_path: Path, device
     assert "[unknown" not in text
 
 
+def test_pandas_is_not_imported_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a pandas that tells of each process that imports it
+    (tmp_path / "pandas.py").write_text(f"import sys; print(sys.argv, file=open({str(tmp_path / 'told')!r}, 'a'))")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    subprocess.run([sys.executable, "-c", "import pandas"], check=True)
+    told = (tmp_path / "told").read_text()
+    assert told == "['-c']\n"
+    # when
+    with Hardware(tmp_path / "gpu", "bmg") as hardware:
+        command = runtime.command(both_modules("bmg"), "--seconds", 0.2)
+        record(hardware, tmp_path / "c", "--symbols", "all", "--", *command)
+    assert folded(tmp_path / "c")
+    # then
+    assert (tmp_path / "told").read_text() == told
+
+
 def test_records_that_hold_whole_addresses(tmp_path: Path) -> None:
     # given Xe3p's records; there is no compiler for it here, so its kernels are Xe2's, at sign-extended addresses
     with Hardware(tmp_path / "gpu", "xe3p") as hardware:

@@ -325,7 +325,10 @@ sys.argv = {words}
 import time
 from iaprof.cli.start import main
 from iaprof.report.join import joining
-joining._share = lambda *_: time.sleep(3600)  # in this process; the second one does its share
+def work(*_):
+    while True:
+        time.sleep(0.01)  # a signal that comes right before a long one does not end it
+joining._share = work  # in this process; the second one does its share
 main()
 """
     with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, start_new_session=True) as process:

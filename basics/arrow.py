@@ -1,0 +1,59 @@
+"""Keeps pandas, for which Arrow looks, out of our processes.
+
+Arrow looks for it once in a process, when it first converts a list or an array, and imports it if it is installed. We
+need nothing of it; it takes 0.4 s and 35 MB, and with an old one Arrow prints a warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+
+
+class _NoPandas:
+    """A finder for sys.meta_path."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        """Raises ModuleNotFoundError for pandas; leaves other modules to the other finders."""
+        if name == "pandas":
+            raise ModuleNotFoundError("iaprof keeps pandas out of its processes", name=name)
+
+
+def hide_pandas() -> None:
+    """Makes it impossible to import pandas in this process."""
+    if _NoPandas not in sys.meta_path:
+        sys.meta_path.insert(0, _NoPandas)
+
+
+def look_for_pandas() -> None:
+    """Makes Arrow look now, and Ctrl-C come after it; otherwise Arrow drops the KeyboardInterrupt. Imports Arrow.
+
+    This also has Arrow import the part of NumPy that it needs for arrays.
+    """
+    import pyarrow as pa
+
+    with _ctrl_c_comes_later():
+        pa.array(pa.array([0]).to_numpy())
+
+
+@contextlib.contextmanager
+def _ctrl_c_comes_later() -> Iterator[None]:
+    """Delays SIGINT to the end of the block.
+
+    Blocking the signal would not do: a thread of Arrow takes it then, and Python still handles it in the main thread.
+    """
+    came = []
+    try:
+        before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
+    except ValueError:  # this is not the main thread, where Python handles signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if came:
+        signal.raise_signal(signal.SIGINT)
