@@ -20,7 +20,8 @@ open(secret).read()
 """
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.root
+@pytest.mark.beside
 @pytest.mark.parametrize("user", ["0", "1000", "-1", "4294967296", "abc", ""])
 def test_whoever_is_behind_sudo_no_file_of_roots_can_be_read(tmp_path: Path, user: str) -> None:
     # given sudo of a root shell, of a user, or variables that somebody made up
