@@ -1,4 +1,4 @@
-"""The entry point of `iaprof`: Ctrl-C during the slow imports ends it without a traceback, and later none is lost.
+"""The entry point of `iaprof`: Ctrl-C ends it without a traceback, whenever it comes.
 
 Standard files that are closed become /dev/null, and stdout has a buffer.
 """
@@ -31,15 +31,22 @@ def open_standard_files() -> None:
 def main() -> None:
     """Imports the command and runs it."""
     open_standard_files()
-    interrupt = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    handler = signal.getsignal(signal.SIGINT)
+    at_once = handler if handler == signal.SIG_IGN else signal.SIG_DFL  # shells have background commands ignore it
+    signal.signal(signal.SIGINT, at_once)  # during the slow imports
     use_one_thread()
     hide_pandas()
     _buffer_stdout()
     from iaprof.cli.main import main as run
 
     sys.unraisablehook = _interrupt_again
-    signal.signal(signal.SIGINT, interrupt)
-    run()
+    try:
+        signal.signal(signal.SIGINT, handler)
+        run()
+    except KeyboardInterrupt:  # typer handles it only while a verb runs
+        sys.exit(128 + signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, at_once)  # what is left to close, the kernel closes, too
 
 
 def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:

@@ -6,6 +6,7 @@ may not open files or connections, load extensions, or see Python variables.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import Profile
+from iaprof.report.views.sql_signals import interrupting
 from iaprof.report.views.sql_tables import WORDS, View, stalls_sql, views
 from iaprof.sandbox.memory import limit
 
@@ -58,22 +60,26 @@ class Database:
             ":memory:", config={"memory_limit": self._memory, "threads": threads, "python_enable_replacements": False}
         )
         self._views = views(capture, profile)
-        for setting in _SETTINGS[:2]:
-            self._connection.execute(setting)
-        for view in self._views:
-            self._connection.register(view.name, view)
-        self._connection.execute(f"CREATE VIEW stalls AS {stalls_sql(capture)}")
-        self._connection.execute(_SETTINGS[2])
+        with self._translated():
+            for setting in _SETTINGS[:2]:
+                self._connection.execute(setting)
+            for view in self._views:
+                self._connection.register(view.name, view)
+            self._connection.execute(f"CREATE VIEW stalls AS {stalls_sql(capture)}")
+            self._connection.execute(_SETTINGS[2])
         for view in self._views:
             view.will_be_read = True
 
     def __enter__(self) -> Database:
-        """Returns the database."""
+        """Returns the database, whose queries end at once when a signal comes."""
+        self._until_exit = contextlib.ExitStack()
+        self._until_exit.callback(self._connection.close)
+        self._until_exit.enter_context(interrupting(self._connection.interrupt))
         return self
 
     def __exit__(self, *_: object) -> None:
         """Closes the connection."""
-        self._connection.close()
+        self._until_exit.close()
 
     def tables(self) -> Iterator[tuple[str, str, list[str]]]:
         """Yields each table's name, a description of its rows, and its columns."""

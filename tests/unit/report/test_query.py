@@ -325,6 +325,29 @@ def test_invalid_queries_are_refused(
     assert run(monkeypatch, capsys, path, "SELECT 1", "--format", "xml") == (2, "", message)
 
 
+@pytest.mark.parametrize("when", ["while the tables are registered", "in the query"])
+def test_ctrl_c_ends_it(path: Path, when: str) -> None:
+    # given a statement that takes hours, and Ctrl-C meanwhile
+    endless = "SELECT count(*) FROM (SELECT unnest(range(100_000)) FROM range(1_000_000_000))"
+    program = f"""
+import os, signal, sys, threading
+from iaprof.cli.start import main
+from iaprof.report.views import sql
+registering = {when == "while the tables are registered"}
+if registering:
+    sql._SETTINGS = ({endless!r}, *sql._SETTINGS)
+sys.argv = ["iaprof", "query", {str(path)!r}, "SELECT 1" if registering else {endless!r}]
+views, interrupt = sql.views, threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT])
+def found(*arguments):
+    interrupt.start()
+    return views(*arguments)
+sql.views = found
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_process_ends_without_further_output(path: Path) -> None:
     command: list[str | Path] = [sys.executable, "-m", "iaprof", "query", path]
     command += ["SELECT sum(samples) AS n FROM samples"]
