@@ -47,6 +47,8 @@ class Lies:
                 until(lambda go=go: not go.exists(), process)  # type: ignore[misc]
                 self._pids[mode] = process.pid
         self.reader, self.capture = recording.reader, recording.capture
+        losses = self.reader.table("loss").to_pylist()
+        self.losses = {row["what"]: row["count"] for row in losses if row["source"] == "stacks"}
         self._codes = {
             row["id"]: (row["name"], row["first_line"]) for row in self.reader.table("python_code").to_pylist()
         }
@@ -54,11 +56,15 @@ class Lies:
     def frames(self, mode: str) -> Counter[tuple[str | None, Names]]:
         """How Python ended, and names and first lines of its frames, the innermost first: by how many launches."""
         found: Counter[tuple[str | None, Names]] = Counter()
+        unfinished = 0
         for _, stack in launches_of(self.reader, self._pids[mode]):
-            assert stack["ended"] == "whole"
+            assert stack["ended"] in ("whole", "unfinished")
+            unfinished += stack["ended"] == "unfinished"
             names = tuple(self._codes.get(frame["code"], ("", 0)) for frame in stack["python"] or ())
             found[stack["python_ended"], names] += 1
         assert found.total() == (CHANGING if mode == "changing" else LAUNCHES)
+        # a recorder that is busy with so many launches may not have room for all, and says so
+        assert unfinished <= (self.losses.get("not copied", 0) if mode == "changing" else 0)
         return found
 
 
@@ -97,8 +103,7 @@ def test_code_objects_that_cannot_be_read(lies: Lies) -> None:
 
 
 def test_what_is_not_believed_or_not_read_is_said(lies: Lies) -> None:
-    said = {row["what"]: row["count"] for row in lies.reader.table("loss").to_pylist() if row["source"] == "stacks"}
-    assert said["without Python"] >= 3
+    assert lies.losses["without Python"] >= 3
     info = iaprof("info", lies.capture).out
     assert "without Python" in info
     assert lies.reader.header["python_stacks"]["launches"]["unnamed"] >= LAUNCHES
@@ -118,7 +123,7 @@ def test_threads_without_an_end(lies: Lies, mode: str) -> None:
 
 
 def test_frames_that_change_while_they_are_read(lies: Lies) -> None:
-    """Whatever is read then: the launches and their native stacks are whole, and nothing is beyond its bounds."""
+    """Whatever is read then: no launch is lost, no native stack damaged, and nothing is beyond its bounds."""
     found = lies.frames("changing")
     assert len(found) > 1
     assert all(len(names) <= MAX_PYTHON for _, names in found)
