@@ -1,7 +1,8 @@
 """Keeps pandas, for which Arrow looks, out of our processes.
 
-Arrow looks for it once in a process, when it first converts a list or an array, and imports it if it is installed. We
-need nothing of it; it takes 0.4 s and 35 MB, and with an old one Arrow prints a warning.
+Arrow looks for it once in a process (before version 19, each time), when it first converts a list or an array, and
+imports it if it is installed. We need nothing of it; it takes 0.4 s and 35 MB, and with an old one Arrow prints a
+warning.
 """
 
 from __future__ import annotations

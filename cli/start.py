@@ -1,4 +1,4 @@
-"""The entry point of `iaprof`: Ctrl-C ends it without a traceback, whenever it comes.
+"""The entry point of `iaprof`: from here on, Ctrl-C ends it without a traceback.
 
 Standard files that are closed become /dev/null, and stdout has a buffer.
 """
@@ -15,7 +15,7 @@ from iaprof.basics.arrow import hide_pandas
 from iaprof.basics.threads import use_one_thread
 
 _STANDARD_FILES = 3
-_CALLBACK_S = 0.01  # longer than one runs
+_CALLBACK_S = 0.01  # longer than a destructor or a callback usually takes
 
 
 def open_standard_files() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
     except KeyboardInterrupt:  # typer handles it only while a verb runs
         sys.exit(128 + signal.SIGINT)
     finally:
-        signal.signal(signal.SIGINT, at_once)  # what is left to close, the kernel closes, too
+        signal.signal(signal.SIGINT, at_once)  # while Python cleans up, too
 
 
 def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:
@@ -57,7 +57,10 @@ def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:
     main_thread = threading.main_thread().ident
     again = threading.Timer(_CALLBACK_S, signal.pthread_kill, [main_thread, signal.SIGINT])
     again.daemon = True
-    again.start()
+    try:
+        again.start()
+    except RuntimeError:  # no memory for a thread
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next Ctrl-C ends it
 
 
 def _buffer_stdout() -> None:

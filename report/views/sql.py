@@ -49,6 +49,7 @@ class Database:
 
         Raises:
             UsageError: DuckDB is not installed.
+            IaprofError: DuckDB refuses a table.
         """
         try:
             import duckdb
@@ -60,21 +61,22 @@ class Database:
             ":memory:", config={"memory_limit": self._memory, "threads": threads, "python_enable_replacements": False}
         )
         self._views = views(capture, profile)
-        with self._translated():
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._connection.close)
+            opened.enter_context(interrupting(self._connection.interrupt))
+            opened.enter_context(self._translated())
             for setting in _SETTINGS[:2]:
                 self._connection.execute(setting)
             for view in self._views:
                 self._connection.register(view.name, view)
             self._connection.execute(f"CREATE VIEW stalls AS {stalls_sql(capture)}")
             self._connection.execute(_SETTINGS[2])
+            self._until_exit = opened.pop_all()
         for view in self._views:
             view.will_be_read = True
 
     def __enter__(self) -> Database:
-        """Returns the database, whose queries end at once when a signal comes."""
-        self._until_exit = contextlib.ExitStack()
-        self._until_exit.callback(self._connection.close)
-        self._until_exit.enter_context(interrupting(self._connection.interrupt))
+        """Returns the database."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -85,8 +87,8 @@ class Database:
         """Yields each table's name, a description of its rows, and its columns."""
         for view in self._views:
             if view.name == WORDS:
-                columns = self._connection.execute("SELECT * FROM stalls LIMIT 0").description
-                yield "stalls", "each record of EU stalls: an address and ten counters", [each[0] for each in columns]
+                columns = self._execute("SELECT * FROM stalls LIMIT 0")
+                yield "stalls", "each record of EU stalls: an address and ten counters", columns
             else:
                 yield view.name, view.about, view.schema.names
 

@@ -21,20 +21,24 @@ def interrupting(interrupt: Callable[[], None]) -> Iterator[None]:
         yield
         return
     reader, writer = socket.socketpair()
-    with reader, writer:
-        writer.setblocking(False)
-        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-        waiting = threading.Thread(target=_wait, args=(reader, interrupt), daemon=True)
-        waiting.start()
-        try:
-            yield
-        finally:
-            signal.set_wakeup_fd(before)
-            writer.close()
+    writer.setblocking(False)
+    waiting = threading.Thread(target=_wait, args=(reader, interrupt), daemon=True)
+    before = signal.set_wakeup_fd(-1)
+    try:
+        with contextlib.suppress(RuntimeError):  # no memory for a thread: DuckDB's own look has to do
+            waiting.start()
+        signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        writer.close()
+        if waiting.ident is not None:
             waiting.join()
+        reader.close()
 
 
 def _wait(reader: socket.socket, interrupt: Callable[[], None]) -> None:
-    while number := reader.recv(1):
-        if number[0] in _ENDING:
-            interrupt()
+    with contextlib.suppress(OSError):  # Ctrl-C ended the block before this began
+        while number := reader.recv(1):
+            if number[0] in _ENDING:
+                interrupt()

@@ -6,6 +6,7 @@ that captures of any size can be queried. sql.py runs the queries.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -60,19 +61,21 @@ class View:
     batches: Callable[[], Iterator[pa.RecordBatch]]
     is_kept: bool = False  # make all rows at once, and keep them
     will_be_read: bool = False  # from now on, DuckDB asks for the schema only to read rows
-    error: BaseException | None = None  # raised by `batches`: DuckDB only keeps its text
+    error: BaseException | None = None  # raised here while DuckDB asked for rows: it only keeps its text
     _kept: list[pa.RecordBatch] | None = field(default=None, repr=False)
 
     def __arrow_c_schema__(self) -> object:
         """Returns the schema as a capsule."""
-        if self.is_kept and self.will_be_read:
-            self._keep()
-        return self.schema.__arrow_c_schema__()
+        with self._keeping_errors():
+            if self.is_kept and self.will_be_read:
+                self._keep()
+            return self.schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Returns all rows, from the first one, as a capsule."""
-        rows = iter(self._keep()) if self.is_kept else self._rows()
-        return pa.RecordBatchReader.from_batches(self.schema, rows).__arrow_c_stream__(requested_schema)
+        with self._keeping_errors():
+            rows = iter(self._keep()) if self.is_kept else self._rows()
+            return pa.RecordBatchReader.from_batches(self.schema, rows).__arrow_c_stream__(requested_schema)
 
     def _keep(self) -> list[pa.RecordBatch]:
         if self._kept is None:
@@ -80,8 +83,13 @@ class View:
         return self._kept
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
-        try:
+        with self._keeping_errors():
             yield from self.batches()
+
+    @contextlib.contextmanager
+    def _keeping_errors(self) -> Iterator[None]:
+        try:
+            yield
         except (Exception, KeyboardInterrupt) as error:
             self.error = error
             raise

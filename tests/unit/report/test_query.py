@@ -26,6 +26,7 @@ from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.records import RecordLayout
 from iaprof.report.views import sql
 from iaprof.report.views.sql import Database
+from iaprof.report.views.sql_tables import View
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.profiles import Row, counts, profile
 from unit.zebins import debug_elf
@@ -346,6 +347,16 @@ main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_ctrl_c_while_duckdb_asks_for_a_schema(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def __arrow_c_schema__(self) -> object:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sql, "views", lambda *_: [View("launches", "", Interrupted(), lambda: iter(()))])
+    with pytest.raises(KeyboardInterrupt):
+        Database(CaptureReader(path), lambda: PROFILE)
 
 
 def test_the_process_ends_without_further_output(path: Path) -> None:

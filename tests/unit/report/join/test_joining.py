@@ -327,7 +327,7 @@ from iaprof.cli.start import main
 from iaprof.report.join import joining
 def work(*_):
     while True:
-        time.sleep(0.01)  # a signal that comes right before a long one does not end it
+        time.sleep(0.01)  # not long: a signal that comes right before does not end it
 joining._share = work  # in this process; the second one does its share
 main()
 """
