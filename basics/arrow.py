@@ -30,14 +30,11 @@ def hide_pandas() -> None:
 
 
 def look_for_pandas() -> None:
-    """Makes Arrow look now, and Ctrl-C come after it; otherwise Arrow drops the KeyboardInterrupt. Imports Arrow.
-
-    This also has Arrow import the part of NumPy that it needs for arrays.
-    """
+    """Makes Arrow look now, and Ctrl-C come after it; otherwise Arrow drops the KeyboardInterrupt. Imports Arrow."""
     import pyarrow as pa
 
     with _ctrl_c_comes_later():
-        pa.array(pa.array([0]).to_numpy())
+        pa.array([0]).to_numpy()
 
 
 @contextlib.contextmanager

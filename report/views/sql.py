@@ -64,13 +64,13 @@ class Database:
         with contextlib.ExitStack() as opened:
             opened.callback(self._connection.close)
             opened.enter_context(interrupting(self._connection.interrupt))
-            opened.enter_context(self._translated())
-            for setting in _SETTINGS[:2]:
-                self._connection.execute(setting)
-            for view in self._views:
-                self._connection.register(view.name, view)
-            self._connection.execute(f"CREATE VIEW stalls AS {stalls_sql(capture)}")
-            self._connection.execute(_SETTINGS[2])
+            with self._translated():
+                for setting in _SETTINGS[:2]:
+                    self._connection.execute(setting)
+                for view in self._views:
+                    self._connection.register(view.name, view)
+                self._connection.execute(f"CREATE VIEW stalls AS {stalls_sql(capture)}")
+                self._connection.execute(_SETTINGS[2])
             self._until_exit = opened.pop_all()
         for view in self._views:
             view.will_be_read = True
