@@ -202,10 +202,12 @@ class StackOptions:
 
 
 # Letters and marks that show nothing, so that two names look like one: fillers, joiners, variation selectors.
-_INVISIBLE = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0"
-    "\U00013441\U00013442\U00016fe4\U0001d159\U000e0000-\U000e0fff]"
+INVISIBLE = (
+    "\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2065\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U00013441\U00013442\U00016fe4\U0001d159\U000e0000-\U000e0fff"
 )
+"""The inside of a class of a regular expression."""
+_INVISIBLE = re.compile(f"[{INVISIBLE}]")
 ACTIVE = "active"
 """The reason of samples in which the thread issued an instruction: it is not a stall."""
 
@@ -240,12 +242,13 @@ def clean(frame: str, separators: str = "") -> str:
     if frame.isascii() and frame.isprintable() and not any(mark in frame for mark in separators):
         return frame
     return "".join(
-        ":" if character in separators else character if _is_visible(character) else _escaped(ord(character))
+        ":" if character in separators else character if is_visible(character) else _escaped(ord(character))
         for character in frame
     )
 
 
-def _is_visible(character: str) -> bool:
+def is_visible(character: str) -> bool:
+    """Whether `clean` leaves a character as it is."""
     return character.isprintable() and _INVISIBLE.fullmatch(character) is None
 
 

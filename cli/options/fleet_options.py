@@ -81,7 +81,8 @@ def _fleet(
         typer.Option(
             "--cluster",
             metavar="ADDRESS",
-            help="Use a Dask cluster: tcp://HOST:PORT, or local:N.  [default: processes of this machine]",
+            help="Use N processes of this machine: local:N, or a Dask cluster: tls://HOST:PORT or tcp://HOST:PORT.  "
+            "[default: a process for each core]",
             show_default=False,
             rich_help_panel=_PANEL,
         ),

@@ -153,14 +153,16 @@ def _flat(entry: Mapping[str, Any], prefix: str) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Makes an Arrow table whose texts are dictionary columns."""
+    """Makes an Arrow table whose texts are clean, and dictionary columns."""
     import pyarrow as pa
+
+    from iaprof.formats.texts import clean_texts
 
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: pa.array([row.get(name) for row in rows]) for name in names}
     return pa.table(
         {
-            name: column.dictionary_encode() if pa.types.is_string(column.type) else column
+            name: clean_texts(column.dictionary_encode()) if pa.types.is_string(column.type) else column
             for name, column in columns.items()
         }
     )

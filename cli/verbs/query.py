@@ -23,8 +23,8 @@ from iaprof.cli.terminal.answers import FORMATS, TABLE, Answers, Force, Output
 from iaprof.cli.terminal.stdout import open_output
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import WEAK, Column, Table, coloured, terminal_width
-from iaprof.formats.formulas import without_formula
 from iaprof.formats.profile import clean
+from iaprof.formats.texts import csv_text
 
 if TYPE_CHECKING:
     from iaprof.formats.profile import Profile
@@ -151,12 +151,12 @@ def _records(names: list[str], rows: Iterable[tuple[Any, ...]]) -> Iterator[str]
 
 def _write_csv(names: list[str], rows: Iterator[tuple[Any, ...]], out: IO[str]) -> None:
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(clean(without_formula(name)) for name in names)
+    writer.writerow(map(csv_text, names))
     writer.writerows(map(_cell, row) for row in rows)
 
 
 def _cell(value: Any) -> str:
-    return clean(without_formula(value) if isinstance(value, str) else _text(value))
+    return csv_text(value) if isinstance(value, str) else clean(_text(value))
 
 
 def _write_json(names: list[str], rows: Iterator[tuple[Any, ...]], out: IO[str]) -> None:

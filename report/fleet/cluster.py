@@ -6,11 +6,8 @@ import asyncio
 import concurrent.futures
 import contextlib
 import importlib
-import logging
-import os
 import pickle
 import re
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -18,15 +15,14 @@ from typing import Any
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.formats.stores import EXTRA, told
 from iaprof.formats.urls import shown
-from iaprof.report.fleet.engines import MOST_DEATHS, Processes, Task
+from iaprof.report.fleet.engines import ADDRESSES, MOST_DEATHS, Processes, Task
 from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
 from iaprof.report.fleet.tasks import Answer, AnswerError, MapTask, check_answers, given_up
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.memory import DEFAULT_BYTES
 
-LOCAL = "local:"
-_ADDRESS = re.compile(r"[a-z]+://(\[[0-9a-fA-F:.%]+\]|[^\s/@:\[\]]+):\d{1,5}/?")
-_SAFE_PATH = "PYTHONSAFEPATH"
+_TLS = "tls:", "wss:"
+_ADDRESS = re.compile(r"(?:tcp|tls|wss?)://(\[[0-9a-fA-F:.%]+\]|[^\s/@:\[\]]+):\d{1,5}/?")
 _CONNECT_S = 10
 _EACH = 2  # tasks that a Dask worker has at once, so that it does not wait for the next one
 _IDLE_S = 60.0  # after which a child of a worker ends: nobody tells it that there is nothing more to do
@@ -36,10 +32,10 @@ class Cluster(Closing):
     """A Dask cluster, whose workers need nothing but an iaprof of this version."""
 
     def __init__(self, address: str, memory_bytes: int = DEFAULT_BYTES, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Connects to the scheduler, or starts a cluster here.
+        """Connects to the scheduler, with the certificates that Dask's configuration names.
 
         Args:
-            address: tcp://HOST:PORT, or local:N.
+            address: tcp://HOST:PORT or tls://HOST:PORT.
             memory_bytes: what the child of each worker may take.
             timeout_s: how long a capture may take; one that takes longer is left out.
 
@@ -47,54 +43,24 @@ class Cluster(Closing):
             UsageError: the address is none.
             IaprofError: Dask is missing, the scheduler does not answer, or it or a worker is of another version.
         """
-        if not address.startswith(LOCAL) and not _ADDRESS.fullmatch(address):
-            raise UsageError(f"--cluster takes tcp://HOST:PORT or {LOCAL}N, not {shown(address)}")
+        if not _ADDRESS.fullmatch(address):
+            raise UsageError(f"--cluster takes {ADDRESSES}, not {shown(address)}")
         try:
             distributed: Any = importlib.import_module("distributed")
         except ImportError:
             raise IaprofError(f"--cluster needs Dask: {EXTRA}") from None
-        self._opened = contextlib.ExitStack()
         self._address = address
         self._limits = memory_bytes, timeout_s
         try:
-            if address.startswith(LOCAL):
-                place = self._started(distributed, address)
-            else:
-                place = address
-                asyncio.run(asyncio.wait_for(_check_scheduler(distributed, address), _CONNECT_S))
-            self._client = self._opened.enter_context(
-                distributed.Client(place, timeout=_CONNECT_S, set_as_default=False)
-            )
-        except (OSError, TimeoutError):
-            raise IaprofError(f"no scheduler answers at {shown(address)}: start one with 'dask scheduler'") from None
-        except RuntimeError as error:
-            self.close()
-            raise IaprofError(f"--cluster {shown(address)} cannot be started: {told(str(error))}") from None
-        except ValueError as error:
-            raise UsageError(f"--cluster takes tcp://HOST:PORT or {LOCAL}N: {told(str(error))}") from None
+            asyncio.run(asyncio.wait_for(_check_scheduler(distributed, address), _CONNECT_S))
+            self._client = distributed.Client(address, timeout=_CONNECT_S, set_as_default=False)
+        except (OSError, TimeoutError, ValueError):  # ValueError: a scheduler without TLS is asked with it
+            certificates = ", or none that accepts Dask's certificates here" if address.startswith(_TLS) else ""
+            raise IaprofError(
+                f"no scheduler answers at {shown(address)}{certificates}: start one with 'dask scheduler'"
+            ) from None
         self._check_versions(address)
         self.workers = max(len(self._client.scheduler_info()["workers"]), 1)
-
-    def _started(self, distributed: Any, address: str) -> Any:
-        number = address.removeprefix(LOCAL)
-        if not number.isdigit() or not 0 < int(number) <= 1024:
-            raise UsageError(f"--cluster takes {LOCAL} and a number of processes, not {shown(address)}")
-        self._opened.enter_context(_safe_path())
-        # Dask's own folder in /tmp has the same name for all users: who makes it first can put links into it.
-        private = tempfile.TemporaryDirectory(prefix="iaprof-cluster-", ignore_cleanup_errors=True)
-        folder = self._opened.enter_context(private)
-        dask: Any = importlib.import_module("dask")
-        self._opened.enter_context(dask.config.set({"temporary-directory": folder}))
-        return self._opened.enter_context(
-            distributed.LocalCluster(
-                n_workers=int(number),
-                threads_per_worker=1,
-                processes=True,
-                dashboard_address=None,
-                local_directory=folder,
-                silence_logs=logging.CRITICAL,  # Ctrl-C ends all at once, of which Dask would tell much
-            )
-        )
 
     def _check_versions(self, address: str) -> None:
         try:
@@ -172,36 +138,18 @@ class Cluster(Closing):
 
     def close(self) -> None:
         """See Engine."""
-        self._opened.close()
-
-
-@contextlib.contextmanager
-def _safe_path() -> Iterator[None]:
-    """Keeps the interpreters that are started meanwhile from importing modules from the working directory.
-
-    Those of multiprocessing, which Dask uses, import part of the standard library by `python -c`.
-    """
-    before = os.environ.get(_SAFE_PATH)
-    os.environ[_SAFE_PATH] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_SAFE_PATH]
-        else:
-            os.environ[_SAFE_PATH] = before
+        self._client.close()
 
 
 async def _check_scheduler(distributed: Any, address: str) -> None:
     """Checks that Dask's scheduler answers, and has the version of Dask that is here.
 
     Raises:
-        ValueError: the address is none.
-        OSError: nothing answers.
-        IaprofError: what answers is not a scheduler, or one of another version.
+        OSError, ValueError: nothing answers, or not with these certificates.
+        IaprofError: what answers is not a scheduler, or one of another version; or certificates are missing.
     """
     where = shown(address)
-    scheduler = distributed.rpc(address, connection_args=distributed.Security().get_connection_args("client"))
+    scheduler = distributed.rpc(address, connection_args=_connection_arguments(distributed, address))
     try:
         versions = await scheduler.versions(packages=[])
         other = versions["packages"]["distributed"]
@@ -209,7 +157,8 @@ async def _check_scheduler(distributed: Any, address: str) -> None:
         raise
     except Exception as error:  # noqa: BLE001 (whatever another version makes of the question)
         raise IaprofError(
-            f"what answers at {where} is not a Dask scheduler, or has another version ({type(error).__name__})"
+            f"what answers at {where} is not a Dask scheduler, or has another version "
+            f"({told(f'{type(error).__name__}: {error}')})"
         ) from None
     finally:
         await scheduler.close_rpc()
@@ -219,6 +168,23 @@ async def _check_scheduler(distributed: Any, address: str) -> None:
             f"the scheduler at {where} has distributed {told(str(other))}, and this is {here}: "
             "install one version everywhere"
         )
+
+
+def _connection_arguments(distributed: Any, address: str) -> dict[str, Any]:
+    """Returns Dask's arguments for a connection, with the certificates that its configuration names.
+
+    Raises:
+        IaprofError: the certificates cannot be read, or none are named, and the address needs them.
+    """
+    try:
+        arguments: dict[str, Any] = distributed.Security().get_connection_args("client")
+    except OSError as error:
+        raise IaprofError(f"a certificate that Dask's configuration names cannot be read: {told(str(error))}") from None
+    if address.startswith(_TLS) and arguments["ssl_context"] is None:
+        raise IaprofError(
+            f"{shown(address)} needs certificates: name them in Dask's configuration, distributed.comm.tls"
+        )
+    return arguments
 
 
 def version() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import socket
 import threading
@@ -13,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
-from iaprof.basics.errors import IaprofError
+from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.formats.capture.limits import allow_large, is_large_allowed
+from iaprof.formats.urls import shown
 from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
 from iaprof.report.fleet.tasks import Answer, MapTask, ReadTask, given_up, run
 from iaprof.sandbox.closing import Closing
@@ -24,6 +26,10 @@ from iaprof.sandbox.worker import Worker
 Task = MapTask | ReadTask
 _PARENT_IS_GONE = 3  # exit code of a process
 MOST_DEATHS = 3  # of workers with the same task
+ADDRESSES = "tcp://HOST:PORT, tls://HOST:PORT or local:N"
+"""What --cluster accepts."""
+_LOCAL = "local:"
+_MOST_LOCAL = 1024  # processes
 
 
 class Engine(Protocol):
@@ -46,7 +52,8 @@ def open_engine(cluster: str | None, timeout_s: float = DEFAULT_TIMEOUT_S) -> En
     """Opens the engine that the user wants. Its processes may take as much memory as this one (--memory-limit).
 
     Args:
-        cluster: the address of Dask's scheduler, or `local:N` for a cluster of N workers here; None: processes.
+        cluster: the address of Dask's scheduler, or `local:N` for N processes of this machine; None: one for each
+            core, if memory has room for them.
         timeout_s: how long a capture may take; one that takes longer is left out.
 
     Raises:
@@ -54,13 +61,22 @@ def open_engine(cluster: str | None, timeout_s: float = DEFAULT_TIMEOUT_S) -> En
         IaprofError: the scheduler does not answer, or is of another version.
     """
     memory_bytes = limit() or DEFAULT_BYTES
-    if cluster is not None:
+    if cluster is None:
+        workers = max(1, min(len(os.sched_getaffinity(0)), available() // memory_bytes))
+    elif cluster.startswith(_LOCAL):
+        workers = _number_of_processes(cluster)
+    else:
         from iaprof.report.fleet.cluster import Cluster
 
         return Cluster(cluster, memory_bytes, timeout_s)
-    # Not more processes than memory has room for.
-    workers = max(1, min(len(os.sched_getaffinity(0)), available() // memory_bytes))
     return Processes(workers, limit() or 0, timeout_s)
+
+
+def _number_of_processes(cluster: str) -> int:
+    number = cluster.removeprefix(_LOCAL)
+    if not re.fullmatch("[0-9]{1,9}", number) or not 0 < int(number) <= _MOST_LOCAL:
+        raise UsageError(f"--cluster takes {_LOCAL} and a number of processes, not {shown(cluster)}")
+    return int(number)
 
 
 class Processes(Closing):

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.texts import escaped_json
 from iaprof.sandbox.closing import Closing
 
 _EMPTY, _NEW_LINE = (pa.scalar(text, pa.large_string()) for text in ("", "\n"))
@@ -40,7 +41,8 @@ class Arguments(Closing):
         size = 0
         for chunk in texts:
             coded = chunk if pa.types.is_dictionary(chunk.type) else chunk.dictionary_encode()
-            plain = pc.fill_null(_members(coded.dictionary.cast(pa.large_string())).take(coded.indices), _EMPTY)
+            members = escaped_json(_members(coded.dictionary.cast(pa.large_string())))
+            plain = pc.fill_null(members.take(coded.indices), _EMPTY)
             of_chunk, content = _content(plain)
             ends.append(of_chunk + size)
             self._file.write(content)

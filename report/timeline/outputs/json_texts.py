@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.texts import HIDDEN
 from iaprof.report.timeline.grouped import few
 from iaprof.report.timeline.trace import ABSENT
 
@@ -20,7 +21,7 @@ Texts: TypeAlias = pa.StringArray | pa.DictionaryArray
 """JSON texts, also with numbers of distinct ones."""
 
 _FARTHEST = 1 << 40  # behind the end of every text
-_NEEDS_ESCAPES = '[\\x00-\\x1f"\\\\\\x7f\\x{2028}\\x{2029}]'
+_NEEDS_ESCAPES = rf'["\\]|{HIDDEN}'
 _THOUSANDTHS = pa.array([f".{n:03}".rstrip("0") if n else "" for n in range(1000)], pa.string())
 
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
-from iaprof.formats.formulas import without_formulas
+from iaprof.formats.texts import csv_texts
 from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import ABSENT, Trace
 from iaprof.report.timeline.views import labels, nesting
@@ -31,7 +31,7 @@ def write_pddf(trace: Trace, output: BinaryIO) -> None:
     ranks, lengths = labels.ranks(trace), nesting.lengths(slices)
     classes = slices.extra.get("class", np.full(len(slices), NO_TEXT, np.int32))
     active = slices.extra.get("pt_active", np.zeros(len(slices)))
-    jobs = without_formulas(pa.array(trace.job_names, pa.string()))
+    jobs = csv_texts(pa.array(trace.job_names, pa.string()))
     order = np.lexsort((-lengths, slices.start))
     with pa_csv.CSVWriter(output, SCHEMA, write_options=pa_csv.WriteOptions(quoting_style="needed")) as writer:
         for first in range(0, len(order), _CHUNK):
@@ -58,4 +58,4 @@ def _us(ns: NDArray[np.int64]) -> pa.Array:
 
 
 def _texts(trace: Trace, codes: NDArray[np.int32], missing: str) -> pa.Array:
-    return without_formulas(pc.fill_null(trace.texts.taken(codes), missing).cast(pa.string()))
+    return csv_texts(pc.fill_null(trace.texts.taken(codes), missing).cast(pa.string()))

@@ -21,6 +21,7 @@ from iaprof.formats.perfetto import columns
 from iaprof.formats.perfetto.columns import MOST_ROWS
 from iaprof.formats.perfetto.packets import CATEGORIES, EVENT_NAMES, PacketWriter, event_field
 from iaprof.formats.profile import StackOptions
+from iaprof.formats.texts import clean_texts
 from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.grouped import few, groups
 from iaprof.report.timeline.outputs import perfetto_flows as flows, perfetto_tracks as tracks
@@ -198,7 +199,7 @@ class _Writer:
             new = np.unique(codes[codes >= 0])
             new = new[~known[new]]
             known[new] = True
-            self._out.intern_all(kind, new.astype(np.int64) + 1, self._trace.texts.taken(new))
+            self._out.intern_all(kind, new.astype(np.int64) + 1, clean_texts(self._trace.texts.taken(new)))
         return [
             columns.numbers(event_field("name_iid"), events.name.astype(np.int64) + 1, events.name < 0),
             columns.numbers(event_field("category_iids"), events.category.astype(np.int64) + 1, events.category < 0),
@@ -267,5 +268,6 @@ class _Writer:
         """Returns an argument of events, of texts by their codes. Events have few different ones: each is made once."""
         number, first = groups(codes)
         distinct = codes[first]
-        made = self._out.annotation(name, "string_value", texts.take(pa.array(distinct, mask=distinct < 0)))
+        found = clean_texts(texts.take(pa.array(distinct, mask=distinct < 0)))
+        made = self._out.annotation(name, "string_value", found)
         return made.take(pa.array(number))

@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.perfetto.packets import PacketWriter
 from iaprof.formats.profile import clean
+from iaprof.formats.texts import clean_texts
 from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import distinct_values, groups
@@ -104,5 +106,5 @@ def describe(trace: Trace, levels: NDArray[np.int64], named: Names, out: PacketW
 def _cleaned(trace: Trace, codes: NDArray[np.int32]) -> pa.StringArray:
     """Returns texts by their codes, as they can be shown."""
     number, first = groups(codes)
-    distinct = [clean(text or "") for text in trace.texts.taken(codes[first]).to_pylist()]
-    return pa.array(distinct, pa.string()).take(pa.array(number))
+    distinct = pc.fill_null(clean_texts(trace.texts.taken(codes[first])), "")
+    return distinct.cast(pa.string()).take(pa.array(number))

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from rich.cells import cell_len
 
-from iaprof.formats.formulas import without_formulas
 from iaprof.formats.profile import StackOptions, clean
+from iaprof.formats.texts import csv_texts
 from iaprof.formats.writers import table_csv, table_parquet
 from iaprof.report.timeline.outputs.formats import TimeLine
 from iaprof.report.timeline.views.totals import totals
@@ -43,7 +43,7 @@ def _decimals(name: str) -> int:
 
 def _in_csv(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     if _is_text(column.type):
-        return without_formulas(column.cast(pa.large_string()))
+        return csv_texts(column.cast(pa.large_string()))
     return _with_fixed_decimals(name, column)
 
 

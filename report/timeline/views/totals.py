@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from iaprof.formats.profile import clean
+from iaprof.formats.texts import clean_texts
 from iaprof.report.timeline.grouped import Groups
 from iaprof.report.timeline.stages.energy import OF_SLICES
 from iaprof.report.timeline.texts import Texts
@@ -53,6 +53,4 @@ def totals(trace: Trace) -> pa.Table:
 
 
 def _texts(texts: Texts, codes: np.ndarray) -> pa.Array:
-    encoded = texts.taken(codes).cast(pa.string()).dictionary_encode()
-    cleaned = pa.array([clean(text) for text in encoded.dictionary.to_pylist()], pa.string())
-    return pa.DictionaryArray.from_arrays(encoded.indices, cleaned)
+    return clean_texts(texts.taken(codes).cast(pa.string()).dictionary_encode())

@@ -27,6 +27,7 @@ OF_OTHERS = {
     "--cgroupns", "--name", "--network", "--privileged", "--restart", "--now",  # docker, systemctl
     "--no-build-isolation", "--no-deps", "--require-hashes", "--requirement",  # pip
     "--data-binary", "--fail", "--feature-gates",  # curl, OpenTelemetry's collector
+    "--local-directory", "--no-dashboard", "--tls-ca-file", "--tls-cert", "--tls-key",  # Dask
     "--build-id", "--index-url", "--interpreted-frames-native-stack", "--mount", "--one-way", "--perf-basic-prof",
     "--seconds", "--threads", "--torch", "--transfer-bandwidth", "--wait-file",
 }  # fmt: skip

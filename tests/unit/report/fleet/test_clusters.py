@@ -8,7 +8,6 @@ import os
 import pickle
 import signal
 import socket
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,48 +29,9 @@ from unit.report.fleet.test_engines import asked, rows
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster("local:2") as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
 def expected() -> set[tuple[object, ...]]:
     with Processes(1) as one:
         return rows(asked(one, SAMPLES[0].parent))
-
-
-def test_a_cluster_here_runs_nothing_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # given a folder of a stranger's, with what multiprocessing imports first (and maybe the cluster of another test)
-    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
-    for name in ("threading", "runpy", "pickle", "socket", "selectors", "signal", "tempfile"):
-        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nraise SystemExit(9)\n")
-    monkeypatch.chdir(tmp_path)
-    # when a cluster is started there
-    with contextlib.suppress(IaprofError, RuntimeError), Cluster("local:1"):
-        pass
-    # then no code of the stranger's has run
-    assert not (tmp_path / "ran").exists()
-    assert "PYTHONSAFEPATH" not in os.environ
-
-
-def test_a_cluster_here_uses_no_folder_that_somebody_else_can_make(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # given the folder that Dask shares among users, made by one of them, with links to files of another one
-    shared, precious = tmp_path / "dask-scratch-space", tmp_path / "precious"
-    shared.mkdir()
-    precious.write_text("precious")
-    for name in ("global.lock", "purge.lock"):
-        (shared / name).symlink_to(precious)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    # when that one starts a cluster
-    with Cluster("local:1"):
-        pass
-    # then these files are as they were, and nothing is left
-    assert precious.read_text() == "precious"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dask-scratch-space", "precious"]
 
 
 def restart(client: Any) -> None:
@@ -169,28 +129,27 @@ def test_workers_read_modules_in_sandboxes(engine: str, cluster: Cluster) -> Non
     [
         (
             {"packages": {"distributed": "2020.1.0"}},
-            r"the scheduler at tcp://\S+ has distributed 2020.1.0, and this is",
+            r"the scheduler at tls://\S+ has distributed 2020.1.0, and this is",
         ),
-        ({"packages": {}}, r"what answers at tcp://\S+ is not a Dask scheduler, or has another version"),
-        (None, r"what answers at tcp://\S+ is not a Dask scheduler, or has another version"),
+        ({"packages": {}}, r"what answers at tls://\S+ is not a Dask scheduler, or has another version"),
+        (None, r"what answers at tls://\S+ is not a Dask scheduler, or has another version"),
     ],
 )
 def test_a_scheduler_of_another_version_is_one_sentence(
-    cluster: Cluster, told: Any, said: str, monkeypatch: pytest.MonkeyPatch
+    dask_cluster: Any, told: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduler = cluster._client.cluster.scheduler
-    monkeypatch.setitem(scheduler.handlers, "versions", lambda **_: told)
+    monkeypatch.setitem(dask_cluster.scheduler.handlers, "versions", lambda **_: told)
     with pytest.raises(IaprofError, match=said):
-        Cluster(scheduler.address)
+        Cluster(dask_cluster.scheduler_address)
 
 
-def test_workers_without_iaprof_are_one_sentence(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_without_iaprof_are_one_sentence(dask_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'iaprof'\nand more")
 
-    monkeypatch.setattr(type(cluster._client), "run", run)
+    monkeypatch.setattr("distributed.Client.run", run)
     with pytest.raises(IaprofError, match=r"cannot run iaprof \S+ \(No module named 'iaprof'\): install it there"):
-        Cluster(cluster._client.cluster.scheduler.address)
+        Cluster(dask_cluster.scheduler_address)
 
 
 def test_what_answers_nothing_is_no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
