@@ -49,7 +49,7 @@ _FUNCTIONS = (
     "on_own_launch",
     "on_own_launches",
     "on_dispatched",
-    "on_load",
+    "on_link_map_change",
     "on_wait",
     "on_wait_begun",
     "on_waited",

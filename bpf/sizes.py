@@ -32,7 +32,7 @@ class Sizes:
     python_pages: int = 2048  # 8 MiB: 1,350 distinct stacks with frames of Python
     code_pages: int = 2048  # 8 MiB: 2,200 code objects
     pythons_remembered: int = 1 << 12
-    copied_pages: int = 4096  # 16 MiB: 240 copies of stacks
+    copied_pages: int = 8192  # 32 MiB: 480 copies of stacks
     rule_bits: int = 15  # 2 MiB: 131,072 rules; few of these pages are used at first
     processes_remembered: int = 1 << 14
     missed_paths_remembered: int = 1 << 14
@@ -149,7 +149,9 @@ def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:
         "copies": sizes.copied_pages * PAGE_BYTES,
         "rules": 1 << sizes.rule_bits,
         "spaces": sizes.processes_remembered,
-        "loads": sizes.processes_remembered,
+        "process_unloads": sizes.processes_remembered,
+        "copying": sizes.processes_remembered,
+        "copies_done": sizes.processes_remembered,
         "missed_paths": sizes.missed_paths_remembered,
         "chunks": sizes.chunk_pages * PAGE_BYTES,
         "modules": sizes.module_pages * PAGE_BYTES,

@@ -175,6 +175,11 @@ static __always_inline u64 end_key(struct scratch *scratch, u32 tid) {
  * That limit does not hold for walks of one frame: as long as a process has no rules, all its walks end there. */
 static __always_inline u32 handle_miss(struct scratch *scratch) {
     struct launched *launch = &launch_state_of(scratch)->launched;
+    if (!may_copy(launch->pid, launch->time)) {
+        count(COPIES_LOST, 1);
+        send_new_stack(scratch, launch);
+        return scratch->after_walk;
+    }
     u64 key = missed_path_key(scratch, launch->tid), of_all = end_key(scratch, launch->tid);
     scratch->copied.missed_path = key;
     struct missed_path *known = missed_paths.lookup(&key), *all = missed_paths.lookup(&of_all);
@@ -211,6 +216,7 @@ static __always_inline u32 send_copied_stack(struct scratch *scratch, u64 is_sam
         count(COPIES_LOST, 1);
         return scratch->after_walk;
     }
+    note_copy(launch->pid, launch->time);
     missed_paths.update(&key, &fresh);
     struct missed_path *all = missed_paths.lookup(&of_all);
     if (all && all->until > launch->time)

@@ -18,6 +18,7 @@
 #define WINDOW 2048      /* bytes of the stack that are read at once */
 #define SCRATCHES 4
 #define FRAMES_PER_PROGRAM 32
+enum { RT_CONSISTENT, RT_ADD, RT_DELETE }; /* link.h */
 #define LAUNCH_STATE_WORDS 96
 
 /* A rule is a u64: s32 cfa; s16 rbp; u8 kind; u8 flags (formats/wire/unwind_rules.py). */
@@ -38,7 +39,7 @@ struct bucket {
 BPF_F_TABLE("array", u32, struct bucket, rules, ANY, BPF_F_MMAPABLE);
 
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
-BPF_TABLE("lru_hash", u32, u64, loads, ANY);
+BPF_TABLE("lru_hash", u32, struct unloads, process_unloads, ANY);
 
 /* The state of a chain of programs. A program on a uprobe can be preempted; a chain for another thread on the same CPU then
  * takes another scratch. `owner` is 0 while a scratch is free. */
@@ -164,17 +165,17 @@ static __always_inline long read_word(struct scratch *scratch, u64 at, u64 *word
 
 static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now) {
     if (FRAME_POINTERS_ONLY) { /* the offsets are unknown; mm must not be 0, which would mean a thread of the Linux kernel */
-        now->born = now->exec_vm = now->loads = 0;
+        now->born = now->exec_vm = now->unloads = 0;
         now->mm = 1;
         return;
     }
     u8 *task = (u8 *)this_task();
     u64 mm = *(u64 *)(task + TASK_MM), leader = *(u64 *)(task + TASK_GROUP_LEADER);
-    u64 *loaded = loads.lookup(&pid);
+    struct unloads *known = process_unloads.lookup(&pid);
     now->born = leader ? *(u64 *)((u8 *)leader + TASK_START_BOOTTIME) : 0;
     now->mm = mm;
     now->exec_vm = mm ? *(u64 *)((u8 *)mm + MM_EXEC_VM) : 0;
-    now->loads = loaded ? *loaded : 0;
+    now->unloads = known ? known->count + 1 : 0;
 }
 
 /* Prepares the scratch for a walk from these registers. */
@@ -185,6 +186,15 @@ static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now)
         start->sp = (regs)->sp;                                                                                                \
         start->bp = (regs)->bp;                                                                                                \
         start->bx = (regs)->bx;                                                                                                \
+        start->ax = (regs)->ax;                                                                                                \
+        start->dx = (regs)->dx;                                                                                                \
+        start->cx = (regs)->cx;                                                                                                \
+        start->si = (regs)->si;                                                                                                \
+        start->di = (regs)->di;                                                                                                \
+        start->r8 = (regs)->r8;                                                                                                \
+        start->r9 = (regs)->r9;                                                                                                \
+        start->r10 = (regs)->r10;                                                                                              \
+        start->r11 = (regs)->r11;                                                                                              \
         start->r12 = (regs)->r12;                                                                                              \
         start->r13 = (regs)->r13;                                                                                              \
         start->r14 = (regs)->r14;                                                                                              \
@@ -194,14 +204,16 @@ static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now)
         mapping_state_of(who, &(scratch)->copied.of);                                                                          \
     })
 
-/* Sets the space whose rules a walk uses. */
+/* Sets the space whose rules a walk uses. Rules stay valid when a process maps more code, as programs do that load libraries
+ * while they run, if it is known that it has unmapped none. */
 static __always_inline void find_space(struct scratch *scratch, u32 pid) {
     const struct mapping_state *now = &scratch->copied.of;
     struct space *space = spaces.lookup(&pid);
     scratch->space = 0;
     scratch->shift = 63;
-    if (!space || (space->of.born ^ now->born) | (space->of.mm ^ now->mm) | (space->of.exec_vm ^ now->exec_vm) |
-                      (space->of.loads ^ now->loads))
+    if (!space || (space->of.born ^ now->born) | (space->of.mm ^ now->mm) | (space->of.unloads ^ now->unloads))
+        return;
+    if (hidden(now->exec_vm) != space->of.exec_vm && (!now->unloads || hidden(now->exec_vm) < space->of.exec_vm))
         return;
     scratch->space = space->number;
     scratch->shift = space->shift;
@@ -385,13 +397,22 @@ int on_sample_walk(struct bpf_perf_event_data *ctx) {
     return 0;
 }
 
-/* At the start of dlopen, which loads a library, in the thread that calls it. */
-int on_load(struct pt_regs *ctx) {
-    u32 pid = bpf_get_current_pid_tgid() >> 32;
-    u64 one = 1, *count = loads.lookup(&pid);
-    if (count)
-        __sync_fetch_and_add(count, 1);
-    else
-        loads.update(&pid, &one);
+/* At _dl_debug_state, which the dynamic linker calls for debuggers before and after it maps or unmaps libraries (link.h). The
+ * cookie leads from there to the member r_state of _r_debug, which tells what it does, in the namespace of the program:
+ * another one has a state of its own, so that a call without a change may stand for any. */
+int on_link_map_change(struct pt_regs *ctx) {
+    u32 pid = bpf_get_current_pid_tgid() >> 32, state = RT_DELETE;
+    read_user(&state, sizeof(state), (void *)(ctx->ip + attach_cookie(ctx)));
+    struct unloads *known = process_unloads.lookup(&pid), fresh = {.state = RT_ADD};
+    u64 is_unload = state == RT_DELETE || (state == RT_CONSISTENT && (known ? known->state : RT_ADD) == RT_CONSISTENT);
+    if (!known) {
+        fresh.count = is_unload;
+        fresh.state = state;
+        process_unloads.update(&pid, &fresh);
+        return 0;
+    }
+    if (is_unload)
+        __sync_fetch_and_add(&known->count, 1);
+    known->state = state;
     return 0;
 }

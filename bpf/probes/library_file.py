@@ -11,7 +11,8 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.elf import EM_X86_64, PF_EXECUTE, PF_WRITE, STT_FUNC, ElfError, ElfFile, TooLarge, in_stream
 
 MAX_READ_BYTES = 1 << 20  # in total, to limit the time that a malicious library costs; the runtime's needs 10,000
-_DLOPEN_FUNCTIONS = ("dlopen", "dlmopen")
+_CHANGE_FUNCTION, _CHANGE_STATE = b"_dl_debug_state", b"_r_debug"  # of the dynamic linker, for debuggers (link.h)
+_R_STATE = 24  # offset of r_state in struct r_debug
 _BUILD_ID_BYTES = range(8, 33)
 _TOO_MUCH = "it has more headers, notes or symbols than any compiler and linker make"
 
@@ -80,13 +81,22 @@ class LibraryFile:
         raise ProbeError(f"a probe of it points outside its {where} segments")
 
 
-def dlopen_offsets(library: LibraryFile) -> list[int]:
-    """Returns the file offsets of a C library's dlopen and dlmopen, without duplicates.
+def change_of_libraries(linker: LibraryFile) -> tuple[int, int] | None:
+    """Returns where a dynamic linker tells debuggers that it maps or unmaps libraries; None if it does not.
+
+    Returns:
+        The file offset of the function that it calls, and how many bytes after its address r_state is, which tells what
+        it does: modulo 2^64.
 
     Raises:
         ProbeError: the file is broken.
     """
-    return sorted(set(exported(library, _DLOPEN_FUNCTIONS).values()))
+    with linker.reading():
+        function = linker.elf.exported(_CHANGE_FUNCTION, kinds=(STT_FUNC,))
+        state = linker.elf.exported(_CHANGE_STATE)
+    if function is None or state is None:
+        return None
+    return linker.offset(function, executable=True), (state + _R_STATE - function) % (1 << 64)
 
 
 def exported(library: LibraryFile, names: Iterable[str]) -> dict[str, int]:

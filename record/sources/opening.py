@@ -87,7 +87,12 @@ def open_sources(
         metering.watch(pid)
 
     launches.on_process = on_gpu_process
-    libraries.on_mapped = keep_root
+    def on_driver(pid: int) -> None:
+        keep_root(pid)
+        if scope is None or pid not in scope.others:
+            stacks.prepare(pid)
+
+    libraries.on_mapped = on_driver
     libraries.on_python = side_band.on_python = stacks.look_for_python
     side_band.on_library, side_band.on_end = libraries.mapped, libraries.count_missed
 

@@ -15,7 +15,7 @@ from iaprof.record.symbolize.mapped_files import FileIdentity
 from iaprof.record.symbolize.opener import ELSEWHERE, UNREADABLE, Opener, Rights
 from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.walk import PAGE
+from iaprof.symbols.unwind.finishing import PAGE
 
 _LOCATIONS = 4  # of a file, where it may be opened
 _NO_FILE = -1

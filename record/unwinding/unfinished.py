@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.wire.unwind_rules import RuleScope
 from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
-from iaprof.symbols.unwind.cfi import R12, R13, R14, R15, RBP, RBX, RETURN_ADDRESS, RSP
+from iaprof.symbols.unwind.cfi import RBP, RETURN_ADDRESS, RSP
 from iaprof.symbols.unwind.finishing import Finished, StackCopy
-from iaprof.symbols.unwind.walk import PAGE, HowFound
+from iaprof.symbols.unwind.finishing import PAGE, HowFound
 
 MOST_FAILURES = 2  # of the child that finishes stacks, for one process
-
-_START = (RETURN_ADDRESS, RSP, RBP, RBX, R12, R13, R14, R15)  # members of `start` in COPY
 
 
 @dataclass
@@ -39,13 +38,18 @@ class UnfinishedStack:
         """Whether the stack is of a CPU sample."""
         return bool(self.record["is_sample"])
 
-    def add(self, record: np.void) -> bool:
-        """Adds a COPY record; returns whether it was the stack's last."""
-        address = int(record["address"])
-        if address:
-            self.pages[address] = record["page"].tobytes()
-        self.is_complete = not address
+    def add(self, records: NDArray[np.void]) -> bool:
+        """Adds COPY[n] of the stack, in order; returns whether the last one was the stack's last."""
+        for address, page in zip(records["address"].tolist(), records["page"], strict=True):
+            if address:
+                self.pages[address] = page.tobytes()
+            self.is_complete = not address
         return self.is_complete
+
+    @property
+    def missed(self) -> tuple[int, int]:
+        """The address for which BPF had no rule, and its RuleScope."""
+        return int(self.record["ip"]), RuleScope.INSTRUCTION if self.record["is_exact"] else RuleScope.RETURN
 
     @property
     def begins_at_probe(self) -> bool:
@@ -60,7 +64,7 @@ class UnfinishedStack:
         """Returns the registers and memory to start the walk with."""
         record = self.record
         if self.begins_at_probe:
-            registers = dict(zip(_START, record["start"].tolist(), strict=True))
+            registers = dict(enumerate(record["start"].tolist()))
             return StackCopy(registers, HowFound.INTERRUPTED, self.pages)
         ip, sp, bp = (int(record[name]) for name in ("ip", "sp", "bp"))
         found = HowFound.INTERRUPTED if record["is_exact"] else HowFound.BY_RULE
@@ -75,7 +79,7 @@ class UnfinishedStack:
         record["walked"] = finished.ending
         if not self.begins_at_probe:
             record["walked"] |= np.uint64(int(self.record["depth"]) - 1 << KEPT_SHIFT)
-        record["ips"][: len(finished.ips)] = np.array(finished.ips, np.uint64)
+        record["ips"][: len(finished.ips)] = finished.ips
         record["guessed"] = _bits(finished, HowFound.BY_GUESS)
         record["interrupted"] = _bits(finished, HowFound.INTERRUPTED)
         if not self.record["has_python"]:
@@ -86,7 +90,7 @@ class UnfinishedStack:
         frames["depth"] = len(finished.ips)
         frames["kept"] = 0 if self.begins_at_probe else int(self.record["depth"]) - 1
         frames["sp"] = self.record["start"]["sp"]
-        frames["cfas"][: len(finished.cfas)] = np.array(finished.cfas, np.uint64)
+        frames["cfas"][: len(finished.cfas)] = finished.cfas
         return [frames.tobytes(), record.tobytes()]
 
     def copies(self) -> list[bytes]:
@@ -121,14 +125,14 @@ class StackQueue:
             del self._queues[pid]
         return dropped
 
-    def take(self) -> UnfinishedStack:
-        """Removes and returns the next stack; there must be one."""
+    def take(self, most: int) -> list[UnfinishedStack]:
+        """Removes and returns the next stacks, at most so many, all of one process; there must be one."""
         pid = next(iter(self._queues))
         queue = self._queues.pop(pid)
-        stack = queue.popleft()
+        stacks = [queue.popleft() for _ in range(min(most, len(queue)))]
         if queue:
             self._queues[pid] = queue  # after the other processes
-        return stack
+        return stacks
 
     def oldest(self) -> float:
         """Returns when the oldest stack came, time.monotonic(); inf without stacks."""
@@ -136,6 +140,15 @@ class StackQueue:
 
 
 def _bits(finished: Finished, how: HowFound) -> NDArray[np.uint64]:
+    is_so = finished.how_found == how
+    if not is_so.any():
+        return np.zeros(MAX_DEPTH // 64, np.uint64)
     is_found_so = np.zeros(MAX_DEPTH, bool)
-    is_found_so[: len(finished.how_found)] = np.array(finished.how_found) == how
+    is_found_so[: len(is_so)] = is_so
     return np.packbits(is_found_so, bitorder="little").view(np.uint64)
+
+
+def grouped(records: NDArray[np.void]) -> list[NDArray[np.void]]:
+    """Divides COPY[n] where the stack changes; copies that CPUs send at once come in turns."""
+    ids = records["id"]
+    return np.split(records, np.flatnonzero(ids[1:] != ids[:-1]) + 1) if len(records) else []

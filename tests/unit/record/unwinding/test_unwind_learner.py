@@ -31,7 +31,7 @@ from iaprof.record.unwinding.mappings import ImageGone
 from iaprof.record.unwinding.unfinished import MOST_FAILURES
 from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.finishing import Finished
-from iaprof.symbols.unwind.walk import HowFound
+from iaprof.symbols.unwind.finishing import HowFound
 
 DEPTH, TOP = 8, 0x7FFF_0000_1000
 WHOLE = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE)
