@@ -206,7 +206,8 @@ class Learner:
             self._done[stack.pid] += 1
         dropped = queue.add(stack)
         if dropped is not None:
-            self._forget_question(dropped)
+            if queue is self._urgent:
+                self._forget_question(dropped)
             self._give_back(dropped)
 
     def _forget_question(self, stack: UnfinishedStack) -> None:

@@ -21,6 +21,16 @@
 #define LONGEST_BLOCK (1 << 12) /* bytes; real expressions have fewer than 100 */
 #define ENTRY_BYTES 128         /* from the entry point on, that count as code without a caller */
 #define PAGE 4096ULL
+#define CACHED_ROWS_LOG 13
+
+bool frames_no_memory;
+
+static struct cached_row {
+    const struct image *image;
+    u64 key; /* the address << 1, and whether it is exact */
+    enum result result;
+    struct row row;
+} cached_rows[1 << CACHED_ROWS_LOG];
 
 enum { EM_X86_64 = 62, PT_LOAD = 1, PT_GNU_EH_FRAME = 0x6474E550, PF_EXECUTE = 1 };
 enum { SHT_SYMTAB = 2, SHT_NOBITS = 8, SHT_DYNSYM = 11, SHF_COMPRESSED = 0x800, SYMBOL_BYTES = 24 };
@@ -227,8 +237,10 @@ static void read_sections(struct image *image, u64 at, u64 entry_bytes, u64 coun
 
 struct image *image_open(const u8 *data, u64 size) {
     struct image *image = calloc(1, sizeof(*image));
-    if (!image)
+    if (!image) {
+        frames_no_memory = true;
         return NULL;
+    }
     image->data = data;
     image->size = size;
     u64 at = word_at(image, 32, 8), count = word_at(image, 56, 2);
@@ -239,9 +251,10 @@ struct image *image_open(const u8 *data, u64 size) {
         goto damaged;
     image->entry_point = word_at(image, 24, 8);
     image->segments = calloc(count + 1, sizeof(*image->segments));
-    image->rows = calloc(CACHED_ROWS, sizeof(*image->rows));
-    if (!image->segments || !image->rows)
+    if (!image->segments) {
+        frames_no_memory = true;
         goto damaged;
+    }
     u64 table = 0, table_address = 0;
     bool has_table = false;
     for (u64 i = 0; i < count && i < MOST_SEGMENTS; i++) {
@@ -261,17 +274,9 @@ struct image *image_open(const u8 *data, u64 size) {
     read_sections(image, word_at(image, 40, 8), word_at(image, 58, 2), word_at(image, 60, 2), word_at(image, 62, 2));
     return image;
 damaged:
-    image_close(image);
-    return NULL;
-}
-
-void image_close(struct image *image) {
     free(image->segments);
-    free(image->rows);
-    free(image->scanned_eh);
-    free(image->scanned_debug);
-    free(image->starts);
     free(image);
+    return NULL;
 }
 
 /* Reads the common information entry at an offset; false if it is damaged. */
@@ -353,9 +358,7 @@ static bool read_function(struct image *image, const struct section *section, u6
     function->size = pointer(&reader, function->cie.encoding & 0x0F, 0, 0);
     if (function->cie.has_size) {
         u64 bytes = uleb(&reader);
-        if (bytes > image->size)
-            return false;
-        reader.at += bytes;
+        reader.at = bytes < image->size ? reader.at + bytes : image->size;
     }
     function->instructions = reader.at;
     function->end = end < image->size ? end : image->size;
@@ -387,8 +390,10 @@ static struct entry *scanned(struct image *image, const struct section *section,
             if (*count == room) {
                 room = room ? 2 * room : 256;
                 struct entry *larger = realloc(entries, room * sizeof(*entries));
-                if (!larger)
+                if (!larger) {
+                    frames_no_memory = true;
                     break;
+                }
                 entries = larger;
             }
             if (function.size) /* those of functions that the linker left out have neither address nor size */
@@ -454,6 +459,10 @@ static enum result eh_entry(struct image *image, u64 address, u64 *at, u64 *end)
     return offset_of(image, (u64)(s64)entry + image->table_address, at) ? FOUND : DAMAGED_CFI;
 }
 
+static bool has_address(const struct function *function, u64 address) {
+    return address >= function->start && address - function->start < function->size;
+}
+
 /* Finds the function that has an address, in .eh_frame or else in .debug_frame. */
 static enum result find_function(struct image *image, u64 address, struct function *function) {
     u64 at, end;
@@ -461,7 +470,7 @@ static enum result find_function(struct image *image, u64 address, struct functi
     if (result == FOUND) {
         if (!read_function(image, &image->eh_frame, at, function))
             return DAMAGED_CFI;
-        if (address - function->start < function->size)
+        if (has_address(function, address))
             return FOUND;
     } else if (result == DAMAGED_CFI) {
         return result;
@@ -477,7 +486,7 @@ static enum result find_function(struct image *image, u64 address, struct functi
         return ABSENT;
     if (!read_function(image, &image->debug_frame, image->scanned_debug[index - 1].at, function))
         return DAMAGED_CFI;
-    return address - function->start < function->size ? FOUND : ABSENT;
+    return has_address(function, address) ? FOUND : ABSENT;
 }
 
 bool image_gap(struct image *image, u64 address, u64 *start, u64 *end) {
@@ -668,14 +677,16 @@ static enum result read_row(struct image *image, u64 address, struct row *row) {
 
 enum result image_row(struct image *image, u64 address, bool is_exact, const struct row **row) {
     /* The call before a return address counts: a call that never returns may end its function. */
-    u64 looked_up = is_exact ? address : address - 1, key = (looked_up << 1 | is_exact) + 1;
-    struct cached_row *cached = &image->rows[(looked_up * 0x9E3779B97F4A7C15ULL) >> 54];
-    if (cached->key != key) {
-        cached->result = read_row(image, looked_up, &cached->row);
+    u64 looked_up = is_exact ? address : address - 1, key = looked_up << 1 | is_exact;
+    u64 hash = (key ^ (uintptr_t)image) * 0x9E3779B97F4A7C15ULL;
+    struct cached_row *cached = &cached_rows[hash >> (64 - CACHED_ROWS_LOG)];
+    if (cached->image != image || cached->key != key) {
+        cached->image = image;
         cached->key = key;
+        cached->result = read_row(image, looked_up, &cached->row);
     }
     *row = &cached->row;
-    return (enum result)cached->result;
+    return cached->result;
 }
 
 /* ---- where functions begin ---- */
@@ -706,6 +717,7 @@ static void find_starts(struct image *image) {
         if (image->start_count == room) {                                                                                      \
             room = room ? 2 * room : 1024;                                                                                     \
             u64 *larger = realloc(image->starts, room * sizeof(u64));                                                          \
+            frames_no_memory |= !larger;                                                                                       \
             if (!larger)                                                                                                       \
                 goto sort;                                                                                                     \
             image->starts = larger;                                                                                            \

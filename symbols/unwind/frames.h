@@ -86,13 +86,6 @@ struct function {
 };
 
 #define CACHED_CIES 64
-#define CACHED_ROWS 1024
-
-struct cached_row {
-    u64 key; /* the address << 1, and whether it is exact; plus 1; 0 for none */
-    int result; /* of row_of() */
-    struct row row;
-};
 
 struct image {
     const u8 *data;
@@ -110,20 +103,21 @@ struct image {
     u64 *starts; /* of functions, sorted, by symbols and calls: see function_start() */
     u32 start_count;
     struct cie cies[CACHED_CIES];
-    struct cached_row *rows;
 };
 
 enum result { FOUND, ABSENT, DAMAGED_CFI };
 
+/* Whether there was no memory for something: what was found since may be incomplete. */
+extern bool frames_no_memory;
+
 /* Reads the headers of an image; NULL if it is none for x86-64, or damaged. `data` stays the caller's, and has to stay. */
 struct image *image_open(const u8 *data, u64 size);
-void image_close(struct image *image);
 
 /* Returns the address of a file offset, or of one in the same page; false if it is not loaded. */
 bool image_address(const struct image *image, u64 offset, u64 *address);
 
 /* Returns the row of an address: an instruction's, or a return address, for which the call before it is looked up. The row
- * belongs to the image, and is valid until the next call. */
+ * is valid until the next call. */
 enum result image_row(struct image *image, u64 address, bool is_exact, const struct row **row);
 
 /* Returns start and end of the code around an address that CFI does not cover. */
@@ -134,8 +128,6 @@ const u8 *image_before(const struct image *image, u64 address, u64 *count);
 
 /* Whether a function may begin at `start` and contain `address`, as far as symbols, CFI and direct calls tell. */
 bool image_is_in_function(struct image *image, u64 start, u64 address);
-
-struct registers; /* of walk.c */
 
 /* The value of an expression. `value_of` gives registers and `read` memory; both return false if there is none. */
 struct machine {

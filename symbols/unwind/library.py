@@ -58,7 +58,7 @@ class WalkLibrary:
             An answer for each, one after the other.
 
         Raises:
-            ValueError: a request is damaged.
+            ValueError: a request is damaged, or there is no memory.
         """
         answers = []
         at, data = 0, (ctypes.c_char * len(requests)).from_buffer(requests)
@@ -66,7 +66,7 @@ class WalkLibrary:
         while at < len(requests):
             size = self._run(first + at, len(requests) - at, ctypes.byref(taken), self._answer, _MOST_ANSWER_BYTES)
             if not size:
-                raise ValueError("a request to walk a stack is damaged")
+                raise ValueError("a stack cannot be walked: the request is damaged, or there is no memory")
             answers.append(ctypes.string_at(self._answer, size))
             at += taken.value
         return b"".join(answers)

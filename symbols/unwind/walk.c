@@ -132,6 +132,10 @@ EXPORTED int walk_add_image(u64 number, int file) {
         return -1;
     }
     images[number].image = image_open(data, status.st_size);
+    if (frames_no_memory) {
+        images[number].is_known = false;
+        return -1;
+    }
     return images[number].image ? 0 : 1;
 }
 
@@ -832,7 +836,8 @@ static enum ending run(struct registers *start, enum how how) {
  * `data` has a struct request, the addresses of its pages, those of pages that cannot be copied, and the pages; `size` is how
  * many bytes it has. `out` gets a struct answer, frames, rules and signals, and has room for `room` bytes.
  *
- * Returns the bytes written to `out`, and in `taken` those of the request; 0 if the request is damaged or has no room. */
+ * Returns the bytes written to `out`, and in `taken` those of the request; 0 if the request is damaged, or memory or `out` has
+ * no room. */
 EXPORTED u64 walk_run(const u8 *data, u64 size, u64 *taken, u8 *out, u64 room) {
     struct request request;
     struct registers registers = {};
@@ -876,7 +881,7 @@ EXPORTED u64 walk_run(const u8 *data, u64 size, u64 *taken, u8 *out, u64 room) {
     }
     u64 frames = sizeof(struct frame) * answer.frames, rules = sizeof(struct learnt) * answer.rules,
         signals = sizeof(struct signal) * answer.signals;
-    if (room < sizeof(answer) + frames + rules + signals)
+    if (frames_no_memory || room < sizeof(answer) + frames + rules + signals)
         return 0;
     memcpy(out, &answer, sizeof(answer));
     memcpy(out + sizeof(answer), walk.frames, frames);
