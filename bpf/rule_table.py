@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from iaprof.bpf.maps import delete_element, read_element, write_element
-from iaprof.bpf.structs import MISSED_PATH, SPACE, UNLOADS, pack
+from iaprof.bpf.structs import MISSED_PATH, SPACE, pack
 from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, BLOCK_BYTES, RuleScope
 
 _BUCKET_BYTES, _SLOTS = 64, 4
@@ -150,8 +150,8 @@ class Spaces:
 
     def unloads(self, pid: int) -> int:
         """Returns the present `unloads` of a process's MappingState."""
-        found = read_element(self._unloads, struct.pack("<I", pid), UNLOADS.itemsize)
-        return 1 + int.from_bytes(found[:8], "little") if found else 0
+        found = read_element(self._unloads, struct.pack("<I", pid), 8)
+        return 1 + int.from_bytes(found, "little") if found else 0
 
     def set_copies_done(self, pid: int, count: int) -> None:
         """Tells BPF how many copies of a process's stacks were answered, so that it sends further ones."""

@@ -168,12 +168,6 @@ MISSED_PATH = np.dtype(
     ]
 )
 """A path on which a walk lacked a rule, or all paths of a thread whose walks end alike."""
-UNLOADS = np.dtype(
-    [
-        ("count", "<u8"),  # how often the dynamic linker of a process unmapped libraries
-        ("state", "<u8"),  # r_state of its struct r_debug at the last change (link.h)
-    ]
-)
 COPYING = np.dtype(
     [
         ("sent", "<u8"),  # number of copies of a process's stacks

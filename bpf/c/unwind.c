@@ -18,7 +18,8 @@
 #define WINDOW 2048      /* bytes of the stack that are read at once */
 #define SCRATCHES 4
 #define FRAMES_PER_PROGRAM 32
-enum { RT_CONSISTENT, RT_ADD, RT_DELETE }; /* link.h */
+enum { LOAD, UNLOAD, IN_ESI }; /* class Change in bpf/probes/library_file.py */
+#define RT_DELETE 2            /* link.h */
 #define LAUNCH_STATE_WORDS 96
 
 /* A rule is a u64: s32 cfa; s16 rbp; u8 kind; u8 flags (formats/wire/unwind_rules.py). */
@@ -39,7 +40,7 @@ struct bucket {
 BPF_F_TABLE("array", u32, struct bucket, rules, ANY, BPF_F_MMAPABLE);
 
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
-BPF_TABLE("lru_hash", u32, struct unloads, process_unloads, ANY);
+BPF_TABLE("lru_hash", u32, u64, process_unloads, ANY);
 
 /* The state of a chain of programs. A program on a uprobe can be preempted; a chain for another thread on the same CPU then
  * takes another scratch. `owner` is 0 while a scratch is free. */
@@ -171,11 +172,11 @@ static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now)
     }
     u8 *task = (u8 *)this_task();
     u64 mm = *(u64 *)(task + TASK_MM), leader = *(u64 *)(task + TASK_GROUP_LEADER);
-    struct unloads *known = process_unloads.lookup(&pid);
+    u64 *known = process_unloads.lookup(&pid);
     now->born = leader ? *(u64 *)((u8 *)leader + TASK_START_BOOTTIME) : 0;
     now->mm = mm;
     now->exec_vm = mm ? *(u64 *)((u8 *)mm + MM_EXEC_VM) : 0;
-    now->unloads = known ? known->count + 1 : 0;
+    now->unloads = known ? *known + 1 : 0;
 }
 
 /* Prepares the scratch for a walk from these registers. */
@@ -397,22 +398,14 @@ int on_sample_walk(struct bpf_perf_event_data *ctx) {
     return 0;
 }
 
-/* At _dl_debug_state, which the dynamic linker calls for debuggers before and after it maps or unmaps libraries (link.h). The
- * cookie leads from there to the member r_state of _r_debug, which tells what it does, in the namespace of the program:
- * another one has a state of its own, so that a call without a change may stand for any. */
+/* Where the dynamic linker maps or unmaps libraries: see class Change in bpf/probes/library_file.py. */
 int on_link_map_change(struct pt_regs *ctx) {
-    u32 pid = bpf_get_current_pid_tgid() >> 32, state = RT_DELETE;
-    read_user(&state, sizeof(state), (void *)(ctx->ip + attach_cookie(ctx)));
-    struct unloads *known = process_unloads.lookup(&pid), fresh = {.state = RT_ADD};
-    u64 is_unload = state == RT_DELETE || (state == RT_CONSISTENT && (known ? known->state : RT_ADD) == RT_CONSISTENT);
-    if (!known) {
-        fresh.count = is_unload;
-        fresh.state = state;
-        process_unloads.update(&pid, &fresh);
-        return 0;
-    }
-    if (is_unload)
-        __sync_fetch_and_add(&known->count, 1);
-    known->state = state;
+    u32 pid = bpf_get_current_pid_tgid() >> 32;
+    u64 change = attach_cookie(ctx), is_unload = change == UNLOAD || (change == IN_ESI && (u32)ctx->si == RT_DELETE);
+    u64 *known = process_unloads.lookup(&pid);
+    if (!known)
+        process_unloads.update(&pid, &is_unload);
+    else if (is_unload)
+        __sync_fetch_and_add(known, 1);
     return 0;
 }

@@ -268,9 +268,9 @@ class LaunchProbes:
         else:
             self._wait_entries += len(entries)
 
-    def _watch_unloads(self, file_fd: int, offset: int, to_state: int) -> None:
-        program = self._wait_loaded().fds["on_link_map_change"]
-        self._linker_links += attach(file_fd, program, [Location(offset, 0, to_state)]).links
+    def _watch_unloads(self, file_fd: int, changes: Sequence[tuple[int, int]]) -> None:
+        locations = [Location(offset, 0, change) for offset, change in changes]
+        self._linker_links += attach(file_fd, self._wait_loaded().fds["on_link_map_change"], locations).links
 
     def _link(self, file_fd: int, locations: Mapping[str, Sequence[Location]]) -> str:
         """Attaches programs, by name, to a file: all or none; returns why they may not run, or an empty string."""

@@ -24,7 +24,7 @@ from iaprof.bpf.accounts import ACCOUNTS, Places, may_read
 from iaprof.bpf.probes.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
 from iaprof.bpf.probes.emulation import single_stepped
 from iaprof.bpf.probes.injected import injected_entries
-from iaprof.bpf.probes.library_file import LibraryFile, change_of_libraries
+from iaprof.bpf.probes.library_file import LibraryFile, changes_of_libraries
 from iaprof.bpf.probes.usdt import Probe, read_probes
 from iaprof.bpf.processes import running_pids, user_of
 from iaprof.formats.header.no_launches import driver_at
@@ -111,7 +111,7 @@ class Libraries:
         attach: Callable[[int, Sequence[Probe]], str],
         attach_layout: Callable[[int, Layout, Sequence[int]], object],
         ways: Iterable[Way] = tuple(Way),
-        watch_unloads: Callable[[int, int, int], object] = lambda *_: None,
+        watch_unloads: Callable[[int, Sequence[tuple[int, int]]], object] = lambda *_: None,
         attach_injected: Callable[[int, Sequence[tuple[Entry, int]]], object] = lambda *_: None,
     ) -> None:
         """Starts without libraries.
@@ -122,7 +122,7 @@ class Libraries:
             attach_layout: attaches probes to an open driver, given its layout and the file offset of each entry;
                 raises OSError if the kernel refuses.
             ways: the ways that may be used.
-            watch_unloads: attaches a probe to an open dynamic linker, given what change_of_libraries returns.
+            watch_unloads: attaches probes to an open dynamic linker, given what changes_of_libraries returns.
             attach_injected: attaches probes to the open injected library, given its functions that wait, copy and fill
                 with their file offsets; raises OSError if the kernel refuses.
         """
@@ -211,7 +211,7 @@ class Libraries:
         return unprobed
 
     def _watch_linker(self, pid: int, maps: bytes) -> None:
-        """Attaches a probe to a process's dynamic linker, so that BPF counts how often it unmaps libraries."""
+        """Attaches probes to a process's dynamic linker, so that BPF counts how often it unmaps libraries."""
         for found in mappings(maps, LINKER_MAPPINGS):
             location = f"/proc/{pid}/map_files/{found.span}"
             if not may_read(pid, found.device, user_of) or not ANSWERING.answers(found.device, location):
@@ -223,9 +223,8 @@ class Libraries:
                     continue
                 self._linkers.add(inode)
                 self._linker_places.take(account)
-                place = change_of_libraries(LibraryFile(file))
-                if place is not None:
-                    self._watch_unloads(file.fileno(), *place)
+                if changes := changes_of_libraries(LibraryFile(file)):
+                    self._watch_unloads(file.fileno(), changes)
 
     def _once(self, pid: int, path: str, problem: str) -> Iterator[Outcome]:
         """Yields an Outcome with a problem, once for each account."""

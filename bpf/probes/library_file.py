@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
+import struct
 import contextlib
 import struct
 from collections.abc import Iterable, Iterator
+from enum import IntEnum
 from typing import BinaryIO
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.elf import EM_X86_64, PF_EXECUTE, PF_WRITE, STT_FUNC, ElfError, ElfFile, TooLarge, in_stream
 
 MAX_READ_BYTES = 1 << 20  # in total, to limit the time that a malicious library costs; the runtime's needs 10,000
-_CHANGE_FUNCTION, _CHANGE_STATE = b"_dl_debug_state", b"_r_debug"  # of the dynamic linker, for debuggers (link.h)
-_R_STATE = 24  # offset of r_state in struct r_debug
+_CHANGE_FUNCTION = b"_dl_debug_state"  # of the dynamic linker, for debuggers
+_MOST_LINKER_BYTES = 1 << 22
+_CALL_OR_JUMP = re.compile(rb"[\xe8\xe9](?=(.{4}))", re.DOTALL)
+_BEFORE_CHANGE = 40  # bytes before the call
+# mov $NUMBER,24(%register) or mov %esi,24(%register): 24 is the offset of r_state in struct r_debug.
+_STORES_STATE = re.compile(rb"\xc7[\x40-\x47]\x18(?P<number>.{4})|\x89[\x70-\x77]\x18", re.DOTALL)
+_RT_DELETE = 2  # link.h
 _BUILD_ID_BYTES = range(8, 33)
 _TOO_MUCH = "it has more headers, notes or symbols than any compiler and linker make"
 
@@ -81,22 +89,45 @@ class LibraryFile:
         raise ProbeError(f"a probe of it points outside its {where} segments")
 
 
-def change_of_libraries(linker: LibraryFile) -> tuple[int, int] | None:
-    """Returns where a dynamic linker tells debuggers that it maps or unmaps libraries; None if it does not.
+class Change(IntEnum):
+    """What a dynamic linker does to a process's libraries at a probed place; the cookie of its probe."""
 
-    Returns:
-        The file offset of the function that it calls, and how many bytes after its address r_state is, which tells what
-        it does: modulo 2^64.
+    LOAD = 0  # it maps libraries, or has finished
+    UNLOAD = 1  # it unmaps libraries, or nobody knows
+    IN_ESI = 2  # r_state of struct r_debug (link.h) is in this register
+
+
+def changes_of_libraries(linker: LibraryFile) -> list[tuple[int, Change]]:
+    """Returns where a dynamic linker tells debuggers that it maps or unmaps libraries, as file offsets.
+
+    It calls an empty function for that, in which debuggers place a breakpoint. So its calls are probed, not the function.
+    Before, it notes what it does in r_state: as a number, or, in newer versions, as the second argument of a function.
 
     Raises:
         ProbeError: the file is broken.
     """
     with linker.reading():
         function = linker.elf.exported(_CHANGE_FUNCTION, kinds=(STT_FUNC,))
-        state = linker.elf.exported(_CHANGE_STATE)
-    if function is None or state is None:
-        return None
-    return linker.offset(function, executable=True), (state + _R_STATE - function) % (1 << 64)
+        if function is None:
+            return []
+        code = [(each, linker.elf.at(each.address, each.size)) for each in linker.loads if each.flags & PF_EXECUTE]
+    changes = []
+    for segment, content in code:
+        for found in _CALL_OR_JUMP.finditer(content[:_MOST_LINKER_BYTES]):
+            (relative,) = struct.unpack("<i", found[1])
+            if segment.address + found.start() + 5 + relative == function:
+                before = content[max(found.start() - _BEFORE_CHANGE, 0) : found.start()]
+                changes.append((segment.offset + found.start(), _change(before)))
+    return changes
+
+
+def _change(before: bytes) -> Change:
+    """Returns what a dynamic linker does, from the code before its call."""
+    stores = list(_STORES_STATE.finditer(before))
+    if not stores:
+        return Change.UNLOAD
+    number = stores[-1]["number"]
+    return Change.IN_ESI if number is None else Change(int.from_bytes(number, "little") == _RT_DELETE)
 
 
 def exported(library: LibraryFile, names: Iterable[str]) -> dict[str, int]:

@@ -45,7 +45,7 @@ from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing
 
 MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
-MOST_GIVEN_BACK_BYTES = 12 << 20  # of copies for the recording's end, by one learner
+MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
 MOST_SAMPLES = 64  # copies of CPU samples' stacks in the queue; they wait until no launch's stack does
 MOST_GUESSES = 1 << 16  # guessed rules, for code without call frame information, that are kept
 MOST_PROCESSES = 512  # whose mappings are remembered
@@ -116,7 +116,8 @@ class Learner:
         self._sample_budget = Budget(SAMPLES_SHARE, SAMPLES_MOST_S)
         self.is_ending = False  # nothing more comes, and the rest is finished without limits of time
         self._given_back: deque[UnfinishedStack] = deque()  # launches' stacks for the recording's end
-        self._given_back_bytes = self._dropped = 0  # copies that are neither finished nor given back
+        self._given_back_bytes = Counter[int]()  # by process
+        self._dropped = 0  # copies that are neither finished nor given back
         self._processes: OrderedDict[int, Process] = OrderedDict()
         self._first_space = self._next_space = first_space
         self._next_number = 1
@@ -311,10 +312,10 @@ class Learner:
             size = PAGE * len(stack.pages)
             if stack.is_sample or not stack.is_complete:
                 continue
-            if self._given_back_bytes + size > MOST_GIVEN_BACK_BYTES:
+            if self._given_back_bytes[stack.pid] + size > MOST_GIVEN_BACK_BYTES:
                 self._dropped += 1
                 continue
-            self._given_back_bytes += size
+            self._given_back_bytes[stack.pid] += size
             self._given_back.append(stack)
 
     def prepare(self, pid: int, will_launch: bool) -> None:

@@ -56,15 +56,20 @@ def build(folder: Path, *flags: str) -> Strays:
     return Strays(program, folder)
 
 
-@pytest.fixture
-def strays(tmp_path: Path) -> Strays:
-    return build(tmp_path / "build", "-DHOLE=8")
+NO_EH_FRAME = ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
+
+
+@pytest.fixture(params=["-DHOLE=8", "-DHOLE=40000", "debug_frame"])
+def strays(tmp_path: Path, request: pytest.FixtureRequest) -> Strays:
+    """Also with call frame information in .debug_frame only, and with large frames."""
+    flags = ("-DHOLE=40000", "-g", *NO_EH_FRAME) if request.param == "debug_frame" else (request.param,)
+    return build(tmp_path / "build", *flags)
 
 
 @pytest.fixture
 def cut(tmp_path: Path) -> Strays:
     """Without call frame information, and with more on the stack than is looked through for a return address."""
-    return build(tmp_path / "build", "-DHOLE=40000", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
+    return build(tmp_path / "build", "-DHOLE=40000", "-g0", *NO_EH_FRAME)
 
 
 @pytest.fixture
