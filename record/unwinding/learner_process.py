@@ -26,7 +26,7 @@ _LONGEST = 1 << 16
 _PREPARE_REQUEST = struct.Struct("<I?")
 _CHANNEL_BYTES = 8 << 20
 _DYING_S = 0.2
-_NICE = -5  # BPF copies each launch's stack of an unknown path until its rules are written
+_NICE = -20  # while it waits for a CPU, BPF copies stacks that lack rules, or leaves them unfinished
 _DESCRIPTORS = ("copies", "rules", "spaces", "process_unloads", "missed_paths", "copies_done", "pythons")
 
 
