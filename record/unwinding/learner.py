@@ -46,7 +46,7 @@ from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing
 MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
 MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
-MOST_SAMPLES = 64  # copies of CPU samples' stacks in the queue; they wait until no launch's stack does
+MOST_SAMPLES = 512  # copies of CPU samples' stacks in the queue; they wait until no launch's stack does
 MOST_GUESSES = 1 << 16  # guessed rules, for code without call frame information, that are kept
 MOST_PROCESSES = 512  # whose mappings are remembered
 MOST_WRITTEN = 1 << 17  # rules of one space that are remembered, so that none is written again and again
