@@ -18,8 +18,8 @@
 
 BPF_ARRAY(probes, struct probe, ANY);
 BPF_ARRAY(settings, struct settings, 1);
-/* The processes that are not recorded. As the map may lose elements, and new processes are added late, some are recorded all
- * the same. */
+/* The processes out of scope: CPU samples of them have no stack, and if `scoped` is set, launches come in short. As the map
+ * may lose elements, and new processes are added late, some are recorded all the same. */
 BPF_TABLE("lru_hash", u32, u32, others, ANY);
 BPF_RINGBUF_OUTPUT(launches, ANY);
 BPF_RINGBUF_OUTPUT(stacks, ANY);

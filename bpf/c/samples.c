@@ -61,10 +61,31 @@ static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 ti
     sample_phases.call(ctx, begin_python(scratch, who, time));
 }
 
+static __always_inline void send_sample(const struct launched *user, u64 kernel_stack) {
+    struct sample *record = samples.ringbuf_reserve(sizeof(struct sample));
+    if (!record) {
+        count(SAMPLES_LOST, 1);
+        return;
+    }
+    record->time = user->time;
+    record->pid = user->pid;
+    record->tid = user->tid;
+    record->stack = user->stack;
+    record->kernel_stack = kernel_stack;
+    record->cpu = bpf_get_smp_processor_id();
+    record->flags = user->flags;
+    samples.ringbuf_submit(record, wakeup(user->nth, SAMPLE_WAKE_EVERY));
+}
+
 int on_sample(struct bpf_perf_event_data *ctx) {
     u64 time = bpf_ktime_get_ns(), who = bpf_get_current_pid_tgid();
-    u32 zero = 0;
+    u32 zero = 0, pid = who >> 32;
     struct settings *set = settings.lookup(&zero);
+    if (who && others.lookup(&pid)) {
+        struct launched other = {.time = time, .pid = pid, .tid = who, .nth = count(SAMPLES, 1)};
+        send_sample(&other, 0);
+        return 0;
+    }
     struct scratch *scratch = set && who ? take_scratch(owner_of(1)) : 0;
     if (scratch) {
         begin_sample(ctx, time, who, scratch, set->epoch);
@@ -87,19 +108,7 @@ int on_sampled(struct bpf_perf_event_data *ctx) {
         end_walk(scratch, user);
     if (!IN_USER(ctx))
         kernel_stack(ctx, scratch, kernel, set->epoch);
-    struct sample *record = samples.ringbuf_reserve(sizeof(struct sample));
-    if (record) {
-        record->time = user->time;
-        record->pid = user->pid;
-        record->tid = user->tid;
-        record->stack = user->stack;
-        record->kernel_stack = kernel->stack;
-        record->cpu = bpf_get_smp_processor_id();
-        record->flags = user->flags;
-        samples.ringbuf_submit(record, wakeup(user->nth, SAMPLE_WAKE_EVERY));
-    } else {
-        count(SAMPLES_LOST, 1);
-    }
+    send_sample(user, kernel->stack);
     count(SAMPLE_NS, bpf_ktime_get_ns() - user->time);
     give_back(scratch);
     return 0;
