@@ -30,6 +30,7 @@ MOST_INTERPRETERS = 8  # of one process, whose interpreter changes with exec
 _LONGEST_CODE = 1 << 31  # bytes
 _MOST_AT_ONCE = 64  # of an address's latest code objects, those searched for the one that more of a table belongs to
 _MOST_LINES = 1 << 12  # of one code object, kept
+_LAST_ADDRESS = np.uint64((1 << 64) - 1)
 _ENDED = {PythonState.WHOLE: "whole", PythonState.DEEP: "deep", PythonState.DAMAGED: "damaged"}
 _STACK = KINDS["stack"]
 
@@ -298,4 +299,8 @@ def _placed(walked: np.void, cfas: NDArray[np.uint64]) -> tuple[list[int], list[
     # The frames after the last end belong to an unknown loop: the walk was not finished.
     places = np.append(places, NOWHERE)
     loop = np.cumsum(is_end)[~is_end]
-    return codes[~is_end].tolist(), instructions[~is_end].tolist(), places[loop].tolist()
+    columns = codes[~is_end], instructions[~is_end], places[loop]
+    if not ends.all():  # several interpreters, whose loops may call one another
+        order = np.argsort(np.append(ends, _LAST_ADDRESS)[loop], kind="stable")
+        columns = columns[0][order], columns[1][order], columns[2][order]
+    return columns[0].tolist(), columns[1].tolist(), columns[2].tolist()

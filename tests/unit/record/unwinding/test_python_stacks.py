@@ -170,6 +170,13 @@ def test_where_a_frame_has_no_code_object_python_ends(stacks: PythonStacks, memb
     assert (damaged_stacks, why.split(":")[0]) == (2, "frames of Python")
 
 
+def test_interpreters_on_one_stack_are_sorted_by_their_loops(stacks: PythonStacks) -> None:
+    # given the outer interpreter's frames, and then those of the one inside; 0 is between them
+    stacks.add(walked(1, (SECOND, 0), (END, 1250), (END, 0), (FIRST, 0), (END, 1050)))
+    assert [(name, at) for name, _, at in frames_of(stacks, 1)] == [("first", 0), ("second", 2)]
+    assert stacks.columns(np.array([1], np.uint64))[1].to_pylist() == ["whole"]
+
+
 def test_after_exec_code_objects_are_of_another_interpreter(stacks: PythonStacks) -> None:
     stacks.add_interpreter(PID, Interpreter((1, 2), LAYOUT))
     stacks.add_codes(code(0x400000, "of the first"))
