@@ -20,13 +20,13 @@ from iaprof.record.budget import Level
 from iaprof.record.budget_keeper import BudgetKeeper
 from iaprof.record.capture.finisher import Finisher
 from iaprof.record.capture.journal import OVERLAP_NS, Journal, MessageHandler
-from iaprof.record.capture.left_out import COMMAND
 from iaprof.record.capture.rotation import OnPart, Rotation
 from iaprof.record.capture.spool import FrameKind, Spool
 from iaprof.record.command import PATIENCE_S, Command
 from iaprof.record.control import COMMANDS, Control
 from iaprof.record.header import footer, header
 from iaprof.record.launched_kernels import LaunchedKernels
+from iaprof.record.left_out import COMMAND
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.own_cost import cpu_seconds

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.header.left_out import OTHER, RECORDER, TOTALS
-from iaprof.record.capture.left_out import Whose
+from iaprof.record.left_out import Whose
 
 _WHY = {Whose.RECORDER: RECORDER, Whose.OTHER: OTHER}
 _LEFT_OUT = pa.array([_WHY.get(each) for each in Whose], pa.string())

@@ -42,7 +42,6 @@ from iaprof.formats.wire.sideband import SideBand, decode
 from iaprof.record.capture.code_object_rows import CodeObjectRows
 from iaprof.record.capture.cpu_sample_rows import counts_left_out, cpu_sample_rows
 from iaprof.record.capture.launch_rows import launch_rows
-from iaprof.record.capture.left_out import LeftOut, Whose
 from iaprof.record.capture.list_rows import check as check_lists, list_rows
 from iaprof.record.capture.loss_rows import LossRows
 from iaprof.record.capture.sideband_rows import described_process, sideband_rows
@@ -52,6 +51,7 @@ from iaprof.record.capture.stall_rows import StallRows
 from iaprof.record.capture.totals import COUNTED, TOTALS, cost_of
 from iaprof.record.capture.transfer_rows import check as check_transfers, transfer_rows
 from iaprof.record.capture.wait_rows import until_exits, wait_rows
+from iaprof.record.left_out import LeftOut, Whose
 from iaprof.record.stacks.launch_stacks import LaunchStacks
 from iaprof.record.stacks.python_counting import PythonCounting
 from iaprof.record.stacks.python_stacks import Interpreter, PythonStacks

@@ -10,7 +10,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.bpf.cpu_clock import CpuClock
 from iaprof.record.budget import Level
 from iaprof.record.capture.journal import Journal
-from iaprof.record.capture.left_out import RECORDER, SCOPE
+from iaprof.record.left_out import RECORDER, SCOPE
 from iaprof.record.loop import Loop
 from iaprof.record.scope import Scope
 from iaprof.record.sources.new_cpus import NewCpus

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.wire.sideband import Processes
-from iaprof.record.capture.left_out import LeftOut, Whose
+from iaprof.record.left_out import LeftOut, Whose
 
 SCOPE, OURS, OTHER = Whose.SCOPE, Whose.RECORDER, Whose.OTHER
 RECORDER, LEARNER, READER, COMMAND, CHILD, FINISHER, STRANGER = 100, 90, 80, 200, 201, 210, 300
