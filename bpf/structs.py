@@ -99,7 +99,7 @@ SETTINGS = np.dtype(
     [
         ("epoch", "<u8"),  # number of the output file
         ("generation", "<u8"),  # of the sums of short waits
-        ("scoped", "<u8"),  # whether the map `others` has elements
+        ("scoped", "<u8"),  # whether launches, copies and waits of processes in `others` come in short
     ]
 )
 

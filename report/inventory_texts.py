@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
+from iaprof.formats.header.left_out import TOTALS as LEFT_OUT, left_out_text
 from iaprof.formats.header.python_counts import NOUNS as PYTHON_NOUNS, PythonCounts
 from iaprof.formats.header.whole_stacks import COUNTED, NOUNS, WholeStacks
 
@@ -79,6 +80,9 @@ def holds(counts: dict[str, int | None]) -> Iterator[Fact]:
         "launches": "; ".join(filter(None, _of_launches(counts))),
         "transfers": f"copies and fills of {in_bytes(counts['transferred_bytes'])}"
         if counts["transferred_bytes"]
+        else "",
+        "cpu_samples": f"reports leave out {left_out}"
+        if (left_out := left_out_text({why: counts[name] for why, name in LEFT_OUT.items()}))
         else "",
         "symbols": _remark("in ", counts["named_modules"], "file"),
     }

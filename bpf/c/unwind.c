@@ -78,6 +78,8 @@ struct scratch {
     u64 interpreter;     /* position of the search for the thread's state: interpreter and state */
     u64 thread;
     u64 states_left;     /* of that search */
+    u64 several;         /* the first interpreter, if there are several; else 0 */
+    u64 first_state;     /* the state whose frames are walked first; 0: it is not found yet */
     u64 frame;           /* the next Python frame */
     u64 cframe;          /* the structure that ends its evaluation loop */
     u64 frames_base;     /* address of the window of Python frames */

@@ -335,13 +335,18 @@ class LaunchProbes:
         self._write_settings()
         wait_for_running_programs()
 
-    def exclude(self, pids: Iterable[int]) -> None:
-        """Makes launches of these processes come without stack, name and comm, with LaunchFlags.OTHER.
+    def exclude(self, pids: Iterable[int], launches: bool = True) -> None:
+        """Makes CPU samples of these processes come without stacks, and launches also without name and comm.
 
-        Of more than `Sizes.others_remembered` processes, some are recorded in full.
+        These launches have LaunchFlags.OTHER. Of more than `Sizes.others_remembered` processes, some are recorded in
+        full.
+
+        Args:
+            pids: the processes.
+            launches: whether it applies to launches, copies and waits, too; once it does, it does for all.
         """
         add_keys(self._wait_loaded().fds["others"], np.fromiter(pids, np.uint32))
-        if not self._settings.scoped:
+        if launches and not self._settings.scoped:
             self._settings = replace(self._settings, scoped=True)
             self._write_settings()
 

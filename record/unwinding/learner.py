@@ -123,9 +123,9 @@ class Learner:
         self._next_number = 1
         # By mappings: their number, and the space of processes that have just these.
         self._known: OrderedDict[tuple[Mapping, ...], tuple[int, int]] = OrderedDict()
-        self._done: Counter[int] = Counter()  # copies that were answered, by process
+        self._done: Counter[int] = Counter()  # copies that were answered, by UnfinishedStack.copies_key
         self._told: dict[int, int] = {}  # what BPF knows of that
-        self._refused: set[int] = set()  # processes that BPF sends no copies of
+        self._refused: set[int] = set()  # copies_key of stacks that BPF sends no copies of
         # Guessed rules, by space, address and scope.
         self._guesses: OrderedDict[tuple[int, int, RuleScope], Rule] = OrderedDict()
         self._written: dict[int, dict[tuple[int, int], int]] = {}  # rules by space, then address and scope
@@ -204,7 +204,7 @@ class Learner:
                 self._asked.add(lacks)
                 queue = self._urgent
         if queue is not self._urgent:
-            self._done[stack.pid] += 1
+            self._done[stack.copies_key] += 1
         dropped = queue.add(stack)
         if dropped is not None:
             if queue is self._urgent:
@@ -216,7 +216,7 @@ class Learner:
         lacks = stack.pid, *stack.missed
         if lacks in self._asked:
             self._asked.discard(lacks)
-            self._done[stack.pid] += 1
+            self._done[stack.copies_key] += 1
 
     def step(self) -> list[bytes]:
         """Does a piece of work, such as finishing one stack.
@@ -277,17 +277,18 @@ class Learner:
                 self._give_back(*group)
         for stack in stacks:
             self._forget_question(stack)
+        key = stacks[0].copies_key
         if self._has_failed(pid, account):
-            self._refused.add(pid)
-        self._tell_done(pid)
+            self._refused.add(key)
+        self._tell_done(key)
         return records
 
-    def _tell_done(self, pid: int) -> None:
+    def _tell_done(self, key: int) -> None:
         """Tells BPF how many copies of a process were answered, or to send none."""
-        done = _NO_COPIES if pid in self._refused else self._done[pid]
-        if self._told.get(pid) != done:
-            self._spaces.set_copies_done(pid, done)
-            self._told[pid] = done
+        done = _NO_COPIES if key in self._refused else self._done[key]
+        if self._told.get(key) != done:
+            self._spaces.set_copies_done(key, done)
+            self._told[key] = done
 
     def _forget_failures(self) -> None:
         self._failures.clear()
@@ -295,8 +296,8 @@ class Learner:
         self._opener.forget_hangs()
         self._failures_forgotten = patient_clock()
         refused, self._refused = self._refused, set()
-        for pid in refused:
-            self._tell_done(pid)
+        for key in refused:
+            self._tell_done(key)
 
     def _has_failed(self, pid: int, account: str) -> bool:
         """Whether a process is given up on: its files break the children."""
@@ -407,7 +408,6 @@ class Learner:
         if len(self._processes) > MOST_PROCESSES:
             forgotten, _ = self._processes.popitem(last=False)
             self._spaces.forget(forgotten)
-            self._refused.discard(forgotten)
         return process
 
     def _remember(self, pid: int, state: MappingState, mappings: tuple[Mapping, ...]) -> Process:

@@ -47,6 +47,11 @@ class UnfinishedStack:
         return self.is_complete
 
     @property
+    def copies_key(self) -> int:
+        """For which processes and stacks BPF counts copies: see copies_key in bpf/c/misses.c."""
+        return self.pid | self.is_sample << 31
+
+    @property
     def missed(self) -> tuple[int, int]:
         """The address for which BPF had no rule, and its RuleScope."""
         return int(self.record["ip"]), RuleScope.INSTRUCTION if self.record["is_exact"] else RuleScope.RETURN
