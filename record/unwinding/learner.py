@@ -45,6 +45,7 @@ from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing
 
 MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
+SAMPLES_WAIT_S = 0.02  # for further ones of CPU samples, as each message to the child takes longer than a stack
 MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
 MOST_SAMPLES = 512  # copies of CPU samples' stacks in the queue; they wait until no launch's stack does
 MOST_GUESSES = 1 << 16  # guessed rules, for code without call frame information, that are kept
@@ -148,7 +149,7 @@ class Learner:
         """Milliseconds until there is work even if nothing comes; None if there is none."""
         if self.has_work:
             return 0.0
-        waits_s = [self._sample_budget.wait_s] if self._samples else []
+        waits_s = [self._samples_wait_s] if self._samples else []
         waits_s += [self._search_budget.wait_s] if self._to_search or self._to_open else []
         waits_s += [STALE_S] if self._incomplete else []
         waits_s += [FORGET_FAILURES_S] if self._refused else []
@@ -159,7 +160,15 @@ class Learner:
         """Whether there is work now."""
         if self._messages or self._urgent or self._launches or self._given_back or self._dropped or self._may_forget:
             return True
-        return self._may_search or (bool(self._samples) and (self.is_ending or not self._sample_budget.wait_s))
+        return self._may_search or (bool(self._samples) and not self._samples_wait_s)
+
+    @property
+    def _samples_wait_s(self) -> float:
+        """Seconds until stacks of CPU samples are to be finished."""
+        if self.is_ending:
+            return 0.0
+        wait_s = self._samples.oldest() + SAMPLES_WAIT_S - time.monotonic()
+        return max(self._sample_budget.wait_s, 0.0 if len(self._samples) >= MOST_AT_ONCE else wait_s, 0.0)
 
     @property
     def _may_forget(self) -> bool:
@@ -241,7 +250,7 @@ class Learner:
             with self._search_budget.spent():
                 self._prepare()
             return []
-        if not self._samples:
+        if not self._samples or self._samples_wait_s:
             return []
         with self._sample_budget.spent():
             return self._finish_together(self._samples.take(MOST_AT_ONCE))

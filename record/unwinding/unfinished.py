@@ -115,15 +115,18 @@ class StackQueue:
         """Args: the most stacks; past it, the oldest stack of the process with most stacks is dropped."""
         self._most = most
         self._queues: dict[int, deque[UnfinishedStack]] = {}  # by process, in order
+        self._count = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._queues)
+    def __len__(self) -> int:
+        return self._count
 
     def add(self, stack: UnfinishedStack) -> UnfinishedStack | None:
         """Adds a stack after the others of its process; returns the stack that is dropped for it."""
         self._queues.setdefault(stack.pid, deque()).append(stack)
-        if sum(map(len, self._queues.values())) <= self._most:
+        self._count += 1
+        if self._count <= self._most:
             return None
+        self._count -= 1
         pid = max(self._queues, key=lambda pid: len(self._queues[pid]))
         dropped = self._queues[pid].popleft()
         if not self._queues[pid]:
@@ -135,13 +138,14 @@ class StackQueue:
         pid = next(iter(self._queues))
         queue = self._queues.pop(pid)
         stacks = [queue.popleft() for _ in range(min(most, len(queue)))]
+        self._count -= len(stacks)
         if queue:
             self._queues[pid] = queue  # after the other processes
         return stacks
 
     def oldest(self) -> float:
         """Returns when the oldest stack came, time.monotonic(); inf without stacks."""
-        return min((stack.since for queue in self._queues.values() for stack in queue), default=math.inf)
+        return min((queue[0].since for queue in self._queues.values()), default=math.inf)
 
 
 def _bits(finished: Finished, how: HowFound) -> NDArray[np.uint64]:
