@@ -25,7 +25,8 @@
 #define FIRST_STATES 8      /* new states are at the start of the list: a C thread gets a new one for each call of Python */
 #define NO_STATE_NS 20000000ULL /* after a search without result, only FIRST_STATES are searched for this time */
 #define TICK_NS 10000000ULL
-#define CHECKED_NS 10000000ULL  /* after this time, code objects are checked again for changes */
+#define CHECKED_NS 10000000ULL  /* after this time, code objects are checked again for changes, */
+#define MOST_CHECKED_NS 320000000ULL /* and then, as long as nothing changes, after twice the time each time, up to this */
 #define CODE_PROGRAMS 6     /* tail calls that send code objects; the remaining ones are sent with the next stack */
 #define MOST_TABLE (21 * TABLE_BYTES) /* maximum length of a line table: 64 KiB */
 
@@ -34,10 +35,15 @@ BPF_TABLE("lru_hash", u32, struct python, pythons, ANY);
 struct python_thread {
     u64 state;              /* the last known one; 0 for none */
     u64 interpreter;        /* of that state */
-    u64 until;              /* before this time, a search ends after FIRST_STATES */
+    u64 until;              /* before this time, a search ends after FIRST_STATES, */
+    u64 head;               /* and is not made while this is the first state of the list */
 };
 BPF_TABLE("lru_hash", u64, struct python_thread, python_threads, ANY);
-BPF_TABLE("lru_hash", u64, u64, codes_checked, ANY); /* time of the last check, by the hash of a stack's Python frames */
+struct check {
+    u64 until;              /* before this time, code objects are not checked again */
+    u64 after;              /* how long that is, in ns */
+};
+BPF_TABLE("lru_hash", u64, struct check, codes_checked, ANY); /* by the hash of a stack's Python frames */
 
 struct code_key {
     u64 code;
@@ -133,9 +139,10 @@ static __always_inline enum phase begin_first(struct scratch *scratch, const str
 
 /* Ends the walk of Python frames; returns the next phase. */
 static __always_inline enum phase end_python(struct scratch *scratch, u64 now) {
-    u64 id = scratch->hashes[0], *checked = codes_checked.lookup(&id);
+    u64 id = scratch->hashes[0];
+    struct check *checked = codes_checked.lookup(&id);
     scratch->codes = scratch->code_offset = scratch->code_programs = 0;
-    return checked && now < *checked + CHECKED_NS ? WALK : CODES;
+    return checked && now < checked->until ? WALK : CODES;
 }
 
 /* Begins the walk of Python frames; returns the next phase. */
@@ -156,9 +163,9 @@ static __always_inline enum phase begin_python(struct scratch *scratch, u64 who,
         return PYTHON;
     scratch->first_state = 0;
     u64 is_soon = known && now < known->until;
-    if (is_soon && !state)
-        return WALK;
     go_to(scratch, &python->layout, interpreter);
+    if (is_soon && (!state || scratch->thread == known->head))
+        return WALK;
     scratch->states_left = is_soon ? FIRST_STATES : MOST_STATES;
     return STATE;
 }
@@ -222,8 +229,11 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
         return STATE;
     if (first)
         return begin_other(scratch, python, is_found ? found.state : 0, found.interpreter, now);
-    if (is_found || now >= until)
-        python_threads.update(&who, &found);
+    if (!is_found)
+        found.head = word_at(word_at(python->runtime + layout->interpreters_head) + layout->threads_head);
+    if (!is_found && now < until)
+        found.until = until;
+    python_threads.update(&who, &found);
     return is_found ? begin_first(scratch, python, found.state) : WALK;
 }
 
@@ -367,7 +377,11 @@ static __always_inline enum phase send_codes(struct scratch *scratch, u32 pid, u
     }
     end_numbers(&numbers);
     if (is_end) {
-        codes_checked.update(&scratch->hashes[0], &now);
+        struct check *before = codes_checked.lookup(&scratch->hashes[0]), next = {.after = CHECKED_NS};
+        if (before)
+            next.after = at_most(MOST_CHECKED_NS, 2 * before->after);
+        next.until = now + next.after;
+        codes_checked.update(&scratch->hashes[0], &next);
         return WALK;
     }
     return ++scratch->code_programs < CODE_PROGRAMS ? CODES : WALK;

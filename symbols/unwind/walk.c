@@ -669,8 +669,8 @@ static void gap_around(u64 address, u64 *before, u64 *behind) {
 /* Whether the last frame is Go code that called C on another stack, so that rbp points to Go's stack. If C called Go, rbp has
  * any value that C code left in it. */
 static bool has_called_c(u64 rsp, u64 rbp) {
-    bool was_found_by_rule = walk.count > 1 && walk.frames[walk.count - 1].how == BY_RULE;
-    return was_found_by_rule && rbp && !(rbp & 7) && (rbp < rsp || rbp - rsp >= LARGEST_FRAME);
+    bool was_called_by_go = walk.count < 2 || walk.frames[walk.count - 1].how != BY_RULE || is_go(walk.frames[walk.count - 2].ip);
+    return !was_called_by_go && rbp && !(rbp & 7) && (rbp < rsp || rbp - rsp >= LARGEST_FRAME);
 }
 
 static enum ending step_without_cfi(u64 address, u64 scope, struct registers *registers, struct registers *callers,
@@ -697,12 +697,15 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
     *how = BY_GUESS;
     struct registers by_rbp, by_search;
     enum caller caller = by_frame_pointer(address, rsp, rbp, &by_rbp);
+    bool is_in_go = is_go(address);
     if (caller == LIKELY) {
-        learn(address, scope, BY_FRAME_POINTER);
+        /* Go's compiler keeps frame pointers in all functions that call others: no guess, once the function has set up its own. */
+        *how = is_in_go && scope == AT_RETURN ? BY_RULE : BY_GUESS;
+        learn(address, scope, *how == BY_RULE ? packed(BY_RBP, 16, -16, 0) : BY_FRAME_POINTER);
         *callers = by_rbp;
         return GOES_ON;
     }
-    if (is_go(address)) {
+    if (is_in_go) {
         /* All Go functions that call others keep frame pointers, so searching the stack would only find old calls. */
         learn(address, scope, has_called_c(rsp, rbp) ? packed(BY_RBP, 16, -16, GUESS | OTHER_STACK) : HARD);
         return STUCK;
