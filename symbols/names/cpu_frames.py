@@ -18,7 +18,6 @@ from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import ProcessEnd, WholeStacks
 from iaprof.formats.profile import CodeKind, Origin
 from iaprof.formats.ranges import batches, groups, ranges
-from iaprof.formats.wire.unwind_rules import Mark
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.names.calls import DEEPEST_STACK, Places, calls, identities
 from iaprof.symbols.names.demangle import demangled
@@ -102,9 +101,9 @@ class CpuFrames:
         # How each stack ended; None if the capture does not say.
         ended = stacks["ended"].to_pylist() if "ended" in stacks.column_names else []
         self._ended: list[str | None] = ended or [None] * len(stacks)
-        self._guessed, self._pids = _first_guesses(stacks), stacks["pid"].to_numpy()
+        self._pids = stacks["pid"].to_numpy()
         self._python = PythonStacks(stacks, codes)
-        depths, places = _places(stacks, spaces)
+        depths, places, self._guessed = _places(stacks, spaces)  # of each frame, whether it was found by a guess
         self._truncated = self._truncated | (depths >= DEEPEST_STACK)
         # The frames of the stack in row i: _starts[i] to _starts[i + 1].
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(depths)])
@@ -313,17 +312,13 @@ class CpuFrames:
         Args:
             weights: how often each stack counts, by its id.
         """
-        whole = unknown = deep = 0
+        whole = unknown = deep = early_guesses = 0
         ends, deep_in, guesses = Counter[str](), Counter[str](), Counter[str]()
         processes = []
         for stack, weight in weights.items():
             row = self._rows.get(stack)
             if row is None:
                 continue
-            if guessed := int(self._guessed[row]):
-                # `guessed` is the level of the guessed caller; the guess was made in the code one level further in.
-                inner = min(int(self._starts[row]) + guessed - 1, len(self._places.of_frame) - 1)
-                guesses[code_of(self._modules[self._module_number(inner)])] += weight
             places = self._places_of(row)
             if self._are_cut:
                 frames = list(self._frames_at(places[0])) if places else []
@@ -332,19 +327,32 @@ class CpuFrames:
                     [*chain.from_iterable(map(self._frames_at, places))], self._keeps_frame_pointers
                 )
             end, module = self._end(row, frames)
-            is_early = end is not End.WHOLE
+            is_early, guess = end is not End.WHOLE, self._first_guess(row)
             truncated = is_early and self._is_truncated(row)
-            counts = weight * is_early, weight * truncated, weight * bool(guessed)
+            counts = weight * is_early, weight * truncated, weight * (guess is not None)
             processes.append(ProcessEnd(int(self._pids[row]), weight, *counts))
-            if is_early:
+            if guess is not None:
+                guesses[code_of(guess)] += weight
+                early_guesses += weight * is_early
+            elif is_early:
                 deep += weight * truncated
                 unknown += weight * (end is End.UNKNOWN and not truncated)
-                ends[code_of(module)] += weight
-                deep_in[code_of(module)] += weight * truncated
             else:
                 whole += weight
-        sums = {"deep": deep, "guessed": guesses.total()}
+            if is_early:
+                ends[code_of(module)] += weight
+                deep_in[code_of(module)] += weight * truncated
+        sums = {"deep": deep, "guessed": guesses.total(), "guessed_early": early_guesses}
         return WholeStacks.from_counts(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)
+
+    def _first_guess(self, row: int) -> Module | None:
+        """Returns the module in whose code a stack's innermost guess was made; None if it has no guess."""
+        start = int(self._starts[row])
+        guessed = self._guessed[start : start + int(self._kept[row])]
+        if not guessed.any():
+            return None
+        # The caller was guessed in the code one level further in.
+        return self._modules[self._module_number(start + max(int(guessed.argmax()) - 1, 0))]
 
     def _keeps_frame_pointers(self, module: Module) -> bool | None:
         """Tells whether a module was built with frame pointers; None if unknown."""
@@ -393,14 +401,15 @@ class CpuFrames:
         }
 
 
-def _places(stacks: pa.Table, spaces: AddressSpaces) -> tuple[NDArray[np.int64], Places]:
-    """Returns the number of frames of each stack, int64[n], and the places of the frames."""
-    depths, places = [np.empty(0, np.int64)], []
+def _places(stacks: pa.Table, spaces: AddressSpaces) -> tuple[NDArray[np.int64], Places, NDArray[np.bool_]]:
+    """Returns the number of frames of each stack, int64[n], the places of the frames, and which frames are guesses."""
+    depths, places, guessed = [np.empty(0, np.int64)], [], [np.empty(0, bool)]
     for rows in batches(pc.list_value_length(stacks["ips"]).to_numpy(), _FRAMES_AT_ONCE):
         frames = calls(stacks.slice(rows.start, rows.stop - rows.start))
         depths.append(np.bincount(frames.stacks, minlength=rows.stop - rows.start))
         places.append(Places.of(*spaces.locate(frames.pids, frames.addresses, frames.times), frames.times))
-    return np.concatenate(depths), Places.joined(places)
+        guessed.append(frames.guessed)
+    return np.concatenate(depths), Places.joined(places), np.concatenate(guessed)
 
 
 def _origin(frame: CpuFrame) -> Origin:
@@ -433,16 +442,3 @@ def unnamed(module: Module, address: int) -> str:
         case ModuleKind.GENERATED:
             return f"0x{address:x}" if module.path == NOWHERE else "[anon]"
     return module.path  # [vdso] or [kernel]
-
-
-def _first_guesses(stacks: pa.Table) -> NDArray[np.int64]:
-    """Returns the level of each stack's innermost guessed caller, the innermost frame being 0: int64[n]; 0 for none."""
-    levels = np.zeros(len(stacks), np.int64)
-    if "marks" in stacks.column_names:  # since format 6
-        marks = stacks["marks"].combine_chunks()
-        row_of_mark = pc.list_parent_indices(marks).to_numpy()
-        level_of_mark = ranges(0, np.bincount(row_of_mark))
-        guessed = np.flatnonzero((pc.list_flatten(marks).to_numpy() & Mark.GUESSED) != 0)
-        rows, first = np.unique(row_of_mark[guessed], return_index=True)
-        levels[rows] = np.maximum(level_of_mark[guessed[first]], 1)
-    return levels

@@ -129,7 +129,7 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     # given
     capture, told = tmp_path / "cap.parquet", tmp_path / "told"
     total = EACH * len(KINDS)
-    said = f"0 of {total} launches (0.0 %) reach the program's start; the others end in {LIBRARY} ({total})"
+    kinds = f"0 of {total} launches (0.0 %) have a whole stack, {total} (100.0 %) are cut"
     # when
     done = iaprof(
         *("record", "-o", capture, "--", cut.program, str(EACH), *KINDS),
@@ -137,9 +137,9 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     )
     # then
     assert done.code == 0, done.err
-    assert f"stacks: {said}" in done.err
+    assert f"stacks: {kinds}; {total} end early, in {LIBRARY} ({total})" in done.err
     shown = re.sub(r"\s+", " ", iaprof("info", capture).out)
-    assert f"launch stacks {said.split(';')[0]}; {total} cut" in shown
+    assert f"launch stacks {kinds}" in shown
     assert f" end in {LIBRARY} ({total}) process {told.read_text()}: {total} of {total} end early" in shown
     assert f"Lost callers: of {total} launches, whose stacks do not reach the program's start" in shown
     ends = json.loads(iaprof("info", capture, "--json").out)["parts"][0]["stack_ends"]["launches"]
@@ -147,7 +147,7 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     others = {"deep": 0, "guessed": 0, "late": 0, "presumed": ends["presumed"]}
     process = {"pid": int(told.read_text()), "stacks": total, "count": total, **others}
     assert ends["presumed"] < total
-    counts = {"stacks": total, "whole": 0, "unknown": 0, "cut": total, "more": 0, **others}
+    counts = {"stacks": total, "whole": 0, "unknown": 0, "cut": total, "more": 0, "guessed_early": 0, **others}
     assert ends == counts | {"ends": [library], "processes": [process], "guesses": []}
     assert f", in process {process['pid']} ({total} of {total})" in done.err
     report = iaprof("report", capture, "--json")
@@ -156,7 +156,7 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     assert [end["library"] for end in document["stack_ends"]["ends"]] == [LIBRARY]
     samples = document["stack_ends"]["stacks"]
     assert samples > 0
-    by_samples = f"stacks: 0 of {samples:,} samples (0.0 %) reach the program's start; the others end in {LIBRARY}"
+    by_samples = f"stacks: 0 of {samples:,} samples (0.0 %) have a whole stack, {samples:,} (100.0 %) are cut; "
     assert by_samples in report.err
     page = tmp_path / "cap.html"
     assert iaprof("report", capture, "-o", page).code == 0
@@ -211,7 +211,7 @@ def test_stacks_with_frame_pointers_reach_the_start(tmp_path: Path, hardware: Ha
     assert ends["whole"] == ends["stacks"] > 100
     cost = CaptureReader(capture).header["cost"]
     assert 0 < cost["learn_cpu_s"] < cost["cpu_s"]
-    assert f"stacks: {ends['stacks']} of {ends['stacks']} launches (100.0 %) reach the program's start" in done.err
+    assert f"stacks: {ends['stacks']} of {ends['stacks']} launches (100.0 %) have a whole stack" in done.err
     assert "[cut in" not in folded(capture)
 
 
@@ -224,7 +224,7 @@ def test_no_more_frames_than_are_wanted(tmp_path: Path, hardware: Hardware, stra
     done = iaprof(*words, env=environment(hardware) | strays.environment(told))
     # then
     assert done.code == 0, done.err
-    assert f"; {EACH * len(KINDS)} of them have too many frames" in done.err
+    assert f", {EACH * len(KINDS)} (100.0 %) are too deep; " in done.err
     reader, pid = CaptureReader(capture), int(told.read_text())
     stacks = [row for row in reader.table("stack").to_pylist() if row["pid"] == pid and row["ended"]]
     assert {(row["ended"], len(row["ips"])) for row in stacks} == {("deep", 4)}
@@ -251,5 +251,6 @@ def test_check_names_the_library_where_stacks_end(tmp_path: Path, cut: Strays) -
     assert found[LIBRARY]["level"] == "warning"
     assert re.match(r"the stacks of [\d,]+ launches end there", found[LIBRARY]["text"])
     assert found[LIBRARY]["file"].endswith(f"/{LIBRARY}")
-    expected = rf"now, 0 of ([\d,]+) launches \(0.0 %\) reach the program's start; the others end in {LIBRARY} \(\1\)"
+    expected = r"now, 0 of ([\d,]+) launches \(0.0 %\) have a whole stack, \1 \(100.0 %\) are cut; \1 end early, "
+    expected += rf"in {LIBRARY} \(\1\)"
     assert re.match(expected, found["launches"]["text"])
