@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.guesses import SUFFIX
 from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import ProcessEnd, WholeStacks
 from iaprof.formats.profile import CodeKind, Origin
@@ -54,6 +55,7 @@ class FrameOptions:
     inlines: bool = True  # show inlined functions as frames
     lines: bool = False  # show file and line after the function
     interpreter: bool = False  # show CPython's own frames between Python functions
+    guesses: bool = True  # mark callers that are guesses
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class CpuFrames:
                 no_calls[here] = np.isin(addresses, symbolized.no_calls)[which]
         self._kept = self._kept_frames(no_calls)
         self._frames_at = cache(self._find_frames_at)
+        self._guessed_frames_at = cache(partial(self._find_frames_at, is_guess=True))
         self._stack = cache(self._find_stack)
         self._python_frames_of: dict[int | None, list[CpuFrame | None]] = {}  # by module's number: of each kind
 
@@ -136,13 +139,18 @@ class CpuFrames:
         """The names in each module."""
         return list(self._names.values())
 
-    def _find_frames_at(self, place: int) -> tuple[CpuFrame, ...]:
-        """Returns the frames at a place, the outermost first."""
+    def _find_frames_at(self, place: int, is_guess: bool = False) -> tuple[CpuFrame, ...]:
+        """Returns the frames at a place, the outermost first.
+
+        Args:
+            place: the place.
+            is_guess: whether to mark them, as the place was found by a guess.
+        """
         module, address = self._modules[self._places.modules[place]], int(self._places.addresses[place])
         names = self._names[module.identity]
         row = names.rows.get(address)
         if row is None:
-            return (self._with_text(CpuFrame(unnamed(module, address), module)),)
+            return (self._with_text(CpuFrame(unnamed(module, address), module), is_guess),)
         frames = [
             CpuFrame(
                 self._readable(frame.function, module) or unnamed(module, address),
@@ -155,12 +163,14 @@ class CpuFrames:
             )
             for i, frame in enumerate(names.symbolized.names.frames(row))
         ]
-        return tuple(map(self._with_text, frames if self._options.inlines else frames[:1]))
+        return tuple(self._with_text(frame, is_guess) for frame in (frames if self._options.inlines else frames[:1]))
 
-    def _with_text(self, frame: CpuFrame) -> CpuFrame:
+    def _with_text(self, frame: CpuFrame, is_guess: bool = False) -> CpuFrame:
         """Fills in what a stack needs of each of its frames."""
         frame.text, frame.origin = self._find_text(frame), _origin(frame)
         frame.is_python, frame.is_of_interpreter = frame.name.startswith(PYTHON_FUNCTION), is_interpreter(frame.module)
+        if is_guess and not frame.is_python:
+            frame.text += SUFFIX
         return frame
 
     def _readable(self, symbol: str, module: Module) -> str:
@@ -192,11 +202,27 @@ class CpuFrames:
         places: list[int] = self._places.of_frame[start : start + int(self._kept[row])][::-1].tolist()
         return places
 
+    def _guesses_of(self, row: int) -> NDArray[np.bool_]:
+        """Returns which of a stack's places were found by a guess, the innermost first: bool[places]."""
+        start = int(self._starts[row])
+        return self._guessed[start : start + int(self._kept[row])]
+
+    def _frames_at_places(self, row: int) -> list[tuple[CpuFrame, ...]]:
+        """Returns the frames at each of a stack's places, the outermost first."""
+        places, guesses = self._places_of(row), self._guesses_of(row)
+        if not self._options.guesses or not guesses.any():
+            return list(map(self._frames_at, places))
+        return [
+            self._guessed_frames_at(place) if is_guess else self._frames_at(place)
+            for place, is_guess in zip(places, guesses[::-1].tolist(), strict=True)
+        ]
+
     def _frames(self, row: int) -> list[CpuFrame]:
         """Returns a stack's frames, the outermost first, with Python frames in place of their evaluation loops."""
-        places = self._places_of(row)
+        at_places = self._frames_at_places(row)
         if not self._python.has_frames(row):
-            return list(chain.from_iterable(map(self._frames_at, places)))
+            return list(chain.from_iterable(at_places))
+        places = self._places_of(row)
         groups = {
             at: self._python_frames(row, at, frames, len(places)) for at, frames in self._python.groups(row).items()
         }
@@ -205,11 +231,11 @@ class CpuFrames:
             outermost = groups[max(groups)]
             groups[max(groups)] = [self._with_text(CpuFrame(missing, _NO_CODE)), *outermost]
         shown: list[CpuFrame] = []
-        for at, place in zip(range(len(places) - 1, -1, -1), places, strict=True):
+        for at, frames in zip(range(len(places) - 1, -1, -1), at_places, strict=True):
             if at in groups:
                 shown += groups.pop(at)
             else:  # with python -X perf, a perf map names the same Python functions a second time
-                shown += (frame for frame in self._frames_at(place) if not _is_of_perf_map(frame))
+                shown += (frame for frame in frames if not _is_of_perf_map(frame))
         # The remaining Python frames go outermost: nobody knows between which C frames they ran.
         return [*(frame for group in groups.values() for frame in group), *shown]
 
@@ -347,12 +373,11 @@ class CpuFrames:
 
     def _first_guess(self, row: int) -> Module | None:
         """Returns the module in whose code a stack's innermost guess was made; None if it has no guess."""
-        start = int(self._starts[row])
-        guessed = self._guessed[start : start + int(self._kept[row])]
-        if not guessed.any():
+        guesses = self._guesses_of(row)
+        if not guesses.any():
             return None
         # The caller was guessed in the code one level further in.
-        return self._modules[self._module_number(start + max(int(guessed.argmax()) - 1, 0))]
+        return self._modules[self._module_number(int(self._starts[row]) + max(int(guesses.argmax()) - 1, 0))]
 
     def _keeps_frame_pointers(self, module: Module) -> bool | None:
         """Tells whether a module was built with frame pointers; None if unknown."""
