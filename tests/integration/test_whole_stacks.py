@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +123,29 @@ def test_stacks_are_gdb_s(tmp_path: Path, hardware: Hardware, strays: Strays) ->
     }
     assert len(shown) == 1
     assert shown.pop()[-6:] == ("main", "step", "through_library", "deeper", "launch_kernel", LAUNCH_FUNCTION)
+
+
+@pytest.mark.alone  # what is said is of all launches of the machine
+def test_callers_of_code_without_call_frame_information_are_guesses_everywhere(
+    tmp_path: Path, hardware: Hardware
+) -> None:
+    # given a library with small frames, so that a search of the stack finds the callers
+    strays = build(tmp_path / "build", "-DHOLE=8", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
+    capture, told, total = tmp_path / "cap.parquet", tmp_path / "told", EACH * len(KINDS)
+    # when
+    words = ("record", "-o", capture, "--", strays.program, str(EACH), *KINDS)
+    done = iaprof(*words, env=environment(hardware) | strays.environment(told))
+    # then what called the library's functions is marked where it was found at all, and nothing else is
+    assert done.code == 0, done.err
+    own = [line.split(";-;")[0].split(";") for line in folded(capture).splitlines()]
+    shown = {tuple(frames[2:]) for frames in own if frames[1] == told.read_text()}
+    for caller, function in (pair for stack in shown for pair in pairwise(stack)):
+        is_in_library = function.removesuffix("_[guessed]") in ("through_library", "deeper")
+        assert caller.endswith("_[guessed]") == (is_in_library and caller != CUT), shown
+    # and no stack is whole, although some reach the program's start
+    ends = CaptureReader(capture).header["stack_ends"]["launches"]
+    assert (ends["stacks"], ends["whole"], ends["guessed"] + ends["cut"]) == (total, 0, total)
+    assert f"stacks: 0 of {total} launches (0.0 %) have a whole stack" in done.err
 
 
 @pytest.mark.alone  # what is said is of all launches of the machine
