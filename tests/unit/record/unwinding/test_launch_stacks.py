@@ -217,6 +217,16 @@ def test_equal_stacks_are_one_unless_they_ended_differently(tmp_path: Path) -> N
     assert (ends(reader)["stacks"], ends(reader)["whole"]) == (5, 4)  # what was carried over was counted before
 
 
+def test_a_stack_with_a_guess_is_not_taken_for_one_without(tmp_path: Path) -> None:
+    # given the same addresses, found without a guess and with one, whichever comes first
+    for name, order in (("a", (0, 0b10)), ("b", (0b10, 0))):
+        sent = b"".join(stack(5 + at, *PATH, guessed=guessed) for at, guessed in enumerate(order))
+        (tmp_path / name).mkdir()
+        reader = captured(tmp_path / name, (FrameKind.STACKS, sent), (FrameKind.LAUNCHES, launches(5, 6)))
+        assert (ends(reader)["whole"], ends(reader)["guessed"]) == (1, 1)
+        assert {bool(row["marks"]) for row in rows(reader).values()} == {False, True}
+
+
 def test_copies_of_unfinished_stacks_are_finished_at_the_end(tmp_path: Path) -> None:
     # given copies of three stacks, of which one was finished while recording
     copies = np.zeros(6, COPY)
