@@ -254,9 +254,7 @@ class WholeStacks:
     def _counts(self) -> str:
         sentence = ""
         if self.guessed_early:
-            sentence += (
-                f"; {self.guessed_early:,} of the guessed ones end{'s' if self.guessed_early == 1 else ''} early"
-            )
+            sentence += f"; of the guessed ones, {self.guessed_early:,} end early"
         if self.presumed:
             sentence += f"; {_have(self.presumed)} the stack of another one that looked the same"
         if self.late:

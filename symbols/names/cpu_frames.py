@@ -338,7 +338,7 @@ class CpuFrames:
         Args:
             weights: how often each stack counts, by its id.
         """
-        whole = unknown = deep = early_guesses = 0
+        whole = unknown = deep = guessed_early = 0
         ends, deep_in, guesses = Counter[str](), Counter[str](), Counter[str]()
         processes = []
         for stack, weight in weights.items():
@@ -359,7 +359,7 @@ class CpuFrames:
             processes.append(ProcessEnd(int(self._pids[row]), weight, *counts))
             if guess is not None:
                 guesses[code_of(guess)] += weight
-                early_guesses += weight * is_early
+                guessed_early += weight * is_early
             elif is_early:
                 deep += weight * truncated
                 unknown += weight * (end is End.UNKNOWN and not truncated)
@@ -368,7 +368,7 @@ class CpuFrames:
             if is_early:
                 ends[code_of(module)] += weight
                 deep_in[code_of(module)] += weight * truncated
-        sums = {"deep": deep, "guessed": guesses.total(), "guessed_early": early_guesses}
+        sums = {"deep": deep, "guessed": guesses.total(), "guessed_early": guessed_early}
         return WholeStacks.from_counts(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)
 
     def _first_guess(self, row: int) -> Module | None:

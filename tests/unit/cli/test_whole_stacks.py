@@ -89,7 +89,7 @@ def test_all_of_it_as_lines() -> None:
         (
             "CPU stacks",
             "87 of 100 CPU samples (87.0 %) have a whole stack, 4 (4.0 %) a guessed one, 4 (4.0 %) are cut, 3 (3.0 %) "
-            "are too deep, 2 (2.0 %) may be whole or cut; 1 of the guessed ones ends early; 1 has the stack of "
+            "are too deep, 2 (2.0 %) may be whole or cut; of the guessed ones, 1 end early; 1 has the stack of "
             "another one that looked the same; 5 were finished when the recording had ended",
         ),
         ("  end in", "libfoo.so (9), python3 (1)"),
