@@ -58,11 +58,10 @@ def open_report(
     from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.parts import build_parts
     from iaprof.report.profile import ReportOptions
-    from iaprof.symbols.names.cpu_frames import FrameOptions
 
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
-    wanted = ReportOptions(choice.selection, interval_s, FrameOptions(choice.inlines, lines, interpreter), texts)
+    wanted = ReportOptions(choice.selection, interval_s, choice.frame_options(lines, interpreter), texts)
     with GpuModuleLoader() as modules:
 
         def built(selection: Selection) -> Report:
@@ -118,14 +117,13 @@ def open_export(
     from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.profile import ReportOptions
     from iaprof.report.views.waits import waits_of
-    from iaprof.symbols.names.cpu_frames import FrameOptions
 
     folders = SourceFiles(source_dirs)
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     interval = fitting_interval(reader, writer.interval_s) if interval_s is None else interval_s
     wanted = ReportOptions(
-        choice.selection, interval, FrameOptions(choice.inlines, lines, interpreter), all_samples=all_samples
+        choice.selection, interval, choice.frame_options(lines, interpreter), all_samples=all_samples
     )
     if stack_options.waits or stack_options.cpu_samples:
         check_has_rows(reader, "wait" if stack_options.waits else "cpu_sample")

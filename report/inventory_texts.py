@@ -126,9 +126,9 @@ def lost(losses: list[Loss], stack_ends: Iterable[dict[str, WholeStacks] | None]
         yield f"and {len(losses) - MOST_ROWS:,} more"
     of_parts = [ends["launches"] for ends in stack_ends if ends and "launches" in ends]
     launches = WholeStacks.total(of_parts)
-    if launches.others:
+    if launches.early:
         unknown = ", or may not" if launches.unknown else ""
-        missing = counted(launches.others, "launch", "launches")
+        missing = counted(launches.early, "launch", "launches")
         yield f"callers: of {missing}, whose stacks do not reach the program's start{unknown}"
     elif not losses:
         yield "nothing"

@@ -113,10 +113,7 @@ MAPPING_STATE = np.dtype(
 )
 """Identifies a state of a process's mappings."""
 REGISTERS = np.dtype(
-    [
-        (name, "<u8")
-        for name in ("ax", "dx", "cx", "bx", "si", "di", "bp", "sp", *(f"r{n}" for n in range(8, 16)), "ip")
-    ]
+    [(name, "<u8") for name in ("ax", "dx", "cx", "bx", "si", "di", "bp", "sp", *(f"r{n}" for n in range(8, 16)), "ip")]
 )
 """The registers of a thread, in the order of DWARF's numbers."""
 COPIED = np.dtype(

@@ -89,6 +89,7 @@ def open_sources(
         metering.watch(pid)
 
     launches.on_process = on_gpu_process
+
     def on_driver(pid: int) -> None:
         keep_root(pid)
         if scope is None or pid not in scope.others:

@@ -434,9 +434,7 @@ class Learner:
         self._processes[pid] = process = Process(state, mappings, number, space)
         return process
 
-    def _space_for(
-        self, before: Process | None, mappings: tuple[Mapping, ...]
-    ) -> tuple[int, list[tuple[int, int]]]:
+    def _space_for(self, before: Process | None, mappings: tuple[Mapping, ...]) -> tuple[int, list[tuple[int, int]]]:
         """Returns a space for new mappings, and for which addresses to copy the rules of the process's space to it.
 
         A process that only mapped more code keeps its space, unless other processes use it, which did not map it.
@@ -495,9 +493,7 @@ class Learner:
         # Rules that switch to another stack, which was not copied, work in BPF from now on; so do those of frames whose
         # callers are above the copy.
         leads = not has_hard and (
-            finished.ending in (Walked.WHOLE, Walked.DEEP)
-            or leaves
-            or (finished.ending is Walked.MEMORY and is_new)
+            finished.ending in (Walked.WHOLE, Walked.DEEP) or leaves or (finished.ending is Walked.MEMORY and is_new)
         )
         if leads:
             self._spaces.walk_again(path)

@@ -80,9 +80,7 @@ class Finished:
     @property
     def rules(self) -> dict[tuple[int, RuleScope], Rule]:
         """The rules that the walk learnt, by address and scope."""
-        return {
-            (address, RuleScope(scope)): Rule.unpack(packed) for address, scope, packed in self.learnt.tolist()
-        }
+        return {(address, RuleScope(scope)): Rule.unpack(packed) for address, scope, packed in self.learnt.tolist()}
 
 
 @dataclass

@@ -345,7 +345,11 @@ def test_callers_of_go_code_on_another_stack_are_not_searched(tmp_path: Path) ->
     assert done.rules[go.called, RuleScope.RETURN] == HARD
     # and for another compiler's code the caller is guessed
     other = Go(tmp_path, GO.replace(".go.buildinfo", ".other"))
-    assert other.walked(words, at, 0xC000_0000_1000, other.in_c).ips.tolist() == [other.in_c, other.called, other.called]
+    assert other.walked(words, at, 0xC000_0000_1000, other.in_c).ips.tolist() == [
+        other.in_c,
+        other.called,
+        other.called,
+    ]
 
 
 def test_an_unreadable_image_is_treated_like_generated_code() -> None:
