@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import re
-import struct
 import contextlib
+import re
 import struct
 from collections.abc import Iterable, Iterator
 from enum import IntEnum

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.wire.unwind_rules import RuleScope
 from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
+from iaprof.formats.wire.unwind_rules import RuleScope
 from iaprof.symbols.unwind.cfi import RBP, RETURN_ADDRESS, RSP
-from iaprof.symbols.unwind.finishing import Finished, StackCopy
-from iaprof.symbols.unwind.finishing import PAGE, HowFound
+from iaprof.symbols.unwind.finishing import PAGE, Finished, HowFound, StackCopy
 
 MOST_FAILURES = 2  # of the child that finishes stacks, for one process
 

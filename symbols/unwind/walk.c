@@ -108,6 +108,7 @@ static struct walk {
     u32 signal_count;
     u32 checked;
     bool met_unknown;
+    bool uses_cfi, found_by_cfi; /* whether the present step does; whether the last one did, which found the last frame */
     bool has_searched;     /* the stack was searched for a caller: */
     u32 searched_count;    /* so many frames were there before, */
     u64 searched_address, searched_scope; /* and this rule was made */
@@ -669,8 +670,7 @@ static void gap_around(u64 address, u64 *before, u64 *behind) {
 /* Whether the last frame is Go code that called C on another stack, so that rbp points to Go's stack. If C called Go, rbp has
  * any value that C code left in it. */
 static bool has_called_c(u64 rsp, u64 rbp) {
-    bool was_called_by_go = walk.count < 2 || walk.frames[walk.count - 1].how != BY_RULE || is_go(walk.frames[walk.count - 2].ip);
-    return !was_called_by_go && rbp && !(rbp & 7) && (rbp < rsp || rbp - rsp >= LARGEST_FRAME);
+    return walk.found_by_cfi && rbp && !(rbp & 7) && (rbp < rsp || rbp - rsp >= LARGEST_FRAME);
 }
 
 static enum ending step_without_cfi(u64 address, u64 scope, struct registers *registers, struct registers *callers,
@@ -770,6 +770,7 @@ static enum ending step(u64 address, bool is_exact, const struct mapping *mappin
         result = image_row(image, in_image, is_exact, &row);
     if (result == DAMAGED_CFI)
         return DAMAGED;
+    walk.uses_cfi = result == FOUND;
     if (result == ABSENT)
         return step_without_cfi(address, scope, registers, callers, how);
     u64 rule = rule_of(row, address, is_exact);
@@ -830,6 +831,7 @@ static enum ending run(struct registers *start, enum how how) {
         if (how != INTERRUPTED && callers.value[RSP] <= rsp)
             return STUCK;
         registers = callers;
+        walk.found_by_cfi = walk.uses_cfi;
         walk.frames[walk.count - 1].cfa = callers.value[RSP];
     }
 }
@@ -861,7 +863,7 @@ EXPORTED u64 walk_run(const u8 *data, u64 size, u64 *taken, u8 *out, u64 room) {
     walk.absent_count = request.absent;
     walk.limit = request.limit;
     walk.last_page = walk.count = walk.rule_count = walk.signal_count = walk.checked = 0;
-    walk.met_unknown = walk.has_searched = false;
+    walk.met_unknown = walk.has_searched = walk.found_by_cfi = false;
     walk.need = 0;
     walk.space = NULL;
     for (u32 i = 0; i < MOST_SPACES; i++)

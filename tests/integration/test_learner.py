@@ -16,7 +16,6 @@ from iaprof.bpf.rule_table import Spaces
 from iaprof.record.unwinding.learner_process import MOST_STARTS, SYNC, LearnerProcess
 from integration.walking import LONGEST_S
 from limits import Within
-from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -45,14 +44,15 @@ def test_what_a_program_unloads_is_counted_before_it_maps_a_driver(tmp_path: Pat
     with contextlib.closing(LaunchProbes()) as probes:
         list(probes.libraries.running())
         spaces = Spaces(*(probes.maps[name] for name in ("spaces", "process_unloads", "missed_paths", "copies_done")))
-        words = [sys.executable, "-c", LOADS, library]
+        words: list[str | Path] = [sys.executable, "-c", LOADS, library]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-            assert program.stdin is not None and program.stdout is not None
+            to_program, answers = program.stdin, program.stdout
+            assert to_program is not None and answers is not None
 
             def counted(word: bytes) -> int:
-                program.stdin.write(word + b"\n")
-                program.stdin.flush()
-                program.stdout.readline()
+                to_program.write(word + b"\n")
+                to_program.flush()
+                answers.readline()
                 return spaces.unloads(program.pid)
 
             # then only what unmaps the library counts
@@ -60,7 +60,7 @@ def test_what_a_program_unloads_is_counted_before_it_maps_a_driver(tmp_path: Pat
             assert [counted(word) - before for word in (b"load", b"again", b"load", b"keep", b"load", b"again")] == [
                 1, 2, 3, 3, 3, 3,
             ]  # fmt: skip
-            program.stdin.close()
+            to_program.close()
 
 
 def test_a_learner_whose_recorder_is_gone_ends_without_a_word(

@@ -18,8 +18,7 @@ from iaprof.record.unwinding.late import LateFinishing
 from iaprof.record.unwinding.unfinished import MOST_FAILURES
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.unwind.cfi import CallFrames
-from iaprof.symbols.unwind.finishing import Finished
-from iaprof.symbols.unwind.finishing import PAGE, HowFound
+from iaprof.symbols.unwind.finishing import PAGE, Finished, HowFound
 
 DEPTH, BREAKS = 8, 666  # a process id
 CODE = 0x10000  # where the program's entry point is mapped

@@ -131,7 +131,7 @@ class LearnerUnderTest:
         messages: list[bytes] = []
         while self.learner.has_work:
             messages += self.learner.step()
-        return [_read(message) for message in messages if not message.startswith(DROPPED_MARK)]
+        return [_read(message) for message in messages if len(message) != DROPPED.size]
 
 
 def _read(message: bytes) -> tuple[int, Walked] | int:
@@ -143,6 +143,7 @@ def _read(message: bytes) -> tuple[int, Walked] | int:
 
 @pytest.fixture
 def tested(monkeypatch: pytest.MonkeyPatch) -> LearnerUnderTest:
+    monkeypatch.setattr(module, "SAMPLES_WAIT_S", 0.0)
     monkeypatch.setattr(module, "executable", lambda pid, images: MAPPED)
     monkeypatch.setattr(module, "_born", lambda pid: 0)
     monkeypatch.setattr(module, "rights_of", lambda pid: Rights(pid // 100, 0))
@@ -179,6 +180,8 @@ def test_cpu_samples_take_no_more_than_their_share_of_the_time(tested: LearnerUn
 def test_cpu_samples_wait_until_no_launch_does(tested: LearnerUnderTest) -> None:
     copies = [copied(number, 100, is_sample=True) for number in range(1, MOST_SAMPLES + 2)]
     found = tested.finish(*copies, copied(1000, 100), copied(1001, 200))
+    tested.learner.is_ending = True  # as the last ones wait for more
+    found += tested.finish(copied(1002, 200)[:0])
     assert found == whole([1000, 1001, *range(2, MOST_SAMPLES + 2)])
 
 
@@ -209,7 +212,7 @@ def test_stacks_from_which_rules_are_learnt_come_first(tested: LearnerUnderTest)
     first = [copied(number, 100, missed=0x10) for number in range(3 * MOST_AT_ONCE)]
     found = tested.finish(*first, copied(1000, 100, missed=0x20), copied(1001, 100, missed=0x20))
     assert found[:2] == whole([0, 1000])
-    assert {number for number, _ in found} == {*range(3 * MOST_AT_ONCE), 1000, 1001}
+    assert sorted(found[2:], key=str) == sorted(whole([*range(1, 3 * MOST_AT_ONCE), 1001]), key=str)
     # and those of rules that are known do not
     tested.finishing.answer = finished(rules={(0x10, RuleScope.RETURN): Rule(RuleKind.END)})
     tested.finish(copied(2, 100, missed=0x10))

@@ -13,8 +13,8 @@ from iaprof.symbols.unwind.finishing import PAGE, Finishing, HowFound, StackCopy
 from stacks.debugger import Stop, offset_of, stops
 from unit.symbols.unwind.test_unwind_walk import Files, mappings
 
-# Each function calls the next one; `top` and `mid` keep frame pointers, others have other data in rbp, or none. The words
-# on the stack below are those that earlier, deeper calls have left.
+# Each function calls the next one; `top` and `mid` keep frame pointers, others have other data in rbp, or none. The
+# words on the stack below are those that earlier, deeper calls have left.
 SOURCE = """
 #include <stdint.h>
 #include <string.h>
@@ -64,8 +64,14 @@ def stopped(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, list[
     assembly.write_text(STOP)
     subprocess.run(["gcc", "-shared", "-nostdlib", assembly, "-o", library], check=True)
     program, named = tmp_path / "program", tmp_path / "named"
-    flags = ["-g0", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables", "-fno-optimize-sibling-calls", "-no-pie"]
-    links = [source, library, f"-Wl,-rpath,{tmp_path}"]
+    flags: list[str | Path] = [
+        "-g0",
+        "-fno-asynchronous-unwind-tables",
+        "-fno-unwind-tables",
+        "-fno-optimize-sibling-calls",
+        "-no-pie",
+    ]
+    links: list[str | Path] = [source, library, f"-Wl,-rpath,{tmp_path}"]
     own = BUILDS[request.param]
     subprocess.run(["gcc", *flags, *own, *links, "-o", program], check=True)
     subprocess.run(["gcc", *flags, *(word for word in own if word != "-s"), *links, "-o", named], check=True)

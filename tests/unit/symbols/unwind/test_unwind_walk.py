@@ -24,8 +24,7 @@ from iaprof.formats.wire.unwind_rules import (
 )
 from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import Finished, Finishing, StackCopy
-from iaprof.symbols.unwind.finishing import PAGE, HowFound
+from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, StackCopy
 from stacks.debugger import Stop, build, offset_of, stops
 
 LIMIT, INSTRUCTION = 400, RuleScope.INSTRUCTION
@@ -150,7 +149,7 @@ def test_a_frame_pointer_that_leads_in_a_circle_ends_the_walk() -> None:
 
 
 def calls_in_libc(base: int) -> tuple[int, int, tuple[Mapping, ...], Callable[[int], int]]:
-    """Two return addresses of indirect calls in libc mapped at `base`, mappings of it and GENERATED, what opens libc."""
+    """Return addresses of indirect calls in libc mapped at `base`, mappings of it and GENERATED, and its opener."""
     libc = next(line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "libc.so.6" in line)
     content = Path(libc).read_bytes()
     calls = re.finditer(rb"\xff[\xd0-\xd3]", content[0x40000:0x80000])
