@@ -114,8 +114,9 @@ class RuleTable:
 
     def clear(self) -> None:
         """Forgets all rules."""
-        for at in range(0, len(self._words), 2):
-            self._words[at] = 0
+        slots = np.frombuffer(self._memory, np.uint64).reshape(-1, 2)
+        slots[:, 0] = 0
+        del slots  # otherwise the mapping could not be closed
         self._used = 0
 
     def close(self) -> None:

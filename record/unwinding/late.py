@@ -55,7 +55,7 @@ class LateFinishing:
             for _, of_stack in groupby(runs, key=lambda run: int(run["id"][0])):
                 stack = None
                 for run in of_stack:
-                    stack = stack or UnfinishedStack(run[0].copy())
+                    stack = stack or UnfinishedStack.of(run)
                     stack.add(run)
                 if stack is None or patient_clock() > end or time.monotonic() > latest:
                     return

@@ -19,6 +19,7 @@ import os
 import select
 import socket
 import struct
+import sys
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one pro
 MOST_SAMPLES = 512  # copies of CPU samples' stacks in the queue; they wait until no launch's stack does
 MOST_GUESSES = 1 << 16  # guessed rules, for code without call frame information, that are kept
 MOST_PROCESSES = 512  # whose mappings are remembered
+MOST_EARLIER = 64  # earlier mappings of processes that have unmapped code since
 MOST_WRITTEN = 1 << 17  # rules of one space that are remembered, so that none is written again and again
 _HARD = HARD.pack()
 _FLAGS, _GUESS = 56, int(RuleFlags.GUESS)  # where a packed rule has its flags, and one of them
@@ -60,6 +62,7 @@ FORGET_FAILURES_S = 60.0  # after which failures, also of single processes, are 
 SAMPLES_SHARE, SAMPLES_MOST_S = 0.2, 1.0
 SEARCH_SHARE, SEARCH_MOST_S = 0.2, 2.0  # the share of time for searching processes for interpreters
 ENDING_S = 2.0  # for the queues, when the recording ends; copies of launches' stacks that are left are given back
+SWITCH_S = 0.0002  # for which the thread that reads copies and the one that finishes stacks wait for each other
 STALE_S = 10.0  # after which the rest of a copy is not awaited any longer; its thread may be stopped in between
 PRESUMED_NS = 1_000_000_000  # how long launches by a path without rules are presumed to have its last copied stack
 READY = b"r"  # message: stacks can be finished
@@ -113,13 +116,16 @@ class Learner:
         # Launches' stacks from which rules are to be learnt, all others, and those of CPU samples.
         self._urgent, self._launches = StackQueue(MOST_WAITING), StackQueue(MOST_WAITING)
         self._samples = StackQueue(MOST_SAMPLES)
-        self._asked: set[tuple[int, int, int]] = set()  # rules that stacks in `_urgent` lack: process, address, scope
+        # Rules that stacks in `_urgent` lack: process, its `unloads`, address, scope.
+        self._asked: set[tuple[int, int, int, int]] = set()
         self._sample_budget = Budget(SAMPLES_SHARE, SAMPLES_MOST_S)
         self.is_ending = False  # nothing more comes, and the rest is finished without limits of time
         self._given_back: deque[UnfinishedStack] = deque()  # launches' stacks for the recording's end
         self._given_back_bytes = Counter[int]()  # by process
         self._dropped = 0  # copies that are neither finished nor given back
         self._processes: OrderedDict[int, Process] = OrderedDict()
+        # By process and `unloads` of the state: what processes were before they unmapped code. Copies of then may wait.
+        self._earlier: OrderedDict[tuple[int, int], Process] = OrderedDict()
         self._first_space = self._next_space = first_space
         self._next_number = 1
         # By mappings: their number, and the space of processes that have just these.
@@ -187,10 +193,12 @@ class Learner:
 
     def take(self, records: NDArray[np.void]) -> None:
         """Adds COPY[n]."""
+        if len(records):
+            self._look_at_latest(UnfinishedStack.of(records[-1:]))
         for of_stack in grouped(records):
             number = int(of_stack["id"][0])
             if number not in self._incomplete:
-                self._incomplete[number] = UnfinishedStack(of_stack[0].copy())
+                self._incomplete[number] = UnfinishedStack.of(of_stack)
             if self._incomplete[number].add(of_stack):
                 self._queue(self._incomplete.pop(number))
         # A copy's end that had no room in the ring buffer never comes.
@@ -200,14 +208,31 @@ class Learner:
         ):
             self._queue(self._incomplete.popitem(last=False)[1])
 
+    def _look_at_latest(self, stack: UnfinishedStack) -> None:
+        """Has BPF use the rules of a process again, before its stacks are finished, after it has unmapped code.
+
+        Until then BPF copies the stack of each of its launches, so that there may be more than can be finished in the
+        time until it does so again.
+        """
+        known, state = self._processes.get(stack.pid), MappingState(*stack.record["of"].tolist())
+        if known is None or known.is_as(state):
+            return
+        with contextlib.suppress(IaprofError):  # it has ended, or gone on
+            process = self._remember(stack.pid, state, self._mappings(stack.pid, state))
+            self._spaces.set(stack.pid, state, process.space, self._table.bits)
+
     def _queue(self, stack: UnfinishedStack) -> None:
         """Adds a stack to a queue: of those that lack the same rule the first one is urgent, as BPF waits for it."""
         queue = self._samples
         if not stack.is_sample:
             process = self._processes.get(stack.pid)
             missed = stack.missed
-            lacks = stack.pid, *missed
-            is_known = process is not None and missed in self._written.get(process.space, ())
+            lacks = stack.pid, stack.unloads, *missed
+            is_known = (
+                process is not None
+                and process.state.unloads == stack.unloads
+                and missed in self._written.get(process.space, ())
+            )
             queue = self._launches
             if not is_known and lacks not in self._asked:
                 self._asked.add(lacks)
@@ -222,7 +247,7 @@ class Learner:
 
     def _forget_question(self, stack: UnfinishedStack) -> None:
         """Notes that the rule that a stack lacks was found, or that it cannot be."""
-        lacks = stack.pid, *stack.missed
+        lacks = stack.pid, stack.unloads, *stack.missed
         if lacks in self._asked:
             self._asked.discard(lacks)
             self._done[stack.copies_key] += 1
@@ -382,7 +407,7 @@ class Learner:
                 records += stack.finished_records(finished, self._depth)
         if self._table.is_crowded:
             self._grow()
-        if self._processes[pid] is process:
+        if self._processes.get(pid) is process:
             self._spaces.set(pid, process.state, process.space, self._table.bits)
         return records
 
@@ -396,6 +421,8 @@ class Learner:
         Raises:
             ImageGone: it has unmapped code since, or ended.
         """
+        if self._spaces.unloads(pid) != state.unloads:
+            raise ImageGone
         mappings = executable(pid, self._images)
         if not mappings or abs(_born(pid) - state.born) > _TICKS_NS or self._spaces.unloads(pid) != state.unloads:
             raise ImageGone
@@ -409,8 +436,9 @@ class Learner:
         try:
             mappings = self._mappings(pid, state)
         except ImageGone:
-            if known is not None and known.is_as(state):
-                return known
+            for earlier in (known, self._earlier.get((pid, state.unloads))):
+                if earlier is not None and earlier.is_as(state):
+                    return earlier
             raise
         process = self._remember(pid, state, mappings)
         self._search_process(pid, mappings)
@@ -422,6 +450,10 @@ class Learner:
     def _remember(self, pid: int, state: MappingState, mappings: tuple[Mapping, ...]) -> Process:
         """Notes a process's mappings; its rules for code that is still there stay valid."""
         before = self._processes.get(pid)
+        if before is not None and before.state.unloads != state.unloads:
+            self._earlier[pid, before.state.unloads] = before
+            if len(self._earlier) > MOST_EARLIER:
+                self._earlier.popitem(last=False)
         if mappings not in self._known:
             space, kept = self._space_for(before, mappings)
             self._known[mappings] = self._next_number, space
@@ -457,6 +489,7 @@ class Learner:
         for pid in self._processes:
             self._spaces.forget(pid)
         self._processes.clear()
+        self._earlier.clear()
         self._known.clear()
         self._guesses.clear()
         self._written.clear()
@@ -543,6 +576,7 @@ def _born(pid: int) -> int:
 def main(settings: str) -> None:
     """Serves until the recorder shuts down its end of the socket, and then until nothing is left."""
     options = json.loads(settings)
+    sys.setswitchinterval(SWITCH_S)
     channel = socket.socket(fileno=0)
     ring = CopyReader(RingBuffer(options["copies"], options["copies_bytes"], COPY))
     table = RuleTable(options["rules"], options["bits"])

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
+from iaprof.formats.wire.launches import COPIED, KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
 from iaprof.formats.wire.unwind_rules import RuleScope
 from iaprof.symbols.unwind.cfi import RBP, RETURN_ADDRESS, RSP
 from iaprof.symbols.unwind.finishing import PAGE, Finished, HowFound, StackCopy
@@ -22,8 +22,8 @@ MOST_FAILURES = 2  # of the child that finishes stacks, for one process
 class UnfinishedStack:
     """A stack whose memory BPF has copied for the learner to walk."""
 
-    record: np.void  # the first COPY record that came
-    pages: dict[int, bytes] = field(default_factory=dict)  # by address
+    record: np.void  # COPIED: the first record that came, without its page
+    pages: dict[int, bytes | memoryview] = field(default_factory=dict)  # by address
     since: float = field(default_factory=time.monotonic)  # time.monotonic() when it came
     is_complete: bool = False  # whether all of the copy came; BPF counts copies for which the ring buffer had no room
 
@@ -39,11 +39,22 @@ class UnfinishedStack:
 
     def add(self, records: NDArray[np.void]) -> bool:
         """Adds COPY[n] of the stack, in order; returns whether the last one was the stack's last."""
-        for address, page in zip(records["address"].tolist(), records["page"], strict=True):
+        addresses, content = records["address"].tolist(), memoryview(records["page"].tobytes())
+        for number, address in enumerate(addresses):
             if address:
-                self.pages[address] = page.tobytes()
-            self.is_complete = not address
+                self.pages[address] = content[PAGE * number : PAGE * (number + 1)]
+        self.is_complete = not addresses[-1]
         return self.is_complete
+
+    @classmethod
+    def of(cls, records: NDArray[np.void]) -> UnfinishedStack:
+        """Begins a stack with the first of COPY[n]."""
+        return cls(np.frombuffer(records[:1].tobytes(), COPIED, 1)[0])
+
+    @property
+    def unloads(self) -> int:
+        """How often the process had unmapped libraries; see MAPPING_STATE."""
+        return int(self.record["of"]["unloads"])
 
     @property
     def copies_key(self) -> int:
@@ -102,9 +113,8 @@ class UnfinishedStack:
         if not self.is_complete:
             return []
         records = np.repeat(self.record, len(self.pages))
-        for record, (address, page) in zip(records, self.pages.items(), strict=True):
-            record["address"], record["page"] = address, np.void(page)
-        return [record.tobytes() for record in records]
+        records["address"] = list(self.pages)
+        return [record.tobytes() + page for record, page in zip(records, self.pages.values(), strict=True)]
 
 
 class StackQueue:

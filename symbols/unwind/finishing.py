@@ -62,7 +62,7 @@ class StackCopy:
 
     registers: Mapped[int, int]  # by DWARF number
     how_found: HowFound  # how the address in them was found
-    pages: Mapped[int, bytes]  # by address
+    pages: Mapped[int, bytes | memoryview]  # by address
 
 
 @dataclass(frozen=True)

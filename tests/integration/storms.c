@@ -78,7 +78,7 @@ static void *load(void *unused)
     while (launched < launches / 2)
         for (char **library = libraries; *library; library++) {
             void *loaded = dlopen(*library, RTLD_NOW), *again = dlopen(*library, RTLD_NOW);
-            struct timespec rest = {0, 10000000};
+            struct timespec rest = {0, 100000000};
             if (!loaded || !again)
                 abort();
             nanosleep(&rest, NULL);
