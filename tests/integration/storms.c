@@ -4,9 +4,9 @@
  * unloads libraries, as PyTorch does when it trains for the first steps. Stacks have other words each time, so that no two
  * look alike.
  *
- *   program LAUNCHES LIBRARY...
- *       launches in two threads, half of them each; another thread loads and unloads the libraries in turn until half of
- *       the launches are made.
+ *   program LAUNCHES keep|unload LIBRARY...
+ *       launches in two threads, half of them each; another thread loads the libraries in turn, twice each, and unloads
+ *       them once or twice, until half of the launches are made.
  *
  *   LAUNCHING_ELF, LAUNCHING_KERNEL: module and kernel */
 #define _GNU_SOURCE
@@ -15,6 +15,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #define OPAQUE __attribute__((noipa))
@@ -72,6 +73,7 @@ static void *launch(void *of)
 }
 
 static char **libraries;
+static int keeps;
 
 static void *load(void *unused)
 {
@@ -83,7 +85,8 @@ static void *load(void *unused)
                 abort();
             nanosleep(&rest, NULL);
             dlclose(again);
-            dlclose(loaded);
+            if (!keeps)
+                dlclose(loaded);
         }
     return unused;
 }
@@ -92,10 +95,11 @@ int main(int argc, char **argv)
 {
     pthread_t threads[3];
     ze_module_handle_t module;
-    if (argc < 2 || make_kernel(getenv("LAUNCHING_ELF"), getenv("LAUNCHING_KERNEL"), &module, &kernel))
+    if (argc < 3 || make_kernel(getenv("LAUNCHING_ELF"), getenv("LAUNCHING_KERNEL"), &module, &kernel))
         return 1;
     launches = atol(argv[1]);
-    libraries = argv + 2;
+    keeps = !strcmp(argv[2], "keep");
+    libraries = argv + 3;
     for (long i = 0; i < 2; i++)
         pthread_create(&threads[i], NULL, launch, (void *)i);
     pthread_create(&threads[2], NULL, load, NULL);
