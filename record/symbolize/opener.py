@@ -102,8 +102,8 @@ class Opener(Closing):
     def _ask(self, request: dict[str, Any], rights: Rights, root: int | None = None) -> int | str:
         if self._hangs[rights.answerable] >= MAX_HANGS:
             return OTHERS_LATE
-        if self._child is None:
-            self._child = start_child()
+        self.start()
+        assert self._child is not None
         request |= {"open": True, "uid": rights.uid, "gid": rights.gid}
         try:
             self._child.send(request, [] if root is None else [root])
@@ -117,6 +117,15 @@ class Opener(Closing):
         for fd in fds:
             os.close(fd)
         return str(answer.get("refused", "it cannot be opened"))
+
+    def start(self) -> None:
+        """Starts the child, which otherwise starts when it is first needed.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        if self._child is None:
+            self._child = start_child()
 
     def forget_hangs(self) -> None:
         """Forgets which users' files took too long."""

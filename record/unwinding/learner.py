@@ -146,8 +146,9 @@ class Learner:
         self._opener.close()
 
     def start(self) -> None:
-        """Starts the child that finishes stacks, so that the first stack does not wait for it."""
-        with contextlib.suppress(IaprofError):
+        """Starts the children, so that the first stack does not wait for them."""
+        with contextlib.suppress(IaprofError, OSError):
+            self._opener.start()
             self._finishing.start()
 
     @property
