@@ -19,7 +19,6 @@ import os
 import select
 import socket
 import struct
-import sys
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
@@ -30,13 +29,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.ringbuffer import RingBuffer
+from iaprof.bpf.ringbuffer import MOST_RECORDS, RingBuffer
 from iaprof.bpf.rule_table import MappingState, RuleTable, Spaces
+from iaprof.bpf.sizes import COPY_PAGES
 from iaprof.formats.wire.launches import COPY
 from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.budget import Budget
-from iaprof.record.unwinding.copy_reader import CopyReader
 from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.record.unwinding.unfinished import MOST_FAILURES, StackQueue, UnfinishedStack, grouped
@@ -47,6 +46,7 @@ from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing
 MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
 SAMPLES_WAIT_S = 0.02  # for further ones of CPU samples, as each message to the child takes longer than a stack
+MOST_READ = 24 * (COPY_PAGES + 1)  # COPY records that are read at once: of 24 copies
 MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
 MOST_SAMPLES = 512  # copies of CPU samples' stacks in the queue; they wait until no launch's stack does
 MOST_GUESSES = 1 << 16  # guessed rules, for code without call frame information, that are kept
@@ -62,7 +62,6 @@ FORGET_FAILURES_S = 60.0  # after which failures, also of single processes, are 
 SAMPLES_SHARE, SAMPLES_MOST_S = 0.2, 1.0
 SEARCH_SHARE, SEARCH_MOST_S = 0.2, 2.0  # the share of time for searching processes for interpreters
 ENDING_S = 2.0  # for the queues, when the recording ends; copies of launches' stacks that are left are given back
-SWITCH_S = 0.0002  # for which the thread that reads copies and the one that finishes stacks wait for each other
 STALE_S = 10.0  # after which the rest of a copy is not awaited any longer; its thread may be stopped in between
 PRESUMED_NS = 1_000_000_000  # how long launches by a path without rules are presumed to have its last copied stack
 READY = b"r"  # message: stacks can be finished
@@ -191,6 +190,11 @@ class Learner:
     def has_finished(self, until: float) -> bool:
         """Whether no stack is waiting that came until then, time.monotonic()."""
         return min(queue.oldest() for queue in (self._urgent, self._launches, self._samples)) > until
+
+    @property
+    def room(self) -> int:
+        """How many COPY records may be read now."""
+        return MOST_READ if len(self._launches) < MOST_WAITING // 2 else 0
 
     def take(self, records: NDArray[np.void]) -> None:
         """Adds COPY[n]."""
@@ -577,9 +581,8 @@ def _born(pid: int) -> int:
 def main(settings: str) -> None:
     """Serves until the recorder shuts down its end of the socket, and then until nothing is left."""
     options = json.loads(settings)
-    sys.setswitchinterval(SWITCH_S)
     channel = socket.socket(fileno=0)
-    ring = CopyReader(RingBuffer(options["copies"], options["copies_bytes"], COPY))
+    ring = RingBuffer(options["copies"], options["copies_bytes"], COPY)
     table = RuleTable(options["rules"], options["bits"])
     spaces = Spaces(*(options[name] for name in ("spaces", "process_unloads", "missed_paths", "copies_done")))
     learner = Learner(table, spaces, options["depth"], 1 + options["starts"] * MOST_SPACES, options["pythons"])
@@ -589,7 +592,7 @@ def main(settings: str) -> None:
     learner.close()
 
 
-def _serve(learner: Learner, ring: CopyReader, channel: socket.socket) -> None:
+def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
     channel.send(READY)
     poll = select.poll()
     poll.register(ring.fileno(), select.POLLIN)
@@ -608,7 +611,8 @@ def _serve(learner: Learner, ring: CopyReader, channel: socket.socket) -> None:
             if is_closed:
                 deadline = time.monotonic() + ENDING_S
         misfits = ring.misfits
-        learner.take(ring.read())
+        # Rules that many launches wait for come first: what is read later stays in the ring buffer, and BPF copies no more.
+        learner.take(ring.read(MOST_RECORDS if is_closed or (has_request and message == SYNC) else learner.room))
         for _ in range(ring.misfits - misfits):
             channel.send(MISFIT)
         if has_request and message == SYNC:
