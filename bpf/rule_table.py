@@ -16,6 +16,7 @@ from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, BLOCK_BYTES, RuleScop
 
 _BUCKET_BYTES, _SLOTS = 64, 4
 _INITIAL_BITS, _GROWTH_BITS = 10, 2  # binary logarithms: number of buckets used at first, and factor of growth
+_MOST_EVICTED = 8  # rules, until the table grows
 _SPACE_BITS, _MOST_SPACES = 48, (1 << 15) - 1  # where a key has the number of its space, and the largest one
 _MULTIPLIER, _MASK_64 = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
@@ -51,18 +52,20 @@ class RuleTable:
         self._memory = mmap.mmap(fd, _BUCKET_BYTES << bits)
         self._words = memoryview(self._memory).cast("Q")
         self._used = 0  # number of slots with a rule
-        self.written = self.evicted = 0
+        self.written = self.evicted = self._evicted_before = 0
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more than half of the slots in use have a rule, and the table can grow."""
-        return self._used > _SLOTS << self.bits >> 1 and self.bits < self._max_bits
+        """Whether more than half of the slots in use have a rule, or rules replaced others, and the table can grow."""
+        is_full = self._used > _SLOTS << self.bits >> 1 or self.evicted > self._evicted_before + _MOST_EVICTED
+        return is_full and self.bits < self._max_bits
 
     def grow(self) -> None:
         """Uses more buckets; the caller must have made all processes forget their spaces."""
         words = self._words[: _BUCKET_BYTES // 8 << self.bits].tolist()
         self.clear()
         self.bits = min(self.bits + _GROWTH_BITS, self._max_bits)
+        self._evicted_before = self.evicted
         for key, packed in zip(words[::2], words[1::2], strict=True):
             if key:
                 self._write(key, packed)
@@ -104,7 +107,9 @@ class RuleTable:
             slot = keys.index(0)
             self._used += 1
         else:
-            slot = hashed & 3
+            # One of a block, if there is one, as instructions have rules of their own; else each in turn, so that two rules
+            # that are needed all the time do not replace each other for ever.
+            slot = next((slot for slot in range(_SLOTS) if keys[slot] >> 63), self.evicted % _SLOTS)
             self.evicted += 1
         # A program may read the slot meanwhile, and must not combine the new address with the old rule.
         self._words[first + 2 * slot] = 0

@@ -611,7 +611,7 @@ def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
             if is_closed:
                 deadline = time.monotonic() + ENDING_S
         misfits = ring.misfits
-        # Rules that many launches wait for come first: what is read later stays in the ring buffer, and BPF copies no more.
+        # Rules that many launches wait for come first: other copies stay in the ring buffer, and BPF sends no more.
         learner.take(ring.read(MOST_RECORDS if is_closed or (has_request and message == SYNC) else learner.room))
         for _ in range(ring.misfits - misfits):
             channel.send(MISFIT)

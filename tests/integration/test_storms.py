@@ -32,7 +32,7 @@ def built(folder: Path, how: str) -> list[str | Path]:
             + "".join(f"case {case}: return i * {7 * case + number}; " for case in range(100 * number + 1))
             + "} return 0; }"
         )
-        command = [compiler, "-O0", "-shared", "-fPIC", "-x", "c", "-", "-o", libraries[-1]]
+        command: list[str | Path] = [compiler, "-O0", "-shared", "-fPIC", "-x", "c", "-", "-o", libraries[-1]]
         subprocess.run([*map(str, command)], input=source, text=True, check=True)
     program = folder / "storms"
     flags = ["-O2", "-Wall", "-Wextra", "-std=gnu11", "-fomit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread"]
