@@ -107,8 +107,8 @@ class RuleTable:
             slot = keys.index(0)
             self._used += 1
         else:
-            # One of a block, if there is one, as instructions have rules of their own; else each in turn, so that two rules
-            # that are needed all the time do not replace each other for ever.
+            # One of a block, if there is one, as instructions have rules of their own; else each in turn, so that two
+            # rules that are needed all the time do not replace each other for ever.
             slot = next((slot for slot in range(_SLOTS) if keys[slot] >> 63), self.evicted % _SLOTS)
             self.evicted += 1
         # A program may read the slot meanwhile, and must not combine the new address with the old rule.

@@ -100,7 +100,7 @@ def changes_of_libraries(linker: LibraryFile) -> list[tuple[int, Change]]:
     """Returns where a dynamic linker tells debuggers that it maps or unmaps libraries, as file offsets.
 
     It calls an empty function for that, in which debuggers place a breakpoint. So its calls are probed, and not the
-    function. Before, it notes what it does in r_state: as a number, or in newer versions as a function's second argument.
+    function. Before, it notes what it does in r_state: as a number, or in newer versions as the argument of a function.
 
     Raises:
         ProbeError: the file is broken.

@@ -21,8 +21,7 @@ from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack, g
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import Finishing
+from iaprof.symbols.unwind.finishing import Finishing, Mapping
 
 MOST_SECONDS = 10.0
 _LATEST = 5  # times as long, if it has to wait for a CPU

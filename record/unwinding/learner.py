@@ -40,8 +40,7 @@ from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.record.unwinding.unfinished import MOST_FAILURES, StackQueue, UnfinishedStack, grouped
 from iaprof.sandbox.deadline import patient_clock
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing
+from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, Mapping
 
 MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together

@@ -14,8 +14,7 @@ from iaprof.formats.wire.process_maps import EXECUTABLE, mappings, maps_of
 from iaprof.record.symbolize.mapped_files import FileIdentity
 from iaprof.record.symbolize.opener import ELSEWHERE, UNREADABLE, Opener, Rights
 from iaprof.symbols.files.vdso import open_vdso
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import PAGE
+from iaprof.symbols.unwind.finishing import PAGE, Mapping
 
 _LOCATIONS = 4  # of a file, where it may be opened
 _NO_FILE = -1

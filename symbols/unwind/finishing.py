@@ -22,7 +22,6 @@ from iaprof.sandbox.answers import AnswerError
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError, SandboxSlow
 from iaprof.symbols.python.layout import LARGEST_OFFSET, Layout
-from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.reader import MAPPING
 
 PAGE = 4096
@@ -46,6 +45,15 @@ OpenImage = Callable[[int], int | None]
 Answer = TypeVar("Answer")
 ReadPage = Callable[[int], bytes]
 """Reads the page of the process's memory at an address; returns b"" if it cannot be read."""
+
+
+class Mapping(NamedTuple):
+    """Executable memory of a process."""
+
+    start: int
+    end: int
+    offset: int  # in the image
+    image: int  # the image's number; -1 for memory without a file
 
 
 class HowFound(IntEnum):

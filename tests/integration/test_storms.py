@@ -35,10 +35,19 @@ def built(folder: Path, how: str) -> list[str | Path]:
         command: list[str | Path] = [compiler, "-O0", "-shared", "-fPIC", "-x", "c", "-", "-o", libraries[-1]]
         subprocess.run([*map(str, command)], input=source, text=True, check=True)
     program = folder / "storms"
-    flags = ["-O2", "-Wall", "-Wextra", "-std=gnu11", "-fomit-frame-pointer", "-fno-optimize-sibling-calls", "-pthread"]
-    links = [programs.library, f"-Wl,-rpath,{programs.library.parent}"]
-    include = [f"-I{runtime.SOURCES}"]
-    subprocess.run([compiler, *flags, *include, HERE / "storms.c", "-o", program, *links], check=True)
+    flags: list[str | Path] = [
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        "-std=gnu11",
+        "-fomit-frame-pointer",
+        "-fno-optimize-sibling-calls",
+        "-pthread",
+    ]
+    links: list[str | Path] = [programs.library, f"-Wl,-rpath,{programs.library.parent}"]
+    include: list[str | Path] = [f"-I{runtime.SOURCES}"]
+    words: list[str | Path] = [compiler, *flags, *include, HERE / "storms.c", "-o", program, *links]
+    subprocess.run(words, check=True)
     return [program, str(LAUNCHES), how, *libraries]
 
 

@@ -31,8 +31,7 @@ from iaprof.record.unwinding.learner import (
 )
 from iaprof.record.unwinding.mappings import ImageGone
 from iaprof.record.unwinding.unfinished import MOST_FAILURES, StackQueue
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import PAGE, RULE, Finished, HowFound
+from iaprof.symbols.unwind.finishing import PAGE, RULE, Finished, HowFound, Mapping
 
 DEPTH, TOP = 8, 0x7FFF_0000_1000
 Rules = dict[tuple[int, RuleScope], Rule]
@@ -337,7 +336,7 @@ def test_a_process_that_unloads_a_library_keeps_the_rules_of_the_others(
     # when
     tested.finish(changed(copied(2, 100), unloads=2))
     # then
-    assert spaces_of(tested) == [1, 2]
+    assert spaces_of(tested) == [1, 2, 2]  # before the stack is finished, and with its rules
     assert tested.table.copied == [(1, 2, [(0x1000, 0x2000)])]
 
 
@@ -467,7 +466,7 @@ def test_copies_that_a_busy_machine_has_no_time_for_are_left_to_the_recording_s_
     # given copies of two launches' stacks and a CPU sample's, another launch's without its end, and no time for any
     copies = np.concatenate([copied(1, 100), copied(2, 100, is_sample=True), copied(3, 200), copied(4, 200)[:1]])
     readable, _writable = os.pipe()
-    ring: Any = SimpleNamespace(misfits=0, fileno=lambda: readable, read=lambda: copies)
+    ring: Any = SimpleNamespace(misfits=0, fileno=lambda: readable, read=lambda _: copies)
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(module, "ENDING_S", 0.0)
     monkeypatch.setattr(tested.learner, "step", list)
@@ -489,7 +488,7 @@ def test_copies_of_another_length_are_reported() -> None:
         def fileno(self) -> int:
             return there
 
-        def read(self) -> np.ndarray:
+        def read(self, _: int) -> np.ndarray:
             with contextlib.suppress(BlockingIOError):
                 self.misfits += len(os.read(there, 100))
             recorder.shutdown(socket.SHUT_WR)
@@ -499,7 +498,9 @@ def test_copies_of_another_length_are_reported() -> None:
     os.set_blocking(there, False)
     os.write(kernel, b"12")
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    idle: Any = SimpleNamespace(has_work=False, poll_timeout_ms=-1, is_ending=False, take=lambda _: None, rest=list)
+    idle: Any = SimpleNamespace(
+        has_work=False, poll_timeout_ms=-1, is_ending=False, take=lambda _: None, rest=list, room=9
+    )
     ring: Any = Ring()
     # when
     module._serve(idle, ring, channel)

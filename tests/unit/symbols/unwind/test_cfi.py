@@ -18,9 +18,8 @@ from elftools.elf.elffile import ELFFile
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.sandbox.parent import Limits
 from iaprof.symbols.unwind.cfi import CallFrames, RegisterRuleKind, Row
-from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.dwarf_reader import CfiError
-from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, StackCopy
+from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, Mapping, StackCopy
 
 FOLDER = Path("/lib/x86_64-linux-gnu")
 LIBRARIES = [Path("/lib64/ld-linux-x86-64.so.2"), FOLDER / "libc.so.6", FOLDER / "libstdc++.so.6"]

@@ -23,8 +23,7 @@ from iaprof.formats.wire.unwind_rules import (
     Walked,
 )
 from iaprof.symbols.files.vdso import open_vdso
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, StackCopy
+from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, Mapping, StackCopy
 from stacks.debugger import Stop, build, offset_of, stops
 
 LIMIT, INSTRUCTION = 400, RuleScope.INSTRUCTION
