@@ -266,7 +266,7 @@ def _functions(elf: Elf, debug: Elf | None, problems: list[str]) -> Functions:
         except (ElfError, MemoryError) as error:
             problems.append(str(error) or "its symbol table takes too much memory to read")
             tables.append(SymbolTable())
-    return functions_of(tables)
+    return functions_of(tables, elf.frame_starts())
 
 
 def _caches(files: list[int]) -> list[SymCache]:
