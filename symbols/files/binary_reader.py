@@ -18,15 +18,18 @@ from numpy.typing import NDArray
 from iaprof.formats.elf import ElfError
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of, read_elf
+from iaprof.symbols.files.plt import plt_symbols
+from iaprof.symbols.files.signal_trampoline import signal_trampolines
 from iaprof.symbols.files.symcache import SymCache, SymCacheError
 from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, shortened
-from iaprof.symbols.names.sources import DEBUG_INFORMATION, DYNAMIC_SYMBOLS, SOURCES, SYMBOL_TABLE
+from iaprof.symbols.names.sources import CODE, DEBUG_INFORMATION, DYNAMIC_SYMBOLS, RELOCATIONS, SOURCES, SYMBOL_TABLE
 from iaprof.symbols.unwind.calls_in_file import without_call
 from iaprof.symbols.unwind.frame_pointers import read_prologues
 from iaprof.symbols.unwind.outermost import outermost
 
 _AT_ONCE = 1 << 14  # addresses; each may have hundreds of frames
-_DYNAMIC = 3  # the index of .dynsym among the tables
+# The sources of the tables that `_functions` reads.
+_TABLE_SOURCES = (SYMBOL_TABLE, SYMBOL_TABLE, SYMBOL_TABLE, DYNAMIC_SYMBOLS, RELOCATIONS, CODE)
 
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
@@ -72,9 +75,12 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
     problems: list[str] = []
     more_files = files[1:-1]
     debug = _opened(more_files.pop(0)) if parameters["debug"] else None
-    functions = _functions(elf, debug, problems)
     offsets = np.frombuffer(bytes(data), np.uint64)
     addresses, known = elf.addresses(offsets)
+    with mmap.mmap(files[0], 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as content:
+        are_outermost = outermost(content, addresses[known])
+        trampolines = signal_trampolines(elf, content, addresses[known])
+    functions = _functions(elf, debug, trampolines, problems)
     answer = _Answer()
     caches = _caches(more_files)
     base = (debug or elf).first_address
@@ -88,8 +94,6 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
         inside &= numbers > 0
         answer.add(start_offsets[inside], (ends - starts)[inside], np.ones(inside.sum(), int), numbers[inside])
         answer.sources.update(_sources(functions, indices[inside]))
-    with mmap.mmap(files[0], 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as content:
-        are_outermost = outermost(content, addresses[known])
     flags = {"outermost": are_outermost, "no_calls": without_call(elf, addresses[known])}
     flagged = {member: None if flag is None else offsets[known][flag].tolist() for member, flag in flags.items()}
     return {**answer.written(files[-1], problems), **flagged}
@@ -223,8 +227,7 @@ def _cut(name: bytes) -> bytes:
 
 def _sources(functions: Functions, indices: NDArray[np.int64]) -> list[str]:
     """Returns the sources of the functions with these indices."""
-    dynamic = functions.tables[indices] == _DYNAMIC
-    return [text for text, used in ((SYMBOL_TABLE, (~dynamic).any()), (DYNAMIC_SYMBOLS, dynamic.any())) if used]
+    return [_TABLE_SOURCES[table] for table in np.unique(functions.tables[indices]).tolist()]
 
 
 def _remaining_ranges(
@@ -251,15 +254,17 @@ def _opened(file: int) -> Elf:
         raise Refusal("ElfError", str(error)) from None
 
 
-def _functions(elf: Elf, debug: Elf | None, problems: list[str]) -> Functions:
-    """Returns the functions of all symbol tables, that of .dynsym at _DYNAMIC. A damaged table counts as empty."""
+def _functions(elf: Elf, debug: Elf | None, trampolines: SymbolTable, problems: list[str]) -> Functions:
+    """Returns the functions of all symbol tables, in the order of _TABLE_SOURCES. A damaged table counts as empty."""
+    tables: list[SymbolTable] = []
     readers: list[Callable[[], SymbolTable]] = [
         partial(debug.symbols, dynamic=False) if debug else SymbolTable,
         partial(elf.symbols, dynamic=False),
         elf.packed_symbols,
         partial(elf.symbols, dynamic=True),
+        lambda: plt_symbols(elf, tables),
+        lambda: trampolines,
     ]
-    tables = []
     for read_table in readers:
         try:
             tables.append(read_table())

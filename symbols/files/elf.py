@@ -38,7 +38,7 @@ from iaprof.formats.elf import (
 )
 from iaprof.formats.elf_tables import SYMBOL
 
-_MOST_TABLE_BYTES = 1 << 28  # of a symbol table, and of its names
+MOST_TABLE_BYTES = 1 << 28  # of a symbol table, and of its names
 _MOST_UNPACKED_BYTES = 1 << 26  # of .gnu_debugdata, which has a few MB even for large programs
 _LZMA_BYTES = 1 << 27  # of memory for unpacking it
 _LONGEST_BUILD_ID = 64
@@ -213,9 +213,9 @@ class Elf(ElfFile):
         section = self.sections[index]
         if section.entry_size != SYMBOL.itemsize or section.link >= len(self.sections):
             raise ElfError("its symbol table is damaged")
-        data = self.data(index, _MOST_TABLE_BYTES)
+        data = self.data(index, MOST_TABLE_BYTES)
         symbols = np.frombuffer(data[: len(data) // SYMBOL.itemsize * SYMBOL.itemsize], SYMBOL)
-        names = self.data(section.link, _MOST_TABLE_BYTES)
+        names = self.data(section.link, MOST_TABLE_BYTES)
         symbols = symbols[(symbols["name"] < len(names)) & ~np.isin(symbols["section"], _NO_SECTIONS)]
         functions = np.isin(symbols["info"] & 15, (STT_FUNC, STT_GNU_IFUNC))
         symbols = symbols[functions | self._are_labels(symbols, names)]

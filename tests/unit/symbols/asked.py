@@ -15,9 +15,10 @@ from iaprof.symbols.names.binaries import Binaries
 _NAMED = re.compile(r"0x[0-9a-f]+ <(.*?)(?:\+\d+)?>")
 
 
-def gdb_names(path: Path, addresses: Iterable[int]) -> list[str]:
-    """The symbol that gdb prints for each address, without offset and not demangled; empty for none."""
-    words = ["gdb", "-nx", "-batch", "-ex", "set demangle off", "-ex", "set style enabled off"]
+def gdb_names(path: Path, addresses: Iterable[int], *, demangled: bool = False) -> list[str]:
+    """The symbol that gdb prints for each address, without offset, demangled or not; empty for none."""
+    words = ["gdb", "-nx", "-batch", "-ex", "set style enabled off"]
+    words += ["-ex", "set print asm-demangle on"] if demangled else ["-ex", "set demangle off"]
     for address in addresses:
         words += ["-ex", f"output/a {address:#x}", "-ex", r"echo \n"]
     done = subprocess.run([*words, str(path)], capture_output=True, text=True, check=True)
