@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.elf import ElfError
+from iaprof.formats.file_names import as_text
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of, read_elf
 from iaprof.symbols.files.plt import plt_symbols
+from iaprof.symbols.files.raw_paths import RawPaths
 from iaprof.symbols.files.signal_trampoline import signal_trampolines
 from iaprof.symbols.files.symcache import SymCache, SymCacheError
 from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, shortened
@@ -84,9 +86,10 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
     answer = _Answer()
     caches = _caches(more_files)
     base = (debug or elf).first_address
+    raw_paths = RawPaths(debug if debug and debug.has_debug_info else elf)
     for first in range(0, len(offsets), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
-        _name_some(answer, offsets[part], addresses[part], known[part], caches, base, functions)
+        _name_some(answer, offsets[part], addresses[part], known[part], caches, base, raw_paths, functions)
     if parameters["everything"]:
         starts, ends, indices = _remaining_ranges(functions, addresses[known])
         start_offsets, inside = elf.offsets(starts)  # a function is in one segment
@@ -165,6 +168,7 @@ def _name_some(
     known: NDArray[np.bool_],
     caches: list[SymCache],
     base: int,
+    raw_paths: RawPaths,
     functions: Functions,
 ) -> None:
     """Adds rows for some offsets: from debug information if it covers them, else from symbols.
@@ -176,13 +180,14 @@ def _name_some(
         known: bool[n], whether an offset has an address.
         caches: debug information.
         base: the address that addresses in SymCaches are relative to.
+        raw_paths: the paths of source files in the debug information.
         functions: the functions of all symbol tables.
     """
     unnamed = np.flatnonzero(known)
     for cache in caches:
         chains = cache.find(addresses[unnamed] - np.uint64(base))  # addresses below base wrap around, to unused ones
         numbers = _numbers(answer, chains.functions, cache.function_names)
-        files = _numbers(answer, chains.files, cache.file_names)
+        files = _numbers(answer, chains.files, partial(_file_names, cache, raw_paths))
         # The outermost function gets the name of its symbol: DWARF often lacks the linkage names of templates.
         outermost = (np.cumsum(chains.counts) - chains.counts)[chains.counts > 0]
         symbols = functions.find(addresses[unnamed[chains.counts > 0]])
@@ -217,12 +222,19 @@ def _numbers(
 ) -> NDArray[np.int64]:
     """Returns the numbers of the strings that `texts` gives for keys; it gets each distinct key once."""
     distinct, inverse = np.unique(keys, return_inverse=True)
-    names = [name if len(name) <= LONGEST_NAME else _cut(name) for name in texts(distinct, LONGEST_READ)]
+    names = [
+        name if name.isascii() and len(name) <= LONGEST_NAME else _text(name) for name in texts(distinct, LONGEST_READ)
+    ]
     return answer.numbers(names)[inverse]
 
 
-def _cut(name: bytes) -> bytes:
-    return shortened(name.decode("utf-8", "backslashreplace")).encode()
+def _file_names(cache: SymCache, raw_paths: RawPaths, numbers: NDArray[np.int64], longest: int) -> list[bytes]:
+    return [raw_paths.restored(path) for path in cache.file_names(numbers, longest)]
+
+
+def _text(name: bytes) -> bytes:
+    """Returns a name as UTF-8, not longer than LONGEST_NAME."""
+    return shortened(as_text(name)).encode()
 
 
 def _sources(functions: Functions, indices: NDArray[np.int64]) -> list[str]:

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.elf import MAGIC
+from iaprof.formats.file_names import possible_names
 from iaprof.symbols.files.debug_files import Candidate, build_id_path, debug_files
 from iaprof.symbols.files.debuginfod import Debuginfod, Kind
 from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
@@ -202,6 +203,14 @@ class LocalFiles:
 
     def _open(self, path: Path) -> int | str:
         """Opens a regular file for reading; returns why if it cannot be opened, empty if it does not exist."""
+        file_or_reason: int | str = ""
+        for name in possible_names(str(path)):
+            file_or_reason = self._open_name(Path(os.fsdecode(name)))
+            if file_or_reason != "":
+                break
+        return file_or_reason
+
+    def _open_name(self, path: Path) -> int | str:
         try:
             if self._symfs is not None and path.is_relative_to(self._symfs):
                 handle = _open_below(self._symfs, path.relative_to(self._symfs))
