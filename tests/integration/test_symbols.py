@@ -198,6 +198,34 @@ def test_a_process_like_cpython_makes_a_capture_little_larger(hardware: Hardware
     assert 0 < of_names < 2_000_000
 
 
+def test_paths_that_are_not_utf_8(hardware: Hardware, tmp_path: Path) -> None:
+    # given a program, its library and a working directory with such names
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    build = copy_of_build(folder)
+    programs = runtime.Programs(build / runtime.LIBRARY, build / os.fsdecode(b"work\xff"))
+    (build / "workload").rename(programs.workload)
+    words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 100, programs=programs)
+    capture = folder / os.fsdecode(b"c\xe9.parquet")
+    # when
+    command = [*IAPROF, "record", "-o", capture.name, *NAMED, "--cpu-freq", "999", "--", *words]
+    env = os.environ | environment(hardware) | {"LD_LIBRARY_PATH": str(build)}
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    # then functions are named, and the module's path is text for its bytes
+    modules = CaptureReader(capture).table("module").to_pylist()
+    named = {row["path"]: row for row in modules if row["source"]}
+    assert {rf"{tmp_path}/caf\xe9/work\xff", rf"{tmp_path}/caf\xe9/{runtime.LIBRARY}"} <= set(named)
+    here = report(capture)
+    assert ";app::epoch(" in here.out
+    # and the same in an archive, redacted or not, whose names were looked up anew
+    record(hardware, tmp_path / "bare", "--symbols", "none", "--", *words)
+    for number, options in enumerate(([], ["--redact"])):
+        made = folder / os.fsdecode(b"a\xff%d.parquet" % number)
+        subprocess.run([*IAPROF, "archive", tmp_path / "bare", "-o", made, "-q", *options], check=True)
+        assert (";app::epoch(" in report(made).out) == (number == 0)
+        assert CaptureReader(made).header["symbols"]["named"] > 0
+
+
 def test_names_of_the_kernel_and_of_all_functions(hardware: Hardware, tmp_path: Path) -> None:
     # given programs that are sampled in the kernel
     record(hardware, tmp_path / "c", "--symbols", "all", "--cpu-freq", "999", "--",
