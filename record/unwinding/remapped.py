@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from iaprof.formats.wire.process_maps import HUGE_PAGE
-from iaprof.symbols.unwind.code import Mapping
+from iaprof.symbols.unwind.finishing import Mapping
 
 
 def with_remapped_text(

@@ -11,7 +11,7 @@ import pytest
 
 from iaprof.formats.wire.process_maps import HUGE_PAGE
 from iaprof.record.unwinding.remapped import with_remapped_text
-from iaprof.symbols.unwind.code import Mapping
+from iaprof.symbols.unwind.finishing import Mapping
 
 AT = 0x5600_0000_0000  # a multiple of HUGE_PAGE
 SIZE = 4 * HUGE_PAGE
