@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,6 +23,7 @@ from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of, 
 from iaprof.symbols.files.plt import plt_symbols
 from iaprof.symbols.files.raw_paths import RawPaths
 from iaprof.symbols.files.signal_trampoline import signal_trampolines
+from iaprof.symbols.files.split_dwarf import skeletons
 from iaprof.symbols.files.symcache import SymCache, SymCacheError
 from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, shortened
 from iaprof.symbols.names.sources import CODE, DEBUG_INFORMATION, DYNAMIC_SYMBOLS, RELOCATIONS, SOURCES, SYMBOL_TABLE
@@ -37,7 +39,7 @@ _TABLE_SOURCES = (SYMBOL_TABLE, SYMBOL_TABLE, SYMBOL_TABLE, DYNAMIC_SYMBOLS, REL
 def operations(_stage_seconds: float) -> dict[str, Operation]:
     """Returns the operations of this child, by name."""
     np.unique(np.zeros(1))  # makes NumPy import what it needs, before the sandbox forbids opening files
-    return {"facts": facts, "name": name, "addresses": addresses}
+    return {"facts": facts, "name": name, "addresses": addresses, "split_units": split_units}
 
 
 def facts(_parameters: dict[str, Any], _data: bytearray, files: list[int]) -> object:
@@ -54,7 +56,15 @@ def facts(_parameters: dict[str, Any], _data: bytearray, files: list[int]) -> ob
         "frame_pointers": prologues.frame_pointers if prologues and prologues.functions else None,
         "debug_bytes": min(elf.sections[index].size, os.fstat(files[0]).st_size) if index is not None else 0,
         "second_file": elf.section(".gnu_debugaltlink") is not None,
+        "is_split": _is_split(elf),
     }
+
+
+def _is_split(elf: Elf) -> bool:
+    try:
+        return next(skeletons(elf), None) is not None
+    except ElfError:
+        return False
 
 
 def addresses(_parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
@@ -63,12 +73,38 @@ def addresses(_parameters: dict[str, Any], data: bytearray, files: list[int]) ->
     return [address if is_known else None for address, is_known in zip(values.tolist(), known.tolist(), strict=True)]
 
 
+def split_units(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
+    """Returns which split units of a program have some of the given offsets.
+
+    parameters: "most": return so many at most. data: the offsets, uint64[n], sorted and distinct. files: the file, and
+    the one with its debug information.
+
+    Returns:
+        Of each: its id, the name of its .dwo, and the folder it was compiled in.
+    """
+    addresses, known = _opened(files[0]).addresses(np.frombuffer(bytes(data), np.uint64))
+    wanted = np.sort(addresses[known])
+    units: list[tuple[str, str, str]] = []
+    try:
+        for unit in skeletons(_opened(files[-1])):
+            bounds = np.array([range_ for range_ in unit.ranges if 0 <= range_[0] < range_[1] < 1 << 64], np.uint64)
+            starts, ends = np.searchsorted(wanted, bounds.reshape(-1, 2)).T
+            if (starts < ends).any():
+                units.append((f"{unit.dwo_id:x}", _text(unit.name).decode(), _text(unit.folder).decode()))
+            if len(units) == parameters["most"]:
+                break
+    except ElfError as error:
+        raise Refusal("ElfError", str(error)) from None
+    return units
+
+
 def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
     """Names offsets of a file.
 
     parameters: "debug": whether the second file is a separate debug file. "everything": add a range for every function
-    symbol. data: the offsets, uint64[n], sorted and distinct. files: the file, its debug file if there is one, then
-    SymCaches, and last a file for the answer.
+    symbol. "split": how many of the SymCaches are of split units. data: the offsets, uint64[n], sorted and distinct.
+    files: the file, its debug file if there is one, then SymCaches, those of split units last, and last a file for the
+    answer.
 
     The answer's file gets int64 columns: first addresses, sizes and numbers of frames (`rows` of each), then functions,
     files (both indices into the strings) and lines (`frames` of each). The strings follow, separated by zero bytes.
@@ -84,7 +120,8 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
         trampolines = signal_trampolines(elf, content, addresses[known])
     functions = _functions(elf, debug, trampolines, problems)
     answer = _Answer()
-    caches = _caches(more_files)
+    whole = len(more_files) - parameters["split"]
+    caches = _caches(more_files[:whole]) + [cache for file in more_files[whole:] for cache in _split_caches(file)]
     base = (debug or elf).first_address
     raw_paths = RawPaths(debug if debug and debug.has_debug_info else elf)
     for first in range(0, len(offsets), _AT_ONCE):
@@ -296,4 +333,18 @@ def _caches(files: list[int]) -> list[SymCache]:
                 caches.append(SymCache(mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ)))
             except SymCacheError as error:
                 raise Refusal("SymCacheError", f"what was kept of it is damaged: {error}") from None
+    return caches
+
+
+def _split_caches(file: int) -> list[SymCache]:
+    """Reads the SymCaches of split units, as symbols/files/dwarf.py writes them."""
+    caches, content, at = [], os.pread(file, os.fstat(file).st_size, 0), 0
+    try:
+        while at + 16 <= len(content):
+            folder_bytes, size = struct.unpack_from("<QQ", content, at)
+            begin = at + 16 + folder_bytes
+            caches.append(SymCache(content[begin : begin + size], content[at + 16 : begin]))
+            at = begin + size
+    except SymCacheError as error:
+        raise Refusal("SymCacheError", f"what was made of its split debug information is damaged: {error}") from None
     return caches

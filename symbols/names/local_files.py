@@ -25,7 +25,7 @@ from iaprof.formats.elf import MAGIC
 from iaprof.formats.file_names import possible_names
 from iaprof.symbols.files.debug_files import Candidate, build_id_path, debug_files
 from iaprof.symbols.files.debuginfod import Debuginfod, Kind
-from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
+from iaprof.symbols.names.binaries import Binaries, BinaryError, Companions, Facts
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Symbolized
 from iaprof.symbols.names.sources import DEBUG_INFORMATION, SYMBOL_TABLE
@@ -87,7 +87,8 @@ class LocalFiles:
             if debug is None and search.facts is not None and not search.facts.has_symbols:
                 search.problems.append(f"{main.path} is stripped, and no debug information of it was found")
             file = None if debug is None else debug.file
-            symbolized = self._binaries.name(main.file, addresses, file, self._everything)
+            companions = Companions(main.path if os.path.isabs(main.path) else module.path, self._open_companion)
+            symbolized = self._binaries.name(main.file, addresses, file, self._everything, companions)
         is_from_debug = any(source in symbolized.source for source in (DEBUG_INFORMATION, SYMBOL_TABLE))
         path = debug.path if debug is not None and is_from_debug else main.path
         problems = "; ".join(problem for problem in (symbolized.problem, search.problem) if problem)
@@ -196,6 +197,11 @@ class LocalFiles:
             return None
         finally:
             os.close(file)
+
+    def _open_companion(self, path: str) -> int | None:
+        """Opens a file at its path, below --symfs first."""
+        places = [Path(path), *([self._symfs / path.lstrip("/")] if self._symfs is not None else [])]
+        return next((file for place in places[::-1] if (file := self._opened(place)) is not None), None)
 
     def _opened(self, path: Path) -> int | None:
         file = self._open(path)
