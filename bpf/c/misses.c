@@ -4,7 +4,7 @@
  */
 #define MOST_ABSENT 16   /* absent pages in a row that end a copy */
 #define MISSED_PATH_NS 1000000000ULL /* time until another copy of a path is sent */
-#define MOST_COPIES 512  /* in that time, of walks of a thread that end alike, as user space may never find a rule for them */
+#define MOST_COPIES 64   /* in that time, of walks of a thread that end alike, as user space may never find a rule for them */
 #define COPIES_OF_SAMPLES (1U << 31)
 #define MOST_IN_FLIGHT 400 /* copies of a process that user space has not answered: the ring buffer has room for 480 */
 #define SCANNED (4 * WINDOW) /* bytes of a signal handler's stack that are searched for the saved registers */

@@ -620,30 +620,35 @@ static enum caller by_frame_pointer(u64 address, u64 rsp, u64 rbp, struct regist
 /* Searches a part of the stack for a word that looks like a return address of the frame. In a stack of generated code, a word
  * that points to generated code ends the search: it may be a return address. Returns the rule, or HARD. */
 static u64 search(u64 address, u64 start, u64 base, u64 end, u32 kind, struct registers *registers, bool from_generated,
-                  struct registers *callers) {
+                  bool takes_others, struct registers *callers) {
+    u64 rule = HARD;
     for (u64 page = start & -PAGE; page < end; page += PAGE) {
         u64 first = page < start ? start : page, last = page + PAGE < end ? page + PAGE : end, value;
         if (!read_stack(first, 1, &value)) /* nothing was ever pushed there */
-            return HARD;
+            return rule;
         for (u64 at = first; at + 8 <= last; at += 8) {
             u64 word, saved;
             if (!read_word(at, &word) || word < walk.space->low || word >= walk.space->high)
                 continue;
             walk.checked++;
-            if (judge(word, address, NO_CALLER) == LIKELY || returns_from_signal(word)) {
+            enum caller caller = returns_from_signal(word) ? LIKELY : judge(word, address, NO_CALLER);
+            /* Behind a call of another function only if nothing better follows: that one may have jumped to this one. */
+            if (caller == LIKELY || (caller == OF_ANOTHER && rule == HARD && takes_others)) {
                 bool has_rbp = read_word(at - 8, &saved) && saved > at && saved < at + LARGEST_FRAME && !(saved & 7);
                 *callers = *registers;
                 if (has_rbp)
                     set_value(callers, RBP, saved);
                 set_value(callers, RSP, at + 8);
                 set_value(callers, RETURN_ADDRESS, word);
-                return checked_rule(kind, (s64)(at + 8 - base), has_rbp ? -16 : 0, has_rbp, GUESS);
+                rule = checked_rule(kind, (s64)(at + 8 - base), has_rbp ? -16 : 0, has_rbp, GUESS);
+                if (caller == LIKELY)
+                    return rule;
             }
             if (walk.need || walk.checked == MOST_CHECKED || (from_generated && is_unread(word)))
-                return HARD;
+                return walk.need ? HARD : rule;
         }
     }
-    return HARD;
+    return rule;
 }
 
 static bool contains(const u8 *code, u64 count, const void *bytes, u64 length) {
@@ -716,7 +721,7 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
     if (caller == OF_ANOTHER) {
         /* rbp belongs to an outer function, as this one does not keep a frame pointer, or not yet: its caller is below. */
         u64 below = rbp + 8 < end ? rbp + 8 : end;
-        rule = search(address, start, rsp, below, BY_RSP, registers, from_generated, &by_search);
+        rule = search(address, start, rsp, below, BY_RSP, registers, from_generated, false, &by_search);
         if (rule == HARD && !walk.need) { /* or the called function has jumped to this one */
             learn(address, scope, BY_FRAME_POINTER);
             *callers = by_rbp;
@@ -727,7 +732,7 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
      * or left by earlier calls. If it finds no caller there, rbx has another meaning. */
     if (rule == HARD && register_value(registers, RBX, &rbx) && rbx > start && rbx < end && !(rbx & 7) &&
         may_keep_rsp(address, before)) {
-        rule = search(address, rbx, rbx, end, BY_RBX, registers, from_generated, &by_search);
+        rule = search(address, rbx, rbx, end, BY_RBX, registers, from_generated, true, &by_search);
         if (rule != HARD && walk.count == 1)
             learn_blocks(address, before, behind, rule); /* where it does not hold for the function, BPF finds no caller */
         else if (rule == HARD)
@@ -745,7 +750,7 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
         }
     }
     if (rule == HARD)
-        rule = search(address, start, rsp, end, BY_RSP, registers, from_generated, &by_search);
+        rule = search(address, start, rsp, end, BY_RSP, registers, from_generated, true, &by_search);
     if (!walk.has_searched) {
         walk.has_searched = true;
         walk.searched_count = walk.count;
