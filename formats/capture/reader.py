@@ -87,6 +87,8 @@ class CaptureReader:
             self.bytes = path.size if isinstance(path, StoredFile) else path.stat().st_size
             if not isinstance(path, StoredFile) and not path.is_file():
                 raise CaptureError(f"{path} is not a file")
+            if not isinstance(path, StoredFile):
+                path.open("rb").close()  # whose error says why in a word, unlike Arrow's
             # Arrow opens a path of characters only if all of it is UTF-8, which no file name has to be.
             source = path.open() if isinstance(path, StoredFile) else pa.OSFile(os.fsencode(path))
             self._check_ends(self.bytes, source)

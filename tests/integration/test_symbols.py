@@ -261,7 +261,7 @@ def test_names_of_the_kernel_and_of_all_functions(hardware: Hardware, tmp_path: 
     record(hardware, tmp_path / "c", "--symbols", "all", "--cpu-freq", "999", "--",
            "sh", "-c", "for i in $(seq 40); do cat /proc/self/maps /proc/self/smaps; done > /dev/null")  # fmt: skip
     # when
-    folded = report(tmp_path / "c", "--cpu-samples").out
+    folded = report(tmp_path / "c", "--cpu-samples", "--all-processes").out
     # then
     assert "_[k]" in folded
     assert any("do_syscall_64" in line or "asm_exc_page_fault" in line for line in folded.splitlines())
