@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles libiaprof_inject.so of record/kernels/inject*.c into the package, and makes man pages and completions.
+"""Compiles two libraries into the package, and makes man pages and completions.
+
+libiaprof_inject.so is made of record/kernels/inject*.c, libiaprof_unwind.so of symbols/unwind/*.c.
 
 pyproject.toml has the rest of the build. The man pages and completions are made by cli/manual of this checkout.
 
-Without a C compiler or <sys/sdt.h> (Debian: systemtap-sdt-dev), iaprof is installed without that library, and
+Without <sys/sdt.h> (Debian: systemtap-sdt-dev), iaprof is installed without the first one, and
 `iaprof record --launches=inject` says what is missing.
 """
 
@@ -72,7 +74,14 @@ setup(
             # -Bsymbolic: the library calls its own functions, even if the program has functions with these names.
             extra_link_args=["-Wl,-Bsymbolic,-z,now,-z,relro,-z,noexecstack,--build-id=sha1"],
             optional=True,
-        )
+        ),
+        Extension(
+            "iaprof.symbols.unwind.libiaprof_unwind",
+            [f"src/iaprof/symbols/unwind/{part}.c" for part in ("walk", "frames")],
+            depends=["src/iaprof/symbols/unwind/frames.h"],
+            extra_compile_args=["-std=gnu11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],
+            extra_link_args=["-Wl,-z,now,-z,relro,-z,noexecstack,--build-id=sha1"],
+        ),
     ],
     data_files=[("share", [])],  # without any, setuptools would not run install_data
     cmdclass={"build_ext": BuildLibrary, "install_data": InstallManual, "bdist_wheel": WheelOfAnyPython},

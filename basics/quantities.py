@@ -49,6 +49,25 @@ def percent(share: float) -> str:
     return f"{text} %"
 
 
+def percents(counts: Sequence[int]) -> list[str]:
+    """Shares of a whole in percent, which add up to 100; each as `percent` shows it.
+
+    Args:
+        counts: the parts of the whole, which is their sum.
+    """
+    total = max(sum(counts), 1)
+    tenths = [count * 1000 // total for count in counts]
+    # What rounding down left goes to those with the largest remainders.
+    by_remainder = sorted(range(len(counts)), key=lambda at: -(counts[at] * 1000 % total))
+    for at in by_remainder[: 1000 - sum(tenths)] if any(counts) else ():
+        tenths[at] += 1
+    # Neither all nor nothing, however little is missing of it.
+    return [
+        percent(min(max(tenth / 1000, 1e-9), 1 - 1e-9) if 0 < count < total else tenth / 1000)
+        for count, tenth in zip(counts, tenths, strict=True)
+    ]
+
+
 def in_utc(iso: str) -> str:
     """An ISO 8601 time such as `2026-11-21T10:33:33.747495Z`, to the second."""
     return f"{iso[:10]} {iso[11:19]} UTC"

@@ -16,6 +16,7 @@ from iaprof.bpf.bytecode import Bytecode, BytecodeError
 from iaprof.bpf.probes.driver_layout import MAX_GPUS
 from iaprof.bpf.structs import (
     ARG,
+    COPYING,
     ENTRY,
     LAYOUT,
     MAX_ARGS,
@@ -106,6 +107,7 @@ _STRUCTS = {  # by name in C
     "mapping_state": MAPPING_STATE,
     "space": SPACE,
     "missed_path": MISSED_PATH,
+    "copying": COPYING,
     "python_layout": PYTHON_LAYOUT,
     "python": PYTHON,
     "launch": LAUNCH,
@@ -136,8 +138,9 @@ _ELEMENTS: dict[str, tuple[np.dtype[Any], np.dtype[Any]]] = {  # key and value o
     "wait_entries": (_NUMBER, WAIT_ENTRY),
     "others": (_NUMBER, _NUMBER),
     "spaces": (_NUMBER, SPACE),
-    "loads": (_NUMBER, _LONG),
+    "process_unloads": (_NUMBER, _LONG),
     "missed_paths": (_LONG, MISSED_PATH),
+    "copies_done": (_NUMBER, _LONG),
     "pythons": (_NUMBER, PYTHON),
     "waits": (_NUMBER, WAITING),
     "wait_sites": (SITE_KEY, SITE),

@@ -23,6 +23,7 @@ _PAGE = mmap.PAGESIZE
 _HEADER = 8
 _BUSY = np.uint32(1 << 31)
 _DISCARDED = np.uint32(1 << 30)
+MOST_RECORDS = 1 << 30
 MOST_HELD_NS = 1_000_000_000  # that a record may be unfinished: its thread may have been preempted while it wrote
 
 
@@ -63,16 +64,19 @@ class RingBuffer:
         """Returns the map's descriptor, which becomes readable when a program requests a wakeup."""
         return self._fd
 
-    def read(self) -> NDArray[np.void]:
-        """Returns a copy of all complete records in order, of shape [n], and frees their space in the buffer.
+    def read(self, most: int = MOST_RECORDS) -> NDArray[np.void]:
+        """Returns a copy of complete records in order, of shape [n], and frees their space in the buffer.
 
         Records whose length is not the dtype's are skipped and counted in `misfits`.
+
+        Args:
+            most: how many records to read; the others stay in the buffer.
         """
         position, end = int(self._consumer[0]), int(self._producer[0])
         parts: list[NDArray[np.void]] = []
         is_complete = True
-        while is_complete and end - position >= _HEADER:
-            position, is_complete = self._read_expected(position, end, parts)
+        while is_complete and end - position >= _HEADER and (left := most - sum(map(len, parts))) > 0:
+            position, is_complete = self._read_expected(position, end, parts, left)
         self._consumer[0] = position
         held_at = position if position < end else -1
         if held_at != self._held_at:
@@ -100,13 +104,13 @@ class RingBuffer:
         """Bytes of records that were begun, and not read yet."""
         return int(self._producer[0]) - int(self._consumer[0])
 
-    def _read_expected(self, position: int, end: int, parts: list[NDArray[np.void]]) -> tuple[int, bool]:
+    def _read_expected(self, position: int, end: int, parts: list[NDArray[np.void]], most: int) -> tuple[int, bool]:
         """Reads records of the expected length from `position` on, and skips the misfit after them, if any.
 
         Returns:
             The position after these records, and whether a complete record may follow.
         """
-        count = (end - position) // self._row.itemsize
+        count = min((end - position) // self._row.itemsize, most)
         start = position % self._size
         rows = self._data[start : start + count * self._row.itemsize].view(self._row)
         lengths = rows["length"].copy()
@@ -118,6 +122,8 @@ class RingBuffer:
             kept = (lengths & _DISCARDED) == 0
             parts.append(rows["payload"].copy() if kept.all() else rows["payload"][kept])
             position += count * self._row.itemsize
+        if count == most:
+            return position, True
         return self._skip_misfit(position, end)
 
     def _skip_misfit(self, position: int, end: int) -> tuple[int, bool]:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import contextlib
 import mmap
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from iaprof.bpf.maps import delete_element, read_element, write_element
 from iaprof.bpf.structs import MISSED_PATH, SPACE, pack
-from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, BLOCK_BYTES, Rule, RuleScope
+from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, BLOCK_BYTES, RuleScope
 
 _BUCKET_BYTES, _SLOTS = 64, 4
 _INITIAL_BITS, _GROWTH_BITS = 10, 2  # binary logarithms: number of buckets used at first, and factor of growth
+_MOST_EVICTED = 8  # rules, until the table grows
+_SPACE_BITS, _MOST_SPACES = 48, (1 << 15) - 1  # where a key has the number of its space, and the largest one
 _MULTIPLIER, _MASK_64 = 0x9E3779B97F4A7C15, (1 << 64) - 1
 
 
@@ -22,7 +27,7 @@ class MappingState(NamedTuple):
     born: int  # start of the process, CLOCK_BOOTTIME ns
     mm: int
     exec_vm: int
-    loads: int
+    unloads: int
 
 
 class RuleTable:
@@ -47,30 +52,47 @@ class RuleTable:
         self._memory = mmap.mmap(fd, _BUCKET_BYTES << bits)
         self._words = memoryview(self._memory).cast("Q")
         self._used = 0  # number of slots with a rule
-        self.written = self.evicted = 0
+        self.written = self.evicted = self._evicted_before = 0
 
     @property
     def is_crowded(self) -> bool:
-        """Whether more than half of the slots in use have a rule, and the table can grow."""
-        return self._used > _SLOTS << self.bits >> 1 and self.bits < self._max_bits
+        """Whether more than half of the slots in use have a rule, or rules replaced others, and the table can grow."""
+        is_full = self._used > _SLOTS << self.bits >> 1 or self.evicted > self._evicted_before + _MOST_EVICTED
+        return is_full and self.bits < self._max_bits
 
     def grow(self) -> None:
         """Uses more buckets; the caller must have made all processes forget their spaces."""
         words = self._words[: _BUCKET_BYTES // 8 << self.bits].tolist()
         self.clear()
         self.bits = min(self.bits + _GROWTH_BITS, self._max_bits)
+        self._evicted_before = self.evicted
         for key, packed in zip(words[::2], words[1::2], strict=True):
             if key:
                 self._write(key, packed)
 
-    def write(self, space: int, address: int, scope: RuleScope, rule: Rule) -> None:
-        """Sets the rule for an address in a space."""
-        key = address | space << 48
-        if scope is not RuleScope.RETURN:
+    def write(self, space: int, address: int, scope: int, packed: int) -> None:
+        """Sets the rule, as Rule.pack makes it, for an address in a space; `scope` is a RuleScope."""
+        key = address | space << _SPACE_BITS
+        if scope != RuleScope.RETURN:
             key |= 1 << ADDRESS_BITS
-        if scope is RuleScope.BLOCK:
+        if scope == RuleScope.BLOCK:
             key = key & -BLOCK_BYTES | 1 << 63
-        self._write(key, rule.pack())
+        self._write(key, packed)
+
+    def copy(self, space: int, to: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Copies the rules of a space for addresses in some ranges, [start, end), to another space."""
+        slots = np.frombuffer(self._memory, np.uint64, _BUCKET_BYTES // 8 << self.bits).reshape(-1, 2)
+        keys = slots[:, 0]
+        of_space = slots[(keys >> np.uint64(_SPACE_BITS) & np.uint64(_MOST_SPACES)) == space]
+        addresses = of_space[:, 0] & np.uint64((1 << ADDRESS_BITS) - 1)
+        bounds = np.array(sorted(ranges), np.uint64).reshape(-1, 2)
+        at = np.searchsorted(bounds[:, 0], addresses, "right")
+        is_inside = (at > 0) & (addresses < bounds[:, 1][np.maximum(at, 1) - 1]) if len(bounds) else at > 0
+        other = (space ^ to) << _SPACE_BITS
+        copied = of_space[is_inside & (of_space[:, 0] != 0)].tolist()
+        del slots, keys  # otherwise the mapping could not be closed
+        for key, packed in copied:
+            self._write(key ^ other, packed)
 
     def _write(self, key: int, packed: int) -> None:
         hashed = (key ^ key >> 13) * _MULTIPLIER & _MASK_64
@@ -85,7 +107,9 @@ class RuleTable:
             slot = keys.index(0)
             self._used += 1
         else:
-            slot = hashed & 3
+            # One of a block, if there is one, as instructions have rules of their own; else each in turn, so that two
+            # rules that are needed all the time do not replace each other for ever.
+            slot = next((slot for slot in range(_SLOTS) if keys[slot] >> 63), self.evicted % _SLOTS)
             self.evicted += 1
         # A program may read the slot meanwhile, and must not combine the new address with the old rule.
         self._words[first + 2 * slot] = 0
@@ -95,8 +119,9 @@ class RuleTable:
 
     def clear(self) -> None:
         """Forgets all rules."""
-        for at in range(0, len(self._words), 2):
-            self._words[at] = 0
+        slots = np.frombuffer(self._memory, np.uint64).reshape(-1, 2)
+        slots[:, 0] = 0
+        del slots  # otherwise the mapping could not be closed
         self._used = 0
 
     def close(self) -> None:
@@ -106,11 +131,12 @@ class RuleTable:
 
 
 class Spaces:
-    """The maps `spaces`, `loads` and `missed_paths`."""
+    """The maps `spaces`, `process_unloads`, `missed_paths` and `copies_done`."""
 
-    def __init__(self, spaces: int, loads: int, missed_paths: int) -> None:
+    def __init__(self, spaces: int, unloads: int, missed_paths: int, copies_done: int) -> None:
         """Args: the maps' descriptors; the caller closes them."""
-        self._spaces, self._loads, self._missed_paths = spaces, loads, missed_paths
+        self._spaces, self._unloads = spaces, unloads
+        self._missed_paths, self._copies_done = missed_paths, copies_done
 
     def set(self, pid: int, state: MappingState, number: int, bits: int) -> None:
         """Assigns a space to a process while its mappings are in this state.
@@ -128,10 +154,14 @@ class Spaces:
         with contextlib.suppress(OSError):
             delete_element(self._spaces, struct.pack("<I", pid))
 
-    def loads(self, pid: int) -> int:
-        """Returns how often a process called dlopen."""
-        found = read_element(self._loads, struct.pack("<I", pid), 8)
-        return int.from_bytes(found, "little") if found else 0
+    def unloads(self, pid: int) -> int:
+        """Returns the present `unloads` of a process's MappingState."""
+        found = read_element(self._unloads, struct.pack("<I", pid), 8)
+        return 1 + int.from_bytes(found, "little") if found else 0
+
+    def set_copies_done(self, pid: int, count: int) -> None:
+        """Tells BPF how many copies of a process's stacks were answered, so that it sends further ones."""
+        write_element(self._copies_done, struct.pack("<I", pid), struct.pack("<Q", count))
 
     def walk_again(self, path: int) -> None:
         """Has BPF walk stacks of a missed path again, because the missing rules have been written."""

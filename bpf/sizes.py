@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 
 from iaprof.bpf.btf import Btf, BtfError
@@ -32,7 +33,7 @@ class Sizes:
     python_pages: int = 2048  # 8 MiB: 1,350 distinct stacks with frames of Python
     code_pages: int = 2048  # 8 MiB: 2,200 code objects
     pythons_remembered: int = 1 << 12
-    copied_pages: int = 4096  # 16 MiB: 240 copies of stacks
+    copied_pages: int = 8192  # 32 MiB: 480 copies of stacks
     rule_bits: int = 15  # 2 MiB: 131,072 rules; few of these pages are used at first
     processes_remembered: int = 1 << 14
     missed_paths_remembered: int = 1 << 14
@@ -65,6 +66,7 @@ def named_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOff
         "STACK_ID_BITS": sizes.stack_id_bits,
         "FRAME_POINTERS_ONLY": int(offsets is None),
         **(offsets or KernelOffsets()).named(),
+        **_kernel_code(),
         "COPY_PAGES": COPY_PAGES,
         "SAMPLE_WAKE_EVERY": _wake_every(sizes.sample_pages, CPU_SAMPLE.itemsize, cpus),
         "WAIT_SHORT_NS": SHORT_NS,
@@ -82,8 +84,8 @@ def named_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOff
 class KernelOffsets:
     """What the programs need to know of the kernel's BTF.
 
-    These are offsets in bytes of the members of structures that walks of user stacks read, and type numbers of the
-    functions that iterate over numbers, which are 0 in a kernel that lacks one of them.
+    These are offsets in bytes of the members of structures that walks of user stacks read. Those of copies of probed
+    instructions, and type numbers of the functions that iterate over numbers, are 0 in a kernel that lacks one of them.
     """
 
     task_group_leader: int = 0
@@ -93,6 +95,9 @@ class KernelOffsets:
     task_sas_ss_size: int = 0
     task_fsbase: int = 0
     mm_exec_vm: int = 0
+    task_utask: int = 0
+    utask_vaddr: int = 0
+    utask_xol_vaddr: int = 0
     iterator_new: int = 0
     iterator_next: int = 0
     iterator_destroy: int = 0
@@ -103,6 +108,7 @@ class KernelOffsets:
         return found | {"ITERATES": (1 << 64) - 1 if self.iterator_next else 0}
 
 
+_UTASK = ("vaddr", "xol_vaddr")
 _ITERATOR = ("bpf_iter_num_new", "bpf_iter_num_next", "bpf_iter_num_destroy")
 _TASK = (("group_leader",), ("start_boottime",), ("mm",), ("sas_ss_sp",), ("sas_ss_size",), ("thread", "fsbase"))
 
@@ -113,11 +119,15 @@ def kernel_offsets() -> KernelOffsets | None:
         btf = Btf(functions=_ITERATOR)
         found = [btf.offset("task_struct", *names) for names in _TASK]
         found.append(btf.offset("mm_struct", "exec_vm"))
+        probed = [btf.offset("task_struct", "utask"), *(btf.offset("uprobe_task", name) for name in _UTASK)]
         functions = [btf.function(name) or 0 for name in _ITERATOR]
     except BtfError:
         return None
     offsets = [offset for offset in found if offset is not None]
-    return KernelOffsets(*offsets, *(functions if all(functions) else ())) if len(offsets) == len(found) else None
+    if len(offsets) < len(found):
+        return None
+    zeros = [0] * len(probed)
+    return KernelOffsets(*offsets, *(probed if None not in probed else zeros), *(functions if all(functions) else ()))
 
 
 def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:
@@ -149,12 +159,49 @@ def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:
         "copies": sizes.copied_pages * PAGE_BYTES,
         "rules": 1 << sizes.rule_bits,
         "spaces": sizes.processes_remembered,
-        "loads": sizes.processes_remembered,
+        "process_unloads": sizes.processes_remembered,
+        "copying": sizes.processes_remembered,
+        "copies_done": sizes.processes_remembered,
         "missed_paths": sizes.missed_paths_remembered,
         "chunks": sizes.chunk_pages * PAGE_BYTES,
         "modules": sizes.module_pages * PAGE_BYTES,
         "list_events": sizes.list_pages * PAGE_BYTES,
     }
+
+
+_KERNEL_CODE = {
+    "ASM_EXC_INT3": (b"asm_exc_int3",),
+    # arch/x86/kernel/uprobes.c; the compiler may have put one into another
+    "UPROBE_EMULATION": (b"emulate_push_stack", b"push_emulate_op", b"branch_emulate_op"),
+}
+_MOST_KERNEL_CODE = 1 << 14  # bytes of one of these; functions in more are not together
+
+
+def _kernel_code() -> dict[str, int]:
+    """Returns where functions of the kernel are, and `_BYTES`, by constants; 0 if /proc/kallsyms does not tell."""
+    missing = {function for functions in _KERNEL_CODE.values() for function in functions}
+    found: dict[bytes, tuple[int, int]] = {}  # start and end
+    last = b""
+    with contextlib.suppress(OSError), open("/proc/kallsyms", "rb") as symbols:  # in the order of addresses
+        for line in symbols:
+            name = line.split(maxsplit=3)[2]
+            if not last and name not in missing:
+                continue
+            address = int(line.split(maxsplit=1)[0], 16)
+            if last and address > found[last][0]:
+                found[last], last = (found[last][0], address), b""
+            if name in missing:
+                missing.remove(name)
+                found[name], last = (address, address), name
+            if not missing and not last:
+                break
+    code: dict[str, int] = {}
+    for constant, functions in _KERNEL_CODE.items():
+        ranges = [found[function] for function in functions if function in found]
+        start, end = min((each[0] for each in ranges), default=0), max((each[1] for each in ranges), default=0)
+        is_known = start and end - start <= _MOST_KERNEL_CODE
+        code |= {constant: start if is_known else 0, f"{constant}_BYTES": end - start if is_known else 0}
+    return code
 
 
 def _wake_every(pages: int, record: int, cpus: int) -> int:

@@ -99,7 +99,7 @@ SETTINGS = np.dtype(
     [
         ("epoch", "<u8"),  # number of the output file
         ("generation", "<u8"),  # of the sums of short waits
-        ("scoped", "<u8"),  # whether the map `others` has elements
+        ("scoped", "<u8"),  # whether launches, copies and waits of processes in `others` come in short
     ]
 )
 
@@ -168,6 +168,12 @@ MISSED_PATH = np.dtype(
     ]
 )
 """A path on which a walk lacked a rule, or all paths of a thread whose walks end alike."""
+COPYING = np.dtype(
+    [
+        ("sent", "<u8"),  # number of copies of a process's stacks
+        ("last", "<u8"),  # CLOCK_MONOTONIC ns of the last one
+    ]
+)
 
 PYTHON_OFFSETS = (  # symbols.python.layout.Layout; members that a version lacks are 0
     *("interpreters_head", "threads_head", "interpreter_next", "thread_next", "thread_id", "thread_frame"),

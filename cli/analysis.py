@@ -58,11 +58,10 @@ def open_report(
     from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.parts import build_parts
     from iaprof.report.profile import ReportOptions
-    from iaprof.symbols.names.cpu_frames import FrameOptions
 
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
-    wanted = ReportOptions(choice.selection, interval_s, FrameOptions(choice.inlines, lines, interpreter), texts)
+    wanted = ReportOptions(choice.selection, interval_s, choice.frame_options(lines, interpreter), texts)
     with GpuModuleLoader() as modules:
 
         def built(selection: Selection) -> Report:
@@ -88,6 +87,7 @@ def open_export(
     *,
     lines: bool = False,
     interpreter: bool = False,
+    all_samples: bool = False,
     source_dirs: Sequence[Path] = (),
 ) -> Iterator[tuple[Export, Report | None]]:
     """A writer's input, and the report it comes from, or None if only CPU samples or waits are exported.
@@ -100,6 +100,7 @@ def open_export(
         interval_s: length of intervals; None: the format's default.
         lines: CPU frames have file and line.
         interpreter: keep CPython's own frames between Python functions.
+        all_samples: CPU samples of the recorder and of processes out of scope, too.
         source_dirs: folders with the source files of GPU code.
 
     Raises:
@@ -116,13 +117,14 @@ def open_export(
     from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.profile import ReportOptions
     from iaprof.report.views.waits import waits_of
-    from iaprof.symbols.names.cpu_frames import FrameOptions
 
     folders = SourceFiles(source_dirs)
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     interval = fitting_interval(reader, writer.interval_s) if interval_s is None else interval_s
-    wanted = ReportOptions(choice.selection, interval, FrameOptions(choice.inlines, lines, interpreter))
+    wanted = ReportOptions(
+        choice.selection, interval, choice.frame_options(lines, interpreter), all_samples=all_samples
+    )
     if stack_options.waits or stack_options.cpu_samples:
         check_has_rows(reader, "wait" if stack_options.waits else "cpu_sample")
     if stack_options.waits:

@@ -77,12 +77,11 @@ def ask_fleet(
     from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S, find_sources
     from iaprof.report.fleet.tasks import Question
     from iaprof.report.profile import ReportOptions
-    from iaprof.symbols.names.cpu_frames import FrameOptions
 
     timeout_s = fleet.timeout_s or DEFAULT_TIMEOUT_S
     sources = find_sources(captures, timeout_s)
-    frames = FrameOptions(choice.inlines, lines, interpreter)
-    options = MapOptions(ReportOptions(choice.selection, interval_s, frames), symbol_options(choice))
+    wanted = ReportOptions(choice.selection, interval_s, choice.frame_options(lines, interpreter))
+    options = MapOptions(wanted, symbol_options(choice))
     # What files of the user's say may change, without a trace in the key of a profile.
     has_files = choice.symfs is not None or choice.symbol_dirs or choice.kallsyms is not None
     cache = Cache(NONE if has_files else fleet.cache or usual_place(), options, timeout_s)

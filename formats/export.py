@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from iaprof.formats.profile import Launch, Profile
@@ -42,6 +43,7 @@ class CpuSamples:
     launch: NDArray[np.int64]  # [n], index into launches
     interval: NDArray[np.int64]  # [n]
     count: NDArray[np.int64]  # [n]
+    left_out: Counter[str] = field(default_factory=Counter)  # samples that are not here, by formats.header.left_out
 
 
 @dataclass(frozen=True, eq=False)

@@ -253,4 +253,6 @@ def is_visible(character: str) -> bool:
 
 
 def _escaped(code: int) -> str:
+    if 0xDC80 <= code <= 0xDCFF:  # how Python has a byte of a file name that is not UTF-8
+        code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"

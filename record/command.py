@@ -36,6 +36,11 @@ class Command:
             raise IaprofError(f"{words[0]} cannot be started: {error.strerror}") from error
 
     @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
     def runs(self) -> bool:
         """Whether the command has not ended yet."""
         return self._process.poll() is None

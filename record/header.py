@@ -20,7 +20,8 @@ from iaprof.symbols.names.boot import boot_id
 _ORDER = (
     "iaprof", "host", "python", "command", "arguments", LABELS, "part", "clock", "stack_depth",
     "follows_frame_pointers",
-    "launches_by", "waits_wanted", "cpu_hz", "metric_interval_ns", "streams", "libraries", "scope", "unprobed",
+    "launches_by", "waits_wanted", "cpu_hz", "metric_interval_ns", "streams", "libraries", "scope",
+    "recorder_pid", "command_pid", "sampled_pids", "unprobed",
     "end_ns", "clock_end", "probes", "cost",
     "cpu_s", "learn_cpu_s", "compile_cpu_s", "peak_bytes", "spool_bytes", "probe_ns",
 )  # fmt: skip

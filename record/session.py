@@ -26,6 +26,7 @@ from iaprof.record.command import PATIENCE_S, Command
 from iaprof.record.control import COMMANDS, Control
 from iaprof.record.header import footer, header
 from iaprof.record.launched_kernels import LaunchedKernels
+from iaprof.record.left_out import COMMAND
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.own_cost import cpu_seconds
@@ -87,6 +88,7 @@ class Session:
         """
         self._options, self._signals, self._callbacks = options, signals, callbacks
         self._command: Command | None = None
+        self._command_pid: list[int] = []  # and the time before its start, CLOCK_MONOTONIC ns
         self._finisher: Finisher | None = None
         self._keeper: BudgetKeeper | None = None
         self._stop = False
@@ -103,12 +105,16 @@ class Session:
     def _open(self) -> None:
         options = self._options
         scope = Scope(options.pids) if options.pids else None
+        is_sampled = options.cpu_hz > 0 and not options.all_samples
+        self._sampled = scope or (Scope(of_launches=False) if options.command and is_sampled else None)
         self._control = Control(options.control) if options.control else None
         if self._control is not None:
             self._until_end.callback(self._control.close)
         self._roots = Roots()
         self._until_close.callback(self._roots.close)
-        self._sources = open_sources(options, scope, self._roots, self._signals, self._until_end, self._until_close)
+        self._sources = open_sources(
+            options, scope, self._sampled, self._roots, self._signals, self._until_end, self._until_close
+        )
         self._journal = Journal(Spool(spool_path(options.output)), self._callbacks.warn, self._callbacks.inform)
         if options.keep_earlier:
             self._keep_earlier()
@@ -195,15 +201,25 @@ class Session:
             for source in self._sources:
                 source.ready()
             self._signals.check()
-            self._command = Command(options.command, self._signals, self._environment())
+            self._start_command()
         with contextlib.suppress(OSError):
             # The hardware's buffers fill in milliseconds: the recorder must run before the programs that fill them.
             # Only now, as the command would inherit it.
             os.setpriority(os.PRIO_PROCESS, 0, NICE)
 
+    def _start_command(self) -> None:
+        since_ns = time.monotonic_ns()
+        self._command = Command(self._options.command, self._signals, self._environment())
+        self._command_pid = [self._command.pid, since_ns]
+        for item in self._command_pid:
+            self._journal.append(COMMAND, item)
+        if self._sampled is not None:
+            self._sampled.add_command(self._command.pid)
+
     def _header(self) -> dict[str, Any]:
         """Returns the header of the output file that begins now."""
         members = header(self._options, self._rotation.number, self._sources) | self._rotation.files.header()
+        members |= {COMMAND: self._command_pid} if self._command_pid else {}
         return members | (self._keeper.header() if self._keeper is not None else {})
 
     def _footer(self, end_ns: int) -> dict[str, Any]:

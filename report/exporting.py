@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -94,14 +95,16 @@ def cpu_samples(capture: CaptureReader, options: ReportOptions, symbol_options: 
     """
     launches: list[Launch] = []
     columns = []
+    left_out: Counter[str] = Counter()
     for part, start_ns in zip(capture.parts, starts_ns(capture), strict=True):
         host = host_of(part.header) if len(capture.parts) > 1 else ""
         with open_symbolizer(part, symbol_options) as names:
             found = build_cpu(part, names, replace(options, start_ns=start_ns))
         columns.append(np.stack([found.launch + len(launches), found.interval, found.count]))
+        left_out += found.left_out
         launches += [replace(launch, host=host) for launch in found.launches]
     launch, interval, count = np.concatenate(columns, axis=1)
-    return CpuSamples(launches, launch, interval, count)
+    return CpuSamples(launches, launch, interval, count, left_out)
 
 
 def empty_profile() -> Profile:

@@ -18,6 +18,7 @@ from iaprof.formats.capture.merged import merged_members
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
 from iaprof.formats.header.labels import labels_of
+from iaprof.formats.header.left_out import TOTALS as LEFT_OUT
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python
 from iaprof.formats.header.removed_files import RemovedFiles
@@ -362,7 +363,8 @@ def _counts(capture: CaptureReader, header: _Header) -> dict[str, int | None]:
     except CaptureError:  # these rows are damaged: the rest of the description is still valid
         executed = {"executions": None, "unknown_executions": None, "launches": None}
     moved = header.number("totals", "transferred_bytes") if rows["transfers"] else 0
-    return {"stalls": stalls, **rows, "carried_launches": carried, **executed, "transferred_bytes": moved}
+    left_out = {name: header.number("totals", name) or 0 for name in LEFT_OUT.values()}
+    return {"stalls": stalls, **rows, "carried_launches": carried, **executed, "transferred_bytes": moved, **left_out}
 
 
 def _losses(header: _Header) -> list[Loss]:

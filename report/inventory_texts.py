@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
+from iaprof.formats.header.left_out import TOTALS as LEFT_OUT, left_out_text
 from iaprof.formats.header.python_counts import NOUNS as PYTHON_NOUNS, PythonCounts
 from iaprof.formats.header.whole_stacks import COUNTED, NOUNS, WholeStacks
 
@@ -80,6 +81,9 @@ def holds(counts: dict[str, int | None]) -> Iterator[Fact]:
         "transfers": f"copies and fills of {in_bytes(counts['transferred_bytes'])}"
         if counts["transferred_bytes"]
         else "",
+        "cpu_samples": f"reports leave out {left_out}"
+        if (left_out := left_out_text({why: counts[name] for why, name in LEFT_OUT.items()}))
+        else "",
         "symbols": _remark("in ", counts["named_modules"], "file"),
     }
     found = {name: "unknown" if (count := counts[name]) is None else f"{count:,}" for name in labels}
@@ -122,9 +126,9 @@ def lost(losses: list[Loss], stack_ends: Iterable[dict[str, WholeStacks] | None]
         yield f"and {len(losses) - MOST_ROWS:,} more"
     of_parts = [ends["launches"] for ends in stack_ends if ends and "launches" in ends]
     launches = WholeStacks.total(of_parts)
-    if launches.others:
+    if launches.early:
         unknown = ", or may not" if launches.unknown else ""
-        missing = counted(launches.others, "launch", "launches")
+        missing = counted(launches.early, "launch", "launches")
         yield f"callers: of {missing}, whose stacks do not reach the program's start{unknown}"
     elif not losses:
         yield "nothing"

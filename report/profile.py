@@ -50,6 +50,7 @@ class ReportOptions:
     texts: bool = False  # read the text of GPU instructions
     start_ns: int | None = None  # time 0 of the time range and intervals, CLOCK_MONOTONIC; None: the recording's start
     seen: bool = False  # find when samples of each kernel and stack were seen
+    all_samples: bool = False  # CPU samples of the recorder and of processes out of scope, too
     merged: bool = False  # put each kernel's instructions into one row
 
 

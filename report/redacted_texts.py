@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 
 from iaprof.formats.capture.limits import MAX_TEXT_BYTES
+from iaprof.formats.guesses import SUFFIX, is_guess, unmarked
 from iaprof.formats.imports.iaprof_lines import truncated_text
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
 from iaprof.report.pseudonyms import Pseudonyms
@@ -97,11 +98,16 @@ def redacted_stack(names: Pseudonyms, stack: str) -> str:
         else redacted_kernel_function(names, frame.removesuffix(_KERNEL_FRAME)) + _KERNEL_FRAME
         for frame in frames[users:]
     )
-    own = (unless_label(frame, lambda name: redacted_function(names, name)) for frame in frames[:users])
+    own = (_redacted_frame(names, frame) for frame in frames[:users])
     redacted = ";".join([*own, *kernel]).encode()
     if len(redacted) > MAX_TEXT_BYTES:  # hashes can be longer than the names
         return truncated_text(redacted)
     return redacted.decode()
+
+
+def _redacted_frame(names: Pseudonyms, frame: str) -> str:
+    mark = SUFFIX if is_guess(frame) else ""
+    return unless_label(unmarked(frame), lambda name: redacted_function(names, name)) + mark
 
 
 def unless_label(text: str, change: Callable[[str], str]) -> str:

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from iaprof.sandbox import seccomp
-from iaprof.sandbox.parent import ANSWER, LONGEST_DATA, REQUEST, receive
+from iaprof.sandbox.parent import ANSWER, IS_BYTES, LONGEST_DATA, REQUEST, receive
 from iaprof.sandbox.privileges import give_up_privileges
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.sandbox.stage_limit import OutOfTime
@@ -111,9 +111,11 @@ def _give_up_rights(allowed: dict[str, Any]) -> None:
 
 
 def _send(answer: dict[str, object], most_bytes: int = _LONGEST_HEADER) -> None:
-    encoded = json.dumps(answer, separators=(",", ":")).encode()
+    result = answer.get("ok")
+    is_bytes = isinstance(result, bytes)
+    encoded = result if isinstance(result, bytes) else json.dumps(answer, separators=(",", ":")).encode()
     if len(encoded) > most_bytes:
-        encoded = json.dumps(_error("TooLarge", "there is more in it than a report can hold")).encode()
-    view = memoryview(ANSWER.pack(len(encoded)) + encoded)
+        encoded, is_bytes = json.dumps(_error("TooLarge", "there is more in it than a report can hold")).encode(), False
+    view = memoryview(ANSWER.pack(len(encoded) | (IS_BYTES if is_bytes else 0)) + encoded)
     while view:
         view = view[os.write(_CHANNEL, view) :]  # the filter of system calls does not allow send

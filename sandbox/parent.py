@@ -4,7 +4,7 @@ The parent starts the child when there is work, sends it requests, waits for ans
 another child if one dies. A request may include open files, as the child cannot open any. sandbox.child gives up the
 child's rights and serves the requests.
 
-As an attacker may control the child, its answers are JSON of limited length, whose content callers check.
+As an attacker may control the child, its answers are JSON, or bytes, of limited length, whose content callers check.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from iaprof.sandbox.deadline import Deadline
 from iaprof.sandbox.worker import Worker
 
 REQUEST = struct.Struct("<QQ")  # length of the JSON and of the data that follow
-ANSWER = struct.Struct("<Q")  # length of the JSON that follows
+ANSWER = struct.Struct("<Q")  # length of what follows: JSON, or bytes if IS_BYTES is set
+IS_BYTES = 1 << 63
 LONGEST_DATA = 256 << 20  # bytes
 _MOST_AT_ONCE = 1000  # parts of an answer, which a hostile child may send byte by byte
 _EXIT_SECONDS = 2.0  # for a killed child to free its memory
@@ -180,9 +181,10 @@ class Sandbox(Closing):
                 _send(channel, part, fds, deadline)
                 fds = ()
             (length,) = ANSWER.unpack(receive(channel, ANSWER.size, deadline))
-            if length > self.limits.answer_bytes:
+            if length & ~IS_BYTES > self.limits.answer_bytes:
                 raise SandboxDied("the reader process answered too much")
-            return json.loads(receive(channel, length, deadline))
+            answer = receive(channel, length & ~IS_BYTES, deadline)
+            return {"ok": answer} if length & IS_BYTES else json.loads(answer)
         except TimeoutError:
             deadline.over()
             self.close()

@@ -3,7 +3,7 @@
     def operations(stage_seconds: float) -> dict[str, Operation]: ...
 
 This function runs while files can still be opened. An operation gets parameters (JSON), data and open files, and
-returns JSON or raises Refusal. The files are closed afterwards.
+returns JSON or bytes, or raises Refusal. The files are closed afterwards.
 """
 
 from __future__ import annotations

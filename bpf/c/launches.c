@@ -18,8 +18,8 @@
 
 BPF_ARRAY(probes, struct probe, ANY);
 BPF_ARRAY(settings, struct settings, 1);
-/* The processes that are not recorded. As the map may lose elements, and new processes are added late, some are recorded all
- * the same. */
+/* The processes out of scope: CPU samples of them have no stack, and if `scoped` is set, launches come in short. As the map
+ * may lose elements, and new processes are added late, some are recorded all the same. */
 BPF_TABLE("lru_hash", u32, u32, others, ANY);
 BPF_RINGBUF_OUTPUT(launches, ANY);
 BPF_RINGBUF_OUTPUT(stacks, ANY);
@@ -173,8 +173,13 @@ static __always_inline u64 end_key(struct scratch *scratch, u32 tid) {
 /* Handles a walk that lacked a rule; returns the next phase. A copy of the stack has to be sent, unless a copy of the same
  * path was sent a short time ago. If many copies of other paths with the same end were sent, the stack stays incomplete.
  * That limit does not hold for walks of one frame: as long as a process has no rules, all its walks end there. */
-static __always_inline u32 handle_miss(struct scratch *scratch) {
+static __always_inline u32 handle_miss(struct scratch *scratch, u64 is_sample) {
     struct launched *launch = &launch_state_of(scratch)->launched;
+    if (!may_copy(copies_key(launch->pid, is_sample), launch->time)) {
+        count(COPIES_LOST, 1);
+        send_new_stack(scratch, launch);
+        return scratch->after_walk;
+    }
     u64 key = missed_path_key(scratch, launch->tid), of_all = end_key(scratch, launch->tid);
     scratch->copied.missed_path = key;
     struct missed_path *known = missed_paths.lookup(&key), *all = missed_paths.lookup(&of_all);
@@ -211,6 +216,7 @@ static __always_inline u32 send_copied_stack(struct scratch *scratch, u64 is_sam
         count(COPIES_LOST, 1);
         return scratch->after_walk;
     }
+    note_copy(copies_key(launch->pid, is_sample), launch->time);
     missed_paths.update(&key, &fresh);
     struct missed_path *all = missed_paths.lookup(&of_all);
     if (all && all->until > launch->time)
@@ -223,7 +229,7 @@ static __always_inline u32 send_copied_stack(struct scratch *scratch, u64 is_sam
 int on_miss(struct pt_regs *ctx) {
     struct scratch *scratch = own_scratch(owner_of(0));
     if (scratch)
-        phases.call(ctx, handle_miss(scratch));
+        phases.call(ctx, handle_miss(scratch, 0));
     return 0;
 }
 
@@ -237,7 +243,7 @@ int on_copy(struct pt_regs *ctx) {
 int on_sample_miss(struct bpf_perf_event_data *ctx) {
     struct scratch *scratch = own_scratch(owner_of(1));
     if (scratch)
-        sample_phases.call(ctx, handle_miss(scratch));
+        sample_phases.call(ctx, handle_miss(scratch, 1));
     return 0;
 }
 

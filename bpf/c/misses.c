@@ -5,12 +5,19 @@
 #define MOST_ABSENT 16   /* absent pages in a row that end a copy */
 #define MISSED_PATH_NS 1000000000ULL /* time until another copy of a path is sent */
 #define MOST_COPIES 64   /* in that time, of walks of a thread that end alike, as user space may never find a rule for them */
+#define COPIES_OF_SAMPLES (1U << 31)
+#define MOST_IN_FLIGHT 400 /* copies of a process that user space has not answered: the ring buffer has room for 480 */
 #define SCANNED (4 * WINDOW) /* bytes of a signal handler's stack that are searched for the saved registers */
 #define MISSED_PATH_WINDOWS 5 /* of the stack above the end of a walk: these distinguish paths */
 #define LEAST_CODE 21    /* binary logarithm of the lowest address of code: 2 or 4 MiB in executables with fixed addresses */
 
 /* By missed_path_key(): paths of which a copy was sent. By end_key(): the number of copies of all paths that end alike. */
 BPF_TABLE("lru_hash", u64, struct missed_path, missed_paths, ANY);
+
+/* By process, with COPIES_OF_SAMPLES for stacks of CPU samples: how many copies were sent, and how many user space has answered;
+ * the highest bit says that it wants none. */
+BPF_TABLE("lru_hash", u32, struct copying, copying, ANY);
+BPF_TABLE("lru_hash", u32, u64, copies_done, ANY);
 
 BPF_RINGBUF_OUTPUT(copies, ANY); /* each record has a page of a stack; the last record of a copy has none */
 
@@ -35,6 +42,35 @@ static __always_inline u64 missed_path_key(struct scratch *scratch, u32 tid) {
         }
     }
     return hash;
+}
+
+static __always_inline u32 copies_key(u32 pid, u64 is_sample) {
+    return pid | is_sample * COPIES_OF_SAMPLES;
+}
+
+/* Whether another copy of a process's stack may be sent. If user space is late, further copies would cost the program more
+ * than they are worth: the rules that the first ones lack are those that the next ones lack, too. */
+static __always_inline int may_copy(u32 key, u64 time) {
+    struct copying *known = copying.lookup(&key);
+    u64 *answered = copies_done.lookup(&key), done = hidden(answered ? *answered : 0);
+    if (done >> 63)
+        return 0;
+    if (!known || known->sent - done < MOST_IN_FLIGHT)
+        return 1;
+    if (time < known->last + MISSED_PATH_NS)
+        return 0;
+    known->sent = done; /* some answers never came, as the process that finishes stacks was replaced */
+    return 1;
+}
+
+static __always_inline void note_copy(u32 key, u64 time) {
+    struct copying *known = copying.lookup(&key), first = {.sent = 1, .last = time};
+    if (known) {
+        __sync_fetch_and_add(&known->sent, 1);
+        known->last = time;
+    } else {
+        copying.update(&key, &first);
+    }
 }
 
 /* Sends pages from an address on; returns 0 unless the ring buffer is full. */

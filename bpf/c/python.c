@@ -6,6 +6,9 @@
  * pid namespace. The state leads to a linked list of frames, from callees to callers. The frames are walked before the C stack,
  * and are part of a stack's id.
  *
+ * A thread that runs code of several interpreters at once has a state with frames in each. The frames of one state follow those
+ * of another; user space sorts them by where their evaluation loops are on the C stack.
+ *
  * One evaluation loop, a C function, runs many Python frames. They end at a structure in that function's frame on the C stack:
  * a _PyCFrame in 3.11, a shim frame in later versions. By its address user space puts the loop's Python frames into the C
  * stack.
@@ -22,7 +25,8 @@
 #define FIRST_STATES 8      /* new states are at the start of the list: a C thread gets a new one for each call of Python */
 #define NO_STATE_NS 20000000ULL /* after a search without result, only FIRST_STATES are searched for this time */
 #define TICK_NS 10000000ULL
-#define CHECKED_NS 10000000ULL  /* after this time, code objects are checked again for changes */
+#define CHECKED_NS 10000000ULL  /* after this time, code objects are checked again for changes, */
+#define MOST_CHECKED_NS 320000000ULL /* and then, as long as nothing changes, after twice the time each time, up to this */
 #define CODE_PROGRAMS 6     /* tail calls that send code objects; the remaining ones are sent with the next stack */
 #define MOST_TABLE (21 * TABLE_BYTES) /* maximum length of a line table: 64 KiB */
 
@@ -31,10 +35,15 @@ BPF_TABLE("lru_hash", u32, struct python, pythons, ANY);
 struct python_thread {
     u64 state;              /* the last known one; 0 for none */
     u64 interpreter;        /* of that state */
-    u64 until;              /* before this time, a search ends after FIRST_STATES */
+    u64 until;              /* before this time, a search ends after FIRST_STATES, */
+    u64 head;               /* and is not made while this is the first state of the list */
 };
 BPF_TABLE("lru_hash", u64, struct python_thread, python_threads, ANY);
-BPF_TABLE("lru_hash", u64, u64, codes_checked, ANY); /* time of the last check, by the hash of a stack's Python frames */
+struct check {
+    u64 until;              /* before this time, code objects are not checked again */
+    u64 after;              /* how long that is, in ns */
+};
+BPF_TABLE("lru_hash", u64, struct check, codes_checked, ANY); /* by the hash of a stack's Python frames */
 
 struct code_key {
     u64 code;
@@ -105,28 +114,78 @@ static __always_inline int is_state(const struct python_layout *layout, u64 stat
     return word_at(state + layout->thread_id) == thread_pointer() && word_at(link) == state;
 }
 
+/* Sets the position of a search to the start of an interpreter's states. */
+static __always_inline void go_to(struct scratch *scratch, const struct python_layout *layout, u64 interpreter) {
+    scratch->interpreter = interpreter;
+    scratch->thread = interpreter ? word_at(interpreter + layout->threads_head) : 0;
+}
+
+/* Whether a state runs on the current thread's C stack. In 3.11 and 3.12 another thread may have created it. Above the stack of
+ * a thread there is what fs points to; above that of the main thread there is nothing. */
+static __always_inline u64 runs_here(const struct scratch *scratch, const struct python_layout *layout, u64 state) {
+    u64 pointer = thread_pointer(), sp = scratch->copied.start.sp, end = choose(hidden(pointer < sp), 1ULL << ADDRESS_BITS, pointer);
+    if (layout->thread_cframe)
+        return word_at(state + layout->thread_cframe) - sp < end - sp;
+    return word_at(state + layout->thread_id) == pointer;
+}
+
+/* Begins the walk of the frames of the thread's first state; its states in other interpreters, if there are any, follow. */
+static __always_inline enum phase begin_first(struct scratch *scratch, const struct python *python, u64 state) {
+    go_to(scratch, &python->layout, scratch->several);
+    scratch->first_state = state;
+    scratch->states_left = MOST_STATES;
+    return begin_frames(scratch, python, state);
+}
+
+/* Ends the walk of Python frames; returns the next phase. */
+static __always_inline enum phase end_python(struct scratch *scratch, u64 now) {
+    u64 id = scratch->hashes[0];
+    struct check *checked = codes_checked.lookup(&id);
+    scratch->codes = scratch->code_offset = scratch->code_programs = 0;
+    return checked && now < checked->until ? WALK : CODES;
+}
+
 /* Begins the walk of Python frames; returns the next phase. */
 static __always_inline enum phase begin_python(struct scratch *scratch, u64 who, u64 now) {
     u32 pid = who >> 32;
     struct python *python = FRAME_POINTERS_ONLY ? 0 : pythons.lookup(&pid);
     scratch->python = 0;
     scratch->python_state = PYTHON_NONE;
+    scratch->several = scratch->first_state = 0;
     if (!python || python->born != scratch->copied.of.born / TICK_NS)
         return WALK;
+    u64 interpreter = word_at(python->runtime + python->layout.interpreters_head);
+    scratch->several = word_at(interpreter + python->layout.interpreter_next) ? interpreter : 0;
     struct python_thread *known = python_threads.lookup(&who);
     u64 state = known ? known->state : 0;
-    if (state && is_state(&python->layout, state, known->interpreter) && begin_frames(scratch, python, state) == PYTHON)
+    if (state && is_state(&python->layout, state, known->interpreter) &&
+        (!scratch->several || runs_here(scratch, &python->layout, state)) && begin_first(scratch, python, state) == PYTHON)
         return PYTHON;
+    scratch->first_state = 0;
     u64 is_soon = known && now < known->until;
-    if (is_soon && !state)
+    go_to(scratch, &python->layout, interpreter);
+    if (is_soon && (!state || scratch->thread == known->head))
         return WALK;
-    scratch->interpreter = word_at(python->runtime + python->layout.interpreters_head);
-    scratch->thread = scratch->interpreter ? word_at(scratch->interpreter + python->layout.threads_head) : 0;
     scratch->states_left = is_soon ? FIRST_STATES : MOST_STATES;
     return STATE;
 }
 
-/* Searches the thread's state; returns the next phase. */
+/* Continues with the frames of the state that a search found after the first one; returns the next phase. */
+static __always_inline enum phase begin_other(struct scratch *scratch, const struct python *python, u64 state, u64 interpreter,
+                                              u64 now) {
+    u64 at = scratch->python;
+    if (!state || at >= MAX_PYTHON - 2) {
+        scratch->python_state = choose(hidden(state | scratch->interpreter) > 0, PYTHON_DEEP, PYTHON_WHOLE);
+        return end_python(scratch, now);
+    }
+    scratch->frames[below(MAX_PYTHON, at)].code = 0; /* between the frames of two states */
+    scratch->frames[below(MAX_PYTHON, at)].instruction = 0;
+    scratch->python = at + 1;
+    go_to(scratch, &python->layout, word_at(interpreter + python->layout.interpreter_next));
+    return begin_frames(scratch, python, state) == PYTHON ? PYTHON : end_python(scratch, now);
+}
+
+/* Searches a state of the thread, the first one or another; returns the next phase. */
 static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u64 now) {
     u32 pid = who >> 32;
     struct python *python = pythons.lookup(&pid);
@@ -135,7 +194,7 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
         found.state = known->state;
         found.interpreter = known->interpreter;
     }
-    u64 is_found = 0, until = known ? known->until : 0;
+    u64 is_found = 0, until = known ? known->until : 0, first = scratch->first_state;
     if (!python)
         return WALK;
     const struct python_layout *layout = &python->layout;
@@ -149,7 +208,9 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
             break;
         scratch->states_left = left - 1;
         /* A thread that created a subinterpreter has a state without frames in it, too. */
-        if (state && word_at(state + layout->thread_id) == id && first_frame(layout, state)) {
+        u64 is_here = state && state != first &&
+                      (scratch->several ? runs_here(scratch, layout, state) : word_at(state + layout->thread_id) == id);
+        if (is_here && first_frame(layout, state)) {
             found.state = state;
             found.interpreter = interpreter;
             is_found = 1;
@@ -166,9 +227,14 @@ static __always_inline enum phase find_state(struct scratch *scratch, u64 who, u
     end_numbers(&numbers);
     if (!is_found && scratch->interpreter && scratch->states_left)
         return STATE;
-    if (is_found || now >= until)
-        python_threads.update(&who, &found);
-    return is_found ? begin_frames(scratch, python, found.state) : WALK;
+    if (first)
+        return begin_other(scratch, python, is_found ? found.state : 0, found.interpreter, now);
+    if (!is_found)
+        found.head = word_at(word_at(python->runtime + layout->interpreters_head) + layout->threads_head);
+    if (!is_found && now < until)
+        found.until = until;
+    python_threads.update(&who, &found);
+    return is_found ? begin_first(scratch, python, found.state) : WALK;
 }
 
 /* Walks PYTHON_FRAMES_PER_PROGRAM frames; returns the next phase. */
@@ -225,9 +291,7 @@ static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, 
     scratch->hashes[1] = check;
     if (goes_on)
         return PYTHON;
-    u64 *checked = codes_checked.lookup(&id);
-    scratch->codes = scratch->code_offset = scratch->code_programs = 0;
-    return checked && now < *checked + CHECKED_NS ? WALK : CODES;
+    return scratch->python_state == PYTHON_WHOLE && scratch->interpreter ? STATE : end_python(scratch, now);
 }
 
 /* Returns a number that distinguishes code objects at the same address. */
@@ -313,7 +377,11 @@ static __always_inline enum phase send_codes(struct scratch *scratch, u32 pid, u
     }
     end_numbers(&numbers);
     if (is_end) {
-        codes_checked.update(&scratch->hashes[0], &now);
+        struct check *before = codes_checked.lookup(&scratch->hashes[0]), next = {.after = CHECKED_NS};
+        if (before)
+            next.after = at_most(MOST_CHECKED_NS, 2 * before->after);
+        next.until = now + next.after;
+        codes_checked.update(&scratch->hashes[0], &next);
         return WALK;
     }
     return ++scratch->code_programs < CODE_PROGRAMS ? CODES : WALK;

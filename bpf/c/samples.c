@@ -3,14 +3,96 @@
  *
  * A sample may interrupt a program on a uprobe, and then takes another scratch.
  *
- * The loader sets SAMPLE_WAKE_EVERY.
+ * A sample may find a thread between a probed instruction's breakpoint and what the kernel runs in its place. Its walk begins
+ * where the thread would be without the probe.
+ *
+ * The loader sets SAMPLE_WAKE_EVERY, TASK_UTASK and UTASK_* (offsets), and where kernel code is: ASM_EXC_INT3, which is entered
+ * for a breakpoint, and UPROBE_EMULATION, which does what pushes and calls do. They are 0 if the kernel does not tell.
  */
 static u64 (*registers_of)(u64 task) = (void *)175; /* registers of user space at the last entry into the kernel */
 
 /* Whether a sample interrupted user space. BPF reads whole registers; in newer kernels' headers cs is a part of one. */
 #define IN_USER(ctx) (*(u64 *)&(ctx)->regs.cs & 3)
 
+#define BREAKPOINT 0xcc
+#define LONGEST_INSTRUCTION 15 /* bytes, Intel's manual, volume 2, 2.3.11 */
+#define CALL 5                 /* bytes of a direct call, and of the nop that the kernel replaces by one */
+#define TRAMPOLINE 18          /* bytes */
+#define TRAMPOLINE_PUSHED 0x1afffff94ULL /* two bits for each byte of it: how many words it has pushed before */
+
 BPF_RINGBUF_OUTPUT(samples, ANY);
+
+/* In the copy of a probed instruction, the thread is at the instruction (struct uprobe_task, include/linux/uprobes.h). */
+static __always_inline void leave_copy(struct start *start) {
+    u64 utask = 0, at = 0, copy = 0;
+    if (!TASK_UTASK)
+        return;
+    bpf_probe_read_kernel(&utask, 8, (u8 *)this_task() + TASK_UTASK);
+    if (!utask || bpf_probe_read_kernel(&at, 8, (u8 *)utask + UTASK_VADDR) ||
+        bpf_probe_read_kernel(&copy, 8, (u8 *)utask + UTASK_XOL_VADDR))
+        return;
+    if (copy && start->ip - copy <= LONGEST_INSTRUCTION)
+        start->ip = at + (start->ip - copy);
+}
+
+/* In the trampoline of optimised probes, the thread is at the instruction that calls it, before the call
+ * (uprobe_trampoline_entry in arch/x86/kernel/uprobes.c, Linux 6.18). The trampoline is at the start of a page:
+ * push %rcx; push %r11; push %rax; mov $__NR_uprobe, %rax; syscall; pop %rax; pop %r11; pop %rcx; ret */
+static __always_inline void leave_trampoline(struct start *start) {
+    u64 offset = start->ip & (PAGE - 1), code[2] = {}, after = 0;
+    if (offset >= TRAMPOLINE || read_user(code, sizeof(code), (void *)(start->ip - offset)))
+        return;
+    if (code[0] << 8 != 0xc0c7485053415100 || code[1] >> 24 != 0x5b4158050f)
+        return;
+    u64 call = start->sp + (TRAMPOLINE_PUSHED >> 2 * offset & 3) * 8;
+    if (read_user(&after, 8, (void *)call))
+        return;
+    start->ip = after - CALL;
+    start->sp = call + 8;
+}
+
+/* When the kernel has begun or ended to serve a trampoline, its thread can be at the call already, or still, but for the stack
+ * pointer, below which the trampoline has pushed three words and the call one. */
+static __always_inline void leave_served_call(struct start *start) {
+    u64 after = 0, code = 0;
+    if (read_user(&after, 8, (void *)(start->sp + 24)) || after != start->ip + CALL || read_user(&code, 8, (void *)start->ip))
+        return;
+    if ((code & 0xff) == 0xe8 && ((after + (code >> 8)) & (PAGE - 1)) == 0) /* to the start of a page */
+        start->sp += 32;
+}
+
+/* Whether user space entered the kernel by a breakpoint: the call of its handler left an address in the entry code. */
+static __always_inline int is_at_int3(struct pt_regs *regs) {
+    u64 event = *(u64 *)&regs->ss >> 32, handler = 0;
+    if (event) /* FRED puts the event there: vector 3, a software exception (struct fred_ss, asm/ptrace.h) */
+        return (event & 0xff) == 3 && (event >> 16 & 15) == 6;
+    bpf_probe_read_kernel(&handler, 8, (u64 *)regs - 1);
+    return handler - ASM_EXC_INT3 < ASM_EXC_INT3_BYTES;
+}
+
+/* Whether a register is on top of the stack, as after a push. */
+static __always_inline u64 is_pushed(const struct pt_regs *regs, u64 top) {
+    return (top == regs->ax) | (top == regs->bx) | (top == regs->cx) | (top == regs->dx) | (top == regs->si) |
+           (top == regs->di) | (top == regs->bp) | (top == regs->r8) | (top == regs->r9) | (top == regs->r10) |
+           (top == regs->r11) | (top == regs->r12) | (top == regs->r13) | (top == regs->r14) | (top == regs->r15) |
+           (top == regs->sp + 8);
+}
+
+/* While the kernel handles a breakpoint, the thread is at the instruction that the breakpoint replaces, until the kernel has
+ * done what this instruction does. First the address is the one behind the breakpoint. At the end, the stack pointer can be
+ * moved already, while the address is not yet. */
+static __always_inline void leave_breakpoint(struct start *start, struct pt_regs *regs, u64 kernel_ip) {
+    u64 top = 0;
+    u8 bytes[2] = {};
+    if (!is_at_int3(regs) || read_user(bytes, 2, (void *)(start->ip - 1)) || read_user(&top, 8, (void *)start->sp))
+        return;
+    if (kernel_ip - UPROBE_EMULATION < UPROBE_EMULATION_BYTES) {
+        if (bytes[1] == BREAKPOINT && (is_pushed(regs, top) | (top == start->ip + CALL)))
+            start->sp += 8;
+    } else if (bytes[0] == BREAKPOINT && !is_pushed(regs, top)) {
+        start->ip--;
+    }
+}
 
 /* Sends the Linux kernel's stack; its id is that of process 0. */
 static __always_inline void kernel_stack(struct bpf_perf_event_data *ctx, struct scratch *scratch, struct launched *kernel,
@@ -50,7 +132,11 @@ static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 ti
     } else {
         struct pt_regs *regs = (struct pt_regs *)registers_of(this_task());
         BEGIN_WALK(scratch, user->pid, regs);
+        leave_breakpoint(&scratch->copied.start, regs, *(u64 *)&ctx->regs.ip);
+        leave_served_call(&scratch->copied.start);
     }
+    leave_copy(&scratch->copied.start);
+    leave_trampoline(&scratch->copied.start);
     if (!scratch->copied.of.mm || !scratch->copied.start.ip) { /* a thread of the Linux kernel */
         scratch->walked = WHOLE;
         scratch->depth = 0;
@@ -61,10 +147,31 @@ static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 ti
     sample_phases.call(ctx, begin_python(scratch, who, time));
 }
 
+static __always_inline void send_sample(const struct launched *user, u64 kernel_stack) {
+    struct sample *record = samples.ringbuf_reserve(sizeof(struct sample));
+    if (!record) {
+        count(SAMPLES_LOST, 1);
+        return;
+    }
+    record->time = user->time;
+    record->pid = user->pid;
+    record->tid = user->tid;
+    record->stack = user->stack;
+    record->kernel_stack = kernel_stack;
+    record->cpu = bpf_get_smp_processor_id();
+    record->flags = user->flags;
+    samples.ringbuf_submit(record, wakeup(user->nth, SAMPLE_WAKE_EVERY));
+}
+
 int on_sample(struct bpf_perf_event_data *ctx) {
     u64 time = bpf_ktime_get_ns(), who = bpf_get_current_pid_tgid();
-    u32 zero = 0;
+    u32 zero = 0, pid = who >> 32;
     struct settings *set = settings.lookup(&zero);
+    if (who && others.lookup(&pid)) {
+        struct launched other = {.time = time, .pid = pid, .tid = who, .nth = count(SAMPLES, 1)};
+        send_sample(&other, 0);
+        return 0;
+    }
     struct scratch *scratch = set && who ? take_scratch(owner_of(1)) : 0;
     if (scratch) {
         begin_sample(ctx, time, who, scratch, set->epoch);
@@ -87,19 +194,7 @@ int on_sampled(struct bpf_perf_event_data *ctx) {
         end_walk(scratch, user);
     if (!IN_USER(ctx))
         kernel_stack(ctx, scratch, kernel, set->epoch);
-    struct sample *record = samples.ringbuf_reserve(sizeof(struct sample));
-    if (record) {
-        record->time = user->time;
-        record->pid = user->pid;
-        record->tid = user->tid;
-        record->stack = user->stack;
-        record->kernel_stack = kernel->stack;
-        record->cpu = bpf_get_smp_processor_id();
-        record->flags = user->flags;
-        samples.ringbuf_submit(record, wakeup(user->nth, SAMPLE_WAKE_EVERY));
-    } else {
-        count(SAMPLES_LOST, 1);
-    }
+    send_sample(user, kernel->stack);
     count(SAMPLE_NS, bpf_ktime_get_ns() - user->time);
     give_back(scratch);
     return 0;

@@ -18,6 +18,8 @@
 #define WINDOW 2048      /* bytes of the stack that are read at once */
 #define SCRATCHES 4
 #define FRAMES_PER_PROGRAM 32
+enum { LOAD, UNLOAD, IN_ESI }; /* class Change in bpf/probes/library_file.py */
+#define RT_DELETE 2            /* link.h */
 #define LAUNCH_STATE_WORDS 96
 
 /* A rule is a u64: s32 cfa; s16 rbp; u8 kind; u8 flags (formats/wire/unwind_rules.py). */
@@ -38,7 +40,7 @@ struct bucket {
 BPF_F_TABLE("array", u32, struct bucket, rules, ANY, BPF_F_MMAPABLE);
 
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
-BPF_TABLE("lru_hash", u32, u64, loads, ANY);
+BPF_TABLE("lru_hash", u32, u64, process_unloads, ANY);
 
 /* The state of a chain of programs. A program on a uprobe can be preempted; a chain for another thread on the same CPU then
  * takes another scratch. `owner` is 0 while a scratch is free. */
@@ -76,6 +78,8 @@ struct scratch {
     u64 interpreter;     /* position of the search for the thread's state: interpreter and state */
     u64 thread;
     u64 states_left;     /* of that search */
+    u64 several;         /* the first interpreter, if there are several; else 0 */
+    u64 first_state;     /* the state whose frames are walked first; 0: it is not found yet */
     u64 frame;           /* the next Python frame */
     u64 cframe;          /* the structure that ends its evaluation loop */
     u64 frames_base;     /* address of the window of Python frames */
@@ -164,17 +168,17 @@ static __always_inline long read_word(struct scratch *scratch, u64 at, u64 *word
 
 static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now) {
     if (FRAME_POINTERS_ONLY) { /* the offsets are unknown; mm must not be 0, which would mean a thread of the Linux kernel */
-        now->born = now->exec_vm = now->loads = 0;
+        now->born = now->exec_vm = now->unloads = 0;
         now->mm = 1;
         return;
     }
     u8 *task = (u8 *)this_task();
     u64 mm = *(u64 *)(task + TASK_MM), leader = *(u64 *)(task + TASK_GROUP_LEADER);
-    u64 *loaded = loads.lookup(&pid);
+    u64 *known = process_unloads.lookup(&pid);
     now->born = leader ? *(u64 *)((u8 *)leader + TASK_START_BOOTTIME) : 0;
     now->mm = mm;
     now->exec_vm = mm ? *(u64 *)((u8 *)mm + MM_EXEC_VM) : 0;
-    now->loads = loaded ? *loaded : 0;
+    now->unloads = known ? *known + 1 : 0;
 }
 
 /* Prepares the scratch for a walk from these registers. */
@@ -185,6 +189,15 @@ static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now)
         start->sp = (regs)->sp;                                                                                                \
         start->bp = (regs)->bp;                                                                                                \
         start->bx = (regs)->bx;                                                                                                \
+        start->ax = (regs)->ax;                                                                                                \
+        start->dx = (regs)->dx;                                                                                                \
+        start->cx = (regs)->cx;                                                                                                \
+        start->si = (regs)->si;                                                                                                \
+        start->di = (regs)->di;                                                                                                \
+        start->r8 = (regs)->r8;                                                                                                \
+        start->r9 = (regs)->r9;                                                                                                \
+        start->r10 = (regs)->r10;                                                                                              \
+        start->r11 = (regs)->r11;                                                                                              \
         start->r12 = (regs)->r12;                                                                                              \
         start->r13 = (regs)->r13;                                                                                              \
         start->r14 = (regs)->r14;                                                                                              \
@@ -194,14 +207,16 @@ static __always_inline void mapping_state_of(u32 pid, struct mapping_state *now)
         mapping_state_of(who, &(scratch)->copied.of);                                                                          \
     })
 
-/* Sets the space whose rules a walk uses. */
+/* Sets the space whose rules a walk uses. Rules stay valid when a process maps more code, as programs do that load libraries
+ * while they run, if it is known that it has unmapped none. */
 static __always_inline void find_space(struct scratch *scratch, u32 pid) {
     const struct mapping_state *now = &scratch->copied.of;
     struct space *space = spaces.lookup(&pid);
     scratch->space = 0;
     scratch->shift = 63;
-    if (!space || (space->of.born ^ now->born) | (space->of.mm ^ now->mm) | (space->of.exec_vm ^ now->exec_vm) |
-                      (space->of.loads ^ now->loads))
+    if (!space || (space->of.born ^ now->born) | (space->of.mm ^ now->mm) | (space->of.unloads ^ now->unloads))
+        return;
+    if (hidden(now->exec_vm) != space->of.exec_vm && (!now->unloads || hidden(now->exec_vm) < space->of.exec_vm))
         return;
     scratch->space = space->number;
     scratch->shift = space->shift;
@@ -385,13 +400,14 @@ int on_sample_walk(struct bpf_perf_event_data *ctx) {
     return 0;
 }
 
-/* At the start of dlopen, which loads a library, in the thread that calls it. */
-int on_load(struct pt_regs *ctx) {
+/* Where the dynamic linker maps or unmaps libraries: see class Change in bpf/probes/library_file.py. */
+int on_link_map_change(struct pt_regs *ctx) {
     u32 pid = bpf_get_current_pid_tgid() >> 32;
-    u64 one = 1, *count = loads.lookup(&pid);
-    if (count)
-        __sync_fetch_and_add(count, 1);
-    else
-        loads.update(&pid, &one);
+    u64 change = attach_cookie(ctx), is_unload = change == UNLOAD || (change == IN_ESI && (u32)ctx->si == RT_DELETE);
+    u64 *known = process_unloads.lookup(&pid);
+    if (!known)
+        process_unloads.update(&pid, &is_unload);
+    else if (is_unload)
+        __sync_fetch_and_add(known, 1);
     return 0;
 }

@@ -123,10 +123,10 @@ class LaunchProbes:
         self._loaded: _LoadedPrograms | None = None
         self._settings = _Settings()
         self._links: list[UprobeLink] = []
-        self._load_links: list[UprobeLink] = []  # to dlopen in C libraries
+        self._linker_links: list[UprobeLink] = []  # to dynamic linkers
         self._slots = 0  # number of used elements of the map `probes`
         self._layouts = self._entries = self._wait_entries = 0  # numbers of used elements of these maps
-        self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_loads, self._attach_entries)
+        self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_unloads, self._attach_entries)
 
     def ready(self, interruption: Interruption | None = None) -> None:
         """Waits until the programs are loaded.
@@ -268,9 +268,9 @@ class LaunchProbes:
         else:
             self._wait_entries += len(entries)
 
-    def _watch_loads(self, file_fd: int, offsets: Sequence[int]) -> None:
-        locations = [Location(offset, 0, 0) for offset in offsets]
-        self._load_links += attach(file_fd, self._wait_loaded().fds["on_load"], locations).links
+    def _watch_unloads(self, file_fd: int, changes: Sequence[tuple[int, int]]) -> None:
+        locations = [Location(offset, 0, change) for offset, change in changes]
+        self._linker_links += attach(file_fd, self._wait_loaded().fds["on_link_map_change"], locations).links
 
     def _link(self, file_fd: int, locations: Mapping[str, Sequence[Location]]) -> str:
         """Attaches programs, by name, to a file: all or none; returns why they may not run, or an empty string."""
@@ -335,13 +335,18 @@ class LaunchProbes:
         self._write_settings()
         wait_for_running_programs()
 
-    def exclude(self, pids: Iterable[int]) -> None:
-        """Makes launches of these processes come without stack, name and comm, with LaunchFlags.OTHER.
+    def exclude(self, pids: Iterable[int], launches: bool = True) -> None:
+        """Makes CPU samples of these processes come without stacks, and launches also without name and comm.
 
-        Of more than `Sizes.others_remembered` processes, some are recorded in full.
+        These launches have LaunchFlags.OTHER. Of more than `Sizes.others_remembered` processes, some are recorded in
+        full.
+
+        Args:
+            pids: the processes.
+            launches: whether it applies to launches, copies and waits, too; once it does, it does for all.
         """
         add_keys(self._wait_loaded().fds["others"], np.fromiter(pids, np.uint32))
-        if not self._settings.scoped:
+        if launches and not self._settings.scoped:
             self._settings = replace(self._settings, scoped=True)
             self._write_settings()
 
@@ -354,9 +359,9 @@ class LaunchProbes:
 
     def detach(self) -> None:
         """Detaches all probes; records in the ring buffers can still be read."""
-        close_all([*self._links, *self._load_links])
+        close_all([*self._links, *self._linker_links])
         self._links.clear()
-        self._load_links.clear()
+        self._linker_links.clear()
         self._slots = self._layouts = self._entries = self._wait_entries = 0
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from iaprof.bpf.accounts import ACCOUNTS, Places, may_read
 from iaprof.bpf.probes.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
 from iaprof.bpf.probes.emulation import single_stepped
 from iaprof.bpf.probes.injected import injected_entries
-from iaprof.bpf.probes.library_file import LibraryFile, dlopen_offsets
+from iaprof.bpf.probes.library_file import LibraryFile, changes_of_libraries
 from iaprof.bpf.probes.usdt import Probe, read_probes
 from iaprof.bpf.processes import running_pids, user_of
 from iaprof.formats.header.no_launches import driver_at
@@ -36,12 +36,8 @@ DRIVER_MAPPINGS = lines(
     rb".*(?:libze_intel_gpu\.so(?:\.[0-9.]+)?|libigdrcl\.so|libiaprof_inject\.so)(?: \(deleted\))?", rights=rb"..x."
 )
 """Matches lines of /proc/PID/maps: executable mappings of drivers."""
-C_LIBRARY_MAPPINGS = lines(
-    rb".*/(?:libc\.so\.6|libc-2\.[0-9]+\.so|libdl\.so\.2|libdl-2\.[0-9]+\.so|ld-musl-x86_64\.so\.1|libc\.musl-x86_64\.so\.1)"
-    rb"(?: \(deleted\))?",
-    rights=rb"..x.",
-)
-"""Matches lines of /proc/PID/maps: executable mappings of libraries that may define dlopen."""
+LINKER_MAPPINGS = lines(rb".*/(?:ld-linux-x86-64\.so\.2|ld-2\.[0-9]+\.so)(?: \(deleted\))?", rights=rb"..x.")
+"""Matches lines of /proc/PID/maps: executable mappings of glibc's dynamic linker; musl's never unmaps a library."""
 NAMES = (b"libze_intel_gpu.so", b"libigdrcl.so", b"libiaprof_inject.so")  # every match of DRIVER_MAPPINGS contains one
 INJECTED, OPENCL = "libiaprof_inject.so", "libigdrcl.so"
 _INSTALLED = ("libze_intel_gpu.so*", "libigdrcl.so", "intel-opencl/libigdrcl.so")
@@ -115,7 +111,7 @@ class Libraries:
         attach: Callable[[int, Sequence[Probe]], str],
         attach_layout: Callable[[int, Layout, Sequence[int]], object],
         ways: Iterable[Way] = tuple(Way),
-        watch_loads: Callable[[int, Sequence[int]], object] = lambda *_: None,
+        watch_unloads: Callable[[int, Sequence[tuple[int, int]]], object] = lambda *_: None,
         attach_injected: Callable[[int, Sequence[tuple[Entry, int]]], object] = lambda *_: None,
     ) -> None:
         """Starts without libraries.
@@ -126,12 +122,12 @@ class Libraries:
             attach_layout: attaches probes to an open driver, given its layout and the file offset of each entry;
                 raises OSError if the kernel refuses.
             ways: the ways that may be used.
-            watch_loads: attaches probes to an open C library, given the file offsets of dlopen and dlmopen.
+            watch_unloads: attaches probes to an open dynamic linker, given what changes_of_libraries returns.
             attach_injected: attaches probes to the open injected library, given its functions that wait, copy and fill
                 with their file offsets; raises OSError if the kernel refuses.
         """
         self._attach_injected = attach_injected
-        self._watch_loads = watch_loads
+        self._watch_unloads = watch_unloads
         self._attach, self._attach_layout = attach, attach_layout
         self._ways = frozenset(ways)
         # Build-ids and names of drivers in which the injected library raises no probes; None if nothing is injected.
@@ -141,8 +137,8 @@ class Libraries:
         self._attached: dict[tuple[int, ...], int] = {}
         self._taken_paths: set[bytes] = set()  # paths of the libraries taken so far, in this mount namespace
         self._unprobed = Unprobed()
-        self._c_libraries: set[tuple[int, ...]] = set()  # inodes of C libraries that were read
-        self._c_places = Places(MAX_LIBRARIES, MAX_OF_ONE_USER)
+        self._linkers: set[tuple[int, ...]] = set()  # inodes of dynamic linkers that were read
+        self._linker_places = Places(MAX_LIBRARIES, MAX_OF_ONE_USER)
         self._refused: set[tuple[int, ...]] = set()  # `content` of libraries that are not probed: inodes may be reused
         self._places = Places(MAX_LIBRARIES, MAX_OF_ONE_USER)
         self._at_limit: set[str] = set()  # accounts for which an Outcome with that problem was yielded; also why
@@ -164,10 +160,10 @@ class Libraries:
     def running(self) -> Iterator[Outcome]:
         """Probes the libraries that running processes have mapped.
 
-        Also watches dlopen in this process's C library, so that loads of other libraries are counted in new processes
-        even before they map a driver.
+        Also watches this process's dynamic linker, so that libraries that new processes unmap are counted even before
+        they map a driver.
         """
-        self._watch_c_libraries(os.getpid(), maps_of())
+        self._watch_linker(os.getpid(), maps_of())
         for pid in running_pids():
             yield from self.mapped(pid)
 
@@ -197,7 +193,7 @@ class Libraries:
         elif just is not None and not drivers:
             self._count_if_unprobed(pid, just)
         if drivers:  # drivers first, as the program may launch soon
-            self._watch_c_libraries(pid, maps)
+            self._watch_linker(pid, maps)
 
     def count_if_ended(self, pid: int, just: Mapped) -> None:
         """Counts a process that has ended before its mappings were read."""
@@ -214,22 +210,21 @@ class Libraries:
         unprobed, self._unprobed = self._unprobed, Unprobed()
         return unprobed
 
-    def _watch_c_libraries(self, pid: int, maps: bytes) -> None:
-        """Attaches probes to dlopen in a process's C library, so that BPF counts its loads of libraries."""
-        for found in mappings(maps, C_LIBRARY_MAPPINGS):
+    def _watch_linker(self, pid: int, maps: bytes) -> None:
+        """Attaches probes to a process's dynamic linker, so that BPF counts how often it unmaps libraries."""
+        for found in mappings(maps, LINKER_MAPPINGS):
             location = f"/proc/{pid}/map_files/{found.span}"
             if not may_read(pid, found.device, user_of) or not ANSWERING.answers(found.device, location):
                 continue
             with contextlib.suppress(OSError, IaprofError), open_regular(location) as file:
                 status = os.fstat(file.fileno())
                 inode = (status.st_dev, status.st_ino)
-                if inode in self._c_libraries or self._c_places.refusal(account := self._account_of(pid)):
+                if inode in self._linkers or self._linker_places.refusal(account := self._account_of(pid)):
                     continue
-                self._c_libraries.add(inode)
-                self._c_places.take(account)
-                offsets = dlopen_offsets(LibraryFile(file))
-                if offsets:
-                    self._watch_loads(file.fileno(), offsets)
+                self._linkers.add(inode)
+                self._linker_places.take(account)
+                if changes := changes_of_libraries(LibraryFile(file)):
+                    self._watch_unloads(file.fileno(), changes)
 
     def _once(self, pid: int, path: str, problem: str) -> Iterator[Outcome]:
         """Yields an Outcome with a problem, once for each account."""

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
 from collections.abc import Iterable, Iterator
+from enum import IntEnum
 from typing import BinaryIO
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.elf import EM_X86_64, PF_EXECUTE, PF_WRITE, STT_FUNC, ElfError, ElfFile, TooLarge, in_stream
 
 MAX_READ_BYTES = 1 << 20  # in total, to limit the time that a malicious library costs; the runtime's needs 10,000
-_DLOPEN_FUNCTIONS = ("dlopen", "dlmopen")
+_CHANGE_FUNCTION = b"_dl_debug_state"  # of the dynamic linker, for debuggers
+_MOST_LINKER_BYTES = 1 << 22
+_CALL_OR_JUMP = re.compile(rb"[\xe8\xe9](?=(.{4}))", re.DOTALL)
+_BEFORE_CHANGE = 40  # bytes before the call
+# mov $NUMBER,24(%register) or mov %esi,24(%register): 24 is the offset of r_state in struct r_debug.
+_STORES_STATE = re.compile(rb"\xc7[\x40-\x47]\x18(?P<number>.{4})|\x89[\x70-\x77]\x18", re.DOTALL)
+_RT_DELETE = 2  # link.h
 _BUILD_ID_BYTES = range(8, 33)
 _TOO_MUCH = "it has more headers, notes or symbols than any compiler and linker make"
 
@@ -80,13 +88,45 @@ class LibraryFile:
         raise ProbeError(f"a probe of it points outside its {where} segments")
 
 
-def dlopen_offsets(library: LibraryFile) -> list[int]:
-    """Returns the file offsets of a C library's dlopen and dlmopen, without duplicates.
+class Change(IntEnum):
+    """What a dynamic linker does to a process's libraries at a probed place; the cookie of its probe."""
+
+    LOAD = 0  # it maps libraries, or has finished
+    UNLOAD = 1  # it unmaps libraries, or nobody knows
+    IN_ESI = 2  # r_state of struct r_debug (link.h) is in this register
+
+
+def changes_of_libraries(linker: LibraryFile) -> list[tuple[int, Change]]:
+    """Returns where a dynamic linker tells debuggers that it maps or unmaps libraries, as file offsets.
+
+    It calls an empty function for that, in which debuggers place a breakpoint. So its calls are probed, and not the
+    function. Before, it notes what it does in r_state: as a number, or in newer versions as the argument of a function.
 
     Raises:
         ProbeError: the file is broken.
     """
-    return sorted(set(exported(library, _DLOPEN_FUNCTIONS).values()))
+    with linker.reading():
+        function = linker.elf.exported(_CHANGE_FUNCTION, kinds=(STT_FUNC,))
+        if function is None:
+            return []
+        code = [(each, linker.elf.at(each.address, each.size)) for each in linker.loads if each.flags & PF_EXECUTE]
+    changes = []
+    for segment, content in code:
+        for found in _CALL_OR_JUMP.finditer(content[:_MOST_LINKER_BYTES]):
+            (relative,) = struct.unpack("<i", found[1])
+            if segment.address + found.start() + 5 + relative == function:
+                before = content[max(found.start() - _BEFORE_CHANGE, 0) : found.start()]
+                changes.append((segment.offset + found.start(), _change(before)))
+    return changes
+
+
+def _change(before: bytes) -> Change:
+    """Returns what a dynamic linker does, from the code before its call."""
+    stores = list(_STORES_STATE.finditer(before))
+    if not stores:
+        return Change.UNLOAD
+    number = stores[-1]["number"]
+    return Change.IN_ESI if number is None else Change(int.from_bytes(number, "little") == _RT_DELETE)
 
 
 def exported(library: LibraryFile, names: Iterable[str]) -> dict[str, int]:

@@ -23,6 +23,7 @@ from iaprof.gpu.intel.reasons import REASONS
 
 if TYPE_CHECKING:
     from iaprof.report.join.selection import Selection
+    from iaprof.symbols.names.cpu_frames import FrameOptions
 
 _WHICH, _HOW = "Filters", "Attribution"
 _METHODS = ("proportional", "latest", "none")
@@ -38,6 +39,18 @@ class SelectionOptions:
     symbol_dirs: tuple[Path, ...] = ()
     kallsyms: Path | None = None
     inlines: bool = True
+    guesses: bool = True
+
+    def frame_options(self, lines: bool = False, interpreter: bool = False) -> FrameOptions:
+        """The options for CPU frames.
+
+        Args:
+            lines: show file and line after a function.
+            interpreter: show CPython's own frames between Python functions.
+        """
+        from iaprof.symbols.names.cpu_frames import FrameOptions
+
+        return FrameOptions(self.inlines, lines, interpreter, self.guesses)
 
     def refuse_filters_of_stalls(self, instead: str) -> None:
         """Checks that no filter is given that has no effect on what is shown instead of stalls.
@@ -185,6 +198,14 @@ def _choice(
         bool,
         typer.Option("--inlines/--no-inlines", help="Show inlined CPU functions as frames.", rich_help_panel=NAMES),
     ] = True,
+    mark_guesses: Annotated[
+        bool,
+        typer.Option(
+            "--mark-guesses/--no-mark-guesses",
+            help="End callers that were found by a guess in _[guessed].",
+            rich_help_panel=NAMES,
+        ),
+    ] = True,
     symfs: Symfs = None,
     symbol_dirs: SymbolDirs = None,
     kallsyms: Kallsyms = None,
@@ -220,7 +241,7 @@ def _choice(
         active,
         StackOf(stack_of),
     )
-    return SelectionOptions(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines)
+    return SelectionOptions(selection, symfs, tuple(symbol_dirs or ()), kallsyms, inlines, mark_guesses)
 
 
 def _pattern(text: str | None, option: str) -> re.Pattern[str] | None:

@@ -43,7 +43,9 @@ def record(
         "iaprof.parquet"
     ),
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
-    all_: Annotated[bool, typer.Option("--all", "-a", help="Record all processes (the default).")] = False,
+    all_: Annotated[
+        bool, typer.Option("--all", "-a", help="Record all processes, CPU samples of others than COMMAND's, too.")
+    ] = False,
     processes: Annotated[
         list[str] | None,
         typer.Option("--pid", "-p", metavar="PID,...", help="Record only these processes and their children."),
@@ -177,6 +179,7 @@ def record(
             duration_s=duration,
             delay_ms=delay,
             pids=wanted,
+            all_samples=all_,
             devices=tuple(name for text in devices or () for name in text.split(",") if name),
             rate=rate,
             subsample=subsample,

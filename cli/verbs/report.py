@@ -36,6 +36,7 @@ from iaprof.cli.time_lines import (
     write_report,
 )
 from iaprof.cli.viewing import is_viewed, view, view_time_lines
+from iaprof.formats.header.left_out import left_out_text
 from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, StackOptions
 from iaprof.formats.writers.registry import EXTENSIONS, FORMATS, WRITERS, Format
 from iaprof.formats.writers.writer import Needs
@@ -47,7 +48,8 @@ OF_TIME_LINES = frozenset(
 ) | {"freq", "quiet", "memory_limit", "large"}
 """The options that a capture of time lines takes, too."""
 OF_STACKS = (
-    "frames", "inverted", "per_interval", "percent_limit", "max_stack", "gpu_lines", "gpu_dirs", "cpu_samples", "waits",
+    "frames", "inverted", "per_interval", "percent_limit", "max_stack", "gpu_lines", "gpu_dirs", "cpu_samples",
+    "all_processes", "waits",
     "lines", "hide_cpython", "symbol_sources", "interval", "source_dirs",
 )  # fmt: skip
 """The options that shape what formats show, and not the table on a terminal."""
@@ -122,6 +124,10 @@ def report(
     gpu_lines: Annotated[bool, typer.Option("--gpu-lines", help="Add source lines to GPU functions.")] = False,
     gpu_dirs: Annotated[bool, typer.Option("--gpu-dirs", help="Add folders of GPU source files as frames.")] = False,
     cpu_samples: Annotated[bool, typer.Option("--cpu-samples", help="Report CPU samples instead of stalls.")] = False,
+    all_processes: Annotated[
+        bool,
+        typer.Option("--all-processes", help="Include CPU samples of the recorder and of processes out of scope."),
+    ] = False,
     waits: Annotated[
         bool, typer.Option("--waits", help="Report microseconds that threads waited for the GPU, instead of stalls.")
     ] = False,
@@ -241,6 +247,7 @@ def report(
             interval,
             lines=lines,
             interpreter=not hidden,
+            all_samples=all_processes,
             source_dirs=source_dirs or (),
         ) as (export, built),
         contextlib.nullcontext(page) if shown and output is None else open_output(output, writer.binary, mode) as out,
@@ -259,7 +266,8 @@ def report(
 
         say_waits("report", CaptureReader(capture))
     elif export.cpu is not None:
-        say(f"[ iaprof report: {int(export.cpu.count.sum()):,} CPU samples ]")
+        left_out = f", without {text}" if (text := left_out_text(export.cpu.left_out)) else ""
+        say(f"[ iaprof report: {int(export.cpu.count.sum()):,} CPU samples{left_out} ]")
     _show(page.getvalue(), output or f"{capture.stem}{chosen.extensions[0]}", chosen, serve, open_)
 
 

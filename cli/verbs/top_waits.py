@@ -41,14 +41,13 @@ def top_waits(
     from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.profile import ReportOptions
     from iaprof.report.views.waits import entries, waits_of
-    from iaprof.symbols.names.cpu_frames import FrameOptions
 
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     check_has_rows(reader, "wait")
 
     def selected(selection: Selection) -> Waits:
-        options = ReportOptions(selection, interval_s, FrameOptions(choice.inlines, False, False))
+        options = ReportOptions(selection, interval_s, choice.frame_options())
         return waits_of(reader, options, symbol_options(choice))
 
     waits = selected(choice.selection)

@@ -87,7 +87,10 @@ class CaptureReader:
             self.bytes = path.size if isinstance(path, StoredFile) else path.stat().st_size
             if not isinstance(path, StoredFile) and not path.is_file():
                 raise CaptureError(f"{path} is not a file")
-            source = path.open() if isinstance(path, StoredFile) else path
+            if not isinstance(path, StoredFile):
+                path.open("rb").close()  # whose error says why in a word, unlike Arrow's
+            # Arrow opens a path of characters only if all of it is UTF-8, which no file name has to be.
+            source = path.open() if isinstance(path, StoredFile) else pa.OSFile(os.fsencode(path))
             self._check_ends(self.bytes, source)
             self._most_bytes = max(MAX_VALUE_BYTES, MAX_EXPANSION * self.bytes)
             self._file = pq.ParquetFile(source, pre_buffer=self.is_stored)
@@ -160,13 +163,12 @@ class CaptureReader:
             "do harm; if you trust it, allow more with --memory-limit"
         )
 
-    def _check_ends(self, size: int, source: Path | BinaryIO) -> None:
+    def _check_ends(self, size: int, file: BinaryIO | pa.NativeFile) -> None:
         if size == 0:
             raise CaptureError(f"{self.path} is empty: the recording that should have filled it did not finish")
-        with source.open("rb") if isinstance(source, Path) else contextlib.nullcontext(source) as file:
-            start = file.read(4)
-            file.seek(-min(size, 4), os.SEEK_END)
-            end = file.read(4)
+        start = file.read(4)
+        file.seek(-min(size, 4), os.SEEK_END)
+        end = file.read(4)
         if start == b"IAPS":
             raise CaptureError(f"{self.path} is the spool of an unfinished recording: iaprof recover {self.path}")
         if start != b"PAR1":

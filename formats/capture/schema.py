@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from iaprof.gpu.intel.reasons import REASONS
 
-FORMAT = 9
+FORMAT = 10
 
 
 class FieldFlags(IntFlag):
@@ -253,6 +253,7 @@ ROW_KINDS = (
             Field("cpu", _u32, REPEATS),
             Field("stack", _u64, REPEATS),
             Field("kernel_stack", _u64, REPEATS),
+            Field("left_out", _text, NULL, since=10),
         ),
         since=2,
         view="cpu_samples",

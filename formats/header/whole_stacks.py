@@ -8,7 +8,7 @@ from dataclasses import asdict, astuple, dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from iaprof.basics.quantities import and_more, counted, percent
+from iaprof.basics.quantities import and_more, counted, percents
 
 MOST_LIBRARIES = 50  # listed by name
 MOST_PROCESSES = 20  # likewise
@@ -58,19 +58,23 @@ class ProcessEnd:
 
 @dataclass(frozen=True)
 class WholeStacks:
-    """Launches or samples by the end of their stack; a stack cut off at the maximum depth ends in a library, too."""
+    """Launches or samples by the kind of their stack: whole, guessed, cut, too deep, or of an unknown kind.
+
+    A stack ends early if it does not reach the start of its program or thread, or is not known to.
+    """
 
     stacks: int  # launches or samples that have a stack
-    whole: int  # of these, with a stack that reaches the start of its program or thread
-    unknown: int  # not known to be whole or not: the code at the end could not be read
-    ends: tuple[LibraryEnd, ...] = ()  # libraries where the stacks that are not whole end, most frequent first
+    whole: int  # of these, with a stack that reaches the start of its program or thread, without a guess
+    unknown: int  # not known to be whole or cut: the code at the end could not be read
+    ends: tuple[LibraryEnd, ...] = ()  # libraries where the stacks that end early do, most frequent first
     more: int = 0  # of those stacks, in libraries beyond MOST_LIBRARIES
-    deep: int = 0  # of those stacks, cut off at the maximum depth
-    guessed: int = 0  # of all, with a guessed caller: see wire.unwind_rules.Mark
+    deep: int = 0  # cut off at the maximum depth
+    guessed: int = 0  # with a guessed caller, wherever they end: see wire.unwind_rules.Mark
     late: int = 0  # of all, with a stack that was finished from a copy after the recording ended
     presumed: int = 0  # of all, with the stack of another one: see wire.launches.LaunchFlags.PRESUMED
     processes: tuple[ProcessEnd, ...] = ()  # those with any such stacks, most incomplete first
     guesses: tuple[LibraryEnd, ...] = ()  # libraries with the innermost guessed caller, most frequent first
+    guessed_early: int = 0  # of `guessed`, those that end early
 
     @classmethod
     def from_counts(
@@ -85,13 +89,14 @@ class WholeStacks:
         presumed: int = 0,
         deep_in: Mapping[str, int] | None = None,
         guesses: Counter[str] | None = None,
+        guessed_early: int = 0,
     ) -> WholeStacks:
         """Creates it from counts.
 
         Args:
             whole: as the attribute.
             unknown: as the attribute.
-            ends: stacks that are not whole, by library.
+            ends: stacks that end early, by library.
             processes: all processes with stacks; entries with the same pid are added up.
             deep: as the attribute.
             guessed: as the attribute.
@@ -99,18 +104,21 @@ class WholeStacks:
             presumed: as the attribute.
             deep_in: of `ends`, stacks cut off at the maximum depth.
             guesses: stacks with a guessed caller, by library.
+            guessed_early: as the attribute.
         """
         most, guessed_in = _libraries(ends, deep_in or {}), _libraries(guesses or Counter())
-        missing = ends.total()
-        more = missing - sum(end.count for end in most)
+        early = ends.total()
+        stacks = whole + guessed - guessed_early + early
+        more = early - sum(end.count for end in most)
         counts = (deep, guessed, late, presumed)
-        return cls(whole + missing, whole, unknown, most, more, *counts, _most(processes), guessed_in)
+        return cls(stacks, whole, unknown, most, more, *counts, _most(processes), guessed_in, guessed_early)
 
     @classmethod
     def total(cls, parts: Iterable[WholeStacks]) -> WholeStacks:
         """The sum over several captures."""
         parts, ends, deep_in, guesses = list(parts), Counter[str](), Counter[str](), Counter[str]()
-        sums = {name: sum(getattr(part, name) for part in parts) for name in ("whole", "unknown", *_COUNTS)}
+        names = ("whole", "unknown", "guessed_early", *_COUNTS)
+        sums = {name: sum(getattr(part, name) for part in parts) for name in names}
         for part in parts:
             for end in part.ends:  # a redacted capture may have several with the same name
                 ends[end.library] += end.count
@@ -139,11 +147,24 @@ class WholeStacks:
                 found = _ends(ends)
                 if found is None:
                     return None
-                counts = {name: value.get(name, 0) for name in _COUNTS}  # since format 6
+                counts = {name: value.get(name, 0) for name in (*_COUNTS, "guessed_early")}  # since format 6
                 if not all(type(number) is int and 0 <= number <= stacks for number in counts.values()):
                     return None
-                adds_up = stacks == whole + sum(end.count for end in found) + more
-                if adds_up and unknown + counts["deep"] <= stacks - whole:
+                guessed, early = counts["guessed"], sum(end.count for end in found) + more
+                if "guessed_early" not in value:
+                    # `whole` has all stacks that reach the start, but which of these have guesses is not told: as many
+                    # as possible, for a guess must not look like knowledge.
+                    counts["guessed_early"] = max(guessed - whole, 0)
+                    whole = max(whole - guessed, 0)
+                    rest = max(stacks - whole - guessed, 0)
+                    counts["deep"] = min(counts["deep"], rest)
+                    unknown = min(unknown, rest - counts["deep"])
+                adds_up = stacks == whole + guessed - counts["guessed_early"] + early
+                if (
+                    adds_up
+                    and counts["guessed_early"] <= min(guessed, early)
+                    and whole + guessed + unknown + counts["deep"] <= stacks
+                ):
                     processes = _processes(value.get("processes", []))
                     guesses = _ends(value.get("guesses", [])) or ()
                     return cls(stacks, whole, unknown, found, more, **counts, processes=processes, guesses=guesses)
@@ -158,18 +179,13 @@ class WholeStacks:
 
     @property
     def cut(self) -> int:
-        """Stacks that are known not to reach the start, other than those cut off at the maximum depth."""
-        return self.others - self.unknown - self.deep
+        """Stacks without a guess that are known to be cut, other than those cut off at the maximum depth."""
+        return self.stacks - self.whole - self.guessed - self.deep - self.unknown
 
     @property
-    def others(self) -> int:
-        """Stacks that do not reach the start, or are not known to."""
-        return self.stacks - self.whole
-
-    @property
-    def share(self) -> float:
-        """The fraction of stacks that reach the start; 1 if there are none."""
-        return self.whole / self.stacks if self.stacks else 1.0
+    def early(self) -> int:
+        """Stacks that end early."""
+        return self.stacks - self.whole - self.guessed + self.guessed_early
 
     def text(self, what: str) -> str:
         """One sentence, without a full stop.
@@ -179,9 +195,9 @@ class WholeStacks:
         """
         if not self.stacks:
             return f"no {what} with a stack"
-        sentence = self._whole(what)
-        if self.others:
-            sentence += f"; the others end in {self._end_in()}"
+        sentence = self._kinds(what)
+        if self.early:
+            sentence += f"; {self.early:,} end{'s' if self.early == 1 else ''} early, in {self._end_in()}"
             early = [each for each in self.processes if each.count]
             of = ", ".join(f"{each.pid} ({each.count:,} of {each.stacks:,})" for each in early[:_MOST_NAMED])
             sentence += f", in process {of}{and_more(len(early) - _MOST_NAMED)}" if of else ""
@@ -192,14 +208,11 @@ class WholeStacks:
         if not self.stacks:
             return f"no {what} with a stack"
         counts = {
-            "cut": self.cut,
-            "too deep": self.deep,
-            "unknown": self.unknown,
-            "guessed": self.guessed,
+            "of the guessed end early": self.guessed_early,
             "presumed": self.presumed,
             "finished late": self.late,
         }
-        return ", ".join([self._whole(what), *(f"{count:,} {name}" for name, count in counts.items() if count)])
+        return ", ".join([self._kinds(what), *(f"{count:,} {name}" for name, count in counts.items() if count)])
 
     def facts(self, name: str, what: str) -> Iterator[tuple[str, str]]:
         """All counts as (name, text) pairs, a line each.
@@ -210,8 +223,8 @@ class WholeStacks:
         """
         if not self.stacks:
             return
-        yield name, self._whole(what) + (f"; {self.cut:,} cut" if self.cut else "") + self._counts()
-        if self.others:
+        yield name, self._kinds(what) + self._counts()
+        if self.early:
             yield "  end in", self._end_in()
         if self.guesses:
             yield "  guessed in", _named(self.guesses)
@@ -221,20 +234,27 @@ class WholeStacks:
             least = "at least " if len(self.processes) == MOST_PROCESSES else ""
             yield "", f"and {least}{counted(len(self.processes) - _MOST_NAMED, 'process', 'processes')} more"
 
-    def _whole(self, what: str) -> str:
-        return f"{self.whole:,} of {self.stacks:,} {what} ({percent(self.share)}) reach the program's start"
+    def _kinds(self, what: str) -> str:
+        """How many stacks there are of each kind. The kinds add up to all stacks, and their shares to 100 %."""
+        kinds = {
+            "a guessed one": self.guessed,
+            "are cut": self.cut,
+            "are too deep": self.deep,
+            "may be whole or cut": self.unknown,
+        }
+        whole, *shares = percents([self.whole, *kinds.values()])
+        told = [f"{self.whole:,} of {self.stacks:,} {what} ({whole}) have a whole stack"]
+        others = zip(kinds.items(), shares, strict=True)
+        told += [f"{count:,} ({share}) {text}" for (text, count), share in others if count]
+        return ", ".join(told)
 
     def _end_in(self) -> str:
         return _named(self.ends, self.more > 0)
 
     def _counts(self) -> str:
         sentence = ""
-        if self.unknown:
-            sentence += f"; for {self.unknown:,} it is unknown whether that is the start"
-        if self.deep:
-            sentence += f"; {self.deep:,} of them {'has' if self.deep == 1 else 'have'} too many frames"
-        if self.guessed:
-            sentence += f"; {_have(self.guessed)} callers that were guessed"
+        if self.guessed_early:
+            sentence += f"; of the guessed ones, {self.guessed_early:,} end early"
         if self.presumed:
             sentence += f"; {_have(self.presumed)} the stack of another one that looked the same"
         if self.late:

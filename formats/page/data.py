@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.estimates import EXPLANATION, divided_text
 from iaprof.formats.export import Export
+from iaprof.formats.guesses import NOTE, SUFFIX, is_guess
 from iaprof.formats.page.kernels import kernels_of_rows
 from iaprof.formats.profile import CodeKind, Profile, StackOptions, clean
 from iaprof.formats.stacks.divided import divided_nodes
@@ -77,6 +78,8 @@ def payload(
     packing.pack(to_pack)
     if export.by_time is not None:
         packing.notes.append("In a selected range, kernels are not split into instructions: the recording is large.")
+    if packing.has_guesses:
+        packing.notes.append(NOTE)
     divided = export.profile.divided_samples
     head = {
         "panels": panels,
@@ -237,6 +240,7 @@ class _Packing:
         self.trees: dict[str, Any] = {}
         self.arrays: list[bytes] = []
         self.notes: list[str] = []
+        self.has_guesses = False  # among the frames
         self.modules: dict[str, int] = {"": 0}
         self.kernels: dict[str, int] = {}
         self._most_nodes = most_nodes
@@ -296,6 +300,7 @@ class _Packing:
             "leafKernel": self._numbered(self.kernels, kernels)[samples.kernel],
             "leafCount": samples.total,
         }
+        self.has_guesses |= any(is_guess(frame.text) for frame in frames)
         divided = divided_nodes(tree)
         if divided.any():  # the part of each node's samples, in 255ths
             columns["divided"] = np.ceil(255 * divided / np.maximum(tree.total(), 1)).astype(np.int64)
@@ -328,10 +333,14 @@ def planes(values: _Ints) -> tuple[int, int, bytes]:
 
 
 def short_texts(texts: Sequence[str]) -> list[str]:
-    """Cleans texts and truncates very long ones."""
+    """Cleans texts and truncates very long ones, but for the marks of guesses."""
     longest = max(_MOST_TEXT // max(len(texts), 1), _SHORTEST)
+    marks = [SUFFIX if is_guess(text) else "" for text in texts]
     found = [clean(text[: longest + 1]) for text in texts]
-    return [text if len(text) <= longest else f"{text[: longest - 1]}…" for text in found]
+    return [
+        text if len(text) <= longest else f"{text[: longest - 1]}…{mark}"
+        for text, mark in zip(found, marks, strict=True)
+    ]
 
 
 def _module(frame: Frame) -> str:

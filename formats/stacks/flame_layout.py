@@ -14,6 +14,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.guesses import shortened
 from iaprof.formats.profile import CodeKind, clean
 from iaprof.formats.stacks.divided import divided_nodes
 from iaprof.formats.stacks.frames import Frame
@@ -116,8 +117,7 @@ def _shown(totals: _Ints, limit: float) -> _Ints:
 
 
 def _text(frame: Frame) -> str:
-    text = clean(frame.name)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}.."
+    return shortened(clean(frame.name), _LONGEST, "..")
 
 
 def _rounded_up(percent: float) -> float:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from iaprof.formats.guesses import unmarked
 from iaprof.formats.profile import (
     Code,
     CodeKind,
@@ -99,6 +100,7 @@ def code_kind(text: str) -> CodeKind:
     """The kind of code of a CPU frame, judged by its name, for profiles from other tools."""
     if text.startswith("py::"):
         return CodeKind.PYTHON
+    text = unmarked(text)
     if _NO_NAME.fullmatch(text):
         return CodeKind.UNKNOWN
     return CodeKind.CPP if "::" in text or "(" in text else CodeKind.C

@@ -108,11 +108,14 @@ MAPPING_STATE = np.dtype(
         ("born", "<u8"),  # start of the process, CLOCK_BOOTTIME ns, as pids are reused
         ("mm", "<u8"),  # address of the kernel's mm_struct
         ("exec_vm", "<u8"),  # number of mapped pages of code
-        ("loads", "<u8"),  # how often the process called dlopen
+        ("unloads", "<u8"),  # 1 + how often the dynamic linker unmapped libraries; 0 if nobody counts it
     ]
 )
 """Identifies a state of a process's mappings."""
-REGISTERS = np.dtype([(name, "<u8") for name in ("ip", "sp", "bp", "bx", "r12", "r13", "r14", "r15")])
+REGISTERS = np.dtype(
+    [(name, "<u8") for name in ("ax", "dx", "cx", "bx", "si", "di", "bp", "sp", *(f"r{n}" for n in range(8, 16)), "ip")]
+)
+"""The registers of a thread, in the order of DWARF's numbers."""
 COPIED = np.dtype(
     [
         ("id", "<u8"),  # of the stack

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+HUGE_PAGE = 2 << 20  # bytes; the size to which programs align text that they copy into huge pages
 MOST_BYTES = 16 << 20  # of a process: 100,000 mappings, and more than it can have unless somebody allowed it
 
 

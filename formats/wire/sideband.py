@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.file_names import as_text
+
 _HEADER = struct.Struct("<IHH")  # type, misc, size
 _TRAILER = struct.Struct("<IIQII")  # pid, tid, time, cpu, reserved: sample_id_all with TID | TIME | CPU
 _MMAP2 = struct.Struct("<IIQQQ24sII")  # pid, tid, address, length, page offset, file or build-id, prot, flags
@@ -64,7 +66,7 @@ class SideBand:
 
 def text(name: bytes) -> str:
     """Decodes a name from the kernel up to its first NUL."""
-    return name.split(b"\0", 1)[0].decode("utf-8", "backslashreplace")
+    return as_text(name.split(b"\0", 1)[0])
 
 
 def _records(data: bytes) -> tuple[list[tuple[int, int, int, int]], int]:

@@ -14,6 +14,7 @@ from typing import IO, Protocol
 from xml.sax.saxutils import escape
 
 from iaprof.basics.quantities import percent
+from iaprof.formats import guesses
 from iaprof.formats.estimates import EXPLANATION, MARK, divided_text, is_marked, short_divided_text
 from iaprof.formats.export import About, Export
 from iaprof.formats.profile import CodeKind, StackOptions
@@ -151,6 +152,8 @@ def _head(layout: FlameLayout, about: About, options: StackOptions, active: int,
     if divided:
         why = f"{divided_text(divided, layout.total)} {EXPLANATION}"
         lines.insert(1 + bool(where) + bool(much), ("said", short_divided_text(divided, layout.total), _LETTER, why))
+    if any(guesses.is_guess(box.text) for row in layout.rows for box in row):
+        lines.append(("said", guesses.NOTE, _LETTER, ""))
     for index, (name, text, letter, why) in enumerate(lines):
         cut = escape(_cut(text, int((_WIDTH - 2 * _PAD) / letter)))
         said = f' data-said="{escape(text)}"' if why else ""  # which the script cuts, instead of the title
@@ -163,8 +166,9 @@ def _head(layout: FlameLayout, about: About, options: StackOptions, active: int,
 def _box(box: Box, total: int, scale: float, unit: str, colours: Colours) -> str:
     x, width = _PAD + box.x * scale, box.width * scale
     marked = is_marked(box.divided, box.width)
-    mark = f' data-mark="{MARK} "' if marked else ""  # which the script puts before the name
-    text = _cut(f"{MARK} {box.text}" if marked else box.text, int((width - 5) / _LETTER))
+    marks = f"{MARK} " * marked + f"{guesses.MARK} " * guesses.is_guess(box.text)
+    mark = f' data-mark="{marks}"' if marks else ""  # which the script puts before the name
+    text = _cut(marks + guesses.unmarked(box.text), int((width - 5) / _LETTER))
     label = f'<text x="{x + 3:.2f}" y="12">{escape(text)}</text>' if text else ""
     # A gap of half a pixel, except for boxes that would mostly be gap.
     drawn = width - 0.5 if width > 2 else width

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.export import Export
+from iaprof.formats.guesses import SUFFIX, is_guess, unmarked
 from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, StackOptions, clean
 from iaprof.formats.ranges import ranges
 from iaprof.formats.stacks.frames import Frame, clean_frame
@@ -133,6 +134,7 @@ def _line(frame: Frame) -> str:
     text = _LIKE_A_TIME.sub(r"\1 :", clean_frame(frame.text))
     module = clean(frame.module).replace(" ", "_") or ("[gpu]" if frame.on_gpu else "[unknown]")
     # as perf shows the place of code without a name; FlameScope cuts names at a `+`
-    if found := _IN_FILE.fullmatch(text):
-        return f"\t    {found[2]:>12} [unknown] ({module if frame.module else found[1].replace(' ', '_')})\n"
+    if found := _IN_FILE.fullmatch(unmarked(text)):
+        mark = SUFFIX if is_guess(text) else ""
+        return f"\t    {found[2]:>12} [unknown]{mark} ({module if frame.module else found[1].replace(' ', '_')})\n"
     return f"\t    {0:>12} {text} ({module})\n"

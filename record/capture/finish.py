@@ -40,7 +40,7 @@ from iaprof.formats.wire.launches import (
 )
 from iaprof.formats.wire.sideband import SideBand, decode
 from iaprof.record.capture.code_object_rows import CodeObjectRows
-from iaprof.record.capture.cpu_sample_rows import cpu_sample_rows
+from iaprof.record.capture.cpu_sample_rows import counts_left_out, cpu_sample_rows
 from iaprof.record.capture.launch_rows import launch_rows
 from iaprof.record.capture.list_rows import check as check_lists, list_rows
 from iaprof.record.capture.loss_rows import LossRows
@@ -51,6 +51,7 @@ from iaprof.record.capture.stall_rows import StallRows
 from iaprof.record.capture.totals import COUNTED, TOTALS, cost_of
 from iaprof.record.capture.transfer_rows import check as check_transfers, transfer_rows
 from iaprof.record.capture.wait_rows import until_exits, wait_rows
+from iaprof.record.left_out import LeftOut, Whose
 from iaprof.record.stacks.launch_stacks import LaunchStacks
 from iaprof.record.stacks.python_counting import PythonCounting
 from iaprof.record.stacks.python_stacks import Interpreter, PythonStacks
@@ -63,7 +64,7 @@ from iaprof.symbols.python.layout import Layout
 ROWS_PER_GROUP = 1 << 18
 STACK_BYTES_PER_GROUP = 8 << 20
 DESCRIBED_PER_GROUP = 1 << 12  # an array of one row takes kilobytes
-LISTS = ("streams", "libraries", "paused", "scope", "thinned")  # of the header, which grow while recording
+LISTS = ("streams", "libraries", "paused", "scope", "thinned", "command_pid")  # of the header: they grow
 _MOST = (1 << 64) - 1
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what reading a damaged frame raises
 
@@ -140,6 +141,7 @@ class _Finishing:
         self._deferred = {kind: array("Q") for kind in _DEFERRED}  # likewise
         self._wait_totals = WaitTotals()
         self._sideband = SideBand()
+        self._left_out = LeftOut()
         self._drivers: dict[str, int] = {}  # by driver: the first process that mapped it
         self._sideband_reads: dict[int, tuple[int, int]] = {}  # by CPU: times of the last two reads of its buffer
         self._lost_sideband = False
@@ -206,12 +208,8 @@ class _Finishing:
             detail = "the recorder died: at most what it had not yet read is missing"
             self._lost(self._last_ns, self._last_ns, "recorder", "died", None, detail)
         self._write_rows("python_code", self._python.code_rows())
-        for count, detail in (
-            (self._python.damaged, "frames of Python: cut where the memory does not hold code objects"),
-            (self._python.dropped_codes, "Python code objects beyond the limit: they have no names"),
-        ):
-            if count:
-                self._lost(self._first_ns, self._last_ns, "stacks", "without Python", count, detail)
+        for count, detail in self._python.losses():
+            self._lost(self._first_ns, self._last_ns, "stacks", "without Python", count, detail)
         if count := self._symbol_inputs.rows.dropped:
             self._lost(self._first_ns, self._last_ns, "names", "no room", count, NO_ROOM)
         self._flush_stalls()
@@ -340,11 +338,13 @@ class _Finishing:
 
     def _write_samples(self, samples: NDArray[np.void]) -> None:
         stacks, kernel_stacks = (self._stacks.ids(samples[name]) for name in ("stack", "kernel_stack"))
-        late = self._stacks.late(samples["stack"])
-        presumed = samples["flags"] & LaunchFlags.PRESUMED > 0
-        self._symbol_inputs.ends.cpu_samples.add(stacks, samples["pid"], presumed, late)
-        self._python_counts.add("cpu_samples", stacks, samples["pid"])
-        self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks))
+        late, presumed = self._stacks.late(samples["stack"]), samples["flags"] & LaunchFlags.PRESUMED > 0
+        whose = self._left_out.whose(self._header, samples["pid"], samples["time"])
+        self._counts.update(counts_left_out(whose))
+        shown = whose == Whose.SCOPE
+        self._symbol_inputs.ends.cpu_samples.add(stacks[shown], samples["pid"][shown], presumed[shown], late[shown])
+        self._python_counts.add("cpu_samples", stacks[shown], samples["pid"][shown])
+        self._write_rows("cpu_sample", cpu_sample_rows(samples, stacks, kernel_stacks, whose))
 
     def _write_waits(self, waits: NDArray[np.void]) -> None:
         waits = until_exits(waits, self._symbol_inputs.rows.table("process"))
@@ -418,6 +418,7 @@ class _Finishing:
 
     def _flush_sideband(self) -> None:
         self._symbol_inputs.add_files(self._sideband.mappings)
+        self._left_out.add(self._sideband.processes)
         for kind, rows in sideband_rows(self._sideband):
             self._write_rows(kind, rows)
         add_drivers(self._drivers, self._sideband.mappings)

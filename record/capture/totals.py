@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
+from iaprof.formats.header.left_out import TOTALS as LEFT_OUT
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 
 _TOTALS_ORDER = (
@@ -17,7 +18,10 @@ COUNTED = {
     kind.name: kind.count or kind.view for kind in sorted_kinds(ROW_KINDS, _TOTALS_ORDER) if kind.name not in _NO_TOTALS
 }
 """The header's name for the number of rows of each kind."""
-TOTALS = ("stalls", "stall_reads", *COUNTED.values(), "carried_launches", "executions", "transferred_bytes")
+TOTALS = (
+    "stalls", "stall_reads", *COUNTED.values(), "carried_launches", "executions", "transferred_bytes",
+    *LEFT_OUT.values(),
+)  # fmt: skip
 """The members of `totals`, which are there even if 0."""
 
 

@@ -19,8 +19,7 @@ from iaprof.record.unwinding.interpreters import InterpreterSearch
 from iaprof.record.unwinding.mappings import Images, executable
 from iaprof.sandbox.closing import Closing
 from iaprof.symbols.python.layout import FIRST_MINOR, LAST_MINOR
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import Finishing
+from iaprof.symbols.unwind.finishing import Finishing, Mapping
 
 GROUP = "Stacks"
 MOST_LINES = 8

@@ -37,9 +37,11 @@ def _walking() -> Check:
 
 
 def _seen_launches(seen: SeenLaunches) -> Iterator[Check]:
-    """Yields a check for all launches that were seen, and one for each library in which stacks end."""
+    """Yields a check for all launches that were seen, and one for each library in which stacks end or are guessed."""
     ends = seen.ends
-    yield Check(GROUP, "launches", Level.WARNING if ends.others else Level.OK, f"now, {ends.text('launches')}")
-    for end in ends.ends[:MOST_LINES]:
-        text = f"the stacks of {counted(end.count, 'launch', 'launches')} end there"
-        yield Check(GROUP, end.library, Level.WARNING, text, file=shortened(seen.files.get(end.library, "")))
+    level = Level.OK if ends.whole == ends.stacks else Level.WARNING
+    yield Check(GROUP, "launches", level, f"now, {ends.text('launches')}")
+    for libraries, what in ((ends.ends, "end there"), (ends.guesses, "have a caller that is guessed there")):
+        for end in libraries[:MOST_LINES]:
+            text = f"the stacks of {counted(end.count, 'launch', 'launches')} {what}"
+            yield Check(GROUP, end.library, Level.WARNING, text, file=shortened(seen.files.get(end.library, "")))

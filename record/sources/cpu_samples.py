@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,9 @@ from iaprof.basics.errors import IaprofError
 from iaprof.bpf.cpu_clock import CpuClock
 from iaprof.record.budget import Level
 from iaprof.record.capture.journal import Journal
+from iaprof.record.left_out import RECORDER, SCOPE
 from iaprof.record.loop import Loop
+from iaprof.record.scope import Scope
 from iaprof.record.sources.new_cpus import NewCpus
 from iaprof.record.sources.source import Source
 
@@ -17,17 +20,19 @@ from iaprof.record.sources.source import Source
 class CpuSamples(Source):
     """The clocks of all CPUs."""
 
-    def __init__(self, programs: Mapping[str, int], hz: int) -> None:
+    def __init__(self, programs: Mapping[str, int], hz: int, scope: Scope | None = None) -> None:
         """Opens the clocks.
 
         Args:
             programs: descriptors of BPF programs by name; without those for CPU samples if `hz` is 0.
             hz: samples per second on each CPU; 0 for none.
+            scope: the processes whose samples are reported; None for all but the recorder's own.
 
         Raises:
             IaprofError: CPUs cannot be sampled.
         """
         self._hz = self._hz_now = hz
+        self._scope = scope
         self._runs = False
         try:
             self._clock = CpuClock(programs.get("on_sample", -1), hz)
@@ -47,7 +52,8 @@ class CpuSamples(Source):
 
     def header(self) -> dict[str, Any]:
         """See Source."""
-        return {"cpu_hz": self._hz}
+        scope = {SCOPE: self._scope.running} if self._scope else {}
+        return {"cpu_hz": self._hz, RECORDER: os.getpid(), **scope}
 
     def resume(self) -> None:
         """See Source."""

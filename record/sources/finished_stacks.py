@@ -15,12 +15,11 @@ from iaprof.record.capture.journal import WRONG_LENGTH, Journal
 from iaprof.record.capture.spool import FrameKind
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
-from iaprof.record.unwinding.learner_process import LearnerProcess
+from iaprof.record.unwinding.learner_process import DROPPED, DROPPED_MARK, LearnerProcess
 
 MAX_INTERPRETERS = 1 << 12  # that are written again into the next output file
 MOST_PROBLEMS = 16  # with interpreters that the user is warned of
-# Of copies that wait for the recording's end, in one recording: of launches' stacks, and of CPU samples'.
-MAX_COPIED_BYTES, MAX_SAMPLED_BYTES = 1 << 30, 1 << 26
+MAX_COPIED_BYTES = 48 << 20  # of copies that wait for the recording's end, in one recording
 
 
 class FinishedStacks(Source):
@@ -34,7 +33,7 @@ class FinishedStacks(Source):
             learner: the learner's process, closed with this source.
         """
         self._depth, self._learner = depth, learner
-        self._copied_bytes = self._sampled_bytes = self._copies_refused = 0
+        self._copied_bytes = self._copies_refused = self._copies_dropped = 0
         self._losses_ns = time.monotonic_ns()
         self._interpreters: list[tuple[int, bytes]] = []  # pid, and the learner's message
         self._python_problems: set[str] = set()  # why the frames of some interpreters are not recorded
@@ -55,7 +54,11 @@ class FinishedStacks(Source):
 
     def look_for_python(self, pid: int) -> None:
         """Has the learner look for an interpreter in a process, before the process launches."""
-        self._learner.look_for_python(pid)
+        self._learner.prepare(pid, will_launch=False)
+
+    def prepare(self, pid: int) -> None:
+        """Has the learner open the files of a process that has mapped a driver, before its first launch."""
+        self._learner.prepare(pid, will_launch=True)
 
     def has_ended_part(self) -> bool:
         """See Source."""
@@ -79,6 +82,9 @@ class FinishedStacks(Source):
         for message in messages:  # one per distinct path
             if message.startswith(INTERPRETER):
                 self._keep_interpreter(message[len(INTERPRETER) :])
+                continue
+            if len(message) == DROPPED.size and message.startswith(DROPPED_MARK):
+                self._copies_dropped += int(DROPPED.unpack(message)[1])
                 continue
             if len(message) not in kinds:
                 now = time.monotonic_ns()
@@ -110,9 +116,6 @@ class FinishedStacks(Source):
 
     def _has_room_for(self, copy: np.void) -> bool:
         """Whether one more copied page is kept."""
-        if copy["is_sample"]:
-            self._sampled_bytes += copy.nbytes
-            return self._sampled_bytes <= MAX_SAMPLED_BYTES
         self._copied_bytes += copy.nbytes
         self._copies_refused += self._copied_bytes > MAX_COPIED_BYTES
         return self._copied_bytes <= MAX_COPIED_BYTES
@@ -121,9 +124,13 @@ class FinishedStacks(Source):
         """See Source."""
         now = time.monotonic_ns()
         if self._copies_refused:
-            detail = f"{MAX_COPIED_BYTES >> 30} GiB of them were kept already: those stacks are cut"
+            detail = f"{MAX_COPIED_BYTES >> 20} MiB of them were kept already: those stacks are cut"
             self._journal.loss("stacks", "pages not copied", self._copies_refused, detail, self._losses_ns, now)
             self._copies_refused = 0
+        if self._copies_dropped:
+            detail = "the process that finishes stacks had no time for them: those stacks are cut"
+            self._journal.loss("stacks", "not finished", self._copies_dropped, detail, self._losses_ns, now)
+            self._copies_dropped = 0
         self._losses_ns = now
 
     def begin_part(self, since_ns: int) -> None:

@@ -66,7 +66,13 @@ class Launches(Source):
     """The probes' ring buffers, and the processes whose records come through them."""
 
     def __init__(
-        self, options: Options, probes: LaunchProbes, code: CodeObjects, drivers: Drivers, scope: Scope | None = None
+        self,
+        options: Options,
+        probes: LaunchProbes,
+        code: CodeObjects,
+        drivers: Drivers,
+        scope: Scope | None = None,
+        sampled: Scope | None = None,
     ) -> None:
         """Takes the opened probes.
 
@@ -76,8 +82,10 @@ class Launches(Source):
             code: gets the probes' records about code.
             drivers: make the command's environment.
             scope: the processes in scope; None for all.
+            sampled: likewise for CPU samples, whose program is one of the probes'.
         """
-        self._options, self._probes, self._code, self._drivers, self._scope = options, probes, code, drivers, scope
+        self._options, self._probes, self._code, self._drivers = options, probes, code, drivers
+        self._scope, self._sampled = scope, sampled
         self._last_stacks: list[NDArray[np.void]] = []  # of the last read: stacks, frames of Python, code objects
         self._described: dict[int, int] = {}  # by pid: when something of it was read last, CLOCK_MONOTONIC ns
         self._last_counters = dict.fromkeys(Counter, 0)
@@ -107,8 +115,8 @@ class Launches(Source):
                 "the kernel's BTF does not say where it has a process's mappings: stacks are walked by frame pointers, "
                 "and end in code without them"
             )
-        if self._scope is not None:
-            self._scope.start(journal, self._probes)
+        for followed in filter(None, {self._scope, self._sampled}):
+            followed.start(journal, self._probes)
         # Edge-triggered: one event per wake-up that a BPF program requests. Else each launch that comes while we read
         # would wake us again.
         for ring in (

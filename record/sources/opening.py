@@ -28,6 +28,7 @@ from iaprof.record.unwinding.learner_process import LearnerProcess
 def open_sources(
     options: Options,
     scope: Scope | None,
+    sampled: Scope | None,
     roots: Roots,
     signals: StopSignals,
     until_end: ExitStack,
@@ -38,6 +39,7 @@ def open_sources(
     Args:
         options: what to record.
         scope: the processes in scope; None for all.
+        sampled: likewise for CPU samples.
         roots: keeps the root folders of processes whose files are opened when stacks are named.
         signals: can interrupt the opening.
         until_end: closes what the recording needs, also after an error.
@@ -67,14 +69,14 @@ def open_sources(
     signals.check()
     probes.ready(signals)
     signals.check()
-    cpu_samples = until_end.enter_context(closing(CpuSamples(probes.maps, options.cpu_hz)))
+    cpu_samples = until_end.enter_context(closing(CpuSamples(probes.maps, options.cpu_hz, sampled)))
     try:
         learner = LearnerProcess(probes)
     except OSError as error:
         raise IaprofError(f"there is no room for the process that finishes stacks: {error.strerror}") from error
     stacks = until_end.enter_context(closing(FinishedStacks(probes.depth, learner)))
     drivers = until_named.enter_context(closing(Drivers(probes.libraries, options.launches, bool(options.command))))
-    launches = Launches(options, probes, code, drivers, scope)
+    launches = Launches(options, probes, code, drivers, scope, sampled)
     libraries = MappedLibraries(probes, drivers.outcomes, scope)
     metering = until_end.enter_context(closing(Metering(stalls, options.metric_interval_ns)))
 
@@ -87,7 +89,13 @@ def open_sources(
         metering.watch(pid)
 
     launches.on_process = on_gpu_process
-    libraries.on_mapped = keep_root
+
+    def on_driver(pid: int) -> None:
+        keep_root(pid)
+        if scope is None or pid not in scope.others:
+            stacks.prepare(pid)
+
+    libraries.on_mapped = on_driver
     libraries.on_python = side_band.on_python = stacks.look_for_python
     side_band.on_library, side_band.on_end = libraries.mapped, libraries.count_missed
 
@@ -96,8 +104,8 @@ def open_sources(
         launches.ended(pid, time_ns)
 
     side_band.on_exit = on_exit
-    if scope is not None:
-        side_band.on_records = scope.follow
+    if (followed := scope or sampled) is not None:
+        side_band.on_records = followed.follow
     if drivers.injection:
         code.on_taken = drivers.injection.remove_elf
         collector.own_folder = os.fsencode(drivers.injection.library.parent)

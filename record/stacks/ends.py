@@ -240,20 +240,24 @@ def _by_finishing(counted: StackCounts) -> Iterator[ProcessEnd]:
 
 
 def _added_up(kinds: list[_EndKind], counts: list[int], processes: list[ProcessEnd]) -> WholeStacks:
-    whole = unknown = deep = 0
+    whole = unknown = deep = guessed_early = 0
     ends: Counter[str] = Counter()
     deep_in: Counter[str] = Counter()
     guesses: Counter[str] = Counter()
     for kind, count in zip(kinds, counts, strict=True):
+        is_early = kind.end is not End.WHOLE
         if kind.guessed_in is not None:
             guesses[kind.guessed_in] += count
-        if kind.end is End.WHOLE:
-            whole += count
-        elif count:
+            guessed_early += count * is_early
+        elif is_early:
             deep += count * kind.is_deep
             unknown += count * (kind.end is End.UNKNOWN)
+        else:
+            whole += count
+        if is_early and count:
             ends[kind.library] += count
             deep_in[kind.library] += count * kind.is_deep
     late, presumed = (sum(getattr(process, name) for process in processes) for name in ("late", "presumed"))
-    sums = {"deep": deep, "guessed": guesses.total(), "late": late, "presumed": presumed}
+    sums = {"deep": deep, "late": late, "presumed": presumed}
+    sums |= {"guessed": guesses.total(), "guessed_early": guessed_early}
     return WholeStacks.from_counts(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)

@@ -172,11 +172,12 @@ class LaunchStacks:
             stacks, ends = self._walks.cut(stacks)
             walked[(walked != Walked.DEEP) | (stacks.depths < depths)] = Walked.MISSED
             marks = np.zeros(len(stacks.ips), np.uint8)
-        # Stacks with the same addresses that ended differently are different stacks.
+        # Stacks with the same addresses that ended differently, or were found by other guesses, are different stacks.
         owners = stacks.pids.astype(np.uint64) | walked.astype(np.uint64) << np.uint64(32)
         owners ^= self._python.content_hashes(records["id"])
         new = np.zeros(len(records), bool)
-        contents = self._content_ids.hashes(stacks.depths, stacks.ips, owners)
+        guesses = (marks & np.uint8(Mark.GUESSED)).astype(np.uint64) << np.uint64(63)  # where no address has a bit
+        contents = self._content_ids.hashes(stacks.depths, stacks.ips ^ guesses, owners)
         for index, (id_, content) in enumerate(zip(records["id"].tolist(), contents.tolist(), strict=True)):
             first = self._row_ids[id_] = self._first_ids.setdefault(content, id_)
             new[index] = first == id_

@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import zlib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -30,6 +30,7 @@ MOST_INTERPRETERS = 8  # of one process, whose interpreter changes with exec
 _LONGEST_CODE = 1 << 31  # bytes
 _MOST_AT_ONCE = 64  # of an address's latest code objects, those searched for the one that more of a table belongs to
 _MOST_LINES = 1 << 12  # of one code object, kept
+_LAST_ADDRESS = np.uint64((1 << 64) - 1)
 _ENDED = {PythonState.WHOLE: "whole", PythonState.DEEP: "deep", PythonState.DAMAGED: "damaged"}
 _STACK = KINDS["stack"]
 
@@ -97,8 +98,8 @@ class PythonStacks:
         self._no_codes: set[tuple[int, int]] = set()  # copied as code objects, but none; by process and address
         self._ids = StackIds()
         self._states: dict[int, Completeness] = {}  # by id, of stacks that `columns` was called for
-        self.damaged = 0  # stacks cut at a frame without a valid code object
-        self.dropped_codes = 0  # code objects past the limits
+        self._damaged = 0  # stacks cut at a frame without a valid code object
+        self._dropped_codes = 0  # code objects past the limits
 
     def add(self, records: NDArray[np.void], position: int | None = None) -> None:
         """Adds PYTHON_STACK[n].
@@ -130,6 +131,13 @@ class PythonStacks:
         """Adds an interpreter of a process."""
         if interpreter not in self._interpreters[pid]:
             self._interpreters[pid] = [interpreter, *self._interpreters[pid][: MOST_INTERPRETERS - 1]]
+
+    def losses(self) -> Iterator[tuple[int, str]]:
+        """Yields how many stacks or code objects were lost, and a sentence, for each way that lost some."""
+        if self._damaged:
+            yield self._damaged, "frames of Python: cut where the memory does not hold code objects"
+        if self._dropped_codes:
+            yield self._dropped_codes, "Python code objects beyond the limit: they have no names"
 
     def content_hashes(self, ids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Returns hashes of stacks' Python frames, by the ids in the records: uint64[n], 0 without frames."""
@@ -165,7 +173,7 @@ class PythonStacks:
         for code, instruction, at in zip(*_placed(walked, cfas), strict=True):
             code_object = self._code(pid, code, time)
             if code_object is None and (pid, code) in self._no_codes:
-                self.damaged += 1
+                self._damaged += 1
                 return frames, _ENDED[PythonState.DAMAGED]
             if code_object is not None and code_object.is_helper:
                 continue
@@ -204,7 +212,7 @@ class PythonStacks:
         if int(record["offset"]):
             self._add_more(self._codes.get((pid, address), []), record)
         elif self._copied == MOST_COPIED:
-            self.dropped_codes += 1
+            self._dropped_codes += 1
         else:
             self._copied += 1
             code = self._read_code(pid, address, record)
@@ -229,7 +237,7 @@ class PythonStacks:
             number = self._numbers.setdefault((*texts, first_line), len(self._numbers))
             if number == MOST_CODES:
                 del self._numbers[*texts, first_line]
-                self.dropped_codes += 1
+                self._dropped_codes += 1
                 number = NO_CODE
             return _Code(
                 number,
@@ -291,4 +299,8 @@ def _placed(walked: np.void, cfas: NDArray[np.uint64]) -> tuple[list[int], list[
     # The frames after the last end belong to an unknown loop: the walk was not finished.
     places = np.append(places, NOWHERE)
     loop = np.cumsum(is_end)[~is_end]
-    return codes[~is_end].tolist(), instructions[~is_end].tolist(), places[loop].tolist()
+    columns = codes[~is_end], instructions[~is_end], places[loop]
+    if not ends.all():  # several interpreters, whose loops may call one another
+        order = np.argsort(np.append(ends, _LAST_ADDRESS)[loop], kind="stable")
+        columns = columns[0][order], columns[1][order], columns[2][order]
+    return columns[0].tolist(), columns[1].tolist(), columns[2].tolist()

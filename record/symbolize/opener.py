@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from iaprof.formats.file_names import as_text, possible_names
 from iaprof.formats.wire.process_maps import mappings, maps_of
 from iaprof.record.kernels.collector import start_child
 from iaprof.record.kernels.collector_child import ABSENT, ANOTHER, FORBIDDEN, NOT_REGULAR
@@ -71,11 +72,17 @@ class Opener(Closing):
         Returns:
             A descriptor for reading, which the caller closes; or why the file was not opened.
         """
-        name = path.encode("utf-8", "surrogateescape")
-        request: dict[str, Any] = {"pid": pid, "path": name.hex(), "owner": owner, "same": _numbers(same)}
+        request: dict[str, Any] = {"pid": pid, "owner": owner, "same": _numbers(same)}
         if isinstance(below, str):
             request["below"] = below.encode("utf-8", "surrogateescape").hex()
-        return self._ask(request, rights, below if isinstance(below, int) else None)
+        file_or_reason: int | str = ABSENT
+        for name in possible_names(path):
+            file_or_reason = self._ask(
+                request | {"path": name.hex()}, rights, below if isinstance(below, int) else None
+            )
+            if file_or_reason != ABSENT:
+                break
+        return file_or_reason
 
     def open_mapped(
         self, pid: int, path: str, inode: int, rights: Rights, same: FileIdentity | None = None
@@ -89,9 +96,8 @@ class Opener(Closing):
             rights: see `open`.
             same: see `open`.
         """
-        name = path.encode("utf-8", "backslashreplace")
         for mapping in mappings(maps_of(pid)):
-            if mapping.name in (name, name + b" (deleted)") and inode in (0, mapping.inode):
+            if as_text(mapping.name) in (path, f"{path} (deleted)") and inode in (0, mapping.inode):
                 return self._ask({"pid": pid, "mapped": mapping.span, "same": _numbers(same)}, rights)
         return "it is not mapped any more"
 
@@ -102,8 +108,8 @@ class Opener(Closing):
     def _ask(self, request: dict[str, Any], rights: Rights, root: int | None = None) -> int | str:
         if self._hangs[rights.answerable] >= MAX_HANGS:
             return OTHERS_LATE
-        if self._child is None:
-            self._child = start_child()
+        self.start()
+        assert self._child is not None
         request |= {"open": True, "uid": rights.uid, "gid": rights.gid}
         try:
             self._child.send(request, [] if root is None else [root])
@@ -117,6 +123,15 @@ class Opener(Closing):
         for fd in fds:
             os.close(fd)
         return str(answer.get("refused", "it cannot be opened"))
+
+    def start(self) -> None:
+        """Starts the child, which otherwise starts when it is first needed.
+
+        Raises:
+            OSError: it cannot be started.
+        """
+        if self._child is None:
+            self._child = start_child()
 
     def forget_hangs(self) -> None:
         """Forgets which users' files took too long."""

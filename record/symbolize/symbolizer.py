@@ -11,7 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from iaprof.sandbox.deadline import patient_clock
 from iaprof.symbols.files.debug_files import debug_files
 from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
+from iaprof.symbols.names.binaries import Binaries, BinaryError, Companions, Facts
 from iaprof.symbols.names.boot import is_same_boot
 from iaprof.symbols.names.generated import GeneratedCode
 from iaprof.symbols.names.modules import Module, ModuleKind
@@ -141,7 +141,8 @@ class RecordingSymbolizer(Closing):
         problems: dict[str, None] = {}
         for file, facts in self._files_of(module, problems):
             with self._debug_file(module, facts) as debug:
-                named = self._binaries.name(file, addresses, debug, self._everything)
+                companions = Companions(module.path, partial(self._open_companion, module))
+                named = self._binaries.name(file, addresses, debug, self._everything, companions)
             return with_entry_names(named, self._binaries, file, facts.build_id, addresses)
         return Symbolized(problem="; ".join(problems) or f"{module.path} cannot be opened")
 
@@ -178,6 +179,15 @@ class RecordingSymbolizer(Closing):
                 yield file_or_problem
             else:
                 problems[f"{module.path}: {file_or_problem}"] = None
+
+    def _open_companion(self, module: Module, path: str) -> int | None:
+        """Opens a file that a module names, as one of the processes that mapped the module."""
+        pids = self._processes_of(module)[:_MOST_PROCESSES] if self._is_this_boot else []
+        for user, pid, below in self._places(pids, {}):
+            file_or_problem = self._opener.open(path, self._rights(user), pid, below=below)
+            if isinstance(file_or_problem, int):
+                return file_or_problem
+        return None
 
     def _places(self, pids: Sequence[int], problems: dict[str, None]) -> Iterator[tuple[int, int, int | str | None]]:
         """Yields where processes' file may be: whose rights to use; the process with the root, or another root."""

@@ -15,8 +15,7 @@ from iaprof.bpf.structs import PYTHON, PYTHON_OFFSETS, pack
 from iaprof.formats.wire.launches import INTERPRETER
 from iaprof.record.unwinding.mappings import ImageGone, Images
 from iaprof.symbols.python.layout import Layout
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter
+from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter, Mapping
 
 MOST_PROCESSES = 4096  # that are remembered
 MOST_CANDIDATES = 32  # mappings of one process that are searched

@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
-from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack
+from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack, grouped
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import Finishing
+from iaprof.symbols.unwind.finishing import Finishing, Mapping
 
-MOST_SECONDS = 60.0
+MOST_SECONDS = 10.0
 _LATEST = 5  # times as long, if it has to wait for a CPU
 _PATIENCE_S = 10.0  # for one answer; longer than while recording, when launches wait for it
 _TRIES = 3  # to open a file, whose process may end meanwhile
@@ -49,14 +48,14 @@ class LateFinishing:
             copies: arrays COPY[n], grouped by stack.
         """
         end, latest = patient_clock() + MOST_SECONDS, time.monotonic() + _LATEST * MOST_SECONDS
-        records = (record for array in copies for record in array)
+        runs = (run for array in copies for run in grouped(array))
         failures = Counter[int]()  # by process
         with Finishing(self._open, patience_s=_PATIENCE_S) as finishing:
-            for _, stack_records in groupby(records, key=lambda record: int(record["id"])):
+            for _, of_stack in groupby(runs, key=lambda run: int(run["id"][0])):
                 stack = None
-                for record in stack_records:
-                    stack = stack or UnfinishedStack(record.copy())
-                    stack.add(record)
+                for run in of_stack:
+                    stack = stack or UnfinishedStack.of(run)
+                    stack.add(run)
                 if stack is None or patient_clock() > end or time.monotonic() > latest:
                     return
                 if failures[stack.pid] == MOST_FAILURES:
@@ -88,7 +87,7 @@ class LateFinishing:
         )
         space = self._space_numbers.setdefault(mappings, len(self._space_numbers))
         finished = finishing.finish(space, mappings, stack.copy(), stack.limit(self._depth))
-        if self._unopened and any(self._is_unopened(mappings, address) for address in finished.ips):
+        if self._unopened and any(self._is_unopened(mappings, address) for address in finished.ips.tolist()):
             # Nobody knows whether that code has call frame information, so a walk through it proves nothing.
             finished = replace(finished, ending=Walked.MISSED)
         return stack.finished_records(finished, self._depth)

@@ -4,10 +4,14 @@ It reads the ring buffer of copies, and sends finished stacks to the recorder: r
 the ids of the unfinished stacks that BPF sent. A stack that it cannot finish stays as BPF sent it. Its children do
 what can hang or be attacked: one opens files (record/kernels/collector_child.py), one reads their call frame
 information (symbols/unwind/reader.py).
+
+Rules come first: while a rule is missing, BPF copies the stack of each launch that needs it, so whatever delays the
+learner costs the programs. It gives copies back to the recorder only when no stack is waiting, and only so many.
 """
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import json
 import math
@@ -16,31 +20,40 @@ import select
 import socket
 import struct
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.ringbuffer import RingBuffer
+from iaprof.bpf.ringbuffer import MOST_RECORDS, RingBuffer
 from iaprof.bpf.rule_table import MappingState, RuleTable, Spaces
+from iaprof.bpf.sizes import COPY_PAGES
 from iaprof.formats.wire.launches import COPY
 from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.budget import Budget
-from iaprof.record.unwinding.copy_reader import CopyReader
 from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
-from iaprof.record.unwinding.unfinished import MOST_FAILURES, StackQueue, UnfinishedStack
+from iaprof.record.unwinding.unfinished import MOST_FAILURES, StackQueue, UnfinishedStack, grouped
 from iaprof.sandbox.deadline import patient_clock
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import Finished, Finishing
+from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, Mapping
 
-MOST_WAITING = 256  # copies of launches' stacks in the queue; 64 KiB each
-MOST_SAMPLES = 64  # copies of CPU samples' stacks in the queue; they wait until no launch's stack does
+MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
+MOST_AT_ONCE = 16  # stacks of a process that are finished together
+SAMPLES_WAIT_S = 0.02  # for further ones of CPU samples, as each message to the child takes longer than a stack
+MOST_READ = 24 * (COPY_PAGES + 1)  # COPY records that are read at once: of 24 copies
+MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
+MOST_SAMPLES = 512  # copies of CPU samples' stacks in the queue; they wait until no launch's stack does
 MOST_GUESSES = 1 << 16  # guessed rules, for code without call frame information, that are kept
 MOST_PROCESSES = 512  # whose mappings are remembered
+MOST_EARLIER = 64  # earlier mappings of processes that have unmapped code since
+MOST_WRITTEN = 1 << 17  # rules of one space that are remembered, so that none is written again and again
+_HARD = HARD.pack()
+_FLAGS, _GUESS = 56, int(RuleFlags.GUESS)  # where a packed rule has its flags, and one of them
 MOST_SPACES = (1 << 13) - 1  # space numbers of one learner, of 15 bits; a learner that replaces it has others
 MOST_FAILURES_OF_A_USER = 8  # of the children, for all processes of one user
 FORGET_FAILURES_S = 60.0  # after which failures, also of single processes, are forgotten
@@ -52,18 +65,26 @@ STALE_S = 10.0  # after which the rest of a copy is not awaited any longer; its 
 PRESUMED_NS = 1_000_000_000  # how long launches by a path without rules are presumed to have its last copied stack
 READY = b"r"  # message: stacks can be finished
 MISFIT = b"m"  # message: a copy had another length than COPY and was not read
-SEARCH_REQUEST = struct.Struct("<I")  # request: search a process for an interpreter
+DROPPED = struct.Struct("<cI")  # message: DROPPED_MARK, and how many copies were neither finished nor given back
+DROPPED_MARK = b"d"
+_NO_COPIES = 1 << 63  # in place of the number of answered copies: BPF sends no more
+PREPARE_REQUEST = struct.Struct("<I?")  # request: search a process for an interpreter, and open all its files or not
 SYNC = b"s"  # request: report when all stacks copied before are finished; and the answer
 _TICKS_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
 class Process:
-    """What is known of a process while its mappings are the same."""
+    """What is known of a process while it unmaps no code."""
 
     state: MappingState
     mappings: tuple[Mapping, ...]
-    space: int
+    number: int  # of these mappings, for the child that finishes stacks
+    space: int  # of its rules
+
+    def is_as(self, state: MappingState) -> bool:
+        """Whether it has unmapped no code since a state, or before it."""
+        return state._replace(exec_vm=0) == self.state._replace(exec_vm=0)
 
 
 class Learner:
@@ -85,18 +106,34 @@ class Learner:
         self._finishing = Finishing(self._images.open)
         self._interpreters = Interpreters(self._finishing, self._images, pythons)
         self._messages: list[bytes] = []  # about interpreters
-        self._to_search: OrderedDict[int, None] = OrderedDict()  # processes that may have an interpreter
+        # Processes that may have an interpreter, and whether they will launch.
+        self._to_search: OrderedDict[int, bool] = OrderedDict()
+        self._to_open: OrderedDict[int, None] = OrderedDict()  # images of processes that will launch
         self._search_budget = Budget(SEARCH_SHARE, SEARCH_MOST_S)
         self._incomplete: OrderedDict[int, UnfinishedStack] = OrderedDict()  # by id
-        self._launches, self._samples = StackQueue(MOST_WAITING), StackQueue(MOST_SAMPLES)
+        # Launches' stacks from which rules are to be learnt, all others, and those of CPU samples.
+        self._urgent, self._launches = StackQueue(MOST_WAITING), StackQueue(MOST_WAITING)
+        self._samples = StackQueue(MOST_SAMPLES)
+        # Rules that stacks in `_urgent` lack: process, its `unloads`, address, scope.
+        self._asked: set[tuple[int, int, int, int]] = set()
         self._sample_budget = Budget(SAMPLES_SHARE, SAMPLES_MOST_S)
         self.is_ending = False  # nothing more comes, and the rest is finished without limits of time
-        self._dropped: list[bytes] = []  # COPY records of launches' stacks for which there is no time
+        self._given_back: deque[UnfinishedStack] = deque()  # launches' stacks for the recording's end
+        self._given_back_bytes = Counter[int]()  # by process
+        self._dropped = 0  # copies that are neither finished nor given back
         self._processes: OrderedDict[int, Process] = OrderedDict()
+        # By process and `unloads` of the state: what processes were before they unmapped code. Copies of then may wait.
+        self._earlier: OrderedDict[tuple[int, int], Process] = OrderedDict()
         self._first_space = self._next_space = first_space
-        self._numbers: OrderedDict[tuple[Mapping, ...], int] = OrderedDict()  # of spaces
+        self._next_number = 1
+        # By mappings: their number, and the space of processes that have just these.
+        self._known: OrderedDict[tuple[Mapping, ...], tuple[int, int]] = OrderedDict()
+        self._done: Counter[int] = Counter()  # copies that were answered, by UnfinishedStack.copies_key
+        self._told: dict[int, int] = {}  # what BPF knows of that
+        self._refused: set[int] = set()  # copies_key of stacks that BPF sends no copies of
         # Guessed rules, by space, address and scope.
         self._guesses: OrderedDict[tuple[int, int, RuleScope], Rule] = OrderedDict()
+        self._written: dict[int, dict[tuple[int, int], int]] = {}  # rules by space, then address and scope
         self._failures: Counter[int] = Counter()  # by process
         self._user_failures: Counter[str] = Counter()  # by account
         self._failures_forgotten = patient_clock()
@@ -107,8 +144,9 @@ class Learner:
         self._opener.close()
 
     def start(self) -> None:
-        """Starts the child that finishes stacks, so that the first stack does not wait for it."""
-        with contextlib.suppress(IaprofError):
+        """Starts the children, so that the first stack does not wait for them."""
+        with contextlib.suppress(IaprofError, OSError):
+            self._opener.start()
             self._finishing.start()
 
     @property
@@ -116,34 +154,56 @@ class Learner:
         """Milliseconds until there is work even if nothing comes; None if there is none."""
         if self.has_work:
             return 0.0
-        waits_s = [self._sample_budget.wait_s] if self._samples else []
-        waits_s += [self._search_budget.wait_s] if self._to_search else []
+        waits_s = [self._samples_wait_s] if self._samples else []
+        waits_s += [self._search_budget.wait_s] if self._to_search or self._to_open else []
         waits_s += [STALE_S] if self._incomplete else []
+        waits_s += [FORGET_FAILURES_S] if self._refused else []
         return 1000 * min(waits_s) if waits_s else None
 
     @property
     def has_work(self) -> bool:
         """Whether there is work now."""
-        if self._dropped or self._messages or self._launches:
+        if self._messages or self._urgent or self._launches or self._given_back or self._dropped or self._may_forget:
             return True
-        return self._may_search or (bool(self._samples) and (self.is_ending or not self._sample_budget.wait_s))
+        return self._may_search or (bool(self._samples) and not self._samples_wait_s)
+
+    @property
+    def _samples_wait_s(self) -> float:
+        """Seconds until stacks of CPU samples are to be finished."""
+        if self.is_ending:
+            return 0.0
+        wait_s = self._samples.oldest() + SAMPLES_WAIT_S - time.monotonic()
+        return max(self._sample_budget.wait_s, 0.0 if len(self._samples) >= MOST_AT_ONCE else wait_s, 0.0)
+
+    @property
+    def _may_forget(self) -> bool:
+        """Whether failures are to be forgotten now, so that BPF sends copies of all processes again."""
+        return bool(self._refused) and patient_clock() > self._failures_forgotten + FORGET_FAILURES_S
 
     @property
     def _may_search(self) -> bool:
         """Whether a process is to be searched for an interpreter now."""
-        return bool(self._to_search) and not self.is_ending and not self._search_budget.wait_s
+        waits = self._to_search or self._to_open
+        return bool(waits) and not self.is_ending and not self._search_budget.wait_s
 
     def has_finished(self, until: float) -> bool:
         """Whether no stack is waiting that came until then, time.monotonic()."""
-        return min(self._launches.oldest(), self._samples.oldest()) > until
+        return min(queue.oldest() for queue in (self._urgent, self._launches, self._samples)) > until
+
+    @property
+    def room(self) -> int:
+        """How many COPY records may be read now."""
+        return MOST_READ if len(self._launches) < MOST_WAITING // 2 else 0
 
     def take(self, records: NDArray[np.void]) -> None:
         """Adds COPY[n]."""
-        for record in records:  # some 17 for each path, which is copied once
-            number = int(record["id"])
+        if len(records):
+            self._look_at_latest(UnfinishedStack.of(records[-1:]))
+        for of_stack in grouped(records):
+            number = int(of_stack["id"][0])
             if number not in self._incomplete:
-                self._incomplete[number] = UnfinishedStack(record.copy())
-            if self._incomplete[number].add(record):
+                self._incomplete[number] = UnfinishedStack.of(of_stack)
+            if self._incomplete[number].add(of_stack):
                 self._queue(self._incomplete.pop(number))
         # A copy's end that had no room in the ring buffer never comes.
         while self._incomplete and (
@@ -152,10 +212,49 @@ class Learner:
         ):
             self._queue(self._incomplete.popitem(last=False)[1])
 
+    def _look_at_latest(self, stack: UnfinishedStack) -> None:
+        """Has BPF use the rules of a process again, before its stacks are finished, after it has unmapped code.
+
+        Until then BPF copies the stack of each of its launches, so that there may be more than can be finished in the
+        time until it does so again.
+        """
+        known, state = self._processes.get(stack.pid), MappingState(*stack.record["of"].tolist())
+        if known is None or known.is_as(state):
+            return
+        with contextlib.suppress(IaprofError):  # it has ended, or gone on
+            process = self._remember(stack.pid, state, self._mappings(stack.pid, state))
+            self._spaces.set(stack.pid, state, process.space, self._table.bits)
+
     def _queue(self, stack: UnfinishedStack) -> None:
-        dropped = (self._samples if stack.is_sample else self._launches).add(stack)
-        if dropped is not None and not dropped.is_sample:
-            self._dropped += dropped.copies()
+        """Adds a stack to a queue: of those that lack the same rule the first one is urgent, as BPF waits for it."""
+        queue = self._samples
+        if not stack.is_sample:
+            process = self._processes.get(stack.pid)
+            missed = stack.missed
+            lacks = stack.pid, stack.unloads, *missed
+            is_known = (
+                process is not None
+                and process.state.unloads == stack.unloads
+                and missed in self._written.get(process.space, ())
+            )
+            queue = self._launches
+            if not is_known and lacks not in self._asked:
+                self._asked.add(lacks)
+                queue = self._urgent
+        if queue is not self._urgent:
+            self._done[stack.copies_key] += 1
+        dropped = queue.add(stack)
+        if dropped is not None:
+            if queue is self._urgent:
+                self._forget_question(dropped)
+            self._give_back(dropped)
+
+    def _forget_question(self, stack: UnfinishedStack) -> None:
+        """Notes that the rule that a stack lacks was found, or that it cannot be."""
+        lacks = stack.pid, stack.unloads, *stack.missed
+        if lacks in self._asked:
+            self._asked.discard(lacks)
+            self._done[stack.copies_key] += 1
 
     def step(self) -> list[bytes]:
         """Does a piece of work, such as finishing one stack.
@@ -166,45 +265,77 @@ class Learner:
         if self._messages:
             messages, self._messages = self._messages, []
             return messages
+        if self._may_forget:
+            self._forget_failures()
+        for queue in (self._urgent, self._launches):
+            if queue:
+                return self._finish_together(queue.take(MOST_AT_ONCE))
+        if self._given_back:
+            return self._given_back.popleft().copies()
         if self._dropped:
-            dropped, self._dropped = self._dropped, []
-            return dropped
-        if self._launches:
-            return self._finish_or_give_back(self._launches.take())
+            dropped, self._dropped = self._dropped, 0
+            return [DROPPED.pack(DROPPED_MARK, dropped)]
         if self._may_search:
             with self._search_budget.spent():
-                pid, _ = self._to_search.popitem(last=False)
-                self._search_process(pid, executable(pid, self._images))
+                self._prepare()
+            return []
+        if not self._samples or self._samples_wait_s:
             return []
         with self._sample_budget.spent():
-            return self._finish_or_give_back(self._samples.take())
+            return self._finish_together(self._samples.take(MOST_AT_ONCE))
 
     def rest(self) -> list[bytes]:
         """Returns the copies of launches' stacks that are left, as COPY records."""
-        records, self._dropped = self._dropped, []
-        while self._launches:
-            records += self._launches.take().copies()
+        for queue in (self._urgent, self._launches):
+            while queue:
+                self._give_back(*queue.take(MOST_WAITING))
+        records = [record for stack in self._given_back for record in stack.copies()]
+        self._given_back.clear()
+        if self._dropped:
+            records.append(DROPPED.pack(DROPPED_MARK, self._dropped))
         return records
 
-    def _finish_or_give_back(self, stack: UnfinishedStack) -> list[bytes]:
-        pid = stack.pid
+    def _finish_together(self, stacks: Sequence[UnfinishedStack]) -> list[bytes]:
+        """Finishes stacks of one process; returns records of those that could be finished."""
+        pid = stacks[0].pid
         if patient_clock() > self._failures_forgotten + FORGET_FAILURES_S:
-            self._failures.clear()
-            self._user_failures.clear()
-            self._opener.forget_hangs()
-            self._failures_forgotten = patient_clock()
+            self._forget_failures()
         account = _account_of(pid)
+        records: list[bytes] = []
+        for state, of_state in groupby(stacks, key=lambda stack: MappingState(*stack.record["of"].tolist())):
+            group = list(of_state)
+            try:
+                if self._has_failed(pid, account):
+                    raise ImageGone
+                records += self._finish(pid, state, group)
+            except ImageGone:
+                self._give_back(*group)
+            except IaprofError:
+                self._add_failures(pid, account)
+                self._give_back(*group)
+        for stack in stacks:
+            self._forget_question(stack)
+        key = stacks[0].copies_key
         if self._has_failed(pid, account):
-            return self._give_back(stack)
-        try:
-            finished = self._finish(pid, stack)
-            is_cut = finished.ending is Walked.MEMORY and not stack.is_complete
-            return [] if is_cut else stack.finished_records(finished, self._depth)
-        except ImageGone:
-            return stack.copies()
-        except IaprofError:
-            self._add_failures(pid, account)
-            return self._give_back(stack)
+            self._refused.add(key)
+        self._tell_done(key)
+        return records
+
+    def _tell_done(self, key: int) -> None:
+        """Tells BPF how many copies of a process were answered, or to send none."""
+        done = _NO_COPIES if key in self._refused else self._done[key]
+        if self._told.get(key) != done:
+            self._spaces.set_copies_done(key, done)
+            self._told[key] = done
+
+    def _forget_failures(self) -> None:
+        self._failures.clear()
+        self._user_failures.clear()
+        self._opener.forget_hangs()
+        self._failures_forgotten = patient_clock()
+        refused, self._refused = self._refused, set()
+        for key in refused:
+            self._tell_done(key)
 
     def _has_failed(self, pid: int, account: str) -> bool:
         """Whether a process is given up on: its files break the children."""
@@ -214,14 +345,40 @@ class Learner:
         self._failures[pid] += times
         self._user_failures[account] += times
 
-    def _give_back(self, stack: UnfinishedStack) -> list[bytes]:
-        """Returns the copies of a stack that failed: on a busy machine, a sound child may have been too slow."""
-        return [] if stack.is_sample else stack.copies()
+    def _give_back(self, *stacks: UnfinishedStack) -> None:
+        """Leaves stacks to the recording's end: on a busy machine, a sound child may have been too slow."""
+        for stack in stacks:
+            size = PAGE * len(stack.pages)
+            if stack.is_sample or not stack.is_complete:
+                continue
+            if self._given_back_bytes[stack.pid] + size > MOST_GIVEN_BACK_BYTES:
+                self._dropped += 1
+                continue
+            self._given_back_bytes[stack.pid] += size
+            self._given_back.append(stack)
 
-    def look_for_python(self, pid: int) -> None:
-        """Has a process searched for an interpreter before its first launch, when no launch's stack is waiting."""
+    def prepare(self, pid: int, will_launch: bool) -> None:
+        """Has a process prepared for when no launch's stack is waiting.
+
+        Args:
+            pid: the process, which is searched for an interpreter.
+            will_launch: whether all its files are opened, too, so that its first stacks do not wait for that.
+        """
         if len(self._to_search) < MOST_PROCESSES:
-            self._to_search[pid] = None
+            self._to_search[pid] = will_launch or self._to_search.get(pid, False)
+
+    def _prepare(self) -> None:
+        """Does a piece of what `prepare` asked for."""
+        if self._to_search:
+            pid, will_launch = self._to_search.popitem(last=False)
+            mappings = executable(pid, self._images)
+            self._search_process(pid, mappings)
+            if will_launch and not self._has_failed(pid, _account_of(pid)):
+                self._to_open |= dict.fromkeys(each.image for each in mappings if each.image >= 0)
+            return
+        image, _ = self._to_open.popitem(last=False)
+        with contextlib.suppress(IaprofError):  # a stack that needs it fails, and is counted
+            self._finishing.prepare(image)
 
     def _search_process(self, pid: int, mappings: tuple[Mapping, ...]) -> None:
         account, failures = _account_of(pid), self._interpreters.failures
@@ -229,64 +386,117 @@ class Learner:
             self._messages += self._interpreters.search(pid, _born(pid) // _TICKS_NS, mappings)
             self._add_failures(pid, account, self._interpreters.failures - failures)
 
-    def _finish(self, pid: int, stack: UnfinishedStack) -> Finished:
-        """Finishes a stack, and writes its rules.
+    def _finish(self, pid: int, state: MappingState, stacks: Sequence[UnfinishedStack]) -> list[bytes]:
+        """Finishes stacks that were copied in one state of a process, and writes their rules; returns their records.
 
         Raises:
-            ImageGone: the process is not what it was when the stack was copied.
+            ImageGone: the process is not what it was when the stacks were copied.
             IaprofError: a child failed.
         """
-        state = MappingState(*stack.record["of"].tolist())
         process = self._process(pid, state)
-        finished = self._walk(process, pid, stack)
-        if finished.met_unknown:
+        all_finished = self._walk(process, pid, stacks)
+        if any(finished.met_unknown for finished in all_finished):
             # A JIT maps more memory for its code, which the kernel does not count as code if it is writable, too.
-            mappings = executable(pid, self._images)
-            if mappings and mappings != process.mappings:
-                process = self._processes[pid] = Process(state, mappings, self._number(mappings))
-                finished = self._walk(process, pid, stack)
-        # Other code, or another program, may have been at these addresses.
-        if self._spaces.loads(pid) != state.loads or finished.ending is Walked.NOWHERE:
-            raise ImageGone
-        self._write_rules(pid, process, stack, finished)
-        return finished
+            mappings = self._mappings(pid, state)
+            if mappings != process.mappings:
+                process = self._remember(pid, state, mappings)
+                all_finished = self._walk(process, pid, stacks)
+        records: list[bytes] = []
+        for stack, finished in zip(stacks, all_finished, strict=True):
+            if finished.ending is Walked.NOWHERE:
+                self._give_back(stack)
+                continue
+            self._write_rules(process, stack, finished)
+            if finished.ending is not Walked.MEMORY or stack.is_complete:
+                records += stack.finished_records(finished, self._depth)
+        if self._table.is_crowded:
+            self._grow()
+        if self._processes.get(pid) is process:
+            self._spaces.set(pid, process.state, process.space, self._table.bits)
+        return records
 
-    def _walk(self, process: Process, pid: int, stack: UnfinishedStack) -> Finished:
-        limit, read_page = stack.limit(self._depth), Memory(pid).page
-        return self._finishing.finish(process.space, process.mappings, stack.copy(), limit, read_page)
+    def _walk(self, process: Process, pid: int, stacks: Sequence[UnfinishedStack]) -> list[Finished]:
+        copies, limits = [stack.copy() for stack in stacks], [stack.limit(self._depth) for stack in stacks]
+        return self._finishing.finish_all(process.number, process.mappings, copies, limits, Memory(pid).page)
+
+    def _mappings(self, pid: int, state: MappingState) -> tuple[Mapping, ...]:
+        """Returns a process's executable mappings, which had all code that it had mapped in a state.
+
+        Raises:
+            ImageGone: it has unmapped code since, or ended.
+        """
+        if self._spaces.unloads(pid) != state.unloads:
+            raise ImageGone
+        mappings = executable(pid, self._images)
+        if not mappings or abs(_born(pid) - state.born) > _TICKS_NS or self._spaces.unloads(pid) != state.unloads:
+            raise ImageGone
+        return mappings
 
     def _process(self, pid: int, state: MappingState) -> Process:
         known = self._processes.get(pid)
         if known is not None and known.state == state:
             self._processes.move_to_end(pid)
             return known
-        mappings = executable(pid, self._images)
-        if not mappings or abs(_born(pid) - state.born) > _TICKS_NS:
-            raise ImageGone
-        process = self._processes[pid] = Process(state, mappings, self._number(mappings))
+        try:
+            mappings = self._mappings(pid, state)
+        except ImageGone:
+            for earlier in (known, self._earlier.get((pid, state.unloads))):
+                if earlier is not None and earlier.is_as(state):
+                    return earlier
+            raise
+        process = self._remember(pid, state, mappings)
         self._search_process(pid, mappings)
         if len(self._processes) > MOST_PROCESSES:
-            self._spaces.forget(self._processes.popitem(last=False)[0])
+            forgotten, _ = self._processes.popitem(last=False)
+            self._spaces.forget(forgotten)
         return process
 
-    def _number(self, mappings: tuple[Mapping, ...]) -> int:
-        """Returns the number of a space: processes with equal mappings share one."""
-        if mappings not in self._numbers:
-            if self._next_space == self._first_space + MOST_SPACES:
-                self._forget_spaces()
-            self._numbers[mappings] = self._next_space
-            self._next_space += 1
-            if len(self._numbers) > MOST_PROCESSES:
-                self._numbers.popitem(last=False)
-        return self._numbers[mappings]
+    def _remember(self, pid: int, state: MappingState, mappings: tuple[Mapping, ...]) -> Process:
+        """Notes a process's mappings; its rules for code that is still there stay valid."""
+        before = self._processes.get(pid)
+        if before is not None and before.state.unloads != state.unloads:
+            self._earlier[pid, before.state.unloads] = before
+            if len(self._earlier) > MOST_EARLIER:
+                self._earlier.popitem(last=False)
+        if mappings not in self._known:
+            space, kept = self._space_for(before, mappings)
+            self._known[mappings] = self._next_number, space
+            self._next_number += 1
+            if len(self._known) > MOST_PROCESSES:
+                self._known.popitem(last=False)
+            if before is not None and kept:
+                self._table.copy(before.space, space, kept)
+        number, space = self._known[mappings]
+        self._processes[pid] = process = Process(state, mappings, number, space)
+        return process
+
+    def _space_for(self, before: Process | None, mappings: tuple[Mapping, ...]) -> tuple[int, list[tuple[int, int]]]:
+        """Returns a space for new mappings, and for which addresses to copy the rules of the process's space to it.
+
+        A process that only mapped more code keeps its space, unless other processes use it, which did not map it.
+        """
+        kept: list[tuple[int, int]] = []
+        if before is not None:
+            kept = [(each.start, each.end) for each in before.mappings if _is_covered(each, mappings)]
+            users = sum(process.space == before.space for process in self._processes.values())
+            if len(kept) == len(before.mappings) and users == 1:
+                self._known.pop(before.mappings, None)
+                return before.space, []
+        if self._next_space == self._first_space + MOST_SPACES:
+            self._forget_spaces()
+            kept = []
+        self._next_space += 1
+        return self._next_space - 1, kept
 
     def _forget_spaces(self) -> None:
         """Forgets all spaces, as all their numbers are used."""
         for pid in self._processes:
             self._spaces.forget(pid)
         self._processes.clear()
-        self._numbers.clear()
+        self._earlier.clear()
+        self._known.clear()
         self._guesses.clear()
+        self._written.clear()
         self._table.clear()
         self._finishing.close()
         self._next_space = self._first_space
@@ -298,19 +508,29 @@ class Learner:
         for pid, process in self._processes.items():
             self._spaces.set(pid, process.state, process.space, self._table.bits)
 
-    def _write_rules(self, pid: int, process: Process, stack: UnfinishedStack, finished: Finished) -> None:
-        confirmed = {place: self._confirmed(process.space, *place, rule) for place, rule in finished.rules.items()}
-        rules = {place: rule for place, rule in confirmed.items() if rule is not None}
-        for (address, scope), rule in rules.items():
-            self._table.write(process.space, address, scope, rule)
-        if self._table.is_crowded:
-            self._grow()
-        self._spaces.set(pid, process.state, process.space, self._table.bits)
+    def _write_rules(self, process: Process, stack: UnfinishedStack, finished: Finished) -> None:
+        written = self._written.setdefault(process.space, {})
+        missed = stack.missed  # its rule may have been written, and evicted
+        is_new = has_hard = leaves = False
+        for address, scope, packed in finished.learnt.tolist():
+            if packed >> _FLAGS & _GUESS:
+                confirmed = self._confirmed(process.space, address, RuleScope(scope), Rule.unpack(packed))
+                if confirmed is None:
+                    continue
+                packed = confirmed.pack()
+                leaves |= RuleFlags.OTHER_STACK in confirmed.flags
+            has_hard |= packed == _HARD
+            if written.get((address, scope)) != packed or (address, scope) == missed:
+                self._table.write(process.space, address, scope, packed)
+                written[address, scope] = packed
+                is_new = True
+        if len(written) > MOST_WRITTEN:
+            del self._written[process.space]
         path = int(stack.record["missed_path"])
-        leads = all(rule.kind is not RuleKind.HARD for rule in rules.values()) and (
-            # Rules that switch to another stack, which was not copied, work in BPF from now on.
-            finished.ending in (Walked.WHOLE, Walked.DEEP)
-            or any(RuleFlags.OTHER_STACK in rule.flags for rule in rules.values())
+        # Rules that switch to another stack, which was not copied, work in BPF from now on; so do those of frames whose
+        # callers are above the copy.
+        leads = not has_hard and (
+            finished.ending in (Walked.WHOLE, Walked.DEEP) or leaves or (finished.ending is Walked.MEMORY and is_new)
         )
         if leads:
             self._spaces.walk_again(path)
@@ -333,6 +553,14 @@ class Learner:
         return rule if known == rule else None if is_of_block else HARD
 
 
+def _is_covered(mapping: Mapping, by: tuple[Mapping, ...]) -> bool:
+    """Whether the same code is at a mapping's addresses in other mappings, which are sorted."""
+    at = bisect.bisect_right(by, mapping.start, key=lambda each: each.start) - 1
+    if at < 0 or by[at].image != mapping.image or by[at].end < mapping.end:
+        return False
+    return mapping.image < 0 or by[at].start - by[at].offset == mapping.start - mapping.offset
+
+
 def _account_of(pid: int) -> str:
     """Returns who is answerable for a process; an empty string if it has ended."""
     rights = rights_of(pid)
@@ -353,9 +581,9 @@ def main(settings: str) -> None:
     """Serves until the recorder shuts down its end of the socket, and then until nothing is left."""
     options = json.loads(settings)
     channel = socket.socket(fileno=0)
-    ring = CopyReader(RingBuffer(options["copies"], options["copies_bytes"], COPY))
+    ring = RingBuffer(options["copies"], options["copies_bytes"], COPY)
     table = RuleTable(options["rules"], options["bits"])
-    spaces = Spaces(options["spaces"], options["loads"], options["missed_paths"])
+    spaces = Spaces(*(options[name] for name in ("spaces", "process_unloads", "missed_paths", "copies_done")))
     learner = Learner(table, spaces, options["depth"], 1 + options["starts"] * MOST_SPACES, options["pythons"])
     learner.start()
     with contextlib.suppress(ConnectionError):  # the recorder has ended without waiting for answers
@@ -363,7 +591,7 @@ def main(settings: str) -> None:
     learner.close()
 
 
-def _serve(learner: Learner, ring: CopyReader, channel: socket.socket) -> None:
+def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
     channel.send(READY)
     poll = select.poll()
     poll.register(ring.fileno(), select.POLLIN)
@@ -374,15 +602,16 @@ def _serve(learner: Learner, ring: CopyReader, channel: socket.socket) -> None:
         ready = dict(poll.poll(0 if is_closed else learner.poll_timeout_ms))
         has_request = channel.fileno() in ready and not is_closed
         if has_request:
-            message = channel.recv(SEARCH_REQUEST.size)
-            if len(message) == SEARCH_REQUEST.size:
-                learner.look_for_python(*SEARCH_REQUEST.unpack(message))
+            message = channel.recv(PREPARE_REQUEST.size)
+            if len(message) == PREPARE_REQUEST.size:
+                learner.prepare(*PREPARE_REQUEST.unpack(message))
             is_asked_to_report = is_asked_to_report or message == SYNC
             is_closed = learner.is_ending = not message
             if is_closed:
                 deadline = time.monotonic() + ENDING_S
         misfits = ring.misfits
-        learner.take(ring.read())
+        # Rules that many launches wait for come first: other copies stay in the ring buffer, and BPF sends no more.
+        learner.take(ring.read(MOST_RECORDS if is_closed or (has_request and message == SYNC) else learner.room))
         for _ in range(ring.misfits - misfits):
             channel.send(MISFIT)
         if has_request and message == SYNC:

@@ -15,17 +15,19 @@ from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.sandbox.worker import Worker
 
 MOST_STARTS = 4
-READY, SYNC = b"r", b"s"  # see learner.py, which is not imported here: it takes memory
+# See learner.py, which is not imported here: it takes memory.
+READY, SYNC = b"r", b"s"
+DROPPED_MARK, DROPPED = b"d", struct.Struct("<cI")
 READY_S = 30.0  # for the learner's start, on a busy machine: it finishes no stack of a launch before
 SYNC_S = 5.0
 LAST_WAIT_S = 10.0  # for the rest, when the recording ends; the learner gives it back after ENDING_S
 _MOST_MESSAGES = 1000  # read at once
 _LONGEST = 1 << 16
-_SEARCH_REQUEST = struct.Struct("<I")
+_PREPARE_REQUEST = struct.Struct("<I?")
 _CHANNEL_BYTES = 8 << 20
 _DYING_S = 0.2
-_NICE = -5  # BPF copies each launch's stack of an unknown path until its rules are written
-_DESCRIPTORS = ("copies", "rules", "spaces", "loads", "missed_paths", "pythons")
+_NICE = -20  # while it waits for a CPU, BPF copies stacks that lack rules, or leaves them unfinished
+_DESCRIPTORS = ("copies", "rules", "spaces", "process_unloads", "missed_paths", "copies_done", "pythons")
 
 
 class LearnerProcess:
@@ -105,11 +107,11 @@ class LearnerProcess:
             sent += self.read()
         return sent
 
-    def look_for_python(self, pid: int) -> None:
-        """Has the learner search a process for an interpreter."""
+    def prepare(self, pid: int, will_launch: bool) -> None:
+        """Has the learner search a process for an interpreter, and open all its files if it will launch."""
         if self._child is not None:
             with contextlib.suppress(OSError):
-                self._child.channel.send(_SEARCH_REQUEST.pack(pid))
+                self._child.channel.send(_PREPARE_REQUEST.pack(pid, will_launch))
 
     def has_finished(self) -> bool:
         """Asks, at the first call, whether all stacks copied so far are finished; true if so, and after sync_s."""

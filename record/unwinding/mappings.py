@@ -13,9 +13,9 @@ from iaprof.bpf.accounts import ACCOUNTS
 from iaprof.formats.wire.process_maps import EXECUTABLE, mappings, maps_of
 from iaprof.record.symbolize.mapped_files import FileIdentity
 from iaprof.record.symbolize.opener import ELSEWHERE, UNREADABLE, Opener, Rights
+from iaprof.record.unwinding.remapped import with_remapped_text
 from iaprof.symbols.files.vdso import open_vdso
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.walk import PAGE
+from iaprof.symbols.unwind.finishing import PAGE, Mapping
 
 _LOCATIONS = 4  # of a file, where it may be opened
 _NO_FILE = -1
@@ -109,7 +109,14 @@ def rights_of(pid: int) -> Rights | None:
 
 def executable(pid: int, images: Images) -> tuple[Mapping, ...]:
     """Returns a process's executable mappings, sorted; empty if it has ended."""
-    return tuple(
+
+    def opened(number: int) -> int | None:
+        try:
+            return images.open(number)
+        except ImageGone:
+            return None
+
+    found = [
         Mapping(
             mapping.start,
             mapping.end,
@@ -117,7 +124,8 @@ def executable(pid: int, images: Images) -> tuple[Mapping, ...]:
             images.number(*mapping.file, mapping.name, pid, mapping.start, mapping.end),
         )
         for mapping in mappings(maps_of(pid), EXECUTABLE)
-    )
+    ]
+    return tuple(with_remapped_text(found, Memory(pid).page, opened))
 
 
 class Memory:

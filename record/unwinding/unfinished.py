@@ -10,22 +10,20 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
-from iaprof.symbols.unwind.cfi import R12, R13, R14, R15, RBP, RBX, RETURN_ADDRESS, RSP
-from iaprof.symbols.unwind.finishing import Finished, StackCopy
-from iaprof.symbols.unwind.walk import PAGE, HowFound
+from iaprof.formats.wire.launches import COPIED, KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
+from iaprof.formats.wire.unwind_rules import RuleScope
+from iaprof.symbols.unwind.cfi import RBP, RETURN_ADDRESS, RSP
+from iaprof.symbols.unwind.finishing import PAGE, Finished, HowFound, StackCopy
 
 MOST_FAILURES = 2  # of the child that finishes stacks, for one process
-
-_START = (RETURN_ADDRESS, RSP, RBP, RBX, R12, R13, R14, R15)  # members of `start` in COPY
 
 
 @dataclass
 class UnfinishedStack:
     """A stack whose memory BPF has copied for the learner to walk."""
 
-    record: np.void  # the first COPY record that came
-    pages: dict[int, bytes] = field(default_factory=dict)  # by address
+    record: np.void  # COPIED: the first record that came, without its page
+    pages: dict[int, bytes | memoryview] = field(default_factory=dict)  # by address
     since: float = field(default_factory=time.monotonic)  # time.monotonic() when it came
     is_complete: bool = False  # whether all of the copy came; BPF counts copies for which the ring buffer had no room
 
@@ -39,13 +37,34 @@ class UnfinishedStack:
         """Whether the stack is of a CPU sample."""
         return bool(self.record["is_sample"])
 
-    def add(self, record: np.void) -> bool:
-        """Adds a COPY record; returns whether it was the stack's last."""
-        address = int(record["address"])
-        if address:
-            self.pages[address] = record["page"].tobytes()
-        self.is_complete = not address
+    def add(self, records: NDArray[np.void]) -> bool:
+        """Adds COPY[n] of the stack, in order; returns whether the last one was the stack's last."""
+        addresses, content = records["address"].tolist(), memoryview(records["page"].tobytes())
+        for number, address in enumerate(addresses):
+            if address:
+                self.pages[address] = content[PAGE * number : PAGE * (number + 1)]
+        self.is_complete = not addresses[-1]
         return self.is_complete
+
+    @classmethod
+    def of(cls, records: NDArray[np.void]) -> UnfinishedStack:
+        """Begins a stack with the first of COPY[n]."""
+        return cls(np.frombuffer(records[:1].tobytes(), COPIED, 1)[0])
+
+    @property
+    def unloads(self) -> int:
+        """How often the process had unmapped libraries; see MAPPING_STATE."""
+        return int(self.record["of"]["unloads"])
+
+    @property
+    def copies_key(self) -> int:
+        """For which processes and stacks BPF counts copies: see copies_key in bpf/c/misses.c."""
+        return self.pid | self.is_sample << 31
+
+    @property
+    def missed(self) -> tuple[int, int]:
+        """The address for which BPF had no rule, and its RuleScope."""
+        return int(self.record["ip"]), RuleScope.INSTRUCTION if self.record["is_exact"] else RuleScope.RETURN
 
     @property
     def begins_at_probe(self) -> bool:
@@ -60,7 +79,7 @@ class UnfinishedStack:
         """Returns the registers and memory to start the walk with."""
         record = self.record
         if self.begins_at_probe:
-            registers = dict(zip(_START, record["start"].tolist(), strict=True))
+            registers = dict(enumerate(record["start"].tolist()))
             return StackCopy(registers, HowFound.INTERRUPTED, self.pages)
         ip, sp, bp = (int(record[name]) for name in ("ip", "sp", "bp"))
         found = HowFound.INTERRUPTED if record["is_exact"] else HowFound.BY_RULE
@@ -75,7 +94,7 @@ class UnfinishedStack:
         record["walked"] = finished.ending
         if not self.begins_at_probe:
             record["walked"] |= np.uint64(int(self.record["depth"]) - 1 << KEPT_SHIFT)
-        record["ips"][: len(finished.ips)] = np.array(finished.ips, np.uint64)
+        record["ips"][: len(finished.ips)] = finished.ips
         record["guessed"] = _bits(finished, HowFound.BY_GUESS)
         record["interrupted"] = _bits(finished, HowFound.INTERRUPTED)
         if not self.record["has_python"]:
@@ -86,7 +105,7 @@ class UnfinishedStack:
         frames["depth"] = len(finished.ips)
         frames["kept"] = 0 if self.begins_at_probe else int(self.record["depth"]) - 1
         frames["sp"] = self.record["start"]["sp"]
-        frames["cfas"][: len(finished.cfas)] = np.array(finished.cfas, np.uint64)
+        frames["cfas"][: len(finished.cfas)] = finished.cfas
         return [frames.tobytes(), record.tobytes()]
 
     def copies(self) -> list[bytes]:
@@ -94,9 +113,8 @@ class UnfinishedStack:
         if not self.is_complete:
             return []
         records = np.repeat(self.record, len(self.pages))
-        for record, (address, page) in zip(records, self.pages.items(), strict=True):
-            record["address"], record["page"] = address, np.void(page)
-        return [record.tobytes() for record in records]
+        records["address"] = list(self.pages)
+        return [record.tobytes() + page for record, page in zip(records, self.pages.values(), strict=True)]
 
 
 class StackQueue:
@@ -106,36 +124,49 @@ class StackQueue:
         """Args: the most stacks; past it, the oldest stack of the process with most stacks is dropped."""
         self._most = most
         self._queues: dict[int, deque[UnfinishedStack]] = {}  # by process, in order
+        self._count = 0
 
-    def __bool__(self) -> bool:
-        return bool(self._queues)
+    def __len__(self) -> int:
+        return self._count
 
     def add(self, stack: UnfinishedStack) -> UnfinishedStack | None:
         """Adds a stack after the others of its process; returns the stack that is dropped for it."""
         self._queues.setdefault(stack.pid, deque()).append(stack)
-        if sum(map(len, self._queues.values())) <= self._most:
+        self._count += 1
+        if self._count <= self._most:
             return None
+        self._count -= 1
         pid = max(self._queues, key=lambda pid: len(self._queues[pid]))
         dropped = self._queues[pid].popleft()
         if not self._queues[pid]:
             del self._queues[pid]
         return dropped
 
-    def take(self) -> UnfinishedStack:
-        """Removes and returns the next stack; there must be one."""
+    def take(self, most: int) -> list[UnfinishedStack]:
+        """Removes and returns the next stacks, at most so many, all of one process; there must be one."""
         pid = next(iter(self._queues))
         queue = self._queues.pop(pid)
-        stack = queue.popleft()
+        stacks = [queue.popleft() for _ in range(min(most, len(queue)))]
+        self._count -= len(stacks)
         if queue:
             self._queues[pid] = queue  # after the other processes
-        return stack
+        return stacks
 
     def oldest(self) -> float:
         """Returns when the oldest stack came, time.monotonic(); inf without stacks."""
-        return min((stack.since for queue in self._queues.values() for stack in queue), default=math.inf)
+        return min((queue[0].since for queue in self._queues.values()), default=math.inf)
 
 
 def _bits(finished: Finished, how: HowFound) -> NDArray[np.uint64]:
+    is_so = finished.how_found == how
+    if not is_so.any():
+        return np.zeros(MAX_DEPTH // 64, np.uint64)
     is_found_so = np.zeros(MAX_DEPTH, bool)
-    is_found_so[: len(finished.how_found)] = np.array(finished.how_found) == how
+    is_found_so[: len(is_so)] = is_so
     return np.packbits(is_found_so, bitorder="little").view(np.uint64)
+
+
+def grouped(records: NDArray[np.void]) -> list[NDArray[np.void]]:
+    """Divides COPY[n] where the stack changes; copies that CPUs send at once come in turns."""
+    ids = records["id"]
+    return np.split(records, np.flatnonzero(ids[1:] != ids[:-1]) + 1) if len(records) else []

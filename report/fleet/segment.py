@@ -31,7 +31,7 @@ from iaprof.report.fleet.samples import TABLES, HashedKernel, Samples
 from iaprof.report.fleet.summary import Summary
 from iaprof.report.gpu.lines import MAX_LINE
 
-VERSION = 7
+VERSION = 8
 SAMPLES = "samples_"  # and the reason: the columns of counts
 _KEY = b"iaprof-profiles"
 _LAUNCH = ("process", "container", "pod", "operators", "stack", "kernel_stack", "origins")

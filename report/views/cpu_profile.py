@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.dictionaries import number_texts
+from iaprof.formats.capture.dictionaries import number_texts, rows_equal
 from iaprof.formats.capture.limits import CPU_STACKS
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import CpuSamples
+from iaprof.formats.header.left_out import TOTALS as LEFT_OUT
 from iaprof.formats.profile import Launch
 from iaprof.report.join.attribution import intervals_of
 from iaprof.report.join.selection import begun_ns
@@ -20,11 +23,14 @@ from iaprof.symbols.names.cpu_frames import CpuFrames
 from iaprof.symbols.names.names import Symbolizer
 
 _COLUMNS = ("time_ns", "pid", "tid", "stack", "kernel_stack")
+_LEFT_OUT = "left_out"
 _ROWS_AT_ONCE = 1 << 20
 
 
 def build_cpu(capture: CaptureReader, symbolizer: Symbolizer, options: ReportOptions) -> CpuSamples:
     """Counts and symbolizes the CPU samples that the selection's times, processes and Python functions keep.
+
+    Samples of the recorder's processes and of processes out of scope are only counted, unless the options want all.
 
     Args:
         capture: an open capture, or a part of a merged one.
@@ -36,7 +42,8 @@ def build_cpu(capture: CaptureReader, symbolizer: Symbolizer, options: ReportOpt
     """
     processes = capture.table("process")
     names = process_names(processes)
-    interval, pid, stack, kernel_stack, count = _count_samples(capture, options, names)
+    left_out: Counter[str] = Counter()
+    interval, pid, stack, kernel_stack, count = _count_samples(capture, options, names, left_out)
     first, launch = distinct_rows(pid, stack, kernel_stack)
     capture.check(len(first), CPU_STACKS)
     ids = np.unique(np.concatenate([stack[first], kernel_stack[first]]))
@@ -57,11 +64,16 @@ def build_cpu(capture: CaptureReader, symbolizer: Symbolizer, options: ReportOpt
     keep, numbers = matches[launch], np.cumsum(matches) - 1
     chosen = [each for each, is_selected in zip(launches, matches.tolist(), strict=True) if is_selected]
     columns = (numbers[launch[keep]], interval[keep].astype(np.int64), count[keep].astype(np.int64))
-    return CpuSamples(chosen, *columns)
+    return CpuSamples(chosen, *columns, left_out=left_out)
 
 
-def _count_samples(capture: CaptureReader, options: ReportOptions, names: dict[int, str]) -> list[NDArray[np.uint64]]:
-    """Counts the selected samples by interval, pid, stack and kernel_stack: these columns and the count, [5][n]."""
+def _count_samples(
+    capture: CaptureReader, options: ReportOptions, names: dict[int, str], left_out: Counter[str]
+) -> list[NDArray[np.uint64]]:
+    """Counts the selected samples by interval, pid, stack and kernel_stack: these columns and the count, [5][n].
+
+    Adds to `left_out` those that are left out, by the reason in their rows.
+    """
     start = begun_ns(capture.header) if options.start_ns is None else options.start_ns
     interval_ns = int(options.interval_s * 1e9)
     selection = options.selection
@@ -71,7 +83,7 @@ def _count_samples(capture: CaptureReader, options: ReportOptions, names: dict[i
     tids = np.array(sorted(selection.tids), np.uint64)
     batches = [np.empty((0, 5), np.uint64)]
     pending = 0
-    for table in capture.tables("cpu_sample", _COLUMNS):
+    for table in capture.tables("cpu_sample", (*_COLUMNS, _LEFT_OUT)):
         time, pid, tid, stack, kernel_stack = (table[name].to_numpy().astype(np.uint64) for name in _COLUMNS)
         keep = (time >= np.uint64(row_filter.begin_ns)) & (time <= np.uint64(row_filter.end_ns))
         if pids is not None:
@@ -80,6 +92,10 @@ def _count_samples(capture: CaptureReader, options: ReportOptions, names: dict[i
             keep &= inside.has(pid, time)
         if len(tids):
             keep &= np.isin(tid, tids)
+        for why in () if options.all_samples else LEFT_OUT:
+            is_left_out = keep & rows_equal(table[_LEFT_OUT], why)
+            left_out[why] += int(np.count_nonzero(is_left_out))
+            keep &= ~is_left_out
         interval = intervals_of(time[keep], start, interval_ns, "CPU samples").astype(np.uint64)
         columns = [interval, *(column[keep] for column in (pid, stack, kernel_stack))]
         rows = np.column_stack([*columns, np.ones(len(interval), np.uint64)])

@@ -9,6 +9,7 @@ from functools import cache
 
 import numpy as np
 
+from iaprof.formats.guesses import unmarked
 from iaprof.formats.profile import Launch, Profile, all_reasons
 from iaprof.report.views.ranking import Key, buckets, number_rows, sum_by_bucket
 
@@ -143,4 +144,5 @@ def without_addresses(launches: Iterable[Launch | None]) -> list[Launch | None]:
 
 def without_address(frame: str) -> str:
     """Returns a frame; instead of a bare address, which always differs between two runs, what stands for all."""
-    return _UNNAMED if _ADDRESS.fullmatch(frame) else frame
+    name = unmarked(frame)
+    return _UNNAMED + frame.removeprefix(name) if _ADDRESS.fullmatch(name) else frame

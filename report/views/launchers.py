@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.guesses import unmarked
 from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch
 from iaprof.symbols.python.without_interpreter import python_function
 
@@ -33,9 +34,10 @@ def launcher(launch: Launch | None) -> str:
         return found
     origins = launch.origins[::-1]
     for index, frame in enumerate(frames):
-        is_unknown = bool(_LABEL.fullmatch(frame)) or (bool(origins) and origins[index].kind is CodeKind.UNKNOWN)
+        name = unmarked(frame)
+        is_unknown = bool(_LABEL.fullmatch(name)) or (bool(origins) and origins[index].kind is CodeKind.UNKNOWN)
         module = os.path.basename(origins[index].module) if origins else ""
-        if not (is_unknown or _RUNTIME.fullmatch(module) or _ENTRIES.fullmatch(frame)):
+        if not (is_unknown or _RUNTIME.fullmatch(module) or _ENTRIES.fullmatch(name)):
             return frame
     return frames[0] if frames else NO_STACK
 

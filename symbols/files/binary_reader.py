@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,23 +17,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.elf import ElfError
+from iaprof.formats.file_names import as_text
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of, read_elf
+from iaprof.symbols.files.plt import plt_symbols
+from iaprof.symbols.files.raw_paths import RawPaths
+from iaprof.symbols.files.signal_trampoline import signal_trampolines
+from iaprof.symbols.files.split_dwarf import skeletons
 from iaprof.symbols.files.symcache import SymCache, SymCacheError
 from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, shortened
-from iaprof.symbols.names.sources import DEBUG_INFORMATION, DYNAMIC_SYMBOLS, SOURCES, SYMBOL_TABLE
+from iaprof.symbols.names.sources import CODE, DEBUG_INFORMATION, DYNAMIC_SYMBOLS, RELOCATIONS, SOURCES, SYMBOL_TABLE
 from iaprof.symbols.unwind.calls_in_file import without_call
 from iaprof.symbols.unwind.frame_pointers import read_prologues
 from iaprof.symbols.unwind.outermost import outermost
 
 _AT_ONCE = 1 << 14  # addresses; each may have hundreds of frames
-_DYNAMIC = 3  # the index of .dynsym among the tables
+# The sources of the tables that `_functions` reads.
+_TABLE_SOURCES = (SYMBOL_TABLE, SYMBOL_TABLE, SYMBOL_TABLE, DYNAMIC_SYMBOLS, RELOCATIONS, CODE)
 
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
     """Returns the operations of this child, by name."""
     np.unique(np.zeros(1))  # makes NumPy import what it needs, before the sandbox forbids opening files
-    return {"facts": facts, "name": name, "addresses": addresses}
+    return {"facts": facts, "name": name, "addresses": addresses, "split_units": split_units}
 
 
 def facts(_parameters: dict[str, Any], _data: bytearray, files: list[int]) -> object:
@@ -49,7 +56,15 @@ def facts(_parameters: dict[str, Any], _data: bytearray, files: list[int]) -> ob
         "frame_pointers": prologues.frame_pointers if prologues and prologues.functions else None,
         "debug_bytes": min(elf.sections[index].size, os.fstat(files[0]).st_size) if index is not None else 0,
         "second_file": elf.section(".gnu_debugaltlink") is not None,
+        "is_split": _is_split(elf),
     }
+
+
+def _is_split(elf: Elf) -> bool:
+    try:
+        return next(skeletons(elf), None) is not None
+    except ElfError:
+        return False
 
 
 def addresses(_parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
@@ -58,12 +73,38 @@ def addresses(_parameters: dict[str, Any], data: bytearray, files: list[int]) ->
     return [address if is_known else None for address, is_known in zip(values.tolist(), known.tolist(), strict=True)]
 
 
+def split_units(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
+    """Returns which split units of a program have some of the given offsets.
+
+    parameters: "most": return so many at most. data: the offsets, uint64[n], sorted and distinct. files: the file, and
+    the one with its debug information.
+
+    Returns:
+        Of each: its id, the name of its .dwo, and the folder it was compiled in.
+    """
+    addresses, known = _opened(files[0]).addresses(np.frombuffer(bytes(data), np.uint64))
+    wanted = np.sort(addresses[known])
+    units: list[tuple[str, str, str]] = []
+    try:
+        for unit in skeletons(_opened(files[-1])):
+            bounds = np.array([range_ for range_ in unit.ranges if 0 <= range_[0] < range_[1] < 1 << 64], np.uint64)
+            starts, ends = np.searchsorted(wanted, bounds.reshape(-1, 2)).T
+            if (starts < ends).any():
+                units.append((f"{unit.dwo_id:x}", _text(unit.name).decode(), _text(unit.folder).decode()))
+            if len(units) == parameters["most"]:
+                break
+    except ElfError as error:
+        raise Refusal("ElfError", str(error)) from None
+    return units
+
+
 def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
     """Names offsets of a file.
 
     parameters: "debug": whether the second file is a separate debug file. "everything": add a range for every function
-    symbol. data: the offsets, uint64[n], sorted and distinct. files: the file, its debug file if there is one, then
-    SymCaches, and last a file for the answer.
+    symbol. "split": how many of the SymCaches are of split units. data: the offsets, uint64[n], sorted and distinct.
+    files: the file, its debug file if there is one, then SymCaches, those of split units last, and last a file for the
+    answer.
 
     The answer's file gets int64 columns: first addresses, sizes and numbers of frames (`rows` of each), then functions,
     files (both indices into the strings) and lines (`frames` of each). The strings follow, separated by zero bytes.
@@ -72,15 +113,20 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
     problems: list[str] = []
     more_files = files[1:-1]
     debug = _opened(more_files.pop(0)) if parameters["debug"] else None
-    functions = _functions(elf, debug, problems)
     offsets = np.frombuffer(bytes(data), np.uint64)
     addresses, known = elf.addresses(offsets)
+    with mmap.mmap(files[0], 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as content:
+        are_outermost = outermost(content, addresses[known])
+        trampolines = signal_trampolines(elf, content, addresses[known])
+    functions = _functions(elf, debug, trampolines, problems)
     answer = _Answer()
-    caches = _caches(more_files)
+    whole = len(more_files) - parameters["split"]
+    caches = _caches(more_files[:whole]) + [cache for file in more_files[whole:] for cache in _split_caches(file)]
     base = (debug or elf).first_address
+    raw_paths = RawPaths(debug if debug and debug.has_debug_info else elf)
     for first in range(0, len(offsets), _AT_ONCE):
         part = slice(first, first + _AT_ONCE)
-        _name_some(answer, offsets[part], addresses[part], known[part], caches, base, functions)
+        _name_some(answer, offsets[part], addresses[part], known[part], caches, base, raw_paths, functions)
     if parameters["everything"]:
         starts, ends, indices = _remaining_ranges(functions, addresses[known])
         start_offsets, inside = elf.offsets(starts)  # a function is in one segment
@@ -88,8 +134,6 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
         inside &= numbers > 0
         answer.add(start_offsets[inside], (ends - starts)[inside], np.ones(inside.sum(), int), numbers[inside])
         answer.sources.update(_sources(functions, indices[inside]))
-    with mmap.mmap(files[0], 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as content:
-        are_outermost = outermost(content, addresses[known])
     flags = {"outermost": are_outermost, "no_calls": without_call(elf, addresses[known])}
     flagged = {member: None if flag is None else offsets[known][flag].tolist() for member, flag in flags.items()}
     return {**answer.written(files[-1], problems), **flagged}
@@ -161,6 +205,7 @@ def _name_some(
     known: NDArray[np.bool_],
     caches: list[SymCache],
     base: int,
+    raw_paths: RawPaths,
     functions: Functions,
 ) -> None:
     """Adds rows for some offsets: from debug information if it covers them, else from symbols.
@@ -172,13 +217,14 @@ def _name_some(
         known: bool[n], whether an offset has an address.
         caches: debug information.
         base: the address that addresses in SymCaches are relative to.
+        raw_paths: the paths of source files in the debug information.
         functions: the functions of all symbol tables.
     """
     unnamed = np.flatnonzero(known)
     for cache in caches:
         chains = cache.find(addresses[unnamed] - np.uint64(base))  # addresses below base wrap around, to unused ones
         numbers = _numbers(answer, chains.functions, cache.function_names)
-        files = _numbers(answer, chains.files, cache.file_names)
+        files = _numbers(answer, chains.files, partial(_file_names, cache, raw_paths))
         # The outermost function gets the name of its symbol: DWARF often lacks the linkage names of templates.
         outermost = (np.cumsum(chains.counts) - chains.counts)[chains.counts > 0]
         symbols = functions.find(addresses[unnamed[chains.counts > 0]])
@@ -213,18 +259,24 @@ def _numbers(
 ) -> NDArray[np.int64]:
     """Returns the numbers of the strings that `texts` gives for keys; it gets each distinct key once."""
     distinct, inverse = np.unique(keys, return_inverse=True)
-    names = [name if len(name) <= LONGEST_NAME else _cut(name) for name in texts(distinct, LONGEST_READ)]
+    names = [
+        name if name.isascii() and len(name) <= LONGEST_NAME else _text(name) for name in texts(distinct, LONGEST_READ)
+    ]
     return answer.numbers(names)[inverse]
 
 
-def _cut(name: bytes) -> bytes:
-    return shortened(name.decode("utf-8", "backslashreplace")).encode()
+def _file_names(cache: SymCache, raw_paths: RawPaths, numbers: NDArray[np.int64], longest: int) -> list[bytes]:
+    return [raw_paths.restored(path) for path in cache.file_names(numbers, longest)]
+
+
+def _text(name: bytes) -> bytes:
+    """Returns a name as UTF-8, not longer than LONGEST_NAME."""
+    return shortened(as_text(name)).encode()
 
 
 def _sources(functions: Functions, indices: NDArray[np.int64]) -> list[str]:
     """Returns the sources of the functions with these indices."""
-    dynamic = functions.tables[indices] == _DYNAMIC
-    return [text for text, used in ((SYMBOL_TABLE, (~dynamic).any()), (DYNAMIC_SYMBOLS, dynamic.any())) if used]
+    return [_TABLE_SOURCES[table] for table in np.unique(functions.tables[indices]).tolist()]
 
 
 def _remaining_ranges(
@@ -251,22 +303,24 @@ def _opened(file: int) -> Elf:
         raise Refusal("ElfError", str(error)) from None
 
 
-def _functions(elf: Elf, debug: Elf | None, problems: list[str]) -> Functions:
-    """Returns the functions of all symbol tables, that of .dynsym at _DYNAMIC. A damaged table counts as empty."""
+def _functions(elf: Elf, debug: Elf | None, trampolines: SymbolTable, problems: list[str]) -> Functions:
+    """Returns the functions of all symbol tables, in the order of _TABLE_SOURCES. A damaged table counts as empty."""
+    tables: list[SymbolTable] = []
     readers: list[Callable[[], SymbolTable]] = [
         partial(debug.symbols, dynamic=False) if debug else SymbolTable,
         partial(elf.symbols, dynamic=False),
         elf.packed_symbols,
         partial(elf.symbols, dynamic=True),
+        lambda: plt_symbols(elf, tables),
+        lambda: trampolines,
     ]
-    tables = []
     for read_table in readers:
         try:
             tables.append(read_table())
         except (ElfError, MemoryError) as error:
             problems.append(str(error) or "its symbol table takes too much memory to read")
             tables.append(SymbolTable())
-    return functions_of(tables)
+    return functions_of(tables, elf.frame_starts())
 
 
 def _caches(files: list[int]) -> list[SymCache]:
@@ -279,4 +333,18 @@ def _caches(files: list[int]) -> list[SymCache]:
                 caches.append(SymCache(mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ)))
             except SymCacheError as error:
                 raise Refusal("SymCacheError", f"what was kept of it is damaged: {error}") from None
+    return caches
+
+
+def _split_caches(file: int) -> list[SymCache]:
+    """Reads the SymCaches of split units, as symbols/files/dwarf.py writes them."""
+    caches, content, at = [], os.pread(file, os.fstat(file).st_size, 0), 0
+    try:
+        while at + 16 <= len(content):
+            folder_bytes, size = struct.unpack_from("<QQ", content, at)
+            begin = at + 16 + folder_bytes
+            caches.append(SymCache(content[begin : begin + size], content[at + 16 : begin]))
+            at = begin + size
+    except SymCacheError as error:
+        raise Refusal("SymCacheError", f"what was made of its split debug information is damaged: {error}") from None
     return caches

@@ -2,7 +2,8 @@
 
 The library takes 2 s for 190 MB and uses one thread. So several children share the units of a large file, and each
 makes a SymCache of its part. A part is the same file mapped with changed headers: .debug_info begins and ends with the
-units of that part. Only the pages of the headers are copied.
+units of that part. Only the pages of the headers are copied. Units of split debug information become files of their
+own (symbols/files/split_dwarf.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import ctypes
 import mmap
 import os
 import re
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +33,7 @@ from iaprof.formats.elf import (
 )
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.files.elf import Elf, read_elf
+from iaprof.symbols.files.split_dwarf import skeletons, whole_unit
 from iaprof.symbols.files.symcache import HEADER_BYTES, SymCacheError, range_count
 
 _MOST_UNPACKED_BYTES = 1 << 29  # of compressed debug information
@@ -54,7 +57,7 @@ _rustcall: Callable[..., Any] = _untyped_rustcall  # calls a function of the lib
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
     """Returns the operations of this child, by name."""
-    return {"make": make}
+    return {"make": make, "make_split": make_split}
 
 
 def make(parameters: dict[str, Any], _data: bytearray, files: list[int]) -> object:
@@ -85,7 +88,49 @@ def make(parameters: dict[str, Any], _data: bytearray, files: list[int]) -> obje
             ffi.release(start)
 
 
-def _write_symcache(start: Any, length: int, target: int) -> int:
+def make_split(parameters: dict[str, Any], _data: bytearray, files: list[int]) -> object:
+    """Writes the SymCaches of split units: two sizes of 8 bytes, then the unit's folder, and then the SymCache.
+
+    parameters: "units": the id of each unit, and the index of its .dwo or .dwp in `files`. files: the program, or its
+    debug file, then the file to write, then the others.
+
+    Returns:
+        For each unit, whether its file has it.
+    """
+    try:
+        wanted = {int(dwo_id, 16): index for dwo_id, index in parameters["units"]}
+        program, opened = read_elf(files[0]), dict[int, Elf]()
+        found = set()
+        for skeleton in skeletons(program):
+            index = wanted.pop(skeleton.dwo_id, None)
+            if index is None:
+                continue
+            try:
+                opened[index] = opened.get(index) or read_elf(files[index])
+                content = whole_unit(program, skeleton, opened[index])
+            except ElfError:
+                continue
+            if content is None:
+                continue
+            at = os.fstat(files[1]).st_size
+            begin = at + 16 + len(skeleton.folder)
+            start = ffi.from_buffer("uint8_t[]", content)
+            try:
+                _write_symcache(start, len(content), files[1], begin)
+            except (exceptions.SymbolicError, SymCacheError):
+                os.ftruncate(files[1], at)
+                continue
+            finally:
+                ffi.release(start)
+            sizes = struct.pack("<QQ", len(skeleton.folder), os.fstat(files[1]).st_size - begin)
+            os.pwrite(files[1], sizes + skeleton.folder, at)
+            found.add(f"{skeleton.dwo_id:x}")
+    except ElfError as error:
+        raise Refusal("ElfError", str(error)) from None
+    return [dwo_id in found for dwo_id, _ in parameters["units"]]
+
+
+def _write_symcache(start: Any, length: int, target: int, at: int = 0) -> int:
     archive = _rustcall(lib.symbolic_archive_from_bytes, start, length)
     binary = _rustcall(lib.symbolic_archive_get_object, archive, 0)
     if binary == ffi.NULL:
@@ -97,7 +142,7 @@ def _write_symcache(start: Any, length: int, target: int) -> int:
     done = 0
     try:
         while done < len(content):
-            done += os.pwrite(target, content[done : done + (1 << 24)], done)
+            done += os.pwrite(target, content[done : done + (1 << 24)], at + done)
     except OSError as error:
         raise Refusal("WriteError", f"what was read of it cannot be kept ({error.strerror})") from None
     return range_count(content[:HEADER_BYTES])

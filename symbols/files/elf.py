@@ -17,14 +17,19 @@ from numpy.typing import NDArray
 
 from iaprof.formats.elf import (
     EM_X86_64,
+    PT_GNU_EH_FRAME,
     PT_NOTE,
     SHF_EXECINSTR,
+    SHN_ABS,
+    SHN_COMMON,
     SHN_LORESERVE,
+    SHN_UNDEF,
     SHT_DYNSYM,
     SHT_NOBITS,
     SHT_SYMTAB,
     STT_FUNC,
     STT_GNU_IFUNC,
+    STT_NOTYPE,
     ElfError,
     ElfFile,
     Read,
@@ -33,12 +38,17 @@ from iaprof.formats.elf import (
 )
 from iaprof.formats.elf_tables import SYMBOL
 
-_MOST_TABLE_BYTES = 1 << 28  # of a symbol table, and of its names
+MOST_TABLE_BYTES = 1 << 28  # of a symbol table, and of its names
 _MOST_UNPACKED_BYTES = 1 << 26  # of .gnu_debugdata, which has a few MB even for large programs
 _LZMA_BYTES = 1 << 27  # of memory for unpacking it
 _LONGEST_BUILD_ID = 64
 _LONGEST_FILE_NAME = 255
 _MASK = (1 << 64) - 1
+_NO_SECTIONS = SHN_UNDEF, SHN_ABS, SHN_COMMON
+_FRAME_TABLE = bytes([1, 0x1B, 0x03, 0x3B])  # version and pointer encodings of .eh_frame_hdr, as all linkers write them
+_FRAME = np.dtype([("start", "<i4"), ("entry", "<i4")])  # of its table, relative to the address of .eh_frame_hdr
+_MOST_FRAMES = 1 << 22
+_NO_FRAMES = np.empty(0, np.uint64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,7 +205,7 @@ class Elf(ElfFile):
         return Elf(in_memory(content)).symbols(dynamic=False)
 
     def symbols(self, dynamic: bool) -> SymbolTable:
-        """Reads the functions of .symtab, or of .dynsym."""
+        """Reads the functions of .symtab, or of .dynsym: also labels in code, which assemblers give no type."""
         kind = SHT_DYNSYM if dynamic else SHT_SYMTAB
         index = next((index for index, section in enumerate(self.sections) if section.type == kind), None)
         if index is None:
@@ -203,13 +213,41 @@ class Elf(ElfFile):
         section = self.sections[index]
         if section.entry_size != SYMBOL.itemsize or section.link >= len(self.sections):
             raise ElfError("its symbol table is damaged")
-        data = self.data(index, _MOST_TABLE_BYTES)
+        data = self.data(index, MOST_TABLE_BYTES)
         symbols = np.frombuffer(data[: len(data) // SYMBOL.itemsize * SYMBOL.itemsize], SYMBOL)
-        names = self.data(section.link, _MOST_TABLE_BYTES)
-        kinds = symbols["info"] & 15
-        functions = (kinds == STT_FUNC) | (kinds == STT_GNU_IFUNC)
-        symbols = symbols[functions & (symbols["section"] != 0) & (symbols["name"] < len(names))]
+        names = self.data(section.link, MOST_TABLE_BYTES)
+        symbols = symbols[(symbols["name"] < len(names)) & ~np.isin(symbols["section"], _NO_SECTIONS)]
+        functions = np.isin(symbols["info"] & 15, (STT_FUNC, STT_GNU_IFUNC))
+        symbols = symbols[functions | self._are_labels(symbols, names)]
         return SymbolTable(symbols, self._section_ends(symbols), names)
+
+    def _are_labels(self, symbols: NDArray[np.void], names: bytes) -> NDArray[np.bool_]:
+        """Tells which symbols are names of code without a type: bool[n].
+
+        Local labels of assemblers (.L1) are not, nor are mapping symbols ($x), which tell code from data.
+        """
+        is_code = np.zeros(1 << 16, bool)  # by section
+        is_code[: len(self.sections)] = [bool(section.flags & SHF_EXECINSTR) for section in self.sections][: 1 << 16]
+        is_code[SHN_LORESERVE:] = False
+        text = np.frombuffer(names + b"\0\0", np.uint8)
+        first, second, third = (text[symbols["name"].astype(np.int64) + at] for at in range(3))
+        is_local = (first == ord(".")) & (second == ord("L"))
+        is_mapping = (first == ord("$")) & np.isin(second, list(b"adtx")) & np.isin(third, list(b"\0."))
+        is_label = ((symbols["info"] & 15) == STT_NOTYPE) & is_code[symbols["section"]] & (first != 0)
+        return is_label & ~is_local & ~is_mapping  # type: ignore[no-any-return]
+
+    def frame_starts(self) -> NDArray[np.uint64]:
+        """Returns the addresses at which functions with call frame information begin: uint64[n], sorted.
+
+        They are from the sorted table in .eh_frame_hdr; without one, there are none.
+        """
+        for segment in self.segments:
+            if segment.type == PT_GNU_EH_FRAME and self.read(segment.offset, 4) == _FRAME_TABLE:
+                count = int.from_bytes(self.read(segment.offset + 8, 4), "little")
+                table = self.read(segment.offset + 12, min(count, _MOST_FRAMES) * _FRAME.itemsize)
+                starts = np.frombuffer(table[: len(table) // _FRAME.itemsize * _FRAME.itemsize], _FRAME)["start"]
+                return np.unique(starts.astype(np.int64).astype(np.uint64) + np.uint64(segment.address))
+        return _NO_FRAMES
 
     def _section_ends(self, symbols: NDArray[np.void]) -> NDArray[np.uint64]:
         """Returns the end of each symbol's section: uint64[n]; the symbol's own address if it has no section."""
@@ -225,25 +263,40 @@ def read_elf(file: int) -> Elf:
     return Elf(in_file(file))
 
 
-def functions_of(tables: list[SymbolTable]) -> Functions:
-    """Joins the functions of several symbol tables, the best table first."""
+def functions_of(tables: list[SymbolTable], frame_starts: NDArray[np.uint64] = _NO_FRAMES) -> Functions:
+    """Joins the functions of several symbol tables.
+
+    Symbols without a size, as assembly often has them, name the code up to the next symbol, to the next function with
+    call frame information of its own, or to the end of their section. In a function with a size they are labels, which
+    name nothing; gdb decides so, too.
+
+    Args:
+        tables: the best table first.
+        frame_starts: where functions with call frame information begin, uint64[n], sorted.
+    """
     symbols = np.concatenate([np.empty(0, SYMBOL), *(table.symbols for table in tables)])
     section_ends = np.concatenate([np.empty(0, np.uint64), *(table.section_ends for table in tables)])
     source = np.repeat(np.arange(len(tables)), [len(table.symbols) for table in tables])
     bases = np.cumsum([0, *(len(table.names) + 1 for table in tables)])
-    # Of several functions at one address the largest counts, then global before weak before local, then the best table.
-    rank = np.array([2, 0, 1] + [3] * 13, np.uint8)[symbols["info"] >> 4]
-    order = np.lexsort((source, rank, ~symbols["size"], symbols["value"]))
+    # Of several symbols at one address the largest counts, then functions before labels, then global before weak before
+    # local, then the best table.
+    binding = np.array([2, 0, 1] + [3] * 13, np.uint8)[symbols["info"] >> 4]
+    is_label = (symbols["info"] & 15) == STT_NOTYPE
+    order = np.lexsort((source, binding, is_label, ~symbols["size"], symbols["value"]))
     values = symbols["value"][order]
     order = order[np.flatnonzero(np.diff(values, prepend=~values[:1]) != 0)]
     starts, sizes = symbols["value"][order].astype(np.uint64), symbols["size"][order]
-    following = np.append(starts[1:], np.uint64(2**64 - 1)) if len(starts) else starts
-    # Assembly often has no sizes: such a function ends where the next one begins, at most at the end of its section.
-    ends = np.where(sizes > 0, starts + sizes, np.minimum(following, np.maximum(section_ends[order], starts)))
-    ends = np.where(ends < starts, starts, ends)  # the end overflows: the size is damaged
+    ends = np.maximum(starts + sizes, starts)  # the end of a damaged size overflows
+    reach = np.maximum.accumulate(np.append(np.uint64(0), ends))[:-1].astype(np.uint64)  # of the functions before
+    kept = (sizes > 0) | (reach <= starts)
+    starts, sizes, ends, order = starts[kept], sizes[kept], ends[kept], order[kept]
+    last = np.uint64(_MASK)
+    following = np.append(starts[1:], last)[: len(starts)]
+    frames = np.append(frame_starts, last)[np.searchsorted(frame_starts, starts, side="right")]
+    open_ends = np.minimum(np.minimum(following, frames), np.maximum(section_ends[order], starts))
     return Functions(
         starts,
-        ends.astype(np.uint64),
+        np.where(sizes > 0, ends, open_ends).astype(np.uint64),
         symbols["name"][order].astype(np.int64) + bases[source[order]],
         source[order],
         b"".join(table.names + b"\0" for table in tables),

@@ -48,12 +48,17 @@ class Chains:
 class SymCache:
     """A SymCache in memory."""
 
-    def __init__(self, data: bytes | mmap) -> None:
+    def __init__(self, data: bytes | mmap, folder: bytes = b"") -> None:
         """Takes the file's bytes, which must not change.
+
+        Args:
+            data: the bytes.
+            folder: in which the source was compiled, if that is not in the data.
 
         Raises:
             SymCacheError: the bytes are not a SymCache.
         """
+        self._folder = folder
         view = memoryview(data)
         header = _header(view)
         at = _HEADER.itemsize
@@ -117,7 +122,9 @@ class SymCache:
         texts = []
         for number in numbers.tolist():
             parts = self._files[number].tolist()[:3] if number >= 0 else ()
-            texts.append(os.path.join(b"", *(self._string(part, longest) for part in parts))[:longest])
+            texts.append(
+                os.path.join(self._folder if parts else b"", *(self._string(part, longest) for part in parts))[:longest]
+            )
         return texts
 
     def _string(self, offset: int, longest: int) -> bytes:

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.dictionaries import number_texts, rows_equal
+from iaprof.formats.capture.dictionaries import number_texts, rows_equal, rows_where
 from iaprof.formats.ranges import RowsOfKeys, groups
+from iaprof.formats.wire.process_maps import HUGE_PAGE
 from iaprof.symbols.names.modules import Module, ModuleKind, Place
 from iaprof.symbols.names.segment_tree import SegmentTree
 
@@ -23,6 +24,8 @@ NOWHERE = ""  # the path of the GENERATED module for addresses in no known mappi
 _MAX_FORKS = 16  # generations that share a mapping; a hostile capture may have processes fork one another in a loop
 _LAST_ADDRESS = (1 << 64) - 1
 _VDSO = "[vdso]"
+_ANONYMOUS = re.compile(r"|//anon|\[anon:.*|/anon_hugepage.*", re.DOTALL)
+_MOST_REMAPPED = 1 << 10  # mappings that may be text in huge pages; a process has one
 # Mappings without a file that holds the code: the process generated it. A process maps a jitdump only to announce it.
 _GENERATED = re.compile(
     r"\[(?!vdso\]).*|//anon|anon_inode:.*|/memfd:.*|/dev/zero.*|/SYSV.*|(?:.*/)?jit-\d+\.dump", re.DOTALL
@@ -61,6 +64,30 @@ class AddressSpaces:
         self._fork_times, self._parents = time[is_fork], parent[is_fork].astype(np.int64)
         self._forks = RowsOfKeys(pid[is_fork])
         self._with_mappings = {*np.unique(self._pids).tolist(), *np.unique(pid[is_fork]).tolist()}  # of others, too
+        self._take_remapped_text_for_files()
+
+    def _take_remapped_text_for_files(self) -> None:
+        """Gives mappings of text that a process copied into anonymous memory the file that still borders on them.
+
+        `node --use-largepages` and others replace the inner part of their text by whole huge pages.
+        """
+        aligned = (self._starts | self._lengths) % np.uint64(HUGE_PAGE) == 0
+        aligned &= (self._starts > 0) & rows_where(
+            self._paths, lambda path: _ANONYMOUS.fullmatch(path or "") is not None
+        )
+        candidates = np.flatnonzero(aligned)[:_MOST_REMAPPED]
+        self._offsets = self._offsets.copy() if len(candidates) else self._offsets
+        for row in candidates.tolist():
+            start, length, pid = int(self._starts[row]), int(self._lengths[row]), int(self._pids[row])
+            places = np.array([start - 1, min(start + length, _LAST_ADDRESS)], np.uint64)
+            around = self._mappings(pid, places, np.repeat(self._times[row], 2), _MAX_FORKS)
+            texts = {
+                (module, start - int(self._starts[each]) + int(self._offsets[each]))
+                for each in around.tolist()
+                if (module := self._module(each, pid)).kind is ModuleKind.FILE
+            }
+            if len(texts) == 1 and (text := texts.pop())[1] >= 0:
+                self._module_of_row[row], self._offsets[row] = text
 
     def locate(
         self, pids: NDArray[np.uint32], addresses: NDArray[np.uint64], times: NDArray[np.uint64]

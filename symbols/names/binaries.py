@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,11 @@ from iaprof.symbols.names.sources import SOURCES
 
 # Memory is limited to less than 1 GB. Mapped files come on top of that, and belong to the page cache.
 _MEMORY, _MAPPED, _TABLE, _ANSWER = 896 << 20, 16 << 30, 512 << 20, 256 << 20
-_READING = Limits(memory_bytes=_MEMORY, seconds=10.0, files=8, mapped_bytes=_MAPPED, written_bytes=_ANSWER)
+_READING = Limits(memory_bytes=_MEMORY, seconds=10.0, files=32, mapped_bytes=_MAPPED, written_bytes=_ANSWER)
 _MAKING = Limits(memory_bytes=_MEMORY, seconds=10.0, files=2, mapped_bytes=_MAPPED, written_bytes=_TABLE)
+_MOST_DWO = 64  # files of split units for one child
+_SPLITTING = Limits(memory_bytes=_MEMORY, seconds=10.0, files=2 + _MOST_DWO, mapped_bytes=_MAPPED, written_bytes=_TABLE)
+_MOST_SPLIT = 16 * _MOST_DWO  # units that are read of one file
 
 # A damaged file may keep its readers busy for ever, but a healthy one of 1 GB is worth waiting for. So each file gets a
 # fixed time plus one in proportion to its size. Healthy files are read at 70 MB/s and more.
@@ -64,6 +68,14 @@ class Facts:
 
 
 @dataclass(frozen=True)
+class Companions:
+    """Opens files that belong to an ELF file: those with its split debug information."""
+
+    path: str  # of the ELF file, absolute
+    open: Callable[[str], int | None]  # opens a regular file for reading; returns None if it cannot
+
+
+@dataclass(frozen=True)
 class _Source:
     """A file that may have debug information."""
 
@@ -72,11 +84,30 @@ class _Source:
     facts: Facts
     debug_bytes: int
     second_file: bool  # whether a part of its debug information is in yet another file, which dwz made
+    is_split: bool  # whether units of its debug information are in .dwo files or a .dwp file
 
     @property
     def parts(self) -> int:
         """The number of parts in which its debug information is read."""
         return min(1 + self.debug_bytes // _PART_BYTES, _MOST_PARTS)
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """A unit of split debug information."""
+
+    dwo_id: str  # hexadecimal
+    name: str  # of its .dwo
+    folder: str  # in which it was compiled
+
+    def paths(self, program: str) -> Iterator[str]:
+        """Yields the paths where the .dwo may be: where the compiler wrote it, and beside the program."""
+        beside = os.path.dirname(program)
+        yield from dict.fromkeys(
+            os.path.normpath(os.path.join(beside, folder, name))
+            for folder, name in ((self.folder, self.name), ("", self.name), ("", os.path.basename(self.name)))
+            if name and "\0" not in folder + name
+        )
 
 
 class Binaries(Closing):
@@ -121,7 +152,12 @@ class Binaries(Closing):
             raise BinaryError(sentence(str(error))) from None
 
     def name(
-        self, file: int, offsets: NDArray[np.uint64], debug: int | None = None, everything: bool = False
+        self,
+        file: int,
+        offsets: NDArray[np.uint64],
+        debug: int | None = None,
+        everything: bool = False,
+        companions: Companions | None = None,
     ) -> Symbolized:
         """Names offsets of a file. Whatever is wrong with the file goes into `problem` and is never raised.
 
@@ -130,6 +166,7 @@ class Binaries(Closing):
             offsets: uint64[n], offsets in the file, bytes; sorted and distinct.
             debug: open descriptor of its separate debug file.
             everything: add a range, with its size, for every function symbol of the file.
+            companions: opens its split debug information; None: it is not read.
         """
         end = patient_clock() + _SECONDS
         try:
@@ -150,20 +187,22 @@ class Binaries(Closing):
             apart = None
         source = apart if apart and apart.facts.has_debug_info else main
         tables = self._tables(source, end - _NAMING_SECONDS, problems)
+        split = self._split_tables(main, source, offsets, companions, end - _NAMING_SECONDS, problems)
         try:
-            if not tables:
-                return self._ask_names(main, offsets, apart, [], everything, end, problems)
+            if not tables and not split:
+                return self._ask_names(main, offsets, apart, ([], []), everything, end, problems)
             try:
-                return self._ask_names(main, offsets, apart, tables, everything, end - _SYMBOLS_SECONDS, problems)
+                before = end - _SYMBOLS_SECONDS
+                return self._ask_names(main, offsets, apart, (tables, split), everything, before, problems)
             except (SandboxError, AnswerError) as error:
                 self._cache.forget(_key(source), source.parts)  # the cached tables may be damaged
                 problems.append(sentence(f"its debug information was left unread: {error}"))
-                return self._ask_names(main, offsets, apart, [], everything, end, problems)
+                return self._ask_names(main, offsets, apart, ([], []), everything, end, problems)
         except (SandboxError, AnswerError) as error:
             problems.append(sentence(str(error)))
             return Symbolized(problem=_joined(problems), frame_pointers=main.facts.frame_pointers)
         finally:
-            for table in tables:
+            for table in (*tables, *split):
                 os.close(table)
 
     def _source(self, file: int) -> _Source:
@@ -175,10 +214,10 @@ class Binaries(Closing):
             answer = self._sandbox.call(
                 "facts", fds=[file], seconds=_FACTS_SECONDS + status.st_size / _BYTES_PER_SECOND
             )
-            facts, debug_bytes, second_file = _checked_facts(answer)
+            facts, debug_bytes, second_file, is_split = _checked_facts(answer)
         except (SandboxError, AnswerError) as error:
             raise BinaryError(sentence(str(error))) from None
-        return _Source(file, status, facts, debug_bytes, second_file)
+        return _Source(file, status, facts, debug_bytes, second_file, is_split)
 
     def _tables(self, source: _Source, end: float, problems: list[str]) -> list[int]:
         """Returns open files with the tables of the source's debug information; none if it has no debug information."""
@@ -194,7 +233,12 @@ class Binaries(Closing):
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             results = list(pool.map(lambda part: _make(source, files, part, end), range(len(files))))
         errors = [result for result in results if isinstance(result, str)]
-        if not errors and not sum(result for result in results if isinstance(result, int)):
+        names_nothing = not errors and not sum(result for result in results if isinstance(result, int))
+        if names_nothing and source.is_split:
+            for file in files:
+                os.close(file)
+            return []
+        if names_nothing:
             errors = ["it names no code"] * len(files)
         if errors:
             problems.append(f"its debug information was left unread: {sentence(errors[0])}")
@@ -206,12 +250,63 @@ class Binaries(Closing):
             self._cache.keep(key, files)
         return files
 
+    def _split_tables(
+        self,
+        main: _Source,
+        source: _Source,
+        offsets: NDArray[np.uint64],
+        companions: Companions | None,
+        end: float,
+        problems: list[str],
+    ) -> list[int]:
+        """Returns open files with the tables of split units.
+
+        Args:
+            main: the mapped file.
+            source: has the skeletons of the units.
+            offsets: see `name`.
+            companions: opens the other files.
+            end: when the children have to have answered, by patient_clock().
+            problems: gets a sentence if units are missing.
+        """
+        if not source.is_split:
+            return []
+        if companions is None:
+            problems.append("its split debug information is not read here")
+            return []
+        try:
+            answer = self._sandbox.call(
+                "split_units", {"most": _MOST_SPLIT}, offsets.astype("<u8").tobytes(), fds=[main.file, source.file],
+                seconds=max(end - patient_clock(), 0.1),
+            )  # fmt: skip
+            missing = {unit.dwo_id: unit for unit in map(_checked_unit, any_list(answer)[:_MOST_SPLIT])}
+        except (SandboxError, AnswerError) as error:
+            problems.append(sentence(f"its split debug information was left unread: {error}"))
+            return []
+        tables: list[int] = []
+        if (package := companions.open(f"{companions.path}.dwp")) is not None:
+            tables += _make_split(source, [(unit, package) for unit in missing.values()], missing, end)
+        others = list(missing.values())
+        for first in range(0, len(others), _MOST_DWO):
+            opened = []
+            for unit in others[first : first + _MOST_DWO]:
+                paths = unit.paths(companions.path) if patient_clock() < end else ()
+                file = next((file for path in paths if (file := companions.open(path)) is not None), None)
+                opened += [(unit, file)] if file is not None else []
+            tables += _make_split(source, opened, missing, end)
+        if missing:
+            name = next(iter(missing.values())).name
+            more = f" and {len(missing) - 1} more files" if len(missing) > 1 else ""
+            are = "are" if more else "is"
+            problems.append(sentence(f"its lines are in {name}{more}, which {are} not there, or of another build"))
+        return tables
+
     def _ask_names(
         self,
         main: _Source,
         offsets: NDArray[np.uint64],
         apart: _Source | None,
-        tables: Sequence[int],
+        tables: tuple[Sequence[int], Sequence[int]],
         everything: bool,
         end: float,
         problems: list[str],
@@ -222,7 +317,7 @@ class Binaries(Closing):
             main: the mapped file.
             offsets: see `name`.
             apart: its separate debug file.
-            tables: open files with tables of debug information.
+            tables: open files with tables of debug information; those of split units.
             everything: see `name`.
             end: when the child has to have answered, by patient_clock().
             problems: known so far.
@@ -231,9 +326,9 @@ class Binaries(Closing):
         try:
             answer = self._sandbox.call(
                 "name",
-                {"debug": apart is not None, "everything": everything},
+                {"debug": apart is not None, "everything": everything, "split": len(tables[1])},
                 offsets.astype("<u8").tobytes(),
-                fds=[main.file, *([apart.file] if apart else []), *tables, columns],
+                fds=[main.file, *([apart.file] if apart else []), *tables[0], *tables[1], columns],
                 seconds=max(end - patient_clock(), _SYMBOLS_SECONDS),
             )
             names, sources, new_problems = _checked_names(answer, columns)
@@ -274,7 +369,39 @@ def _make(source: _Source, files: Sequence[int], part: int, end: float) -> int |
             return str(error)
 
 
-def _checked_facts(answer: Any) -> tuple[Facts, int, bool]:
+def _make_split(
+    source: _Source, files: Sequence[tuple[_Unit, int]], missing: dict[str, _Unit], end: float
+) -> list[int]:
+    """Has a new child make tables of split units, and removes these from `missing`; closes the units' files."""
+    distinct = list(dict.fromkeys(file for _, file in files))
+    table = os.memfd_create("iaprof symbols", os.MFD_CLOEXEC)
+    try:
+        with Sandbox("iaprof.symbols.files.dwarf", _SPLITTING) as sandbox:
+            units = [[unit.dwo_id, 2 + distinct.index(file)] for unit, file in files]
+            answer = sandbox.call(
+                "make_split", {"units": units}, fds=[source.file, table, *distinct],
+                seconds=max(end - patient_clock(), 0.1),
+            ) if units else []  # fmt: skip
+        for (unit, _), was_found in zip(files, any_list(answer), strict=True):
+            if was_found is True:
+                missing.pop(unit.dwo_id, None)
+        return [table]
+    except (SandboxError, AnswerError, ValueError):
+        os.ftruncate(table, 0)
+        return [table]
+    finally:
+        for file in distinct:
+            os.close(file)
+
+
+def _checked_unit(answer: Any) -> _Unit:
+    match answer:
+        case [str(dwo_id), str(name), str(folder)] if re.fullmatch("[0-9a-f]{1,16}", dwo_id):
+            return _Unit(dwo_id, string(name), string(folder))
+    raise AnswerError
+
+
+def _checked_facts(answer: Any) -> tuple[Facts, int, bool, bool]:
     match answer:
         case {
             "build_id": None | str() as build_id,
@@ -285,6 +412,7 @@ def _checked_facts(answer: Any) -> tuple[Facts, int, bool]:
             "frame_pointers": None | bool() as frame_pointers,
             "debug_bytes": debug_bytes,
             "second_file": bool(second_file),
+            "is_split": bool(is_split),
         }:
             link = None
             if debuglink is not None:
@@ -296,7 +424,7 @@ def _checked_facts(answer: Any) -> tuple[Facts, int, bool]:
             except ValueError:
                 raise AnswerError from None
             facts = Facts(identity, link, has_debug_info, has_symbols, frame_pointers, has_code)
-            return facts, integer(debug_bytes), second_file
+            return facts, integer(debug_bytes), second_file, is_split
     raise AnswerError
 
 

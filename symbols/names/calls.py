@@ -25,6 +25,7 @@ class Calls:
     pids: NDArray[np.uint32]
     addresses: NDArray[np.uint64]  # of the executed instruction, or of the last byte of the call
     times: NDArray[np.uint64]  # CLOCK_MONOTONIC ns, when the stack was first seen
+    guessed: NDArray[np.bool_]  # whether the address was found by a guess: see wire.unwind_rules.Mark
 
 
 def calls(stacks: pa.Table | pa.StructArray) -> Calls:
@@ -40,16 +41,19 @@ def calls(stacks: pa.Table | pa.StructArray) -> Calls:
     addresses = ips.flatten().to_numpy()
     kept = (addresses != 0) & (levels < DEEPEST_STACK)
     rows, levels, addresses = rows[kept], levels[kept], addresses[kept]
+    marks = _marks(stacks, depths)[kept]
     # Return addresses are all but the innermost address and those that a signal interrupted: the call is before them.
-    addresses = addresses - ((levels > 0) & ~_interrupted(stacks, depths)[kept]).astype(np.uint64)
-    return Calls(rows, stacks["pid"].to_numpy()[rows], addresses, stacks["time_ns"].to_numpy()[rows])
+    is_return = (levels > 0) & (marks & np.uint8(Mark.INTERRUPTED) == 0)
+    addresses = addresses - is_return.astype(np.uint64)
+    times = stacks["time_ns"].to_numpy()[rows]
+    return Calls(rows, stacks["pid"].to_numpy()[rows], addresses, times, marks & np.uint8(Mark.GUESSED) > 0)
 
 
-def _interrupted(stacks: pa.Table, depths: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tells which addresses of the stacks are instructions that a signal interrupted: bool[sum of depths]."""
-    interrupted = np.zeros(int(depths.sum()), bool)
-    if "marks" not in stacks.column_names or stacks["marks"].null_count == len(stacks):
-        return interrupted
+def _marks(stacks: pa.Table, depths: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Returns the marks of the stacks' addresses: uint8[sum of depths]."""
+    found = np.zeros(int(depths.sum()), np.uint8)
+    if "marks" not in stacks.column_names or stacks["marks"].null_count == len(stacks):  # since format 6
+        return found
     marks = stacks["marks"].combine_chunks()
     marks = marks if isinstance(marks, pa.Array) else pa.concat_arrays(marks.chunks)
     lengths = marks.value_lengths().fill_null(0).to_numpy()
@@ -59,8 +63,8 @@ def _interrupted(stacks: pa.Table, depths: NDArray[np.int64]) -> NDArray[np.bool
     chosen = np.flatnonzero(is_valid & (depths > 0))
     if len(chosen):
         frames = ranges((np.cumsum(depths) - depths)[chosen], depths[chosen])
-        interrupted[frames] = values[ranges(starts[chosen], depths[chosen])] & np.uint8(Mark.INTERRUPTED) > 0
-    return interrupted
+        found[frames] = values[ranges(starts[chosen], depths[chosen])]
+    return found
 
 
 class StackAddresses:

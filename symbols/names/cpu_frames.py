@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 
 import numpy as np
@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.guesses import SUFFIX
 from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import ProcessEnd, WholeStacks
 from iaprof.formats.profile import CodeKind, Origin
 from iaprof.formats.ranges import batches, groups, ranges
-from iaprof.formats.wire.unwind_rules import Mark
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.names.calls import DEEPEST_STACK, Places, calls, identities
 from iaprof.symbols.names.demangle import demangled
@@ -55,6 +55,7 @@ class FrameOptions:
     inlines: bool = True  # show inlined functions as frames
     lines: bool = False  # show file and line after the function
     interpreter: bool = False  # show CPython's own frames between Python functions
+    guesses: bool = True  # mark callers that are guesses
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,9 @@ class CpuFrames:
         # How each stack ended; None if the capture does not say.
         ended = stacks["ended"].to_pylist() if "ended" in stacks.column_names else []
         self._ended: list[str | None] = ended or [None] * len(stacks)
-        self._guessed, self._pids = _first_guesses(stacks), stacks["pid"].to_numpy()
+        self._pids = stacks["pid"].to_numpy()
         self._python = PythonStacks(stacks, codes)
-        depths, places = _places(stacks, spaces)
+        depths, places, self._guessed = _places(stacks, spaces)  # of each frame, whether it was found by a guess
         self._truncated = self._truncated | (depths >= DEEPEST_STACK)
         # The frames of the stack in row i: _starts[i] to _starts[i + 1].
         self._starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(depths)])
@@ -129,6 +130,7 @@ class CpuFrames:
                 no_calls[here] = np.isin(addresses, symbolized.no_calls)[which]
         self._kept = self._kept_frames(no_calls)
         self._frames_at = cache(self._find_frames_at)
+        self._guessed_frames_at = cache(partial(self._find_frames_at, is_guess=True))
         self._stack = cache(self._find_stack)
         self._python_frames_of: dict[int | None, list[CpuFrame | None]] = {}  # by module's number: of each kind
 
@@ -137,13 +139,18 @@ class CpuFrames:
         """The names in each module."""
         return list(self._names.values())
 
-    def _find_frames_at(self, place: int) -> tuple[CpuFrame, ...]:
-        """Returns the frames at a place, the outermost first."""
+    def _find_frames_at(self, place: int, is_guess: bool = False) -> tuple[CpuFrame, ...]:
+        """Returns the frames at a place, the outermost first.
+
+        Args:
+            place: the place.
+            is_guess: whether to mark them, as the place was found by a guess.
+        """
         module, address = self._modules[self._places.modules[place]], int(self._places.addresses[place])
         names = self._names[module.identity]
         row = names.rows.get(address)
         if row is None:
-            return (self._with_text(CpuFrame(unnamed(module, address), module)),)
+            return (self._with_text(CpuFrame(unnamed(module, address), module), is_guess),)
         frames = [
             CpuFrame(
                 self._readable(frame.function, module) or unnamed(module, address),
@@ -156,12 +163,14 @@ class CpuFrames:
             )
             for i, frame in enumerate(names.symbolized.names.frames(row))
         ]
-        return tuple(map(self._with_text, frames if self._options.inlines else frames[:1]))
+        return tuple(self._with_text(frame, is_guess) for frame in (frames if self._options.inlines else frames[:1]))
 
-    def _with_text(self, frame: CpuFrame) -> CpuFrame:
+    def _with_text(self, frame: CpuFrame, is_guess: bool = False) -> CpuFrame:
         """Fills in what a stack needs of each of its frames."""
         frame.text, frame.origin = self._find_text(frame), _origin(frame)
         frame.is_python, frame.is_of_interpreter = frame.name.startswith(PYTHON_FUNCTION), is_interpreter(frame.module)
+        if is_guess and not frame.is_python:
+            frame.text += SUFFIX
         return frame
 
     def _readable(self, symbol: str, module: Module) -> str:
@@ -193,11 +202,27 @@ class CpuFrames:
         places: list[int] = self._places.of_frame[start : start + int(self._kept[row])][::-1].tolist()
         return places
 
+    def _guesses_of(self, row: int) -> NDArray[np.bool_]:
+        """Returns which of a stack's places were found by a guess, the innermost first: bool[places]."""
+        start = int(self._starts[row])
+        return self._guessed[start : start + int(self._kept[row])]
+
+    def _frames_at_places(self, row: int) -> list[tuple[CpuFrame, ...]]:
+        """Returns the frames at each of a stack's places, the outermost first."""
+        places, guesses = self._places_of(row), self._guesses_of(row)
+        if not self._options.guesses or not guesses.any():
+            return list(map(self._frames_at, places))
+        return [
+            self._guessed_frames_at(place) if is_guess else self._frames_at(place)
+            for place, is_guess in zip(places, guesses[::-1].tolist(), strict=True)
+        ]
+
     def _frames(self, row: int) -> list[CpuFrame]:
         """Returns a stack's frames, the outermost first, with Python frames in place of their evaluation loops."""
-        places = self._places_of(row)
+        at_places = self._frames_at_places(row)
         if not self._python.has_frames(row):
-            return list(chain.from_iterable(map(self._frames_at, places)))
+            return list(chain.from_iterable(at_places))
+        places = self._places_of(row)
         groups = {
             at: self._python_frames(row, at, frames, len(places)) for at, frames in self._python.groups(row).items()
         }
@@ -206,11 +231,11 @@ class CpuFrames:
             outermost = groups[max(groups)]
             groups[max(groups)] = [self._with_text(CpuFrame(missing, _NO_CODE)), *outermost]
         shown: list[CpuFrame] = []
-        for at, place in zip(range(len(places) - 1, -1, -1), places, strict=True):
+        for at, frames in zip(range(len(places) - 1, -1, -1), at_places, strict=True):
             if at in groups:
                 shown += groups.pop(at)
             else:  # with python -X perf, a perf map names the same Python functions a second time
-                shown += (frame for frame in self._frames_at(place) if not _is_of_perf_map(frame))
+                shown += (frame for frame in frames if not _is_of_perf_map(frame))
         # The remaining Python frames go outermost: nobody knows between which C frames they ran.
         return [*(frame for group in groups.values() for frame in group), *shown]
 
@@ -313,17 +338,13 @@ class CpuFrames:
         Args:
             weights: how often each stack counts, by its id.
         """
-        whole = unknown = deep = 0
+        whole = unknown = deep = guessed_early = 0
         ends, deep_in, guesses = Counter[str](), Counter[str](), Counter[str]()
         processes = []
         for stack, weight in weights.items():
             row = self._rows.get(stack)
             if row is None:
                 continue
-            if guessed := int(self._guessed[row]):
-                # `guessed` is the level of the guessed caller; the guess was made in the code one level further in.
-                inner = min(int(self._starts[row]) + guessed - 1, len(self._places.of_frame) - 1)
-                guesses[code_of(self._modules[self._module_number(inner)])] += weight
             places = self._places_of(row)
             if self._are_cut:
                 frames = list(self._frames_at(places[0])) if places else []
@@ -332,19 +353,31 @@ class CpuFrames:
                     [*chain.from_iterable(map(self._frames_at, places))], self._keeps_frame_pointers
                 )
             end, module = self._end(row, frames)
-            is_early = end is not End.WHOLE
+            is_early, guess = end is not End.WHOLE, self._first_guess(row)
             truncated = is_early and self._is_truncated(row)
-            counts = weight * is_early, weight * truncated, weight * bool(guessed)
+            counts = weight * is_early, weight * truncated, weight * (guess is not None)
             processes.append(ProcessEnd(int(self._pids[row]), weight, *counts))
-            if is_early:
+            if guess is not None:
+                guesses[code_of(guess)] += weight
+                guessed_early += weight * is_early
+            elif is_early:
                 deep += weight * truncated
                 unknown += weight * (end is End.UNKNOWN and not truncated)
-                ends[code_of(module)] += weight
-                deep_in[code_of(module)] += weight * truncated
             else:
                 whole += weight
-        sums = {"deep": deep, "guessed": guesses.total()}
+            if is_early:
+                ends[code_of(module)] += weight
+                deep_in[code_of(module)] += weight * truncated
+        sums = {"deep": deep, "guessed": guesses.total(), "guessed_early": guessed_early}
         return WholeStacks.from_counts(whole, unknown, ends, processes, deep_in=deep_in, guesses=guesses, **sums)
+
+    def _first_guess(self, row: int) -> Module | None:
+        """Returns the module in whose code a stack's innermost guess was made; None if it has no guess."""
+        guesses = self._guesses_of(row)
+        if not guesses.any():
+            return None
+        # The caller was guessed in the code one level further in.
+        return self._modules[self._module_number(int(self._starts[row]) + max(int(guesses.argmax()) - 1, 0))]
 
     def _keeps_frame_pointers(self, module: Module) -> bool | None:
         """Tells whether a module was built with frame pointers; None if unknown."""
@@ -393,14 +426,15 @@ class CpuFrames:
         }
 
 
-def _places(stacks: pa.Table, spaces: AddressSpaces) -> tuple[NDArray[np.int64], Places]:
-    """Returns the number of frames of each stack, int64[n], and the places of the frames."""
-    depths, places = [np.empty(0, np.int64)], []
+def _places(stacks: pa.Table, spaces: AddressSpaces) -> tuple[NDArray[np.int64], Places, NDArray[np.bool_]]:
+    """Returns the number of frames of each stack, int64[n], the places of the frames, and which frames are guesses."""
+    depths, places, guessed = [np.empty(0, np.int64)], [], [np.empty(0, bool)]
     for rows in batches(pc.list_value_length(stacks["ips"]).to_numpy(), _FRAMES_AT_ONCE):
         frames = calls(stacks.slice(rows.start, rows.stop - rows.start))
         depths.append(np.bincount(frames.stacks, minlength=rows.stop - rows.start))
         places.append(Places.of(*spaces.locate(frames.pids, frames.addresses, frames.times), frames.times))
-    return np.concatenate(depths), Places.joined(places)
+        guessed.append(frames.guessed)
+    return np.concatenate(depths), Places.joined(places), np.concatenate(guessed)
 
 
 def _origin(frame: CpuFrame) -> Origin:
@@ -433,16 +467,3 @@ def unnamed(module: Module, address: int) -> str:
         case ModuleKind.GENERATED:
             return f"0x{address:x}" if module.path == NOWHERE else "[anon]"
     return module.path  # [vdso] or [kernel]
-
-
-def _first_guesses(stacks: pa.Table) -> NDArray[np.int64]:
-    """Returns the level of each stack's innermost guessed caller, the innermost frame being 0: int64[n]; 0 for none."""
-    levels = np.zeros(len(stacks), np.int64)
-    if "marks" in stacks.column_names:  # since format 6
-        marks = stacks["marks"].combine_chunks()
-        row_of_mark = pc.list_parent_indices(marks).to_numpy()
-        level_of_mark = ranges(0, np.bincount(row_of_mark))
-        guessed = np.flatnonzero((pc.list_flatten(marks).to_numpy() & Mark.GUESSED) != 0)
-        rows, first = np.unique(row_of_mark[guessed], return_index=True)
-        levels[rows] = np.maximum(level_of_mark[guessed[first]], 1)
-    return levels

@@ -19,11 +19,15 @@ _KERNEL_TYPE = "typeinfo name for "
 _MISPRINTED = ("}::operator()", "}::operator() const")
 _NO_PARAMETERS = multi_demangle.DemangleOptions(parameters=False)
 
+PLT = "@plt"  # behind the name of a function, that of the entry of a procedure linkage table that jumps to it
+
 
 def demangled(symbol: str) -> str:
     """Returns the demangled name of an Itanium C++ or Rust symbol, and any other name unchanged."""
     if not symbol.startswith(("_Z", "_R")) or len(symbol) > LONGEST_SYMBOL:
         return symbol
+    if symbol.endswith(PLT):
+        return demangled(symbol.removesuffix(PLT)) + PLT
     form, name = symbol, str(multi_demangle.demangle_symbol(symbol))
     if name == form:
         form = _without_qualified_this(symbol)

@@ -22,12 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.elf import MAGIC
+from iaprof.formats.file_names import possible_names
 from iaprof.symbols.files.debug_files import Candidate, build_id_path, debug_files
 from iaprof.symbols.files.debuginfod import Debuginfod, Kind
-from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
+from iaprof.symbols.names.binaries import Binaries, BinaryError, Companions, Facts
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Symbolized
-from iaprof.symbols.names.sources import DYNAMIC_SYMBOLS
+from iaprof.symbols.names.sources import DEBUG_INFORMATION, SYMBOL_TABLE
 
 _SHORTEST_BUILD_ID, _LONGEST_BUILD_ID = 2, 64  # bytes; .build-id folders have no names for others
 _MOST_ENTRIES, _SCAN_SECONDS = 100_000, 20.0  # for all symbol folders together; an ELF file takes 1 to 6 ms
@@ -86,8 +87,10 @@ class LocalFiles:
             if debug is None and search.facts is not None and not search.facts.has_symbols:
                 search.problems.append(f"{main.path} is stripped, and no debug information of it was found")
             file = None if debug is None else debug.file
-            symbolized = self._binaries.name(main.file, addresses, file, self._everything)
-        path = debug.path if debug is not None and symbolized.source != DYNAMIC_SYMBOLS else main.path
+            companions = Companions(main.path if os.path.isabs(main.path) else module.path, self._open_companion)
+            symbolized = self._binaries.name(main.file, addresses, file, self._everything, companions)
+        is_from_debug = any(source in symbolized.source for source in (DEBUG_INFORMATION, SYMBOL_TABLE))
+        path = debug.path if debug is not None and is_from_debug else main.path
         problems = "; ".join(problem for problem in (symbolized.problem, search.problem) if problem)
         source = f"{symbolized.source} of {path}" if symbolized.source else ""
         return Symbolized(
@@ -195,12 +198,25 @@ class LocalFiles:
         finally:
             os.close(file)
 
+    def _open_companion(self, path: str) -> int | None:
+        """Opens a file at its path, below --symfs first."""
+        places = [Path(path), *([self._symfs / path.lstrip("/")] if self._symfs is not None else [])]
+        return next((file for place in places[::-1] if (file := self._opened(place)) is not None), None)
+
     def _opened(self, path: Path) -> int | None:
         file = self._open(path)
         return None if isinstance(file, str) else file
 
     def _open(self, path: Path) -> int | str:
         """Opens a regular file for reading; returns why if it cannot be opened, empty if it does not exist."""
+        file_or_reason: int | str = ""
+        for name in possible_names(str(path)):
+            file_or_reason = self._open_name(Path(os.fsdecode(name)))
+            if file_or_reason != "":
+                break
+        return file_or_reason
+
+    def _open_name(self, path: Path) -> int | str:
         try:
             if self._symfs is not None and path.is_relative_to(self._symfs):
                 handle = _open_below(self._symfs, path.relative_to(self._symfs))

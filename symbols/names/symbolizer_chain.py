@@ -19,10 +19,15 @@ class SymbolizerChain:
         self._symbolizers = symbolizers
 
     def name(self, module: Module, addresses: NDArray[np.uint64], times: NDArray[np.uint64]) -> Symbolized:
-        """See Symbolizer. The result has problems only if names are missing in the end."""
+        """See Symbolizer.
+
+        The result has the problems of those that did not name everything only if names are missing in the end; those of
+        the one that named the rest are of what else is missing, such as lines.
+        """
         parts: list[Names] = []
         sources: dict[str, None] = {}
         problems: dict[str, None] = {}
+        others: dict[str, None] = {}
         frame_pointers = None
         outermost: NDArray[np.uint64] | None = None
         no_calls: NDArray[np.uint64] | None = None
@@ -38,13 +43,13 @@ class SymbolizerChain:
             if has_name.any() and symbolized.source:
                 sources[symbolized.source] = None
             if symbolized.problem:
-                problems[symbolized.problem] = None
+                (others if has_name.all() else problems)[symbolized.problem] = None
             frame_pointers = symbolized.frame_pointers if frame_pointers is None else frame_pointers
             outermost = _union(outermost, symbolized.outermost)
             no_calls = _union(no_calls, symbolized.no_calls)
             addresses, times = addresses[~has_name], times[~has_name]
         names = Names.joined(parts) if parts else NO_NAMES
-        problem = "; ".join(problems) if len(addresses) else ""
+        problem = "; ".join({**problems, **others} if len(addresses) else others)
         return Symbolized(names, "; ".join(sources), problem, frame_pointers, outermost, no_calls)
 
 

@@ -2,31 +2,42 @@
 
 The child is symbols/unwind/reader.py. This module supplies what the child asks for: a process's mappings, an image when
 a stack leads into it, and memory when a signal handler ran on a stack of its own. It also checks the child's answers.
+Stacks go to the child together, as a process that waits for an answer to each has to wait for a CPU each time.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Mapping as Mapped, Sequence
+from collections.abc import Callable, Iterable, Mapping as Mapped, Sequence
 from dataclasses import dataclass, field, fields
+from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
-from iaprof.formats.wire.unwind_rules import Rule, RuleScope, Walked
-from iaprof.sandbox.answers import AnswerError, integers
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.wire.unwind_rules import Rule, RuleKind, RuleScope, Walked
+from iaprof.sandbox.answers import AnswerError
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError, SandboxSlow
 from iaprof.symbols.python.layout import LARGEST_OFFSET, Layout
-from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.reader import MAPPING
-from iaprof.symbols.unwind.walk import PAGE, HowFound
 
+PAGE = 4096
 MOST_IMAGES = 2000  # of one child
 MOST_ROUNDS = 256  # of requests, for one stack
 _MOST_PAGES = 64  # that the child may ask for, for one stack
-_MOST_ADDRESS = 1 << 64
 _LONGEST_PROBLEM, _LONGEST_VERSION = 300, 20  # characters
 _PATIENCE_S = 3.0  # for one answer
+_REGISTERS = 17  # by DWARF number; the last is the return address
+# struct request, and struct answer with what follows it, in walk.c.
+_REQUEST = struct.Struct(f"<4Q{_REGISTERS}Q2Q")
+_ANSWER = np.dtype([(name, "<u8") for name in ("ending", "value", "frames", "rules", "signals", "met_unknown")])
+_FRAME = np.dtype([(name, "<u8") for name in ("ip", "how", "cfa")])
+RULE = np.dtype([(name, "<u8") for name in ("address", "scope", "rule")])
+_SIGNAL = np.dtype([(name, "<u8") for name in ("at", "rsp", "rip")])
+_NEEDS_SPACE, _NEEDS_IMAGE, _NEEDS_MEMORY = 16, 17, 18  # in place of Walked
 _LIMITS = Limits(memory_bytes=512 << 20, mapped_bytes=1 << 42, seconds=20.0, files=MOST_IMAGES, answer_bytes=1 << 20)
 
 OpenImage = Callable[[int], int | None]
@@ -36,26 +47,87 @@ ReadPage = Callable[[int], bytes]
 """Reads the page of the process's memory at an address; returns b"" if it cannot be read."""
 
 
+class Mapping(NamedTuple):
+    """Executable memory of a process."""
+
+    start: int
+    end: int
+    offset: int  # in the image
+    image: int  # the image's number; -1 for memory without a file
+
+
+class HowFound(IntEnum):
+    """How an address of a stack was found."""
+
+    BY_RULE = 0
+    BY_GUESS = 1
+    INTERRUPTED = 2  # not a return address: a signal interrupted this instruction
+
+
 @dataclass(frozen=True)
 class StackCopy:
     """A copied stack, and the registers of its innermost frame."""
 
     registers: Mapped[int, int]  # by DWARF number
     how_found: HowFound  # how the address in them was found
-    pages: dict[int, bytes]  # by address
+    pages: Mapped[int, bytes | memoryview]  # by address
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A stack, as far as it could be walked."""
+    """A stack, as far as it could be walked: columns with an element for each address, innermost first."""
 
-    ips: Sequence[int]  # innermost first
-    how_found: Sequence[HowFound]  # for each address
+    ips: NDArray[np.uint64]
+    how_found: NDArray[np.uint64]  # HowFound
+    cfas: NDArray[np.uint64]  # 0 if the walk found no caller
     ending: Walked
-    rules: dict[tuple[int, RuleScope], Rule] = field(default_factory=dict)
-    """By address and scope: the unwinding rules that the walk learnt."""
+    learnt: NDArray[np.void] = field(default_factory=lambda: np.zeros(0, RULE))
+    """RULE[n]: the unwinding rules that the walk learnt."""
     met_unknown: bool = False  # the walk met a likely return address outside all known mappings
-    cfas: Sequence[int] = ()  # for each address the CFA; 0 if the walk found no caller
+
+    @property
+    def rules(self) -> dict[tuple[int, RuleScope], Rule]:
+        """The rules that the walk learnt, by address and scope."""
+        return {(address, RuleScope(scope)): Rule.unpack(packed) for address, scope, packed in self.learnt.tolist()}
+
+
+@dataclass
+class _Walk:
+    """A walk that the child does, with what it has asked for."""
+
+    space: int
+    copy: StackCopy
+    limit: int
+    read_page: ReadPage | None
+    supplied: dict[int, bytes] = field(default_factory=dict)  # pages that it needed
+    absent: list[int] = field(default_factory=list)  # pages that it needed and that cannot be read
+
+    def request(self) -> bytes:
+        """The request as the child takes it."""
+        known = 0
+        values = [0] * _REGISTERS
+        for number, value in self.copy.registers.items():
+            known |= 1 << number
+            values[number] = value
+        pages = {**self.copy.pages, **self.supplied}
+        return b"".join(
+            (
+                _REQUEST.pack(
+                    self.space, self.limit, self.copy.how_found, known, *values, len(pages), len(self.absent)
+                ),
+                struct.pack(f"<{len(pages) + len(self.absent)}Q", *pages, *self.absent),
+                *pages.values(),
+            )
+        )
+
+    def supply(self, address: int) -> None:
+        """Reads the page at an address."""
+        is_allowed = self.read_page is not None and len(self.supplied) < _MOST_PAGES
+        page = self.read_page(address) if self.read_page is not None and is_allowed else b""
+        if len(page) == PAGE:
+            self.supplied[address] = page
+        else:
+            self.absent.append(address)
 
 
 class FoundInterpreter(NamedTuple):
@@ -82,7 +154,7 @@ class Finishing(Closing):
         self._open_image = open_image
         self._patience_s = patience_s
         self._sandbox = Sandbox("iaprof.symbols.unwind.reader", limits)
-        self._images_given = 0  # to the present child
+        self._given: set[int] = set()  # images that the present child has
 
     def close(self) -> None:
         """Ends the child process."""
@@ -94,25 +166,43 @@ class Finishing(Closing):
         Raises:
             SandboxError: the child cannot be started.
         """
-        self._sandbox.call("space", {"space": 0})
+        self._sandbox.call("finish")
 
     def finish(
         self, space: int, mappings: Sequence[Mapping], copy: StackCopy, limit: int, read_page: ReadPage | None = None
     ) -> Finished:
-        """Walks a stack to its end, or as far as possible.
+        """Walks a stack to its end, or as far as possible; see finish_all."""
+        (finished,) = self.finish_all(space, mappings, [copy], [limit], read_page)
+        return finished
+
+    def finish_all(
+        self,
+        space: int,
+        mappings: Sequence[Mapping],
+        copies: Sequence[StackCopy],
+        limits: Iterable[int],
+        read_page: ReadPage | None = None,
+    ) -> list[Finished]:
+        """Walks stacks of one process to their ends, or as far as possible.
 
         Args:
             space: a number for these mappings, which no other mappings have.
             mappings: the process's executable mappings, sorted.
-            copy: of the stack.
-            limit: the most addresses to return.
+            copies: of the stacks.
+            limits: the most addresses to return, for each stack.
             read_page: reads the process's memory, for a second stack that a signal handler interrupted.
 
         Raises:
             SandboxError: the child died or took too long.
             AnswerError: the child's answer is invalid.
         """
-        return self._with_own_child(lambda: self._finish(space, mappings, copy, limit, read_page))
+        limits = list(limits)
+
+        def finish() -> list[Finished]:
+            walks = [_Walk(space, copy, limit, read_page) for copy, limit in zip(copies, limits, strict=True)]
+            return self._finish_all(walks, mappings)
+
+        return self._with_own_child(finish)
 
     def _with_own_child(self, ask: Callable[[], Answer]) -> Answer:
         """Asks the child; if that fails, a new one: what others' files left in the first is nobody else's fault."""
@@ -127,38 +217,38 @@ class Finishing(Closing):
                 raise
             return ask()
 
-    def _finish(
-        self, space: int, mappings: Sequence[Mapping], copy: StackCopy, limit: int, read_page: ReadPage | None
-    ) -> Finished:
-        pages, absent = dict(copy.pages), list[int]()
+    def _finish_all(self, walks: list[_Walk], mappings: Sequence[Mapping]) -> list[Finished]:
+        results: list[Finished | None] = [None] * len(walks)
         for _ in range(MOST_ROUNDS):
-            parameters = {
-                "space": space,
-                "limit": limit,
-                "found": copy.how_found,
-                "registers": list(copy.registers.items()),
-                "pages": list(pages),
-                "absent": absent,
-            }
-            match self._sandbox.call("finish", parameters, b"".join(pages.values()), seconds=self._patience_s):
-                case {"space": _}:
-                    data = b"".join(MAPPING.pack(*mapping) for mapping in mappings)
-                    self._sandbox.call("space", {"space": space}, data, seconds=self._patience_s)
-                case {"image": int(number)}:
-                    self._give_image(number)
-                case {"memory": int(address)} if 0 <= address < _MOST_ADDRESS:
-                    is_allowed = read_page is not None and len(pages) - len(copy.pages) < _MOST_PAGES
-                    page = read_page(address & -PAGE) if read_page is not None and is_allowed else b""
-                    if len(page) == PAGE:
-                        pages[address & -PAGE] = page
-                    else:
-                        absent.append(address & -PAGE)
-                case answer:
-                    finished, signals = _checked(answer, limit)
-                    if len(pages) == len(copy.pages) or read_page is None or _are_unchanged(signals, read_page):
-                        return finished
-                    return _up_to_signal(finished)
-        raise AnswerError
+            left = [at for at, result in enumerate(results) if result is None]
+            if not left:
+                break
+            asked = b"".join(walks[at].request() for at in left)
+            answer = self._sandbox.call("finish", data=asked, seconds=self._patience_s)
+            if not isinstance(answer, bytearray):
+                raise AnswerError
+            supplied = set[tuple[int, int]]()
+            for at, (needs, value, result) in zip(left, _answers(answer, [walks[at] for at in left]), strict=True):
+                if result is not None:
+                    results[at] = result
+                elif needs == _NEEDS_MEMORY:
+                    walks[at].supply(value & -PAGE)
+                elif (needs, value) not in supplied:
+                    supplied.add((needs, value))
+                    self._supply(needs, value, mappings)
+        finished = [result for result in results if result is not None]
+        if len(finished) < len(walks):
+            raise AnswerError
+        return finished
+
+    def _supply(self, needs: int, value: int, mappings: Sequence[Mapping]) -> None:
+        if needs == _NEEDS_IMAGE:
+            self._give_image(value)
+        elif needs == _NEEDS_SPACE:
+            data = b"".join(MAPPING.pack(*mapping) for mapping in mappings)
+            self._sandbox.call("space", {"space": value}, data, seconds=self._patience_s)
+        else:
+            raise AnswerError
 
     def interpreter(self, image: int, offset: int) -> FoundInterpreter | str | None:
         """Looks for the CPython interpreter in an image.
@@ -198,13 +288,22 @@ class Finishing(Closing):
 
     def _renew(self) -> None:
         self._sandbox.close()
-        self._images_given = 0
+        self._given.clear()
+
+    def prepare(self, image: int) -> None:
+        """Opens an image for the child, unless it has it, so that the first stack that needs it does not wait.
+
+        Raises:
+            SandboxError: the child died or took too long.
+        """
+        if image not in self._given and len(self._given) < MOST_IMAGES:
+            self._give_image(image)
 
     def _give_image(self, number: int) -> None:
         """Opens an image and passes it to the child. A child that has MOST_IMAGES is replaced first."""
-        if self._images_given == MOST_IMAGES:
+        if len(self._given) == MOST_IMAGES:
             self._renew()
-        self._images_given += 1
+        self._given.add(number)
         file = self._open_image(number)
         try:
             parameters = {"image": number, "is_open": file is not None}
@@ -220,41 +319,42 @@ def _is_layout(layout: dict[Any, Any]) -> bool:
     )
 
 
-def _checked(answer: Any, limit: int) -> tuple[Finished, list[tuple[int, int, int]]]:
-    """Returns the stack, and its signal frames as in Walk.interrupted; raises AnswerError."""
-    match answer:
-        case {
-            "ips": ips,
-            "found": numbers,
-            "cfas": cfas,
-            "ending": int(ending),
-            "rules": list(rules),
-            "interrupted": list(signals),
-            "met_unknown": bool(met_unknown),
-        }:
-            ips, cfas = integers(ips, _MOST_ADDRESS), integers(cfas, _MOST_ADDRESS)
-            how_found = [HowFound(number) for number in integers(numbers, len(HowFound))]
-            frames = [integers(frame, _MOST_ADDRESS) for frame in signals]
-            if (
-                len(ips) == len(how_found) == len(cfas) <= limit
-                and 0 <= ending < len(Walked)
-                and all(len(frame) == 3 for frame in frames)
-            ):
-                learnt = dict(_rule(rule) for rule in rules)
-                return Finished(ips, how_found, Walked(ending), learnt, met_unknown, cfas), [
-                    (frame[0], frame[1], frame[2]) for frame in frames
-                ]
-    raise AnswerError
+def _answers(answer: bytearray, walks: list[_Walk]) -> list[tuple[int, int, Finished | None]]:
+    """Returns for each walk what it needs, or else how it ended; raises AnswerError."""
+    results: list[tuple[int, int, Finished | None]] = []
+    at = 0
+    for walk in walks:
+        if len(answer) - at < _ANSWER.itemsize:
+            raise AnswerError
+        head = np.frombuffer(answer, _ANSWER, 1, at)[0]
+        ending, value, *counts, met_unknown = head.tolist()
+        at += _ANSWER.itemsize
+        parts = []
+        for count, dtype in zip(counts, (_FRAME, RULE, _SIGNAL), strict=True):
+            if count > (len(answer) - at) // dtype.itemsize:
+                raise AnswerError
+            parts.append(np.frombuffer(answer, dtype, count, at))
+            at += count * dtype.itemsize
+        if ending >= len(Walked):
+            results.append((ending, value, None))
+            continue
+        frames, rules, signals = parts
+        if len(frames) > walk.limit or (frames["how"] >= len(HowFound)).any() or not _are_rules(rules):
+            raise AnswerError
+        finished = Finished(frames["ip"], frames["how"], frames["cfa"], Walked(ending), rules, bool(met_unknown))
+        if walk.supplied and walk.read_page is not None and not _are_unchanged(signals.tolist(), walk.read_page):
+            finished = _up_to_signal(finished)
+        results.append((ending, value, finished))
+    if at != len(answer):
+        raise AnswerError
+    return results
 
 
-def _rule(answer: Any) -> tuple[tuple[int, RuleScope], Rule]:
-    match answer:
-        case [int(address), int(scope), int(packed)] if 0 <= address < 1 << 47 and 0 <= packed < 1 << 64:
-            try:
-                return (address, RuleScope(scope)), Rule.unpack(packed)
-            except ValueError:
-                pass
-    raise AnswerError
+def _are_rules(rules: NDArray[np.void]) -> bool:
+    """Whether all are rules that BPF knows, of addresses that it knows."""
+    kinds = rules["rule"] >> np.uint64(48) & np.uint64(255)
+    is_rule = (rules["address"] < 1 << 47) & (rules["scope"] < len(RuleScope)) & (kinds <= RuleKind.HARD)
+    return bool((is_rule & (rules["rule"] >> np.uint64(56) <= 3)).all())
 
 
 def _are_unchanged(signals: list[tuple[int, int, int]], read_page: ReadPage) -> bool:
@@ -271,7 +371,6 @@ def _are_unchanged(signals: list[tuple[int, int, int]], read_page: ReadPage) -> 
 
 def _up_to_signal(finished: Finished) -> Finished:
     """Cuts a stack before the first address that a signal interrupted, and drops its rules."""
-    how_found = finished.how_found
-    count = next((at for at, how in enumerate(how_found) if at and how is HowFound.INTERRUPTED), len(finished.ips))
-    kept = slice(count)
-    return Finished(finished.ips[kept], how_found[kept], Walked.MEMORY, {}, cfas=finished.cfas[kept])
+    later = np.flatnonzero(finished.how_found[1:] == HowFound.INTERRUPTED)
+    kept = slice(int(later[0]) + 1 if len(later) else None)
+    return Finished(finished.ips[kept], finished.how_found[kept], finished.cfas[kept], Walked.MEMORY)

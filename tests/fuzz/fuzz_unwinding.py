@@ -1,7 +1,7 @@
 """Makes up call frame information, stacks and structures of Python, and reads them as the recorder's child does.
 
 The recorder reads these in a child without rights (symbols/unwind/reader.py); here they are read in this process, so
-that an exception shows. Only CfiError, ElfError, InterpreterError, LayoutError and TextError may come out, and each
+that an exception shows. Only ElfError, InterpreterError, LayoutError and TextError may come out, and each
 case takes 3 s of CPU time and 512 MB at most. What fails is told with the seed that makes it again.
 
     .venv/bin/python tests/fuzz/fuzz_unwinding.py [--seconds 600] [--seed N]
@@ -10,6 +10,7 @@ case takes 3 s of CPU time and 512 MB at most. What fails is told with the seed 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import resource
 import struct
@@ -41,17 +42,21 @@ from iaprof.symbols.python.layout import (
 )
 from iaprof.symbols.python.locations import lines_of
 from iaprof.symbols.python.texts import TextError, bytes_of, text_of
-from iaprof.symbols.unwind.cfi import CallFrames
-from iaprof.symbols.unwind.code import Image, Mapping, Space
-from iaprof.symbols.unwind.dwarf_reader import CfiError
+from iaprof.symbols.unwind.finishing import (
+    PAGE,
+    HowFound,
+    StackCopy,
+    _answers as answers_of,
+    _Walk as Walk,
+)
+from iaprof.symbols.unwind.library import WalkLibrary
 from iaprof.symbols.unwind.outermost import outermost
-from iaprof.symbols.unwind.reader import _reader
-from iaprof.symbols.unwind.walk import PAGE, HowFound, NeedsMemory, Walk
+from iaprof.symbols.unwind.reader import MAPPING
 from unit.elfwriter import uleb
 
 LONGEST_S = 3.0
 MOST_BYTES = 512 << 20
-CODE, STACK = 0x40_0000, 0x7FFF_0000_0000
+CODE, STACK, IMAGE = 0x40_0000, 0x7FFF_0000_0000, 1
 _NUMBERS = (0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 _OPERATIONS = [
     6,
@@ -185,14 +190,20 @@ def damage(data: bytearray, chance: random.Random) -> None:
         data[at : at + width] = value.to_bytes(width, "little")
 
 
+@cache
+def _library() -> WalkLibrary:
+    return WalkLibrary()
+
+
 def call_frames(chance: random.Random) -> str:
     """Walks a stack through made-up call frame information, as the learner's child does."""
-    try:
-        frames = CallFrames(image(chance))
-    except CfiError:
-        return "no image"
-    whole = Image(frames)
-    mappings = [Mapping(CODE, CODE + 0x3000, 0, 0), Mapping(0x700000, 0x710000, 0, chance.choice((-1, 0)))]
+    content, library = image(chance), _library()
+    file = os.memfd_create("image")
+    os.write(file, content)
+    library.add_image(IMAGE, file)
+    os.close(file)
+    mappings = [(CODE, CODE + 0x3000, 0, IMAGE), (0x700000, 0x710000, 0, chance.choice((-1, IMAGE)))]
+    library.set_space(IMAGE, bytearray(b"".join(MAPPING.pack(*each) for each in mappings)), len(mappings))
     words = [
         chance.choice((0, CODE + chance.randrange(0x800), STACK + 8 * chance.randrange(1024), 0x700010, CODE + 0x405))
         if chance.random() < 0.9
@@ -200,28 +211,28 @@ def call_frames(chance: random.Random) -> str:
         for _ in range(1024)
     ]
     page = struct.pack("<1024Q", *words)
-    absent: set[int] = set()
-    registers = {
+    registers = {number: chance.choice((0, STACK + 128, *_NUMBERS)) for number in range(16) if chance.random() < 0.7}
+    registers |= {
         16: CODE + chance.randrange(0x800),
         7: STACK + 8 * chance.randrange(64),
         6: chance.choice((0, STACK + 256, *_NUMBERS)),
-        3: chance.choice((STACK + 128, *_NUMBERS)),
     }
+    copy = StackCopy(
+        registers,
+        chance.choice((HowFound.INTERRUPTED, HowFound.BY_RULE)),
+        {STACK: page[:PAGE], STACK + PAGE: page[PAGE:]},
+    )
+    walk = Walk(IMAGE, copy, 200, lambda _: b"")
     for _ in range(70):
-        read = _reader([STACK, STACK + PAGE], absent, page)
-        walk = Walk(Space(mappings, {0: whole}), read, 200)
-        try:
-            ending = walk.run(dict(registers), chance.choice((HowFound.INTERRUPTED, HowFound.BY_RULE)))
-        except NeedsMemory as needed:
-            absent.add(needed.address)
+        ((needs, value, finished),) = answers_of(bytearray(library.run(bytearray(walk.request()))), [walk])
+        if finished is None:
+            walk.supply(value & -PAGE)
             continue
-        assert len(walk.ips) == len(walk.cfas) == len(walk.how_found) <= 200
-        assert all(0 <= value < 1 << 64 for value in (*walk.ips, *walk.cfas))
-        for (address, _), rule in walk.rules.items():
-            assert 0 <= address < 1 << 64
-            assert Rule.unpack(rule.pack()) == rule
-        outermost(frames.data, np.array([CODE, CODE + 5, CODE + 256], np.uint64))
-        return f"walked: {Walked(ending).name}"
+        assert needs < len(Walked)
+        assert len(finished.ips) == len(finished.cfas) == len(finished.how_found) <= 200
+        assert all(Rule.unpack(rule.pack()) == rule for rule in finished.rules.values())
+        outermost(content, np.array([CODE, CODE + 5, CODE + 256], np.uint64))
+        return f"walked: {finished.ending.name}"
     return "asks for memory without end"
 
 

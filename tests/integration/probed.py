@@ -86,7 +86,7 @@ class Probed:
 def probed(*files: Path) -> Iterator[Probed]:
     """Probes probe_me in these files, and what the C library loads."""
     with contextlib.closing(LaunchProbes(_SIZES)) as probes:
-        probes.libraries._watch_c_libraries(os.getpid(), Path("/proc/self/maps").read_bytes())
+        probes.libraries._watch_linker(os.getpid(), Path("/proc/self/maps").read_bytes())
         with Walking(probes) as walking:
             seen = Probed(walking, probes)
             for path in files:

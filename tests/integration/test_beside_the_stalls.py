@@ -113,6 +113,106 @@ def test_what_the_cpus_did_meanwhile(tmp_path: Path) -> None:
     assert len(CaptureReader(tmp_path / "d").table("metric")) == 0
 
 
+# Starts itself a second time, in a session of its own, and both are busy; then it says who they are.
+WITH_A_CHILD = """
+import os, subprocess, sys, time
+other = None if len(sys.argv) > 1 else subprocess.Popen([sys.executable, __file__, "x"], start_new_session=True)
+while time.process_time() < 1:
+    sum(range(1000)), open("/proc/self/stat").read()
+if other:
+    print(os.getpid(), other.pid)
+    other.wait()
+"""
+
+
+def test_the_command_s_samples_are_the_command_s(tmp_path: Path) -> None:
+    script = tmp_path / "busy.py"
+    script.write_text(WITH_A_CHILD)
+    forever = [sys.executable, "-c", BUSY.format(1e9)]
+    with Hardware(tmp_path / "gpu") as hardware:
+        # given a process that is busy, too
+        before = subprocess.Popen(forever, stdout=subprocess.DEVNULL)
+        try:
+            done = record(hardware, tmp_path / "c", "--cpu-freq", "499", "--", sys.executable, str(script))
+            with_all = record(
+                hardware, tmp_path / "a", "-a", "--cpu-freq", "99", "--", sys.executable, "-c", BUSY.format(0.5)
+            )
+        finally:
+            before.kill()
+            before.wait()
+    command = set(map(int, done.out.split()))
+    # then its samples, and its child's, are shown, and nobody else's
+    rows = CaptureReader(tmp_path / "c").table("cpu_sample").to_pylist()
+    shown = Counter(row["pid"] for row in rows if row["left_out"] is None)
+    assert shown.keys() == command
+    assert all(count > 0.5 * 499 for count in shown.values())
+    # the recorder's are those of itself and its children
+    header = CaptureReader(tmp_path / "c").header
+    own = {header["recorder_pid"]}
+    table = CaptureReader(tmp_path / "c").table("process", ("pid", "tid", "ppid", "event")).to_pylist()
+    for _ in range(4):
+        own |= {row["pid"] for row in table if row["ppid"] in own and row["event"] in ("fork", "running")} - command
+    recorder = Counter(row["pid"] for row in rows if row["left_out"] == "recorder")
+    assert header["recorder_pid"] in recorder
+    assert recorder.keys() <= own
+    assert any(row["stack"] for row in rows if row["left_out"] == "recorder")  # its cost can be looked at
+    # and others have no stack
+    others = [row for row in rows if row["left_out"] == "other"]
+    assert {(row["stack"], row["kernel_stack"]) for row in others if row["pid"] == before.pid} == {(0, 0)}
+    totals = header["totals"]
+    assert (totals["recorder_cpu_samples"], totals["other_cpu_samples"]) == (sum(recorder.values()), len(others))
+    # reports say so
+    report = iaprof("report", tmp_path / "c", "--cpu-samples", "--frames", "process,pid")
+    assert {int(line.split(";")[1].split()[0]) for line in report.out.splitlines()} == command
+    assert f"{sum(shown.values()):,} CPU samples, without {sum(recorder.values()):,} of the recorder's" in report.err
+    everything = iaprof("report", tmp_path / "c", "--cpu-samples", "--all-processes", "--frames", "process,pid")
+    assert {int(line.split(";")[1].split()[0]) for line in everything.out.splitlines()} == {row["pid"] for row in rows}
+    # with -a, others are shown, with their stacks
+    rows = CaptureReader(tmp_path / "a").table("cpu_sample").to_pylist()
+    assert {row["left_out"] for row in rows} <= {None, "recorder"}
+    assert {row["left_out"] for row in rows if row["pid"] in (before.pid, int(with_all.out))} == {None}
+    assert any(row["stack"] for row in rows if row["pid"] == before.pid)
+
+
+# Starts a program whose parent ends at once, and is busy until that has been so for some seconds, too.
+WITH_A_DAEMON = """
+import os, time
+if not os.fork():
+    if os.fork():
+        print(os.getpid(), flush=True)
+        os._exit(0)
+    os.setsid()
+else:
+    os.wait()
+print(os.getpid(), flush=True)
+ends = time.monotonic() + 5
+while time.monotonic() < ends:
+    sum(range(1000))
+"""
+
+
+def test_later_files_know_the_command_s_processes_and_the_recorder_s(tmp_path: Path) -> None:
+    script = tmp_path / "daemon.py"
+    script.write_text(WITH_A_DAEMON)
+    words = ("--cpu-freq", "199", "--switch-output", "2s", "--", sys.executable, str(script))
+    with Hardware(tmp_path / "gpu") as hardware:
+        done = record(hardware, tmp_path / "c.parquet", *words)
+    command = set(map(int, done.out.split()))
+    files = list(tmp_path.glob("c*.parquet"))
+    assert len(files) >= 2
+    for path in files:
+        reader = CaptureReader(path)
+        rows = reader.table("cpu_sample").to_pylist()
+        assert {row["pid"] for row in rows if row["left_out"] is None} <= command
+        assert {row["left_out"] for row in rows if row["pid"] in command} <= {None}
+        assert {row["left_out"] for row in rows if row["pid"] == reader.header["recorder_pid"]} == {"recorder"}
+    second = next(reader for path in files if (reader := CaptureReader(path)).header["part"] == 1)
+    assert len(command & set(second.table("cpu_sample")["pid"].to_pylist())) == 2
+    # and what finished the first file in the meantime is the recorder's, too
+    rows = second.table("cpu_sample").to_pylist()
+    assert len({row["pid"] for row in rows if row["left_out"] == "recorder"}) > 1
+
+
 def on_a_terminal(hardware: Hardware, *words: str | Path) -> str:
     """What a recorder of two seconds writes to a terminal of 80 columns."""
     leader, follower = pty.openpty()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +16,6 @@ from iaprof.bpf.rule_table import Spaces
 from iaprof.record.unwinding.learner_process import MOST_STARTS, SYNC, LearnerProcess
 from integration.walking import LONGEST_S
 from limits import Within
-from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -26,18 +26,41 @@ def ready(learner: LearnerProcess) -> None:
         assert learner.wait() == []
 
 
-def test_what_a_program_loads_is_counted_before_it_maps_a_driver() -> None:
-    # given
+LOADS = """
+import _ctypes, ctypes, sys
+for word in sys.stdin:
+    library = ctypes.CDLL(sys.argv[1])
+    if word == "again\\n":
+        _ctypes.dlclose(ctypes.CDLL(sys.argv[1])._handle)  # it stays, as it was loaded twice
+    _ctypes.dlclose(library._handle) if word != "keep\\n" else None
+    print(flush=True)
+"""
+
+
+def test_what_a_program_unloads_is_counted_before_it_maps_a_driver(tmp_path: Path) -> None:
+    # given a program that runs with a dynamic linker that is watched
+    library = tmp_path / "some.so"
+    subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", library], check=True)
     with contextlib.closing(LaunchProbes()) as probes:
         list(probes.libraries.running())
-        # when
-        words = [sys.executable, "-c", "import ctypes; [ctypes.CDLL('libc.so.6') for _ in range(7)]; input()"]
+        spaces = Spaces(*(probes.maps[name] for name in ("spaces", "process_unloads", "missed_paths", "copies_done")))
+        words: list[str | Path] = [sys.executable, "-c", LOADS, library]
         with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as program:
-            assert program.stdin is not None
-            spaces = Spaces(*(probes.maps[name] for name in ("spaces", "loads", "missed_paths")))
-            until(lambda: spaces.loads(program.pid) >= 7)
-            program.stdin.write(b"\n")
-            program.stdin.close()
+            to_program, answers = program.stdin, program.stdout
+            assert to_program is not None and answers is not None
+
+            def counted(word: bytes) -> int:
+                to_program.write(word + b"\n")
+                to_program.flush()
+                answers.readline()
+                return spaces.unloads(program.pid)
+
+            # then only what unmaps the library counts
+            before = counted(b"load")
+            assert [counted(word) - before for word in (b"load", b"again", b"load", b"keep", b"load", b"again")] == [
+                1, 2, 3, 3, 3, 3,
+            ]  # fmt: skip
+            to_program.close()
 
 
 def test_a_learner_whose_recorder_is_gone_ends_without_a_word(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.formats.wire import sideband
 from iaprof.formats.wire.process_maps import mappings, maps_of
 from iaprof.record.symbolize.mapped_files import FileIdentity
 from iaprof.record.symbolize.opener import ELSEWHERE, Opener, Rights
@@ -50,6 +52,21 @@ def test_a_file_is_opened_with_the_rights_that_are_given(opener: Opener, folder:
     assert opener.open(f"{folder}/secret", STRANGER) == "Permission denied"
     # and a refusal does not end the child
     assert read(opener.open(f"{folder}/open", STRANGER)) == b"hello"
+
+
+@pytest.mark.parametrize("name", [b"caf\xe9", rb"caf\xe9"])
+def test_a_name_that_is_not_utf_8(name: bytes, opener: Opener, folder: Path) -> None:
+    # given a file that a process has mapped, and whose path is in the capture as text
+    path = os.fsencode(folder) + b"/" + name
+    Path(os.fsdecode(path)).write_bytes(bytes(8192))
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ | mmap.PROT_EXEC):
+        text_of_path = sideband.text(path)
+        # when, then
+        assert read(opener.open(text_of_path, ROOT)) == bytes(8192)
+        assert read(opener.open_mapped(os.getpid(), text_of_path, 0, ROOT)) == bytes(8192)
+        os.unlink(path)
+        assert read(opener.open_mapped(os.getpid(), text_of_path, 0, ROOT)) == bytes(8192)
+        assert opener.open(text_of_path, ROOT) == "it is not there (any more)"
 
 
 def test_what_is_no_regular_file(opener: Opener, folder: Path) -> None:

@@ -19,6 +19,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.capture.finisher import Finisher
 from iaprof.record.capture.spool import Spool
 from iaprof.symbols.names.which import Symbols
+from integration.attacking import NOBODY
 from integration.recording import IAPROF, Finished, copy_of_build, environment, start, until_ticked
 from standin import runtime
 from standin.hardware import Hardware
@@ -198,12 +199,69 @@ def test_a_process_like_cpython_makes_a_capture_little_larger(hardware: Hardware
     assert 0 < of_names < 2_000_000
 
 
+def test_paths_that_are_not_utf_8(hardware: Hardware, tmp_path: Path) -> None:
+    # given a program, its library and a working directory with such names
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    build = copy_of_build(folder)
+    programs = runtime.Programs(build / runtime.LIBRARY, build / os.fsdecode(b"work\xff"))
+    (build / "workload").rename(programs.workload)
+    words = runtime.command([runtime.debug_elf("bmg", "matmul")], "--launches", 100, programs=programs)
+    capture = folder / os.fsdecode(b"c\xe9.parquet")
+    # when
+    command = [*IAPROF, "record", "-o", capture.name, *NAMED, "--cpu-freq", "999", "--", *words]
+    env = os.environ | environment(hardware) | {"LD_LIBRARY_PATH": str(build)}
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    # then functions are named, and the module's path is text for its bytes
+    modules = CaptureReader(capture).table("module").to_pylist()
+    named = {row["path"]: row for row in modules if row["source"]}
+    assert {rf"{tmp_path}/caf\xe9/work\xff", rf"{tmp_path}/caf\xe9/{runtime.LIBRARY}"} <= set(named)
+    here = report(capture)
+    assert ";app::epoch(" in here.out
+    # and the same in an archive, redacted or not, whose names were looked up anew
+    record(hardware, tmp_path / "bare", "--symbols", "none", "--", *words)
+    for number, options in enumerate(([], ["--redact"])):
+        made = folder / os.fsdecode(b"a\xff%d.parquet" % number)
+        subprocess.run([*IAPROF, "archive", tmp_path / "bare", "-o", made, "-q", *options], check=True)
+        assert (";app::epoch(" in report(made).out) == (number == 0)
+        assert CaptureReader(made).header["symbols"]["named"] > 0
+
+
+def test_lines_of_split_debug_information(hardware: Hardware, tmp_path: Path) -> None:
+    # given a program of another user, whose .dwo only that user can read
+    folder = Path("/tmp") / f"iaprof-split-{os.getpid()}"
+    folder.mkdir(mode=0o700)
+    source = "int main(void) { for (volatile long i = 0; i < 1500000000;\n    i++); }\n"
+    (folder / "spin.c").write_text(source)
+    subprocess.run(["gcc", "-g", "-gsplit-dwarf", "-O1", "-c", "spin.c"], cwd=folder, check=True)
+    subprocess.run(["gcc", "-o", "spin", "spin.o"], cwd=folder, check=True)
+    (folder / "spin.dwo").chmod(0o600)
+    for path in (folder, *folder.iterdir()):
+        os.chown(path, NOBODY, NOBODY)
+    words = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", str(folder / "spin")]
+    # when
+    record(hardware, tmp_path / "c", *NAMED, "--cpu-freq", "199", "--", *words)
+    out = report(tmp_path / "c", "--cpu-samples", "--lines").out
+    # and when the .dwo is a link to what that user may not read
+    (folder / "spin.dwo").unlink()
+    (folder / "spin.dwo").symlink_to("/etc/shadow")
+    record(hardware, tmp_path / "d", *NAMED, "--cpu-freq", "199", "--", *words)
+    shutil.rmtree(folder)
+    # then
+    assert any(
+        line.split(" spin.c:")[-1].startswith(("1 ", "2 ")) for line in out.splitlines() if ";main spin.c:" in line
+    )
+    assert ";main spin.c:" not in report(tmp_path / "d", "--cpu-samples", "--lines").out
+    problems = [row["problem"] for row in CaptureReader(tmp_path / "d").table("module").to_pylist()]
+    assert "its lines are in spin.dwo, which is not there, or of another build" in problems
+
+
 def test_names_of_the_kernel_and_of_all_functions(hardware: Hardware, tmp_path: Path) -> None:
     # given programs that are sampled in the kernel
     record(hardware, tmp_path / "c", "--symbols", "all", "--cpu-freq", "999", "--",
            "sh", "-c", "for i in $(seq 40); do cat /proc/self/maps /proc/self/smaps; done > /dev/null")  # fmt: skip
     # when
-    folded = report(tmp_path / "c", "--cpu-samples").out
+    folded = report(tmp_path / "c", "--cpu-samples", "--all-processes").out
     # then
     assert "_[k]" in folded
     assert any("do_syscall_64" in line or "asm_exc_page_fault" in line for line in folded.splitlines())

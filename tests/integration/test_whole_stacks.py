@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,9 @@ def build(folder: Path, *flags: str) -> Strays:
     return Strays(program, folder)
 
 
+NO_EH_FRAME = ("-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
+
+
 @pytest.fixture
 def strays(tmp_path: Path) -> Strays:
     return build(tmp_path / "build", "-DHOLE=8")
@@ -64,7 +68,7 @@ def strays(tmp_path: Path) -> Strays:
 @pytest.fixture
 def cut(tmp_path: Path) -> Strays:
     """Without call frame information, and with more on the stack than is looked through for a return address."""
-    return build(tmp_path / "build", "-DHOLE=40000", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables")
+    return build(tmp_path / "build", "-DHOLE=40000", "-g0", *NO_EH_FRAME)
 
 
 @pytest.fixture
@@ -125,11 +129,34 @@ def test_stacks_are_gdb_s(tmp_path: Path, hardware: Hardware, strays: Strays) ->
 
 
 @pytest.mark.alone  # what is said is of all launches of the machine
+def test_callers_of_code_without_call_frame_information_are_guesses_everywhere(
+    tmp_path: Path, hardware: Hardware
+) -> None:
+    # given a library with small frames, so that a search of the stack finds the callers
+    strays = build(tmp_path / "build", "-DHOLE=8", "-g0", *NO_EH_FRAME)
+    capture, told, total = tmp_path / "cap.parquet", tmp_path / "told", EACH * len(KINDS)
+    # when
+    words = ("record", "-o", capture, "--", strays.program, str(EACH), *KINDS)
+    done = iaprof(*words, env=environment(hardware) | strays.environment(told))
+    # then what called the library's functions is marked where it was found at all, and nothing else is
+    assert done.code == 0, done.err
+    own = [line.split(";-;")[0].split(";") for line in folded(capture).splitlines()]
+    shown = {tuple(frames[2:]) for frames in own if frames[1] == told.read_text()}
+    for caller, function in (pair for stack in shown for pair in pairwise(stack)):
+        is_in_library = function.removesuffix("_[guessed]") in ("through_library", "deeper")
+        assert caller.endswith("_[guessed]") == (is_in_library and caller != CUT), shown
+    # and no stack is whole, although some reach the program's start
+    ends = CaptureReader(capture).header["stack_ends"]["launches"]
+    assert (ends["stacks"], ends["whole"], ends["guessed"] + ends["cut"]) == (total, 0, total)
+    assert f"stacks: 0 of {total} launches (0.0 %) have a whole stack" in done.err
+
+
+@pytest.mark.alone  # what is said is of all launches of the machine
 def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: Hardware, cut: Strays) -> None:
     # given
     capture, told = tmp_path / "cap.parquet", tmp_path / "told"
     total = EACH * len(KINDS)
-    said = f"0 of {total} launches (0.0 %) reach the program's start; the others end in {LIBRARY} ({total})"
+    kinds = f"0 of {total} launches (0.0 %) have a whole stack, {total} (100.0 %) are cut"
     # when
     done = iaprof(
         *("record", "-o", capture, "--", cut.program, str(EACH), *KINDS),
@@ -137,9 +164,9 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     )
     # then
     assert done.code == 0, done.err
-    assert f"stacks: {said}" in done.err
+    assert f"stacks: {kinds}; {total} end early, in {LIBRARY} ({total})" in done.err
     shown = re.sub(r"\s+", " ", iaprof("info", capture).out)
-    assert f"launch stacks {said.split(';')[0]}; {total} cut" in shown
+    assert f"launch stacks {kinds}" in shown
     assert f" end in {LIBRARY} ({total}) process {told.read_text()}: {total} of {total} end early" in shown
     assert f"Lost callers: of {total} launches, whose stacks do not reach the program's start" in shown
     ends = json.loads(iaprof("info", capture, "--json").out)["parts"][0]["stack_ends"]["launches"]
@@ -147,7 +174,7 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     others = {"deep": 0, "guessed": 0, "late": 0, "presumed": ends["presumed"]}
     process = {"pid": int(told.read_text()), "stacks": total, "count": total, **others}
     assert ends["presumed"] < total
-    counts = {"stacks": total, "whole": 0, "unknown": 0, "cut": total, "more": 0, **others}
+    counts = {"stacks": total, "whole": 0, "unknown": 0, "cut": total, "more": 0, "guessed_early": 0, **others}
     assert ends == counts | {"ends": [library], "processes": [process], "guesses": []}
     assert f", in process {process['pid']} ({total} of {total})" in done.err
     report = iaprof("report", capture, "--json")
@@ -156,7 +183,7 @@ def test_how_many_reach_the_start_is_said_everywhere(tmp_path: Path, hardware: H
     assert [end["library"] for end in document["stack_ends"]["ends"]] == [LIBRARY]
     samples = document["stack_ends"]["stacks"]
     assert samples > 0
-    by_samples = f"stacks: 0 of {samples:,} samples (0.0 %) reach the program's start; the others end in {LIBRARY}"
+    by_samples = f"stacks: 0 of {samples:,} samples (0.0 %) have a whole stack, {samples:,} (100.0 %) are cut; "
     assert by_samples in report.err
     page = tmp_path / "cap.html"
     assert iaprof("report", capture, "-o", page).code == 0
@@ -211,7 +238,7 @@ def test_stacks_with_frame_pointers_reach_the_start(tmp_path: Path, hardware: Ha
     assert ends["whole"] == ends["stacks"] > 100
     cost = CaptureReader(capture).header["cost"]
     assert 0 < cost["learn_cpu_s"] < cost["cpu_s"]
-    assert f"stacks: {ends['stacks']} of {ends['stacks']} launches (100.0 %) reach the program's start" in done.err
+    assert f"stacks: {ends['stacks']} of {ends['stacks']} launches (100.0 %) have a whole stack" in done.err
     assert "[cut in" not in folded(capture)
 
 
@@ -224,7 +251,7 @@ def test_no_more_frames_than_are_wanted(tmp_path: Path, hardware: Hardware, stra
     done = iaprof(*words, env=environment(hardware) | strays.environment(told))
     # then
     assert done.code == 0, done.err
-    assert f"; {EACH * len(KINDS)} of them have too many frames" in done.err
+    assert f", {EACH * len(KINDS)} (100.0 %) are too deep; " in done.err
     reader, pid = CaptureReader(capture), int(told.read_text())
     stacks = [row for row in reader.table("stack").to_pylist() if row["pid"] == pid and row["ended"]]
     assert {(row["ended"], len(row["ips"])) for row in stacks} == {("deep", 4)}
@@ -251,5 +278,6 @@ def test_check_names_the_library_where_stacks_end(tmp_path: Path, cut: Strays) -
     assert found[LIBRARY]["level"] == "warning"
     assert re.match(r"the stacks of [\d,]+ launches end there", found[LIBRARY]["text"])
     assert found[LIBRARY]["file"].endswith(f"/{LIBRARY}")
-    expected = rf"now, 0 of ([\d,]+) launches \(0.0 %\) reach the program's start; the others end in {LIBRARY} \(\1\)"
+    expected = r"now, 0 of ([\d,]+) launches \(0.0 %\) have a whole stack, \1 \(100.0 %\) are cut; \1 end early, "
+    expected += rf"in {LIBRARY} \(\1\)"
     assert re.match(expected, found["launches"]["text"])

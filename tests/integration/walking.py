@@ -11,7 +11,7 @@ import numpy as np
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.wire.launches import COPY, INTERPRETER, KEPT_SHIFT, PYTHON_STACK, stack_dtype
 from iaprof.formats.wire.unwind_rules import Walked
-from iaprof.record.unwinding.learner_process import LearnerProcess
+from iaprof.record.unwinding.learner_process import DROPPED, LearnerProcess
 
 LONGEST_S = 60
 
@@ -52,7 +52,7 @@ class Walking:
             if known is None or known[1] is Walked.MISSED:
                 self._add(record, [])
         for message in messages:
-            if message.startswith(INTERPRETER) or len(message) == PYTHON_STACK.itemsize:
+            if message.startswith(INTERPRETER) or len(message) in (PYTHON_STACK.itemsize, DROPPED.size):
                 continue
             if len(message) == COPY.itemsize:
                 self.kept.add(int(np.frombuffer(message, COPY)["id"][0]))

@@ -128,4 +128,5 @@ def test_methods_of_java_are_named_by_its_perf_map(languages: Languages, tmp_pat
     for stack in shown:
         assert "Java_Stacks_look;" in stack
         assert "[cut in" not in stack
-    assert any(";long Stacks.deep(int);" in stack for stack in shown)
+    # callers of generated code are found by frame pointers, and marked as guesses
+    assert any(";long Stacks.deep(int)_[guessed];" in stack for stack in shown)

@@ -93,7 +93,7 @@ def test_stacks(recording: Recording) -> None:
         with open(path, "rb") as file:
             file.seek(offset - LONGEST_CALL)
             assert is_call(file.read(LONGEST_CALL)), f"{path}+{offset:#x}"
-    # and it is said how many reach the program's start, and where the others end
+    # and it is said how many are whole, and where the others end
     (told,) = [part for part in recording.said.split("; ") if part.startswith("stacks: ")]
     ends = recording.info["stack_ends"]["launches"]
     assert told.startswith(f"stacks: {ends['whole']:,} of {ends['stacks']:,} launches (")

@@ -24,16 +24,45 @@ def test_a_crowded_table_grows_and_keeps_its_rules(tmp_path: Path) -> None:
         rule = Rule(RuleKind.BY_RSP, 8 * number)
         scope = RuleScope(number % 3)
         address = 0x7F00_0000_0000 + number * 64
-        table.write(3, address, scope, rule)
+        table.write(3, address, scope, rule.pack())
         rules[address | 3 << 48 | (scope > 0) << 47 | (scope == 2) << 63] = rule.pack()
         if table.is_crowded:
             table.grow()
             grown += 1
     # then it has grown twice, and contains nothing but these rules, except for a few that were evicted
     assert grown == 2
-    words = struct.unpack(f"<{(BUCKET << BITS) // 8}Q", os.pread(fd, BUCKET << BITS, 0))
-    found = {key: rule for key, rule in zip(words[::2], words[1::2], strict=True) if key}
+    found = elements(fd)
     assert found.items() <= rules.items()
     assert len(rules) - len(found) == table.evicted < len(rules) / 20
     os.close(fd)
     table.close()
+
+
+def test_rules_of_a_space_are_copied_for_some_addresses(tmp_path: Path) -> None:
+    # given rules of two spaces, for return addresses, instructions and blocks
+    fd = os.open(tmp_path / "map", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(fd, BUCKET << BITS)
+    table = RuleTable(fd, BITS)
+    for address in range(0x1000, 0x9000, 0x1000):
+        for space in (1, 2):
+            for scope in RuleScope:
+                table.write(space, address, scope, address << 4 | space)
+    before = elements(fd)
+    # when those of one are copied, for two ranges
+    table.copy(1, 5, [(0x6000, 0x7000), (0x2000, 0x4000)])
+    # then these are there, and no others
+    added = {(0x2000, 5), (0x3000, 5), (0x6000, 5)}
+    found = elements(fd)
+    assert before.items() <= found.items()
+    new = [key for key in found if key not in before]
+    assert len(new) == 3 * len(RuleScope)
+    assert {(key & (1 << 47) - 1, key >> 48 & 0x7FFF) for key in new} == added
+    assert {found[key] for key in new} == {address << 4 | 1 for address, _ in added}
+    table.close()
+    os.close(fd)
+
+
+def elements(fd: int) -> dict[int, int]:
+    """Rules by key."""
+    words = struct.unpack(f"<{(BUCKET << BITS) // 8}Q", os.pread(fd, BUCKET << BITS, 0))
+    return {key: rule for key, rule in zip(words[::2], words[1::2], strict=True) if key}

@@ -27,7 +27,7 @@ LAUNCHES = WholeStacks.from_counts(
     presumed=1,
 )
 SAMPLES = WholeStacks.from_counts(
-    90,
+    85,
     0,
     Counter({"libbar.so": 6, "python3": 4}),
     [ProcessEnd(73, 60, 10, deep=2, guessed=5), ProcessEnd(74, 40, 0, late=8)],
@@ -38,21 +38,22 @@ SAMPLES = WholeStacks.from_counts(
     guesses=Counter({"libblas.so": 5}),
 )
 STACK_ENDS = {"launches": LAUNCHES.to_json(), "cpu_samples": SAMPLES.to_json()}
-LAUNCHES_IN_SHORT = "7 of 10 launches (70.0 %) reach the program's start, 3 cut, 1 presumed, 2 finished late"
+LAUNCHES_IN_SHORT = "7 of 10 launches (70.0 %) have a whole stack, 3 (30.0 %) are cut, 1 presumed, 2 finished late"
 SAMPLES_IN_SHORT = (
-    "90 of 100 CPU samples (90.0 %) reach the program's start, 8 cut, 2 too deep, 5 guessed, 8 finished late"
+    "85 of 100 CPU samples (85.0 %) have a whole stack, 5 (5.0 %) a guessed one, 8 (8.0 %) are cut, "
+    "2 (2.0 %) are too deep, 8 finished late"
 )
 QUALITY = """\
 Quality
-  launch stacks  7 of 10 launches (70.0 %) reach the program's start; 3 cut; 1
-                 has the stack of another one that looked the same; 2 were
-                 finished when the recording had ended
+  launch stacks  7 of 10 launches (70.0 %) have a whole stack, 3 (30.0 %) are
+                 cut; 1 has the stack of another one that looked the same; 2
+                 were finished when the recording had ended
     end in       libfoo.so (3)
     process      71: 3 of 9 end early, 2 finished late
     process      72: 1 with another's stack
-  CPU stacks     90 of 100 CPU samples (90.0 %) reach the program's start; 8
-                 cut; 2 of them have too many frames; 5 have callers that were
-                 guessed; 8 were finished when the recording had ended
+  CPU stacks     85 of 100 CPU samples (85.0 %) have a whole stack, 5 (5.0 %) a
+                 guessed one, 8 (8.0 %) are cut, 2 (2.0 %) are too deep; 8 were
+                 finished when the recording had ended
     end in       libbar.so (6), python3 (4)
     guessed in   libblas.so (5)
     process      73: 10 of 60 end early, 2 of these too deep, 5 with guessed
@@ -70,7 +71,8 @@ def captured(path: Path, **more: Any) -> Path:
 def test_record_s_last_line(tmp_path: Path) -> None:
     line = end_line("record", tmp_path / "c", {"stack_ends": STACK_ENDS}, 100)
     launches = LAUNCHES.text("launches")
-    assert "7 of 10 launches (70.0 %) reach the program's start; the others end in libfoo.so (3), in process 71" in line
+    assert "7 of 10 launches (70.0 %) have a whole stack, 3 (30.0 %) are cut; 3 end early, in libfoo.so (3)" in line
+    assert ", in process 71 (3 of 9); 1 has the stack" in line
     assert f"; stacks: {launches}; {SAMPLES_IN_SHORT}; lost: nothing ]" in line
     # and where there are samples only
     line = end_line("record", tmp_path / "c", {"stack_ends": {"cpu_samples": SAMPLES.to_json()}}, 100)
@@ -112,7 +114,7 @@ def test_the_page(tmp_path: Path) -> None:
 def test_a_merged_capture(tmp_path: Path) -> None:
     merge([captured(tmp_path / "a"), captured(tmp_path / "b")], tmp_path / "all")
     shown = iaprof("info", tmp_path / "all").out
-    assert "\n  launch stacks  14 of 20 launches (70.0 %) reach the program's start; 6 cut; 2\n" in shown
+    assert "\n  launch stacks  14 of 20 launches (70.0 %) have a whole stack, 6 (30.0 %) are\n" in shown
     assert "\n    guessed in   libblas.so (10)\n" in shown
     assert "    process " not in shown  # of several hosts
     groups = dict(about(CaptureReader(tmp_path / "all")).facts)

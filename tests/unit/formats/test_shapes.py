@@ -278,8 +278,8 @@ def plain(name: str) -> str:
         if one == ";"
         else one
         if one.isprintable()
-        else f"\\x{ord(one):02x}"
-        if one < "\u0100"
+        else f"\\x{ord(one) & 255:02x}"
+        if one < "\u0100" or "\udc80" <= one <= "\udcff"  # a byte of a name that is not UTF-8
         else f"\\u{ord(one):04x}"
         for one in name
     )

@@ -17,7 +17,7 @@ from iaprof.cli.manual.files import files
 from thorough import thorough
 
 ROOT = Path(__file__).resolve().parents[3]
-INJECTED = "libiaprof_inject.so"  # compiled by setup.py
+COMPILED = ("record/kernels/libiaprof_inject.so", "symbols/unwind/libiaprof_unwind.so")  # by setup.py
 PACKAGES = ["basics", "bpf", "cli", "formats", "gpu", "record", "report", "sandbox", "symbols"]
 
 
@@ -32,7 +32,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a build needs of the checkout, copied: a build leaves files behind, and old ones end up in the wheel."""
     copy = tmp_path_factory.mktemp("source")
     for name in [*PACKAGES, "src"]:
-        ignore = shutil.ignore_patterns("*.egg-info", "__pycache__", INJECTED)
+        ignore = shutil.ignore_patterns("*.egg-info", "__pycache__", *(Path(path).name for path in COMPILED))
         shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=ignore)
     for name in ["pyproject.toml", "setup.py", "README.md", "LICENSE"]:
         shutil.copy(ROOT / name, copy)
@@ -50,7 +50,7 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @thorough
 def test_wheel_holds_every_source_file_and_the_licence(source: Path, wheel: Path) -> None:
-    expected = {"iaprof/__init__.py", "iaprof/__main__.py", "iaprof/py.typed", f"iaprof/record/kernels/{INJECTED}"}
+    expected = {"iaprof/__init__.py", "iaprof/__main__.py", "iaprof/py.typed", *(f"iaprof/{path}" for path in COMPILED)}
     for package in PACKAGES:
         for path in (source / package).rglob("*"):
             if path.suffix in {".py", ".c", ".h", ".json", ".zebin"} or ("assets" in path.parts and path.is_file()):

@@ -508,7 +508,7 @@ def test_where_the_stacks_of_what_launches_end(monkeypatch: pytest.MonkeyPatch) 
     launching(monkeypatch, ends, {"libur_adapter.so.0": "/opt/libur_adapter.so.0"})
     found = {check.name: check for check in stacks.checks()}
     assert list(found) == ["walking", "launches", "libur_adapter.so.0", "generated code"]
-    assert found["launches"].text.startswith("now, 2 of 100 launches (2.0 %) reach the program's start")
+    assert found["launches"].text.startswith("now, 2 of 100 launches (2.0 %) have a whole stack")
     assert found["libur_adapter.so.0"].file == "/opt/libur_adapter.so.0"
     assert [check.level for check in found.values()] == [Level.OK, *[Level.WARNING] * 3]
 
@@ -525,7 +525,16 @@ def test_stacks_that_are_whole_are_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     launching(monkeypatch, WholeStacks.from_counts(7, 0, Counter()))
     _, check = stacks.checks()
     assert check.level is Level.OK
-    assert check.text == "now, 7 of 7 launches (100.0 %) reach the program's start"
+    assert check.text == "now, 7 of 7 launches (100.0 %) have a whole stack"
+
+
+def test_stacks_with_guesses_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    launching(monkeypatch, WholeStacks.from_counts(7, 0, Counter(), guessed=3, guesses=Counter({"libblas.so": 3})))
+    _, check, library = stacks.checks()
+    assert check.text == "now, 7 of 10 launches (70.0 %) have a whole stack, 3 (30.0 %) a guessed one"
+    assert library.name == "libblas.so"
+    assert library.text == "the stacks of 3 launches have a caller that is guessed there"
+    assert check.level is library.level is Level.WARNING
 
 
 def test_processes_with_a_driver_that_launch_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,8 @@ class Probes:
     def __init__(self) -> None:
         self.others: set[int] = set()
 
-    def exclude(self, pids: Iterable[int]) -> None:
+    def exclude(self, pids: Iterable[int], launches: bool = True) -> None:
+        self.launches = launches
         self.others |= set(pids)
 
     def include(self, pids: Iterable[int]) -> None:
@@ -112,6 +113,43 @@ def test_orphans_are_not_waited_for_forever(scope: Given) -> None:
     for number in range(1000):
         who.follow([task(FORK, 4_050_000 + number, nobody, number * ORPHAN_NS // 10)])
     assert len(who._orphans) <= 11
+
+
+def test_the_command_is_in_scope_and_the_recorder_is_never_excluded() -> None:
+    # given this process as the recorder, which has a child of its own
+    learner = subprocess.Popen(["sleep", "60"])
+    try:
+        who, probes, journal = Scope(of_launches=False), Probes(), Journal()
+        who.start(journal, probes)  # type: ignore[arg-type]
+    finally:
+        learner.kill()
+        learner.wait()
+    assert 1 in probes.others
+    assert not probes.launches  # which are recorded of all processes
+    assert not {ME, learner.pid} & probes.others
+    # when it starts a command that forks, and another child
+    who.add_command(CHILD)
+    finisher = CHILD + 50
+    who.follow([task(FORK, GRANDCHILD, CHILD, 20), task(FORK, CHILD, ME, 10), task(FORK, finisher, ME, 30)])
+    who.follow([task(FORK, STRANGER, 1, 40), task(FORK, finisher + 1, finisher, 50)])
+    # then
+    assert who.running == [CHILD, GRANDCHILD]
+    assert STRANGER in probes.others
+    assert not {CHILD, GRANDCHILD, finisher, finisher + 1} & probes.others
+    assert journal.appended == []  # launches have no scope
+    # and its pid can be used again
+    who.follow([task(EXIT, CHILD, ME, 60), task(FORK, CHILD, 1, 70)])
+    assert who.running == [GRANDCHILD]
+    assert CHILD in probes.others
+
+
+def test_a_command_beside_chosen_processes_is_another_one() -> None:
+    who, probes, journal = Scope([1]), Probes(), Journal()
+    who.start(journal, probes)  # type: ignore[arg-type]
+    assert ME not in who.pids  # though it is below process 1
+    who.add_command(CHILD)
+    who.follow([task(FORK, CHILD, ME, 10), task(FORK, GRANDCHILD, CHILD, 20)])
+    assert {CHILD, GRANDCHILD} <= probes.others
 
 
 def test_a_process_that_is_not_there() -> None:

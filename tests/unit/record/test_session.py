@@ -74,7 +74,14 @@ class Recording:
         monkeypatch.setattr(module, "open_sources", self._open)
 
     def _open(
-        self, _options: Options, _scope: None, _roots: object, _signals: object, opened: ExitStack, _: object
+        self,
+        _options: Options,
+        _scope: None,
+        _sampled: object,
+        _roots: object,
+        _signals: object,
+        opened: ExitStack,
+        _: object,
     ) -> Any:
         for source in self.sources:
             opened.callback(source.close)

@@ -21,6 +21,7 @@ import pytest
 from bench import generated_cpp
 from bench.symbolizer import MEANT, SAME, difference, differences, llvm_symbolizer
 from fuzz import fuzz_binaries, make_seeds
+from iaprof.formats.file_names import as_text
 from iaprof.sandbox.answers import AnswerError
 from iaprof.symbols.files import cache as cache_module
 from iaprof.symbols.files.cache import Cache, default_folder, key_of
@@ -212,6 +213,23 @@ def test_reading_debug_information_in_parts_gives_the_same_names(
     assert chains[0] == chains[1]
     inlined = {frames[1].function for frames in chains[0] if len(frames) > 1}
     assert inlined >= {"_ZNK6shapes3RowIlLi8EE3dotERKS1_", "_ZNK7shapes23RowIlLi8EE3dotERKS1_"}
+
+
+@pytest.mark.parametrize("version", [4, 5])
+def test_source_files_whose_names_are_not_utf_8(version: int, tmp_path: Path, binaries: Binaries) -> None:
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    folder.mkdir()
+    sources = [folder / os.fsdecode(name) for name in (b"one\xff.cpp", b"two\xe4\xf6.cpp", "drei\u00e4.cpp".encode())]
+    for number, source in enumerate(sources):
+        source.write_text(f'extern "C" int function{number}(int x) {{ return x * {number}; }}')
+    program = tmp_path / "a.so"
+    subprocess.run(["g++", *make_seeds.FLAGS, f"-gdwarf-{version}", *sources, "-o", program], check=True)
+    with program.open("rb") as file:
+        names = binaries.name(file.fileno(), code(program.read_bytes())).names
+    files = {frame.file for row in range(len(names)) for frame in names.frames(row)}
+    assert files == {as_text(os.fsencode(source)) for source in sources}
+    # and an archive keeps them as text
+    assert {"\ufffd" in file for file in files} == {False}
 
 
 # --- facts

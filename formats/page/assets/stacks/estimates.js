@@ -1,6 +1,7 @@
 // What is said of the samples above the graph: which part is active, and which is divided among stacks.
 
 const MARKED = 0.01; // the part of a box's samples that are divided among stacks: it is marked
+const GUESSED = "_[guessed]"; // the end of the name of a frame that is a guess: formats/guesses.py
 
 class SampleNotes {
   constructor(model, element) {
@@ -34,9 +35,15 @@ class SampleNotes {
   }
 }
 
-/** A frame's name as it is drawn: marked if part of its samples are divided among stacks. */
+/** A frame's name without the mark of a guess. */
+function unmarked(name) {
+  return name.endsWith(GUESSED) ? name.slice(0, -GUESSED.length) : name;
+}
+
+/** A frame's name as it is drawn: marked if part of its samples are divided among stacks, or if it is a guess. */
 function labelled(name, picture, box) {
-  return picture.divided(box) >= MARKED ? `~ ${name}` : name;
+  const shown = name.endsWith(GUESSED) ? `? ${unmarked(name)}` : name;
+  return picture.divided(box) >= MARKED ? `~ ${shown}` : shown;
 }
 
 /** What is said of a box of which samples are divided; null if none are. */

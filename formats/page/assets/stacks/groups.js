@@ -36,7 +36,7 @@ class FrameGroups {
     const module = this.model.modules[tree.modules[frame]];
     if (INTERPRETERS.test(module)) return 1;
     if (RUNTIMES.test(module)) return 2;
-    return C_LIBRARIES.test(module) || STARTS.test(text) ? 3 : 0;
+    return C_LIBRARIES.test(module) || STARTS.test(unmarked(text)) ? 3 : 0;
   }
 
   /** The keys of the groups of which a tree has frames. */

@@ -16,7 +16,8 @@
     const says = element.querySelector("title").textContent;
     const box = {
       element, depth, says, name: says.slice(0, says.lastIndexOf(" (")),
-      x: Number(element.dataset.x), width: Number(element.dataset.w), shown: true, match: false, mark: element.dataset.mark || "",
+      x: Number(element.dataset.x), width: Number(element.dataset.w), shown: true, match: false,
+      label: (element.dataset.mark || "") + says.slice(0, says.lastIndexOf(" (")).replace(/_\[guessed\]$/, ""),
       rect: element.querySelector("rect"), text: element.querySelector("text"),
     };
     boxOf.set(element, box);
@@ -56,7 +57,7 @@
       box.rect.setAttribute("x", at);
       box.rect.setAttribute("width", size > 2 ? size - 0.5 : size);
       box.element.classList.toggle("above", box.depth < zoomed.depth);
-      const text = cut(box.mark + box.name, Math.floor((size - 5) / letter));
+      const text = cut(box.label, Math.floor((size - 5) / letter));
       if (text && !box.text) {
         box.text = document.createElementNS(svg.namespaceURI, "text");
         box.text.setAttribute("y", "12");

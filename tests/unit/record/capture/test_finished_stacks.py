@@ -14,13 +14,14 @@ from iaprof.record.capture.journal import OVERLAP_NS, Journal
 from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.sources import finished_stacks as module
 from iaprof.record.sources.finished_stacks import FinishedStacks
+from iaprof.record.unwinding.learner_process import DROPPED, DROPPED_MARK
 
 DEPTH = 4
 
 
-def copy(number: int, is_sample: bool = False) -> bytes:
+def copy(number: int) -> bytes:
     record = np.zeros(1, COPY)
-    record["id"], record["is_sample"] = number, is_sample
+    record["id"] = number
     return record.tobytes()
 
 
@@ -67,20 +68,19 @@ def test_a_stack_goes_where_its_launches_are(tmp_path: Path, spool: Spool) -> No
 def test_so_many_copies_are_kept_and_the_others_are_counted(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     # given
     monkeypatch.setattr(module, "MAX_COPIED_BYTES", 3 * COPY.itemsize)
-    monkeypatch.setattr(module, "MAX_SAMPLED_BYTES", 2 * COPY.itemsize)
     stacks = FinishedStacks(DEPTH, None)  # type: ignore[arg-type]
     stacks._journal = journal(spool)
     # when
-    of_samples = [copy(number, is_sample=True) for number in range(11, 15)]
-    stacks._keep_finished([*of_samples, *map(copy, range(1, 6)), stack(9, 0)])
+    stacks._keep_finished([*map(copy, range(1, 6)), stack(9, 0), DROPPED.pack(DROPPED_MARK, 7)])
     stacks.losses()
     stacks.losses()
     # then
-    assert list(ids(spool, FrameKind.COPY, FrameKind.STACKS)) == [11, 12, 1, 2, 3, 9]
+    assert list(ids(spool, FrameKind.COPY, FrameKind.STACKS)) == [1, 2, 3, 9]
     reader = SpoolReader(spool.path)
-    (loss,) = [json.loads(frame.payload) for frame in reader.frames({FrameKind.LOSS})]
+    losses = [json.loads(frame.payload) for frame in reader.frames({FrameKind.LOSS})]
     reader.close()
-    assert (loss["source"], loss["count"]) == ("stacks", 2)
+    told = [("stacks", "pages not copied", 2), ("stacks", "not finished", 7)]
+    assert [(loss["source"], loss["what"], loss["count"]) for loss in losses] == told
 
 
 def test_what_has_another_length_is_a_loss_and_not_kept(spool: Spool) -> None:

@@ -11,8 +11,7 @@ from iaprof.record.unwinding.interpreters import InterpreterSearch
 from iaprof.record.unwinding.mappings import Images
 from iaprof.sandbox.answers import AnswerError
 from iaprof.symbols.python.layout import layout_of
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter
+from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter, Mapping
 
 LAYOUT = layout_of(11, 0x030B0000, lambda _: b"")
 PROGRAM, LIBRARY = 1, 2  # inodes

@@ -191,13 +191,15 @@ def test_marks_are_where_there_are_some(tmp_path: Path) -> None:
 def test_launches_with_guessed_callers_are_counted(tmp_path: Path) -> None:
     sent = stack(5, *PATH) + stack(6, *PATH[:2], guessed=0b10) + stack(7, 9, guessed=0b1, walked=Walked.STUCK)
     reader = captured(tmp_path, (FrameKind.STACKS, sent), (FrameKind.LAUNCHES, launches(5, 6, 6, 7)))
-    assert (ends(reader)["stacks"], ends(reader)["whole"], ends(reader)["guessed"]) == (4, 3, 3)
+    # then none of them is whole, whether it reaches the program's start or not
+    names = ("stacks", "whole", "guessed", "guessed_early", "cut")
+    assert [ends(reader)[name] for name in names] == [4, 1, 3, 1, 0]
     # and reports count the same from the stacks themselves
     stacks = reader.stacks(np.array([5, 6, 7], np.uint64))
     spaces = AddressSpaces(reader.table("mapping"), reader.table("process"))
     found = CpuFrames(stacks, spaces, CaptureNames(reader), are_cut=True).ends({5: 1, 6: 2, 7: 1})
     assert found.to_json() == ends(reader)
-    assert found.text("launches").endswith("; 3 have callers that were guessed")
+    assert found.text("launches").startswith("1 of 4 launches (25.0 %) have a whole stack, 3 (75.0 %) a guessed one; ")
 
 
 def test_equal_stacks_are_one_unless_they_ended_differently(tmp_path: Path) -> None:
@@ -213,6 +215,16 @@ def test_equal_stacks_are_one_unless_they_ended_differently(tmp_path: Path) -> N
     assert sorted(reader.table("launch")["stack"].to_pylist()) == [0, 5, 5, 5, 5, 7, 8, 99]
     assert reader.header["totals"]["stacks"] == 3
     assert (ends(reader)["stacks"], ends(reader)["whole"]) == (5, 4)  # what was carried over was counted before
+
+
+def test_a_stack_with_a_guess_is_not_taken_for_one_without(tmp_path: Path) -> None:
+    # given the same addresses, found without a guess and with one, whichever comes first
+    for name, order in (("a", (0, 0b10)), ("b", (0b10, 0))):
+        sent = b"".join(stack(5 + at, *PATH, guessed=guessed) for at, guessed in enumerate(order))
+        (tmp_path / name).mkdir()
+        reader = captured(tmp_path / name, (FrameKind.STACKS, sent), (FrameKind.LAUNCHES, launches(5, 6)))
+        assert (ends(reader)["whole"], ends(reader)["guessed"]) == (1, 1)
+        assert {bool(row["marks"]) for row in rows(reader).values()} == {False, True}
 
 
 def test_copies_of_unfinished_stacks_are_finished_at_the_end(tmp_path: Path) -> None:
@@ -321,7 +333,7 @@ def test_guessed_callers_are_counted_by_library(tmp_path: Path) -> None:
     )
     reader = captured(tmp_path, (FrameKind.STACKS, sent), (FrameKind.LAUNCHES, launches(5, 6, 6, 7, 8, 9)))
     counts = ends(reader)
-    assert (counts["stacks"], counts["whole"], counts["guessed"]) == (6, 6, 5)
+    assert (counts["stacks"], counts["whole"], counts["guessed"], counts["ends"]) == (6, 1, 5, [])
     assert counts["guesses"] == [
         {"library": "libfoo.so", "count": 3},
         {"library": "libze_intel_gpu.so.1", "count": 2},

@@ -150,7 +150,7 @@ def test_a_code_object_that_did_not_come_has_no_name(stacks: PythonStacks) -> No
     stacks.add(walked(1, (0x500000, 0), (END, 1000), pid=OTHER))
     stacks.add(walked(2, (0x600000, 0), (END, 1000)))
     assert frames_of(stacks, 1) == frames_of(stacks, 2) == [("?", 0, 0)]
-    assert stacks.damaged == 0
+    assert list(stacks.losses()) == []
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,15 @@ def test_where_a_frame_has_no_code_object_python_ends(stacks: PythonStacks, memb
     # then this frame and all after it are dropped
     assert frames_of(stacks, 1) == [("first", 0, 0)]
     assert stacks.columns(np.array([1], np.uint64))[1].to_pylist() == ["damaged"]
-    assert stacks.damaged == 2
+    [(damaged_stacks, why)] = stacks.losses()
+    assert (damaged_stacks, why.split(":")[0]) == (2, "frames of Python")
+
+
+def test_interpreters_on_one_stack_are_sorted_by_their_loops(stacks: PythonStacks) -> None:
+    # given the outer interpreter's frames, and then those of the one inside; 0 is between them
+    stacks.add(walked(1, (SECOND, 0), (END, 1250), (END, 0), (FIRST, 0), (END, 1050)))
+    assert [(name, at) for name, _, at in frames_of(stacks, 1)] == [("first", 0), ("second", 2)]
+    assert stacks.columns(np.array([1], np.uint64))[1].to_pylist() == ["whole"]
 
 
 def test_after_exec_code_objects_are_of_another_interpreter(stacks: PythonStacks) -> None:

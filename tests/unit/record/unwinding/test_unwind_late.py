@@ -18,8 +18,7 @@ from iaprof.record.unwinding.late import LateFinishing
 from iaprof.record.unwinding.unfinished import MOST_FAILURES
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.unwind.cfi import CallFrames
-from iaprof.symbols.unwind.finishing import Finished
-from iaprof.symbols.unwind.walk import PAGE, HowFound
+from iaprof.symbols.unwind.finishing import PAGE, Finished, HowFound
 
 DEPTH, BREAKS = 8, 666  # a process id
 CODE = 0x10000  # where the program's entry point is mapped
@@ -56,7 +55,8 @@ def spaces(monkeypatch: pytest.MonkeyPatch) -> Spaces:
         def finish(self, *_: object) -> Finished:
             if spaces.asked[-1] == BREAKS:
                 raise IaprofError("the child died")
-            return Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE)
+            one = np.ones(1, np.uint64)
+            return Finished(one, one * HowFound.INTERRUPTED, one, Walked.WHOLE)
 
     monkeypatch.setattr(module, "Finishing", Finishing)
     return spaces
@@ -129,7 +129,8 @@ def test_a_stack_is_not_whole_if_the_way_leads_through_a_file_that_cannot_be_ope
         def finish(self, *_: object) -> Finished:
             if (file := self._open(0)) is not None:
                 os.close(file)
-            return Finished([CODE, 1], [HowFound.INTERRUPTED, HowFound.BY_GUESS], Walked.WHOLE)
+            ips, how = np.array([CODE, 1], np.uint64), np.array([HowFound.INTERRUPTED, HowFound.BY_GUESS], np.uint64)
+            return Finished(ips, how, np.zeros(2, np.uint64), Walked.WHOLE)
 
     monkeypatch.setattr(module, "Finishing", Finishing)
     late = LateFinishing(Symbolizer(failures), AtEntry(), DEPTH)  # type: ignore[arg-type]

@@ -20,32 +20,44 @@ from iaprof.record.symbolize.opener import Rights
 from iaprof.record.unwinding import learner as module
 from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.learner import (
+    DROPPED,
+    DROPPED_MARK,
     MISFIT,
+    MOST_AT_ONCE,
     MOST_FAILURES_OF_A_USER,
     MOST_SAMPLES,
-    MOST_WAITING,
     READY,
     Learner,
 )
 from iaprof.record.unwinding.mappings import ImageGone
-from iaprof.record.unwinding.unfinished import MOST_FAILURES
-from iaprof.symbols.unwind.code import Mapping
-from iaprof.symbols.unwind.finishing import Finished
-from iaprof.symbols.unwind.walk import HowFound
+from iaprof.record.unwinding.unfinished import MOST_FAILURES, StackQueue
+from iaprof.symbols.unwind.finishing import PAGE, RULE, Finished, HowFound, Mapping
 
 DEPTH, TOP = 8, 0x7FFF_0000_1000
-WHOLE = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE)
+Rules = dict[tuple[int, RuleScope], Rule]
+
+
+def finished(ending: Walked = Walked.WHOLE, rules: Rules | None = None, met_unknown: bool = False) -> Finished:
+    """A finished stack of two frames."""
+    learnt = [(address, scope, rule.pack()) for (address, scope), rule in (rules or {}).items()]
+    how = np.array([HowFound.INTERRUPTED, HowFound.BY_RULE], np.uint64)
+    ips = np.array([5, 6], np.uint64)
+    return Finished(ips, how, np.zeros(2, np.uint64), ending, np.array(learnt, RULE), met_unknown)
+
+
+WHOLE = finished()
 GUESS, INSTRUCTION, BLOCK = Rule(RuleKind.BY_RBX, 8, 0, RuleFlags.GUESS), RuleScope.INSTRUCTION, RuleScope.BLOCK
 MAPPED = (Mapping(0x1000, 0x2000, 0, 0),)
 
 
-def copied(number: int, pid: int, is_sample: bool = False) -> np.ndarray:
-    """COPY[2] of a stack of one page."""
+def copied(number: int, pid: int, is_sample: bool = False, missed: int = 0) -> np.ndarray:
+    """COPY[2] of a stack of one page, which lacks the rule for an address."""
     records = np.zeros(2, COPY)
+    records["ip"] = missed
     records["is_sample"] = is_sample
     records["id"], records["pid"], records["missed_path"], records["depth"] = number, pid, 100 + number, 1
     records["address"], records["start"]["sp"] = [TOP, 0], TOP + 8
-    records["of"] = (0, 1, 2, 0)
+    records["of"] = (0, 1, 2, 1)
     return records
 
 
@@ -56,9 +68,13 @@ class Table:
 
     def __init__(self) -> None:
         self.written: list[tuple[int, int, RuleKind]] = []
+        self.copied: list[tuple[int, int, list[tuple[int, int]]]] = []
 
-    def write(self, space: int, address: int, scope: RuleScope, rule: Rule) -> None:
-        self.written.append((space, address, rule.kind))
+    def write(self, space: int, address: int, scope: int, packed: int) -> None:
+        self.written.append((space, address, Rule.unpack(packed).kind))
+
+    def copy(self, space: int, to: int, ranges: list[tuple[int, int]]) -> None:
+        self.copied.append((space, to, ranges))
 
 
 class Spaces:
@@ -66,10 +82,14 @@ class Spaces:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
-        self.times_loaded = 0
+        self.now = 1  # what `unloads` of a state is now
+        self.done: dict[int, int] = {}
 
-    def loads(self, pid: int) -> int:
-        return self.times_loaded
+    def unloads(self, pid: int) -> int:
+        return self.now
+
+    def set_copies_done(self, pid: int, count: int) -> None:
+        self.done[pid] = count
 
     def set(self, pid: int, state: object, space: int, bits: int) -> None:
         self.calls.append(("space", space))
@@ -85,14 +105,14 @@ class Finishing:
     """Stands for the child that finishes stacks."""
 
     def __init__(self) -> None:
-        self.answer: Finished | Exception = Finished([1, 2], [HowFound.INTERRUPTED, HowFound.BY_RULE], Walked.WHOLE)
-        self.asked = 0
+        self.answer: Finished | Exception = WHOLE
+        self.asked: list[int] = []  # how many stacks at once
 
-    def finish(self, *of: Any) -> Finished:
-        self.asked += 1
+    def finish_all(self, _number: int, _mappings: object, copies: Sequence[object], *_: object) -> list[Finished]:
+        self.asked.append(len(copies))
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        return [self.answer] * len(copies)
 
 
 class LearnerUnderTest:
@@ -102,6 +122,7 @@ class LearnerUnderTest:
         self.table, self.spaces, self.finishing = Table(), Spaces(), Finishing()
         self.learner = Learner(self.table, self.spaces, DEPTH, 1, -1)  # type: ignore[arg-type]
         self.learner._finishing = self.finishing  # type: ignore[assignment]
+        self.learner._interpreters = SimpleNamespace(failures=0, search=lambda *_: [])  # type: ignore[assignment]
 
     def finish(self, *copies: np.ndarray) -> list[tuple[int, Walked] | int]:
         """Ids and ends of finished stacks, and ids of copies that were given back, in order."""
@@ -109,7 +130,7 @@ class LearnerUnderTest:
         messages: list[bytes] = []
         while self.learner.has_work:
             messages += self.learner.step()
-        return [_read(message) for message in messages]
+        return [_read(message) for message in messages if len(message) != DROPPED.size]
 
 
 def _read(message: bytes) -> tuple[int, Walked] | int:
@@ -121,6 +142,7 @@ def _read(message: bytes) -> tuple[int, Walked] | int:
 
 @pytest.fixture
 def tested(monkeypatch: pytest.MonkeyPatch) -> LearnerUnderTest:
+    monkeypatch.setattr(module, "SAMPLES_WAIT_S", 0.0)
     monkeypatch.setattr(module, "executable", lambda pid, images: MAPPED)
     monkeypatch.setattr(module, "_born", lambda pid: 0)
     monkeypatch.setattr(module, "rights_of", lambda pid: Rights(pid // 100, 0))
@@ -157,6 +179,8 @@ def test_cpu_samples_take_no_more_than_their_share_of_the_time(tested: LearnerUn
 def test_cpu_samples_wait_until_no_launch_does(tested: LearnerUnderTest) -> None:
     copies = [copied(number, 100, is_sample=True) for number in range(1, MOST_SAMPLES + 2)]
     found = tested.finish(*copies, copied(1000, 100), copied(1001, 200))
+    tested.learner.is_ending = True  # as the last ones wait for more
+    found += tested.finish(copied(1002, 200)[:0])
     assert found == whole([1000, 1001, *range(2, MOST_SAMPLES + 2)])
 
 
@@ -171,29 +195,62 @@ def test_the_recorder_waits_only_for_what_came_before_it_asked(tested: LearnerUn
     assert tested.learner.has_finished(asked)
 
 
-def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(tested: LearnerUnderTest) -> None:
-    copies = [copied(number, 100) for number in range(1, MOST_WAITING + 3)]
-    found = tested.finish(copied(0, 200), *copies)
-    # and the recording's end gets them
-    assert found[:3] == [1, 2, 3]
-    finished = [each for each in found if isinstance(each, tuple)]
-    assert len(finished) == MOST_WAITING
-    assert finished[:2] == whole([0, 4])
+def test_of_the_process_with_the_most_copies_the_oldest_are_left_out(
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given room for fewer copies than come of one process, beside another one's
+    tested.learner._launches = StackQueue(4)
+    found = tested.finish(copied(0, 200), *(copied(number, 100) for number in range(1, 8)))
+    # then each process's first one, which lacks a rule, and the latest are finished, before the others are given back
+    assert found == [*whole([0, 1, 4, 5, 6, 7]), 2, 3]
+    # and BPF knows that all were answered
+    assert tested.spaces.done == {100: 7, 200: 1}
+
+
+def test_stacks_from_which_rules_are_learnt_come_first(tested: LearnerUnderTest) -> None:
+    first = [copied(number, 100, missed=0x10) for number in range(3 * MOST_AT_ONCE)]
+    found = tested.finish(*first, copied(1000, 100, missed=0x20), copied(1001, 100, missed=0x20))
+    assert found[:2] == whole([0, 1000])
+    assert sorted(found[2:], key=str) == sorted(whole([*range(1, 3 * MOST_AT_ONCE), 1001]), key=str)
+    # and those of rules that are known do not
+    tested.finishing.answer = finished(rules={(0x10, RuleScope.RETURN): Rule(RuleKind.END)})
+    tested.finish(copied(2, 100, missed=0x10))
+    assert tested.finish(copied(3, 100, missed=0x10), copied(4, 100, missed=0x30)) == whole([4, 3])
+
+
+def test_only_so_many_copies_are_given_back_and_the_others_are_counted(
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_GIVEN_BACK_BYTES", 3 * PAGE)
+    tested.finishing.answer = ImageGone("it is gone")
+    tested.learner.take(np.concatenate([copied(number, 100) for number in range(5)]))
+    messages = []
+    while tested.learner.has_work:
+        messages += tested.learner.step()
+    assert [_read(message) for message in messages[:-1]] == [0, 1, 2]
+    assert DROPPED.unpack(messages[-1]) == (DROPPED_MARK, 2)
 
 
 def test_a_path_is_walked_in_bpf_from_then_on_only_if_its_rules_lead_to_its_end(tested: LearnerUnderTest) -> None:
     at = (1, RuleScope.INSTRUCTION)
-    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {at: Rule(RuleKind.END)})
+    tested.finishing.answer = finished(rules={at: Rule(RuleKind.END)})
     tested.finish(copied(1, 100))
     assert tested.table.written == [(1, 1, RuleKind.END)]
-    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, {at: HARD})
+    tested.finishing.answer = finished(rules={at: HARD})
     tested.finish(copied(2, 100))
-    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.STUCK)
+    tested.finishing.answer = finished(Walked.STUCK)
     tested.finish(copied(3, 100))
+    # nor where its end is above the copy, unless a rule leads there from now on
+    tested.finishing.answer = finished(Walked.MEMORY)
+    tested.finish(copied(4, 100))
+    tested.finishing.answer = finished(Walked.MEMORY, {(2, RuleScope.RETURN): Rule(RuleKind.BY_RSP, 8)})
+    tested.finish(copied(5, 100))
     assert [calls for calls in tested.spaces.calls if calls[0] != "space"] == [
         ("walk_again", 101),
         ("keep_stack", 102),
         ("keep_stack", 103),
+        ("keep_stack", 104),
+        ("walk_again", 105),
     ]
 
 
@@ -206,11 +263,29 @@ def test_a_guess_for_a_block_becomes_a_rule_when_it_is_made_twice_alike(tested: 
             {(3, INSTRUCTION): GUESS, (128, BLOCK): GUESS},
         )
     ):
-        tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.WHOLE, rules)
+        tested.finishing.answer = finished(rules=rules)
         tested.finish(copied(number, 100))
     # a rule of an instruction holds at once; a guess for a block that was made otherwise before never does
     assert [address for _, address, _ in tested.table.written] == [1, 2, 64, 3]
     assert [calls for calls, _ in tested.spaces.calls if calls != "space"] == ["walk_again"] * 3
+
+
+def grown(monkeypatch: pytest.MonkeyPatch, mapped: tuple[Mapping, ...]) -> None:
+    """From now on processes have these mappings."""
+    monkeypatch.setattr(module, "executable", lambda pid, images: mapped)
+
+
+def changed(copies: np.ndarray, exec_vm: int = 2, unloads: int = 1) -> np.ndarray:
+    """Copies of another state of a process's mappings."""
+    copies["of"]["exec_vm"], copies["of"]["unloads"] = exec_vm, unloads
+    return copies
+
+
+MORE = (*MAPPED, Mapping(0x9000, 0xA000, 0, 1))
+
+
+def spaces_of(tested: LearnerUnderTest) -> list[int]:
+    return [space for call, space in tested.spaces.calls if call == "space"]
 
 
 def test_mappings_are_read_again_where_a_stack_leads_to_none_of_them(
@@ -218,24 +293,56 @@ def test_mappings_are_read_again_where_a_stack_leads_to_none_of_them(
 ) -> None:
     # given a process whose code grows without the kernel counting it
     tested.finish(copied(1, 100))
-    grown = (*MAPPED, Mapping(0x9000, 0xA000, 0, -1))
-    monkeypatch.setattr(module, "executable", lambda pid, images: grown)
+    grown(monkeypatch, (*MAPPED, Mapping(0x9000, 0xA000, 0, -1)))
     tested.finish(copied(2, 100))
     # when a stack leads to the new code
-    tested.finishing.answer = Finished([1], [HowFound.INTERRUPTED], Walked.STUCK, met_unknown=True)
-    before = tested.finishing.asked
+    tested.finishing.answer = finished(Walked.STUCK, met_unknown=True)
+    before = len(tested.finishing.asked)
     tested.finish(copied(3, 100))
-    # then it is walked again, in another space
-    assert tested.finishing.asked == before + 2
-    assert [space for calls, space in tested.spaces.calls if calls == "space"] == [1, 1, 2]
-    # and only once if nothing has changed
+    # then it is walked again, and only once if nothing has changed
+    assert len(tested.finishing.asked) == before + 2
     tested.finish(copied(4, 100))
-    assert tested.finishing.asked == before + 3
+    assert len(tested.finishing.asked) == before + 3
 
 
-def test_a_library_that_was_loaded_meanwhile_teaches_nothing(tested: LearnerUnderTest) -> None:
+def test_a_process_that_loads_a_library_keeps_its_rules(
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tested.finish(copied(1, 100))
+    grown(monkeypatch, MORE)
+    tested.finish(changed(copied(2, 100), exec_vm=3))
+    assert spaces_of(tested) == [1, 1]
+    # but another process, which has not loaded it, has another space, and vice versa
+    grown(monkeypatch, MAPPED)
+    tested.finish(copied(3, 200))
+    grown(monkeypatch, MORE)
+    tested.finish(changed(copied(4, 300), exec_vm=3))
+    assert spaces_of(tested) == [1, 1, 2, 1]
+    # so that one of two with the same code gets a space of its own, with their rules, when it loads more
+    grown(monkeypatch, (*MORE, Mapping(0xB000, 0xC000, 0, 2)))
+    tested.finish(changed(copied(5, 300), exec_vm=4))
+    assert spaces_of(tested)[-1] == 3
+    assert tested.table.copied == [(1, 3, [(0x1000, 0x2000), (0x9000, 0xA000)])]
+
+
+def test_a_process_that_unloads_a_library_keeps_the_rules_of_the_others(
+    tested: LearnerUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # given a process that has another library at the addresses of one that it had before
+    grown(monkeypatch, MORE)
+    tested.finish(copied(1, 100))
+    grown(monkeypatch, (*MAPPED, Mapping(0x9000, 0xA000, 0, 7)))
+    tested.spaces.now = 2
+    # when
+    tested.finish(changed(copied(2, 100), unloads=2))
+    # then
+    assert spaces_of(tested) == [1, 2, 2]  # before the stack is finished, and with its rules
+    assert tested.table.copied == [(1, 2, [(0x1000, 0x2000)])]
+
+
+def test_a_library_that_was_unloaded_meanwhile_teaches_nothing(tested: LearnerUnderTest) -> None:
     # given
-    tested.spaces.times_loaded = 1  # and the copy says 0
+    tested.spaces.now = 2  # and the copy says 1
     # then its copies are given back
     assert tested.finish(copied(1, 100)) == [1]
     assert tested.table.written == []
@@ -255,15 +362,21 @@ def test_a_process_whose_files_break_the_reader_waits_and_others_do_not(
     # given
     tested.finishing.answer = IaprofError("the child died")
     numbers = range(MOST_FAILURES + 3)
-    assert tested.finish(*(copied(number, 100) for number in numbers)) == [*numbers]  # for the recording's end
+    for number in numbers:
+        assert tested.finish(copied(number, 100)) == [number]  # for the recording's end
     assert tested.finish(copied(49, 100, is_sample=True)) == []
-    assert tested.finishing.asked == MOST_FAILURES
+    assert len(tested.finishing.asked) == MOST_FAILURES
+    # then BPF sends no more of its copies
+    assert tested.spaces.done[100] >> 63
     # when
     tested.finishing.answer = WHOLE
     # then
-    assert tested.finish(copied(50, 100), copied(51, 101)) == [50, *whole([51])]
-    # and not forever
+    assert sorted(map(str, tested.finish(copied(50, 100), copied(51, 101)))) == sorted(map(str, [50, *whole([51])]))
+    # and not forever, even if none comes
     monkeypatch.setattr(module, "FORGET_FAILURES_S", 0.0)
+    assert tested.learner.has_work
+    assert tested.learner.step() == []
+    assert not tested.spaces.done[100] >> 63
     assert tested.finish(copied(52, 100)) == whole([52])
 
 
@@ -282,12 +395,12 @@ def test_a_process_whose_interpreters_break_the_reader_waits(
 
     tested.learner._interpreters = Breaking()  # type: ignore[assignment]
     for _ in range(MOST_FAILURES + 3):
-        tested.learner.look_for_python(100)
-        tested.learner.look_for_python(100)  # which is the same request
+        tested.learner.prepare(100, will_launch=False)
+        tested.learner.prepare(100, will_launch=False)  # which is the same request
         tested.learner.step()
         assert not tested.learner.has_work
     assert looked == [100] * MOST_FAILURES
-    tested.learner.look_for_python(200)
+    tested.learner.prepare(200, will_launch=False)
     tested.learner.step()
     assert looked[-1] == 200
 
@@ -295,7 +408,7 @@ def test_a_process_whose_interpreters_break_the_reader_waits(
 def test_interpreters_are_looked_for_when_no_launch_waits_and_only_so_long(tested: LearnerUnderTest) -> None:
     now = [0.0]
     tested.learner._search_budget = Budget(0.1, 1.0, lambda: now[0])
-    tested.learner.look_for_python(300)
+    tested.learner.prepare(300, will_launch=False)
     tested.learner.take(copied(1, 100))
     assert len(tested.learner.step()) == 1
     assert tested.learner.has_work
@@ -310,11 +423,11 @@ def test_a_user_whose_processes_break_the_reader_waits_and_others_do_not(tested:
     tested.finishing.answer = IaprofError("the child died")
     numbers = range(MOST_FAILURES_OF_A_USER + 3)
     assert tested.finish(*(copied(number, 100 + number) for number in numbers)) == [*numbers]
-    assert tested.finishing.asked == MOST_FAILURES_OF_A_USER
+    assert len(tested.finishing.asked) == MOST_FAILURES_OF_A_USER
     # when
     tested.finishing.answer = WHOLE
     # then
-    assert tested.finish(copied(50, 199), copied(51, 200)) == [50, *whole([51])]
+    assert sorted(map(str, tested.finish(copied(50, 199), copied(51, 200)))) == sorted(map(str, [50, *whole([51])]))
 
 
 def test_a_process_that_has_changed_is_no_failure(tested: LearnerUnderTest) -> None:
@@ -339,7 +452,7 @@ def test_a_copy_of_which_a_needed_page_is_missing_stays_unfinished(
     # given copies without their ends, as the ring buffer was full
     monkeypatch.setattr(module, "STALE_S", 0.0)
     # when a walk needs more, or the process is gone, so that the recording's end would walk the same
-    tested.finishing.answer = Finished([5, 6], [HowFound.INTERRUPTED, HowFound.BY_RULE], Walked.MEMORY)
+    tested.finishing.answer = finished(Walked.MEMORY)
     assert tested.finish(copied(1, 100)[:1]) == []
     tested.finishing.answer = ImageGone("it is gone")
     assert tested.finish(copied(2, 100)[:1]) == []
@@ -353,7 +466,7 @@ def test_copies_that_a_busy_machine_has_no_time_for_are_left_to_the_recording_s_
     # given copies of two launches' stacks and a CPU sample's, another launch's without its end, and no time for any
     copies = np.concatenate([copied(1, 100), copied(2, 100, is_sample=True), copied(3, 200), copied(4, 200)[:1]])
     readable, _writable = os.pipe()
-    ring: Any = SimpleNamespace(misfits=0, fileno=lambda: readable, read=lambda: copies)
+    ring: Any = SimpleNamespace(misfits=0, fileno=lambda: readable, read=lambda _: copies)
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     monkeypatch.setattr(module, "ENDING_S", 0.0)
     monkeypatch.setattr(tested.learner, "step", list)
@@ -375,7 +488,7 @@ def test_copies_of_another_length_are_reported() -> None:
         def fileno(self) -> int:
             return there
 
-        def read(self) -> np.ndarray:
+        def read(self, _: int) -> np.ndarray:
             with contextlib.suppress(BlockingIOError):
                 self.misfits += len(os.read(there, 100))
             recorder.shutdown(socket.SHUT_WR)
@@ -385,7 +498,9 @@ def test_copies_of_another_length_are_reported() -> None:
     os.set_blocking(there, False)
     os.write(kernel, b"12")
     recorder, channel = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    idle: Any = SimpleNamespace(has_work=False, poll_timeout_ms=-1, is_ending=False, take=lambda _: None, rest=list)
+    idle: Any = SimpleNamespace(
+        has_work=False, poll_timeout_ms=-1, is_ending=False, take=lambda _: None, rest=list, room=9
+    )
     ring: Any = Ring()
     # when
     module._serve(idle, ring, channel)

@@ -12,7 +12,7 @@ import pytest
 
 from iaprof.record.symbolize.opener import ELSEWHERE, LATE, UNREADABLE
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
-from iaprof.symbols.unwind.walk import PAGE
+from iaprof.symbols.unwind.finishing import PAGE
 
 RUNS = "import sys; print('ready', flush=True); sys.stdin.read()"
 

@@ -55,6 +55,47 @@ def test_a_mapping_lasts_from_its_time_until_another_covers_it() -> None:
     assert place(2, 0x1010, 25) is None
 
 
+HUGE = 2 << 20
+
+
+@pytest.mark.parametrize("path", ["//anon", "", "[anon:text]", "/anon_hugepage (deleted)"])
+def test_text_that_was_copied_into_huge_pages_is_the_files(path: str) -> None:
+    whole = mapping(10, 1, HUGE - 0x1000, "a", length=HUGE + 0x3000, offset=0x5000)
+    anonymous = mapping(20, 1, HUGE, path, length=HUGE) | {"build_id": None}
+    # when the process did it while it was recorded
+    place = placing(spaces([whole, anonymous], []))
+    assert place(1, HUGE + 0x10, 15) == in_file("a", b"a", 0x6010)
+    assert place(1, HUGE + 0x10, 25) == in_file("a", b"a", 0x6010)
+    # or before
+    parts = [mapping(10, 1, HUGE - 0x1000, "a", offset=0x5000), mapping(10, 1, 2 * HUGE, "a", offset=HUGE + 0x6000)]
+    for rows in ([*parts, anonymous | {"time_ns": 10}], [anonymous | {"time_ns": 10}, parts[1]]):
+        made = spaces(rows, [])
+        assert placing(made)(1, HUGE + 0x10, 25) == in_file("a", b"a", 0x6010)
+        assert (HUGE, 2 * HUGE, 0x6000, Module(ModuleKind.FILE, "a", b"a")) in made.mapped(1, 25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "of_tail"),
+    [
+        ({"path": "//anon", "length": HUGE - 0x1000}, {}),
+        ({"path": "//anon", "start": HUGE + 0x1000}, {}),
+        ({"path": "[heap]"}, {}),
+        ({"path": "//anon"}, {"offset": HUGE}),  # what is left on both sides was no one text
+        ({"path": "//anon"}, {"path": "b"}),
+        ({"path": "//anon", "pid": 2}, {}),
+    ],
+)
+def test_other_anonymous_memory_is_generated_code(changes: dict[str, object], of_tail: dict[str, object]) -> None:
+    anonymous = mapping(10, 1, HUGE, "//anon", length=HUGE) | {"build_id": None} | changes
+    head = mapping(10, 1, HUGE - 0x1000, "a", offset=0x5000)
+    tail = mapping(10, 1, 2 * HUGE, "a", offset=HUGE + 0x6000) | of_tail
+    pid, start = anonymous["pid"], anonymous["start"]
+    assert isinstance(pid, int)
+    assert isinstance(start, int)
+    found = spaces([head, anonymous, tail], []).place(pid, start + 0x10, 25)
+    assert (found.module.kind, found.address) == (ModuleKind.GENERATED, start + 0x10)
+
+
 def test_exec_ends_all_earlier_mappings() -> None:
     place = placing(spaces([mapping(10, 1, 0x1000, "a"), mapping(21, 1, 0x5000, "b")], [event(20, 1, "exec")]))
     assert place(1, 0x1000, 19) == in_file("a", b"a", 0)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from iaprof.formats.wire.sideband import text
 from iaprof.symbols.names import local_files
 from iaprof.symbols.names.binaries import Binaries
 from iaprof.symbols.names.local_files import LocalFiles
@@ -49,6 +50,18 @@ def test_a_file_at_its_recorded_path_names_addresses(library: Build, binaries: B
     assert name(binaries, library) == ("here", f"debug information of {library.path}", "")
     everything = symbolize(LocalFiles(binaries, None, [], None, everything=True), library.module(), library.offset)
     assert everything.names.sizes.max() > 1
+
+
+@pytest.mark.parametrize("folder", [b"caf\xe9", rb"caf\xe9"])
+def test_a_path_that_is_not_utf_8(folder: bytes, compiled: Build, tmp_path: Path, binaries: Binaries) -> None:
+    # given a library, its debug file beside it, and its path as captures have it
+    library = copied(compiled, tmp_path / os.fsdecode(folder) / "libhere.so")
+    path = text(os.fsencode(library.path))
+    assert name(binaries, library, path=path) == ("here", f"debug information of {path}", "")
+    take_out_debug_information(library, library.path.with_name("apart.debug"))
+    apart = path.replace("libhere.so", "apart.debug")
+    assert name(binaries, library, path=path) == ("here", f"debug information of {apart}", "")
+    assert name(binaries, library, tmp_path, path=path.removeprefix(str(tmp_path)))[0] == "here"
 
 
 def test_modules_that_are_not_files_are_left_to_other_symbolizers(binaries: Binaries) -> None:

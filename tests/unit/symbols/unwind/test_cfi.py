@@ -18,10 +18,8 @@ from elftools.elf.elffile import ELFFile
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.sandbox.parent import Limits
 from iaprof.symbols.unwind.cfi import CallFrames, RegisterRuleKind, Row
-from iaprof.symbols.unwind.code import Mapping
 from iaprof.symbols.unwind.dwarf_reader import CfiError
-from iaprof.symbols.unwind.finishing import Finished, Finishing, StackCopy
-from iaprof.symbols.unwind.walk import PAGE, HowFound
+from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, Mapping, StackCopy
 
 FOLDER = Path("/lib/x86_64-linux-gnu")
 LIBRARIES = [Path("/lib64/ld-linux-x86-64.so.2"), FOLDER / "libc.so.6", FOLDER / "libstdc++.so.6"]
@@ -260,22 +258,37 @@ def test_a_row_that_loses_the_stack_pointer_or_return_address_ends_the_walk(lost
     assert (list(done.ips), done.ending) == ([0x1000], Walked.MEMORY)
 
 
-def test_memory_that_one_process_takes_up_costs_no_other_its_stacks() -> None:
-    # given an image whose rows are large and many, which its own process has the child keep until there is no room
+def test_rows_of_one_process_take_up_no_memory() -> None:
+    # given an image whose rows are large and many
     blocks = b"".join(b"\x10" + bytes([n]) + b"\x80\x10" + bytes(2048) for n in range(60))
     large, plain = (bytes(image_of(code).data) for code in (blocks, b"\x07\x10"))
     limits = Limits(memory_bytes=80 << 20, mapped_bytes=1 << 42, seconds=20.0, files=100, answer_bytes=1 << 20)
     with Finishing(lambda number: open_copy(plain if number else large), limits) as finishing:
         finishing.start()
         first = finishing._sandbox.pid
-        for address in range(0x1000, 0x1000 + (1 << 12)):
+        for address in range(0x1000, 0x1000 + (1 << 11)):
             finished_by(finishing, 0, address)
+        # then the child has room for it, and for another process
+        assert finished_by(finishing, 1, 0x1000).ending is Walked.WHOLE
+        assert finishing._sandbox.pid == first
+
+
+def test_a_child_without_memory_is_replaced() -> None:
+    # given images without a table of functions, whose entries the child has to remember
+    content = bytearray(LIBRARIES[2].read_bytes())
+    struct.pack_into("<I", content, table_of(content)[0], 0)
+    file = open_copy(bytes(content))
+    limits = Limits(memory_bytes=64 << 20, mapped_bytes=1 << 42, seconds=20.0, files=1000, answer_bytes=1 << 20)
+    with Finishing(lambda _: os.dup(file), limits) as finishing:
+        finishing.start()
+        first = finishing._sandbox.pid
+        for number in range(500):
+            assert finished_by(finishing, number, 0x1000).ips.tolist() == [0x1000]
             if finishing._sandbox.pid != first:
                 break
         else:
             pytest.fail("the child's memory was never full")
-        # then neither it nor another process gets an error
-        assert finished_by(finishing, 1, 0x1000).ending is Walked.WHOLE
+    os.close(file)
 
 
 def test_a_child_that_may_open_no_further_file_is_replaced() -> None:

@@ -1,0 +1,140 @@
+"""Names the entries of procedure linkage tables (PLT) after the functions that they call: `puts@plt`, as gdb does.
+
+No symbol names an entry. It jumps to the address that the dynamic linker puts into a slot, and the relocation of that
+slot names the function. So this works for stripped files, and for the tables of all linkers: entries are recognised by
+their jump or, where Intel's indirect branch tracking splits them in two, by the index of the relocation that they push.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.elf import SHT_DYNSYM, SHT_RELA, SHT_SYMTAB, STT_FUNC, STT_GNU_IFUNC, Section
+from iaprof.formats.elf_tables import RELOCATION, SYMBOL
+from iaprof.symbols.files.elf import MOST_TABLE_BYTES, Elf, SymbolTable
+
+_TABLES = (".plt", ".plt.sec", ".plt.got", ".plt.bnd", ".iplt")
+_R_64, _R_GLOB_DAT, _R_JUMP_SLOT, _R_IRELATIVE = 1, 6, 7, 37  # psABI for x86-64, table 4.9
+_MOST_BYTES = 1 << 22  # of a table; an entry has 8 to 32
+_LONGEST_ENTRY = 64
+_LONGEST_NAME = 1 << 16
+
+# endbr64 and, from mold, mov $INDEX, %r11d; then jmp *SLOT(%rip), with or without bnd; or mov SLOT(%rip), %r11 before a
+# retpoline. Or endbr64; push $INDEX; jmp: the first half of an entry whose second half, in .plt.sec, has the jump.
+_ENTRY = re.compile(
+    rb"(?:\xf3\x0f\x1e\xfa)?(?:\x41\xbb.{4})?(?:\xf2?\xff\x25|\x4c\x8b\x1d)(?P<slot>.{4})"
+    rb"|\xf3\x0f\x1e\xfa\x68(?P<index>.{4})\xf2?\xe9",
+    re.DOTALL,
+)
+
+
+def plt_symbols(elf: Elf, tables: list[SymbolTable]) -> SymbolTable:
+    """Returns the entries of a file's procedure linkage tables as functions.
+
+    Args:
+        elf: the file, which has the code.
+        tables: the file's symbol tables, which name the functions that choose an implementation (IFUNC) when the
+            program starts; without a name, the entry has that function's address, as in gdb: `*ABS*+0x401230@plt`.
+
+    Raises:
+        ElfError: relocations or the names of their symbols lie outside the file, or take too much memory.
+    """
+    sections = [elf.sections[index] for name in _TABLES if (index := elf.section(name)) is not None]
+    if not sections:
+        return SymbolTable()
+    relocations = _Relocations(elf, tables)
+    entries = [entry for section in sections for entry in _entries(elf, section, relocations)]
+    symbols, names = np.zeros(len(entries), SYMBOL), bytearray(b"\0")
+    for row, (start, size, name) in enumerate(entries):
+        symbols[row] = (len(names), STT_FUNC, 0, 0, start, size)
+        names += name + b"@plt\0"
+    return SymbolTable(symbols, symbols["value"], bytes(names))
+
+
+def _entries(elf: Elf, section: Section, relocations: _Relocations) -> Iterator[tuple[int, int, bytes]]:
+    """Yields start, size and function of the entries in one section."""
+    found = []
+    for match in _ENTRY.finditer(elf.read(section.offset, min(section.size, _MOST_BYTES))):
+        if match["slot"] is not None:
+            (distance,) = struct.unpack("<i", match["slot"])
+            name = relocations.of_slot(section.address + match.end("slot") + distance)
+        else:
+            name = relocations.with_index(int.from_bytes(match["index"], "little"))
+        if name is not None:
+            found.append((match.start(), name))
+    gaps = [following - start for (start, _), (following, _) in itertools.pairwise([*found, (section.size, b"")])]
+    size = section.entry_size if 0 < section.entry_size <= _LONGEST_ENTRY else min(gaps[:-1], default=_LONGEST_ENTRY)
+    for (start, name), gap in zip(found, gaps, strict=True):
+        yield section.address + start, min(size, gap), name
+
+
+class _Relocations:
+    """The relocations of slots."""
+
+    def __init__(self, elf: Elf, tables: list[SymbolTable]) -> None:
+        self._elf, self._tables = elf, tables
+        parts, links = [np.empty(0, RELOCATION)], [np.empty(0, np.int64)]
+        for index, section in enumerate(elf.sections):
+            if section.type == SHT_RELA and section.entry_size == RELOCATION.itemsize and section.address:
+                part = _table(elf, index, RELOCATION)
+                parts.append(part[np.isin(part["kind"], (_R_64, _R_GLOB_DAT, _R_JUMP_SLOT, _R_IRELATIVE))])
+                links.append(np.full(len(parts[-1]), section.link))
+        rows, links_of_rows = np.concatenate(parts), np.concatenate(links)
+        order = np.argsort(rows["offset"], kind="stable")
+        self._rows, self._links = rows[order], links_of_rows[order]
+        pushed = elf.section(".rela.plt")
+        self._pushed = np.empty(0, RELOCATION) if pushed is None else _table(elf, pushed, RELOCATION)
+        self._symbols: dict[int, tuple[NDArray[np.void], bytes]] = {}  # with their names, by section
+
+    def of_slot(self, address: int) -> bytes | None:
+        """Returns the function whose address the dynamic linker puts at an address; None if there is none."""
+        row = int(np.searchsorted(self._rows["offset"], address)) if 0 <= address < 1 << 64 else len(self._rows)
+        if row == len(self._rows) or self._rows["offset"][row] != address:
+            return None
+        relocation = self._rows[row]
+        if relocation["kind"] == _R_IRELATIVE:
+            resolver = int(relocation["addend"])
+            return self._name_of_resolver(resolver) or b"*ABS*+%#x" % resolver
+        return self._name(int(self._links[row]), int(relocation["symbol"]))
+
+    def with_index(self, index: int) -> bytes | None:
+        """Returns the function of a relocation that an entry names by its index."""
+        return self.of_slot(int(self._pushed["offset"][index])) if index < len(self._pushed) else None
+
+    def _name(self, section: int, symbol: int) -> bytes | None:
+        if section not in self._symbols:
+            self._symbols[section] = _symbols(self._elf, section)
+        symbols, names = self._symbols[section]
+        if not 0 < symbol < len(symbols):
+            return None
+        start = int(symbols["name"][symbol])
+        return names[start : max(names.find(b"\0", start, start + _LONGEST_NAME), start)] or None
+
+    def _name_of_resolver(self, address: int) -> bytes | None:
+        """Returns the shortest name of a function that chooses an implementation."""
+        for table in self._tables:
+            chosen = (table.symbols["value"] == address) & ((table.symbols["info"] & 15) == STT_GNU_IFUNC)
+            names = [table.names[at : table.names.index(b"\0", at)] for at in table.symbols["name"][chosen].tolist()]
+            if names:
+                return min(names, key=lambda name: (len(name), name))
+        return None
+
+
+def _symbols(elf: Elf, index: int) -> tuple[NDArray[np.void], bytes]:
+    """Returns the symbols of a section, and their names; none if it has no symbols."""
+    if not 0 < index < len(elf.sections) or elf.sections[index].type not in (SHT_SYMTAB, SHT_DYNSYM):
+        return np.empty(0, SYMBOL), b""
+    link = elf.sections[index].link
+    names = elf.data(link, MOST_TABLE_BYTES) if link < len(elf.sections) else b""
+    return _table(elf, index, SYMBOL), names
+
+
+def _table(elf: Elf, index: int, entry: np.dtype[np.void]) -> NDArray[np.void]:
+    data = elf.data(index, MOST_TABLE_BYTES)
+    return np.frombuffer(data[: len(data) // entry.itemsize * entry.itemsize], entry)

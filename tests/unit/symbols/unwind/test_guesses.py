@@ -1,0 +1,104 @@
+"""Code without call frame information, of which only some functions keep frame pointers: no wrong caller is taken."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from iaprof.formats.wire.unwind_rules import Walked
+from iaprof.symbols.unwind.finishing import PAGE, Finishing, HowFound, StackCopy
+from stacks.debugger import Stop, offset_of, stops
+from unit.symbols.unwind.test_unwind_walk import Files, mappings
+
+# Each function calls the next one; `top` and `mid` keep frame pointers, others have other data in rbp, or none. The
+# words on the stack below are those that earlier, deeper calls have left.
+SOURCE = """
+#include <stdint.h>
+#include <string.h>
+#define OPAQUE __attribute__((noipa))
+#define WITH OPAQUE __attribute__((optimize("no-omit-frame-pointer")))
+#define WITHOUT OPAQUE __attribute__((optimize("omit-frame-pointer")))
+void stop_here(void);
+static volatile int sink;
+OPAQUE static void leaves_words(int depth) {
+    volatile char room[64];
+    room[0] = depth;
+    if (depth)
+        leaves_words(depth - 1);
+    sink += room[0];
+}
+WITHOUT static void leaf(void) { volatile uintptr_t room[12]; sink = (int)(uintptr_t)&room; stop_here(); sink++; }
+WITHOUT static void inner(int n) { volatile uintptr_t room[9]; sink = (int)(uintptr_t)&room + n; leaf(); sink++; }
+WITH static void mid(int n) { volatile char room[n + 8]; room[n] = n; inner(n); sink += room[n]; }
+WITH static void top(int n) { mid(n); sink++; }
+OPAQUE static void by_pointer(void (*function)(int), int n) { function(n); sink++; }
+WITHOUT static void tail(int n) { volatile char room[40]; room[n] = n; by_pointer(top, n); sink += room[n]; }
+int main(void) {
+    for (int n = 0; n < 8; n++) {
+        leaves_words(30);
+        tail(n);
+    }
+}
+"""
+STOP = """
+.globl stop_here
+.type stop_here, @function
+stop_here:
+    nop
+    ret
+.size stop_here, . - stop_here
+.section .note.GNU-stack,"",@progbits
+"""
+CHAIN = ["leaf", "inner", "mid", "top", "by_pointer", "tail", "main"]
+BUILDS = {"O2": ["-O2"], "Os": ["-Os"], "not aligned": ["-O2", "-fno-align-functions"], "stripped": ["-O2", "-s"]}
+
+
+@pytest.fixture(params=BUILDS)
+def stopped(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Path, list[Stop]]:
+    """The program with all its names, and the stops in one without call frame information."""
+    source, assembly, library = tmp_path / "guesses.c", tmp_path / "stop.S", tmp_path / "libstop.so"
+    source.write_text(SOURCE)
+    assembly.write_text(STOP)
+    subprocess.run(["gcc", "-shared", "-nostdlib", assembly, "-o", library], check=True)
+    program, named = tmp_path / "program", tmp_path / "named"
+    flags: list[str | Path] = [
+        "-g0",
+        "-fno-asynchronous-unwind-tables",
+        "-fno-unwind-tables",
+        "-fno-optimize-sibling-calls",
+        "-no-pie",
+    ]
+    links: list[str | Path] = [source, library, f"-Wl,-rpath,{tmp_path}"]
+    own = BUILDS[request.param]
+    subprocess.run(["gcc", *flags, *own, *links, "-o", program], check=True)
+    subprocess.run(["gcc", *flags, *(word for word in own if word != "-s"), *links, "-o", named], check=True)
+    places = {library: [offset_of(library, "stop_here")]}
+    return named, list(stops([program], tmp_path, memory=True, places=places))
+
+
+def functions_of(program: Path) -> list[tuple[int, str]]:
+    """Addresses and names of functions, sorted."""
+    text = subprocess.run(["nm", "--defined-only", program], capture_output=True, text=True, check=True).stdout
+    return sorted((int(at, 16), name) for at, name in re.findall(r"(?m)^(\w+) [tT] (\S+)$", text))
+
+
+def test_a_caller_is_never_another_functions(stopped: tuple[Path, list[Stop]]) -> None:
+    named, all_stops = stopped
+    functions, files = functions_of(named), Files()
+    assert len(all_stops) == 8
+    with Finishing(files.open) as finishing:
+        for stop in all_stops:
+            top = stop.registers[7] & -PAGE
+            copied = {at: page for at, page in stop.pages.items() if top <= at < top + 16 * PAGE}
+            registers = {number: value for number, value in stop.registers.items() if number <= 16}
+            done = finishing.finish(1, mappings(stop, files), StackCopy(registers, HowFound.INTERRUPTED, copied), 100)
+            ips = done.ips.tolist()[1 : 1 + len(CHAIN)]
+            names = [[name for at, name in functions if at <= ip][-1] for ip in ips]
+            # then the callers are those that the program has
+            assert names == CHAIN
+            assert done.ending is Walked.WHOLE
+            # and known to be guessed
+            assert (done.how_found[1 : 1 + len(CHAIN)] == HowFound.BY_GUESS).all()
