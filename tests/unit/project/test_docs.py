@@ -28,7 +28,7 @@ OF_OTHERS = {
     "--no-build-isolation", "--no-deps", "--require-hashes", "--requirement",  # pip
     "--data-binary", "--fail", "--feature-gates",  # curl, OpenTelemetry's collector
     "--build-id", "--index-url", "--interpreted-frames-native-stack", "--mount", "--one-way", "--perf-basic-prof",
-    "--seconds", "--threads", "--torch", "--transfer-bandwidth", "--wait-file",
+    "--use-largepages", "--seconds", "--threads", "--torch", "--transfer-bandwidth", "--wait-file",
 }  # fmt: skip
 """Options of other programs that the documentation names."""
 OF_ACELYZER = {
