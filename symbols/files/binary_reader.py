@@ -23,7 +23,7 @@ from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of, 
 from iaprof.symbols.files.plt import plt_symbols
 from iaprof.symbols.files.raw_paths import RawPaths
 from iaprof.symbols.files.signal_trampoline import signal_trampolines
-from iaprof.symbols.files.split_dwarf import skeletons
+from iaprof.symbols.files.split_dwarf import Sections, skeletons
 from iaprof.symbols.files.symcache import SymCache, SymCacheError
 from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, shortened
 from iaprof.symbols.names.sources import CODE, DEBUG_INFORMATION, DYNAMIC_SYMBOLS, RELOCATIONS, SOURCES, SYMBOL_TABLE
@@ -62,7 +62,7 @@ def facts(_parameters: dict[str, Any], _data: bytearray, files: list[int]) -> ob
 
 def _is_split(elf: Elf) -> bool:
     try:
-        return next(skeletons(elf), None) is not None
+        return next(skeletons(Sections(elf)), None) is not None
     except ElfError:
         return False
 
@@ -86,7 +86,7 @@ def split_units(parameters: dict[str, Any], data: bytearray, files: list[int]) -
     wanted = np.sort(addresses[known])
     units: list[tuple[str, str, str]] = []
     try:
-        for unit in skeletons(_opened(files[-1])):
+        for unit in skeletons(Sections(_opened(files[-1]))):
             bounds = np.array([range_ for range_ in unit.ranges if 0 <= range_[0] < range_[1] < 1 << 64], np.uint64)
             starts, ends = np.searchsorted(wanted, bounds.reshape(-1, 2)).T
             if (starts < ends).any():

@@ -33,7 +33,7 @@ from iaprof.formats.elf import (
 )
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.files.elf import Elf, read_elf
-from iaprof.symbols.files.split_dwarf import skeletons, whole_unit
+from iaprof.symbols.files.split_dwarf import Sections, skeletons, whole_unit
 from iaprof.symbols.files.symcache import HEADER_BYTES, SymCacheError, range_count
 
 _MOST_UNPACKED_BYTES = 1 << 29  # of compressed debug information
@@ -99,14 +99,14 @@ def make_split(parameters: dict[str, Any], _data: bytearray, files: list[int]) -
     """
     try:
         wanted = {int(dwo_id, 16): index for dwo_id, index in parameters["units"]}
-        program, opened = read_elf(files[0]), dict[int, Elf]()
+        program, opened = Sections(read_elf(files[0])), dict[int, Sections]()
         found = set()
         for skeleton in skeletons(program):
             index = wanted.pop(skeleton.dwo_id, None)
             if index is None:
                 continue
             try:
-                opened[index] = opened.get(index) or read_elf(files[index])
+                opened[index] = opened.get(index) or Sections(read_elf(files[index]))
                 content = whole_unit(program, skeleton, opened[index])
             except ElfError:
                 continue

@@ -34,11 +34,12 @@ from iaprof.formats.elf import (
 from iaprof.symbols.files.elf import Elf
 from iaprof.symbols.unwind.dwarf_reader import Bytes, CfiError, DwarfReader
 
-MOST_BYTES = 1 << 28  # of a section
+_MOST_BYTES = 1 << 28  # of a section
 _MOST_UNITS = 1 << 17
 _MOST_RANGES = 1 << 16  # of a unit
 _MOST_ATTRIBUTES = 1 << 8
 _LONGEST_SKELETON = 1 << 14
+_MOST_UNIT_BYTES = 1 << 20  # of addresses and ranges
 _COMPILE, _SKELETON, _SPLIT_COMPILE = 0x01, 0x04, 0x05  # DW_UT_*
 _STMT_LIST, _LOW_PC, _HIGH_PC, _COMP_DIR, _RANGES = 0x10, 0x11, 0x12, 0x1B, 0x55  # DW_AT_*
 _STR_OFFSETS_BASE, _ADDR_BASE, _RNGLISTS_BASE, _DWO_NAME = 0x72, 0x73, 0x74, 0x76
@@ -84,32 +85,34 @@ class _Unit:
     root: int  # offset of its first entry
 
 
-class _Sections:
+class Sections:
     """The sections of a file, each read once; empty for those that it does not have."""
 
     def __init__(self, elf: Elf) -> None:
-        self._elf = elf
+        """Reads nothing yet."""
+        self.elf = elf
         self._read: dict[str, bytes] = {}
 
     def __getitem__(self, name: str) -> bytes:
         if name not in self._read:
-            index = self._elf.section(name)
-            self._read[name] = b"" if index is None else self._elf.data(index, MOST_BYTES)
+            index = self.elf.section(name)
+            self._read[name] = b"" if index is None else self.elf.data(index, _MOST_BYTES)
         return self._read[name]
 
 
-def skeletons(elf: Elf) -> Iterator[Skeleton]:
+def skeletons(sections: Sections) -> Iterator[Skeleton]:
     """Yields the skeletons in a program.
 
     Raises:
         ElfError: its debug information is damaged.
     """
+    elf = sections.elf
     if elf.section(".debug_addr") is None:
         return
     index = elf.section(".debug_info")
     if index is None or elf.sections[index].flags & SHF_COMPRESSED:
         return
-    section, sections = elf.sections[index], _Sections(elf)
+    section = elf.sections[index]
 
     def read(offset: int, size: int) -> bytes:
         return elf.read(section.offset + offset, min(size, section.size - offset))
@@ -189,14 +192,18 @@ def _text(strings: Bytes, at: int) -> bytes:
     return strings[at:end]
 
 
-def _root(sections: _Sections, unit: _Unit, content: bytes) -> dict[int, tuple[int, int | bytes]]:
+def _word(content: bytes, at: int, size: int) -> int:
+    return int.from_bytes(content[at : at + size], "little")
+
+
+def _root(sections: Sections, unit: _Unit, content: bytes) -> dict[int, tuple[int, int | bytes]]:
     """Returns form and value of the attributes of a unit's first entry."""
     reader = DwarfReader(content, unit.root - unit.start)
     _, _, attributes = _declaration(sections[".debug_abbrev"], unit.abbreviations, reader.uleb())
     return {name: (form, _value(reader, form, implicit)) for name, form, implicit in attributes}
 
 
-def _skeleton(sections: _Sections, unit: _Unit, content: bytes) -> Skeleton | None:
+def _skeleton(sections: Sections, unit: _Unit, content: bytes) -> Skeleton | None:
     root = _root(sections, unit, content)
 
     def number(*names: int) -> int:
@@ -205,15 +212,14 @@ def _skeleton(sections: _Sections, unit: _Unit, content: bytes) -> Skeleton | No
     addr_base = number(_ADDR_BASE, _GNU_ADDR_BASE)
 
     def address(index: int) -> int:
-        return int.from_bytes(sections[".debug_addr"][addr_base + 8 * index :][:8], "little")
+        return _word(sections[".debug_addr"], addr_base + 8 * index, 8)
 
     def text(*names: int) -> bytes:
         for form, value in (root[name] for name in names if name in root):
             if isinstance(value, bytes):
                 return value
             if form in _STRX:
-                base = number(_STR_OFFSETS_BASE) + 4 * value
-                value = int.from_bytes(sections[".debug_str_offsets"][base : base + 4], "little")
+                value = _word(sections[".debug_str_offsets"], number(_STR_OFFSETS_BASE) + 4 * value, 4)
             return _text(sections[".debug_line_str" if form == _LINE_STRP else ".debug_str"], value)
         return b""
 
@@ -229,7 +235,7 @@ def _skeleton(sections: _Sections, unit: _Unit, content: bytes) -> Skeleton | No
         if unit.version == 5:
             if root[_RANGES][0] == _RNGLISTX:
                 base = number(_RNGLISTS_BASE)
-                at = base + int.from_bytes(sections[".debug_rnglists"][base + 4 * at :][:4], "little")
+                at = base + _word(sections[".debug_rnglists"], base + 4 * at, 4)
             ranges = list(_ranges(DwarfReader(sections[".debug_rnglists"], at), low_pc, address))
         else:
             ranges = list(_old_ranges(DwarfReader(sections[".debug_ranges"], at), low_pc))
@@ -278,7 +284,7 @@ def _old_ranges(reader: DwarfReader, base: int) -> Iterator[tuple[int, int]]:
             return
 
 
-def whole_unit(program: Elf, skeleton: Skeleton, split: Elf) -> bytes | None:
+def whole_unit(program: Sections, skeleton: Skeleton, split: Sections) -> bytes | None:
     """Makes an ELF file with one unit, as the library reads it.
 
     Args:
@@ -293,14 +299,13 @@ def whole_unit(program: Elf, skeleton: Skeleton, split: Elf) -> bytes | None:
         ElfError: one of the files is damaged.
     """
     try:
-        return _whole_unit(_Sections(program), program.first_address, skeleton, _parts(split, skeleton))
+        return _whole_unit(program, skeleton, _parts(split, skeleton))
     except (ValueError, IndexError, struct.error, KeyError, OverflowError, CfiError) as error:
         raise ElfError(f"its split debug information is damaged ({error})") from None
 
 
-def _parts(split: Elf, skeleton: Skeleton) -> dict[str, bytes]:
+def _parts(sections: Sections, skeleton: Skeleton) -> dict[str, bytes]:
     """Returns the sections of a .dwo, or the parts of those of a .dwp that belong to a unit."""
-    sections = _Sections(split)
     names = {**_OF_DWP, **({_RNGLISTS: ".debug_rnglists.dwo"} if skeleton.version == 5 else {})}
     parts = {name: sections[name] for name in (*names.values(), ".debug_str.dwo")}
     index = sections[".debug_cu_index"]
@@ -318,17 +323,37 @@ def _parts(split: Elf, skeleton: Skeleton) -> dict[str, bytes]:
         if kind in names:
             start, size = int(tables[row][column]), int(tables[units + row][column])
             parts[names[kind]] = parts[names[kind]][start : start + size]
+    offsets, header = parts[".debug_str_offsets.dwo"], _OFFSETS_HEADER if skeleton.version == 5 else 0
+    new, parts[".debug_str.dwo"] = _own_strings(offsets[header:], parts[".debug_str.dwo"])
+    parts[".debug_str_offsets.dwo"] = offsets[:header] + new
     return parts
 
 
-def _whole_unit(program: _Sections, first_address: int, skeleton: Skeleton, parts: dict[str, bytes]) -> bytes | None:
+def _own_strings(offsets: bytes, strings: bytes) -> tuple[bytes, bytes]:
+    """Returns the strings at these offsets alone, of all units' strings, and their new offsets."""
+    new, own = [], bytearray()
+    for (at,) in struct.iter_unpack("<I", offsets[: len(offsets) & ~3]):
+        new.append(len(own))
+        own += _text(strings, at) + b"\0"
+        if len(own) > _MOST_BYTES:
+            raise ValueError("strings that repeat without end")
+    return struct.pack(f"<{len(new)}I", *new), bytes(own)
+
+
+def _whole_unit(program: Sections, skeleton: Skeleton, parts: dict[str, bytes]) -> bytes | None:
     info, table = parts.get(".debug_info.dwo", b""), parts.get(".debug_abbrev.dwo", b"")
-    addresses = program[".debug_addr"][skeleton.addresses :]
+    line_table = program[".debug_line"]
+    line_table = line_table[skeleton.line_table :][: 4 + _word(line_table, skeleton.line_table, 4)]
+    # How many addresses and ranges of all units belong to this one is not known, but where they begin.
+    addresses = program[".debug_addr"][skeleton.addresses : skeleton.addresses + _MOST_UNIT_BYTES]
     addresses = addresses[: len(addresses) // 8 * 8]
     if skeleton.version == 5:
         lists, ranges = ".debug_rnglists", parts.get(".debug_rnglists.dwo", b"")[_LISTS_HEADER:]
     else:
-        lists, ranges = ".debug_ranges", program[".debug_ranges"][skeleton.old_ranges :]
+        lists, ranges = (
+            ".debug_ranges",
+            program[".debug_ranges"][skeleton.old_ranges : skeleton.old_ranges + _MOST_UNIT_BYTES],
+        )
     # The base of the unit's ranges. If it is 0, the library skips the unit unless it has ranges: an empty list.
     if not skeleton.low_pc:
         base = _RANGES, _SEC_OFFSET, struct.pack("<I", len(ranges))
@@ -349,18 +374,18 @@ def _whole_unit(program: _Sections, first_address: int, skeleton: Skeleton, part
         if found is None or found[0] != skeleton.dwo_id:
             continue
         _, body, place, abbreviations = found
-        body[place : place + 8] = struct.pack("<I", skeleton.line_table) + base[2]
+        body[place : place + 8] = bytes(4) + base[2]  # the only line table is at 0
         sections = {
             ".debug_info": bytes(body),
             ".debug_abbrev": abbreviations,
             ".debug_str": parts[".debug_str.dwo"],
             ".debug_str_offsets": parts[".debug_str_offsets.dwo"][_OFFSETS_HEADER if unit.version == 5 else 0 :],
             ".debug_addr": addresses,
-            ".debug_line": program[".debug_line"],
+            ".debug_line": line_table,
             ".debug_line_str": program[".debug_line_str"],
             lists: ranges,
         }
-        return _elf({name: content for name, content in sections.items() if content}, first_address)
+        return _elf({name: content for name, content in sections.items() if content}, program.elf.first_address)
     return None
 
 

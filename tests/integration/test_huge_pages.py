@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ EXECUTABLE = 2  # the type of an ELF file
 NODE = shutil.which("node")
 SCRIPT = """
 console.log('ready');
-for (const end = Date.now() + 3000; Date.now() < end;) JSON.stringify(process.versions);
+for (const end = Date.now() + %d; Date.now() < end;) JSON.stringify(process.versions);
 """
 
 
@@ -40,12 +41,14 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def running(words: Sequence[str | Path]) -> subprocess.Popen[bytes]:
-    """Starts a program, and waits until it is in its remapped text."""
-    process = subprocess.Popen(words, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stdout.readline() == b"ready\n"
-    return process
+@contextlib.contextmanager
+def running(words: Sequence[str | Path]) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a program, and waits until it is in its remapped text; kills it in the end."""
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+        process.kill()
 
 
 def remapped(pid: int, program: str) -> range | None:
@@ -78,7 +81,7 @@ def recorded(hardware: Hardware, capture: Path, *words: str) -> subprocess.Popen
 
 def test_a_program_that_was_started_before(hardware: Hardware, program: Path, tmp_path: Path) -> None:
     # given
-    with running([program, "4"]) as process:
+    with running([program, "60"]) as process:
         assert remapped(process.pid, str(program))
         # when
         recorder = recorded(hardware, tmp_path / "c", "--duration", "2")
@@ -102,10 +105,11 @@ def test_a_program_that_remaps_its_text_while_it_is_recorded(hardware: Hardware,
 @pytest.mark.skipif(NODE is None, reason="it has no node")
 @pytest.mark.parametrize("before", [False, True])
 def test_node_with_large_pages(before: bool, hardware: Hardware, tmp_path: Path) -> None:
-    words = ["node", "--use-largepages=on", "--interpreted-frames-native-stack", "-e", SCRIPT]
+    options = ["--use-largepages=on", "--interpreted-frames-native-stack"]
+    long, short = (["node", *options, "-e", SCRIPT % milliseconds] for milliseconds in (60_000, 3000))
     path = os.path.realpath(str(NODE))
     # given what this node copies, at the addresses that its file says
-    with running(words) as process:
+    with running(long) as process:
         copied = remapped(process.pid, path)
         if copied is None or ElfFile(in_memory(Path(path).read_bytes())).header.type != EXECUTABLE:
             pytest.skip("this node does not copy its text, or is no program at fixed addresses")
@@ -113,7 +117,7 @@ def test_node_with_large_pages(before: bool, hardware: Hardware, tmp_path: Path)
             recorder = recorded(hardware, tmp_path / "c", "--duration", "2")
             _, told = recorder.communicate(timeout=120)
     if not before:
-        recorder = recorded(hardware, tmp_path / "c", "--", *words)
+        recorder = recorded(hardware, tmp_path / "c", "--", *short)
         _, told = recorder.communicate(timeout=120)
     assert recorder.returncode == 0, told
     # then functions that are there have names in nearly all stacks

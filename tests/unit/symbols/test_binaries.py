@@ -634,6 +634,7 @@ def test_invalid_facts_are_refused(change: dict[str, object]) -> None:
         "frame_pointers": None,
         "debug_bytes": 100,
         "second_file": False,
+        "is_split": False,
     }
     assert binaries_module._checked_facts(good)[0].debuglink == ("x.debug", 1)
     with pytest.raises(AnswerError):

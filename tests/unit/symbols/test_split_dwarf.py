@@ -13,7 +13,7 @@ import pytest
 
 from bench.symbolizer import MEANT, difference, llvm_symbolizer
 from iaprof.symbols.files.elf import read_elf
-from iaprof.symbols.files.split_dwarf import skeletons, whole_unit
+from iaprof.symbols.files.split_dwarf import Sections, skeletons, whole_unit
 from iaprof.symbols.names.binaries import Binaries, Companions
 from iaprof.symbols.names.local_files import LocalFiles
 from iaprof.symbols.names.modules import Module, ModuleKind
@@ -215,6 +215,6 @@ def test_damage_costs_lines_only(compiler: str, version: int, tmp_path: Path, bi
 def test_a_unit_is_made_only_of_the_dwo_with_its_id(tmp_path: Path) -> None:
     program = compiled(tmp_path / "build", "clang++", 5, "-g", "-gsplit-dwarf")
     with program.open("rb") as file, program.with_name("one.dwo").open("rb") as other:
-        elf, split = read_elf(file.fileno()), read_elf(other.fileno())
+        elf, split = Sections(read_elf(file.fileno())), Sections(read_elf(other.fileno()))
         found = {unit.name: whole_unit(elf, unit, split) is not None for unit in skeletons(elf)}
     assert found == {b"one.dwo": True, b"two.dwo": False, b"main.dwo": False}
