@@ -59,6 +59,8 @@ class Cluster(Closing):
             raise IaprofError(
                 f"no scheduler answers at {shown(address)}{certificates}: start one with 'dask scheduler'"
             ) from None
+        except RuntimeError as error:  # of threads, for which memory has no room
+            raise IaprofError(f"--cluster {shown(address)} cannot be used: {told(str(error))}") from None
         self._check_versions(address)
         self.workers = max(len(self._client.scheduler_info()["workers"]), 1)
 

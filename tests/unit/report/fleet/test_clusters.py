@@ -160,6 +160,17 @@ def test_what_answers_nothing_is_no_scheduler(monkeypatch: pytest.MonkeyPatch) -
             Cluster(f"tcp://127.0.0.1:{port}")
 
 
+def test_no_room_for_the_threads_of_a_client_is_one_sentence(
+    dask_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("distributed.Client", refuse)
+    with pytest.raises(IaprofError, match=r"^--cluster tls://\S+ cannot be used: can't start new thread$"):
+        Cluster(dask_cluster.scheduler_address)
+
+
 class Unreadable:
     """What a machine with other packages sends, which this one cannot make of its pickle."""
 
