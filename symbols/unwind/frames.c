@@ -788,9 +788,11 @@ bool image_is_in_function(struct image *image, u64 start, u64 address) {
 #define MOST_VALUES 64
 
 static bool constant_of(u64 code, u32 *size, bool *is_signed) {
+    if (code < 0x08 || code > 0x0F)
+        return false;
     *size = 1 << (code - 0x08) / 2;
     *is_signed = (code - 0x08) & 1;
-    return code >= 0x08 && code <= 0x0F;
+    return true;
 }
 
 bool evaluate(struct expression expression, const struct machine *machine, const u64 *first, u64 *value) {

@@ -799,7 +799,8 @@ static enum ending without_wrong_guess(enum ending ending) {
         return ending;
     walk.count = walk.searched_count;
     walk.frames[walk.count - 1].cfa = 0;
-    u64 wrong = walk.rules[walk.slots[slot_of(walk.searched_address, walk.searched_scope)] - 1].rule;
+    u32 searched = walk.slots[slot_of(walk.searched_address, walk.searched_scope)]; /* 0 if there was no room for the rule */
+    u64 wrong = searched ? walk.rules[searched - 1].rule : HARD;
     u32 kept = 0;
     for (u32 i = 0; i < walk.rule_count; i++)
         if (walk.rules[i].scope != IN_BLOCK || walk.rules[i].rule != wrong)
