@@ -24,6 +24,7 @@
 #define CACHED_ROWS_LOG 13
 
 bool frames_no_memory;
+u32 frames_work;
 
 static struct cached_row {
     const struct image *image;
@@ -527,8 +528,9 @@ static bool execute(const struct image *image, struct row *row, u64 at, u64 end,
     u32 depth = 0;
     bool is_sound = false;
     while (reader.at < end) {
-        if (!(*left)--)
+        if (!(*left)-- || !frames_work)
             goto out;
+        frames_work--;
         u64 code = number(&reader, 1), high = code & 0xC0, low = code & 0x3F, target;
         if (high == 0x40 || (code >= 0x01 && code <= 0x04)) { /* advance */
             if (high)
@@ -681,9 +683,9 @@ enum result image_row(struct image *image, u64 address, bool is_exact, const str
     u64 hash = (key ^ (uintptr_t)image) * 0x9E3779B97F4A7C15ULL;
     struct cached_row *cached = &cached_rows[hash >> (64 - CACHED_ROWS_LOG)];
     if (cached->image != image || cached->key != key) {
-        cached->image = image;
-        cached->key = key;
         cached->result = read_row(image, looked_up, &cached->row);
+        cached->image = frames_work ? image : NULL; /* without work left, it is not known to be damaged */
+        cached->key = key;
     }
     *row = &cached->row;
     return cached->result;
@@ -800,7 +802,7 @@ bool evaluate(struct expression expression, const struct machine *machine, const
     struct reader reader = {expression.code, expression.bytes, 0, false};
     if (first)
         values[count++] = *first;
-    for (u32 i = 0; i < MOST_OPERATIONS; i++) {
+    for (u32 i = 0; i < MOST_OPERATIONS && frames_work; i++, frames_work--) {
         if (reader.at >= reader.size) {
             if (!count)
                 return false;
