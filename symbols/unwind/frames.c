@@ -284,6 +284,8 @@ damaged:
 
 /* Reads the common information entry at an offset; false if it is damaged. */
 static bool read_cie(struct image *image, const struct section *section, u64 at, struct cie *cie) {
+    if (at >= image->size)
+        return false;
     struct cie *cached = &image->cies[(at / 4) % CACHED_CIES];
     if (cached->at == at + 1 && cached->is_debug == section->is_debug) {
         *cie = *cached;

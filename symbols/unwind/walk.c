@@ -18,7 +18,7 @@
 
 #define PAGE 4096ULL
 #define USER_END (1ULL << 47)  /* above are mappings that the Linux kernel makes in all processes */
-#define MOST_IMAGES (1 << 16)  /* numbers of images */
+#define MOST_IMAGES (1 << 20)  /* numbers of images */
 #define MOST_SPACES 512
 #define MOST_MAPPINGS (1 << 16)
 #define MOST_FRAMES 1024
@@ -97,7 +97,7 @@ struct signal {
 
 static struct walk {
     const struct space *space;
-    const u64 *page_addresses, *absent_addresses;
+    u64 page_addresses[MOST_PAGES], absent_addresses[MOST_PAGES];
     const u8 *pages;
     u32 page_count, absent_count, last_page;
     u64 limit;
@@ -156,6 +156,11 @@ EXPORTED int walk_set_space(u64 number, const struct mapping *mappings, u64 coun
     if (!copy)
         return -1;
     memcpy(copy, mappings, count * sizeof(*copy));
+    for (u32 i = 0; i < count; i++)
+        if (copy[i].start >= copy[i].end || copy[i].end > -PAGE) {
+            free(copy);
+            return -1;
+        }
     free(space->mappings);
     *space = (struct space){.number = number, .used = ++uses, .mappings = copy, .count = count};
     for (u32 i = 0; i < count; i++)
@@ -247,7 +252,8 @@ static bool read_stack(u64 address, u32 size, u64 *value) {
         bool is_absent = false;
         for (u32 i = 0; i < walk.absent_count; i++)
             is_absent |= walk.absent_addresses[i] == base;
-        if (walk.signal_count && !is_absent && !walk.need) {
+        bool has_room = walk.page_count < MOST_PAGES && walk.absent_count < MOST_PAGES;
+        if (walk.signal_count && has_room && !is_absent && !walk.need) {
             walk.need = NEEDS_MEMORY;
             walk.need_value = base;
         }
@@ -868,8 +874,8 @@ EXPORTED u64 walk_run(const u8 *data, u64 size, u64 *taken, u8 *out, u64 room) {
         return 0;
     *taken = sizeof(request) + addresses + PAGE * request.pages;
     memset(walk.slots, 0, sizeof(walk.slots));
-    walk.page_addresses = (const u64 *)(data + sizeof(request));
-    walk.absent_addresses = walk.page_addresses + request.pages;
+    memcpy(walk.page_addresses, data + sizeof(request), 8 * request.pages);
+    memcpy(walk.absent_addresses, data + sizeof(request) + 8 * request.pages, 8 * request.absent);
     walk.pages = data + sizeof(request) + addresses;
     walk.page_count = request.pages;
     walk.absent_count = request.absent;
@@ -878,6 +884,7 @@ EXPORTED u64 walk_run(const u8 *data, u64 size, u64 *taken, u8 *out, u64 room) {
     frames_work = MOST_WORK;
     walk.met_unknown = walk.has_searched = walk.found_by_cfi = false;
     walk.need = 0;
+    walk.need_value = 0;
     walk.space = NULL;
     for (u32 i = 0; i < MOST_SPACES; i++)
         if (spaces[i].mappings && spaces[i].number == request.space)
