@@ -13,10 +13,12 @@
 #define MOST_INSTRUCTIONS (1 << 16) /* of one look-up; the longest real functions need a few thousand */
 #define MOST_REMEMBERED 64          /* states at once; compilers remember one or two */
 #define MOST_SCANNED (1 << 20)      /* entries of a section without a sorted table */
-#define MOST_SEGMENTS (1 << 10)
+#define MOST_SEGMENTS (1 << 7)
 #define MOST_SECTIONS (1 << 12)
 #define MOST_SYMBOLS (1 << 20)
+#define MOST_STARTS (1 << 21)       /* of functions */
 #define MOST_SCANNED_CODE (64 << 20) /* bytes that are searched for direct calls */
+#define ALIGNED_BYTES 16            /* compilers align functions so, unless they optimize for size */
 #define MOST_DWARF_REGISTERS 144
 #define LONGEST_BLOCK (1 << 12) /* bytes; real expressions have fewer than 100 */
 #define ENTRY_BYTES 128         /* from the entry point on, that count as code without a caller */
@@ -24,6 +26,7 @@
 #define CACHED_ROWS_LOG 13
 
 bool frames_no_memory;
+u32 frames_work;
 
 static struct cached_row {
     const struct image *image;
@@ -257,11 +260,11 @@ struct image *image_open(const u8 *data, u64 size) {
     }
     u64 table = 0, table_address = 0;
     bool has_table = false;
-    for (u64 i = 0; i < count && i < MOST_SEGMENTS; i++) {
+    for (u64 i = 0; i < count; i++) {
         u64 header = at + 56 * i, type = word_at(image, header, 4);
         struct segment segment = {word_at(image, header + 8, 8), word_at(image, header + 16, 8),
                                   word_at(image, header + 32, 8), word_at(image, header + 4, 4) & PF_EXECUTE};
-        if (type == PT_LOAD && segment.offset < 1ULL << 62 && segment.size < 1ULL << 62)
+        if (type == PT_LOAD && image->segment_count < MOST_SEGMENTS && segment.offset < 1ULL << 62 && segment.size < 1ULL << 62)
             image->segments[image->segment_count++] = segment;
         if (type == PT_GNU_EH_FRAME) {
             has_table = true;
@@ -281,6 +284,8 @@ damaged:
 
 /* Reads the common information entry at an offset; false if it is damaged. */
 static bool read_cie(struct image *image, const struct section *section, u64 at, struct cie *cie) {
+    if (at >= image->size)
+        return false;
     struct cie *cached = &image->cies[(at / 4) % CACHED_CIES];
     if (cached->at == at + 1 && cached->is_debug == section->is_debug) {
         *cie = *cached;
@@ -527,8 +532,9 @@ static bool execute(const struct image *image, struct row *row, u64 at, u64 end,
     u32 depth = 0;
     bool is_sound = false;
     while (reader.at < end) {
-        if (!(*left)--)
+        if (!(*left)-- || !frames_work)
             goto out;
+        frames_work--;
         u64 code = number(&reader, 1), high = code & 0xC0, low = code & 0x3F, target;
         if (high == 0x40 || (code >= 0x01 && code <= 0x04)) { /* advance */
             if (high)
@@ -681,9 +687,9 @@ enum result image_row(struct image *image, u64 address, bool is_exact, const str
     u64 hash = (key ^ (uintptr_t)image) * 0x9E3779B97F4A7C15ULL;
     struct cached_row *cached = &cached_rows[hash >> (64 - CACHED_ROWS_LOG)];
     if (cached->image != image || cached->key != key) {
-        cached->image = image;
-        cached->key = key;
         cached->result = read_row(image, looked_up, &cached->row);
+        cached->image = frames_work ? image : NULL; /* without work left, it is not known to be damaged */
+        cached->key = key;
     }
     *row = &cached->row;
     return cached->result;
@@ -696,62 +702,76 @@ static int by_value(const void *one, const void *other) {
     return (first > second) - (first < second);
 }
 
-/* Whether a function can begin at an address of code: it is aligned as compilers align functions, behind a return, a jump
- * or padding. */
-static bool can_begin(const struct image *image, u64 address) {
-    u64 count = 5;
-    const u8 *before = image_before(image, address, &count);
-    if (address & 15)
-        return false;
-    if (!before || count < 5)
+/* Adds the start of a function; false if there is no room. */
+static bool add_start(struct image *image, u32 *room, u64 address) {
+    if (image->start_count == *room) {
+        u32 larger = *room ? 2 * *room : 1024;
+        u64 *starts = larger <= MOST_STARTS ? realloc(image->starts, larger * sizeof(u64)) : NULL;
+        frames_no_memory |= !starts && larger <= MOST_STARTS;
+        if (!starts)
+            return false;
+        image->starts = starts;
+        *room = larger;
+    }
+    image->starts[image->start_count++] = address;
+    return true;
+}
+
+static bool add_symbols(struct image *image, const struct section *section, u32 *room) {
+    u64 count = section->size / SYMBOL_BYTES;
+    for (u64 i = 0; i < count && i < MOST_SYMBOLS; i++) {
+        u64 at = section->offset + SYMBOL_BYTES * i, type = word_at(image, at + 4, 1) & 15, in = word_at(image, at + 6, 2);
+        if (in && in < 0xFF00 && (type == STT_FUNC || type == STT_GNU_IFUNC) &&
+            !add_start(image, room, word_at(image, at + 8, 8)))
+            return false;
+    }
+    return true;
+}
+
+/* Whether a function can begin in code: behind a return, a jump or padding. */
+static bool can_begin(const u8 *code, u64 at) {
+    if (at < 5)
         return true;
+    const u8 *before = code + at - 5;
     return before[4] == 0xC3 || before[4] == 0xCC || before[4] == 0x90 || !before[4] || before[0] == 0xE9 || before[3] == 0xEB;
+}
+
+/* Adds the targets of direct calls in code, up to `size` bytes of it, where functions can begin. */
+static bool add_targets(struct image *image, const struct segment *segment, u64 size, u32 *room) {
+    const u8 *code = image->data + segment->offset, *end = code + size, *at = code;
+    u64 unaligned = segment->address % ALIGNED_BYTES;
+    u8 *is_target = calloc(size / ALIGNED_BYTES / 8 + 1, 1); /* a bit for each aligned address */
+    frames_no_memory |= !is_target;
+    while (is_target && end - at >= 5 && (at = memchr(at, 0xE8, end - at - 4))) {
+        int32_t relative;
+        memcpy(&relative, ++at, sizeof(relative));
+        u64 target = (u64)(at + 4 - code) + (u64)(s64)relative;
+        if (target < size && !((target + unaligned) % ALIGNED_BYTES) && can_begin(code, target))
+            is_target[target / ALIGNED_BYTES / 8] |= 1 << target / ALIGNED_BYTES % 8;
+    }
+    bool has_room = is_target;
+    u64 first = -unaligned % ALIGNED_BYTES;
+    for (u64 i = 0; has_room && i * ALIGNED_BYTES + first < size; i++)
+        if (is_target[i / 8] >> i % 8 & 1)
+            has_room = add_start(image, room, segment->address + i * ALIGNED_BYTES + first);
+    free(is_target);
+    return has_room;
 }
 
 /* Collects the starts of functions: from symbols, and in code without them from the targets of direct calls. */
 static void find_starts(struct image *image) {
     u32 room = 0;
+    u64 left = image->symbols[0].size ? 0 : MOST_SCANNED_CODE;
     image->has_starts = true;
-#define ADD_START(address)                                                                                                     \
-    do {                                                                                                                       \
-        if (image->start_count == room) {                                                                                      \
-            room = room ? 2 * room : 1024;                                                                                     \
-            u64 *larger = realloc(image->starts, room * sizeof(u64));                                                          \
-            frames_no_memory |= !larger;                                                                                       \
-            if (!larger)                                                                                                       \
-                goto sort;                                                                                                     \
-            image->starts = larger;                                                                                            \
-        }                                                                                                                      \
-        image->starts[image->start_count++] = (address);                                                                       \
-    } while (0)
-    for (u32 which = 0; which < 2; which++) {
-        const struct section *section = &image->symbols[which];
-        u64 count = section->size / SYMBOL_BYTES;
-        for (u64 i = 0; i < count && i < MOST_SYMBOLS; i++) {
-            u64 at = section->offset + SYMBOL_BYTES * i, type = word_at(image, at + 4, 1) & 15, in = word_at(image, at + 6, 2);
-            if (in && in < 0xFF00 && (type == STT_FUNC || type == STT_GNU_IFUNC))
-                ADD_START(word_at(image, at + 8, 8));
-        }
+    bool has_room = add_symbols(image, &image->symbols[0], &room) && add_symbols(image, &image->symbols[1], &room);
+    for (u32 i = 0; i < image->segment_count && has_room && left; i++) {
+        const struct segment *segment = &image->segments[i];
+        u64 size = segment->size < left ? segment->size : left;
+        if (!segment->is_code || !is_inside(image, segment->offset, segment->size))
+            continue;
+        has_room = add_targets(image, segment, size, &room);
+        left -= size;
     }
-    if (!image->symbols[0].size) {
-        for (u32 i = 0; i < image->segment_count; i++) {
-            const struct segment *segment = &image->segments[i];
-            if (!segment->is_code || !is_inside(image, segment->offset, segment->size))
-                continue;
-            const u8 *code = image->data + segment->offset;
-            for (u64 at = 0; at + 5 <= segment->size && at < MOST_SCANNED_CODE; at++) {
-                int32_t relative;
-                if (code[at] != 0xE8)
-                    continue;
-                memcpy(&relative, code + at + 1, sizeof(relative));
-                u64 target = at + 5 + (u64)(s64)relative;
-                if (target < segment->size && can_begin(image, segment->address + target))
-                    ADD_START(segment->address + target);
-            }
-        }
-    }
-#undef ADD_START
-sort:
     if (image->starts)
         qsort(image->starts, image->start_count, sizeof(u64), by_value);
 }
@@ -788,9 +808,11 @@ bool image_is_in_function(struct image *image, u64 start, u64 address) {
 #define MOST_VALUES 64
 
 static bool constant_of(u64 code, u32 *size, bool *is_signed) {
+    if (code < 0x08 || code > 0x0F)
+        return false;
     *size = 1 << (code - 0x08) / 2;
     *is_signed = (code - 0x08) & 1;
-    return code >= 0x08 && code <= 0x0F;
+    return true;
 }
 
 bool evaluate(struct expression expression, const struct machine *machine, const u64 *first, u64 *value) {
@@ -798,7 +820,7 @@ bool evaluate(struct expression expression, const struct machine *machine, const
     struct reader reader = {expression.code, expression.bytes, 0, false};
     if (first)
         values[count++] = *first;
-    for (u32 i = 0; i < MOST_OPERATIONS; i++) {
+    for (u32 i = 0; i < MOST_OPERATIONS && frames_work; i++, frames_work--) {
         if (reader.at >= reader.size) {
             if (!count)
                 return false;

@@ -110,6 +110,9 @@ enum result { FOUND, ABSENT, DAMAGED_CFI };
 /* Whether there was no memory for something: what was found since may be incomplete. */
 extern bool frames_no_memory;
 
+/* How many more CFA instructions and operations of expressions may be executed; at 0, rows are damaged. */
+extern u32 frames_work;
+
 /* Reads the headers of an image; NULL if it is none for x86-64, or damaged. `data` stays the caller's, and has to stay. */
 struct image *image_open(const u8 *data, u64 size);
 

@@ -18,7 +18,7 @@
 
 #define PAGE 4096ULL
 #define USER_END (1ULL << 47)  /* above are mappings that the Linux kernel makes in all processes */
-#define MOST_IMAGES (1 << 16)  /* numbers of images */
+#define MOST_IMAGES (1 << 20)  /* numbers of images */
 #define MOST_SPACES 512
 #define MOST_MAPPINGS (1 << 16)
 #define MOST_FRAMES 1024
@@ -28,6 +28,8 @@
 #define RULE_SLOTS (4 * MOST_RULES)
 #define SCANNED_BYTES (36 << 10) /* of the stack, for a word like a return address; OpenBLAS has frames of 32 KiB */
 #define MOST_CHECKED (1 << 13) /* words of one walk that are checked as return addresses */
+#define MOST_SEARCHED (1 << 18) /* words of the stack and of code that one walk searches */
+#define MOST_WORK (1 << 20)    /* CFA instructions and operations of expressions in one walk */
 #define LARGEST_FRAME (1 << 20) /* the most bytes that a frame pointer may point upwards */
 #define LEARNT_BYTES 1024      /* of code on each side of an instruction for which its rule is learnt, too */
 #define BLOCK_BYTES 64
@@ -95,7 +97,7 @@ struct signal {
 
 static struct walk {
     const struct space *space;
-    const u64 *page_addresses, *absent_addresses;
+    u64 page_addresses[MOST_PAGES], absent_addresses[MOST_PAGES];
     const u8 *pages;
     u32 page_count, absent_count, last_page;
     u64 limit;
@@ -106,7 +108,7 @@ static struct walk {
     u16 slots[RULE_SLOTS]; /* index of a rule plus 1 */
     struct signal signals[MOST_SIGNALS];
     u32 signal_count;
-    u32 checked;
+    u32 checked, searched;
     bool met_unknown;
     bool uses_cfi, found_by_cfi; /* whether the present step does; whether the last one did, which found the last frame */
     bool has_searched;     /* the stack was searched for a caller: */
@@ -154,6 +156,11 @@ EXPORTED int walk_set_space(u64 number, const struct mapping *mappings, u64 coun
     if (!copy)
         return -1;
     memcpy(copy, mappings, count * sizeof(*copy));
+    for (u32 i = 0; i < count; i++)
+        if (copy[i].start >= copy[i].end || copy[i].end > -PAGE) {
+            free(copy);
+            return -1;
+        }
     free(space->mappings);
     *space = (struct space){.number = number, .used = ++uses, .mappings = copy, .count = count};
     for (u32 i = 0; i < count; i++)
@@ -226,8 +233,9 @@ static bool is_unread(u64 address) {
 
 /* Finds a copied page; NULL if it was not copied. */
 static const u8 *page_of(u64 address) {
-    for (u32 i = 0; i < walk.page_count; i++) {
-        u32 at = (walk.last_page + i) % walk.page_count;
+    if (walk.last_page < walk.page_count && walk.page_addresses[walk.last_page] == address)
+        return walk.pages + walk.last_page * PAGE;
+    for (u32 at = 0; at < walk.page_count; at++) {
         if (walk.page_addresses[at] == address) {
             walk.last_page = at;
             return walk.pages + at * PAGE;
@@ -244,7 +252,8 @@ static bool read_stack(u64 address, u32 size, u64 *value) {
         bool is_absent = false;
         for (u32 i = 0; i < walk.absent_count; i++)
             is_absent |= walk.absent_addresses[i] == base;
-        if (walk.signal_count && !is_absent && !walk.need) {
+        bool has_room = walk.page_count < MOST_PAGES && walk.absent_count < MOST_PAGES;
+        if (walk.signal_count && has_room && !is_absent && !walk.need) {
             walk.need = NEEDS_MEMORY;
             walk.need_value = base;
         }
@@ -628,6 +637,8 @@ static u64 search(u64 address, u64 start, u64 base, u64 end, u32 kind, struct re
             return rule;
         for (u64 at = first; at + 8 <= last; at += 8) {
             u64 word, saved;
+            if (walk.searched++ >= MOST_SEARCHED)
+                return rule;
             if (!read_word(at, &word) || word < walk.space->low || word >= walk.space->high)
                 continue;
             walk.checked++;
@@ -644,7 +655,7 @@ static u64 search(u64 address, u64 start, u64 base, u64 end, u32 kind, struct re
                 if (caller == LIKELY)
                     return rule;
             }
-            if (walk.need || walk.checked == MOST_CHECKED || (from_generated && is_unread(word)))
+            if (walk.need || walk.checked >= MOST_CHECKED || (from_generated && is_unread(word)))
                 return walk.need ? HARD : rule;
         }
     }
@@ -658,7 +669,8 @@ static bool contains(const u8 *code, u64 count, const void *bytes, u64 length) {
 /* Whether the code before an address, as far as it lacks call frame information, copies rsp into rbx. */
 static bool may_keep_rsp(u64 address, u64 before) {
     u64 count = before < OWN_BYTES ? before : OWN_BYTES;
-    const u8 *code = code_before(address, &count);
+    const u8 *code = walk.searched < MOST_SEARCHED ? code_before(address, &count) : NULL;
+    walk.searched += count / 8;
     return contains(code, count, "\x48\x89\xe3", 3) || contains(code, count, "\x48\x8b\xdc", 3);
 }
 
@@ -799,7 +811,8 @@ static enum ending without_wrong_guess(enum ending ending) {
         return ending;
     walk.count = walk.searched_count;
     walk.frames[walk.count - 1].cfa = 0;
-    u64 wrong = walk.rules[walk.slots[slot_of(walk.searched_address, walk.searched_scope)] - 1].rule;
+    u32 searched = walk.slots[slot_of(walk.searched_address, walk.searched_scope)]; /* 0 if there was no room for the rule */
+    u64 wrong = searched ? walk.rules[searched - 1].rule : HARD;
     u32 kept = 0;
     for (u32 i = 0; i < walk.rule_count; i++)
         if (walk.rules[i].scope != IN_BLOCK || walk.rules[i].rule != wrong)
@@ -861,15 +874,17 @@ EXPORTED u64 walk_run(const u8 *data, u64 size, u64 *taken, u8 *out, u64 room) {
         return 0;
     *taken = sizeof(request) + addresses + PAGE * request.pages;
     memset(walk.slots, 0, sizeof(walk.slots));
-    walk.page_addresses = (const u64 *)(data + sizeof(request));
-    walk.absent_addresses = walk.page_addresses + request.pages;
+    memcpy(walk.page_addresses, data + sizeof(request), 8 * request.pages);
+    memcpy(walk.absent_addresses, data + sizeof(request) + 8 * request.pages, 8 * request.absent);
     walk.pages = data + sizeof(request) + addresses;
     walk.page_count = request.pages;
     walk.absent_count = request.absent;
     walk.limit = request.limit;
-    walk.last_page = walk.count = walk.rule_count = walk.signal_count = walk.checked = 0;
+    walk.last_page = walk.count = walk.rule_count = walk.signal_count = walk.checked = walk.searched = 0;
+    frames_work = MOST_WORK;
     walk.met_unknown = walk.has_searched = walk.found_by_cfi = false;
     walk.need = 0;
+    walk.need_value = 0;
     walk.space = NULL;
     for (u32 i = 0; i < MOST_SPACES; i++)
         if (spaces[i].mappings && spaces[i].number == request.space)

@@ -10,6 +10,7 @@ case takes 3 s of CPU time and 512 MB at most. What fails is told with the seed 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import resource
@@ -49,14 +50,27 @@ from iaprof.symbols.unwind.finishing import (
     _answers as answers_of,
     _Walk as Walk,
 )
-from iaprof.symbols.unwind.library import WalkLibrary
 from iaprof.symbols.unwind.outermost import outermost
 from iaprof.symbols.unwind.reader import MAPPING
 from unit.elfwriter import uleb
 
 LONGEST_S = 3.0
 MOST_BYTES = 512 << 20
-CODE, STACK, IMAGE = 0x40_0000, 0x7FFF_0000_0000, 1
+CODE, STACK, IMAGE, OTHER_IMAGE = 0x40_0000, 0x7FFF_0000_0000, 1, 2
+CODE_BYTES = 0x800  # from CODE + 0x400 on
+DAMAGED_WALKS = 200  # for each that is made up
+MOST_IMAGE_BYTES = 1 << 20
+SLOWEST_US = 1_000_000  # for a walk, with sanitizers
+SOURCES = Path(__file__).resolve().parents[2] / "symbols/unwind"
+SANITIZED = [
+    "-std=gnu11",
+    "-O1",
+    "-g",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "-Dmmap=copied_file",
+]
+SANITIZER = os.environ | {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
 _NUMBERS = (0, 1, 2, 7, 8, 0x7F, 0x80, 0xFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 _OPERATIONS = [
     6,
@@ -129,52 +143,124 @@ def instructions(chance: random.Random) -> bytes:
     return made
 
 
-def image(chance: random.Random) -> bytes:
-    """An ELF image with one common entry, some functions and, mostly, a table of them."""
-    augmentation = chance.choice((b"zR", b"zR", b"zRS", b"zPLR", b"z", b"", b"zX", chance.randbytes(3)))
-    encoding = chance.choice((0x1B, 0x1B, 0x1B, 0x00, 0x03, 0x0B, 0x1C, 0x01, 0x09, 0xFF, chance.randrange(256)))
-    start = b"\x0c\x07\x08\x90\x01" if chance.random() < 0.8 else instructions(chance)
-    body = chance.choice((b"\1", b"\1", b"\3")) + augmentation + b"\0" + b"\1\x78\x10"
-    if augmentation[:1] == b"z":
-        body += uleb(augmentation.count(b"R")) + bytes([encoding]) * augmentation.count(b"R")
-    cie = entry(0, body + start)
-    frame, starts = bytearray(cie), []
-    at_frame = 0x1000
-    functions = chance.choice((1, 2, 8))
-    for index in range(functions):
-        at = len(frame)
-        begins = CODE + index * 256
-        fields = struct.pack("<iI", (begins - (CODE + at_frame + at + 8)), 256) + b"\0" + instructions(chance)
-        starts.append((begins, CODE + at_frame + at))
-        frame += entry(at + 4, fields)
-    table_at = at_frame + len(frame) + 16 & ~15
-    own = CODE + table_at
-    count = functions if chance.random() < 0.9 else chance.choice(_NUMBERS) & 0xFFFFFFFF
-    table = b"\1\x1b\3\x3b" + struct.pack("<iI", CODE + at_frame - own - 4, count)
-    table += b"".join(struct.pack("<ii", begins - own, placed - own) for begins, placed in starts)
-    names = b"\0.eh_frame\0.shstrtab\0"
-    size = table_at + len(table)
-    segments = [SEGMENT.pack(1, 5, 0, CODE, CODE, size, size, 4096)]
-    if chance.random() < 0.8:
-        segments.append(SEGMENT.pack(PT_GNU_EH_FRAME, 4, table_at, own, own, len(table), len(table), 4))
-    sections = [
-        bytes(64),
-        SECTION.pack(1, 1, 2, CODE + at_frame, at_frame, len(frame), 0, 0, 8, 0),
-        SECTION.pack(11, 3, 0, 0, size, len(names), 0, 0, 1, 0),
-    ]
-    at_sections = size + len(names)
-    header = HEADER.pack(
-        b"\x7fELF\2\1\1" + bytes(9), 3, 62, 1, CODE + 0x800, 64, at_sections, 0, 64, 56, len(segments), 64, 3, 2
+def code(chance: random.Random) -> bytes:
+    """Code in which a walk recognises something: calls, jumps, returns from signal handlers, starts of goroutines."""
+    made = bytearray()
+    while len(made) < CODE_BYTES:
+        target = struct.pack(
+            "<i", chance.choice((0, 16, -64, chance.randrange(-0x800, 0x800), chance.choice(_NUMBERS[:9])))
+        )
+        made += chance.choice(
+            (
+                *[b"\xe8" + target] * 4,
+                b"\xe9" + target,
+                b"\xeb" + chance.randbytes(1),
+                b"\xf3\x0f\x1e\xfa\xf2\xe9" + target,
+                b"\xf3\x0f\x1e\xfa\xff\x25" + target,
+                b"\xff\xd0",
+                b"\xff\x14\x25" + target,
+                b"\x48\xc7\xc0\x0f\0\0\0\x0f\x05",
+                b"\xb8\x0f\0\0\0\x0f\x05",
+                b"\x31\xed",
+                b"\x48\x89\xe3",
+                b"\x90\xe8" + target,
+                b"\xc3" + b"\x90" * (-len(made) % 16),
+            )
+        )
+    return bytes(made[:CODE_BYTES])
+
+
+def frames(chance: random.Random, at: int, is_debug: bool) -> tuple[bytes, list[tuple[int, int]]]:
+    """A section of common entries and functions, and for each function its start and the address of its entry.
+
+    Args:
+        chance: for what is made up.
+        at: offset of the section.
+        is_debug: whether it is .debug_frame instead of .eh_frame.
+    """
+    frame, starts, encoding, common = bytearray(), [], 0, 0
+    for index in range(chance.choice((1, 2, 8))):
+        if not index or chance.random() < 0.1:
+            augmentation = chance.choice((b"zR", b"zR", b"zRS", b"zPLR", b"z", b"", b"zX", chance.randbytes(3)))
+            encoding = chance.choice(
+                (0x1B, 0x1B, 0x1B, 0x00, 0x03, 0x0B, 0x1C, 0x01, 0x09, 0xFF, chance.randrange(256))
+            )
+            if is_debug and chance.random() < 0.9:
+                augmentation, encoding = b"", 0
+            version = chance.choice((1, 1, 3, 4)) if is_debug or chance.random() < 0.1 else chance.choice((1, 1, 3))
+            body = bytes([version]) + augmentation + b"\0" + (b"\x08\0" if version == 4 else b"") + b"\1\x78\x10"
+            if augmentation[:1] == b"z":
+                body += uleb(augmentation.count(b"R")) + bytes([encoding]) * augmentation.count(b"R")
+            common = len(frame)
+            start = b"\x0c\x07\x08\x90\x01" if chance.random() < 0.8 else instructions(chance)
+            frame += entry(0xFFFFFFFF if is_debug else 0, body + start)
+        begins, here = CODE + index * 256 + (128 if is_debug else 0), len(frame)
+        length = chance.choice((256, 256, 100, 0))
+        if is_debug:
+            fields = struct.pack("<QQ", begins, length)
+        else:
+            fields = struct.pack("<iI", begins - (CODE + at + here + 8), length) + b"\0"
+        starts.append((begins, CODE + at + here))
+        frame += entry(common if is_debug else here + 4 - common, fields + instructions(chance))
+        if is_debug and chance.random() < 0.2:
+            frame += bytes(4 * chance.randrange(4))
+    return bytes(frame), starts
+
+
+def symbols(chance: random.Random) -> bytes:
+    """A table of symbols, mostly of functions."""
+    return bytes(24) + b"".join(
+        struct.pack("<IBBHQQ", 1, chance.choice((2, 0x12, 0x1A, 0)), 0, chance.choice((1, 1, 0, 0xFFF1)), start, 16)
+        for start in (CODE + chance.randrange(CODE_BYTES) for _ in range(chance.choice((0, 3, 30))))
     )
-    data = bytearray(size) + names + b"".join(sections)
+
+
+def image(chance: random.Random) -> bytes:
+    """An ELF image with code, functions in .eh_frame and .debug_frame, symbols and, mostly, a table of functions."""
+    data = bytearray(0x400) + code(chance)
+    parts: list[tuple[bytes, int, int, int]] = []  # name, type, offset and size of a section
+
+    def add(name: bytes, kind: int, content: bytes) -> None:
+        data.extend(bytes(-len(data) % 16))
+        parts.append((name, kind, len(data), len(content)))
+        data.extend(content)
+
+    eh_frame, starts = frames(chance, len(data), False)
+    at_frame = len(data)
+    add(b".eh_frame", 1, eh_frame)
+    own = CODE + len(data) + (-len(data) % 16)
+    count = len(starts) if chance.random() < 0.9 else chance.choice(_NUMBERS) & 0xFFFFFFFF
+    table = b"\1\x1b\3\x3b" + struct.pack("<iI", CODE + at_frame - own - 4, count)
+    add(b".eh_frame_hdr", 1, table + b"".join(struct.pack("<ii", begins - own, at - own) for begins, at in starts))
+    _, _, at_table, table_bytes = parts[-1]
+    for name, kind, content in (
+        (b".debug_frame", 1, frames(chance, 0, True)[0]),
+        (b".symtab", 2, symbols(chance)),
+        (b".dynsym", 11, symbols(chance)),
+        (b".go.buildinfo", 1, b"go"),
+    ):
+        if chance.random() < (0.15 if name == b".go.buildinfo" else 0.5):
+            add(name, kind, content)
+    names = b"\0" + b"".join(name + b"\0" for name, *_ in parts) + b".shstrtab\0"
+    add(b".shstrtab", 3, names)
+    size = len(data)
+    segments = [SEGMENT.pack(1, 5, 0, CODE, CODE, size, size, 4096)]
+    if chance.random() < 0.7:
+        segments.append(SEGMENT.pack(PT_GNU_EH_FRAME, 4, at_table, own, own, table_bytes, table_bytes, 4))
+    sections = [bytes(64)] + [
+        SECTION.pack(names.index(b"\0" + name + b"\0") + 1, kind, 2, CODE + at, at, length, 0, 0, 8, 0)
+        for name, kind, at, length in parts
+    ]
+    data += b"".join(sections)
+    header = HEADER.pack(
+        b"\x7fELF\2\1\1" + bytes(9), 3, 62, 1, CODE + 0xBF0, 64, size, 0, 64, 56, len(segments), 64, len(sections),
+        len(sections) - 1,
+    )  # fmt: skip
     data[: len(header)] = header
     data[64 : 64 + 56 * len(segments)] = b"".join(segments)
-    data[at_frame : at_frame + len(frame)] = frame
-    data[table_at:size] = table
-    data[0x400:0x440] = (b"\xe8\0\0\0\0" * 13)[:64]  # calls, after which addresses are return addresses
     if chance.random() < 0.3:
         damage(data, chance)
-    return bytes(data)
+    return b"" if chance.random() < 0.005 else bytes(data)
 
 
 def entry(to_common: int, body: bytes) -> bytes:
@@ -191,49 +277,131 @@ def damage(data: bytearray, chance: random.Random) -> None:
 
 
 @cache
-def _library() -> WalkLibrary:
-    return WalkLibrary()
+def _compiled() -> tempfile.TemporaryDirectory[str]:
+    """A folder with the driver."""
+    folder = tempfile.TemporaryDirectory()
+    sources = [SOURCES / "walk.c", SOURCES / "frames.c", Path(__file__).with_name("walk_driver.c")]
+    subprocess.run(["gcc", *SANITIZED, *sources, "-o", Path(folder.name) / "driver"], check=True)
+    return folder
+
+
+class SanitizedLibrary:
+    """The library's functions as WalkLibrary has them, compiled with sanitizers: walk_driver.c runs them."""
+
+    def __init__(self) -> None:
+        """Starts it."""
+        command = ["prlimit", "--as=unlimited", Path(_compiled().name) / "driver"]
+        self._driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=SANITIZER)
+
+    def _ask(self, kind: int, number: int, data: bytes | bytearray, extra: int = 0) -> tuple[int, bytes]:
+        assert self._driver.stdin is not None
+        assert self._driver.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._driver.stdin.write(struct.pack("<4Q", kind, number, len(data), extra) + data)
+            self._driver.stdin.flush()
+        reply = self._driver.stdout.read(16)
+        if len(reply) < 16:
+            raise SanitizerError(f"status {self._driver.wait()}")
+        value, size = struct.unpack("<QQ", reply)
+        return value, self._driver.stdout.read(size)
+
+    def add_image(self, number: int, file: int | None) -> None:
+        """Takes an image as an open file."""
+        assert file is not None
+        self._ask(0, number, os.pread(file, MOST_IMAGE_BYTES, 0))
+
+    def set_space(self, number: int, mappings: bytearray, count: int) -> None:
+        """Takes the mappings of a process."""
+        self._ask(1, number, mappings, count)
+
+    def run(self, requests: bytearray) -> bytes:
+        """Walks a stack; raises ValueError if the request is refused."""
+        value, answer = self._ask(2, 0, requests)
+        if value != len(requests) or not answer:
+            raise ValueError("the request is refused")
+        return answer
+
+    def run_damaged(self, seed: int, count: int) -> None:
+        """Walks the last stack again, with `count` times some random damage; raises SanitizerError."""
+        slowest, _ = self._ask(3, seed, b"", count)
+        if slowest > SLOWEST_US:
+            raise SanitizerError(f"a walk was ended, or took too long: {slowest} us")
+
+
+class SanitizerError(Exception):
+    """The driver has died, or a walk took too long."""
+
+
+@cache
+def _libraries() -> list[SanitizedLibrary]:
+    """The running driver, if any; it is started anew now and then, as it keeps all images."""
+    return []
+
+
+def _sanitized() -> SanitizedLibrary:
+    running = _libraries()
+    if not running:
+        running.append(SanitizedLibrary())
+    return running[0]
 
 
 def call_frames(chance: random.Random) -> str:
-    """Walks a stack through made-up call frame information, as the learner's child does."""
-    content, library = image(chance), _library()
-    file = os.memfd_create("image")
-    os.write(file, content)
-    library.add_image(IMAGE, file)
-    os.close(file)
-    mappings = [(CODE, CODE + 0x3000, 0, IMAGE), (0x700000, 0x710000, 0, chance.choice((-1, IMAGE)))]
-    library.set_space(IMAGE, bytearray(b"".join(MAPPING.pack(*each) for each in mappings)), len(mappings))
-    words = [
-        chance.choice((0, CODE + chance.randrange(0x800), STACK + 8 * chance.randrange(1024), 0x700010, CODE + 0x405))
-        if chance.random() < 0.9
-        else chance.choice(_NUMBERS)
-        for _ in range(1024)
+    """Walks a stack through made-up call frame information, as the learner's child does, and as often with damage."""
+    content, library = image(chance), _sanitized()
+    try:
+        return _walked(chance, content, library)
+    except SanitizerError:
+        _libraries().clear()
+        raise
+
+
+def _walked(chance: random.Random, content: bytes, library: SanitizedLibrary) -> str:
+    for number, bytes_ in ((OTHER_IMAGE, image(chance)), (IMAGE, content)):
+        file = os.memfd_create("image")
+        os.write(file, bytes_)
+        library.add_image(number, file)
+        os.close(file)
+    mappings = [
+        (CODE, CODE + 0x3000, 0, IMAGE),
+        (0x700000, 0x710000, 0, chance.choice((-1, IMAGE))),
+        (0x800000, 0x803000, 0, OTHER_IMAGE),
     ]
-    page = struct.pack("<1024Q", *words)
+    library.set_space(IMAGE, bytearray(b"".join(MAPPING.pack(*each) for each in mappings)), len(mappings))
+    content_pages = {STACK + PAGE * index: page(chance) for index in range(2)}
     registers = {number: chance.choice((0, STACK + 128, *_NUMBERS)) for number in range(16) if chance.random() < 0.7}
     registers |= {
-        16: CODE + chance.randrange(0x800),
+        16: CODE + chance.randrange(0x400, 0xC00),
         7: STACK + 8 * chance.randrange(64),
         6: chance.choice((0, STACK + 256, *_NUMBERS)),
     }
-    copy = StackCopy(
-        registers,
-        chance.choice((HowFound.INTERRUPTED, HowFound.BY_RULE)),
-        {STACK: page[:PAGE], STACK + PAGE: page[PAGE:]},
-    )
-    walk = Walk(IMAGE, copy, 200, lambda _: b"")
-    for _ in range(70):
+    copy = StackCopy(registers, chance.choice((HowFound.INTERRUPTED, HowFound.BY_RULE)), content_pages)
+    walk = Walk(IMAGE, copy, chance.choice((0, 1, 200, 1024)), lambda _: page(chance) if chance.random() < 0.5 else b"")
+    for _ in range(300):
         ((needs, value, finished),) = answers_of(bytearray(library.run(bytearray(walk.request()))), [walk])
         if finished is None:
             walk.supply(value & -PAGE)
             continue
         assert needs < len(Walked)
-        assert len(finished.ips) == len(finished.cfas) == len(finished.how_found) <= 200
+        assert len(finished.ips) == len(finished.cfas) == len(finished.how_found) <= walk.limit
         assert all(Rule.unpack(rule.pack()) == rule for rule in finished.rules.values())
         outermost(content, np.array([CODE, CODE + 5, CODE + 256], np.uint64))
+        library.run_damaged(chance.randrange(1 << 40), DAMAGED_WALKS)
         return f"walked: {finished.ending.name}"
     return "asks for memory without end"
+
+
+def page(chance: random.Random) -> bytes:
+    """A page of the stack: addresses of code and of the stack."""
+    words = [
+        chance.choice(
+            (0, CODE + chance.randrange(0x400, 0xC00), STACK + 8 * chance.randrange(1024), 0x700410, CODE + 0x405,
+             0x800000 + chance.randrange(0x400, 0xC00))
+        )
+        if chance.random() < 0.9
+        else chance.choice(_NUMBERS)
+        for _ in range(512)
+    ]  # fmt: skip
+    return struct.pack("<512Q", *words)
 
 
 def interpreter(chance: random.Random) -> str:
@@ -334,7 +502,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=int(time.time()))
     arguments = parser.parse_args()
-    resource.setrlimit(resource.RLIMIT_AS, (4 * MOST_BYTES, 4 * MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (4 * MOST_BYTES, resource.RLIM_INFINITY))
     counts = fuzz(arguments.seconds, arguments.seed)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     print(", ".join(f"{count} {what}" for what, count in counts.most_common()), f"; {peak >> 20} MiB at most")

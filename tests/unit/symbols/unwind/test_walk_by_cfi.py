@@ -1,0 +1,396 @@
+"""Frames found by call frame information in C: compared with pyelftools' rows and gdb's stacks, and made by hand."""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elftools.dwarf.callframe import FDE, CFIEntry, RegisterRule
+from elftools.elf.elffile import ELFFile
+
+from iaprof.formats.wire.unwind_rules import END, HARD, SIGNAL, Rule, RuleKind, RuleScope, Walked
+from iaprof.symbols.unwind.cfi import CallFrames
+from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, Mapping, StackCopy
+from stacks.debugger import stops
+from unit.elfwriter import uleb
+from unit.symbols.unwind.test_cfi import ARGUMENTS_SIZE, EVERY, FOLDER, LIBRARIES, image_of, open_copy
+from unit.symbols.unwind.test_unwind_walk import Files, mappings
+
+RBP, RSP, RETURN_ADDRESS, REGISTERS = 6, 7, 16, 17
+KEPT = (3, RBP, 12, 13, 14, 15)  # registers that a function returns as it got them
+BASE, TELLERS, STACK = 0x7000_0000_0000, 0x1000_0000, 0x7FFF_0000_0000
+PAGES = 8
+TELLER_BYTES = 1 << 16
+BATCH = 100  # walks in one request
+
+
+def finished(
+    images: Sequence[bytes], mapped: Sequence[Mapping], copies: Sequence[StackCopy], limit: int
+) -> Iterator[Finished]:
+    """Walks stacks through images, which have their index as number."""
+    with Finishing(lambda number: open_copy(images[number])) as finishing:
+        for at in range(0, len(copies), BATCH):
+            some = copies[at : at + BATCH]
+            yield from finishing.finish_all(1, mapped, some, [limit] * len(some))
+
+
+# ---- rows ----
+
+
+def tellers() -> bytes:
+    """An image with a function for each register: its caller's address is the value of that register."""
+    cie = struct.pack("<IB", 0, 1) + b"zR\0" + bytes([1, 0x78, 16, 1, 0, 0x0C, RSP, 8])
+    cie = struct.pack("<I", len(cie) + 3) + cie + bytes(3)
+    frame = bytearray(cie)
+    for number in KEPT:
+        entry = struct.pack("<QQ", number * TELLER_BYTES, TELLER_BYTES) + bytes([0, 0x09, RETURN_ADDRESS, number])
+        entry += bytes(-len(entry) % 4)
+        frame += struct.pack("<II", len(entry) + 4, len(frame) + 4) + entry
+    names = b"\0.eh_frame\0.shstrtab\0"
+    at, at_names = 64 + 56, 64 + 56 + len(frame)
+    at_sections = at_names + len(names)
+    load = struct.pack("<IIQQQQQQ", 1, 5, 0, 0, 0, 1 << 30, 1 << 30, 4096)
+    sections = bytes(64) + struct.pack("<IIQQQQIIQQ", 1, 1, 2, at, at, len(frame), 0, 0, 8, 0)
+    sections += struct.pack("<IIQQQQIIQQ", 11, 3, 0, 0, at_names, len(names), 0, 0, 1, 0)
+    elf = b"\x7fELF\x02\x01\x01".ljust(16, b"\0")
+    elf += struct.pack("<HHIQQQIHHHHHH", 3, 62, 1, 0, 64, at_sections, 0, 64, 56, 1, 64, 3, 2)
+    return bytes(elf + load + frame + names + sections)
+
+
+def rows_of(entries: Sequence[CFIEntry]) -> Iterator[tuple[int, dict[Any, Any]]]:
+    """Addresses in functions, and their rows as pyelftools reads them."""
+    for entry in entries:
+        if isinstance(entry, FDE) and not any(part.opcode == ARGUMENTS_SIZE for part in entry.instructions):
+            rows = [*entry.get_decoded().table, {"pc": entry["initial_location"] + entry["address_range"]}]
+            for row, following in pairwise(rows):
+                for address in {row["pc"], following["pc"] - 1} if row["pc"] < following["pc"] else ():
+                    yield address, row
+
+
+def word_at(address: int, number: int) -> int:
+    """The word that the made-up stack has at an address: an address in the teller of a register."""
+    return TELLERS + number * TELLER_BYTES + (address - STACK) // 8 + 1
+
+
+def expected_value(row: dict[Any, Any], number: int, cfa: int, teller: int) -> int | None:
+    """The caller's value of a register; None for rules that pyelftools does not compute."""
+    rule = row.get(number)
+    if rule is None or rule.type == RegisterRule.SAME_VALUE:
+        return INITIAL[number]
+    if rule.type == RegisterRule.OFFSET:
+        return word_at(cfa + rule.arg, teller) if STACK <= cfa + rule.arg < STACK + PAGES * PAGE else None
+    if rule.type == RegisterRule.VAL_OFFSET:
+        return int(cfa + rule.arg)
+    return INITIAL[rule.arg] if rule.type == RegisterRule.REGISTER else None
+
+
+INITIAL = {number: STACK + 4 * PAGE + 64 * (number + 1) for number in range(16)} | {RSP: STACK + 2 * PAGE}
+
+
+def compare(content: bytes, rows: Sequence[tuple[int, dict[Any, Any]]], least: int) -> None:
+    """Walks from each address, and compares CFA, return address and kept registers with those of the row."""
+    elf = ELFFile(io.BytesIO(content))
+    segment = next(each for each in elf.iter_segments("PT_LOAD") if each["p_flags"] & 1)
+    address, offset = segment["p_vaddr"], segment["p_offset"]
+    code = Mapping(BASE + (address & -PAGE), BASE + address + segment["p_filesz"], offset & -PAGE, 0)
+    mapped = (Mapping(TELLERS, TELLERS + 16 * TELLER_BYTES, 0, 1), code, Mapping(STACK, STACK + PAGES * PAGE, 0, -1))
+    stacks = {
+        number: {
+            STACK + page * PAGE: struct.pack(
+                f"<{PAGE // 8}Q", *(word_at(STACK + page * PAGE + at, number) for at in range(0, PAGE, 8))
+            )
+            for page in range(PAGES)
+        }
+        for number in KEPT
+    }
+    copies, expected = [], []
+    for address, row in rows:
+        cfa_rule = row["cfa"]
+        if cfa_rule.expr is not None or cfa_rule.reg not in INITIAL or row.get(RETURN_ADDRESS) is None:
+            continue
+        cfa = INITIAL[cfa_rule.reg] + cfa_rule.offset
+        if not INITIAL[RSP] < cfa < STACK + PAGES * PAGE - 8:
+            continue
+        for number in KEPT:
+            returns, kept = expected_value(row, RETURN_ADDRESS, cfa, number), expected_value(row, number, cfa, number)
+            if row[RETURN_ADDRESS].type != RegisterRule.OFFSET or returns is None or kept is None:
+                continue
+            registers = INITIAL | {RETURN_ADDRESS: BASE + address}
+            copies.append(StackCopy(registers, HowFound.INTERRUPTED, stacks[number]))
+            expected.append(([BASE + address, returns, kept], cfa))
+    got = [(done.ips.tolist(), int(done.cfas[0])) for done in finished([content, tellers()], mapped, copies, 3)]
+    assert got == expected
+    assert len(got) > least
+
+
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
+def test_frames_equal_the_rows_of_pyelftools(library: Path) -> None:
+    with library.open("rb") as opened:
+        entries = [entry for entry in ELFFile(opened).get_dwarf_info().EH_CFI_entries() if isinstance(entry, FDE)]
+        some = random.Random(1).sample(entries, len(entries) // EVERY)
+        compare(library.read_bytes(), list(rows_of(some)), 200)
+
+
+DEBUG_FRAME = """
+.cfi_sections .debug_frame
+.globl {name}
+{name}:
+.cfi_startproc
+    push %rbx
+.cfi_adjust_cfa_offset 8
+.cfi_offset rbx, -16
+    sub $64, %rsp
+.cfi_adjust_cfa_offset 64
+    nop
+    add $64, %rsp
+.cfi_adjust_cfa_offset -64
+    pop %rbx
+.cfi_adjust_cfa_offset -8
+    ret
+.cfi_endproc
+.section .debug_frame, "", @progbits
+.zero {padding}
+"""
+
+
+@pytest.mark.parametrize("version", [1, 3, 4])
+def test_functions_only_in_debug_frame_have_their_rows(tmp_path: Path, version: int) -> None:
+    # given functions with .debug_frame between others with .eh_frame, and padding between two files' entries
+    def library(folder: str, *paddings: int) -> Path:
+        sources = []
+        (tmp_path / folder).mkdir()
+        for name, padding in zip(("first", "last"), paddings, strict=True):
+            assembly, after = tmp_path / folder / f"{name}.S", tmp_path / folder / f"after_{name}.c"
+            assembly.write_text(DEBUG_FRAME.format(name=name, padding=padding))
+            after.write_text(f"int f_{name}(int (*f)(int), int n) {{ return f(n) + n; }}")
+            sources += [assembly, after]
+        path = tmp_path / folder / "library.so"
+        command = ["gcc", "-O2", "-shared", "-nostdlib", f"-Wa,--gdwarf-cie-version={version}", *sources, "-o", path]
+        subprocess.run(command, check=True)
+        return path
+
+    # pyelftools does not know padding
+    with library("plain", 0, 0).open("rb") as opened:
+        information = ELFFile(opened).get_dwarf_info()
+        debug = information.CFI_entries()
+        assert {entry["version"] for entry in debug if not isinstance(entry, FDE)} == {version}
+        rows = list(rows_of([*information.EH_CFI_entries(), *debug]))
+    compare(library("padded", 4, 12).read_bytes(), rows, 50)
+
+
+# ---- expressions and rules ----
+
+
+def walked(
+    instructions: bytes,
+    address: int = 0x1001,
+    is_exact: bool = True,
+    words: dict[int, int] | None = None,
+    augmentation: bytes = b"zR",
+) -> Finished:
+    """Walks from an address of an image with these CFA instructions."""
+    content = bytes(image_of(instructions).data).replace(b"zR\0", augmentation + b"\0")
+    page = bytearray(PAGE)
+    for at, word in (words or {}).items():
+        struct.pack_into("<Q", page, at, word)
+    how = HowFound.INTERRUPTED if is_exact else HowFound.BY_RULE
+    registers = {RBP: STACK + 0x100, RSP: STACK + 0x200, RETURN_ADDRESS: address}
+    copy = StackCopy(registers, how, {STACK: bytes(page)})
+    (done,) = finished([content], [Mapping(0x1000, 1 << 24, 0x1000, 0)], [copy], 2)
+    return done
+
+
+MEMORY = {0x110: 0xABCD, 0x200 + 160: 77}
+OF_64_BITS = (1 << 64) - 1
+
+
+def with_value(expression: bytes) -> bytes:
+    """CFA instructions for which the caller's address is the value of an expression, which gets the CFA."""
+    return bytes([0x16, RETURN_ADDRESS]) + uleb(len(expression)) + expression
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("76 10 06", 0xABCD),  # breg6 16; deref
+        ("77 a0 01 06", 77),  # breg7 160; deref: of a signal frame
+        ("77 08 80 00 3f 1a 3b 2a 33 24 22", STACK + 0x200 + 8 + 8),  # of a PLT stub, 11 bytes into it
+        ("77 78", STACK + 0x200 - 8),
+        ("08 ff", 255), ("09 ff", OF_64_BITS), ("0b 00 80", (1 << 64) - 0x8000), ("0c 01 00 00 00", 1),
+        ("0d ff ff ff ff", OF_64_BITS), ("0a ff ff", 0xFFFF),
+        ("0e" + "f0" * 8, 0xF0F0F0F0F0F0F0F0), ("0f" + "f0" * 8, 0xF0F0F0F0F0F0F0F0),
+        ("10 80 01", 128), ("11 7f", OF_64_BITS), ("11 80 7f", (1 << 64) - 128),
+        ("34 12 22", 8), ("34 35 16 1c", 1), ("34 35 14 22", 9), ("34 35 36 15 02 1c", 2),
+        ("34 1f", (1 << 64) - 4), ("30 20", OF_64_BITS), ("35 23 03", 8), ("35 33 1a", 1), ("34 33 21", 7), ("35 33 27", 6),
+        ("31 28 01 00 96 34", 4), ("34 2f 01 00 13", 4), ("30 28 01 00 34 35", 5),
+        ("09 ff 09 fe 2b", 1), ("09 ff 31 2d", 1), ("31 31 2c", 1), ("31 32 2e", 1), ("31 32 29", 0), ("31 08 ff 24", 0),
+        ("09 ff 31 26", OF_64_BITS), ("09 ff 08 40 26", OF_64_BITS), ("38 32 25", 2), ("38 08 40 25", 0),
+        ("76 10 94 01", 0xCD), ("76 10 94 02", 0xABCD), ("92 07 08", STACK + 0x208), ("96 31", 1),
+        ("31" + " 12 1e" * 100, 1), ("09 ff" + " 12 1e" * 100, 1),
+    ],
+)  # fmt: skip
+def test_the_values_of_expressions(text: str, expected: int) -> None:
+    # given that the caller's address is 0x1010 only if the value is as expected
+    compared = (
+        b"\x13" + bytes.fromhex(text) + b"\x0e" + struct.pack("<Q", expected) + bytes.fromhex("29 40 1e 0a 0010 22")
+    )
+    done = walked(with_value(compared), 0x100B, words=MEMORY)
+    # then
+    assert done.ips.tolist() == [0x100B, 0x1010]
+
+
+def test_an_expression_of_a_register_begins_with_the_cfa() -> None:
+    content = b"\x0e" + struct.pack("<Q", STACK + 0x208 + 8) + bytes.fromhex("29 40 1e 0a 0010 22")
+    assert walked(with_value(b"\x23\x08" + content)).ips.tolist() == [0x1001, 0x1010]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "06", "22", "34 22", "70 00", "76 00 06 06", "0c 01", "10 ff", "2f fd ff", "2f ff 7f 31 9c", "ff", "34 15 05",
+        "34 94 03", "2f 80 ff", "31 34 1d", "31" + " 12" * 300, "31 12" * 70, "31 28 fc ff",
+    ],
+)  # fmt: skip
+def test_damaged_and_unknown_operations_have_no_value(text: str) -> None:
+    done = walked(with_value(b"\x13" + bytes.fromhex(text)))
+    assert (done.ips.tolist(), done.ending) == ([0x1001], Walked.MEMORY)
+
+
+DEREF = "0f 03 767006"  # CFA: breg6 -16; deref
+PLT = "0f 0b 77088000 3f1a 3b2a 3324 22"
+
+
+@pytest.mark.parametrize(
+    ("instructions", "rule"),
+    [
+        ("0e 10", Rule(RuleKind.BY_RSP, 16)),
+        ("0e 10 86 02", Rule(RuleKind.BY_RSP, 16, -16)),
+        ("0c 06 10 86 02", Rule(RuleKind.BY_RBP, 16, -16)),
+        ("0c 06 10", Rule(RuleKind.BY_RBP, 16)),
+        (DEREF + "10 06 02 7678", Rule(RuleKind.BY_DEREF, -16, -8)),
+        (DEREF + "10 06 02 7600", Rule(RuleKind.BY_DEREF, -16)),
+        ("07 10", END),
+        # rows that a rule cannot express
+        ("0c 03 10", HARD),
+        ("0e 10 90 02", HARD),
+        ("08 10", HARD),
+        ("0e 10 87 03", HARD),
+        ("0e 10 09 06 03", HARD),
+        ("0e 10 86 8827", HARD),
+        ("0e 10 86 00", HARD),
+        ("0e 80 80 80 80 08", HARD),
+        (DEREF, HARD),
+        ("0f 03 73 00 06", HARD),
+    ],
+)  # fmt: skip
+def test_the_rule_of_a_row(instructions: str, rule: Rule) -> None:
+    code = bytes.fromhex(instructions)
+    assert walked(code).rules[0x1001, RuleScope.INSTRUCTION] == rule
+    assert walked(code, is_exact=False).rules[0x1001, RuleScope.RETURN] == rule
+
+
+@pytest.mark.parametrize(("cfa", "rule"), [("0f 04 77a00106", SIGNAL), ("0e a001", HARD), ("0f 02 7700", HARD)])
+def test_the_rule_of_a_signal_frame(cfa: str, rule: Rule) -> None:
+    code = bytes.fromhex(cfa + "10 10 03 77a801")
+    # the letter S tells that it is one; R, with the encoding, is left out
+    done = walked(code, augmentation=b"zS")
+    assert done.rules[0x1001, RuleScope.INSTRUCTION] == rule
+
+
+@pytest.mark.parametrize(("address", "cfa"), [(0x1020, 8), (0x102A, 8), (0x102B, 16), (0x102F, 16)])
+def test_a_plt_stub_has_a_rule_for_instructions_only(address: int, cfa: int) -> None:
+    code = bytes.fromhex(PLT)
+    assert walked(code, address).rules[address, RuleScope.INSTRUCTION] == Rule(RuleKind.BY_RSP, cfa)
+    assert walked(code, address, is_exact=False).rules[address, RuleScope.RETURN] == HARD
+
+
+def test_nearly_all_rows_of_the_c_library_have_a_rule() -> None:
+    content = LIBRARIES[1].read_bytes()
+    frames, chance = CallFrames(content), random.Random(1)
+    addresses = [
+        address for address in (chance.randrange(0x26000, 0x170000) for _ in range(3000)) if frames.row(address)
+    ]
+    mapped = [Mapping(0, 1 << 24, 0, 0)]
+    copies = [StackCopy({RSP: STACK, RETURN_ADDRESS: address}, HowFound.BY_RULE, {}) for address in addresses]
+    kinds = [
+        done.rules[address, RuleScope.RETURN].kind
+        for address, done in zip(addresses, finished([content], mapped, copies, 2), strict=True)
+    ]
+    assert len(kinds) > 1000
+    assert kinds.count(RuleKind.HARD) < len(kinds) / 100
+
+
+# ---- registers that a call may change ----
+
+PROGRAM = """
+#include <setjmp.h>
+#include <unistd.h>
+#include <sys/wait.h>
+static jmp_buf out;
+__attribute__((noinline)) static void jump(int n) { longjmp(out, n); }
+int main(void) {
+    if (!setjmp(out))
+        jump(1);
+    if (!vfork())
+        _exit(0);
+    wait(0);
+}
+"""
+CALLER_SAVED = (0, 1, 2, 4, 5, 8, 9, 10, 11)
+
+
+def places(library: Path) -> list[int]:
+    """Offsets of instructions whose CFA or return address is in a register that calls change: one for each function."""
+    found = []
+    with library.open("rb") as opened:
+        elf = ELFFile(opened)
+        for entry in elf.get_dwarf_info().EH_CFI_entries():
+            if not isinstance(entry, FDE) or not any(is_unusual(part) for part in entry.instructions):
+                continue
+            for row in entry.get_decoded().table:
+                returns = row.get(RETURN_ADDRESS)
+                in_register = returns is not None and returns.type == RegisterRule.REGISTER
+                if (row["cfa"].expr is None and row["cfa"].reg in CALLER_SAVED) or in_register:
+                    found += list(elf.address_offsets(row["pc"]))
+    return found
+
+
+def is_unusual(instruction: Any) -> bool:
+    """Whether it sets the CFA to a register that calls change, or tells that another register has a value."""
+    return instruction.opcode == 0x09 or (instruction.opcode in (0x0C, 0x0D) and instruction.args[0] in CALLER_SAVED)
+
+
+@pytest.mark.parametrize("which", ["libc", "libcrypto"])
+def test_stacks_at_instructions_that_keep_the_cfa_in_another_register_equal_those_of_gdb(
+    tmp_path: Path, which: str
+) -> None:
+    command: list[str | Path]
+    if which == "libc":
+        library = FOLDER / "libc.so.6"
+        (tmp_path / "jumps.c").write_text(PROGRAM)
+        command = [tmp_path / "jumps"]
+        subprocess.run(["gcc", "-O2", tmp_path / "jumps.c", "-o", command[0]], check=True)
+    else:
+        library = FOLDER / "libcrypto.so.3"
+        (tmp_path / "zeros").write_bytes(bytes(4096))
+        command = ["/usr/bin/openssl", "enc", "-chacha20", "-K", "00" * 32, "-iv", "00" * 16]
+        command += ["-in", tmp_path / "zeros", "-out", "/dev/null"]
+    at = places(library)
+    assert at
+    print(len(at))
+    files, compared = Files(), 0
+    with Finishing(files.open) as finishing:
+        for number, stop in enumerate(stops(command, tmp_path, memory=True, places={library: at})):
+            registers = {register: value for register, value in stop.registers.items() if register < REGISTERS}
+            copy = StackCopy(registers, HowFound.INTERRUPTED, dict(list(stop.pages.items())[:64]))
+            done = finishing.finish(number, mappings(stop, files), copy, 100)
+            assert [hex(ip) for ip in done.ips.tolist()] == [hex(pc) for pc in stop.pcs]
+            compared += 1
+    assert compared
