@@ -29,7 +29,7 @@ OF_OTHERS = {
     "--data-binary", "--fail", "--feature-gates",  # curl, OpenTelemetry's collector
     "--local-directory", "--no-dashboard", "--tls-ca-file", "--tls-cert", "--tls-key",  # Dask
     "--build-id", "--index-url", "--interpreted-frames-native-stack", "--mount", "--one-way", "--perf-basic-prof",
-    "--use-largepages", "--seconds", "--threads", "--torch", "--transfer-bandwidth", "--wait-file",
+    "--seconds", "--threads", "--torch", "--transfer-bandwidth", "--wait-file",
 }  # fmt: skip
 """Options of other programs that the documentation names."""
 OF_ACELYZER = {
