@@ -5,6 +5,7 @@
  * the entry of a function, so a look-up does not depend on the size of the file. Only an image without that table, and
  * .debug_frame, are read through once. Formats: Linux Standard Base Core 5.0, section 10.6; DWARF 5, section 6.4. */
 
+#define _GNU_SOURCE /* memmem */
 #include "frames.h"
 
 #include <stdlib.h>
@@ -233,8 +234,12 @@ static void read_sections(struct image *image, u64 at, u64 entry_bytes, u64 coun
         }
         if (type == SHT_SYMTAB)
             image->symbols[0] = section;
-        if (type == SHT_DYNSYM)
+        if (type == SHT_DYNSYM) {
+            u64 linked = at + 64 * word_at(image, header + 40, 4);
             image->symbols[1] = section;
+            image->exported_names = word_at(image, linked + 24, 8);
+            image->exported_names_size = word_at(image, linked + 32, 8);
+        }
     }
 }
 
@@ -800,6 +805,40 @@ bool image_is_in_function(struct image *image, u64 start, u64 address) {
         function.start > start)
         return false;
     return last_start(image, address) <= start;
+}
+
+/* ---- where stacks begin ---- */
+
+/* greenlet (since 2.0) runs this function in a new greenlet. It has a caller, but further out the stack is the one that all
+ * greenlets share, and has whatever another one has put there. */
+#define BEGINS_GREENLET "_ZN8greenlet12UserGreenlet15inner_bootstrap"
+#define MOST_NAMES (1 << 17) /* bytes of names that are searched; greenlet has 16 KiB */
+
+static void find_beginning(struct image *image) {
+    const struct section *symbols = &image->symbols[1];
+    image->has_beginning = true;
+    if (image->exported_names_size > MOST_NAMES || !is_inside(image, image->exported_names, image->exported_names_size))
+        return;
+    const u8 *names = image->data + image->exported_names;
+    const u8 *name = memmem(names, image->exported_names_size, BEGINS_GREENLET, sizeof(BEGINS_GREENLET) - 1);
+    for (u64 i = 0; name && i < symbols->size / SYMBOL_BYTES && i < MOST_NAMES; i++) {
+        u64 at = symbols->offset + SYMBOL_BYTES * i;
+        if (word_at(image, at, 4) == (u64)(name - names) && word_at(image, at + 6, 2)) {
+            image->beginning = word_at(image, at + 8, 8);
+            image->beginning_size = word_at(image, at + 16, 8);
+        }
+    }
+}
+
+bool image_begins_stack(struct image *image, u64 address, bool follows_call) {
+    if (!image->has_beginning)
+        find_beginning(image);
+    if (follows_call)
+        return address - 1 - image->beginning < image->beginning_size;
+    /* Who made the stack put the address there: the first function returns to it, as if it had called that function. */
+    struct function function;
+    enum result result = find_function(image, address, &function);
+    return result == ABSENT || (result == FOUND && function.start == address);
 }
 
 /* ---- expressions (DWARF 5, sections 2.5 and 6.4.2) ---- */

@@ -96,12 +96,13 @@ struct image {
     bool is_go;
     u64 table, table_address, table_count; /* the sorted table of .eh_frame_hdr; no functions without one */
     struct section eh_frame, debug_frame, symbols[2];
-    u64 symbol_names[2];
-    bool has_scanned_eh, has_scanned_debug, has_starts;
+    u64 exported_names, exported_names_size; /* the names of symbols[1] */
+    bool has_scanned_eh, has_scanned_debug, has_starts, has_beginning;
     struct entry *scanned_eh, *scanned_debug;
     u32 scanned_eh_count, scanned_debug_count;
     u64 *starts; /* of functions, sorted, by symbols and calls: see function_start() */
     u32 start_count;
+    u64 beginning, beginning_size; /* a function in which stacks begin; see image_begins_stack() */
     struct cie cies[CACHED_CIES];
 };
 
@@ -131,6 +132,9 @@ const u8 *image_before(const struct image *image, u64 address, u64 *count);
 
 /* Whether a function may begin at `start` and contain `address`, as far as symbols, CFI and direct calls tell. */
 bool image_is_in_function(struct image *image, u64 start, u64 address);
+
+/* Whether a stack begins at a return address: its frame is the outermost. `follows_call` is whether a call ends there. */
+bool image_begins_stack(struct image *image, u64 address, bool follows_call);
 
 /* The value of an expression. `value_of` gives registers and `read` memory; both return false if there is none. */
 struct machine {

@@ -596,6 +596,18 @@ static enum caller called_function(u64 returns_to, u64 address) {
     return OF_ANOTHER;
 }
 
+static bool follows_call(const u8 *code, u64 count) {
+    return ends_direct_call(code, count) || ends_indirect_call(code, count);
+}
+
+/* Whether a coroutine's or another stack of the program's own begins at a return address. */
+static bool begins_stack(struct image *image, u64 in_image, u64 address) {
+    u64 count = 8;
+    const u8 *code = code_before(address, &count);
+    bool follows = follows_call(code, count);
+    return count && (follows || !returns_from_signal(address)) && image_begins_stack(image, in_image, follows);
+}
+
 /* Judges a word of the stack as the return address of a frame at `address`. `unread` is for code that cannot be read. */
 static enum caller judge(u64 word, u64 address, enum caller unread) {
     const struct mapping *mapping = mapping_of(word);
@@ -776,34 +788,6 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
 
 /* ---- the walk ---- */
 
-/* Steps to the caller of the last frame. */
-static enum ending step(u64 address, bool is_exact, const struct mapping *mapping, struct registers *registers,
-                        struct registers *callers, enum how *how) {
-    const struct row *row;
-    struct image *image = needed_image(mapping);
-    u64 scope = is_exact ? AT_INSTRUCTION : AT_RETURN, in_image;
-    enum result result = ABSENT;
-    if (image && image_address(image, address - mapping->start + mapping->offset, &in_image))
-        result = image_row(image, in_image, is_exact, &row);
-    if (result == DAMAGED_CFI)
-        return DAMAGED;
-    walk.uses_cfi = result == FOUND;
-    if (result == ABSENT)
-        return step_without_cfi(address, scope, registers, callers, how);
-    u64 rule = rule_of(row, address, is_exact);
-    learn(address, scope, rule);
-    if (is_exact && rule != HARD && ((rule >> 48 & 255) == BY_DEREF || !row->has_cfa || row->cfa.kind != VALUE_EXPRESSION))
-        learn_blocks(address, row->before, row->behind, rule);
-    if (row->registers[RETURN_ADDRESS].kind == UNDEFINED)
-        return WHOLE;
-    bool is_signal_frame = row->is_signal_frame;
-    *how = is_signal_frame ? INTERRUPTED : BY_RULE;
-    enum ending ending = unwind(row, registers, callers);
-    if (ending == GOES_ON && is_signal_frame && !note_signal(registers->value[RSP]))
-        return MEMORY;
-    return ending;
-}
-
 /* Returns how a walk ended that came to an address outside of code. If it searched the stack for a caller before, that caller
  * was wrong: the stack is cut there, and the rules that were learnt from it are dropped. */
 static enum ending without_wrong_guess(enum ending ending) {
@@ -822,6 +806,40 @@ static enum ending without_wrong_guess(enum ending ending) {
             walk.rules[i].rule = HARD;
     walk.rule_count = kept;
     return STUCK;
+}
+
+/* Steps to the caller of the last frame. */
+static enum ending step(u64 address, bool is_exact, const struct mapping *mapping, struct registers *registers,
+                        struct registers *callers, enum how *how) {
+    const struct row *row;
+    struct image *image = needed_image(mapping);
+    u64 scope = is_exact ? AT_INSTRUCTION : AT_RETURN, in_image;
+    enum result result = ABSENT;
+    if (image && !image_address(image, address - mapping->start + mapping->offset, &in_image))
+        image = NULL;
+    if (image)
+        result = image_row(image, in_image, is_exact, &row);
+    if (result == DAMAGED_CFI)
+        return DAMAGED;
+    walk.uses_cfi = result == FOUND;
+    bool is_signal_frame = result == FOUND && row->is_signal_frame;
+    if (image && !is_exact && !is_signal_frame && begins_stack(image, in_image, address)) {
+        learn(address, scope, packed(BY_END, 0, 0, 0));
+        return without_wrong_guess(WHOLE);
+    }
+    if (result == ABSENT)
+        return step_without_cfi(address, scope, registers, callers, how);
+    u64 rule = rule_of(row, address, is_exact);
+    learn(address, scope, rule);
+    if (is_exact && rule != HARD && ((rule >> 48 & 255) == BY_DEREF || !row->has_cfa || row->cfa.kind != VALUE_EXPRESSION))
+        learn_blocks(address, row->before, row->behind, rule);
+    if (row->registers[RETURN_ADDRESS].kind == UNDEFINED)
+        return WHOLE;
+    *how = is_signal_frame ? INTERRUPTED : BY_RULE;
+    enum ending ending = unwind(row, registers, callers);
+    if (ending == GOES_ON && is_signal_frame && !note_signal(registers->value[RSP]))
+        return MEMORY;
+    return ending;
 }
 
 static enum ending run(struct registers *start, enum how how) {
