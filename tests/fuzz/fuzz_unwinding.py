@@ -290,7 +290,7 @@ class SanitizedLibrary:
 
     def __init__(self) -> None:
         """Starts it."""
-        command = ["prlimit", "--as=unlimited", Path(_compiled().name) / "driver"]
+        command = ["prlimit", "--as=unlimited", str(Path(_compiled().name, "driver"))]
         self._driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=SANITIZER)
 
     def _ask(self, kind: int, number: int, data: bytes | bytearray, extra: int = 0) -> tuple[int, bytes]:
