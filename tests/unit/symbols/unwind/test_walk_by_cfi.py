@@ -18,7 +18,7 @@ from elftools.elf.elffile import ELFFile
 from iaprof.formats.wire.unwind_rules import END, HARD, SIGNAL, Rule, RuleKind, RuleScope, Walked
 from iaprof.symbols.unwind.cfi import CallFrames
 from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, Mapping, StackCopy
-from stacks.debugger import stops
+from stacks.debugger import Stop, build, offset_of, stops
 from unit.elfwriter import uleb
 from unit.symbols.unwind.test_cfi import ARGUMENTS_SIZE, EVERY, FOLDER, LIBRARIES, image_of, open_copy
 from unit.symbols.unwind.test_unwind_walk import Files, mappings
@@ -179,10 +179,10 @@ DEBUG_FRAME = """
 """
 
 
-@pytest.mark.parametrize("version", [1, 3, 4])
-def test_functions_only_in_debug_frame_have_their_rows(walks: Walks, tmp_path: Path, version: int) -> None:
-    # given functions with .debug_frame between others with .eh_frame, and padding between two files' entries; GNU as
-    # writes this version into both sections
+@pytest.mark.parametrize(("version", "alone"), [(1, False), (3, False), (4, False), (4, True)])
+def test_functions_only_in_debug_frame_have_their_rows(walks: Walks, tmp_path: Path, version: int, alone: bool) -> None:
+    # given functions with .debug_frame, alone in the file or between others with .eh_frame, and padding between two
+    # files' entries; GNU as writes this version into both sections
     def library(folder: str, *paddings: int) -> Path:
         sources: list[Path] = []
         (tmp_path / folder).mkdir()
@@ -190,7 +190,7 @@ def test_functions_only_in_debug_frame_have_their_rows(walks: Walks, tmp_path: P
             assembly, after = tmp_path / folder / f"{name}.S", tmp_path / folder / f"after_{name}.c"
             assembly.write_text(DEBUG_FRAME.format(name=name, padding=padding))
             after.write_text(f"int f_{name}(int (*f)(int), int n) {{ return f(n) + n; }}")
-            sources += [assembly, after]
+            sources += [assembly] if alone else [assembly, after]
         path = tmp_path / folder / "library.so"
         options = ["-O2", "-shared", "-nostdlib", f"-Wa,--gdwarf-cie-version={version}"]
         subprocess.run(["gcc", *options, *map(str, sources), "-o", str(path)], check=True)
@@ -199,7 +199,9 @@ def test_functions_only_in_debug_frame_have_their_rows(walks: Walks, tmp_path: P
     # pyelftools does not know padding
     with library("plain", 0, 0).open("rb") as opened:
         information = ELFFile(opened).get_dwarf_info()
-        sections = [*information.EH_CFI_entries(), *information.CFI_entries()]
+        beside = information.EH_CFI_entries()
+        assert alone is not any(isinstance(entry, FDE) for entry in beside)
+        sections = [*beside, *information.CFI_entries()]
         entries = [entry for entry in sections if isinstance(entry, CFIEntry)]
         assert {entry["version"] for entry in entries if not isinstance(entry, FDE)} == {version}
         rows = list(rows_of(entries))
@@ -409,13 +411,169 @@ def test_stacks_at_instructions_that_keep_the_cfa_in_another_register_equal_thos
         command += ["-in", tmp_path / "zeros", "-out", "/dev/null"]
     at = places(library)
     assert at
-    print(len(at))
-    files, compared = Files(), 0
-    with Finishing(files.open) as finishing:
-        for number, stop in enumerate(stops(command, tmp_path, memory=True, places={library: at})):
-            registers = {register: value for register, value in stop.registers.items() if register < REGISTERS}
-            copy = StackCopy(registers, HowFound.INTERRUPTED, dict(list(stop.pages.items())[:64]))
-            done = finishing.finish(number, mappings(stop, files), copy, 100)
-            assert [hex(ip) for ip in done.ips.tolist()] == [hex(pc) for pc in stop.pcs]
-            compared += 1
+    compared = 0
+    for stop, done in at_places(command, tmp_path, library, at):
+        assert (done.ending, in_hex(done)) == (Walked.WHOLE, [hex(pc) for pc in stop.pcs])
+        compared += 1
     assert compared
+
+
+def at_places(
+    command: Sequence[str | Path], folder: Path, library: Path, offsets: Sequence[int]
+) -> Iterator[tuple[Stop, Finished]]:
+    """Each stop at these instructions of a library, and its stack as walked from a copy with all registers."""
+    files = Files()
+    with Finishing(files.open) as finishing:
+        for number, stop in enumerate(stops(command, folder, memory=True, places={library: offsets})):
+            copy = StackCopy(stop.registers, HowFound.INTERRUPTED, dict(list(stop.pages.items())[:64]))
+            yield stop, finishing.finish(number, mappings(stop, files), copy, 100)
+
+
+def in_hex(done: Finished) -> list[str]:
+    return [hex(ip) for ip in done.ips.tolist()]
+
+
+IN_REGISTER = """
+.globl keeps_{name}, pops_{name}, calls_{name}, kept_{name}, popped_{name}, called_{name}
+.globl keeps_{name}_stop, pops_{name}_stop, calls_{name}_stop
+.text
+keeps_{name}:
+.cfi_startproc
+    lea 8(%rsp), %{name}
+.cfi_def_cfa {name}, 0
+    and $-64, %rsp
+    sub $256, %rsp
+keeps_{name}_stop:
+    lea -8(%{name}), %rsp
+.cfi_def_cfa rsp, 8
+    ret
+.cfi_endproc
+pops_{name}:
+.cfi_startproc
+    pop %{name}
+.cfi_adjust_cfa_offset -8
+.cfi_register rip, {name}
+pops_{name}_stop:
+    push %{name}
+.cfi_adjust_cfa_offset 8
+.cfi_offset rip, -8
+    ret
+.cfi_endproc
+calls_{name}:
+.cfi_startproc
+    lea 8(%rsp), %{name}
+.cfi_def_cfa {name}, 0
+    call calls_{name}_stop
+called_{name}:
+    lea -8(%{name}), %rsp
+.cfi_def_cfa rsp, 8
+    ret
+.cfi_endproc
+calls_{name}_stop:
+.cfi_startproc
+    ret
+.cfi_endproc
+"""
+IN_EACH_REGISTER = """
+.globl in_each_register
+.text
+in_each_register:
+.cfi_startproc
+    sub $8, %rsp
+.cfi_adjust_cfa_offset 8
+{calls}
+    add $8, %rsp
+.cfi_adjust_cfa_offset -8
+    ret
+.cfi_endproc
+.section .note.GNU-stack, "", @progbits
+"""
+CALLS = """
+    call keeps_{name}
+kept_{name}:
+    call pops_{name}
+popped_{name}:
+    call calls_{name}
+"""
+NAMES = ("rax", "rdx", "rcx", "rsi", "rdi", "r8", "r9", "r10", "r11")  # of CALLER_SAVED
+
+
+def test_a_register_that_calls_change_keeps_the_cfa_or_return_address_of_the_innermost_frame(tmp_path: Path) -> None:
+    # given a library whose functions keep their CFA or their return address in such a register
+    assembly, library, program = tmp_path / "each.S", tmp_path / "libeach.so", tmp_path / "program"
+    calls = "".join(CALLS.format(name=name) for name in NAMES)
+    functions = "".join(IN_REGISTER.format(name=name) for name in NAMES)
+    assembly.write_text(functions + IN_EACH_REGISTER.format(calls=calls))
+    options = ["-nostdlib", "-Wl,-Bsymbolic"]
+    subprocess.run(["gcc", "-shared", *options, str(assembly), "-o", str(library)], check=True)
+    (tmp_path / "main.c").write_text("int main(void) { void in_each_register(void); in_each_register(); }")
+    subprocess.run(["gcc", str(tmp_path / "main.c"), str(library), "-o", str(program)], check=True)
+    kinds = {"keeps": "kept", "pops": "popped", "calls": "called"}
+    at = {f"{kind}_{name}": offset_of(library, f"{kind}_{name}_stop") for name in NAMES for kind in kinds}
+    # when
+    seen = []
+    for stop, done in at_places([program], tmp_path, library, list(at.values())):
+        (path, offset), (caller_path, caller) = stop.places[:2]
+        (function,) = (name for name, place in at.items() if place == offset)
+        kind, name = function.split("_")
+        seen.append((kind, name))
+        assert (path, caller_path) == (library, library)
+        assert caller == offset_of(library, f"{kinds[kind]}_{name}")
+        if kind == "calls":
+            # then a register that the called function may have changed leads to no caller
+            assert (done.ending, in_hex(done)) == (Walked.MEMORY, [hex(pc) for pc in stop.pcs[:2]])
+        else:
+            # and the one of the innermost frame to gdb's, which is the one that the program called from
+            assert (done.ending, in_hex(done)) == (Walked.WHOLE, [hex(pc) for pc in stop.pcs])
+            assert done.rules[stop.pcs[0], RuleScope.INSTRUCTION] == HARD
+    assert seen == [(kind, name) for name in NAMES for kind in kinds]
+
+
+# ---- sections ----
+
+WITHOUT_EH_FRAME = ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-gdwarf-2", *WITHOUT_EH_FRAME],
+        ["-gdwarf-5", *WITHOUT_EH_FRAME],
+        ["-g0"],
+        ["-g0", "-Wl,--no-eh-frame-hdr"],
+    ],
+    ids=["debug-2", "debug-5", "eh", "eh-without-table"],
+)
+def test_stacks_through_one_section_equal_those_of_gdb(tmp_path: Path, options: list[str]) -> None:
+    # given a program whose functions have call frame information in one section only; probe_me's is in .eh_frame
+    program = build(tmp_path, "plain.c", "-O2", "-fomit-frame-pointer", *options)
+    with program.open("rb") as opened:
+        elf, function = ELFFile(opened), offset_of(program, "stop")
+        (address,) = (segment["p_vaddr"] + function - segment["p_offset"] for segment in executable(elf))
+        information = elf.get_dwarf_info()
+        sections = [
+            information.has_EH_CFI() and has_entry(information.EH_CFI_entries(), address),
+            information.has_CFI() and has_entry(information.CFI_entries(), address),
+        ]
+    assert sections == ["-g0" in options, "-g0" not in options]
+    # when, then
+    files, count = Files(), 0
+    with Finishing(files.open) as finishing:
+        for stop in stops([program], tmp_path, memory=True):
+            copied = dict(list(stop.pages.items())[:64])
+            done = finishing.finish(
+                1, mappings(stop, files), StackCopy(stop.registers, HowFound.INTERRUPTED, copied), 400
+            )
+            assert (done.ending, in_hex(done)) == (Walked.WHOLE, [hex(pc) for pc in stop.pcs])
+            assert HowFound.BY_GUESS not in done.how_found
+            count += 1
+    assert count > 20
+
+
+def executable(elf: ELFFile) -> Iterator[Any]:
+    return (segment for segment in elf.iter_segments("PT_LOAD") if segment["p_flags"] & 1)
+
+
+def has_entry(entries: Sequence[object], address: int) -> bool:
+    functions = (entry for entry in entries if isinstance(entry, FDE))
+    return any(0 <= address - entry["initial_location"] < entry["address_range"] for entry in functions)
