@@ -298,13 +298,15 @@ class CallFrames(ElfFile):
         if not 0 < length < 0xFFFF_FFF0 or reader.number("<I", 4) != 0:
             raise CfiError("an entry without a common one")
         version = reader.byte()
-        if version not in (1, 3):
+        if version not in (1, 3, 4):
             raise CfiError(f"call frame information of version {version}")
         text = bytearray()
         while (byte := reader.byte()) and len(text) < 16:
             text.append(byte)
         if text and text[0] != ord("z"):
             raise CfiError("call frame information with unknown additions")
+        if version == 4 and (reader.byte(), reader.byte()) != (8, 0):  # sizes of addresses and segment selectors
+            raise CfiError("call frame information of another machine")
         code_unit, data_unit = reader.uleb(), reader.sleb()
         if (reader.byte() if version == 1 else reader.uleb()) != RETURN_ADDRESS:
             raise CfiError("call frame information of another machine")

@@ -302,7 +302,7 @@ static bool read_cie(struct image *image, const struct section *section, u64 at,
     if (reader.failed || !length || length >= 0xFFFFFFF0 || id != (section->is_debug ? 0xFFFFFFFF : 0))
         return false;
     u64 version = number(&reader, 1);
-    if (version != 1 && version != 3 && !(version == 4 && section->is_debug))
+    if (version != 1 && version != 3 && version != 4) /* 4 also in .eh_frame: GNU as with --gdwarf-cie-version=4 */
         return false;
     u8 text[16] = {};
     u32 letters = 0;

@@ -643,7 +643,7 @@ static enum caller by_frame_pointer(u64 address, u64 rsp, u64 rbp, struct regist
 static u64 search(u64 address, u64 start, u64 base, u64 end, u32 kind, struct registers *registers, bool from_generated,
                   bool takes_others, struct registers *callers) {
     u64 rule = HARD;
-    for (u64 page = start & -PAGE; page < end; page += PAGE) {
+    for (u64 page = start & -PAGE; page < end && page < -PAGE; page += PAGE) { /* the last page has no end */
         u64 first = page < start ? start : page, last = page + PAGE < end ? page + PAGE : end, value;
         if (!read_stack(first, 1, &value)) /* nothing was ever pushed there */
             return rule;
@@ -857,14 +857,16 @@ static enum ending run(struct registers *start, enum how how) {
             walk.met_unknown = true;
             return without_wrong_guess(NOWHERE);
         }
+        bool is_exact = how == INTERRUPTED;
         walk.frames[walk.count++] = (struct frame){address, how, 0};
-        enum ending ending = step(address, how == INTERRUPTED, mapping, &registers, &callers, &how);
+        enum ending ending = step(address, is_exact, mapping, &registers, &callers, &how);
         if (walk.need)
             return walk.need;
         if (ending != GOES_ON)
             return ending;
-        /* The caller's frame is further up; only a signal handler may run on another stack. */
-        if (how != INTERRUPTED && callers.value[RSP] <= rsp)
+        /* The caller's frame is further up; only a signal handler may run on another stack. At an instruction that was
+         * interrupted, vfork has already moved the return address from the stack to a register. */
+        if (how != INTERRUPTED && (callers.value[RSP] < rsp || (callers.value[RSP] == rsp && !is_exact)))
             return STUCK;
         registers = callers;
         walk.found_by_cfi = walk.uses_cfi;

@@ -58,6 +58,8 @@ LONGEST_S = 3.0
 MOST_BYTES = 512 << 20
 CODE, STACK, IMAGE, OTHER_IMAGE = 0x40_0000, 0x7FFF_0000_0000, 1, 2
 CODE_BYTES = 0x800  # from CODE + 0x400 on
+LAST_PAGES = 10
+LAST_STACK = (1 << 64) - 4096 * LAST_PAGES  # up to the end of the address space
 DAMAGED_WALKS = 200  # for each that is made up
 MOST_IMAGE_BYTES = 1 << 20
 SLOWEST_US = 1_000_000  # for a walk, with sanitizers
@@ -290,7 +292,7 @@ class SanitizedLibrary:
 
     def __init__(self) -> None:
         """Starts it."""
-        command = ["prlimit", "--as=unlimited", Path(_compiled().name) / "driver"]
+        command = ["prlimit", "--as=unlimited", str(Path(_compiled().name, "driver"))]
         self._driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=SANITIZER)
 
     def _ask(self, kind: int, number: int, data: bytes | bytearray, extra: int = 0) -> tuple[int, bytes]:
@@ -367,12 +369,13 @@ def _walked(chance: random.Random, content: bytes, library: SanitizedLibrary) ->
         (0x800000, 0x803000, 0, OTHER_IMAGE),
     ]
     library.set_space(IMAGE, bytearray(b"".join(MAPPING.pack(*each) for each in mappings)), len(mappings))
-    content_pages = {STACK + PAGE * index: page(chance) for index in range(2)}
-    registers = {number: chance.choice((0, STACK + 128, *_NUMBERS)) for number in range(16) if chance.random() < 0.7}
+    stack, pages = (STACK, 2) if chance.random() < 0.9 else (LAST_STACK, LAST_PAGES)
+    content_pages = {stack + PAGE * index: page(chance) for index in range(pages)}
+    registers = {number: chance.choice((0, stack + 128, *_NUMBERS)) for number in range(16) if chance.random() < 0.7}
     registers |= {
         16: CODE + chance.randrange(0x400, 0xC00),
-        7: STACK + 8 * chance.randrange(64),
-        6: chance.choice((0, STACK + 256, *_NUMBERS)),
+        7: stack + 8 * chance.randrange(512 if stack == LAST_STACK else 64),
+        6: chance.choice((0, stack + 256, *_NUMBERS)),
     }
     copy = StackCopy(registers, chance.choice((HowFound.INTERRUPTED, HowFound.BY_RULE)), content_pages)
     walk = Walk(IMAGE, copy, chance.choice((0, 1, 200, 1024)), lambda _: page(chance) if chance.random() < 0.5 else b"")

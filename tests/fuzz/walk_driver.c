@@ -180,9 +180,11 @@ int main(void) {
             reply.value = add_image(&part);
         else if (command.kind == SPACE)
             reply.value = (u64)(int64_t)walk_set_space(part.number, part.bytes, part.count);
-        else if (command.kind == RUN)
+        else if (command.kind == RUN) {
+            alarm(30);
             reply.size = walk_run(part.bytes, part.size, &taken, answer, ANSWER_BYTES), reply.value = taken;
-        else
+            alarm(0);
+        } else
             reply.value = run_all_damaged(command.number, command.extra);
         if (kept) {
             free(kept->bytes);

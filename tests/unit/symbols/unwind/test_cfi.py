@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import struct
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -89,6 +90,30 @@ def test_the_entry_point_of_the_dynamic_linker_is_outermost() -> None:
     row = frames.row(frames.header.entry)
     assert row is not None
     assert row.is_outermost
+
+
+def test_version_4_is_read_in_eh_frame_too(tmp_path: Path) -> None:
+    # given what GNU as writes with this option
+    (tmp_path / "f.c").write_text("int f(int (*g)(int), int n) { return g(n) + n; }")
+    library, options = tmp_path / "f.so", ["-O2", "-shared", "-nostdlib", "-Wa,--gdwarf-cie-version=4"]
+    subprocess.run(["gcc", *options, str(tmp_path / "f.c"), "-o", str(library)], check=True)
+    content = library.read_bytes()
+    assert content.count(b"\4zR\0\x08\0") == 1  # version, additions, sizes of addresses and of segment selectors
+    with library.open("rb") as opened:
+        information = ELFFile(opened).get_dwarf_info()
+        (function,) = (entry for entry in information.EH_CFI_entries() if isinstance(entry, FDE))
+        address = function["initial_location"]
+        cfa, _ = converted(function.get_decoded().table[0])
+    # then
+    row = CallFrames(content).row(address)
+    assert row is not None
+    assert row.cfa == cfa
+    # but not with addresses of 4 bytes
+    narrow = content.replace(b"\4zR\0\x08\0", b"\4zR\0\x04\0")
+    with pytest.raises(CfiError):
+        CallFrames(narrow).row(address)
+    with Finishing(lambda _: open_copy(narrow)) as finishing:
+        assert finished_by(finishing, 0, address).ending is Walked.DAMAGED
 
 
 def table_of(data: bytes | bytearray) -> tuple[int, int]:

@@ -224,6 +224,12 @@ def test_the_search_ends_at_a_page_that_was_never_touched() -> None:
     assert done.rules[0x10010, INSTRUCTION] == HARD
 
 
+def test_the_search_ends_at_the_end_of_the_address_space() -> None:
+    at = (1 << 64) - 10 * PAGE + 64  # the search would reach into the last page
+    done = walked(dict.fromkeys(range(at, 1 << 64, PAGE), 0), 0x10010, at, 0, GENERATED)
+    assert (done.ips.tolist(), done.ending) == ([0x10010], Walked.STUCK)
+
+
 def test_a_rule_by_rbx_is_learnt_for_the_surrounding_code(tmp_path: Path) -> None:
     # given code without call frame information between functions with it
     at = 0x7FFF_0000_1000

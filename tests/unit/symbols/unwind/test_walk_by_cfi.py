@@ -18,7 +18,7 @@ from elftools.elf.elffile import ELFFile
 from iaprof.formats.wire.unwind_rules import END, HARD, SIGNAL, Rule, RuleKind, RuleScope, Walked
 from iaprof.symbols.unwind.cfi import CallFrames
 from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, Mapping, StackCopy
-from stacks.debugger import stops
+from stacks.debugger import Stop, build, offset_of, stops
 from unit.elfwriter import uleb
 from unit.symbols.unwind.test_cfi import ARGUMENTS_SIZE, EVERY, FOLDER, LIBRARIES, image_of, open_copy
 from unit.symbols.unwind.test_unwind_walk import Files, mappings
@@ -31,14 +31,32 @@ TELLER_BYTES = 1 << 16
 BATCH = 100  # walks in one request
 
 
-def finished(
-    images: Sequence[bytes], mapped: Sequence[Mapping], copies: Sequence[StackCopy], limit: int
-) -> Iterator[Finished]:
-    """Walks stacks through images, which have their index as number."""
-    with Finishing(lambda number: open_copy(images[number])) as finishing:
+class Walks:
+    """Walks stacks in one child, as it takes long to start one."""
+
+    def __init__(self) -> None:
+        self._images: list[bytes] = []
+        self._spaces = 0
+        self.finishing = Finishing(lambda number: open_copy(self._images[number]))
+
+    def finish(
+        self, images: Sequence[bytes], mapped: Sequence[Mapping], copies: Sequence[StackCopy], limit: int
+    ) -> Iterator[Finished]:
+        """Walks stacks through images, which have their index as number."""
+        first = len(self._images)
+        self._images += images
+        self._spaces += 1
+        numbered = [each._replace(image=first + each.image) if each.image >= 0 else each for each in mapped]
         for at in range(0, len(copies), BATCH):
             some = copies[at : at + BATCH]
-            yield from finishing.finish_all(1, mapped, some, [limit] * len(some))
+            yield from self.finishing.finish_all(self._spaces, numbered, some, [limit] * len(some))
+
+
+@pytest.fixture(scope="module")
+def walks() -> Iterator[Walks]:
+    made = Walks()
+    with made.finishing:
+        yield made
 
 
 # ---- rows ----
@@ -94,7 +112,7 @@ def expected_value(row: dict[Any, Any], number: int, cfa: int, teller: int) -> i
 INITIAL = {number: STACK + 4 * PAGE + 64 * (number + 1) for number in range(16)} | {RSP: STACK + 2 * PAGE}
 
 
-def compare(content: bytes, rows: Sequence[tuple[int, dict[Any, Any]]], least: int) -> None:
+def compare(walks: Walks, content: bytes, rows: Sequence[tuple[int, dict[Any, Any]]], least: int) -> None:
     """Walks from each address, and compares CFA, return address and kept registers with those of the row."""
     elf = ELFFile(io.BytesIO(content))
     segment = next(each for each in elf.iter_segments("PT_LOAD") if each["p_flags"] & 1)
@@ -125,17 +143,17 @@ def compare(content: bytes, rows: Sequence[tuple[int, dict[Any, Any]]], least: i
             registers = INITIAL | {RETURN_ADDRESS: BASE + address}
             copies.append(StackCopy(registers, HowFound.INTERRUPTED, stacks[number]))
             expected.append(([BASE + address, returns, kept], cfa))
-    got = [(done.ips.tolist(), int(done.cfas[0])) for done in finished([content, tellers()], mapped, copies, 3)]
+    got = [(done.ips.tolist(), int(done.cfas[0])) for done in walks.finish([content, tellers()], mapped, copies, 3)]
     assert got == expected
     assert len(got) > least
 
 
 @pytest.mark.parametrize("library", LIBRARIES, ids=lambda path: path.name)
-def test_frames_equal_the_rows_of_pyelftools(library: Path) -> None:
+def test_frames_equal_the_rows_of_pyelftools(walks: Walks, library: Path) -> None:
     with library.open("rb") as opened:
         entries = [entry for entry in ELFFile(opened).get_dwarf_info().EH_CFI_entries() if isinstance(entry, FDE)]
         some = random.Random(1).sample(entries, len(entries) // EVERY)
-        compare(library.read_bytes(), list(rows_of(some)), 200)
+        compare(walks, library.read_bytes(), list(rows_of(some)), 200)
 
 
 DEBUG_FRAME = """
@@ -156,39 +174,45 @@ DEBUG_FRAME = """
     ret
 .cfi_endproc
 .section .debug_frame, "", @progbits
-.zero {padding}
+.skip {padding}
+.section .note.GNU-stack, "", @progbits
 """
 
 
-@pytest.mark.parametrize("version", [1, 3, 4])
-def test_functions_only_in_debug_frame_have_their_rows(tmp_path: Path, version: int) -> None:
-    # given functions with .debug_frame between others with .eh_frame, and padding between two files' entries
+@pytest.mark.parametrize(("version", "alone"), [(1, False), (3, False), (4, False), (4, True)])
+def test_functions_only_in_debug_frame_have_their_rows(walks: Walks, tmp_path: Path, version: int, alone: bool) -> None:
+    # given functions with .debug_frame, alone in the file or between others with .eh_frame, and padding between two
+    # files' entries; GNU as writes this version into both sections
     def library(folder: str, *paddings: int) -> Path:
-        sources = []
+        sources: list[Path] = []
         (tmp_path / folder).mkdir()
         for name, padding in zip(("first", "last"), paddings, strict=True):
             assembly, after = tmp_path / folder / f"{name}.S", tmp_path / folder / f"after_{name}.c"
             assembly.write_text(DEBUG_FRAME.format(name=name, padding=padding))
             after.write_text(f"int f_{name}(int (*f)(int), int n) {{ return f(n) + n; }}")
-            sources += [assembly, after]
+            sources += [assembly] if alone else [assembly, after]
         path = tmp_path / folder / "library.so"
-        command = ["gcc", "-O2", "-shared", "-nostdlib", f"-Wa,--gdwarf-cie-version={version}", *sources, "-o", path]
-        subprocess.run(command, check=True)
+        options = ["-O2", "-shared", "-nostdlib", f"-Wa,--gdwarf-cie-version={version}"]
+        subprocess.run(["gcc", *options, *map(str, sources), "-o", str(path)], check=True)
         return path
 
     # pyelftools does not know padding
     with library("plain", 0, 0).open("rb") as opened:
         information = ELFFile(opened).get_dwarf_info()
-        debug = information.CFI_entries()
-        assert {entry["version"] for entry in debug if not isinstance(entry, FDE)} == {version}
-        rows = list(rows_of([*information.EH_CFI_entries(), *debug]))
-    compare(library("padded", 4, 12).read_bytes(), rows, 50)
+        beside = information.EH_CFI_entries()
+        assert alone is not any(isinstance(entry, FDE) for entry in beside)
+        sections = [*beside, *information.CFI_entries()]
+        entries = [entry for entry in sections if isinstance(entry, CFIEntry)]
+        assert {entry["version"] for entry in entries if not isinstance(entry, FDE)} == {version}
+        rows = list(rows_of(entries))
+    compare(walks, library("padded", 4, 12).read_bytes(), rows, 50)
 
 
 # ---- expressions and rules ----
 
 
 def walked(
+    walks: Walks,
     instructions: bytes,
     address: int = 0x1001,
     is_exact: bool = True,
@@ -203,7 +227,7 @@ def walked(
     how = HowFound.INTERRUPTED if is_exact else HowFound.BY_RULE
     registers = {RBP: STACK + 0x100, RSP: STACK + 0x200, RETURN_ADDRESS: address}
     copy = StackCopy(registers, how, {STACK: bytes(page)})
-    (done,) = finished([content], [Mapping(0x1000, 1 << 24, 0x1000, 0)], [copy], 2)
+    (done,) = walks.finish([content], [Mapping(0x1000, 1 << 24, 0x1000, 0)], [copy], 2)
     return done
 
 
@@ -238,19 +262,19 @@ def with_value(expression: bytes) -> bytes:
         ("31" + " 12 1e" * 100, 1), ("09 ff" + " 12 1e" * 100, 1),
     ],
 )  # fmt: skip
-def test_the_values_of_expressions(text: str, expected: int) -> None:
+def test_the_values_of_expressions(walks: Walks, text: str, expected: int) -> None:
     # given that the caller's address is 0x1010 only if the value is as expected
     compared = (
         b"\x13" + bytes.fromhex(text) + b"\x0e" + struct.pack("<Q", expected) + bytes.fromhex("29 40 1e 0a 0010 22")
     )
-    done = walked(with_value(compared), 0x100B, words=MEMORY)
+    done = walked(walks, with_value(compared), 0x100B, words=MEMORY)
     # then
     assert done.ips.tolist() == [0x100B, 0x1010]
 
 
-def test_an_expression_of_a_register_begins_with_the_cfa() -> None:
+def test_an_expression_of_a_register_begins_with_the_cfa(walks: Walks) -> None:
     content = b"\x0e" + struct.pack("<Q", STACK + 0x208 + 8) + bytes.fromhex("29 40 1e 0a 0010 22")
-    assert walked(with_value(b"\x23\x08" + content)).ips.tolist() == [0x1001, 0x1010]
+    assert walked(walks, with_value(b"\x23\x08" + content)).ips.tolist() == [0x1001, 0x1010]
 
 
 @pytest.mark.parametrize(
@@ -261,8 +285,8 @@ def test_an_expression_of_a_register_begins_with_the_cfa() -> None:
         "34 94 03", "2f 80 ff", "31 34 1d", "31" + " 12" * 300, "31 12" * 70, "31 28 fc ff",
     ],
 )  # fmt: skip
-def test_damaged_and_unknown_operations_have_no_value(text: str) -> None:
-    done = walked(with_value(b"\x13" + bytes.fromhex(text)))
+def test_damaged_and_unknown_operations_have_no_value(walks: Walks, text: str) -> None:
+    done = walked(walks, with_value(b"\x13" + bytes.fromhex(text)))
     assert (done.ips.tolist(), done.ending) == ([0x1001], Walked.MEMORY)
 
 
@@ -293,28 +317,28 @@ PLT = "0f 0b 77088000 3f1a 3b2a 3324 22"
         ("0f 03 73 00 06", HARD),
     ],
 )  # fmt: skip
-def test_the_rule_of_a_row(instructions: str, rule: Rule) -> None:
+def test_the_rule_of_a_row(walks: Walks, instructions: str, rule: Rule) -> None:
     code = bytes.fromhex(instructions)
-    assert walked(code).rules[0x1001, RuleScope.INSTRUCTION] == rule
-    assert walked(code, is_exact=False).rules[0x1001, RuleScope.RETURN] == rule
+    assert walked(walks, code).rules[0x1001, RuleScope.INSTRUCTION] == rule
+    assert walked(walks, code, is_exact=False).rules[0x1001, RuleScope.RETURN] == rule
 
 
 @pytest.mark.parametrize(("cfa", "rule"), [("0f 04 77a00106", SIGNAL), ("0e a001", HARD), ("0f 02 7700", HARD)])
-def test_the_rule_of_a_signal_frame(cfa: str, rule: Rule) -> None:
+def test_the_rule_of_a_signal_frame(walks: Walks, cfa: str, rule: Rule) -> None:
     code = bytes.fromhex(cfa + "10 10 03 77a801")
     # the letter S tells that it is one; R, with the encoding, is left out
-    done = walked(code, augmentation=b"zS")
+    done = walked(walks, code, augmentation=b"zS")
     assert done.rules[0x1001, RuleScope.INSTRUCTION] == rule
 
 
 @pytest.mark.parametrize(("address", "cfa"), [(0x1020, 8), (0x102A, 8), (0x102B, 16), (0x102F, 16)])
-def test_a_plt_stub_has_a_rule_for_instructions_only(address: int, cfa: int) -> None:
+def test_a_plt_stub_has_a_rule_for_instructions_only(walks: Walks, address: int, cfa: int) -> None:
     code = bytes.fromhex(PLT)
-    assert walked(code, address).rules[address, RuleScope.INSTRUCTION] == Rule(RuleKind.BY_RSP, cfa)
-    assert walked(code, address, is_exact=False).rules[address, RuleScope.RETURN] == HARD
+    assert walked(walks, code, address).rules[address, RuleScope.INSTRUCTION] == Rule(RuleKind.BY_RSP, cfa)
+    assert walked(walks, code, address, is_exact=False).rules[address, RuleScope.RETURN] == HARD
 
 
-def test_nearly_all_rows_of_the_c_library_have_a_rule() -> None:
+def test_nearly_all_rows_of_the_c_library_have_a_rule(walks: Walks) -> None:
     content = LIBRARIES[1].read_bytes()
     frames, chance = CallFrames(content), random.Random(1)
     addresses = [
@@ -324,7 +348,7 @@ def test_nearly_all_rows_of_the_c_library_have_a_rule() -> None:
     copies = [StackCopy({RSP: STACK, RETURN_ADDRESS: address}, HowFound.BY_RULE, {}) for address in addresses]
     kinds = [
         done.rules[address, RuleScope.RETURN].kind
-        for address, done in zip(addresses, finished([content], mapped, copies, 2), strict=True)
+        for address, done in zip(addresses, walks.finish([content], mapped, copies, 2), strict=True)
     ]
     assert len(kinds) > 1000
     assert kinds.count(RuleKind.HARD) < len(kinds) / 100
@@ -387,13 +411,169 @@ def test_stacks_at_instructions_that_keep_the_cfa_in_another_register_equal_thos
         command += ["-in", tmp_path / "zeros", "-out", "/dev/null"]
     at = places(library)
     assert at
-    print(len(at))
-    files, compared = Files(), 0
-    with Finishing(files.open) as finishing:
-        for number, stop in enumerate(stops(command, tmp_path, memory=True, places={library: at})):
-            registers = {register: value for register, value in stop.registers.items() if register < REGISTERS}
-            copy = StackCopy(registers, HowFound.INTERRUPTED, dict(list(stop.pages.items())[:64]))
-            done = finishing.finish(number, mappings(stop, files), copy, 100)
-            assert [hex(ip) for ip in done.ips.tolist()] == [hex(pc) for pc in stop.pcs]
-            compared += 1
+    compared = 0
+    for stop, done in at_places(command, tmp_path, library, at):
+        assert (done.ending, in_hex(done)) == (Walked.WHOLE, [hex(pc) for pc in stop.pcs])
+        compared += 1
     assert compared
+
+
+def at_places(
+    command: Sequence[str | Path], folder: Path, library: Path, offsets: Sequence[int]
+) -> Iterator[tuple[Stop, Finished]]:
+    """Each stop at these instructions of a library, and its stack as walked from a copy with all registers."""
+    files = Files()
+    with Finishing(files.open) as finishing:
+        for number, stop in enumerate(stops(command, folder, memory=True, places={library: offsets})):
+            copy = StackCopy(stop.registers, HowFound.INTERRUPTED, dict(list(stop.pages.items())[:64]))
+            yield stop, finishing.finish(number, mappings(stop, files), copy, 100)
+
+
+def in_hex(done: Finished) -> list[str]:
+    return [hex(ip) for ip in done.ips.tolist()]
+
+
+IN_REGISTER = """
+.globl keeps_{name}, pops_{name}, calls_{name}, kept_{name}, popped_{name}, called_{name}
+.globl keeps_{name}_stop, pops_{name}_stop, calls_{name}_stop
+.text
+keeps_{name}:
+.cfi_startproc
+    lea 8(%rsp), %{name}
+.cfi_def_cfa {name}, 0
+    and $-64, %rsp
+    sub $256, %rsp
+keeps_{name}_stop:
+    lea -8(%{name}), %rsp
+.cfi_def_cfa rsp, 8
+    ret
+.cfi_endproc
+pops_{name}:
+.cfi_startproc
+    pop %{name}
+.cfi_adjust_cfa_offset -8
+.cfi_register rip, {name}
+pops_{name}_stop:
+    push %{name}
+.cfi_adjust_cfa_offset 8
+.cfi_offset rip, -8
+    ret
+.cfi_endproc
+calls_{name}:
+.cfi_startproc
+    lea 8(%rsp), %{name}
+.cfi_def_cfa {name}, 0
+    call calls_{name}_stop
+called_{name}:
+    lea -8(%{name}), %rsp
+.cfi_def_cfa rsp, 8
+    ret
+.cfi_endproc
+calls_{name}_stop:
+.cfi_startproc
+    ret
+.cfi_endproc
+"""
+IN_EACH_REGISTER = """
+.globl in_each_register
+.text
+in_each_register:
+.cfi_startproc
+    sub $8, %rsp
+.cfi_adjust_cfa_offset 8
+{calls}
+    add $8, %rsp
+.cfi_adjust_cfa_offset -8
+    ret
+.cfi_endproc
+.section .note.GNU-stack, "", @progbits
+"""
+CALLS = """
+    call keeps_{name}
+kept_{name}:
+    call pops_{name}
+popped_{name}:
+    call calls_{name}
+"""
+NAMES = ("rax", "rdx", "rcx", "rsi", "rdi", "r8", "r9", "r10", "r11")  # of CALLER_SAVED
+
+
+def test_a_register_that_calls_change_keeps_the_cfa_or_return_address_of_the_innermost_frame(tmp_path: Path) -> None:
+    # given a library whose functions keep their CFA or their return address in such a register
+    assembly, library, program = tmp_path / "each.S", tmp_path / "libeach.so", tmp_path / "program"
+    calls = "".join(CALLS.format(name=name) for name in NAMES)
+    functions = "".join(IN_REGISTER.format(name=name) for name in NAMES)
+    assembly.write_text(functions + IN_EACH_REGISTER.format(calls=calls))
+    options = ["-nostdlib", "-Wl,-Bsymbolic"]
+    subprocess.run(["gcc", "-shared", *options, str(assembly), "-o", str(library)], check=True)
+    (tmp_path / "main.c").write_text("int main(void) { void in_each_register(void); in_each_register(); }")
+    subprocess.run(["gcc", str(tmp_path / "main.c"), str(library), "-o", str(program)], check=True)
+    kinds = {"keeps": "kept", "pops": "popped", "calls": "called"}
+    at = {f"{kind}_{name}": offset_of(library, f"{kind}_{name}_stop") for name in NAMES for kind in kinds}
+    # when
+    seen = []
+    for stop, done in at_places([program], tmp_path, library, list(at.values())):
+        (path, offset), (caller_path, caller) = stop.places[:2]
+        (function,) = (name for name, place in at.items() if place == offset)
+        kind, name = function.split("_")
+        seen.append((kind, name))
+        assert (path, caller_path) == (library, library)
+        assert caller == offset_of(library, f"{kinds[kind]}_{name}")
+        if kind == "calls":
+            # then a register that the called function may have changed leads to no caller
+            assert (done.ending, in_hex(done)) == (Walked.MEMORY, [hex(pc) for pc in stop.pcs[:2]])
+        else:
+            # and the one of the innermost frame to gdb's, which is the one that the program called from
+            assert (done.ending, in_hex(done)) == (Walked.WHOLE, [hex(pc) for pc in stop.pcs])
+            assert done.rules[stop.pcs[0], RuleScope.INSTRUCTION] == HARD
+    assert seen == [(kind, name) for name in NAMES for kind in kinds]
+
+
+# ---- sections ----
+
+WITHOUT_EH_FRAME = ["-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-gdwarf-2", *WITHOUT_EH_FRAME],
+        ["-gdwarf-5", *WITHOUT_EH_FRAME],
+        ["-g0"],
+        ["-g0", "-Wl,--no-eh-frame-hdr"],
+    ],
+    ids=["debug-2", "debug-5", "eh", "eh-without-table"],
+)
+def test_stacks_through_one_section_equal_those_of_gdb(tmp_path: Path, options: list[str]) -> None:
+    # given a program whose functions have call frame information in one section only; probe_me's is in .eh_frame
+    program = build(tmp_path, "plain.c", "-O2", "-fomit-frame-pointer", *options)
+    with program.open("rb") as opened:
+        elf, function = ELFFile(opened), offset_of(program, "stop")
+        (address,) = (segment["p_vaddr"] + function - segment["p_offset"] for segment in executable(elf))
+        information = elf.get_dwarf_info()
+        sections = [
+            information.has_EH_CFI() and has_entry(information.EH_CFI_entries(), address),
+            information.has_CFI() and has_entry(information.CFI_entries(), address),
+        ]
+    assert sections == ["-g0" in options, "-g0" not in options]
+    # when, then
+    files, count = Files(), 0
+    with Finishing(files.open) as finishing:
+        for stop in stops([program], tmp_path, memory=True):
+            copied = dict(list(stop.pages.items())[:64])
+            done = finishing.finish(
+                1, mappings(stop, files), StackCopy(stop.registers, HowFound.INTERRUPTED, copied), 400
+            )
+            assert (done.ending, in_hex(done)) == (Walked.WHOLE, [hex(pc) for pc in stop.pcs])
+            assert HowFound.BY_GUESS not in done.how_found
+            count += 1
+    assert count > 20
+
+
+def executable(elf: ELFFile) -> Iterator[Any]:
+    return (segment for segment in elf.iter_segments("PT_LOAD") if segment["p_flags"] & 1)
+
+
+def has_entry(entries: Sequence[object], address: int) -> bool:
+    functions = (entry for entry in entries if isinstance(entry, FDE))
+    return any(0 <= address - entry["initial_location"] < entry["address_range"] for entry in functions)
