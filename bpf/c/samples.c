@@ -16,7 +16,9 @@ static u64 (*registers_of)(u64 task) = (void *)175; /* registers of user space a
 
 #define BREAKPOINT 0xcc
 #define LONGEST_INSTRUCTION 15 /* bytes, Intel's manual, volume 2, 2.3.11 */
-#define CALL 5                 /* bytes of a direct call, and of the nop that the kernel replaces by one */
+#define CALL 5                 /* bytes of a direct call or jump, and of the nop that the kernel replaces by a call */
+#define SHORT_BRANCH 2         /* bytes of a jump to an address near by, */
+#define BRANCH 6               /* and of a conditional jump to any other */
 #define TRAMPOLINE 18          /* bytes */
 #define TRAMPOLINE_PUSHED 0x1afffff94ULL /* two bits for each byte of it: how many words it has pushed before */
 
@@ -35,9 +37,16 @@ static __always_inline void leave_copy(struct start *start) {
         start->ip = at + (start->ip - copy);
 }
 
+/* Whether a direct call that ends at an address calls a trampoline. */
+static __always_inline int calls_trampoline(u64 after, u64 trampoline) {
+    u64 code = 0;
+    return !read_user(&code, 8, (void *)(after - CALL)) && (code & 0xff) == 0xe8 && after + (s32)(code >> 8) == trampoline;
+}
+
 /* In the trampoline of optimised probes, the thread is at the instruction that calls it, before the call
  * (uprobe_trampoline_entry in arch/x86/kernel/uprobes.c, Linux 6.18). The trampoline is at the start of a page:
- * push %rcx; push %r11; push %rax; mov $__NR_uprobe, %rax; syscall; pop %rax; pop %r11; pop %rcx; ret */
+ * push %rcx; push %r11; push %rax; mov $__NR_uprobe, %rax; syscall; pop %rax; pop %r11; pop %rcx; ret
+ * While the kernel serves the system call, the stack pointer can be moved already, while the address is not yet. */
 static __always_inline void leave_trampoline(struct start *start) {
     u64 offset = start->ip & (PAGE - 1), code[2] = {}, after = 0;
     if (offset >= TRAMPOLINE || read_user(code, sizeof(code), (void *)(start->ip - offset)))
@@ -45,8 +54,11 @@ static __always_inline void leave_trampoline(struct start *start) {
     if (code[0] << 8 != 0xc0c7485053415100 || code[1] >> 24 != 0x5b4158050f)
         return;
     u64 call = start->sp + (TRAMPOLINE_PUSHED >> 2 * offset & 3) * 8;
-    if (read_user(&after, 8, (void *)call))
-        return;
+    if (read_user(&after, 8, (void *)call) || !calls_trampoline(after, start->ip - offset)) {
+        call = start->sp - 8;
+        if (read_user(&after, 8, (void *)call) || !calls_trampoline(after, start->ip - offset))
+            return;
+    }
     start->ip = after - CALL;
     start->sp = call + 8;
 }
@@ -79,18 +91,27 @@ static __always_inline u64 is_pushed(const struct pt_regs *regs, u64 top) {
 }
 
 /* While the kernel handles a breakpoint, the thread is at the instruction that the breakpoint replaces, until the kernel has
- * done what this instruction does. First the address is the one behind the breakpoint. At the end, the stack pointer can be
- * moved already, while the address is not yet. */
+ * done what this instruction does. First the address is the one behind the breakpoint. At the end of a push the stack pointer
+ * can be moved already, while the address is not yet. Of a jump or call, the address is first the one behind the instruction;
+ * a call's return address can be pushed already (branch_emulate_op). */
 static __always_inline void leave_breakpoint(struct start *start, struct pt_regs *regs, u64 kernel_ip) {
     u64 top = 0;
-    u8 bytes[2] = {};
-    if (!is_at_int3(regs) || read_user(bytes, 2, (void *)(start->ip - 1)) || read_user(&top, 8, (void *)start->sp))
+    u8 bytes[BRANCH + 1] = {}; /* those before the address, and the one there */
+    if (!is_at_int3(regs) || read_user(bytes, sizeof(bytes), (void *)(start->ip - BRANCH)) ||
+        read_user(&top, 8, (void *)start->sp))
         return;
-    if (kernel_ip - UPROBE_EMULATION < UPROBE_EMULATION_BYTES) {
-        if (bytes[1] == BREAKPOINT && (is_pushed(regs, top) | (top == start->ip + CALL)))
-            start->sp += 8;
-    } else if (bytes[0] == BREAKPOINT && !is_pushed(regs, top)) {
-        start->ip--;
+    if (kernel_ip - UPROBE_EMULATION >= UPROBE_EMULATION_BYTES) {
+        if (bytes[BRANCH - 1] == BREAKPOINT && !is_pushed(regs, top))
+            start->ip--;
+    } else if (bytes[BRANCH] == BREAKPOINT) {
+        start->sp += is_pushed(regs, top) ? 8 : 0;
+    } else if (bytes[BRANCH - SHORT_BRANCH] == BREAKPOINT) {
+        start->ip -= SHORT_BRANCH;
+    } else if (bytes[BRANCH - CALL] == BREAKPOINT) {
+        start->sp += top == start->ip ? 8 : 0;
+        start->ip -= CALL;
+    } else if (bytes[0] == BREAKPOINT) {
+        start->ip -= BRANCH;
     }
 }
 

@@ -56,7 +56,7 @@ def calls_of(program: Path) -> list[Call]:
 
 
 def test_every_stack_of_a_coroutine_begins_where_it_does(tmp_path: Path) -> None:
-    program = build(tmp_path, "coroutines.c", "-O1", "-fno-optimize-sibling-calls", "-no-pie", "-fno-omit-frame-pointer")
+    program = build(tmp_path, "coroutines.c", "-O1", "-fno-optimize-sibling-calls", "-no-pie")
     functions = Functions(program)
     calls = calls_of(program)
     assert len(calls) == ALL

@@ -44,12 +44,14 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Names:
-    """The functions of the program; addresses outside it are in libraries."""
+    """The functions of the program; its PLT, and addresses outside it, count as libraries."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             table = ELFFile(file).get_section_by_name(".symtab")
+            plt = ELFFile(file).get_section_by_name(".plt")
             assert isinstance(table, SymbolTableSection)
+            self._plt = range(plt["sh_addr"], plt["sh_addr"] + plt["sh_size"])
             self._functions = sorted(
                 (symbol["st_value"], symbol["st_size"], symbol.name)
                 for symbol in table.iter_symbols()
@@ -59,7 +61,10 @@ class Names:
     def of(self, ip: int) -> str:
         at = bisect.bisect_right(self._functions, (ip, 1 << 64)) - 1
         start, size, name = self._functions[max(at, 0)]
-        return name if start <= ip < start + size else LIBRARY if 0x7E << 40 < ip < COPIES else hex(ip)
+        return name if start <= ip < start + size else LIBRARY if self._is_of_a_library(ip) else hex(ip)
+
+    def _is_of_a_library(self, ip: int) -> bool:
+        return ip in self._plt or 0x7E << 40 < ip < COPIES
 
 
 def taken(program: Path) -> Iterator[tuple[Walked, list[int]]]:
@@ -95,7 +100,11 @@ def test_no_sample_at_a_probe_lacks_a_caller(program: Path) -> None:
     entered = {(f"enter_{name}", *outer) for name in FUNCTIONS}
     jumped = {("enter_jumped", *outer), ("enter_jumped", "enter_call", *outer)}
     whole = Counter({stack: count for (walked, stack), count in found.items() if walked is Walked.WHOLE})
-    assert {stack for stack in whole if stack[0].startswith("enter_")} == entered | jumped
+    seen = {stack for stack in whole if stack[0].startswith("enter_")}
+    # (but a few of 100,000 samples, where another interrupt came while the kernel pushed r12, which is 0)
+    pushed = ("enter_push_r12",)
+    assert seen - {pushed} == entered | jumped
+    assert whole[pushed] <= 3
     assert sum(whole[stack] for stack in entered) > 0.3 * found.total()
     # and those that were not finished in time have no wrong caller
     cut = {stack for walked, stack in found if walked is not Walked.WHOLE and stack[0].startswith("enter_")}
