@@ -1,11 +1,12 @@
 """Stacks of coroutines: they begin where the coroutine does, and are whole, from the first launch to the last.
 
-The truth is the structure of tests/stacks/coroutines.c, and its symbols as nm has them.
+The truth is the structure of tests/stacks/coroutines.c and its symbols as nm has them, and the structure of GREENLETS.
 """
 
 from __future__ import annotations
 
 import subprocess
+import sys
 from bisect import bisect_right
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import Call, probed
-from stacks.debugger import build
+from stacks.debugger import HERE, build
 from waiting import until
 
 pytestmark = pytest.mark.bpf
@@ -21,6 +22,33 @@ ROUNDS, COROUTINES = 20, 4
 ALL = ROUNDS * (COROUTINES + 1)
 BY_HAND = COROUTINES  # the last one
 OUTSIDE = "outside"
+
+# Greenlets call probe_me at three depths; main switches to them at other depths, also from C.
+GREENLETS = """\
+import ctypes, sys
+from greenlet import getcurrent, greenlet
+
+probe_me = ctypes.CDLL(sys.argv[1]).probe_me
+
+
+def deep(calls, what):
+    return deep(calls - 1, what) if calls else what()
+
+
+def run():
+    main, calls = getcurrent().parent, 0
+    while True:
+        deep(calls % 3, lambda: probe_me(calls % 3))
+        calls += 1
+        main.switch()
+
+
+several = [greenlet(run) for _ in range(4)]
+for turn in range(int(sys.argv[2]) // len(several)):
+    for each in several:
+        deep(turn % 5, each.switch) if turn % 2 else sorted([1], key=lambda _: each.switch())
+sys.stdin.read()
+"""
 
 
 class Functions:
@@ -41,24 +69,26 @@ class Functions:
         return (*(self.of(ip - (place > 0)) for place, ip in enumerate(inner)), self.of(start))
 
 
-def calls_of(program: Path) -> list[Call]:
-    with probed(program) as seen:
+def calls_of(command: list[str | Path], probed_file: Path, number: int) -> tuple[list[Call], str]:
+    """The calls of a program that makes so many, and its mappings when it has made them."""
+    with probed(probed_file) as seen:
         calls: list[Call] = []
-        with subprocess.Popen([program], stdin=subprocess.PIPE) as process:  # it ends when it can read no more
+        with subprocess.Popen(command, stdin=subprocess.PIPE) as process:  # it ends when it can read no more
 
             def are_there() -> bool:
                 calls.extend(seen.calls())
-                return len(calls) >= ALL
+                return len(calls) >= number
 
             until(are_there, process)
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
             process.communicate()
-        return calls + seen.calls()
+        return calls + seen.calls(), maps
 
 
 def test_every_stack_of_a_coroutine_begins_where_it_does(tmp_path: Path) -> None:
     program = build(tmp_path, "coroutines.c", "-O1", "-fno-optimize-sibling-calls", "-no-pie")
     functions = Functions(program)
-    calls = calls_of(program)
+    calls, _ = calls_of([program], program, ALL)
     assert len(calls) == ALL
     for call in calls:
         which = call.number // 100
@@ -75,3 +105,21 @@ def test_every_stack_of_a_coroutine_begins_where_it_does(tmp_path: Path) -> None
             assert own[:2] == ("probe_me", "main")
     # those of makecontext have the same stacks, whatever their link is, and however deep main was
     assert len({call.ips for call in calls}) == 1 + 3 * 2
+
+
+def test_every_stack_of_a_greenlet_begins_in_greenlet(tmp_path: Path) -> None:
+    library = tmp_path / "libprobe.so"
+    subprocess.run(["gcc", "-shared", HERE / "probe.S", "-o", library], check=True)
+    calls, maps = calls_of([sys.executable, "-c", GREENLETS, library, str(ALL)], library, ALL)
+    assert len(calls) == ALL
+    for call in calls:
+        assert call.walked is Walked.WHOLE, call
+        assert True not in call.guessed
+        assert "/_greenlet." in mapping_of(call.ips[-1], maps)
+    # however deep main was when it switched, and wherever it was when the greenlet began
+    assert len({(call.number, call.ips) for call in calls}) == 3
+
+
+def mapping_of(address: int, maps: str) -> str:
+    spans = ((line, *(int(end, 16) for end in line.split()[0].split("-"))) for line in maps.splitlines())
+    return next(line for line, start, end in spans if start <= address < end)

@@ -48,9 +48,8 @@ class Names:
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
-            table = ELFFile(file).get_section_by_name(".symtab")
-            plt = ELFFile(file).get_section_by_name(".plt")
-            assert isinstance(table, SymbolTableSection)
+            table, plt = map(ELFFile(file).get_section_by_name, (".symtab", ".plt"))
+            assert isinstance(table, SymbolTableSection) and plt is not None
             self._plt = range(plt["sh_addr"], plt["sh_addr"] + plt["sh_size"])
             self._functions = sorted(
                 (symbol["st_value"], symbol["st_size"], symbol.name)
