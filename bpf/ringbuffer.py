@@ -51,8 +51,8 @@ class RingBuffer:
         self.misfits = 0  # number of records with another length than the dtype's, which are skipped
         self._held_at, self._held_since = -1, 0  # the unfinished record that the last read ended at, and since when
         self._held: list[tuple[int, int]] = []  # begin and end of times that were too long
-        self._row = np.dtype([("length", "<u4"), ("offset", "<u4"), ("payload", dtype)])
-        if self._row.itemsize % 8:
+        self._dtype, self._row_bytes = dtype, _HEADER + dtype.itemsize
+        if self._row_bytes % 8:
             raise ValueError("records must be a multiple of 8 bytes long")
         self._consumer_map = mmap.mmap(fd, _PAGE)
         self._producer_map = mmap.mmap(fd, _PAGE + 2 * size, prot=mmap.PROT_READ, offset=_PAGE)
@@ -73,7 +73,9 @@ class RingBuffer:
             most: how many records to read; the others stay in the buffer.
         """
         position, end = int(self._consumer[0]), int(self._producer[0])
-        parts: list[NDArray[np.void]] = []
+        parts: list[
+            NDArray[np.uint8]
+        ] = []  # payloads, a row each: copied as bytes, as numpy copies records more slowly
         is_complete = True
         while is_complete and end - position >= _HEADER and (left := most - sum(map(len, parts))) > 0:
             position, is_complete = self._read_expected(position, end, parts, left)
@@ -81,9 +83,8 @@ class RingBuffer:
         held_at = position if position < end else -1
         if held_at != self._held_at:
             self._note_held(held_at)
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty(0, self._row["payload"])
+        payloads = np.concatenate(parts) if len(parts) > 1 else parts[0] if parts else np.empty(0, np.uint8)
+        return payloads.reshape(-1).view(self._dtype)
 
     def _note_held(self, held_at: int) -> None:
         now = time.monotonic_ns()
@@ -104,24 +105,24 @@ class RingBuffer:
         """Bytes of records that were begun, and not read yet."""
         return int(self._producer[0]) - int(self._consumer[0])
 
-    def _read_expected(self, position: int, end: int, parts: list[NDArray[np.void]], most: int) -> tuple[int, bool]:
+    def _read_expected(self, position: int, end: int, parts: list[NDArray[np.uint8]], most: int) -> tuple[int, bool]:
         """Reads records of the expected length from `position` on, and skips the misfit after them, if any.
 
         Returns:
             The position after these records, and whether a complete record may follow.
         """
-        count = min((end - position) // self._row.itemsize, most)
+        count = min((end - position) // self._row_bytes, most)
         start = position % self._size
-        rows = self._data[start : start + count * self._row.itemsize].view(self._row)
-        lengths = rows["length"].copy()
-        others = np.flatnonzero((lengths & ~_DISCARDED) != self._row["payload"].itemsize)
+        rows = self._data[start : start + count * self._row_bytes].reshape(count, self._row_bytes)
+        lengths = rows[:, :4].view("<u4")[:, 0].copy()
+        others = np.flatnonzero((lengths & ~_DISCARDED) != self._dtype.itemsize)
         if len(others):
             count = int(others[0])
             rows, lengths = rows[:count], lengths[:count]
         if count:
             kept = (lengths & _DISCARDED) == 0
-            parts.append(rows["payload"].copy() if kept.all() else rows["payload"][kept])
-            position += count * self._row.itemsize
+            parts.append((rows if kept.all() else rows[kept])[:, _HEADER:].copy())
+            position += count * self._row_bytes
         if count == most:
             return position, True
         return self._skip_misfit(position, end)
@@ -135,7 +136,7 @@ class RingBuffer:
         if header & _BUSY:
             return position, False
         length = int(header & ~_DISCARDED)
-        if length == self._row["payload"].itemsize and end - position >= self._row.itemsize:
+        if length == self._dtype.itemsize and end - position >= self._row_bytes:
             return position, True  # the record has been completed meanwhile
         self.misfits += 1
         # If the length leads past the written data, the next record cannot be found: skip all data.

@@ -5,6 +5,7 @@ bpf/declarations.py makes the programs' own declarations of these: a change here
 
 from __future__ import annotations
 
+import functools
 from enum import IntEnum, IntFlag
 
 import numpy as np
@@ -151,6 +152,7 @@ CPU_SAMPLE = np.dtype(
 )
 
 
+@functools.cache
 def stack_dtype(depth: int) -> np.dtype[np.void]:
     """The dtype of a stack record of programs loaded with STACK_DEPTH = `depth`."""
     return np.dtype(

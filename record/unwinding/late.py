@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
-from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack, grouped
+from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack, copied_parts, finished_records
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.modules import Module, ModuleKind
@@ -48,14 +48,14 @@ class LateFinishing:
             copies: arrays COPY[n], grouped by stack.
         """
         end, latest = patient_clock() + MOST_SECONDS, time.monotonic() + _LATEST * MOST_SECONDS
-        runs = (run for array in copies for run in grouped(array))
+        parts = (part for array in copies for part in copied_parts(array))
         failures = Counter[int]()  # by process
         with Finishing(self._open, patience_s=_PATIENCE_S) as finishing:
-            for _, of_stack in groupby(runs, key=lambda run: int(run["id"][0])):
+            for _, of_stack in groupby(parts, key=lambda part: part.head.id):
                 stack = None
-                for run in of_stack:
-                    stack = stack or UnfinishedStack.of(run)
-                    stack.add(run)
+                for part in of_stack:
+                    stack = stack or UnfinishedStack(part.head)
+                    stack.add(part.pages, part.is_last)
                 if stack is None or patient_clock() > end or time.monotonic() > latest:
                     return
                 if failures[stack.pid] == MOST_FAILURES:
@@ -80,7 +80,7 @@ class LateFinishing:
         return None
 
     def _finish(self, finishing: Finishing, stack: UnfinishedStack) -> list[bytes]:
-        mapped = self._spaces.mapped(int(stack.record["pid"]), int(stack.record["time"]))
+        mapped = self._spaces.mapped(stack.pid, stack.head.time)
         mappings = tuple(
             Mapping(start, end, 0 if module.kind is ModuleKind.VDSO else offset, self._number(module))
             for start, end, offset, module in mapped
@@ -90,7 +90,7 @@ class LateFinishing:
         if self._unopened and any(self._is_unopened(mappings, address) for address in finished.ips.tolist()):
             # Nobody knows whether that code has call frame information, so a walk through it proves nothing.
             finished = replace(finished, ending=Walked.MISSED)
-        return stack.finished_records(finished, self._depth)
+        return finished_records([stack], [finished], self._depth)
 
     def _is_unopened(self, mappings: tuple[Mapping, ...], address: int) -> bool:
         """Whether an address is in a file that could not be had."""

@@ -38,14 +38,20 @@ from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
-from iaprof.record.unwinding.unfinished import MOST_FAILURES, StackQueue, UnfinishedStack, grouped
+from iaprof.record.unwinding.unfinished import (
+    MOST_FAILURES,
+    StackQueue,
+    UnfinishedStack,
+    copied_parts,
+    finished_records,
+)
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, Mapping
 
 MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
 SAMPLES_WAIT_S = 0.02  # for further ones of CPU samples, as each message to the child takes longer than a stack
-MOST_READ = 24 * (COPY_PAGES + 1)  # COPY records that are read at once: of 24 copies
+MOST_READ = 8 * (COPY_PAGES + 1)  # COPY records that are read at once: of at least 8 copies
 MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
 MOST_SAMPLES = 512  # copies of CPU samples' stacks in the queue; they wait until no launch's stack does
 MOST_GUESSES = 1 << 16  # guessed rules, for code without call frame information, that are kept
@@ -195,15 +201,23 @@ class Learner:
         """How many COPY records may be read now."""
         return MOST_READ if len(self._launches) < MOST_WAITING // 2 else 0
 
+    @property
+    def can_wait(self) -> bool:
+        """Whether no rules are to be learnt now, and there is room for further copies."""
+        return not self._urgent and bool(self.room) and not self.is_ending
+
     def take(self, records: NDArray[np.void]) -> None:
         """Adds COPY[n]."""
-        if len(records):
-            self._look_at_latest(UnfinishedStack.of(records[-1:]))
-        for of_stack in grouped(records):
-            number = int(of_stack["id"][0])
-            if number not in self._incomplete:
-                self._incomplete[number] = UnfinishedStack.of(of_stack)
-            if self._incomplete[number].add(of_stack):
+        parts = copied_parts(records)
+        if parts:
+            self._look_at_latest(UnfinishedStack(parts[-1].head))
+        for part in parts:
+            number = part.head.id
+            stack = self._incomplete.get(number)
+            if stack is None:
+                stack = self._incomplete[number] = UnfinishedStack(part.head)
+            stack.add(part.pages, part.is_last)
+            if part.is_last:
                 self._queue(self._incomplete.pop(number))
         # A copy's end that had no room in the ring buffer never comes.
         while self._incomplete and (
@@ -218,7 +232,7 @@ class Learner:
         Until then BPF copies the stack of each of its launches, so that there may be more than can be finished in the
         time until it does so again.
         """
-        known, state = self._processes.get(stack.pid), MappingState(*stack.record["of"].tolist())
+        known, state = self._processes.get(stack.pid), stack.head.of
         if known is None or known.is_as(state):
             return
         with contextlib.suppress(IaprofError):  # it has ended, or gone on
@@ -231,10 +245,10 @@ class Learner:
         if not stack.is_sample:
             process = self._processes.get(stack.pid)
             missed = stack.missed
-            lacks = stack.pid, stack.unloads, *missed
+            lacks = stack.pid, stack.head.of.unloads, *missed
             is_known = (
                 process is not None
-                and process.state.unloads == stack.unloads
+                and process.state.unloads == stack.head.of.unloads
                 and missed in self._written.get(process.space, ())
             )
             queue = self._launches
@@ -251,7 +265,7 @@ class Learner:
 
     def _forget_question(self, stack: UnfinishedStack) -> None:
         """Notes that the rule that a stack lacks was found, or that it cannot be."""
-        lacks = stack.pid, stack.unloads, *stack.missed
+        lacks = stack.pid, stack.head.of.unloads, *stack.missed
         if lacks in self._asked:
             self._asked.discard(lacks)
             self._done[stack.copies_key] += 1
@@ -302,7 +316,7 @@ class Learner:
             self._forget_failures()
         account = _account_of(pid)
         records: list[bytes] = []
-        for state, of_state in groupby(stacks, key=lambda stack: MappingState(*stack.record["of"].tolist())):
+        for state, of_state in groupby(stacks, key=lambda stack: stack.head.of):
             group = list(of_state)
             try:
                 if self._has_failed(pid, account):
@@ -401,19 +415,19 @@ class Learner:
             if mappings != process.mappings:
                 process = self._remember(pid, state, mappings)
                 all_finished = self._walk(process, pid, stacks)
-        records: list[bytes] = []
+        answered: list[tuple[UnfinishedStack, Finished]] = []
         for stack, finished in zip(stacks, all_finished, strict=True):
             if finished.ending is Walked.NOWHERE:
                 self._give_back(stack)
                 continue
             self._write_rules(process, stack, finished)
             if finished.ending is not Walked.MEMORY or stack.is_complete:
-                records += stack.finished_records(finished, self._depth)
+                answered.append((stack, finished))
         if self._table.is_crowded:
             self._grow()
         if self._processes.get(pid) is process:
             self._spaces.set(pid, process.state, process.space, self._table.bits)
-        return records
+        return finished_records(*zip(*answered, strict=True), self._depth) if answered else []
 
     def _walk(self, process: Process, pid: int, stacks: Sequence[UnfinishedStack]) -> list[Finished]:
         copies, limits = [stack.copy() for stack in stacks], [stack.limit(self._depth) for stack in stacks]
@@ -526,7 +540,7 @@ class Learner:
                 is_new = True
         if len(written) > MOST_WRITTEN:
             del self._written[process.space]
-        path = int(stack.record["missed_path"])
+        path = stack.head.missed_path
         # Rules that switch to another stack, which was not copied, work in BPF from now on; so do those of frames whose
         # callers are above the copy.
         leads = not has_hard and (
@@ -535,7 +549,7 @@ class Learner:
         if leads:
             self._spaces.walk_again(path)
         else:
-            self._spaces.keep_stack(path, int(stack.record["id"]), time.monotonic_ns() + PRESUMED_NS)
+            self._spaces.keep_stack(path, stack.head.id, time.monotonic_ns() + PRESUMED_NS)
 
     def _confirmed(self, space: int, address: int, scope: RuleScope, rule: Rule) -> Rule | None:
         """Returns a rule; in place of a guess that was not made twice alike, HARD, or None for a block.
@@ -611,12 +625,14 @@ def _serve(learner: Learner, ring: RingBuffer, channel: socket.socket) -> None:
                 deadline = time.monotonic() + ENDING_S
         misfits = ring.misfits
         # Rules that many launches wait for come first: other copies stay in the ring buffer, and BPF sends no more.
-        learner.take(ring.read(MOST_RECORDS if is_closed or (has_request and message == SYNC) else learner.room))
+        copies = ring.read(MOST_RECORDS if is_closed or (has_request and message == SYNC) else learner.room)
+        learner.take(copies)
         for _ in range(ring.misfits - misfits):
             channel.send(MISFIT)
         if has_request and message == SYNC:
             asked_at = time.monotonic()
-        if learner.has_work:
+        # Further copies may lack rules that nobody has asked for yet: all others wait until these are read.
+        if learner.has_work and not (len(copies) and learner.can_wait):
             for message in learner.step():
                 channel.send(message)
         if is_asked_to_report and learner.has_finished(asked_at):

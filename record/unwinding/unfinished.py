@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.wire.launches import COPIED, KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
+from iaprof.bpf.rule_table import MappingState
+from iaprof.formats.wire.launches import COPIED, COPY, KEPT_SHIFT, MAX_DEPTH, PYTHON_STACK, stack_dtype
 from iaprof.formats.wire.unwind_rules import RuleScope
 from iaprof.symbols.unwind.cfi import RBP, RETURN_ADDRESS, RSP
 from iaprof.symbols.unwind.finishing import PAGE, Finished, HowFound, StackCopy
@@ -18,103 +22,117 @@ from iaprof.symbols.unwind.finishing import PAGE, Finished, HowFound, StackCopy
 MOST_FAILURES = 2  # of the child that finishes stacks, for one process
 
 
-@dataclass
+class Copied(NamedTuple):
+    """The members of a COPIED record."""
+
+    id: int
+    time: int
+    pid: int
+    tid: int
+    of: MappingState
+    missed_path: int
+    start: tuple[int, ...]  # registers
+    ip: int
+    sp: int
+    bp: int
+    depth: int
+    is_exact: int
+    is_sample: int
+    has_python: int
+    address: int
+
+    @classmethod
+    def from_record(cls, record: tuple[Any, ...]) -> Copied:
+        """Takes COPIED's members as numpy's tolist() has them."""
+        head = cls(*record)
+        return head._replace(of=MappingState(*head.of))
+
+
+@dataclass(slots=True)
 class UnfinishedStack:
     """A stack whose memory BPF has copied for the learner to walk."""
 
-    record: np.void  # COPIED: the first record that came, without its page
-    pages: dict[int, bytes | memoryview] = field(default_factory=dict)  # by address
+    head: Copied  # the first record that came
+    pages: dict[int, memoryview] = field(default_factory=dict)  # by address
     since: float = field(default_factory=time.monotonic)  # time.monotonic() when it came
     is_complete: bool = False  # whether all of the copy came; BPF counts copies for which the ring buffer had no room
 
     @property
     def pid(self) -> int:
         """The stack's process."""
-        return int(self.record["pid"])
+        return self.head.pid
 
     @property
     def is_sample(self) -> bool:
         """Whether the stack is of a CPU sample."""
-        return bool(self.record["is_sample"])
+        return bool(self.head.is_sample)
 
-    def add(self, records: NDArray[np.void]) -> bool:
-        """Adds COPY[n] of the stack, in order; returns whether the last one was the stack's last."""
-        addresses, content = records["address"].tolist(), memoryview(records["page"].tobytes())
-        for number, address in enumerate(addresses):
-            if address:
-                self.pages[address] = content[PAGE * number : PAGE * (number + 1)]
-        self.is_complete = not addresses[-1]
-        return self.is_complete
-
-    @classmethod
-    def of(cls, records: NDArray[np.void]) -> UnfinishedStack:
-        """Begins a stack with the first of COPY[n]."""
-        return cls(np.frombuffer(records[:1].tobytes(), COPIED, 1)[0])
-
-    @property
-    def unloads(self) -> int:
-        """How often the process had unmapped libraries; see MAPPING_STATE."""
-        return int(self.record["of"]["unloads"])
+    def add(self, pages: Mapping[int, memoryview], is_complete: bool) -> None:
+        """Adds pages by their addresses, and notes whether these are the last ones."""
+        self.pages.update(pages)
+        self.is_complete = is_complete
 
     @property
     def copies_key(self) -> int:
         """For which processes and stacks BPF counts copies: see copies_key in bpf/c/misses.c."""
-        return self.pid | self.is_sample << 31
+        return self.head.pid | self.head.is_sample << 31
 
     @property
     def missed(self) -> tuple[int, int]:
         """The address for which BPF had no rule, and its RuleScope."""
-        return int(self.record["ip"]), RuleScope.INSTRUCTION if self.record["is_exact"] else RuleScope.RETURN
+        return self.head.ip, RuleScope.INSTRUCTION if self.head.is_exact else RuleScope.RETURN
 
     @property
     def begins_at_probe(self) -> bool:
         """Whether the copied memory begins at the probe, and not where BPF's walk ended."""
-        return int(self.record["depth"]) == 1 or (int(self.record["start"]["sp"]) & -PAGE) in self.pages
+        return self.head.depth == 1 or (self.head.start[RSP] & -PAGE) in self.pages
 
     def limit(self, depth: int) -> int:
         """Returns how many addresses to find, of a stack of at most `depth`."""
-        return depth if self.begins_at_probe else depth - int(self.record["depth"]) + 1
+        return depth if self.begins_at_probe else depth - self.head.depth + 1
 
     def copy(self) -> StackCopy:
         """Returns the registers and memory to start the walk with."""
-        record = self.record
+        head = self.head
         if self.begins_at_probe:
-            registers = dict(enumerate(record["start"].tolist()))
-            return StackCopy(registers, HowFound.INTERRUPTED, self.pages)
-        ip, sp, bp = (int(record[name]) for name in ("ip", "sp", "bp"))
-        found = HowFound.INTERRUPTED if record["is_exact"] else HowFound.BY_RULE
-        return StackCopy({RETURN_ADDRESS: ip, RSP: sp, RBP: bp}, found, self.pages)
-
-    def finished_records(self, finished: Finished, depth: int) -> list[bytes]:
-        """Returns a record of stack_dtype(depth) for the finished stack, after a PYTHON_STACK if it has Python."""
-        record = np.zeros((), stack_dtype(depth))
-        for name in ("id", "time", "pid"):
-            record[name] = self.record[name]
-        record["depth"] = len(finished.ips)
-        record["walked"] = finished.ending
-        if not self.begins_at_probe:
-            record["walked"] |= np.uint64(int(self.record["depth"]) - 1 << KEPT_SHIFT)
-        record["ips"][: len(finished.ips)] = finished.ips
-        record["guessed"] = _bits(finished, HowFound.BY_GUESS)
-        record["interrupted"] = _bits(finished, HowFound.INTERRUPTED)
-        if not self.record["has_python"]:
-            return [record.tobytes()]
-        frames = np.zeros((), PYTHON_STACK)
-        for name in ("id", "time", "pid"):
-            frames[name] = self.record[name]
-        frames["depth"] = len(finished.ips)
-        frames["kept"] = 0 if self.begins_at_probe else int(self.record["depth"]) - 1
-        frames["sp"] = self.record["start"]["sp"]
-        frames["cfas"][: len(finished.cfas)] = finished.cfas
-        return [frames.tobytes(), record.tobytes()]
+            return StackCopy(dict(enumerate(head.start)), HowFound.INTERRUPTED, self.pages)
+        found = HowFound.INTERRUPTED if head.is_exact else HowFound.BY_RULE
+        return StackCopy({RETURN_ADDRESS: head.ip, RSP: head.sp, RBP: head.bp}, found, self.pages)
 
     def copies(self) -> list[bytes]:
         """Returns the stack's COPY records; none if some are missing, because then it would end where one is."""
         if not self.is_complete:
             return []
-        records = np.repeat(self.record, len(self.pages))
+        records = np.repeat(np.array([self.head], COPIED), len(self.pages))
         records["address"] = list(self.pages)
         return [record.tobytes() + page for record, page in zip(records, self.pages.values(), strict=True)]
+
+
+def finished_records(stacks: Sequence[UnfinishedStack], all_finished: Sequence[Finished], depth: int) -> list[bytes]:
+    """Returns a record of stack_dtype(depth) for each finished stack, after a PYTHON_STACK if it has Python."""
+    records = np.zeros(len(stacks), stack_dtype(depth))
+    frames = np.zeros(len(stacks), PYTHON_STACK)
+    kept = [0 if stack.begins_at_probe else stack.head.depth - 1 for stack in stacks]
+    for columns in (records, frames):
+        for name in ("id", "time", "pid"):
+            columns[name] = [getattr(stack.head, name) for stack in stacks]
+        columns["depth"] = [len(finished.ips) for finished in all_finished]
+    records["walked"] = [of << KEPT_SHIFT | finished.ending for of, finished in zip(kept, all_finished, strict=True)]
+    frames["kept"] = kept
+    frames["sp"] = [stack.head.start[RSP] for stack in stacks]
+    is_found_so = np.zeros((2, len(stacks), MAX_DEPTH), bool)
+    for row, finished in enumerate(all_finished):
+        count = len(finished.ips)
+        records["ips"][row, :count] = finished.ips
+        frames["cfas"][row, :count] = finished.cfas
+        is_found_so[0, row, :count] = finished.how_found == HowFound.BY_GUESS
+        is_found_so[1, row, :count] = finished.how_found == HowFound.INTERRUPTED
+    records["guessed"], records["interrupted"] = np.packbits(is_found_so, axis=-1, bitorder="little").view(np.uint64)
+    written: list[bytes] = []
+    for row, stack in enumerate(stacks):
+        written += [frames[row].tobytes()] if stack.head.has_python else []
+        written.append(records[row].tobytes())
+    return written
 
 
 class StackQueue:
@@ -157,16 +175,30 @@ class StackQueue:
         return min((queue[0].since for queue in self._queues.values()), default=math.inf)
 
 
-def _bits(finished: Finished, how: HowFound) -> NDArray[np.uint64]:
-    is_so = finished.how_found == how
-    if not is_so.any():
-        return np.zeros(MAX_DEPTH // 64, np.uint64)
-    is_found_so = np.zeros(MAX_DEPTH, bool)
-    is_found_so[: len(is_so)] = is_so
-    return np.packbits(is_found_so, bitorder="little").view(np.uint64)
+@dataclass(frozen=True, slots=True)
+class CopiedPart:
+    """Successive COPY records of one stack."""
+
+    head: Copied  # the first record
+    pages: dict[int, memoryview]  # by address
+    is_last: bool  # whether the stack's copy ends with it
 
 
-def grouped(records: NDArray[np.void]) -> list[NDArray[np.void]]:
-    """Divides COPY[n] where the stack changes; copies that CPUs send at once come in turns."""
-    ids = records["id"]
-    return np.split(records, np.flatnonzero(ids[1:] != ids[:-1]) + 1) if len(records) else []
+def copied_parts(records: NDArray[np.void]) -> list[CopiedPart]:
+    """Divides COPY[n] where the stack changes; copies that CPUs send at once come in turns. Pages stay in `records`."""
+    if not len(records):
+        return []
+    content = np.ascontiguousarray(records).view(np.uint8).data
+    heads: NDArray[np.void] = np.ndarray(len(records), COPIED, content, 0, (COPY.itemsize,))
+    ids, addresses = heads["id"], heads["address"].tolist()
+    starts = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(records)]
+    parts = []
+    for (start, end), head in zip(pairwise(starts), heads[starts[:-1]].tolist(), strict=True):
+        at = range(start * COPY.itemsize + COPIED.itemsize, end * COPY.itemsize, COPY.itemsize)
+        pages = {
+            address: content[page : page + PAGE]
+            for address, page in zip(addresses[start:end], at, strict=True)
+            if address
+        }
+        parts.append(CopiedPart(Copied.from_record(head), pages, not addresses[end - 1]))
+    return parts

@@ -33,7 +33,7 @@ _PATIENCE_S = 3.0  # for one answer
 _REGISTERS = 17  # by DWARF number; the last is the return address
 # struct request, and struct answer with what follows it, in walk.c.
 _REQUEST = struct.Struct(f"<4Q{_REGISTERS}Q2Q")
-_ANSWER = np.dtype([(name, "<u8") for name in ("ending", "value", "frames", "rules", "signals", "met_unknown")])
+_ANSWER = struct.Struct("<6Q")  # ending, value, numbers of frames, rules and signals, met_unknown
 _FRAME = np.dtype([(name, "<u8") for name in ("ip", "how", "cfa")])
 RULE = np.dtype([(name, "<u8") for name in ("address", "scope", "rule")])
 _SIGNAL = np.dtype([(name, "<u8") for name in ("at", "rsp", "rip")])
@@ -322,13 +322,12 @@ def _is_layout(layout: dict[Any, Any]) -> bool:
 def _answers(answer: bytearray, walks: list[_Walk]) -> list[tuple[int, int, Finished | None]]:
     """Returns for each walk what it needs, or else how it ended; raises AnswerError."""
     results: list[tuple[int, int, Finished | None]] = []
-    at = 0
+    at, all_frames, all_rules = 0, [], []
     for walk in walks:
-        if len(answer) - at < _ANSWER.itemsize:
+        if len(answer) - at < _ANSWER.size:
             raise AnswerError
-        head = np.frombuffer(answer, _ANSWER, 1, at)[0]
-        ending, value, *counts, met_unknown = head.tolist()
-        at += _ANSWER.itemsize
+        ending, value, *counts, met_unknown = _ANSWER.unpack_from(answer, at)
+        at += _ANSWER.size
         parts = []
         for count, dtype in zip(counts, (_FRAME, RULE, _SIGNAL), strict=True):
             if count > (len(answer) - at) // dtype.itemsize:
@@ -339,13 +338,17 @@ def _answers(answer: bytearray, walks: list[_Walk]) -> list[tuple[int, int, Fini
             results.append((ending, value, None))
             continue
         frames, rules, signals = parts
-        if len(frames) > walk.limit or (frames["how"] >= len(HowFound)).any() or not _are_rules(rules):
+        if len(frames) > walk.limit:
             raise AnswerError
+        all_frames.append(frames["how"])
+        all_rules.append(rules)
         finished = Finished(frames["ip"], frames["how"], frames["cfa"], Walked(ending), rules, bool(met_unknown))
         if walk.supplied and walk.read_page is not None and not _are_unchanged(signals.tolist(), walk.read_page):
             finished = _up_to_signal(finished)
         results.append((ending, value, finished))
     if at != len(answer):
+        raise AnswerError
+    if all_rules and ((np.concatenate(all_frames) >= len(HowFound)).any() or not _are_rules(np.concatenate(all_rules))):
         raise AnswerError
     return results
 
