@@ -73,9 +73,9 @@ class RingBuffer:
             most: how many records to read; the others stay in the buffer.
         """
         position, end = int(self._consumer[0]), int(self._producer[0])
-        parts: list[
+        parts: list[NDArray[np.uint8]] = []  # a row for each payload: numpy copies bytes faster than records
             NDArray[np.uint8]
-        ] = []  # payloads, a row each: copied as bytes, as numpy copies records more slowly
+        ] = []  # payloads, a row each: numpy copies bytes faster than records
         is_complete = True
         while is_complete and end - position >= _HEADER and (left := most - sum(map(len, parts))) > 0:
             position, is_complete = self._read_expected(position, end, parts, left)

@@ -58,6 +58,7 @@ MOST_GUESSES = 1 << 16  # guessed rules, for code without call frame information
 MOST_PROCESSES = 512  # whose mappings are remembered
 MOST_EARLIER = 64  # earlier mappings of processes that have unmapped code since
 MOST_WRITTEN = 1 << 17  # rules of one space that are remembered, so that none is written again and again
+MOST_ANSWERS = 1 << 11  # of the child, whose rules were all written; a few KiB each
 _HARD = HARD.pack()
 _FLAGS, _GUESS = 56, int(RuleFlags.GUESS)  # where a packed rule has its flags, and one of them
 MOST_SPACES = (1 << 13) - 1  # space numbers of one learner, of 15 bits; a learner that replaces it has others
@@ -140,6 +141,8 @@ class Learner:
         # Guessed rules, by space, address and scope.
         self._guesses: OrderedDict[tuple[int, int, RuleScope], Rule] = OrderedDict()
         self._written: dict[int, dict[tuple[int, int], int]] = {}  # rules by space, then address and scope
+        # By space and learnt rules, without guesses, that were all written: whether one is HARD.
+        self._answers: OrderedDict[tuple[int, bytes], bool] = OrderedDict()
         self._failures: Counter[int] = Counter()  # by process
         self._user_failures: Counter[str] = Counter()  # by account
         self._failures_forgotten = patient_clock()
@@ -511,6 +514,7 @@ class Learner:
         self._known.clear()
         self._guesses.clear()
         self._written.clear()
+        self._answers.clear()
         self._table.clear()
         self._finishing.close()
         self._next_space = self._first_space
@@ -525,20 +529,32 @@ class Learner:
     def _write_rules(self, process: Process, stack: UnfinishedStack, finished: Finished) -> None:
         written = self._written.setdefault(process.space, {})
         missed = stack.missed  # its rule may have been written, and evicted
-        is_new = has_hard = leaves = False
-        for address, scope, packed in finished.learnt.tolist():
-            if packed >> _FLAGS & _GUESS:
-                confirmed = self._confirmed(process.space, address, RuleScope(scope), Rule.unpack(packed))
-                if confirmed is None:
-                    continue
-                packed = confirmed.pack()
-                leaves |= RuleFlags.OTHER_STACK in confirmed.flags
-            has_hard |= packed == _HARD
-            if written.get((address, scope)) != packed or (address, scope) == missed:
-                self._table.write(process.space, address, scope, packed)
-                written[address, scope] = packed
-                is_new = True
+        key = process.space, finished.learnt.tobytes()
+        is_new = leaves = False
+        if key in self._answers and missed in written:
+            has_hard, is_new = self._answers[key], True
+            self._table.write(process.space, *missed, written[missed])
+        else:
+            has_hard = has_guess = False
+            for address, scope, packed in finished.learnt.tolist():
+                if packed >> _FLAGS & _GUESS:
+                    has_guess = True
+                    confirmed = self._confirmed(process.space, address, RuleScope(scope), Rule.unpack(packed))
+                    if confirmed is None:
+                        continue
+                    packed = confirmed.pack()
+                    leaves |= RuleFlags.OTHER_STACK in confirmed.flags
+                has_hard |= packed == _HARD
+                if written.get((address, scope)) != packed or (address, scope) == missed:
+                    self._table.write(process.space, address, scope, packed)
+                    written[address, scope] = packed
+                    is_new = True
+            if not has_guess:
+                self._answers[key] = has_hard
+                if len(self._answers) > MOST_ANSWERS:
+                    self._answers.popitem(last=False)
         if len(written) > MOST_WRITTEN:
+            self._answers.clear()
             del self._written[process.space]
         path = stack.head.missed_path
         # Rules that switch to another stack, which was not copied, work in BPF from now on; so do those of frames whose

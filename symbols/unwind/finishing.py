@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.wire.unwind_rules import Rule, RuleKind, RuleScope, Walked
+from iaprof.formats.wire.unwind_rules import Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.sandbox.answers import AnswerError
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError, SandboxSlow
@@ -37,6 +37,7 @@ _ANSWER = struct.Struct("<6Q")  # ending, value, numbers of frames, rules and si
 _FRAME = np.dtype([(name, "<u8") for name in ("ip", "how", "cfa")])
 RULE = np.dtype([(name, "<u8") for name in ("address", "scope", "rule")])
 _SIGNAL = np.dtype([(name, "<u8") for name in ("at", "rsp", "rip")])
+_ALL_FLAGS = RuleFlags.GUESS | RuleFlags.OTHER_STACK
 _NEEDS_SPACE, _NEEDS_IMAGE, _NEEDS_MEMORY = 16, 17, 18  # in place of Walked
 _LIMITS = Limits(memory_bytes=512 << 20, mapped_bytes=1 << 42, seconds=20.0, files=MOST_IMAGES, answer_bytes=1 << 20)
 
@@ -322,7 +323,9 @@ def _is_layout(layout: dict[Any, Any]) -> bool:
 def _answers(answer: bytearray, walks: list[_Walk]) -> list[tuple[int, int, Finished | None]]:
     """Returns for each walk what it needs, or else how it ended; raises AnswerError."""
     results: list[tuple[int, int, Finished | None]] = []
-    at, all_frames, all_rules = 0, [], []
+    all_frames: list[NDArray[np.uint64]] = []
+    all_rules: list[NDArray[np.uint64]] = []
+    at = 0
     for walk in walks:
         if len(answer) - at < _ANSWER.size:
             raise AnswerError
@@ -341,7 +344,7 @@ def _answers(answer: bytearray, walks: list[_Walk]) -> list[tuple[int, int, Fini
         if len(frames) > walk.limit:
             raise AnswerError
         all_frames.append(frames["how"])
-        all_rules.append(rules)
+        all_rules.append(rules.view(np.uint64).reshape(-1, len(RULE)))
         finished = Finished(frames["ip"], frames["how"], frames["cfa"], Walked(ending), rules, bool(met_unknown))
         if walk.supplied and walk.read_page is not None and not _are_unchanged(signals.tolist(), walk.read_page):
             finished = _up_to_signal(finished)
@@ -353,11 +356,12 @@ def _answers(answer: bytearray, walks: list[_Walk]) -> list[tuple[int, int, Fini
     return results
 
 
-def _are_rules(rules: NDArray[np.void]) -> bool:
-    """Whether all are rules that BPF knows, of addresses that it knows."""
-    kinds = rules["rule"] >> np.uint64(48) & np.uint64(255)
-    is_rule = (rules["address"] < 1 << 47) & (rules["scope"] < len(RuleScope)) & (kinds <= RuleKind.HARD)
-    return bool((is_rule & (rules["rule"] >> np.uint64(56) <= 3)).all())
+def _are_rules(rules: NDArray[np.uint64]) -> bool:
+    """Whether all rows, with RULE's members, are rules that BPF knows, of addresses that it knows."""
+    address, scope, rule = rules.T
+    kind, flags = rule >> np.uint64(48) & np.uint64(255), rule >> np.uint64(56)
+    is_rule = (address < 1 << 47) & (scope < len(RuleScope)) & (kind <= RuleKind.HARD) & (flags <= _ALL_FLAGS)
+    return bool(is_rule.all())
 
 
 def _are_unchanged(signals: list[tuple[int, int, int]], read_page: ReadPage) -> bool:

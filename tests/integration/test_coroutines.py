@@ -121,5 +121,8 @@ def test_every_stack_of_a_greenlet_begins_in_greenlet(tmp_path: Path) -> None:
 
 
 def mapping_of(address: int, maps: str) -> str:
-    spans = ((line, *(int(end, 16) for end in line.split()[0].split("-"))) for line in maps.splitlines())
-    return next(line for line, start, end in spans if start <= address < end)
+    for line in maps.splitlines():
+        start, end = (int(number, 16) for number in line.split()[0].split("-"))
+        if start <= address < end:
+            return line
+    return ""
