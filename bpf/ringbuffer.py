@@ -74,8 +74,6 @@ class RingBuffer:
         """
         position, end = int(self._consumer[0]), int(self._producer[0])
         parts: list[NDArray[np.uint8]] = []  # a row for each payload: numpy copies bytes faster than records
-            NDArray[np.uint8]
-        ] = []  # payloads, a row each: numpy copies bytes faster than records
         is_complete = True
         while is_complete and end - position >= _HEADER and (left := most - sum(map(len, parts))) > 0:
             position, is_complete = self._read_expected(position, end, parts, left)
