@@ -90,7 +90,7 @@ class LateFinishing:
         if self._unopened and any(self._is_unopened(mappings, address) for address in finished.ips.tolist()):
             # Nobody knows whether that code has call frame information, so a walk through it proves nothing.
             finished = replace(finished, ending=Walked.MISSED)
-        return finished_records([stack], [finished], self._depth)
+        return finished_records([(stack, finished)], self._depth)
 
     def _is_unopened(self, mappings: tuple[Mapping, ...], address: int) -> bool:
         """Whether an address is in a file that could not be had."""

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
+from iaprof.basics.heap import keep_freed
 from iaprof.bpf.ringbuffer import MOST_RECORDS, RingBuffer
 from iaprof.bpf.rule_table import MappingState, RuleTable, Spaces
 from iaprof.bpf.sizes import COPY_PAGES
@@ -52,6 +53,7 @@ MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB 
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
 SAMPLES_WAIT_S = 0.02  # for further ones of CPU samples, as each message to the child takes longer than a stack
 MOST_READ = 8 * (COPY_PAGES + 1)  # COPY records that are read at once: of at least 8 copies
+KEPT_BYTES = 16 << 20  # of memory, for copies
 MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
 MOST_SAMPLES = 512  # copies of CPU samples' stacks in the queue; they wait until no launch's stack does
 MOST_GUESSES = 1 << 16  # guessed rules, for code without call frame information, that are kept
@@ -430,7 +432,7 @@ class Learner:
             self._grow()
         if self._processes.get(pid) is process:
             self._spaces.set(pid, process.state, process.space, self._table.bits)
-        return finished_records(*zip(*answered, strict=True), self._depth) if answered else []
+        return finished_records(answered, self._depth)
 
     def _walk(self, process: Process, pid: int, stacks: Sequence[UnfinishedStack]) -> list[Finished]:
         copies, limits = [stack.copy() for stack in stacks], [stack.limit(self._depth) for stack in stacks]
@@ -609,6 +611,7 @@ def _born(pid: int) -> int:
 
 def main(settings: str) -> None:
     """Serves until the recorder shuts down its end of the socket, and then until nothing is left."""
+    keep_freed(KEPT_BYTES)
     options = json.loads(settings)
     channel = socket.socket(fileno=0)
     ring = RingBuffer(options["copies"], options["copies_bytes"], COPY)

@@ -108,8 +108,9 @@ class UnfinishedStack:
         return [record.tobytes() + page for record, page in zip(records, self.pages.values(), strict=True)]
 
 
-def finished_records(stacks: Sequence[UnfinishedStack], all_finished: Sequence[Finished], depth: int) -> list[bytes]:
+def finished_records(answered: Sequence[tuple[UnfinishedStack, Finished]], depth: int) -> list[bytes]:
     """Returns a record of stack_dtype(depth) for each finished stack, after a PYTHON_STACK if it has Python."""
+    stacks, all_finished = [stack for stack, _ in answered], [finished for _, finished in answered]
     records = np.zeros(len(stacks), stack_dtype(depth))
     frames = np.zeros(len(stacks), PYTHON_STACK)
     kept = [0 if stack.begins_at_probe else stack.head.depth - 1 for stack in stacks]

@@ -344,7 +344,7 @@ def _answers(answer: bytearray, walks: list[_Walk]) -> list[tuple[int, int, Fini
         if len(frames) > walk.limit:
             raise AnswerError
         all_frames.append(frames["how"])
-        all_rules.append(rules.view(np.uint64).reshape(-1, len(RULE)))
+        all_rules.append(rules.view(np.uint64).reshape(-1, 3))
         finished = Finished(frames["ip"], frames["how"], frames["cfa"], Walked(ending), rules, bool(met_unknown))
         if walk.supplied and walk.read_page is not None and not _are_unchanged(signals.tolist(), walk.read_page):
             finished = _up_to_signal(finished)

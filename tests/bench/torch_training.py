@@ -8,7 +8,7 @@ import time
 import torch
 from torch import nn
 
-WIDTH, HEADS, LAYERS, WORDS = 16, 2, 6, 32
+WIDTH, HEADS, LAYERS, WORDS = 128, 4, 6, 512
 
 
 class Block(nn.Module):
@@ -31,7 +31,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = nn.Sequential(nn.Embedding(WORDS, WIDTH), *(Block() for _ in range(LAYERS)), nn.Linear(WIDTH, WORDS))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(0, WORDS, (2, 8))
+    tokens = torch.randint(0, WORDS, (8, 64))
     assert bridge.bridge_start(sys.argv[2].encode(), sys.argv[3].encode()) == 0
     begin, cpu = time.perf_counter(), time.process_time()
     for _ in range(int(sys.argv[4])):
