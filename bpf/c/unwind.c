@@ -260,7 +260,8 @@ BPF_PROG_ARRAY(wait_phases, PHASES);   /* programs on uprobe sessions: the same 
 /* Begins a walk; call it after BEGIN_WALK. */
 static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epoch, enum phase after_walk) {
     find_space(scratch, pid);
-    scratch->hashes[0] = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL + scratch->space;
+    /* A sample's stack is another one than an equal one of a launch: the learner may leave its copy unfinished. */
+    scratch->hashes[0] = (pid ^ epoch << 32) * 0x9e3779b97f4a7c15ULL + scratch->space + ((u64)(after_walk == SAMPLED) << 32);
     scratch->hashes[1] = pid + (epoch << 32) + (scratch->space << 16);
     scratch->after_walk = after_walk;
     scratch->epoch = epoch;
