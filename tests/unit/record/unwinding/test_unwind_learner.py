@@ -26,6 +26,7 @@ from iaprof.record.unwinding.learner import (
     MOST_AT_ONCE,
     MOST_FAILURES_OF_A_USER,
     MOST_SAMPLES,
+    MOST_WAITING,
     READY,
     Learner,
 )
@@ -216,6 +217,24 @@ def test_stacks_from_which_rules_are_learnt_come_first(tested: LearnerUnderTest)
     tested.finishing.answer = finished(rules={(0x10, RuleScope.RETURN): Rule(RuleKind.END)})
     tested.finish(copied(2, 100, missed=0x10))
     assert tested.finish(copied(3, 100, missed=0x10), copied(4, 100, missed=0x30)) == whole([4, 3])
+
+
+def test_other_stacks_wait_for_further_copies(tested: LearnerUnderTest) -> None:
+    learner = tested.learner
+    # a rule is to be learnt: now
+    learner.take(np.concatenate([copied(1, 100, missed=0x10), copied(2, 100, missed=0x10)]))
+    assert not learner.can_wait
+    learner.step()
+    # no other rule: when no copy comes, or no more have room, or the recording ends
+    assert learner.has_work
+    assert learner.can_wait
+    learner.take(np.concatenate([copied(number, 100, missed=0x10) for number in range(3, 3 + MOST_WAITING // 2)]))
+    learner.step()  # the rule is asked for again
+    assert not learner.can_wait
+    learner.step()
+    assert learner.can_wait
+    learner.is_ending = True
+    assert not learner.can_wait
 
 
 def test_only_so_many_copies_are_given_back_and_the_others_are_counted(
