@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.heap import keep_freed
+from iaprof.basics.heap import take_in_advance
 from iaprof.bpf.ringbuffer import MOST_RECORDS, RingBuffer
 from iaprof.bpf.rule_table import MappingState, RuleTable, Spaces
 from iaprof.bpf.sizes import COPY_PAGES
@@ -41,6 +41,7 @@ from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.record.unwinding.unfinished import (
     MOST_FAILURES,
+    Copied,
     StackQueue,
     UnfinishedStack,
     copied_parts,
@@ -215,7 +216,7 @@ class Learner:
         """Adds COPY[n]."""
         parts = copied_parts(records)
         if parts:
-            self._look_at_latest(UnfinishedStack(parts[-1].head))
+            self._look_at_latest(parts[-1].head)
         for part in parts:
             number = part.head.id
             stack = self._incomplete.get(number)
@@ -231,18 +232,18 @@ class Learner:
         ):
             self._queue(self._incomplete.popitem(last=False)[1])
 
-    def _look_at_latest(self, stack: UnfinishedStack) -> None:
+    def _look_at_latest(self, head: Copied) -> None:
         """Has BPF use the rules of a process again, before its stacks are finished, after it has unmapped code.
 
         Until then BPF copies the stack of each of its launches, so that there may be more than can be finished in the
         time until it does so again.
         """
-        known, state = self._processes.get(stack.pid), stack.head.of
+        known, state = self._processes.get(head.pid), head.of
         if known is None or known.is_as(state):
             return
         with contextlib.suppress(IaprofError):  # it has ended, or gone on
-            process = self._remember(stack.pid, state, self._mappings(stack.pid, state))
-            self._spaces.set(stack.pid, state, process.space, self._table.bits)
+            process = self._remember(head.pid, state, self._mappings(head.pid, state))
+            self._spaces.set(head.pid, state, process.space, self._table.bits)
 
     def _queue(self, stack: UnfinishedStack) -> None:
         """Adds a stack to a queue: of those that lack the same rule the first one is urgent, as BPF waits for it."""
@@ -611,7 +612,7 @@ def _born(pid: int) -> int:
 
 def main(settings: str) -> None:
     """Serves until the recorder shuts down its end of the socket, and then until nothing is left."""
-    keep_freed(KEPT_BYTES)
+    take_in_advance(KEPT_BYTES)
     options = json.loads(settings)
     channel = socket.socket(fileno=0)
     ring = RingBuffer(options["copies"], options["copies_bytes"], COPY)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import codecs
-import ctypes
 import gc
 import os
 import zlib
 from dataclasses import asdict
 from typing import Any
 
+from iaprof.basics.heap import keep_freed
 from iaprof.report.traces import members
 from iaprof.report.traces.source import ENCODINGS
 from iaprof.sandbox.memory import use_malloc
@@ -18,24 +18,15 @@ from iaprof.sandbox.reader import Operation, Refusal
 _INFLATED = 1 << 22  # bytes at once
 _GZIP = 16 + zlib.MAX_WBITS
 
-_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # malloc.h's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD
-_MOST_MAPPED, _MOST_KEPT = 32 << 20, 256 << 20
+_MOST_KEPT = 256 << 20  # freed bytes: each block needs arrays of the same sizes
 _EVENT = b'{"name":"a","ph":"%b","pid":1,"tid":1,"ts":1.5,"dur":1.5,"args":{"TS1":"%b","value":2}}'
 _SAMPLES = b",".join(_EVENT % (phase, b"0x1") for phase in (b"X", b"C", b"s", b"i")), _EVENT % (b"X", b"1.0")
-
-
-def _keep_memory() -> None:
-    """Makes malloc keep what is freed: each block needs arrays of the same sizes, and new pages cost CPU."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc and musl have it
-    if mallopt is not None:
-        mallopt(_MMAP_THRESHOLD, _MOST_MAPPED)
-        mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
 
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
     """Returns the operations of this child, by name."""
     use_malloc()
-    _keep_memory()
+    keep_freed(_MOST_KEPT)
     import numpy as np
 
     from iaprof.report.traces import reading

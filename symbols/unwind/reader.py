@@ -12,7 +12,7 @@ import os
 import struct
 from typing import Any
 
-from iaprof.basics.heap import keep_freed
+from iaprof.basics.heap import take_in_advance
 from iaprof.sandbox.reader import Operation
 from iaprof.symbols.python.interpreter import InterpreterError, read_interpreter
 from iaprof.symbols.unwind.cfi import CallFrames
@@ -25,7 +25,7 @@ MAPPING = struct.Struct("<QQQq")  # start, end, offset, number of the image
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
     """Returns the operations of this child, by name."""
-    keep_freed(_KEPT_BYTES)
+    take_in_advance(_KEPT_BYTES)
     server = _Server()
     return {"image": server.image, "space": server.space, "finish": server.finish, "interpreter": server.interpreter}
 
