@@ -9,7 +9,7 @@ from __future__ import annotations
 import bisect
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -79,17 +79,10 @@ class _Code:
 class PythonStacks:
     """Collects Python frames and code objects from BPF and the learner, and makes rows of them."""
 
-    def __init__(self, read: Callable[[int, int], bytes] = lambda _position, _length: b"") -> None:
-        """Begins without stacks.
-
-        Args:
-            read: reads so many bytes of the spool from a position on. Records added with their position are read again
-                there, as each takes kilobytes.
-        """
-        self._read_spool = read
-        # By stack id: the position of PYTHON_STACK in the spool, or the record itself, compressed.
-        self._walked: dict[int, int | bytes] = {}
-        self._finished: dict[int, int | bytes] = {}  # likewise, those with the CFAs that the learner found
+    def __init__(self) -> None:
+        # PYTHON_STACK by stack id, compressed, as each takes kilobytes.
+        self._walked: dict[int, bytes] = {}
+        self._finished: dict[int, bytes] = {}  # those with the CFAs that the learner found
         self._interpreters: dict[int, list[Interpreter]] = defaultdict(list)  # by process, the latest first
         self._codes: dict[tuple[int, int], list[_Code]] = defaultdict(list)  # by process and address, sorted by time
         self._tables: dict[bytes, bytes] = {}  # distinct line tables: exec makes equal code again and again
@@ -101,26 +94,17 @@ class PythonStacks:
         self._damaged = 0  # stacks cut at a frame without a valid code object
         self._dropped_codes = 0  # code objects past the limits
 
-    def add(self, records: NDArray[np.void], position: int | None = None) -> None:
-        """Adds PYTHON_STACK[n].
-
-        Args:
-            records: one for each distinct path.
-            position: of the first record in the spool; None: the records are kept in memory.
-        """
-        for index, record in enumerate(records):
-            id_ = int(record["id"])
-            place = zlib.compress(record.tobytes(), 1) if position is None else position + index * PYTHON_STACK.itemsize
+    def add(self, records: NDArray[np.void]) -> None:
+        """Adds PYTHON_STACK[n], one for each distinct path."""
+        records = records.copy()
+        records["cfas"][np.arange(MAX_DEPTH) >= records["depth"][:, None]] = 0  # BPF sends what was there before
+        records["frames"][np.arange(MAX_PYTHON) >= records["count"][:, None]] = 0
+        for record in records:
+            id_, compressed = int(record["id"]), zlib.compress(record.tobytes(), 1)
             if record["state"] == PythonState.NONE:
-                self._finished[id_] = place
+                self._finished[id_] = compressed
             else:
-                self._walked.setdefault(id_, place)
-
-    def _record(self, place: int | bytes) -> np.void:
-        """Returns a PYTHON_STACK that `add` kept."""
-        data = self._read_spool(place, PYTHON_STACK.itemsize) if isinstance(place, int) else zlib.decompress(place)
-        record: np.void = np.frombuffer(data, PYTHON_STACK, 1)[0]
-        return record
+                self._walked.setdefault(id_, compressed)
 
     def add_codes(self, records: NDArray[np.void]) -> None:
         """Adds CODE[n]; the interpreters of their processes must be known."""
@@ -144,7 +128,7 @@ class PythonStacks:
         hashes = np.zeros(len(ids), np.uint64)
         for index, id_ in enumerate(ids.tolist()):
             if id_ in self._walked:
-                walked = self._record(self._walked[id_])
+                walked = _record(self._walked[id_])
                 pid, time, frames = int(walked["pid"]), int(walked["time"]), _frames_of(walked)
                 frames = frames[frames["code"] > 0]  # ends of loops differ by thread
                 codes = (self._code(pid, code, time) for code in frames["code"].tolist())
@@ -164,10 +148,10 @@ class PythonStacks:
 
     def _frames(self, id_: int) -> tuple[list[dict[str, int]], str]:
         """Returns the frames of a stack, up to one without a valid code object, and how they end."""
-        walked = self._record(self._walked[id_])
+        walked = _record(self._walked[id_])
         pid, time, cfas = int(walked["pid"]), int(walked["time"]), _cfas_of(walked)
         if id_ in self._finished:
-            finished = self._record(self._finished[id_])
+            finished = _record(self._finished[id_])
             cfas = np.concatenate([cfas[: int(finished["kept"])], _cfas_of(finished)])
         frames: list[dict[str, int]] = []
         for code, instruction, at in zip(*_placed(walked, cfas), strict=True):
@@ -268,6 +252,12 @@ def _state(frames: list[dict[str, int]], ended: str | None) -> Completeness:
     if any(frame["at"] == NOWHERE for frame in frames):
         state |= Completeness.UNPLACED
     return state
+
+
+def _record(compressed: bytes) -> np.void:
+    """Returns a PYTHON_STACK that `add` kept."""
+    record: np.void = np.frombuffer(zlib.decompress(compressed), PYTHON_STACK, 1)[0]
+    return record
 
 
 def _frames_of(walked: np.void) -> NDArray[np.void]:

@@ -1,9 +1,11 @@
 """The spool survives whatever happens to its end."""
 
 import json
+import secrets
 import subprocess
 import sys
 import time
+import zlib
 from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
@@ -12,6 +14,8 @@ import pytest
 
 from iaprof.basics.errors import IaprofError
 from iaprof.record.capture.spool import (
+    _CHECK,
+    _FRAME,
     _MARK,
     _SEARCHED_FIRST,
     FrameKind,
@@ -68,6 +72,40 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
         assert reader.cut == length - ends[whole]
 
 
+RECORDS = [FrameKind.LAUNCHES, FrameKind.STACKS, FrameKind.PYTHON, FrameKind.CODES, FrameKind.COPY, FrameKind.WAITS]
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_records_are_compressed(tmp_path: Path, kind: FrameKind) -> None:
+    # given records much like one another, in two buffers, and some that cannot be compressed
+    like, random = bytes(range(64)) * 1000, secrets.token_bytes(5000)
+    spool = Spool(tmp_path / "s")
+    spool.write(kind, like[:999], like[999:], time=5)
+    spool.write(kind, random, time=6)
+    spool.close()
+    # then they take little room, and come back as they were written
+    assert spool.size < len(random) + len(like) // 20
+    reader = SpoolReader(tmp_path / "s")
+    frames = list(reader.frames())
+    assert [frame.payload for frame in frames] == [like, random]
+    assert [reader.frame_at(frame.position).payload for frame in frames] == [like, random]
+
+
+@pytest.mark.parametrize("size", [63, 65, 1 << 20, (1 << 30) + 1])
+def test_a_compressed_frame_of_another_size_than_its_header_says_is_damaged(tmp_path: Path, size: int) -> None:
+    # given a frame of 64 bytes that somebody has made, whose checksums are right
+    stored = zlib.compress(bytes(64))
+    head = _FRAME.pack(FrameKind.LAUNCHES, 0, 0, len(stored), size, 5, 4, zlib.crc32(stored))
+    spool = Spool(tmp_path / "s")
+    spool.close()
+    with (tmp_path / "s").open("ab") as file:
+        file.write(_CHECK.pack(_MARK, zlib.crc32(head)) + head + stored)
+    # then
+    reader = SpoolReader(tmp_path / "s")
+    assert list(reader.frames()) == []
+    assert losses(reader) == [("damaged", 1)]
+
+
 def losses(reader: SpoolReader) -> list[tuple[str, int]]:
     return [(what, count) for _, _, what, count, _ in reader.losses(9)]
 
@@ -116,7 +154,7 @@ def test_zeros_in_the_middle_cost_what_lay_there_and_no_more(tmp_path: Path, fir
     # given a spool of a thousand frames, in which a disk has put zeros
     spool = Spool(tmp_path / "s")
     for number in range(1000):
-        spool.write(FrameKind.LAUNCHES, number.to_bytes(4, "little") * 250, time=1000 + number)
+        spool.write(FrameKind.STALLS, number.to_bytes(4, "little") * 250, time=1000 + number)
     spool.close()
     data = bytearray((tmp_path / "s").read_bytes())
     begin = START + first
@@ -170,7 +208,7 @@ def test_a_frame_that_is_in_a_payload_is_none(tmp_path: Path) -> None:
 
 
 def test_marks_without_frames_take_no_long_time(tmp_path: Path) -> None:
-    (tmp_path / "s").write_bytes(b"IAPS\3\0\0\0" + b"markmark" * (1 << 17))
+    (tmp_path / "s").write_bytes(b"IAPS\4\0\0\0" + b"markmark" * (1 << 17))
     reader = SpoolReader(tmp_path / "s")
     begin = time.process_time()
     assert list(reader.frames()) == []
