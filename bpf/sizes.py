@@ -20,7 +20,8 @@ from iaprof.formats.wire.launches import (
 MAX_PROBES = 4096  # probe locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
 MAX_ENTRIES = 4096  # probed functions of all drivers without probes
-COPY_PAGES = 16  # maximum number of pages in a copy of a stack
+COPY_PAGES = 16  # maximum number of pages in a copy of a stack,
+SAMPLE_COPY_PAGES = 32  # and of a CPU sample's: libraries of linear algebra have frames of 64 KiB
 PAGE_BYTES = 4096
 
 
@@ -68,6 +69,7 @@ def named_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOff
         **(offsets or KernelOffsets()).named(),
         **_kernel_code(),
         "COPY_PAGES": COPY_PAGES,
+        "SAMPLE_COPY_PAGES": SAMPLE_COPY_PAGES,
         "SAMPLE_WAKE_EVERY": _wake_every(sizes.sample_pages, CPU_SAMPLE.itemsize, cpus),
         "WAIT_SHORT_NS": SHORT_NS,
         "WAIT_WAKE_EVERY": _wake_every(sizes.wait_pages, WAIT.itemsize, cpus),

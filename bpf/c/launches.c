@@ -212,7 +212,7 @@ static __always_inline u32 send_copied_stack(struct scratch *scratch, u64 is_sam
     scratch->copied.tid = launch->tid;
     scratch->copied.is_sample = is_sample;
     scratch->copied.has_python = scratch->python_state != PYTHON_NONE;
-    if (send_copy(scratch)) {
+    if (send_copy(scratch, pages_of_copy(is_sample))) {
         count(COPIES_LOST, 1);
         return scratch->after_walk;
     }

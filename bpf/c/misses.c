@@ -48,6 +48,12 @@ static __always_inline u32 copies_key(u32 pid, u64 is_sample) {
     return pid | is_sample * COPIES_OF_SAMPLES;
 }
 
+/* Returns the maximum number of pages of a copy. That of a CPU sample has more: the address where its walk ended is hardly met
+ * again, so its stack is whole only if the copy reaches to the next frame for which there is a rule. */
+static __always_inline u64 pages_of_copy(u64 is_sample) {
+    return is_sample ? SAMPLE_COPY_PAGES : COPY_PAGES;
+}
+
 /* Whether another copy of a process's stack may be sent. If user space is late, further copies would cost the program more
  * than they are worth: the rules that the first ones lack are those that the next ones lack, too. */
 static __always_inline int may_copy(u32 key, u64 time) {
@@ -74,13 +80,13 @@ static __always_inline void note_copy(u32 key, u64 time) {
 }
 
 /* Sends pages from an address on; returns 0 unless the ring buffer is full. */
-static __always_inline long send_pages(struct scratch *scratch, u64 from) {
-    u64 numbers, most = 4 * COPY_PAGES, is_full = 0;
+static __always_inline long send_pages(struct scratch *scratch, u64 from, u64 pages) {
+    u64 numbers, most = 4 * pages, is_full = 0;
     scratch->sent = scratch->absent = 0; /* in memory, so that the verifier does not examine the loop for each combination */
     begin_numbers(&numbers, 0, most);
 #pragma clang loop unroll(disable)
     for (u64 i = 0; next_number(&numbers, i, most); i = number_after(i, from)) {
-        if (*(volatile u64 *)&scratch->sent >= COPY_PAGES || *(volatile u64 *)&scratch->absent >= MOST_ABSENT)
+        if (*(volatile u64 *)&scratch->sent >= pages || *(volatile u64 *)&scratch->absent >= MOST_ABSENT)
             break;
         struct copied *page = copies.ringbuf_reserve(sizeof(struct copied) + PAGE);
         if (!page) {
@@ -134,7 +140,7 @@ static __always_inline u64 interrupted_stack(struct scratch *scratch) {
 }
 
 /* Sends a copy of the stack, and of one that a signal interrupted. Returns 0 unless the ring buffer is full. */
-static __always_inline long send_copy(struct scratch *scratch) {
+static __always_inline long send_copy(struct scratch *scratch, u64 pages) {
     if (scratch->bp_at && !read_user(&scratch->pair[0], 8, (void *)scratch->bp_at))
         scratch->bp = scratch->pair[0];
     scratch->copied.ip = scratch->ip;
@@ -144,12 +150,12 @@ static __always_inline long send_copy(struct scratch *scratch) {
     scratch->copied.depth = scratch->depth;
     u64 begin = scratch->copied.start.sp, end = scratch->sp;
     u64 interrupted = interrupted_stack(scratch);
-    scratch->pair[0] = end - begin < COPY_PAGES * PAGE / 2 ? begin : end; /* from the walk's end if that is far above */
+    scratch->pair[0] = end - begin < pages * PAGE / 2 ? begin : end; /* from the walk's end if that is far above */
     scratch->pair[1] = interrupted;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < 2; i++) {
         u64 from = scratch->pair[i & 1];
-        if (hidden(from) && send_pages(scratch, from & -(u64)PAGE))
+        if (hidden(from) && send_pages(scratch, from & -(u64)PAGE, pages))
             return -1;
     }
     struct copied *last = copies.ringbuf_reserve(sizeof(struct copied) + PAGE);

@@ -12,7 +12,7 @@
  * frames), `on_miss` and perhaps `on_copy` if a rule is missing, and one that sends the result. Each has to be small, because
  * the verifier follows every path through a program. They hand on their state in the scratch.
  *
- * The compiler sets MAX_DEPTH; the loader sets STACK_DEPTH, COPY_PAGES, FRAME_POINTERS_ONLY, TASK_* and MM_* (offsets).
+ * The compiler sets MAX_DEPTH; the loader sets STACK_DEPTH, COPY_PAGES, SAMPLE_COPY_PAGES, FRAME_POINTERS_ONLY, TASK_* and MM_* (offsets).
  */
 
 #define WINDOW 2048      /* bytes of the stack that are read at once */

@@ -136,12 +136,11 @@ class Spool:
                 and, if there is room, a loss that describes this one.
         """
         buffers = framed(kind, *payload, time=time, begin=begin, source=source, part=part)
+        count = sum(map(len, buffers[1:])) // (8 * part) if kind is FrameKind.STALLS and part else None
         try:
             self._append(buffers)
         except IaprofError as error:
             # The frame's beginning was truncated away, which makes room for the loss.
-            is_counted = kind is FrameKind.STALLS and part
-            count = sum(map(len, buffers[1:])) // (8 * part) if is_counted else None
             detail = f"a frame of {kind.name} of source {source}: {error}"
             row = {"source": "spool", "what": "unwritten", "count": count, "detail": detail}
             with contextlib.suppress(IaprofError):
