@@ -21,6 +21,7 @@
 enum { LOAD, UNLOAD, IN_ESI }; /* class Change in bpf/probes/library_file.py */
 #define RT_DELETE 2            /* link.h */
 #define LAUNCH_STATE_WORDS 96
+#define REMEMBERED 512         /* rules: those of 8 KiB of stack */
 
 /* A rule is a u64: s32 cfa; s16 rbp; u8 kind; u8 flags (formats/wire/unwind_rules.py). */
 #define RULE_CFA(rule) ((s64)(s32)(rule))
@@ -42,6 +43,13 @@ BPF_F_TABLE("array", u32, struct bucket, rules, ANY, BPF_F_MMAPABLE);
 BPF_TABLE("lru_hash", u32, struct space, spaces, ANY);
 BPF_TABLE("lru_hash", u32, u64, process_unloads, ANY);
 
+/* A rule that a walk used at a stack pointer: the CFA is rsp or rbp plus a number, and no guess. Most frames of a walk were in
+ * the last one, too, and the rule is found sooner, as a frame's stack pointer is known before its address. */
+struct remembered {
+    u64 key;             /* of the rule, for which and for `salt` it is right; ~0 for none */
+    u64 rule;
+};
+
 /* The state of a chain of programs. A program on a uprobe can be preempted; a chain for another thread on the same CPU then
  * takes another scratch. `owner` is 0 while a scratch is free. */
 struct scratch {
@@ -55,6 +63,7 @@ struct scratch {
     u64 after_walk;      /* enum phase: what follows the walk */
     u64 space;           /* number of the space whose rules are used */
     u64 shift;           /* of that space */
+    u64 salt;            /* for `remembered`; differs between states of mappings */
     u64 ip;              /* registers of the frame that the walk has reached */
     u64 sp;
     u64 bp;
@@ -96,6 +105,7 @@ struct scratch {
     u64 window[WINDOW / 8];
     u64 frames_window[WINDOW / 8];
     struct python_frame frames[MAX_PYTHON]; /* innermost first */
+    struct remembered remembered[REMEMBERED];
     struct copied copied;
     u64 launch_state[LAUNCH_STATE_WORDS]; /* struct launch_state */
 };
@@ -214,12 +224,14 @@ static __always_inline void find_space(struct scratch *scratch, u32 pid) {
     struct space *space = spaces.lookup(&pid);
     scratch->space = 0;
     scratch->shift = 63;
+    scratch->salt = 0;
     if (!space || (space->of.born ^ now->born) | (space->of.mm ^ now->mm) | (space->of.unloads ^ now->unloads))
         return;
     if (hidden(now->exec_vm) != space->of.exec_vm && (!now->unloads || hidden(now->exec_vm) < space->of.exec_vm))
         return;
     scratch->space = space->number;
     scratch->shift = space->shift;
+    scratch->salt = mixed(mixed(mixed(space->of.born ^ space->number, space->of.mm), space->of.exec_vm), space->of.unloads);
 }
 
 /* Returns `value` if the two numbers are equal, else 0, without a branch. */
@@ -277,7 +289,7 @@ static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epo
 static __always_inline u32 walk(struct scratch *scratch) {
     u64 ip = scratch->ip, sp = scratch->sp, bp = scratch->bp, bp_at = scratch->bp_at, exact = scratch->exact;
     u64 id = scratch->hashes[0], check = scratch->hashes[1], depth = scratch->depth, space = scratch->space;
-    u64 is_guess = scratch->is_guess, shift = scratch->shift;
+    u64 is_guess = scratch->is_guess, shift = scratch->shift, salt = scratch->salt;
     int goes_on = 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i <= FRAMES_PER_PROGRAM; i++) {
@@ -297,72 +309,91 @@ static __always_inline u32 walk(struct scratch *scratch) {
         depth++;
         add_to_hashes(&id, &check, ip);
         scratch->walked = MISSED;
-        u64 rule = ip >> ADDRESS_BITS ? RULE_NONE
+        struct remembered *remembered = &scratch->remembered[below(REMEMBERED, sp / 16)];
+        u64 key = (ip | exact << ADDRESS_BITS) ^ salt, rule = remembered->rule, leaves = 0;
+        u64 is_by_bp = RULE_KIND(rule) >> 1, cfa = choose(is_by_bp & 1, bp, sp) + RULE_CFA(rule);
+        if (hidden((remembered->key ^ key) | (bp_at & -is_by_bp)) == 0) {
+            bp_at = choose(is_set(RULE_RBP(rule)), cfa + RULE_RBP(rule), bp_at);
+            is_guess = 0;
+        } else {
+            rule = ip >> ADDRESS_BITS ? RULE_NONE
                                       : FRAME_POINTERS_ONLY ? BY_FRAME_POINTER : rule_for_address(ip, exact, space, shift);
-        u64 kind = RULE_KIND(rule);
-        if (hidden(is_guess) && kind == RULE_NONE) {
-            /* The guess led to an unknown address, which may be wrong: undo it. */
-            ip = scratch->before.ip;
-            sp = scratch->before.sp;
-            bp = scratch->before.bp;
-            bp_at = scratch->before.bp_at;
-            exact = scratch->before.exact;
-            depth = scratch->before.depth;
-            id = scratch->before.hashes[0];
-            check = scratch->before.hashes[1];
-            break;
-        }
-        if (kind == RULE_NONE || kind >= RULE_HARD || (kind == RULE_BY_RBX && hidden(depth) != 1))
-            break;
-        if (kind == RULE_END) {
-            scratch->walked = WHOLE;
-            break;
-        }
-        is_guess = FRAME_POINTERS_ONLY ? 0 : RULE_GUESSES(rule) & ~RULE_LEAVES(rule); /* another stack has to be copied first */
-        if (hidden(is_guess)) {
-            scratch->before.ip = ip;
-            scratch->before.sp = sp;
-            scratch->before.bp = bp;
-            scratch->before.bp_at = bp_at;
-            scratch->before.exact = exact;
-            scratch->before.depth = depth;
-            scratch->before.hashes[0] = id;
-            scratch->before.hashes[1] = check;
-        }
-        mark_next(scratch->guessed, at, RULE_GUESSES(rule));
-        if (kind == RULE_SIGNAL) {
-            mark_next(scratch->interrupted, at, 1);
-            /* sp points to struct ucontext, which has rsp and rip at offset 160, and rbp at 120. */
-            if (read_user(scratch->pair, 16, (void *)(sp + 160)))
+            u64 kind = RULE_KIND(rule);
+            if (hidden(is_guess) && kind == RULE_NONE) {
+                /* The guess led to an unknown address, which may be wrong: undo it. */
+                ip = scratch->before.ip;
+                sp = scratch->before.sp;
+                bp = scratch->before.bp;
+                bp_at = scratch->before.bp_at;
+                exact = scratch->before.exact;
+                depth = scratch->before.depth;
+                id = scratch->before.hashes[0];
+                check = scratch->before.hashes[1];
                 break;
-            bp_at = sp + 120;
-            sp = scratch->cfas[at] = scratch->pair[0];
-            ip = scratch->pair[1];
-            exact = 1;
-            continue;
-        }
-        kind = hidden(kind);
-        u64 by_bp = (1 << RULE_BY_RBP | 1 << RULE_BY_DEREF) >> kind & 1, deref = 1 << RULE_BY_DEREF >> kind & 1,
-            by_bx = 1 << RULE_BY_RBX >> kind & 1;
-        if (hidden(by_bp) && bp_at) {
-            if (read_user(&scratch->pair[0], 8, (void *)bp_at))
+            }
+            if (kind == RULE_NONE || kind >= RULE_HARD || (kind == RULE_BY_RBX && hidden(depth) != 1))
                 break;
-            bp = scratch->pair[0];
-            bp_at = 0;
+            if (kind == RULE_END) {
+                scratch->walked = WHOLE;
+                break;
+            }
+            leaves = RULE_LEAVES(rule);
+            is_guess = FRAME_POINTERS_ONLY ? 0 : RULE_GUESSES(rule) & ~leaves; /* another stack has to be copied first */
+            if (hidden(is_guess)) {
+                scratch->before.ip = ip;
+                scratch->before.sp = sp;
+                scratch->before.bp = bp;
+                scratch->before.bp_at = bp_at;
+                scratch->before.exact = exact;
+                scratch->before.depth = depth;
+                scratch->before.hashes[0] = id;
+                scratch->before.hashes[1] = check;
+            }
+            mark_next(scratch->guessed, at, RULE_GUESSES(rule));
+            if (kind == RULE_SIGNAL) {
+                mark_next(scratch->interrupted, at, 1);
+                /* sp points to struct ucontext, which has rsp and rip at offset 160, and rbp at 120. */
+                if (read_user(scratch->pair, 16, (void *)(sp + 160)))
+                    break;
+                bp_at = sp + 120;
+                sp = scratch->cfas[at] = scratch->pair[0];
+                ip = scratch->pair[1];
+                exact = 1;
+                continue;
+            }
+            kind = hidden(kind);
+            u64 by_bp = (1 << RULE_BY_RBP | 1 << RULE_BY_DEREF) >> kind & 1, deref = 1 << RULE_BY_DEREF >> kind & 1,
+                by_bx = 1 << RULE_BY_RBX >> kind & 1;
+            if (hidden(by_bp) && bp_at) {
+                if (read_user(&scratch->pair[0], 8, (void *)bp_at))
+                    break;
+                bp = scratch->pair[0];
+                bp_at = 0;
+            }
+            by_bp = forgotten(by_bp, ip);
+            bp_at = forgotten(bp_at, ip);
+            u64 base = choose(by_bp, bp, choose(by_bx, scratch->copied.start.bx, sp));
+            cfa = base + RULE_CFA(rule);
+            u64 of_bp = choose(deref, bp, cfa) + RULE_RBP(rule);
+            if (hidden(deref)) {
+                if (read_user(&scratch->pair[0], 8, (void *)cfa))
+                    break;
+                cfa = scratch->pair[0];
+            }
+            bp_at = choose(deref | !!RULE_RBP(rule), of_bp, bp_at);
+            remembered->rule = rule;
+            remembered->key = choose(is_set(rule >> 48 ^ RULE_BY_RSP) & is_set(rule >> 48 ^ RULE_BY_RBP), ~0ULL, key);
         }
-        by_bp = forgotten(by_bp, ip);
+        leaves = forgotten(leaves, ip); /* otherwise the verifier examines the rest for both branches */
+        is_guess = forgotten(is_guess, ip);
         bp_at = forgotten(bp_at, ip);
-        u64 base = choose(by_bp, bp, choose(by_bx, scratch->copied.start.bx, sp));
-        u64 cfa = base + RULE_CFA(rule), of_bp = choose(deref, bp, cfa) + RULE_RBP(rule);
-        if (hidden(deref)) {
-            if (read_user(&scratch->pair[0], 8, (void *)cfa))
-                break;
-            cfa = scratch->pair[0];
-        }
-        bp_at = choose(deref | !!RULE_RBP(rule), of_bp, bp_at);
         /* A caller's frame is at a higher address, or on another stack. */
-        if (cfa & 7 || (cfa <= sp && !RULE_LEAVES(rule)) || read_word(scratch, cfa - 8, &scratch->pair[1]))
+        if (cfa & 7 || (cfa <= sp && !leaves) || read_word(scratch, cfa - 8, &scratch->pair[1]))
             break;
+        u64 from_base = cfa - 8 - scratch->base;
+        is_by_bp = if_equal(bp_at, cfa - 16, is_set(from_base)); /* a frame pointer is saved right below, in the window */
+        bp = choose(is_by_bp, scratch->window[below(WINDOW / 8, from_base / 8 - 1)], bp);
+        bp_at = choose(is_by_bp, 0, bp_at);
         ip = scratch->pair[1] ^ if_equal(cfa - 8, scratch->slot, scratch->pair[1] ^ scratch->returns_to);
         if (!ip && hidden(is_guess))
             break;

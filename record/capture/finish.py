@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,7 @@ STACK_BYTES_PER_GROUP = 8 << 20
 DESCRIBED_PER_GROUP = 1 << 12  # an array of one row takes kilobytes
 LISTS = ("streams", "libraries", "paused", "scope", "thinned", "command_pid")  # of the header: they grow
 _MOST = (1 << 64) - 1
+_NO_TIME = "there was no time for them after the recording, or what they need could not be read: those stacks are cut"
 _DAMAGE = (ValueError, KeyError, TypeError, OverflowError, RecursionError)  # what reading a damaged frame raises
 
 
@@ -304,11 +305,15 @@ class _Finishing:
             frames = (spool.frame_at(position).payload for position in self._copy_frames)
             missing = self._stacks.unfinished()
             copies = (records for frame in frames if int((records := np.frombuffer(frame, COPY))["id"][0]) in missing)
-            for record in finish_stacks(self._symbol_inputs, copies, depth):
+            copied: set[int] = set()
+            for record in finish_stacks(self._symbol_inputs, _noting_ids(copies, copied), depth):
                 if len(record) == PYTHON_STACK.itemsize:
                     self._python.add(np.frombuffer(record, PYTHON_STACK))
                 else:
                     self._keep_stacks(self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth, True))
+            copied.update(int(records["id"][0]) for records in copies)  # for which there was no time
+            if left := len(copied & self._stacks.unfinished()):
+                self._lost(self._last_ns, self._last_ns, "stacks", "not finished", left, _NO_TIME)
         self._keep_stacks(self._stacks.rows_of_unfinished())
         self._flush_stacks()
 
@@ -453,6 +458,13 @@ class _Finishing:
         self._writer.write(kind, rows)
         if kind != "stack" or self._write_symbols is not None:
             self._symbol_inputs.add(kind, rows)
+
+
+def _noting_ids(copies: Iterator[NDArray[np.void]], ids: set[int]) -> Iterator[NDArray[np.void]]:
+    """Passes copies of stacks on, and adds the stacks' ids to the set."""
+    for records in copies:
+        ids.add(int(records["id"][0]))
+        yield records
 
 
 @dataclass(frozen=True)

@@ -380,6 +380,17 @@ static int by_start(const void *one, const void *other) {
     return (first > second) - (first < second);
 }
 
+/* Whether a function lies in executable memory. Free Pascal's entries have numbers of another size: they lie elsewhere. */
+static bool is_code(const struct image *image, u64 start, u64 size) {
+    for (u32 i = 0; i < image->segment_count; i++) {
+        const struct segment *segment = &image->segments[i];
+        u64 within = start - segment->address;
+        if (size && segment->is_code && within < segment->size && size <= segment->size - within)
+            return true;
+    }
+    return false;
+}
+
 /* Finds the entries of a section without a sorted table, up to the first damaged one. */
 static struct entry *scanned(struct image *image, const struct section *section, u32 *count) {
     struct entry *entries = NULL;
@@ -406,7 +417,8 @@ static struct entry *scanned(struct image *image, const struct section *section,
                 }
                 entries = larger;
             }
-            if (function.size) /* those of functions that the linker left out have neither address nor size */
+            /* Those of functions that the linker left out have no address, or no size. */
+            if (is_code(image, function.start, function.size))
                 entries[(*count)++] = (struct entry){function.start, at};
         }
         at += 4 + length;
@@ -664,7 +676,8 @@ static enum result read_row(struct image *image, u64 address, struct row *row) {
     enum result result = find_function(image, address, &function);
     if (result == ABSENT) {
         /* The dynamic linker's start may have no entry. The Linux kernel jumps there, so it has no caller. */
-        if (!image->entry_point || address - image->entry_point >= ENTRY_BYTES)
+        if (!image->entry_point || address - image->entry_point >= ENTRY_BYTES ||
+            !image_is_in_function(image, image->entry_point, address))
             return ABSENT;
         row->has_cfa = true;
         row->cfa = (struct register_rule){REGISTER, RSP, {}};

@@ -696,6 +696,19 @@ static void gap_around(u64 address, u64 *before, u64 *behind) {
     }
 }
 
+/* Whether the function that contains an address clears rbp before: by xor %ebp,%ebp, with a prefix or without. With other prefixes
+ * that clears r13, or reads it. */
+static bool clears_rbp(u64 address) {
+    u64 count = OUTERMOST_BYTES, in_image;
+    struct image *image = place_of(address, &in_image);
+    const u8 *code = code_before(address, &count);
+    for (u64 i = 0; code && i + 2 <= count; i++)
+        if (code[i] == 0x31 && code[i + 1] == 0xED && !(i && (code[i - 1] & 0xF0) == 0x40 && code[i - 1] & 5) &&
+            (!image || image_is_in_function(image, in_image - (count - i), in_image)))
+            return true;
+    return false;
+}
+
 /* Whether the last frame is Go code that called C on another stack, so that rbp points to Go's stack. If C called Go, rbp has
  * any value that C code left in it. */
 static bool has_called_c(u64 rsp, u64 rbp) {
@@ -704,7 +717,7 @@ static bool has_called_c(u64 rsp, u64 rbp) {
 
 static enum ending step_without_cfi(u64 address, u64 scope, struct registers *registers, struct registers *callers,
                                     enum how *how) {
-    u64 rsp = registers->value[RSP], rbp = 0, rbx, before, behind, count = OUTERMOST_BYTES;
+    u64 rsp = registers->value[RSP], rbp = 0, rbx, before, behind;
     register_value(registers, RBP, &rbp);
     if (returns_from_signal(address)) {
         learn(address, scope, packed(BY_SIGNAL, 0, 0, 0));
@@ -718,8 +731,8 @@ static enum ending step_without_cfi(u64 address, u64 scope, struct registers *re
         *how = INTERRUPTED;
         return note_signal(rsp) ? GOES_ON : MEMORY;
     }
-    const u8 *code = code_before(address, &count);
-    if ((!rbp && contains(code, count, "\x31\xed", 2)) || begins_goroutine(address)) { /* xor %ebp,%ebp */
+    /* Functions also use rbp as any other register. So this is no more than a guess, and holds only behind one. */
+    if ((*how == BY_GUESS && !rbp && clears_rbp(address)) || begins_goroutine(address)) {
         learn(address, scope, packed(BY_END, 0, 0, 0));
         return WHOLE;
     }

@@ -227,6 +227,11 @@ def test_a_stack_with_a_guess_is_not_taken_for_one_without(tmp_path: Path) -> No
         assert {bool(row["marks"]) for row in rows(reader).values()} == {False, True}
 
 
+def not_finished(reader: CaptureReader) -> list[int]:
+    losses = reader.table("loss").to_pylist()
+    return [loss["count"] for loss in losses if (loss["source"], loss["what"]) == ("stacks", "not finished")]
+
+
 def test_copies_of_unfinished_stacks_are_finished_at_the_end(tmp_path: Path) -> None:
     # given copies of three stacks, of which one was finished while recording
     copies = np.zeros(6, COPY)
@@ -253,11 +258,27 @@ def test_copies_of_unfinished_stacks_are_finished_at_the_end(tmp_path: Path) -> 
     # then the other two are finished
     assert given == [[5], [5], [7], [7]]
     assert sorted(row["ended"] for row in rows(reader).values()) == ["unfinished", "whole", "whole"]
+    assert not_finished(reader) == [1]
     # and the header says how many launches have late stacks, and which process has the unfinished one
     counts = ends(reader)
     assert (counts["stacks"], counts["whole"], counts["late"], counts["presumed"]) == (6, 4, 3, 3)
     (process,) = counts["processes"]
     assert process == {"pid": PID, "stacks": 6, "count": 2, "deep": 0, "guessed": 0, "late": 3, "presumed": 3}
+
+
+def test_stacks_for_which_there_is_no_time_at_the_end_are_counted(tmp_path: Path) -> None:
+    # given copies of three stacks, and time for one
+    copies = np.zeros(6, COPY)
+    copies["id"] = [5, 5, 6, 6, 7, 7]
+
+    def finish_stacks(recorded: object, some: Any, depth: int) -> Any:
+        yield stack(int(next(some)["id"][0]), *PATH)
+
+    frames = [(FrameKind.COPY, copies[at : at + 1].tobytes()) for at in range(6)]
+    sent = b"".join(stack(id_, *PATH[:1], walked=Walked.MISSED) for id_ in (5, 6, 7))
+    reader = captured(tmp_path, *frames, (FrameKind.STACKS, sent), finish_stacks=finish_stacks)
+    # then the others are counted
+    assert not_finished(reader) == [2]
 
 
 def test_whose_processes_are_is_known_when_their_stacks_are_finished(tmp_path: Path) -> None:

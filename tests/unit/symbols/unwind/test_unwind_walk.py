@@ -306,24 +306,34 @@ def test_the_search_does_not_skip_likely_callers_in_generated_code() -> None:
     assert (done.ips.tolist(), done.ending) == ([0x10010], Walked.STUCK)
 
 
-class Go:
-    """A library at BASE that looks like Go's: only a C function has call frame information."""
+class Library:
+    """A library at BASE, made of assembly."""
 
     BASE = 0x7000_0000_0000
 
-    def __init__(self, folder: Path, source: str = GO) -> None:
-        self.path, assembly = folder / "go.so", folder / "go.S"
+    def __init__(self, folder: Path, source: str, *options: str) -> None:
+        self.path, assembly = folder / "made.so", folder / "made.S"
         assembly.write_text(source)
-        subprocess.run(["gcc", "-shared", "-nostdlib", assembly, "-o", self.path], check=True)
-        mapped = Mapping(self.BASE, self.BASE + self.path.stat().st_size, 0, 0)
-        self.mapped = (*GENERATED, mapped)
-        self.goexit = self.BASE + offset_of(self.path, "goexit") + 1  # what Go pushes on a goroutine's stack
-        self.in_c = self.BASE + offset_of(self.path, "in_c")
-        self.called = self.BASE + offset_of(self.path, "caller") + 5  # after the call
+        options = ("-shared", "-nostdlib", "-Wl,-Bsymbolic", *options)
+        subprocess.run(["gcc", *options, assembly, "-o", self.path], check=True)
+        self.mapped = (*GENERATED, Mapping(self.BASE, self.BASE + self.path.stat().st_size, 0, 0))
+
+    def at(self, function: str) -> int:
+        return self.BASE + offset_of(self.path, function)
 
     def walked(self, words: dict[int, int], rsp: int, rbp: int, rip: int = 0x10010) -> Finished:
         """Walks a stack with these words, by default from generated code on."""
         return walked(words, rip, rsp, rbp, self.mapped, lambda _: os.open(self.path, os.O_RDONLY))
+
+
+class Go(Library):
+    """A library that looks like Go's: only a C function has call frame information."""
+
+    def __init__(self, folder: Path, source: str = GO) -> None:
+        super().__init__(folder, source)
+        self.goexit = self.at("goexit") + 1  # what Go pushes on a goroutine's stack
+        self.in_c = self.at("in_c")
+        self.called = self.at("caller") + 5  # after the call
 
 
 def test_a_go_stack_is_whole_at_the_start_of_its_goroutine(tmp_path: Path) -> None:
@@ -354,6 +364,69 @@ def test_callers_of_go_code_on_another_stack_are_not_searched(tmp_path: Path) ->
         other.called,
         other.called,
     ]
+
+
+NO_CFI = """
+.text
+.irp name, start, main, clears, counts, reads, called
+.globl \\name
+.type \\name, @function
+.endr
+start: xor %ebp, %ebp
+    call main
+    hlt
+main: call clears
+    call counts
+    call reads
+    nop
+clears: xor %ebp, %ebp
+    call called
+    ret
+counts: xor %r13d, %r13d
+    call called
+    ret
+reads: xor %ebp, %r13d
+    call called
+    ret
+called:
+.cfi_startproc
+    ret
+.cfi_endproc
+"""
+
+
+# Free Pascal writes numbers of another size: the entry of a function that the linker left out covers everything.
+COVERING = """
+.section .debug_frame, "", @progbits
+0: .long 2f - 1f
+1: .long 0xffffffff
+    .byte 3, 0, 1, 0x78, 16, 0x0c, 7, 8, 0x90, 1
+.balign 8
+2: .long 4f - 3f
+3: .long 0b - 0b
+    .quad 0, 1 << 38
+.balign 8
+4:
+"""
+
+
+@pytest.mark.parametrize("source", [NO_CFI, NO_CFI + COVERING], ids=["alone", "covered"])
+@pytest.mark.parametrize("options", [(), ("-Wl,-e,start",)], ids=["library", "program"])
+@pytest.mark.parametrize(("function", "xor", "call"), [("clears", 2, 5), ("counts", 3, 10), ("reads", 3, 15)])
+def test_a_function_without_call_frame_information_does_not_begin_a_stack(
+    tmp_path: Path, source: str, options: tuple[str, ...], function: str, xor: int, call: int
+) -> None:
+    # given functions that use rbp as any other register, right behind the one that starts main
+    at, library = 0x7FFF_0000_1000, Library(tmp_path, source, *options)
+    here, main, start, called = map(library.at, (function, "main", "start", "called"))
+    words = {at: here + xor + 5, at + 8: main + call, at + 16: start + 7}
+    # when
+    done = library.walked(words, at, 0, called)
+    # then the walk goes on to where main was started, and callers of code without call frame information are guesses
+    assert (done.ips.tolist(), done.ending) == ([called, *words.values()], Walked.WHOLE)
+    assert done.how_found.tolist()[1:] == [HowFound.BY_RULE, HowFound.BY_GUESS, HowFound.BY_GUESS]
+    assert done.rules[start + 7, RuleScope.RETURN] == END
+    assert done.rules[here + xor + 5, RuleScope.RETURN] != END
 
 
 def test_an_unreadable_image_is_treated_like_generated_code() -> None:
