@@ -37,10 +37,10 @@ static __always_inline void leave_copy(struct start *start) {
         start->ip = at + (start->ip - copy);
 }
 
-/* Whether a direct call that ends at an address calls a trampoline. */
-static __always_inline int calls_trampoline(u64 after, u64 trampoline) {
+/* Returns the target of the direct call that ends at an address; 0 if there is none. */
+static __always_inline u64 called_before(u64 after) {
     u64 code = 0;
-    return !read_user(&code, 8, (void *)(after - CALL)) && (code & 0xff) == 0xe8 && after + (s32)(code >> 8) == trampoline;
+    return read_user(&code, 8, (void *)(after - CALL)) || (code & 0xff) != 0xe8 ? 0 : after + (s32)(code >> 8);
 }
 
 /* In the trampoline of optimised probes, the thread is at the instruction that calls it, before the call
@@ -54,9 +54,9 @@ static __always_inline void leave_trampoline(struct start *start) {
     if (code[0] << 8 != 0xc0c7485053415100 || code[1] >> 24 != 0x5b4158050f)
         return;
     u64 call = start->sp + (TRAMPOLINE_PUSHED >> 2 * offset & 3) * 8;
-    if (read_user(&after, 8, (void *)call) || !calls_trampoline(after, start->ip - offset)) {
+    if (read_user(&after, 8, (void *)call) || called_before(after) != start->ip - offset) {
         call = start->sp - 8;
-        if (read_user(&after, 8, (void *)call) || !calls_trampoline(after, start->ip - offset))
+        if (read_user(&after, 8, (void *)call) || called_before(after) != start->ip - offset)
             return;
     }
     start->ip = after - CALL;
@@ -66,10 +66,11 @@ static __always_inline void leave_trampoline(struct start *start) {
 /* When the kernel has begun or ended to serve a trampoline, its thread can be at the call already, or still, but for the stack
  * pointer, below which the trampoline has pushed three words and the call one. */
 static __always_inline void leave_served_call(struct start *start) {
-    u64 after = 0, code = 0;
-    if (read_user(&after, 8, (void *)(start->sp + 24)) || after != start->ip + CALL || read_user(&code, 8, (void *)start->ip))
+    u64 after = 0;
+    if (read_user(&after, 8, (void *)(start->sp + 24)) || after != start->ip + CALL)
         return;
-    if ((code & 0xff) == 0xe8 && ((after + (code >> 8)) & (PAGE - 1)) == 0) /* to the start of a page */
+    u64 target = called_before(after);
+    if (target && !(target & (PAGE - 1))) /* the trampoline is at the start of a page */
         start->sp += 32;
 }
 

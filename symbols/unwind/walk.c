@@ -535,6 +535,10 @@ static bool ends_direct_call(const u8 *code, u64 count) {
     return count >= 5 && code[count - 5] == 0xE8;
 }
 
+static bool follows_call(const u8 *code, u64 count) {
+    return ends_direct_call(code, count) || ends_indirect_call(code, count);
+}
+
 static bool is_go(u64 address) {
     u64 in_image;
     struct image *image = place_of(address, &in_image);
@@ -546,8 +550,7 @@ static bool is_go(u64 address) {
 static bool begins_goroutine(u64 address) {
     u64 before = 8, after = 1;
     const u8 *code = code_before(address, &before), *next = code_at(address, &after);
-    return before && after && code[before - 1] == 0x90 && next[0] == 0xE8 && !ends_direct_call(code, before) &&
-           !ends_indirect_call(code, before) && is_go(address);
+    return before && after && code[before - 1] == 0x90 && next[0] == 0xE8 && !follows_call(code, before) && is_go(address);
 }
 
 /* Whether code at an address returns from a signal handler: mov $15,%rax or mov $15,%eax; syscall. */
@@ -594,10 +597,6 @@ static enum caller called_function(u64 returns_to, u64 address) {
         }
     }
     return OF_ANOTHER;
-}
-
-static bool follows_call(const u8 *code, u64 count) {
-    return ends_direct_call(code, count) || ends_indirect_call(code, count);
 }
 
 /* Whether a coroutine's or another stack of the program's own begins at a return address. */
