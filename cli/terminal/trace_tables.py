@@ -168,7 +168,6 @@ def _categories(trace: Trace) -> list[str]:
             continue
         style = STRONG if row["Category"] == "Total" else ""
         times = (f"{100 * row['Frac_Time']:.2f} %", f"{row['Kernel_Time']:,.3f}", f"{row['Calls']:,}")
-        table.add(
-            str(row["Pid"]), row["Category"], *times, f"{row['Ideal_Time']:,.3f}", f"{row['PT_Util']:.4f}", style=style
-        )
+        used = "" if row["PT_Util"] is None else f"{row['PT_Util']:.4f}"
+        table.add(str(row["Pid"]), row["Category"], *times, f"{row['Ideal_Time']:,.3f}", used, style=style)
     return table.lines(terminal_width(), coloured())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import Groups, rows_of
-from iaprof.report.timeline.intervals import Union, ends
+from iaprof.report.timeline.intervals import Union, ends, lengths_of_unions
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.stages.energy import share_energy
 from iaprof.report.timeline.stages.power import mean_power
@@ -33,7 +33,7 @@ def calculate_stats(trace: Trace, options: Options) -> None:
 
 def _summarize(trace: Trace, kernels: Slices, names: NDArray[np.int32]) -> None:
     groups = Groups(kernels.pid, names)
-    duration = kernels.duration / 1000
+    duration = np.maximum(kernels.duration, 0) / 1000
     total, pid = groups.sum(duration), groups.key(kernels.pid)
     of_pid = Groups(pid)
     whole = of_pid.sum(total)[of_pid.numbers]
@@ -60,16 +60,19 @@ def _statistics(groups: Groups, values: NDArray[Any], prefix: str = "") -> dict[
 
 
 def _measure_activity(trace: Trace, kernels: Slices) -> None:
+    """Makes the table of each rank's kernels: their time added up, and the share of time in which at least one runs."""
     groups = Groups(kernels.pid)
-    first, last = groups.min(kernels.start), groups.max(ends(kernels))
-    total, elapsed = groups.sum(kernels.duration), (last - first).astype(float)
+    until = ends(kernels)
+    first, last = groups.min(kernels.start), groups.max(until)
+    total, elapsed = groups.sum(np.maximum(kernels.duration, 0)), (last - first).astype(float)
+    busy = lengths_of_unions(kernels.start, until, groups.numbers, len(groups))
     trace.tables["active"] = pa.table(
         {
             "Total Kernel Time": total / 1000,
             "Elapsed Time": elapsed / 1000,
             "Start Time": first / 1000,
             "End Time": last / 1000,
-            "Active percentage": np.divide(total * 100, elapsed, out=np.zeros(len(groups)), where=elapsed > 0),
+            "Active percentage": np.divide(busy * 100.0, elapsed, out=np.zeros(len(groups)), where=elapsed > 0),
             "pid": groups.key(kernels.pid),
         }
     )

@@ -25,11 +25,11 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_the_sample_of_the_runtime(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = iaprof("timeline", *SAMPLE, "-o", out)
-    # the numbers that the AIU Trace Analyzer prints
+    # the numbers that the AIU Trace Analyzer prints, but for the share of time: two kernels run at once
     assert done.code == 0
-    assert "11,763.227 us  2,702.122 us  22.97 %" in done.out
+    assert "11,763.227 us  2,702.122 us  20.58 %" in done.out
     (active,) = rows(out / "active.csv")
-    assert (active["Total Kernel Time"], active["Active percentage"]) == ("2702.1217", "22.97")
+    assert (active["Total Kernel Time"], active["Active percentage"]) == ("2702.1217", "20.58")
     total = next(row for row in rows(out / "categories.csv") if row["Category"] == "Total")
     assert (total["Ideal_Time"], total["Ideal_Cyc"], total["PT_Util"]) == ("505.7600", "556336", "0.1872")
     assert "Total" in (out / "categories.txt").read_text()
@@ -103,7 +103,7 @@ def test_json_has_everything(tmp_path: Path) -> None:
     found = json.loads(done.out, parse_constant=no_constant)
     assert found["files"] == [{"name": "sample_flex.json", "dialect": "flex", "rank": 0}]
     assert found["events"]["slices"] == 17
-    assert found["tables"]["active"][0]["Active percentage"] == 22.97
+    assert found["tables"]["active"][0]["Active percentage"] == 20.58
     assert {"level": "note", "stage": "ITSTATS", "text": "[0] avg_iteration_time=0.0, iterations=0"} in found[
         "messages"
     ]

@@ -102,7 +102,10 @@ def _wait(trace: Trace) -> None:
 
 
 def calculate_stats_v2(trace: Trace, options: Options) -> None:
-    """Makes the table `stats_summary`: how long each rank computes and communicates, of all its time."""
+    """Makes the table `stats_summary`: how long each rank computes and communicates, of all its time.
+
+    Times are those in which at least one slice of a kind runs.
+    """
     slices = trace.slices
     rank = slices.extra.get("rank", slices.pid)
     computes = find(trace, Kind.KERNEL)
@@ -110,10 +113,12 @@ def calculate_stats_v2(trace: Trace, options: Options) -> None:
     communicates |= trace.texts.matches(slices.name, f"^{NAME}$")
     rows = np.flatnonzero(computes | communicates)
     groups = Groups(rank[rows])
-    duration = np.maximum(slices.duration[rows], 0) / 1000
-    comp = groups.sum(np.where(computes[rows], duration, 0.0))
-    comm = groups.sum(np.where(communicates[rows], duration, 0.0))
-    elapsed = (groups.max(ends(slices)[rows]) - groups.min(slices.start[rows])) / 1000
+    start, until = slices.start[rows], ends(slices)[rows]
+    comp, comm = (
+        lengths_of_unions(start[own], until[own], groups.numbers[own], len(groups)) / 1000
+        for own in (computes[rows], communicates[rows])
+    )
+    elapsed = (groups.max(until) - groups.min(start)) / 1000
     some = elapsed > 0
     trace.tables["stats_summary"] = pa.table(
         {
