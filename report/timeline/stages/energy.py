@@ -15,6 +15,7 @@ from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import Groups, rows_of
 from iaprof.report.timeline.intervals import FARTHEST, ends
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed_points
 from iaprof.report.timeline.stages.power import mean_power
 from iaprof.report.timeline.trace import Slices, Trace
 
@@ -142,7 +143,8 @@ def device_powers(trace: Trace, options: Options) -> dict[int, DevicePower]:
         for pid, rows in _by_pid(charged.pid[good], good)
     }
     points = trace.points.take(trace.texts.matches(trace.points.series, OF_POWER))
-    points = points.take(np.isfinite(points.value) & (points.value >= 0) & (np.abs(points.time) < FARTHEST))
+    usable = np.isfinite(points.value) & (points.value >= 0) & (np.abs(points.time) < FARTHEST)
+    points = points.take(usable & placed_points(trace, points))
     for pid, rows in _by_pid(points.pid, np.arange(len(points))):
         mine = points.take(rows)
         one = (mine.name == mine.name[0]) & (mine.series == mine.series[0])

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from iaprof.basics.quantities import counted
 from iaprof.report.timeline.dialects import windows
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.stages.counters import WRAP, are_rising
 from iaprof.report.timeline.trace import ABSENT, Slices, Trace
 
@@ -25,7 +26,7 @@ def normalize_phase2(trace: Trace, options: Options) -> None:
     slices = trace.slices
     first, last = windows(trace.texts, slices.name)
     # Counters that are all 0 were never read.
-    rows = np.flatnonzero(are_rising(slices) & (slices.counter(4) > 0))
+    rows = np.flatnonzero(are_rising(slices) & (slices.counter(4) > 0) & placed(trace))
     if not len(rows):
         return
     reference = slices.counters_by(first)

@@ -14,6 +14,7 @@ from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import rows_of
 from iaprof.report.timeline.intervals import FARTHEST, ends
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.trace import Dialect, Trace
 
 STAGE = "ITSTATS"
@@ -116,7 +117,7 @@ def _row(trace: Trace, found: _Iterations) -> dict[str, Any]:
 def _words(trace: Trace) -> Iterator[_Iterations]:
     """Yields the iterations of each rank in FLEX files: the same sequence of kernels, again and again."""
     slices = trace.slices
-    is_kernel = find(trace, Kind.KERNEL) & slices.has_counters
+    is_kernel = find(trace, Kind.KERNEL) & slices.has_counters & placed(trace)
     if any(file.dialect is Dialect.TORCH for file in trace.files):
         is_kernel &= ~trace.is_torch(slices)
     kernels = slices.take(is_kernel)
@@ -148,7 +149,7 @@ def _steps(trace: Trace) -> Iterator[_Iterations]:
         return
     slices = trace.slices
     ranks = np.array([file.rank for file in trace.files], np.int64)[slices.file]
-    of_torch, device = trace.is_torch(slices), find(trace, Kind.DEVICE)
+    of_torch, device = trace.is_torch(slices) & placed(trace), find(trace, Kind.DEVICE)
     marks = np.flatnonzero(of_torch & ~device & trace.texts.matches(slices.name, STEP))
     kernels = np.flatnonzero(of_torch & device & find(trace, Kind.KERNEL))
     wanted = np.unique(ranks[marks])

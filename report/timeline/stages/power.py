@@ -17,6 +17,7 @@ from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import rows_of
 from iaprof.report.timeline.intervals import Union, ends
 from iaprof.report.timeline.options import CounterTrack, Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.trace import ABSENT, Power, Slices, Trace
 from iaprof.report.timeline.tracks import Track, add_points
 
@@ -129,7 +130,7 @@ def _intervals(trace: Trace, options: Options, counter: int) -> Intervals:
 def _samples(trace: Trace, options: Options, counter: int) -> tuple[Slices, NDArray[np.int64]]:
     """Returns the slices whose charge counts, and when it was read, by pid and time; each time once."""
     slices = trace.slices
-    have = (slices.power != ABSENT) & (slices.power != 0) & ~trace.texts.matches(slices.name, " Prep")
+    have = (slices.power != ABSENT) & (slices.power != 0) & ~trace.texts.matches(slices.name, " Prep") & placed(trace)
     if counter == TS4:
         have &= slices.duration > SHORTEST_NS
     samples = slices.take(have, _OF_SAMPLES)

@@ -9,6 +9,7 @@ from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import Groups
 from iaprof.report.timeline.intervals import ends, lengths_of_unions
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.stages.collectives.calls import NAME, SIZE, arrivals
 from iaprof.report.timeline.stages.collectives.events import events_of
 from iaprof.report.timeline.trace import ABSENT, Trace
@@ -26,7 +27,7 @@ def _overlap(trace: Trace) -> None:
     kernels, device = find(trace, Kind.KERNEL), find(trace, Kind.DEVICE)
     works = kernels & device
     communicates = find(trace, Kind.COLLECTIVE) & ~kernels & ~find(trace, Kind.PREPARATION) & device
-    used = np.flatnonzero(works | communicates)
+    used = np.flatnonzero((works | communicates) & placed(trace))
     if not len(used):
         return
     start, until = slices.start[used], ends(slices)[used]
@@ -111,7 +112,7 @@ def calculate_stats_v2(trace: Trace, options: Options) -> None:
     computes = find(trace, Kind.KERNEL)
     communicates = slices.extra.get(SIZE, np.full(len(slices), ABSENT)) != ABSENT
     communicates |= trace.texts.matches(slices.name, f"^{NAME}$")
-    rows = np.flatnonzero(computes | communicates)
+    rows = np.flatnonzero((computes | communicates) & placed(trace))
     groups = Groups(rank[rows])
     start, until = slices.start[rows], ends(slices)[rows]
     comp, comm = (
