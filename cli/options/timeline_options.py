@@ -155,7 +155,10 @@ def timeline_options(
     power_scale: Annotated[
         float,
         typer.Option(
-            "--power-scale", metavar="WATTS", rich_help_panel=MEASURED, help="Watts per unit of charge per us."
+            "--power-scale",
+            metavar="WATTS",
+            rich_help_panel=MEASURED,
+            help="Watts per unit of charge per us; a warning suggests a value if this one gives impossible power.",
         ),
     ] = 12 / 512,
     power_skip: Annotated[
@@ -183,6 +186,8 @@ def timeline_options(
         raise UsageError("--counters: power_ts3 and power_ts4 are two ways to measure the same; give one of them")
     if ranks not in ("tight", "dilated", "none"):
         raise UsageError(f"--align-ranks: there is no {ranks}; there are tight, dilated, none")
+    if not 0 < power_scale < float("inf"):
+        raise UsageError(f"--power-scale: {power_scale:g} is not a number of watts above 0")
     if max_tid_streams < -1:
         raise UsageError("--max-tid-streams: give a number of rows, or -1 for no limit")
     return Options(

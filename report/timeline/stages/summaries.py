@@ -78,7 +78,7 @@ def _measure_activity(trace: Trace, kernels: Slices, have_times: NDArray[np.bool
             "Elapsed Time": elapsed / 1000,
             "Start Time": first / 1000,
             "End Time": last / 1000,
-            "Active percentage": np.divide(busy * 100.0, elapsed, out=np.zeros(len(groups)), where=elapsed > 0),
+            "Active percentage": np.divide(busy * 100.0, elapsed, out=np.full(len(groups), np.nan), where=elapsed > 0),
             "pid": groups.key(kernels.pid),
         }
     )

@@ -137,6 +137,7 @@ def test_stages_are_listed_with_what_a_profile_turns_off() -> None:
         (("x.json", "--freq", "1:2:3"), "1:2:3 is not a frequency"),
         (("x.json", "--counters", "watts"), "there is no watts; there are power_ts4"),
         (("x.json", "--counters", "power_ts3,power_ts4"), "give one of them"),
+        (("x.json", "--power-scale", "0"), "0 is not a number of watts above 0"),
         (("x.json", "--overlap", "stack"), "there is no stack; there are tid, drop, async, shift, warn"),
         (("x.json", "--align-ranks", "loose"), "there is no loose"),
         (("x.json", "--filter", "name"), "name is not an ATTRIBUTE:REGEX"),

@@ -44,7 +44,7 @@ def _overlap(trace: Trace) -> None:
             "Computation": busy / 1000,
             "Communication": talks / 1000,
             "Overlap": both / 1000,
-            "Overlap Percent": np.divide(both, talks, out=np.zeros(len(pids)), where=talks > 0) * 100,
+            "Overlap Percent": np.divide(both, talks, out=np.full(len(pids), np.nan), where=talks > 0) * 100,
         }
     )
 
@@ -127,7 +127,7 @@ def calculate_stats_v2(trace: Trace, options: Options) -> None:
             "elapsed_time": elapsed,
             "comp_active_atime": comp,
             "comm_active_atime": comm,
-            "comp_active_atime_perc": np.divide(comp, elapsed, out=np.zeros(len(groups)), where=some),
-            "comm_active_atime_perc": np.divide(comm, elapsed, out=np.zeros(len(groups)), where=some),
+            "comp_active_atime_perc": np.divide(comp, elapsed, out=np.full(len(groups), np.nan), where=some),
+            "comm_active_atime_perc": np.divide(comm, elapsed, out=np.full(len(groups), np.nan), where=some),
         }
     )
