@@ -281,14 +281,14 @@ def _write_trace(
     trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int, tensorboard: bool = False
 ) -> None:
     from iaprof.report.timeline.outputs.chrome import ChromeWriter
-    from iaprof.report.timeline.outputs.tensorboard import workers
+    from iaprof.report.timeline.outputs.tensorboard import step_of, workers
 
     writer = ChromeWriter(trace, given, {"CmdLine": " ".join(sys.argv[1:])})
     with replace_file(path, mode) as file:
         writer.write(file)
     for rank, rows in workers(trace) if tensorboard else ():
         with replace_file(path.with_name(f"trace_worker_{rank}.pt.trace.json"), mode) as file:
-            writer.write(file, rows, rank)
+            writer.write(file, rows, rank, step_of(trace, rank, rows))
 
 
 def _write_page(trace: Trace, capture: CaptureReader, path: Path, mode: int) -> None:

@@ -121,7 +121,8 @@ def test_dumps_and_files_for_tensorboard(tmp_path: Path) -> None:
              for path in (dump, tmp_path / "trace.json")]  # fmt: skip
     assert [any(map(numbered.search, each)) for each in names] == [True, False]
     worker = json.loads((tmp_path / "trace_worker_0.pt.trace.json").read_text())
-    assert sum(event["ph"] == "X" for event in worker["traceEvents"]) == 17
+    slices = [event for event in worker["traceEvents"] if event["ph"] == "X"]
+    assert [event["name"] for event in slices[:1]] == ["ProfilerStep#0"] and len(slices) == 1 + 17
 
 
 def test_stages_are_listed_with_what_a_profile_turns_off() -> None:
