@@ -16,7 +16,7 @@ FAR_NS, FAR_SPANS = 60_000_000_000, 10
 """A placeholder is farther from all other times than a minute, and than this many times their span."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Extent:
     """The first and the last time of events, in ns; None before the first event."""
 
@@ -25,13 +25,16 @@ class Extent:
     first_real: int | None = None  # of events that cannot be placeholders
     last_real: int | None = None
 
-    def add(self, begins: pa.ChunkedArray, ends: pa.ChunkedArray) -> None:
-        """Adds events by their times, int64[n] each, in ns."""
-        self.first, self.last = _wider(self.first, self.last, begins, ends)
-        if len(begins) and (pc.min(begins).as_py() <= 0 or pc.max(ends).as_py() >= LATEST_NS):
-            real = pc.and_(pc.greater(begins, 0), pc.less(ends, LATEST_NS))
-            begins, ends = begins.filter(real), ends.filter(real)
-        self.first_real, self.last_real = _wider(self.first_real, self.last_real, begins, ends)
+    @classmethod
+    def of(cls, begins: pa.ChunkedArray, ends: pa.ChunkedArray) -> Extent:
+        """Returns the extent of events with these times, int64[n] each, in ns."""
+        if not len(begins):
+            return cls()
+        first, last = pc.min(begins).as_py(), pc.max(ends).as_py()
+        if first > 0 and last < LATEST_NS:
+            return cls(first, last, first, last)
+        real = pc.and_(pc.greater(begins, 0), pc.less(ends, LATEST_NS))
+        return cls(first, last, pc.min(begins.filter(real)).as_py(), pc.max(ends.filter(real)).as_py())
 
     def joined(self, other: Extent) -> Extent:
         """Returns the extent of the events of both."""
@@ -51,12 +54,3 @@ class Extent:
         far = max(FAR_NS, FAR_SPANS * (self.last_real - self.first_real))
         first = self.first_real if self.first_real - self.first > far else self.first
         return first, self.last_real if self.last - self.last_real > far else self.last
-
-
-def _wider(
-    first: int | None, last: int | None, begins: pa.ChunkedArray, ends: pa.ChunkedArray
-) -> tuple[int | None, int | None]:
-    if not len(begins):
-        return first, last
-    low, high = pc.min(begins).as_py(), pc.max(ends).as_py()
-    return low if first is None else min(first, low), high if last is None else max(last, high)

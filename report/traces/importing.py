@@ -184,7 +184,7 @@ class _Group:
         ends = pc.add(times, table["duration_ns"]) if self._kind == "slice" else times
         if self._kind == "instant":  # metadata may have no time
             times = ends = times.filter(pc.not_equal(table["phase"].cast(pa.string()), "M"))
-        self.extent.add(times, ends)
+        self.extent = self.extent.joined(Extent.of(times, ends))
         self._tables.append(table)
         self._rows += len(table)
         self._bytes += table["args"].nbytes if "args" in table.column_names else 0

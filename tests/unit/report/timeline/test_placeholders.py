@@ -93,6 +93,26 @@ def test_each_file_has_its_own_clock() -> None:
     assert placed(made).tolist() == [True, True, True, False]
 
 
+def test_what_stages_make_of_slices_with_placeholders_is_in_no_span(tmp_path: Path) -> None:
+    # Given an operation, and the slices of a message, at a real time and at 0
+    def flex(name: str, ts: float, dur: float, cycles: int) -> dict[str, Any]:
+        counters = {f"TS{n}": str(cycles + 1000 * dur * n / 5) for n in range(1, 6)}
+        return {"ph": "X", "name": name, "pid": 0, "tid": 1, "ts": ts, "dur": dur, "args": counters}
+
+    sends = ["SenRdmaSend_3 - Set BcList DmaO", "SenRdmaSend_3 - Xseg to rank 0 DmaO"]
+    events = [
+        flex("k", NOW, 100, 10**6),
+        flex("k", 0, 100, 10**6),
+        *(flex(each, NOW + 50, 20, 10**6) for each in sends),
+    ]
+    made = load(imported(tmp_path, [*events, flex(sends[0], 0, 20, 10**6)])[0])
+    for options in (Options(split=True), Options(merge_sends=True)):
+        run(made, options, [True] * len(STAGES), lambda number, stage: None)
+        begin, end = span(made)
+        assert end - begin <= 200_000
+        assert (~placed(made)).sum() == 2
+
+
 def test_a_rank_without_any_time_has_no_elapsed_time(tmp_path: Path) -> None:
     host = {**kernel(NOW), "cat": "cpu_op", "pid": 9}
     made = finished(tmp_path, torch(host, {**host, "ts": NOW + 50}, kernel(0, 5)))
