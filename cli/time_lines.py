@@ -182,12 +182,12 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def stage_options(freq: str | None, compiler_logs: Sequence[str] = ()) -> Options:
-    """Returns the options of the stages; UsageError if the frequencies are none."""
-    from iaprof.cli.options.timeline_options import DEFAULT_FREQ, frequencies
+    """Returns the options of the stages; UsageError if the frequencies are none, IaprofError if a log is not there."""
+    from iaprof.cli.options.timeline_options import DEFAULT_FREQ, existing_logs, frequencies
     from iaprof.report.timeline.options import Options
 
     soc, core = frequencies(freq or DEFAULT_FREQ)
-    return Options(soc_mhz=soc, core_mhz=core, compiler_logs=tuple(compiler_logs))
+    return Options(soc_mhz=soc, core_mhz=core, compiler_logs=existing_logs(compiler_logs))
 
 
 def write_report(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from iaprof.basics.errors import UsageError
+from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.options.added import add_options
 
 if TYPE_CHECKING:
@@ -155,7 +156,10 @@ def timeline_options(
     power_scale: Annotated[
         float,
         typer.Option(
-            "--power-scale", metavar="WATTS", rich_help_panel=MEASURED, help="Watts per unit of charge per us."
+            "--power-scale",
+            metavar="WATTS",
+            rich_help_panel=MEASURED,
+            help="Watts per unit of charge per us; a warning suggests a value if this one gives impossible power.",
         ),
     ] = 12 / 512,
     power_skip: Annotated[
@@ -183,13 +187,15 @@ def timeline_options(
         raise UsageError("--counters: power_ts3 and power_ts4 are two ways to measure the same; give one of them")
     if ranks not in ("tight", "dilated", "none"):
         raise UsageError(f"--align-ranks: there is no {ranks}; there are tight, dilated, none")
+    if not 0 < power_scale < float("inf"):
+        raise UsageError(f"--power-scale: {power_scale:g} is not a number of watts above 0")
     if max_tid_streams < -1:
         raise UsageError("--max-tid-streams: give a number of rows, or -1 for no limit")
     return Options(
         soc_mhz=soc,
         core_mhz=core,
         tracks=tracks,
-        compiler_logs=tuple(compiler_log or ()),
+        compiler_logs=existing_logs(compiler_log or ()),
         filters=tuple(_filter(each) for each in filters or ()),
         limit=_limit(limit),
         phases=phases,
@@ -242,6 +248,20 @@ def frequencies(text: str) -> tuple[float, float]:
     if not 1 <= len(values) <= 2 or not all(0 < value < float("inf") for value in values):
         raise UsageError(f"--freq: {text} is not a frequency in MHz, such as 1000 or 1000:1100")
     return values[0], values[1] if len(values) == 2 else 1100.0
+
+
+def existing_logs(paths: Sequence[str]) -> tuple[str, ...]:
+    """Returns the paths of compiler logs; IaprofError if one is not there or cannot be read."""
+    for path in paths:
+        try:
+            is_there = os.path.isfile(path) or os.path.isdir(path)
+        except ValueError:  # a zero byte
+            is_there = False
+        if not is_there:
+            raise IaprofError(f"-c: {path} is neither a file nor a folder: name a compiler log, or a folder of one")
+        if not os.access(path, os.R_OK):
+            raise IaprofError(f"-c: {path} cannot be read: Permission denied")
+    return tuple(paths)
 
 
 def _filter(text: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, coloured, terminal_width
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from iaprof.report.timeline.trace import Trace
 
 _UJ_PER_J = 1e6
+_UNKNOWN = "unknown"
 _MOST_RANKS, _MOST_CATEGORIES = 256, 4096  # rows that are printed
 
 
@@ -46,8 +48,9 @@ def _ranks(trace: Trace) -> list[str]:
         names += ["COMMUNICATION", "OVERLAPPED"]
     table = Table(*(Column(name, right=True) for name in names))
     for row in active.slice(0, _MOST_RANKS).to_pylist():
-        cells = [str(row["pid"]), *(f"{row[name]:,.3f} us" for name in ("Elapsed Time", "Total Kernel Time"))]
-        cells.append(f"{row['Active percentage']:.2f} %")
+        elapsed = _unless_unknown(row["Elapsed Time"], "{:,.3f} us")
+        busy = _unless_unknown(row["Active percentage"], "{:.2f} %")
+        cells = [str(row["pid"]), elapsed, f"{row['Total Kernel Time']:,.3f} us", busy]
         if talk := talks.get(row["pid"]):
             cells += [f"{talk['Communication']:,.3f} us", f"{talk['Overlap Percent']:.2f} %"]
         table.add(*cells, *[""] * (len(names) - len(cells)))
@@ -55,6 +58,10 @@ def _ranks(trace: Trace) -> list[str]:
         more = f"({active.num_rows - _MOST_RANKS:,} more)"
         table.add("", "", "", more, *[""] * (len(names) - 4), style=WEAK)
     return table.lines(terminal_width(), coloured())
+
+
+def _unless_unknown(value: float | None, text: str) -> str:
+    return _UNKNOWN if value is None or math.isnan(value) else text.format(value)
 
 
 def _waits(trace: Trace) -> list[str]:
@@ -80,7 +87,7 @@ def _iterations(trace: Trace) -> list[str]:
     names = ("RANK", "ITERATIONS", "MEAN US", "STDEV", "MIN", "MAX", "SLOWEST")
     table = Table(*(Column(name, right=True) for name in names), Column("LONGER IN IT", flexible=True))
     for row in rows:
-        numbers = [f"{row[name]:,.3f}" for name in ("Mean", "StDev", "Min", "Max")]
+        numbers = ["" if row[name] is None else f"{row[name]:,.3f}" for name in ("Mean", "StDev", "Min", "Max")]
         longer = [(row["Idle Excess"], "idle"), (row["Kernel Excess"], row["Kernel"])]
         found = [f"+{value:,.3f} {name}" for value, name in longer if value is not None and round(value, 3) > 0]
         slowest = "" if row["Slowest"] is None else str(row["Slowest"])
@@ -111,11 +118,12 @@ def energy_dict(energy: pa.Table, limit: int) -> dict[str, Any]:
     """Returns the energy of kernels and copies as JSON has it, those with most first, and that of idle devices."""
     rows = energy.to_pylist()
     ran, idle = ([row for row in rows if bool(row["Calls"]) is has] for has in (True, False))
-    ran.sort(key=lambda row: -row["Energy"])
+    ran.sort(key=lambda row: -(row["Energy"] or 0))
     shown = ran[: limit or None]
 
-    def joules(some: list[dict[str, Any]]) -> float:
-        return round(float(sum(row["Energy"] for row in some)) / _UJ_PER_J, 9)
+    def joules(some: list[dict[str, Any]]) -> float | None:
+        known = [row["Energy"] for row in some if row["Energy"] is not None]
+        return round(float(sum(known)) / _UJ_PER_J, 9) if known or not some else None
 
     return {
         "by": "energy",
@@ -138,16 +146,18 @@ def energy_lines(energy: pa.Table | None, limit: int) -> list[str]:
     )
     rows = energy.to_pylist()
     ran, idle = ([row for row in rows if bool(row["Calls"]) is has] for has in (True, False))
-    ran.sort(key=lambda row: -row["Energy"])
+    ran.sort(key=lambda row: -(row["Energy"] or 0))
     more = len(ran) - limit if limit else 0
     for row in [*ran[: limit or None], None, *idle[:_MOST_RANKS]]:
         if row is None:
             if more > 0:
                 table.add("", "", "", "", "", f"({more:,} more)", style=WEAK)
             continue
-        calls, mean = (f"{row['Calls']:,}", f"{row['Mean Energy']:,.3f} uJ") if row["Calls"] else ("", "")
-        share = f"{row['Energy Percent']:.2f} %"
-        style = "" if row["Calls"] else WEAK
+        style, calls = ("", f"{row['Calls']:,}") if row["Calls"] else (WEAK, "")
+        if row["Energy"] is None:
+            table.add(_UNKNOWN, "", calls, "", str(row["pid"]), row["Name"], style=style)
+            continue
+        share, mean = f"{row['Energy Percent']:.2f} %", f"{row['Mean Energy']:,.3f} uJ" if row["Calls"] else ""
         table.add(f"{row['Energy']:,.3f} uJ", share, calls, mean, str(row["pid"]), row["Name"], style=style)
     if len(idle) > _MOST_RANKS:
         table.add("", "", "", "", "", f"({len(idle) - _MOST_RANKS:,} more)", style=WEAK)
@@ -168,7 +178,6 @@ def _categories(trace: Trace) -> list[str]:
             continue
         style = STRONG if row["Category"] == "Total" else ""
         times = (f"{100 * row['Frac_Time']:.2f} %", f"{row['Kernel_Time']:,.3f}", f"{row['Calls']:,}")
-        table.add(
-            str(row["Pid"]), row["Category"], *times, f"{row['Ideal_Time']:,.3f}", f"{row['PT_Util']:.4f}", style=style
-        )
+        used = "" if row["PT_Util"] is None else f"{row['PT_Util']:.4f}"
+        table.add(str(row["Pid"]), row["Category"], *times, f"{row['Ideal_Time']:,.3f}", used, style=style)
     return table.lines(terminal_width(), coloured())

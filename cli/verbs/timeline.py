@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,7 +56,7 @@ def timeline(
             show_default=False,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace existing files.")] = False,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace what an earlier run wrote to FOLDER.")] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tb", help="Also write the traces for TensorBoard, one file for each rank.")
     ] = False,
@@ -99,7 +100,9 @@ def timeline(
     if list_stages:
         _print_stages(on)
         return
-    traces = traces or [existing(DEFAULT)]
+    from iaprof.cli.verbs.import_ import expanded
+
+    traces = expanded(traces or [existing(DEFAULT)])
     if dump_after and output is None:
         raise UsageError("--dump-after needs a folder: give -o")
     if output is None and (tensorboard or html or pddf):
@@ -107,23 +110,25 @@ def timeline(
     dumped = names if dump_after and "all" in dump_after else list(dump_after or ())
     if unknown := [name for name in dumped if name not in names]:
         raise UsageError(f"there is no stage {unknown[0]}: --list-stages prints them")
-    if output is not None:
-        _check_folder(output, force)
     mode = mode_of_report(*traces)
-    with _captured(traces, quiet) as capture, contextlib.ExitStack() as opened:
+    with _folder(output, force), _captured(traces, quiet) as capture, contextlib.ExitStack() as opened:
         from iaprof.report.join.memory import return_free_memory
         from iaprof.report.timeline.load import load
 
         trace = load(capture)
         given = _Given(capture, opened) if output is not None else None
 
+        dumps: list[Path] = []
+
         def dump(number: int, stage: Stage) -> None:
             if stage.name in dumped and output is not None and given is not None:
-                _write_trace(trace, given.read(), output / f"{number:02}_{stage.name}.json", mode)
+                dumps.append(output / f"{number:02}_{stage.name}.json")
+                _write_trace(trace, given.read(), dumps[-1], mode)
 
         run(trace, options, on, dump)
         return_free_memory()
         if output is not None and given is not None:
+            _remove_earlier(output, names, {*dumps, *traces, *map(Path, options.compiler_logs)})
             _write_all(trace, given.read(), output, mode, tensorboard)
             if html:
                 _write_page(trace, capture, output / "page.html", mode)
@@ -168,10 +173,9 @@ class _Given:
 @contextlib.contextmanager
 def _captured(paths: Sequence[Path], quiet: bool) -> Iterator[CaptureReader]:
     """Opens a capture, or makes a temporary one of traces."""
-    from iaprof.cli.verbs.import_ import expanded, import_to
+    from iaprof.cli.verbs.import_ import import_to
     from iaprof.formats.capture.reader import CaptureReader
 
-    paths = expanded(paths)
     if len(paths) == 1 and _is_capture(paths[0]):
         yield CaptureReader(paths[0])
         return
@@ -196,7 +200,24 @@ def _is_capture(path: Path) -> bool:
         raise IaprofError(f"{path} cannot be opened: {error.strerror}") from None
 
 
-def _check_folder(folder: Path, force: bool) -> None:
+@contextlib.contextmanager
+def _folder(folder: Path | None, force: bool) -> Iterator[None]:
+    """Makes the folder of the output, with those that it is in; a run that fails removes those that are empty."""
+    if folder is None:
+        yield
+        return
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        _make_folder(folder, force)
+        yield
+    except BaseException:
+        for each in made:
+            with contextlib.suppress(OSError):  # it was not made, or has files
+                each.rmdir()
+        raise
+
+
+def _make_folder(folder: Path, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise IaprofError(f"{folder} is not a folder: -o names one for several files")
     if not force and folder.is_dir() and any(folder.iterdir()):
@@ -205,6 +226,30 @@ def _check_folder(folder: Path, force: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise IaprofError(f"{folder} cannot be made: {error.strerror}") from None
+
+
+def _remove_earlier(folder: Path, stages: Sequence[str], kept: Set[Path]) -> None:
+    """Removes what an earlier run wrote into a folder, so that the files there are of one run.
+
+    Args:
+        folder: of the output.
+        stages: the names of all stages.
+        kept: files of this run: what it read, and what it wrote.
+    """
+    from iaprof.report.timeline.outputs.tables import TABLES
+
+    stay = {path.resolve() for path in kept}
+    for path in folder.iterdir():
+        written = re.fullmatch(
+            rf"trace\.(json|pftrace)|trace_worker_\d+\.pt\.trace\.json|page\.html|pddf\.csv"
+            rf"|({'|'.join(TABLES)})\.csv|({'|'.join(_TEXT_TOO)})\.txt|\d\d_({'|'.join(stages)})\.json",
+            path.name,
+        )
+        if written and path.is_file() and path.resolve() not in stay:
+            try:
+                path.unlink()
+            except OSError as error:
+                raise IaprofError(f"{path}, of an earlier run, cannot be removed: {error.strerror}") from None
 
 
 def _write_all(trace: Trace, given: Mapping[str, Arguments], folder: Path, mode: int, tensorboard: bool) -> None:
@@ -236,14 +281,14 @@ def _write_trace(
     trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int, tensorboard: bool = False
 ) -> None:
     from iaprof.report.timeline.outputs.chrome import ChromeWriter
-    from iaprof.report.timeline.outputs.tensorboard import workers
+    from iaprof.report.timeline.outputs.tensorboard import step_of, workers
 
     writer = ChromeWriter(trace, given, {"CmdLine": " ".join(sys.argv[1:])})
     with replace_file(path, mode) as file:
         writer.write(file)
     for rank, rows in workers(trace) if tensorboard else ():
         with replace_file(path.with_name(f"trace_worker_{rank}.pt.trace.json"), mode) as file:
-            writer.write(file, rows, rank)
+            writer.write(file, rows, rank, step_of(trace, rank, rows))
 
 
 def _write_page(trace: Trace, capture: CaptureReader, path: Path, mode: int) -> None:

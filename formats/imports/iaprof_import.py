@@ -38,9 +38,10 @@ def import_text(source: BinaryIO, name: str, output: BinaryIO, tell: Callable[[i
 
 def _read(source: BinaryIO, name: str, writer: CaptureWriter, tell: Callable[[int], None]) -> LineReader:
     lines: LineReader | None = None
-    done = 0
+    done, is_empty = 0, True
     try:
         for block in _blocks(source):
+            is_empty = is_empty and not block.strip()
             lines = lines or line_reader(block)
             if lines is None:
                 break
@@ -50,6 +51,8 @@ def _read(source: BinaryIO, name: str, writer: CaptureWriter, tell: Callable[[in
             tell(done)
     except ValueError as error:
         raise IaprofError(f"{name}, {error}") from None
+    if is_empty:
+        raise IaprofError(f"{name} is empty: pass an iaprof text or a trace")
     if lines is None or not lines.facts.intervals:
         raise IaprofError(f"{name} has no intervals: it is neither iaprof text nor a trace, or nothing was recorded")
     return lines

@@ -21,6 +21,7 @@ from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.columns.packed import Column, joined, pack, unpacked
 from iaprof.report.timeline.columns.table import Extra
 from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.placeholders import find_placeholders
 from iaprof.report.timeline.stages.energy import OF_POWER
 from iaprof.report.timeline.stages.torch_ranks import place_on_ranks
 from iaprof.report.timeline.texts import Texts
@@ -64,6 +65,7 @@ def load(capture: CaptureReader) -> Trace:
         columns["instant"].marks(),
     )  # fmt: skip
     capture.check(_ranks(trace), RANKS)
+    find_placeholders(trace)
     trace.pack()
     place_on_ranks(trace, lambda: arguments(capture, "instant"))
     return_free_memory()

@@ -201,6 +201,9 @@ class Trace:
     made: Counter[str] = field(default_factory=Counter)  # events that stages made, by what they are
     tables: dict[str, pa.Table] = field(default_factory=dict)  # by name, such as "summary"
     power: Power | None = None  # by the counter TS4, once a stage asked for it
+    slices_without_time: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Rows of the capture, see placeholders.py."""
+    points_without_time: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def is_torch(self, columns: Slices | Points | Marks) -> NDArray[np.bool_]:
         """Tells whether events are of TORCH files."""

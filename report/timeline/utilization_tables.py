@@ -71,7 +71,8 @@ def by_time(work: Work, names: Names, totals: dict[tuple[int, int], int], core_m
                     "Pid": pid, "Phase": names.phases[phase], "Category": row.category,
                     "Kernel_Time": row.duration / 1000, "Frac_Time": _fraction(row.duration, total.duration),
                     "Calls": row.calls, "Ideal_Time": round(ideal, 4), "Ideal_Cyc": row.ideal,
-                    "Frac_Ideal": _fraction(row.ideal, total.ideal), "PT_Util": _fraction(ideal * 1000, row.duration),
+                    "Frac_Ideal": _fraction(row.ideal, total.ideal),
+                    "PT_Util": _utilization(ideal * 1000, row.duration),
                 }
             )  # fmt: skip
     return pa.Table.from_pylist(rows)
@@ -96,7 +97,7 @@ def by_cycles(
                     "Pid": pid, "Category": row.category, "Cycles": row.cycles,
                     "Frac_Cycle": _fraction(row.cycles, total.cycles), "Calls": row.calls, "Cycles(core)": at_core,
                     "Ideal_Cyc": row.ideal, "Frac_Ideal": _fraction(row.ideal, total.ideal),
-                    "PT_Util": _fraction(row.ideal, at_core),
+                    "PT_Util": _utilization(row.ideal, at_core),
                 }
             )  # fmt: skip
     return pa.Table.from_pylist(rows)
@@ -126,3 +127,9 @@ def _total(rows: list[_Row]) -> _Row:
 
 def _fraction(part: float, whole: float) -> float:
     return round(part / whole, 4) if whole > 0 else 0.0
+
+
+def _utilization(ideal: float, taken: float) -> float | None:
+    """Returns the share of the time taken that is ideal; None above 1, which cannot be: a frequency is wrong."""
+    found = _fraction(ideal, taken)
+    return found if found <= 1 else None

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +17,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.report.traces.chrome_file import is_chrome, read_chrome
+from iaprof.report.traces.extent import Extent
 from iaprof.report.traces.imported_file import FileFacts, ImportedFile, ReadAgain, Reading, Remembered
 from iaprof.report.traces.perfetto.file import is_perfetto, read_perfetto
 from iaprof.report.traces.pieces import PIECE_BYTES, Children
@@ -150,9 +152,8 @@ class _Import:
                 os.close(file)
         for group in self._groups.values():
             group.flush()
-        firsts = [group.first_ns for group in self._groups.values() if group.first_ns is not None]
-        lasts = [group.last_ns for group in self._groups.values() if group.last_ns is not None]
-        return TraceFacts(facts, min(firsts, default=None), max(lasts, default=None))
+        extent = reduce(Extent.joined, (group.extent for group in self._groups.values()))
+        return TraceFacts(facts, *extent.without_placeholders())
 
     def _read(self, number: int, name: str, descriptor: int) -> FileFacts:
         """Reads a file in its format; JSON if it is none that is known, which says what is wrong."""
@@ -173,8 +174,7 @@ class _Group:
         self._kind, self._writer = kind, writer
         self._tables: list[pa.Table] = []
         self._rows = self._bytes = 0
-        self.first_ns: int | None = None
-        self.last_ns: int | None = None
+        self.extent = Extent()
 
     def add(self, table: pa.Table) -> None:
         """Adds rows."""
@@ -184,10 +184,7 @@ class _Group:
         ends = pc.add(times, table["duration_ns"]) if self._kind == "slice" else times
         if self._kind == "instant":  # metadata may have no time
             times = ends = times.filter(pc.not_equal(table["phase"].cast(pa.string()), "M"))
-        if len(times):
-            first, last = pc.min(times).as_py(), pc.max(ends).as_py()
-            self.first_ns = first if self.first_ns is None else min(self.first_ns, first)
-            self.last_ns = last if self.last_ns is None else max(self.last_ns, last)
+        self.extent = self.extent.joined(Extent.of(times, ends))
         self._tables.append(table)
         self._rows += len(table)
         self._bytes += table["args"].nbytes if "args" in table.column_names else 0

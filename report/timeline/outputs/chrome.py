@@ -80,11 +80,18 @@ class ChromeWriter:
         self._events = _Events(trace, arguments)
         self._devices = _devices(trace)
 
-    def write(self, output: BinaryIO, rows: Rows | None = None, rank: int | None = None) -> None:
-        """Writes a file, as write_chrome does."""
+    def write(
+        self,
+        output: BinaryIO,
+        rows: Rows | None = None,
+        rank: int | None = None,
+        first: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Writes a file, as write_chrome does; `first` are further events, before the others."""
         own = [device for device in self._devices if rank is None or device.get("id") == rank]
         output.write(_head(self._trace, self._settings, own).encode() + b'"traceEvents":[\n')
-        skipped = len(_SEPARATOR)  # before the first event
+        output.write(_SEPARATOR.join(map(json.dumps, first)).encode())
+        skipped = 0 if first else len(_SEPARATOR)  # before the first event
         for number, chunk in enumerate(self._events.chunks(rows), 1):
             _, offsets, content = chunk.buffers()
             places = np.frombuffer(offsets, np.int32)

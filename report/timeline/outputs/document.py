@@ -7,9 +7,11 @@ from itertools import islice
 from typing import IO, Any
 
 from iaprof.formats.profile import StackOptions
+from iaprof.report.timeline.grouped import Groups
 from iaprof.report.timeline.outputs.formats import TimeLine
 from iaprof.report.timeline.outputs.tables import rounded
-from iaprof.report.timeline.trace import Trace
+from iaprof.report.timeline.trace import Dialect, Trace
+from iaprof.report.timeline.views import labels
 
 _PIECES_AT_ONCE = 1 << 16
 
@@ -27,9 +29,25 @@ def write_document(trace: Trace, out: IO[str]) -> None:
     out.write("\n")
 
 
+def _ranks(trace: Trace) -> list[list[int]]:
+    """Returns the ranks of each file's slices, ascending; of a file of PyTorch without slices what it says."""
+    file, rank = trace.slices.file, labels.ranks(trace)
+    both = Groups(file, rank)
+    found: list[list[int]] = [[] for _ in trace.files]
+    for number, its_rank in zip(both.key(file).tolist(), both.key(rank).tolist(), strict=True):
+        found[number].append(its_rank)
+    return [
+        own or ([each.rank] if each.dialect is Dialect.TORCH else [])
+        for each, own in zip(trace.files, found, strict=True)
+    ]
+
+
 def _as_dict(trace: Trace) -> dict[str, Any]:
     return {
-        "files": [{"name": file.name, "dialect": str(file.dialect), "rank": file.rank} for file in trace.files],
+        "files": [
+            {"name": file.name, "dialect": str(file.dialect), "rank": own[0] if len(own) == 1 else None, "ranks": own}
+            for file, own in zip(trace.files, _ranks(trace), strict=True)
+        ],
         "events": {
             "slices": len(trace.slices),
             "counters": len(trace.points),

@@ -16,6 +16,11 @@ from iaprof.formats.writers import table_csv, table_parquet
 from iaprof.report.timeline.outputs.formats import TimeLine
 from iaprof.report.timeline.views.totals import totals
 
+TABLES = (
+    "summary", "active", "ts_analysis", "kernels", "overlap", "imbalance", "imbalance_ranks", "energy", "categories",
+    "categories_cycles", "utilization", "power_stats", "stats_summary", "iterations", "iteration_times",
+)  # fmt: skip
+"""The names of all tables that stages make; a folder of an earlier run can have any of them."""
 _DECIMALS, _PERCENT_DECIMALS = 4, 2
 _LARGEST = 1e30  # with as many decimals, a number below fits into 38 digits
 _PERCENTAGES = ("Time", "Active percentage")

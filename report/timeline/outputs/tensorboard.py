@@ -1,14 +1,22 @@
-"""Traces as TensorBoard's PyTorch plugin reads them: a file for each rank."""
+"""Traces as TensorBoard's PyTorch plugin reads them: a file for each rank.
+
+The plugin measures steps, in which all else has to be (torch_tb_profiler 0.4.3, profiler/event_parser.py: StepParser).
+Without slices `ProfilerStep#N` it takes the time of the host's operators for one, and without these a negative one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from iaprof.report.timeline.grouped import rows_of
 from iaprof.report.timeline.outputs.chrome import Rows
+from iaprof.report.timeline.placeholders import placed
+from iaprof.report.timeline.stages.iterations import STEP
 from iaprof.report.timeline.trace import HOST_PIDS, Dialect, Trace
+from iaprof.report.timeline.views import nesting
 
 MOST_WORKERS = 1024  # files: a stranger's trace can have a million pids
 
@@ -34,3 +42,22 @@ def workers(trace: Trace) -> Iterator[tuple[int, Rows]]:
         wanted = wanted[:MOST_WORKERS]
     for rank, *rows in zip(wanted.tolist(), *(rows_of(of_kind, wanted) for of_kind in ranks), strict=True):
         yield rank, Rows(*rows)
+
+
+def step_of(trace: Trace, rank: int, rows: Rows) -> list[Mapping[str, Any]]:
+    """Returns the event of a step around all slices of a rank of the AIU's runtime, whose traces mark none.
+
+    It is in whole us, and a us longer, as the plugin's floats do not resolve ns at today's times. A rank of which
+    PyTorch has a trace gets none: that has steps, or operators.
+    """
+    own = rows.kinds[0][placed(trace)[rows.kinds[0]]]
+    if (
+        not len(own)
+        or trace.is_torch(trace.slices)[own].any()
+        or trace.texts.matches(trace.slices.name[own], STEP).any()
+    ):
+        return []
+    starts, until = (each[own] for each in nesting.times(trace.slices))
+    first, last = int(starts.min()) // 1000, -(-int(until.max()) // 1000) + 1
+    place = {"pid": rank + HOST_PIDS, "tid": 0, "ts": first, "dur": last - first}
+    return [{"ph": "X", "name": "ProfilerStep#0", "cat": "user_annotation", **place, "args": {}}]

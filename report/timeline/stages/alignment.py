@@ -14,6 +14,7 @@ from iaprof.basics.quantities import counted
 from iaprof.report.timeline.device_clock import whole
 from iaprof.report.timeline.grouped import distinct_values, groups, rows_of
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.trace import ABSENT, Dialect, Slices, Trace
 
 _LATEST = np.iinfo(np.int64).max
@@ -37,8 +38,9 @@ class _Jobs:
     def of(cls, trace: Trace) -> _Jobs:
         slices = trace.slices
         job, first = groups(slices.file, slices.pid)
-        host = _ranges(slices, job, len(first), trace.texts.matches(slices.name, _HOST))
-        device = _ranges(slices, job, len(first), slices.has_counters)
+        have_times = placed(trace)
+        host = _ranges(slices, job, len(first), trace.texts.matches(slices.name, _HOST) & have_times)
+        device = _ranges(slices, job, len(first), slices.has_counters & have_times)
         return cls(slices.file[first], slices.pid[first], job, host, device)
 
     @property

@@ -18,6 +18,7 @@ from iaprof.report.timeline.device_clock import counter_offsets, whole
 from iaprof.report.timeline.dialects import windows
 from iaprof.report.timeline.intervals import FARTHEST
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import ABSENT, MADE, Slices, Trace
 
@@ -119,13 +120,14 @@ def tripple_phased_events(trace: Trace, options: Options) -> None:
     trace.keep(~(trace.slices.has_counters & texts.matches(trace.slices.name, " Prep")), "preparations, by -s")
     slices = trace.slices
     offsets = counter_offsets(texts, slices, options.soc_mhz)
-    whole_operations = slices.has_counters
+    cut_up = slices.has_counters & placed(trace)
+    whole_operations = cut_up
     parts = []
     for pattern, ending, first, last in ((" DmaI", "_DmaI", 0, 1), (" Cmpt", "_Cmpt", 2, 3), (" DmaO", "_DmaO", 3, 4)):
-        part = slices.has_counters & texts.matches(slices.name, pattern)
+        part = cut_up & texts.matches(slices.name, pattern)
         whole_operations = whole_operations & ~part
         parts.append((part, ending, first, last))
-    pieces = [slices.take(~slices.has_counters)]
+    pieces = [slices.take(~cut_up)]
     become = np.zeros(len(slices), np.int64)
     for part, ending, first, last in parts:
         length = offsets[:, last] - offsets[:, first]
@@ -139,7 +141,7 @@ def tripple_phased_events(trace: Trace, options: Options) -> None:
         piece.row[become[rows] > 0] = MADE
         become[rows] += 1
         pieces.append(piece)
-    if short := int((slices.has_counters & (become == 0)).sum()):
+    if short := int((cut_up & (become == 0)).sum()):
         trace.dropped["parts too short for -s"] += short
     if more := int(np.maximum(become - 1, 0).sum()):
         trace.made["parts of operations, by -s"] += more

@@ -15,6 +15,7 @@ from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import Groups, rows_of
 from iaprof.report.timeline.intervals import FARTHEST, ends
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed_points
 from iaprof.report.timeline.stages.power import mean_power
 from iaprof.report.timeline.trace import Slices, Trace
 
@@ -37,12 +38,12 @@ class DevicePower:
     watts: _Floats  # [n]
 
     def at(self, times: _Ints) -> _Floats:
-        """Returns the power just after each time; 0 where it is not known."""
+        """Returns the power just after each time; NaN where it is not known."""
         if not len(self.start):
-            return np.zeros(len(times))
+            return np.full(len(times), np.nan)
         place = np.maximum(np.searchsorted(self.start, times, "right") - 1, 0)
         holds = (self.start[place] <= times) & (times < self.end[place])
-        return np.asarray(np.where(holds, self.watts[place], 0.0), np.float64)
+        return np.asarray(np.where(holds, self.watts[place], np.nan), np.float64)
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Spent:
     edges: _Ints  # [n], ns
     each: _Floats  # [n], joules of a slice that ran all the time; those that run at once have equal parts
     idle: _Floats  # [n], joules while nothing ran
+    known: _Ints  # [n], ns in which power was known
+    idle_known: bool  # power was known while nothing ran, or something always ran
     total: float  # joules
 
     @classmethod
@@ -60,16 +63,19 @@ class Spent:
         edges = np.unique(np.concatenate([power.start, power.end, starts, until]))
         begun, ended = (np.searchsorted(np.sort(each), edges[:-1], "right") for each in (starts, until))
         running = begun - ended
-        spent = power.at(edges[:-1]) * np.diff(edges) / 1e9
+        watts, ns = power.at(edges[:-1]), np.diff(edges)
+        has_power, rests = ~np.isnan(watts), running == 0
+        spent = np.where(has_power, watts, 0.0) * ns / 1e9
+        known = np.append(0, np.cumsum(np.where(has_power, ns, 0)))
         each = np.append(0.0, np.cumsum(np.where(running > 0, spent / np.maximum(running, 1), 0.0)))
-        idle = np.append(0.0, np.cumsum(np.where(running == 0, spent, 0.0)))
-        return cls(edges, each, idle, float(spent.sum()))
+        idle = np.append(0.0, np.cumsum(np.where(rests, spent, 0.0)))
+        return cls(edges, each, idle, known, bool((has_power & rests).any() or not rests.any()), float(spent.sum()))
 
     def of_slices(self, starts: _Ints, until: _Ints) -> _Floats:
-        """Returns the joules of slices, all of whose starts and ends are edges."""
-        return np.asarray(
-            self.each[np.searchsorted(self.edges, until)] - self.each[np.searchsorted(self.edges, starts)]
-        )
+        """Returns the joules of slices, all of whose starts and ends are edges; NaN where no power was known."""
+        begin, end = np.searchsorted(self.edges, starts), np.searchsorted(self.edges, until)
+        after = np.minimum(np.maximum(end, begin + 1), len(self.edges) - 1)  # of one without a length, the next edge
+        return np.where(self.known[after] > self.known[begin], self.each[end] - self.each[begin], np.nan)
 
     def at(self, values: _Floats, times: _Ints) -> _Floats:
         """Returns `each` or `idle` at any times: between two edges they grow evenly."""
@@ -81,7 +87,7 @@ def share_energy(trace: Trace, options: Options, pattern: str, placeholder: str)
     """Makes the table `energy`: microjoules of each device's kernels and copies, and of the idle device.
 
     Those that run at once have equal parts. There is no table without power. Slices get `energy_uj`, which is NaN where
-    the power of their device is not known.
+    the power of their device was not known; `Measured` counts those of which it was, and `Energy` is null without any.
 
     Args:
         trace: with tracks of power, or charge counters.
@@ -116,21 +122,28 @@ def summed(tables: Sequence[pa.Table]) -> pa.Table:
     every = pa.concat_tables(tables)
     every = every.append_column("is_idle", pc.equal(every["Calls"], 0))  # a kernel may be called [idle], too
     found = every.group_by(["pid", "is_idle", "Name"], use_threads=False).aggregate(
-        [("Energy", "sum"), ("Calls", "sum")]
+        [("Energy", "sum"), ("Calls", "sum"), ("Measured", "sum")]
     )
     found = found.sort_by([("pid", "ascending"), ("is_idle", "ascending"), ("Energy_sum", "descending")])
-    pid, energy, calls = (found[name].to_numpy() for name in ("pid", "Energy_sum", "Calls_sum"))
-    ranks = Groups(pid)
+    names = ("pid", "Energy_sum", "Calls_sum", "Measured_sum")
+    pid, energy, calls, measured = (found[name].to_numpy() for name in names)
+    return _table(pid, energy, Groups(pid), calls, measured, found["Name"])
+
+
+def _table(
+    pid: _Ints, energy: _Floats, ranks: Groups, calls: _Ints, measured: _Ints, names: pa.Array | pa.ChunkedArray
+) -> pa.Table:
+    """Returns the table `energy` of microjoules, NaN where they are not known."""
+    columns = {
+        "Energy Percent": 100 * energy / ranks.sum(np.nan_to_num(energy))[ranks.numbers],
+        "Energy": energy,
+        "Calls": calls,
+        "Measured": measured,
+        "Mean Energy": energy / np.maximum(measured, 1),
+    }
     return pa.table(
-        {
-            "pid": pid,
-            "Energy Percent": 100 * energy / ranks.sum(energy)[ranks.numbers],
-            "Energy": energy,
-            "Calls": calls,
-            "Mean Energy": energy / np.maximum(calls, 1),
-            "Name": found["Name"],
-        }
-    )
+        {"pid": pid} | {name: pa.array(each, from_pandas=True) for name, each in columns.items()}
+    ).append_column("Name", names)
 
 
 def device_powers(trace: Trace, options: Options) -> dict[int, DevicePower]:
@@ -142,7 +155,8 @@ def device_powers(trace: Trace, options: Options) -> dict[int, DevicePower]:
         for pid, rows in _by_pid(charged.pid[good], good)
     }
     points = trace.points.take(trace.texts.matches(trace.points.series, OF_POWER))
-    points = points.take(np.isfinite(points.value) & (points.value >= 0) & (np.abs(points.time) < FARTHEST))
+    usable = np.isfinite(points.value) & (points.value >= 0) & (np.abs(points.time) < FARTHEST)
+    points = points.take(usable & placed_points(trace, points))
     for pid, rows in _by_pid(points.pid, np.arange(len(points))):
         mine = points.take(rows)
         one = (mine.name == mine.name[0]) & (mine.series == mine.series[0])
@@ -171,19 +185,14 @@ def _of_device(
         return None
     energy = spent.of_slices(starts, until)
     groups = Groups(names)
-    joules = np.append(groups.sum(energy), spent.idle[-1])
+    joules = np.append(groups.sum(np.nan_to_num(energy)), spent.idle[-1])
     whole = whole_parts(np.maximum(joules, 0), round(total * NJ_PER_J))
     order = np.append(np.argsort(-whole[:-1], kind="stable"), len(groups))
     calls = np.append(groups.counts, 0)
+    measured = np.append(groups.sum((~np.isnan(energy)).astype(np.int64)), 0)
+    is_known = np.append(measured[:-1] > 0, spent.idle_known)
     called = [*trace.texts.taken(groups.key(names)).to_pylist(), IDLE]
-    table = pa.table(
-        {
-            "pid": np.full(len(whole), pid),
-            "Energy Percent": (100 * whole / whole.sum())[order],
-            "Energy": (whole / 1000)[order],
-            "Calls": calls[order],
-            "Mean Energy": (whole / 1000 / np.maximum(calls, 1))[order],
-            "Name": pa.array([called[at] for at in order.tolist()], pa.string()),
-        }
-    )
-    return table, energy
+    pids = np.full(len(whole), pid)
+    microjoules = np.where(is_known, whole / 1000, np.nan)[order]
+    text = pa.array([called[at] for at in order.tolist()], pa.string())
+    return _table(pids, microjoules, Groups(pids), calls[order], measured[order], text), energy

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from iaprof.basics.quantities import counted
 from iaprof.report.timeline.dialects import windows
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.stages.counters import WRAP, are_rising
 from iaprof.report.timeline.trace import ABSENT, Slices, Trace
 
@@ -17,6 +18,8 @@ _WRONG_EPOCH = 0.2
 """Jobs' frequencies that differ by more of their mean mean that a counter was taken for one of another epoch."""
 _UNSURE = 0.25
 """An epoch is unsure if host and device differ by more than that part of the time in which the counter wraps."""
+_OF_DEVIATION = 1.2533 * 1.4826
+"""The standard error of a median is this times the median of distances from it, divided by the root of the count."""
 _MOST_EPOCHS = 1 << 29  # so that the counters fit in 63 bits
 
 
@@ -25,7 +28,7 @@ def normalize_phase2(trace: Trace, options: Options) -> None:
     slices = trace.slices
     first, last = windows(trace.texts, slices.name)
     # Counters that are all 0 were never read.
-    rows = np.flatnonzero(are_rising(slices) & (slices.counter(4) > 0))
+    rows = np.flatnonzero(are_rising(slices) & (slices.counter(4) > 0) & placed(trace))
     if not len(rows):
         return
     reference = slices.counters_by(first)
@@ -39,8 +42,9 @@ def normalize_phase2(trace: Trace, options: Options) -> None:
         text = f"Found {counted(long, 'slice')} longer than the counters need to wrap: wraps inside may be missing"
         trace.messages.warn("OVC", text)
     reference[rows] += epoch * WRAP
-    _recommend(trace, rows, reference, first * 5 + last, options.soc_mhz)
-    _say_frequencies(trace, rows[trace.texts.matches(slices.name[rows], "Cmpt Exec")], options.soc_mhz)
+    kernels = rows[trace.texts.matches(slices.name[rows], "Cmpt Exec")]
+    _recommend(trace, rows, kernels, reference, first * 5 + last, options.soc_mhz)
+    _say_frequencies(trace, kernels, options.soc_mhz)
 
 
 def _add_wraps(slices: Slices, rows: NDArray[np.intp], epoch: NDArray[np.int64]) -> None:
@@ -90,9 +94,14 @@ def _epochs(
 
 
 def _recommend(
-    trace: Trace, rows: NDArray[np.intp], reference: NDArray[np.int64], window: NDArray[np.int8], soc_mhz: float
+    trace: Trace,
+    rows: NDArray[np.intp],
+    kernels: NDArray[np.intp],
+    reference: NDArray[np.int64],
+    window: NDArray[np.int8],
+    soc_mhz: float,
 ) -> None:
-    """Recommends a frequency if that between jobs is another one.
+    """Recommends a frequency if that between jobs is another one, and kernels' durations fit it better.
 
     Counters are compared that are alike: of the first slices of two jobs of a pid with the same window. Jobs that are
     half of all jobs apart give longer, so more exact, spans than neighbours do.
@@ -100,6 +109,7 @@ def _recommend(
     Args:
         trace: gets the message.
         rows: intp[m]: slices with counters, by pid and time.
+        kernels: intp[k]: the kernels among them.
         reference: int64[n], cycles: the counter at a slice's start.
         window: int8[n]: the kind of a slice's window.
         soc_mhz: the frequency told.
@@ -131,10 +141,29 @@ def _recommend(
         )
     elif abs(mhz - soc_mhz) > _TOLERANCE:
         drift = float(np.abs(cycles * 1e3 / soc_mhz - ns).max()) / 1e3
-        trace.messages.warn(
-            "FREQ",
-            f"Between jobs the device's clock drifts by up to {drift:.3f} us from the host's: use --freq={mhz:.3f}",
-        )
+        text = f"Between jobs the device's clock drifts by up to {drift:.3f} us from the host's"
+        measured, error = _measured_mhz(slices, kernels)
+        if abs(mhz - measured) < abs(soc_mhz - measured) or abs(mhz - measured) <= error or np.isnan(measured):
+            text += f": use --freq={mhz:.3f}"
+        else:
+            text += (
+                f", as if it had {mhz:.3f} MHz, but by their durations kernels ran at {measured:.3f} MHz, to which"
+                f" --freq={soc_mhz:g} is closer: keep it, and do not rely on the time between jobs"
+            )
+        trace.messages.warn("FREQ", text)
+
+
+def _measured_mhz(slices: Slices, kernels: NDArray[np.intp]) -> tuple[float, float]:
+    """Returns the frequency by the durations of kernels, and its error: three standard errors; NaN without kernels.
+
+    Both are of medians, as the host sees a few durations much too long.
+    """
+    cycles, ns = slices.counter(3)[kernels] - slices.counter(2)[kernels], slices.duration[kernels]
+    mhz = cycles[(ns > 0) & (cycles > 0)] * 1e3 / ns[(ns > 0) & (cycles > 0)]
+    if not len(mhz):
+        return np.nan, np.nan
+    middle = float(np.median(mhz))
+    return middle, 3 * _OF_DEVIATION * float(np.median(np.abs(mhz - middle))) / len(mhz) ** 0.5
 
 
 def _say_frequencies(trace: Trace, kernels: NDArray[np.intp], soc_mhz: float) -> None:

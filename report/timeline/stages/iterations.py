@@ -14,6 +14,7 @@ from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import rows_of
 from iaprof.report.timeline.intervals import FARTHEST, ends
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.trace import Dialect, Trace
 
 STAGE = "ITSTATS"
@@ -26,7 +27,8 @@ _SCHEMA = pa.schema(
      ("Idle Excess", pa.float64()), ("Kernel Excess", pa.float64()), ("Kernel", pa.large_string())]
 )  # fmt: skip
 """Times in us. `Slowest` is the number of the slowest iteration, from 0 on; it took `Slower By` longer than the mean,
-`Kernel Excess` of it in `Kernel`, `Idle Excess` outside of all kernels. Null where no iteration is slower."""
+`Kernel Excess` of it in `Kernel`, `Idle Excess` outside of all kernels. Null where no iteration is slower.
+Times of no iteration, and the deviation of a single one, are null."""
 SHORTEST_WORD, SHORTEST_TEXT = 4, 10  # kernels: of an iteration, and of what it is found in
 LONGEST_WORD = 1 << 16
 SURE = 8  # kernels beside the middle that must repeat before a word of more than twice as many is looked at
@@ -52,7 +54,7 @@ def collect_iteration_stats(trace: Trace, options: Options) -> None:
     trace.tables["iterations"] = pa.Table.from_pylist(rows, _SCHEMA)
     for row in rows:
         trace.messages.note(
-            STAGE, f"[{row['pid']}] avg_iteration_time={round(row['Mean'], 3)}, iterations={row['Iterations']}"
+            STAGE, f"[{row['pid']}] avg_iteration_time={round(row['Mean'] or 0.0, 3)}, iterations={row['Iterations']}"
         )
     if any(len(each.start) for each in found):
         number = np.concatenate([np.arange(len(each.start)) for each in found])
@@ -91,10 +93,10 @@ def _row(trace: Trace, found: _Iterations) -> dict[str, Any]:
         "pid": found.pid,
         "Kernels": found.kernels,
         "Iterations": count,
-        "Mean": us.mean() if count else 0.0,
-        "Min": us.min() if count else 0.0,
-        "Max": us.max() if count else 0.0,
-        "StDev": us.std(ddof=1) if count > 1 else 0.0,
+        "Mean": us.mean() if count else None,
+        "Min": us.min() if count else None,
+        "Max": us.max() if count else None,
+        "StDev": us.std(ddof=1) if count > 1 else None,
     }
     if count < 2 or row["Max"] <= row["Min"]:
         return row
@@ -116,7 +118,7 @@ def _row(trace: Trace, found: _Iterations) -> dict[str, Any]:
 def _words(trace: Trace) -> Iterator[_Iterations]:
     """Yields the iterations of each rank in FLEX files: the same sequence of kernels, again and again."""
     slices = trace.slices
-    is_kernel = find(trace, Kind.KERNEL) & slices.has_counters
+    is_kernel = find(trace, Kind.KERNEL) & slices.has_counters & placed(trace)
     if any(file.dialect is Dialect.TORCH for file in trace.files):
         is_kernel &= ~trace.is_torch(slices)
     kernels = slices.take(is_kernel)
@@ -148,7 +150,7 @@ def _steps(trace: Trace) -> Iterator[_Iterations]:
         return
     slices = trace.slices
     ranks = np.array([file.rank for file in trace.files], np.int64)[slices.file]
-    of_torch, device = trace.is_torch(slices), find(trace, Kind.DEVICE)
+    of_torch, device = trace.is_torch(slices) & placed(trace), find(trace, Kind.DEVICE)
     marks = np.flatnonzero(of_torch & ~device & trace.texts.matches(slices.name, STEP))
     kernels = np.flatnonzero(of_torch & device & find(trace, Kind.KERNEL))
     wanted = np.unique(ranks[marks])

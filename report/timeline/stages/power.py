@@ -17,13 +17,18 @@ from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import rows_of
 from iaprof.report.timeline.intervals import Union, ends
 from iaprof.report.timeline.options import CounterTrack, Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.trace import ABSENT, Power, Slices, Trace
 from iaprof.report.timeline.tracks import Track, add_points
 
 STAGE = "PEC"
 TRACK = Track("Power", "Watts", "Power4")
 SHORTEST_NS = 100  # of a slice whose charge counts
-MOST_WATTS = 100  # what an AIU cannot draw
+MOST_WATTS = 100  # more is what an AIU cannot draw
+LEAST_WATTS = 1  # less is what an AIU does not draw even when idle
+SCALES = (12 / 512, 12 / 512 * 5.37 / 1000)
+"""Watts of a unit of charge a us, of the versions of the runtime that are known (IBM's AIU Trace Analyzer)."""
+_ROUNDED = 1 + 1e-5  # a scale that is shown
 CHARGE_MODULUS = 1 << 32
 TS3, TS4 = 2, 3
 _OF_SAMPLES = ("file", "pid", "name", "start", "duration", "counters", "power")
@@ -61,20 +66,55 @@ def mean_power(trace: Trace, options: Options) -> Power:
     """Returns the power between samples at TS4. It is computed for the first stage that asks, and kept for others."""
     if trace.power is None:
         found = _intervals(trace, options, TS4)
-        watts = options.power_scale * found.charge * 1000 / (found.end - found.start)
+        rates = found.charge * 1000 / (found.end - found.start)
+        watts = options.power_scale * rates
         watts = np.where(watts > MOST_WATTS, np.nan, watts)
+        _warn_of_impossible(trace, rates, np.isnan(watts))
         trace.power = Power(found.file, found.pid, found.start, found.end, watts)
     return trace.power
+
+
+def _warn_of_impossible(trace: Trace, rates: NDArray[np.float64], bad: NDArray[np.bool_]) -> None:
+    """Warns of power that the device cannot draw, and suggests a scale if most of it is.
+
+    Args:
+        trace: gets the message.
+        rates: float64[n], units of charge a us.
+        bad: bool[n], with the scale that was given.
+    """
+    count = int(bad.sum())
+    if not count:
+        return
+    if 2 * count <= len(bad):
+        sentence = f"{count} of {len(bad)} values of power are above {MOST_WATTS} W and left out"
+        trace.messages.warn(STAGE, f"{sentence}; is --power-scale right?")
+        return
+    scale = _fitting_scale(rates)
+    shown = float(f"{scale:.6g}")
+    watts = np.sort(rates[rates * shown <= MOST_WATTS * _ROUNDED] * shown)
+    which = "All" if count == len(bad) else str(count)
+    trace.messages.warn(
+        STAGE,
+        f"{which} of {len(bad)} values of power are above {MOST_WATTS} W, which the device cannot draw, and left out:"
+        f" --power-scale={shown:g} gives {watts[0]:.1f} to {watts[-1]:.1f} W",
+    )
+
+
+def _fitting_scale(rates: NDArray[np.float64]) -> float:
+    """Returns a known scale with which nine in ten values are power that the device can draw.
+
+    If there is none, one with which they reach the most that it can draw: the true scale is that or less.
+    """
+    high = float(np.quantile(rates, 0.9))
+    for scale in SCALES:
+        if scale * float(np.median(rates)) >= LEAST_WATTS and scale * high <= MOST_WATTS:
+            return scale
+    return MOST_WATTS / high
 
 
 def _add_by_ts4(trace: Trace, options: Options) -> None:
     found = mean_power(trace, options)
     good = ~np.isnan(found.watts)
-    if bad := int((~good).sum()):
-        sentence = (
-            f"{bad} of {len(found)} values of power are above {MOST_WATTS} W and left out; is --power-scale right?"
-        )
-        trace.messages.warn(STAGE, sentence)
     # The last interval of a pid ends with a point, too: without it, nobody sees how long its power held.
     last = np.append(found.pid[1:] != found.pid[:-1], True)[: len(found)] & good
     rows = np.concatenate([np.flatnonzero(good), np.flatnonzero(last)])
@@ -129,7 +169,7 @@ def _intervals(trace: Trace, options: Options, counter: int) -> Intervals:
 def _samples(trace: Trace, options: Options, counter: int) -> tuple[Slices, NDArray[np.int64]]:
     """Returns the slices whose charge counts, and when it was read, by pid and time; each time once."""
     slices = trace.slices
-    have = (slices.power != ABSENT) & (slices.power != 0) & ~trace.texts.matches(slices.name, " Prep")
+    have = (slices.power != ABSENT) & (slices.power != 0) & ~trace.texts.matches(slices.name, " Prep") & placed(trace)
     if counter == TS4:
         have &= slices.duration > SHORTEST_NS
     samples = slices.take(have, _OF_SAMPLES)
@@ -176,13 +216,21 @@ def analyze_power_statistics(trace: Trace, options: Options) -> None:
         for scenario, durations in (("with kernels", busy), ("without kernels", idle)):
             rows.append({"pid": pid, "Scenario": scenario} | _statistics(durations / 1000, found.watts[of_pid]))
     if rows:
-        trace.tables["power_stats"] = pa.Table.from_pylist(rows)
+        trace.tables["power_stats"] = pa.Table.from_pylist(rows, _STATISTICS)
     else:
         trace.messages.warn(STAGE, "there are fewer than two samples of power, so no statistics of it")
 
 
-def _statistics(durations: NDArray[np.float64], power: NDArray[np.float64]) -> dict[str, float]:
-    """Returns statistics of power that held for durations in us."""
+_STATISTICS = pa.schema(
+    [("pid", pa.int64()), ("Scenario", pa.string()),
+     *((name, pa.float64()) for name in ("min_non_zero", "max", "mean_non_zero", "median_non_zero", "avg_total",
+                                         "dur_total", "dur_non_zero"))]
+)  # fmt: skip
+"""Watts, null where no power is known, and us."""
+
+
+def _statistics(durations: NDArray[np.float64], power: NDArray[np.float64]) -> dict[str, float | None]:
+    """Returns statistics of power that held for durations in us; None where there is none."""
     some = durations > 0
     durations, power = durations[some], power[some]
     drawn = power > 0
@@ -191,11 +239,11 @@ def _statistics(durations: NDArray[np.float64], power: NDArray[np.float64]) -> d
     energy, total, spent = float((durations * power).sum()), float(durations.sum()), float(weights.sum())
     middle = int(np.searchsorted(np.cumsum(weights), spent / 2))
     return {
-        "min_non_zero": float(values[0]) if len(values) else 0.0,
-        "max": float(power.max()) if len(power) else 0.0,
-        "mean_non_zero": energy / spent if spent else 0.0,
-        "median_non_zero": float(values[min(middle, len(values) - 1)]) if len(values) else 0.0,
-        "avg_total": energy / total if total else 0.0,
+        "min_non_zero": float(values[0]) if len(values) else None,
+        "max": float(power.max()) if len(power) else None,
+        "mean_non_zero": energy / spent if spent else None,
+        "median_non_zero": float(values[min(middle, len(values) - 1)]) if len(values) else None,
+        "avg_total": energy / total if total else None,
         "dur_total": total,
         "dur_non_zero": spent,
     }

@@ -16,6 +16,11 @@ from iaprof.report.timeline.trace import ABSENT, HOST_PIDS, MADE, Dialect, Marks
 
 MEMORY_COPY, ANNOTATION, KERNEL, HOST_OPERATION = "gpu_memcpy", "user_annotation", "kernel", "cpu_op"
 
+COLLECTIVE = "^(gloo|nccl):(broadcast|reduce|all_reduce|all_gather|reduce_scatter)$"
+"""The names that TensorBoard's plugin takes for collectives (torch_tb_profiler 0.4.3, profiler/trace.py)."""
+EXTERNAL_ID = "External id"
+_LARGEST_ID = 1 << 62
+
 _OF_ROWS = ("file", "pid", "tid", "start", "duration")
 """The columns that tell where slices are: all of them, of millions of slices, need much memory."""
 
@@ -63,6 +68,7 @@ def place_on_devices(trace: Trace, options: Options) -> None:
     for events in (trace.flows, trace.instants, trace.points):
         _follow_devices(trace, events)
     _name_processes(trace, devices, hosts)
+    _identify_collectives(trace)
 
 
 def _of_dialect(trace: Trace, events: Slices | Points | Marks, dialect: Dialect) -> NDArray[np.bool_]:
@@ -124,6 +130,23 @@ def _follow_devices(trace: Trace, events: Marks | Points) -> None:
             of_file = (events.file == number) & (events.pid == 0)
             if of_file.any() and not ((slices.file == number) & (slices.pid == 0)).any():
                 events.pid = np.where(of_file, file.rank, events.pid)
+
+
+def _identify_collectives(trace: Trace) -> None:
+    """Gives slices of collectives without an `External id` one of their own.
+
+    TensorBoard's plugin takes those of one id, also of none, for one collective, and all kernels of that id for its
+    parts (torch_tb_profiler 0.4.3, profiler/event_parser.py: communication_data).
+    """
+    slices = trace.slices
+    ids = slices.extra.get(EXTERNAL_ID, np.full(len(slices), ABSENT))
+    lacking = np.flatnonzero(trace.texts.matches(slices.name, COLLECTIVE) & (ids <= 0))
+    if not len(lacking):
+        return
+    largest = int(ids.max(initial=0))
+    ids = ids.copy()
+    ids[lacking] = np.arange(len(lacking)) + (largest + 1 if largest < _LARGEST_ID else 1)
+    slices.extra[EXTERNAL_ID] = ids
 
 
 def _name_processes(trace: Trace, devices: Slices, hosts: Slices) -> None:

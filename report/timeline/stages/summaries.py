@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import Groups, rows_of
-from iaprof.report.timeline.intervals import Union, ends
+from iaprof.report.timeline.intervals import Union, ends, lengths_of_unions
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.stages.energy import share_energy
 from iaprof.report.timeline.stages.power import mean_power
 from iaprof.report.timeline.trace import ABSENT, Slices, Trace
@@ -22,10 +23,11 @@ PHASES = ("TS2-1", "TS3-2", "TS4-3", "TS5-4")
 
 def calculate_stats(trace: Trace, options: Options) -> None:
     """Makes the tables `summary`, `active`, `ts_analysis` and `kernels`, and `energy` where power is known."""
-    kernels = trace.slices.take(find(trace, Kind.KERNEL))
+    is_kernel = find(trace, Kind.KERNEL)
+    kernels = trace.slices.take(is_kernel)
     names = trace.texts.replaced(kernels.name, NUMBER, PLACEHOLDER)
     _summarize(trace, kernels, names)
-    _measure_activity(trace, kernels)
+    _measure_activity(trace, kernels, placed(trace)[is_kernel])
     _measure_phases(trace, kernels, names)
     _break_down(trace, kernels, names, options)
     share_energy(trace, options, NUMBER, PLACEHOLDER)
@@ -33,7 +35,7 @@ def calculate_stats(trace: Trace, options: Options) -> None:
 
 def _summarize(trace: Trace, kernels: Slices, names: NDArray[np.int32]) -> None:
     groups = Groups(kernels.pid, names)
-    duration = kernels.duration / 1000
+    duration = np.maximum(kernels.duration, 0) / 1000
     total, pid = groups.sum(duration), groups.key(kernels.pid)
     of_pid = Groups(pid)
     whole = of_pid.sum(total)[of_pid.numbers]
@@ -59,17 +61,24 @@ def _statistics(groups: Groups, values: NDArray[Any], prefix: str = "") -> dict[
     }
 
 
-def _measure_activity(trace: Trace, kernels: Slices) -> None:
+def _measure_activity(trace: Trace, kernels: Slices, have_times: NDArray[np.bool_]) -> None:
+    """Makes the table of each rank's kernels: their time added up, and the share of time in which at least one runs."""
     groups = Groups(kernels.pid)
-    first, last = groups.min(kernels.start), groups.max(ends(kernels))
-    total, elapsed = groups.sum(kernels.duration), (last - first).astype(float)
+    total = groups.sum(np.maximum(kernels.duration, 0))
+    start, until, number = kernels.start[have_times], ends(kernels)[have_times], groups.numbers[have_times]
+    known = Groups(number)
+    at = known.key(number)  # ranks of which a kernel has a time
+    first, last, elapsed = (np.full(len(groups), np.nan) for _ in range(3))
+    first[at], last[at] = known.min(start), known.max(until)
+    elapsed[at] = known.max(until) - known.min(start)
+    busy = lengths_of_unions(start, until, number, len(groups))
     trace.tables["active"] = pa.table(
         {
             "Total Kernel Time": total / 1000,
             "Elapsed Time": elapsed / 1000,
             "Start Time": first / 1000,
             "End Time": last / 1000,
-            "Active percentage": np.divide(total * 100, elapsed, out=np.zeros(len(groups)), where=elapsed > 0),
+            "Active percentage": np.divide(busy * 100.0, elapsed, out=np.full(len(groups), np.nan), where=elapsed > 0),
             "pid": groups.key(kernels.pid),
         }
     )

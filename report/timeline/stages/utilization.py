@@ -200,10 +200,12 @@ def _make_summary(trace: Trace, slices: Slices, ratios: NDArray[np.float64]) -> 
     duration = np.maximum(slices.duration, 0) / 1000
     with_it = groups.sum(np.where(ratios > 0, duration, 0.0))
     all_time = groups.sum(duration)
+    ratios = np.where(ratios > 1, 0.0, ratios)  # what is faster than ideal counts as in the other tables
+    measured = groups.sum(np.where(ratios > 0, duration, 0.0))
     weighted = groups.sum(ratios * duration) * 100
     columns = {
         "pid": groups.key(slices.pid),
-        "avg_mm_util": np.divide(weighted, with_it, out=np.zeros(len(groups)), where=with_it > 0),
+        "avg_mm_util": np.divide(weighted, measured, out=np.zeros(len(groups)), where=measured > 0),
         "avg_util": np.divide(weighted, all_time, out=np.zeros(len(groups)), where=all_time > 0),
         "t_mm": with_it,
         "t_sf": all_time - with_it,

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import distinct_values
 from iaprof.report.timeline.intervals import Union
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.trace import Trace
 from iaprof.report.timeline.views import labels, nesting
 
@@ -32,10 +33,11 @@ class Busy:
 
 
 def span(trace: Trace) -> tuple[int, int]:
-    """Returns when the first slice begins and the last one ends, in ns; (0, 1) without slices."""
-    if not len(trace.slices):
+    """Returns when the first slice begins and the last one ends, in ns; (0, 1) without slices that have times."""
+    have_times = placed(trace)
+    if not have_times.any():
         return 0, 1
-    starts, until = nesting.times(trace.slices)
+    starts, until = (each[have_times] for each in nesting.times(trace.slices))
     return int(starts.min()), max(int(until.max()), int(starts.min()) + 1)
 
 
@@ -58,7 +60,7 @@ def busy(trace: Trace) -> Busy:
     low, high = edges[:-1], edges[1:]
     of = classes(trace)
     starts, until = nesting.times(trace.slices)
-    of[find(trace, Kind.PREPARATION)] = -1
+    of[find(trace, Kind.PREPARATION) | ~placed(trace)] = -1
     ranks = labels.ranks(trace)
     present = distinct_values(ranks[of >= 0]).tolist()
     shown = present[:_MOST_RANKS]

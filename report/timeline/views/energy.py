@@ -12,6 +12,7 @@ from iaprof.formats.energy import NJ_PER_J
 from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.intervals import FARTHEST, ends
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.stages.energy import IDLE, Spent, device_powers
 from iaprof.report.timeline.stages.summaries import NUMBER, PLACEHOLDER
 from iaprof.report.timeline.trace import Trace
@@ -40,7 +41,7 @@ def over_time(trace: Trace, rows: Sequence[tuple[int, str]]) -> Energy:
     joules, calls = np.zeros((len(rows), _BINS)), np.zeros((len(rows), _BINS), np.int64)
     totals = np.zeros((len(ranks), _BINS))
     powers = device_powers(trace, Options())  # the charge counters' power is that which the stage has found
-    running = np.flatnonzero(find(trace, Kind.DEVICE) & ~find(trace, Kind.PREPARATION))
+    running = np.flatnonzero(find(trace, Kind.DEVICE) & ~find(trace, Kind.PREPARATION) & placed(trace))
     ran = trace.slices.take(running, ("pid", "name", "start", "duration"))
     names = trace.texts.replaced(ran.name, NUMBER, PLACEHOLDER)
     starts, until = np.clip(ran.start, -FARTHEST, FARTHEST), ends(ran)

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.report.timeline.grouped import Groups
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.trace import Trace
 from iaprof.report.timeline.views import labels, nesting
 from iaprof.report.timeline.views.busy import classes, span
@@ -37,7 +38,7 @@ class Picture:
 
     rows: list[Row]
     more: int  # rows that are not drawn
-    hidden: int  # slices in rows that are not drawn, or deeper than those
+    hidden: int  # slices in rows that are not drawn, deeper than those, or without a time
     bin_ns: int  # slices shorter than this are drawn as one with others
     row: NDArray[np.int64]  # [boxes], index into rows, ascending
     start: NDArray[np.int64]  # [boxes], ns from the first slice's start on, ascending in a row
@@ -67,7 +68,7 @@ def picture(trace: Trace, most: int = _MOST_BOXES) -> Picture:
     place = np.full(len(rows), -1, np.int64)
     place[drawn] = np.arange(len(drawn))
     row = place[rows.numbers]
-    kept = np.flatnonzero(row >= 0)
+    kept = np.flatnonzero((row >= 0) & placed(trace))
     row, names = row[kept], labels.names(trace)[kept].astype(np.int64)
     begin, whole = span(trace)
     start, until, kind = start[kept] - begin, until[kept] - begin, classes(trace)[kept]

@@ -74,7 +74,7 @@ def test_json_and_the_default_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("", "neither iaprof text nor a trace"),
+        ("", "is empty: pass an iaprof text or a trace"),
         ("3", "neither iaprof text nor a trace"),
         ("{}", "has no traceEvents: it is not a trace"),
         ("{", "no trace"),

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
+from iaprof.report.timeline.outputs import tables
+from iaprof.report.timeline.stages.energy import TABLE
 from unit.in_process import iaprof
 
 DATA = Path(__file__).resolve().parents[1] / "report" / "timeline" / "data"
@@ -25,11 +27,11 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_the_sample_of_the_runtime(tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = iaprof("timeline", *SAMPLE, "-o", out)
-    # the numbers that the AIU Trace Analyzer prints
+    # the numbers that the AIU Trace Analyzer prints, but for the share of time: two kernels run at once
     assert done.code == 0
-    assert "11,763.227 us  2,702.122 us  22.97 %" in done.out
+    assert "11,763.227 us  2,702.122 us  20.58 %" in done.out
     (active,) = rows(out / "active.csv")
-    assert (active["Total Kernel Time"], active["Active percentage"]) == ("2702.1217", "22.97")
+    assert (active["Total Kernel Time"], active["Active percentage"]) == ("2702.1217", "20.58")
     total = next(row for row in rows(out / "categories.csv") if row["Category"] == "Total")
     assert (total["Ideal_Time"], total["Ideal_Cyc"], total["PT_Util"]) == ("505.7600", "556336", "0.1872")
     assert "Total" in (out / "categories.txt").read_text()
@@ -101,9 +103,9 @@ def test_json_has_everything(tmp_path: Path) -> None:
 
     done = iaprof("timeline", *SAMPLE, "--json")
     found = json.loads(done.out, parse_constant=no_constant)
-    assert found["files"] == [{"name": "sample_flex.json", "dialect": "flex", "rank": 0}]
+    assert found["files"] == [{"name": "sample_flex.json", "dialect": "flex", "rank": 0, "ranks": [0]}]
     assert found["events"]["slices"] == 17
-    assert found["tables"]["active"][0]["Active percentage"] == 22.97
+    assert found["tables"]["active"][0]["Active percentage"] == 20.58
     assert {"level": "note", "stage": "ITSTATS", "text": "[0] avg_iteration_time=0.0, iterations=0"} in found[
         "messages"
     ]
@@ -119,7 +121,8 @@ def test_dumps_and_files_for_tensorboard(tmp_path: Path) -> None:
              for path in (dump, tmp_path / "trace.json")]  # fmt: skip
     assert [any(map(numbered.search, each)) for each in names] == [True, False]
     worker = json.loads((tmp_path / "trace_worker_0.pt.trace.json").read_text())
-    assert sum(event["ph"] == "X" for event in worker["traceEvents"]) == 17
+    slices = [event for event in worker["traceEvents"] if event["ph"] == "X"]
+    assert [event["name"] for event in slices[:1]] == ["ProfilerStep#0"] and len(slices) == 1 + 17
 
 
 def test_stages_are_listed_with_what_a_profile_turns_off() -> None:
@@ -137,6 +140,7 @@ def test_stages_are_listed_with_what_a_profile_turns_off() -> None:
         (("x.json", "--freq", "1:2:3"), "1:2:3 is not a frequency"),
         (("x.json", "--counters", "watts"), "there is no watts; there are power_ts4"),
         (("x.json", "--counters", "power_ts3,power_ts4"), "give one of them"),
+        (("x.json", "--power-scale", "0"), "0 is not a number of watts above 0"),
         (("x.json", "--overlap", "stack"), "there is no stack; there are tid, drop, async, shift, warn"),
         (("x.json", "--align-ranks", "loose"), "there is no loose"),
         (("x.json", "--filter", "name"), "name is not an ATTRIBUTE:REGEX"),
@@ -181,3 +185,95 @@ def test_a_row_for_each_slice(tmp_path: Path) -> None:
     )  # fmt: skip
     times = [float(row["Timestamp"]) for row in found]
     assert times == sorted(times)
+
+
+def kernel(pid: int, ts: float = 0) -> dict[str, Any]:
+    counters = {f"TS{number}": str(1000 * number) for number in range(1, 6)}
+    return {"ph": "X", "name": "k Cmpt Exec", "pid": pid, "tid": 1, "ts": ts, "dur": 1, "args": counters}
+
+
+def files_of(tmp_path: Path, *contents: Any) -> list[Path]:
+    paths = []
+    for number, content in enumerate(contents):
+        paths.append(tmp_path / f"job-{number}.json")
+        paths[-1].write_text(json.dumps(content))
+    return paths
+
+
+def test_json_has_the_ranks_of_each_file(tmp_path: Path) -> None:
+    # Given files of ranks 3, of 1 and 2, of no rank, and of PyTorch's ranks 5 and 6, the last without events
+    torch = {"deviceProperties": [{"id": 0}], "distributedInfo": {"rank": 5}}
+    host = {"ph": "X", "cat": "cpu_op", "name": "mm", "pid": 77, "tid": 1, "ts": 0, "dur": 1}
+    files = files_of(
+        tmp_path, [kernel(3)], [kernel(1), kernel(2)], [], {**torch, "traceEvents": [host]},
+        {**torch, "distributedInfo": {"rank": 6}, "traceEvents": []},
+    )  # fmt: skip
+    found = json.loads(iaprof("timeline", *files, "--json", "-q").out)["files"]
+    assert [(file["rank"], file["ranks"]) for file in found] == [
+        (3, [3]), (None, [1, 2]), (None, []), (5, [5]), (6, [6]),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [["timeline", "{trace}"], ["timeline", "{trace}", "-o", "{out}"],
+                                   ["diff", "{capture}", "{capture}"]])  # fmt: skip
+def test_a_compiler_log_that_is_missing_is_an_error(tmp_path: Path, words: list[str]) -> None:
+    (trace,) = files_of(tmp_path, [kernel(0)])
+    capture = tmp_path / "run.parquet"
+    assert iaprof("import", trace, "-o", capture, "-q").code == 0
+    places = {"trace": trace, "capture": capture, "out": tmp_path / "out"}
+    done = iaprof(*(word.format(**places) for word in words), "-c", tmp_path / "none.log")
+    message = f"-c: {tmp_path / 'none.log'} is neither a file nor a folder: name a compiler log, or a folder of one"
+    assert (done.code, done.out, done.err) == (1, "", f"iaprof: {message}\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_empty_file_is_called_empty(tmp_path: Path) -> None:
+    for content in ("", " \n\n"):
+        (tmp_path / "x.json").write_text(content)
+        done = iaprof("import", tmp_path / "x.json", "-o", tmp_path / "x.parquet")
+        assert (done.code, done.err.splitlines()) == (
+            1, [f"iaprof: {tmp_path / 'x.json'} is empty: pass an iaprof text or a trace"],
+        )  # fmt: skip
+        assert "x.json is empty: it is not a trace" in iaprof("timeline", tmp_path / "x.json").err
+
+
+def test_a_failed_run_leaves_no_empty_folder(tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text("")
+    (tmp_path / "there").mkdir()
+    for folder in ("new", "new/inside/deeper", "there", "there/inside"):
+        assert iaprof("timeline", tmp_path / "bad.json", "-o", tmp_path / folder).code == 1
+        assert iaprof("timeline", tmp_path / "absent.json", "-o", tmp_path / folder).code == 1
+    # A folder that was there stays
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["bad.json", "there"]
+
+
+def test_force_leaves_files_of_one_run_only(tmp_path: Path) -> None:
+    # Given what a run with many outputs left, and files of the user's
+    ranks = files_of(tmp_path, [kernel(0)], [kernel(1)])
+    out, fresh = tmp_path / "out", tmp_path / "fresh"
+    (out / "01_mine.json").parent.mkdir()
+    for name in ("notes.txt", "my.csv", "01_mine.json", "trace_worker_x.pt.trace.json"):
+        (out / name).write_text("mine")
+    options = ("--html", "--pddf", "--tb", "--dump-after", "all", "--power-stats", "--collectives")
+    assert iaprof("timeline", *SAMPLE, *options, "-o", out, "--force", "-q").code == 0
+    assert iaprof("timeline", *ranks, "--tb", "-o", out, "--force", "-q").code == 0
+    assert iaprof("timeline", ranks[0], "-o", out, "--force", "-q").code == 0
+    assert iaprof("timeline", ranks[0], "-o", fresh, "-q").code == 0
+    # Then there is what the last run wrote, and the user's files
+    mine = {"notes.txt", "my.csv", "01_mine.json", "trace_worker_x.pt.trace.json"}
+    assert {path.name for path in out.iterdir()} == {path.name for path in fresh.iterdir()} | mine
+
+
+def test_force_keeps_what_the_run_reads_and_dumps(tmp_path: Path) -> None:
+    assert iaprof("timeline", *SAMPLE, "-o", tmp_path, "--pddf", "--tb", "-q").code == 0
+    read = tmp_path / "trace_worker_0.pt.trace.json"
+    assert iaprof("timeline", read, "-o", tmp_path, "--dump-after", "normalize_phase1", "--force", "-q").code == 0
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {read.name, "00_normalize_phase1.json", "trace.json"} <= names
+    assert not {"pddf.csv", "categories.csv", "categories.txt"} & names
+
+
+def test_every_table_is_known_to_force() -> None:
+    sources = (Path(tables.__file__).parents[1] / "stages").rglob("*.py")
+    names = {name for source in sources for name in re.findall(r'trace\.tables\["(\w+)"\] =', source.read_text())}
+    assert names | {TABLE} == set(tables.TABLES)

@@ -67,6 +67,23 @@ def test_energy_of_a_thousand_idle_devices_is_cut(capsys: pytest.CaptureFixture[
     assert len(lines) == 1 + 2 + 1 + 256 + 1
 
 
+def test_what_is_not_known_is_called_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    active = pa.table(
+        {"pid": [0], "Elapsed Time": [float("nan")], "Total Kernel Time": [80.0], "Active percentage": [None]}
+    )  # fmt: skip
+    energy = pa.table(
+        {"Energy": [None, 5.0, None], "Energy Percent": [None, 100.0, None], "Mean Energy": [None, 5.0, None],
+         "Calls": [3, 1, 0], "pid": [0, 0, 0], "Name": ["a", "b", "[idle]"]}
+    )  # fmt: skip
+    lines = [line.split() for line in printed(capsys, active=active, energy=energy)]
+    assert lines[1] == ["0", "unknown", "80.000", "us", "unknown"]
+    assert lines[4:] == [
+        ["5.000", "uJ", "100.00", "%", "1", "5.000", "uJ", "0", "b"],
+        ["unknown", "3", "0", "a"],
+        ["unknown", "0", "[idle]"],
+    ]
+
+
 def test_categories_without_calls_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     categories = pa.table(
         {"Pid": [0, 0], "Category": ["other", "Bmm"], "Frac_Time": [0.0, 1.0], "Kernel_Time": [0.0, 5.0],
@@ -93,7 +110,7 @@ def test_top_shows_energy_of_traces(tmp_path: Path) -> None:
     shown = iaprof("top", capture, "--by", "energy", "-q")
     assert [line.split() for line in shown.out.splitlines()] == [
         ["ENERGY", "SHARE", "CALLS", "MEAN", "RANK", "KERNEL", "OR", "COPY"],
-        ["2,812.500", "uJ", "60.00", "%", "2", "1,406.250", "uJ", "0", "k", "Cmpt", "Exec"],
+        ["2,812.500", "uJ", "60.00", "%", "2", "2,812.500", "uJ", "0", "k", "Cmpt", "Exec"],
         ["1,875.000", "uJ", "40.00", "%", "0", "[idle]"],
     ]
     assert json.loads(iaprof("top", capture, "--by", "energy", "--json", "-q", "--freq", "1000").out) == {

@@ -182,7 +182,7 @@ def test_an_error_has_the_number_of_its_line(more: str, message: str, tmp_path: 
         (("interval_start|0|1", "e|9|1|0x0|1"), "line 2: this is not 'e STACK REASON OFFSET COUNT'"),
         (("interval_start|0|1", "ustack|4"), "line 2: string '4' is not defined"),
         (("hello",), "has no intervals: it is neither iaprof text nor a trace, or nothing was recorded"),
-        ((), "has no intervals"),
+        ((), "is empty: pass an iaprof text or a trace"),
     ],
 )
 def test_misplaced_lines(text: tuple[str, ...], message: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class EnergyTable {
       made[at.Energy] = nanojoules / 1000;
       made[at["Energy Percent"]] = (100 * nanojoules) / (totals.get(row[at.Rank]) || 1);
       made[at.Calls] = Math.round(this.sum(arrays.calls, index));
-      made[at["Mean Energy"]] = null; // calls that reach out of the time are there in part
+      made[at["Mean Energy"]] = made[at.Measured] = null; // calls that reach out of the time are there in part
       return made;
     });
     found.sort((one, other) => other[at.Energy] - one[at.Energy]);

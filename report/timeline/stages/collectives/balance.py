@@ -9,6 +9,7 @@ from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import Groups
 from iaprof.report.timeline.intervals import ends, lengths_of_unions
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.stages.collectives.calls import NAME, SIZE, arrivals
 from iaprof.report.timeline.stages.collectives.events import events_of
 from iaprof.report.timeline.trace import ABSENT, Trace
@@ -26,7 +27,7 @@ def _overlap(trace: Trace) -> None:
     kernels, device = find(trace, Kind.KERNEL), find(trace, Kind.DEVICE)
     works = kernels & device
     communicates = find(trace, Kind.COLLECTIVE) & ~kernels & ~find(trace, Kind.PREPARATION) & device
-    used = np.flatnonzero(works | communicates)
+    used = np.flatnonzero((works | communicates) & placed(trace))
     if not len(used):
         return
     start, until = slices.start[used], ends(slices)[used]
@@ -43,7 +44,7 @@ def _overlap(trace: Trace) -> None:
             "Computation": busy / 1000,
             "Communication": talks / 1000,
             "Overlap": both / 1000,
-            "Overlap Percent": np.divide(both, talks, out=np.zeros(len(pids)), where=talks > 0) * 100,
+            "Overlap Percent": np.divide(both, talks, out=np.full(len(pids), np.nan), where=talks > 0) * 100,
         }
     )
 
@@ -102,18 +103,23 @@ def _wait(trace: Trace) -> None:
 
 
 def calculate_stats_v2(trace: Trace, options: Options) -> None:
-    """Makes the table `stats_summary`: how long each rank computes and communicates, of all its time."""
+    """Makes the table `stats_summary`: how long each rank computes and communicates, of all its time.
+
+    Times are those in which at least one slice of a kind runs.
+    """
     slices = trace.slices
     rank = slices.extra.get("rank", slices.pid)
     computes = find(trace, Kind.KERNEL)
     communicates = slices.extra.get(SIZE, np.full(len(slices), ABSENT)) != ABSENT
     communicates |= trace.texts.matches(slices.name, f"^{NAME}$")
-    rows = np.flatnonzero(computes | communicates)
+    rows = np.flatnonzero((computes | communicates) & placed(trace))
     groups = Groups(rank[rows])
-    duration = np.maximum(slices.duration[rows], 0) / 1000
-    comp = groups.sum(np.where(computes[rows], duration, 0.0))
-    comm = groups.sum(np.where(communicates[rows], duration, 0.0))
-    elapsed = (groups.max(ends(slices)[rows]) - groups.min(slices.start[rows])) / 1000
+    start, until = slices.start[rows], ends(slices)[rows]
+    comp, comm = (
+        lengths_of_unions(start[own], until[own], groups.numbers[own], len(groups)) / 1000
+        for own in (computes[rows], communicates[rows])
+    )
+    elapsed = (groups.max(until) - groups.min(start)) / 1000
     some = elapsed > 0
     trace.tables["stats_summary"] = pa.table(
         {
@@ -121,7 +127,7 @@ def calculate_stats_v2(trace: Trace, options: Options) -> None:
             "elapsed_time": elapsed,
             "comp_active_atime": comp,
             "comm_active_atime": comm,
-            "comp_active_atime_perc": np.divide(comp, elapsed, out=np.zeros(len(groups)), where=some),
-            "comm_active_atime_perc": np.divide(comm, elapsed, out=np.zeros(len(groups)), where=some),
+            "comp_active_atime_perc": np.divide(comp, elapsed, out=np.full(len(groups), np.nan), where=some),
+            "comm_active_atime_perc": np.divide(comm, elapsed, out=np.full(len(groups), np.nan), where=some),
         }
     )

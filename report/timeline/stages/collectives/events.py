@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from iaprof.report.timeline.grouped import Groups, before
 from iaprof.report.timeline.intervals import ends
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import Slices, Trace
 
@@ -70,7 +71,7 @@ def _ranks(text: str) -> list[int]:
 def events_of(trace: Trace) -> Events:
     """Returns the events of all groups, and the instance of its group to which each belongs."""
     slices = trace.slices
-    rows = np.flatnonzero(slices.group != NO_TEXT)
+    rows = np.flatnonzero((slices.group != NO_TEXT) & placed(trace))
     rows = rows[np.lexsort((slices.start[rows], slices.group[rows]))]
     events = slices.take(rows)
     sync = sync_of(trace, events)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from iaprof.report.timeline.grouped import Groups
 from iaprof.report.timeline.intervals import ends
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.stages.collectives.events import SYNC, TO_ONE, peers_of, sync_of
 from iaprof.report.timeline.texts import NO_TEXT, Texts
 from iaprof.report.timeline.trace import Trace
@@ -21,7 +22,8 @@ LONGEST_PREFIX = 256  # bytes
 def merge_sends(trace: Trace, options: Options) -> None:
     """Makes one slice of those of a message of a rank: from the first start to the last end, to all its peers."""
     slices, texts = trace.slices, trace.texts
-    rows = np.flatnonzero(texts.matches(slices.name, "SenRdma") & texts.matches(slices.name, r"[_-]\d"))
+    is_send = texts.matches(slices.name, "SenRdma") & texts.matches(slices.name, r"[_-]\d")
+    rows = np.flatnonzero(is_send & placed(trace))
     if not len(rows):
         return
     rows = rows[np.argsort(slices.start[rows], kind="stable")]

@@ -26,6 +26,7 @@ from iaprof.report.timeline.trace import Trace
 from thorough import thorough
 from unit.report.timeline.clock_examples import E1, E9_FLEX, E9_TORCH, E12, e6
 from unit.report.timeline.examples import launch
+from unit.report.timeline.test_shares import too_large
 from unit.report.traces.importing import imported
 
 DATA = Path(__file__).with_name("data")
@@ -142,6 +143,7 @@ def written(capture: CaptureReader, options: Options) -> dict[str, bytes]:
         assert min([0, *trace.made.values(), *trace.dropped.values(), *trace.merged.values()]) == 0
 
     run(trace, options, [True] * len(STAGES), check)
+    assert too_large(trace) == []
     found = {}
     with ExitStack() as opened:
         given_ = {kind: opened.enter_context(arguments(capture, kind)) for kind in ("slice", "flow", "instant")}

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from iaprof.report.timeline.options import Options
+from iaprof.report.timeline.stages.energy import summed
 from iaprof.report.timeline.stages.summaries import calculate_stats
 from iaprof.report.timeline.trace import Dialect, Trace
 from iaprof.report.timeline.views.totals import totals
@@ -22,18 +23,43 @@ def test_charges_become_energy_of_kernels_and_of_the_idle_device() -> None:
     kernel, idle = table(charges())
     assert (kernel["Energy"], idle["Energy"]) == (2812.5 + 1406.25 + 1406.25, 1875 + 937.5 + 937.5)
     assert (kernel["Calls"], idle["Calls"], idle["Name"]) == (5, 0, "[idle]")
+    assert (kernel["Measured"], kernel["Mean Energy"]) == (3, 5625 / 3)
     assert kernel["Energy Percent"] == 60
 
 
 def test_each_slice_has_its_energy_and_tables_add_it_up() -> None:
     made = charges()
     table(made)
-    assert made.slices.extra["energy_uj"].tolist() == pytest.approx([0.0, 2812.5, 1406.25, 0.0, 1406.25])
+    nan = float("nan")  # the first kernel runs before power is known, and the fourth while it cannot be true
+    energy = made.slices.extra["energy_uj"].tolist()
+    assert energy == pytest.approx([nan, 2812.5, 1406.25, nan, 1406.25], nan_ok=True)
     (row,) = totals(made).to_pylist()
     assert (row["name"], row["calls"], row["energy_uj"]) == ("k Cmpt Exec", 5, pytest.approx(5625.0))
     without = trace([gpu("mm_1", 0, 60)], dialect=Dialect.TORCH)
     calculate_stats(without, Options())
     assert "energy_uj" not in totals(without).column_names
+
+
+def test_energy_that_is_not_known_is_not_0() -> None:
+    """100 W from 100 to 200 us, in which `late` and an instant `mark` run; `early` runs before."""
+    events = [gpu("early", 0, 60), gpu("late", 100, 100), gpu("mark", 150, 0), watts(100, 100), watts(200, 0)]
+    rows = {row["Name"]: row for row in table(trace(events, dialect=Dialect.TORCH))}
+    assert {name: row["Energy"] for name, row in rows.items()} == {
+        "late": 10_000, "mark": 0, "early": None, "[idle]": None,
+    }  # fmt: skip
+    early = rows["early"]
+    assert (early["Calls"], early["Measured"], early["Mean Energy"], early["Energy Percent"]) == (1, 0, None, None)
+
+
+def test_energy_of_several_traces_is_known_where_one_of_them_knows_it() -> None:
+    known = trace([gpu("a", 0, 100), gpu("b", 0, 0), watts(0, 100), watts(100, 0)], dialect=Dialect.TORCH)
+    unknown = trace([gpu("a", 0, 50), gpu("c", 60, 5), watts(70, 100), watts(80, 0)], dialect=Dialect.TORCH)
+    tables = []
+    for made in (known, unknown):
+        calculate_stats(made, Options())
+        tables.append(made.tables["energy"])
+    found = {row["Name"]: (row["Energy"], row["Calls"], row["Measured"]) for row in summed(tables).to_pylist()}
+    assert found == {"a": (10_000, 2, 1), "b": (0, 1, 1), "c": (None, 1, 0), "[idle]": (1000, 0, 0)}
 
 
 def gpu(name: str, ts: float, dur: float, cat: str = "kernel") -> dict[str, Any]:

@@ -53,6 +53,35 @@ def test_e7_the_right_frequency_is_recommended() -> None:
     ]
 
 
+@pytest.mark.parametrize(("apart", "mhz"), [(1_333_000, 1333), (1_001_000, 1001), (999_000, 999), (750_000, 750)])
+def test_no_frequency_is_recommended_that_the_durations_of_kernels_contradict(apart: int, mhz: int) -> None:
+    # Given kernels of exactly 1000 MHz in three jobs, 1 ms apart, for which the counter goes on by so many cycles
+    def job(number: int) -> list[Event]:
+        c = 1000 + number * apart
+        return [slice_("a Cmpt Exec", 10**6 + number * 1000, 40, [c, c, c, c + 40000, c + 40000])]
+
+    said = _said(_normalized(job(0), job(1), job(2)), level=1)
+    assert not any("use --freq" in text for text in said)
+    assert said[0].endswith(
+        f"as if it had {mhz}.000 MHz, but by their durations kernels ran at 1000.000 MHz, to which --freq=1000 is"
+        " closer: keep it, and do not rely on the time between jobs"
+    )
+
+
+def test_durations_that_scatter_do_not_contradict_what_is_exact_between_jobs() -> None:
+    # Given jobs counted at 1000.5 MHz, whose kernels' durations have errors of up to 1 %, at 1000.25 MHz in the middle
+    def job(number: int) -> list[Event]:
+        errors = (-0.01, -0.005, -0.00025, 0.005, 0.01)
+        begins = [10**6 + number * 10**5 + place * 100 for place in range(5)]
+        cycles = [round((begin - 10**6) * 1000.5) + 10**6 for begin in begins]
+        return [
+            slice_("a Cmpt Exec", begin, 40, [c, c, c, c + round(40 * 1000.5 * (1 + error)), c + 50000])
+            for begin, c, error in zip(begins, cycles, errors, strict=True)
+        ]
+
+    assert "use --freq=1000.500" in _said(_normalized(job(0), job(1), job(2)), level=1)[0]
+
+
 def test_a_frequency_that_is_very_wrong_is_warned_of() -> None:
     assert _said(_normalized(E7[0], soc_mhz=700), level=1) == [
         f"FREQ The {kind} kernels give 560.00/560.00/560.00 MHz (min/mean/max);"

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import io
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.report.timeline.options import CounterTrack, Options
+from iaprof.report.timeline.outputs.tables import write_csv
 from iaprof.report.timeline.stages import power
 from iaprof.report.timeline.stages.counters import tripple_phased_events
 from iaprof.report.timeline.stages.power import analyze_power_statistics, compute_power
 from iaprof.report.timeline.stages.summaries import calculate_stats
+from iaprof.report.timeline.trace import Trace
 from unit.report.timeline.examples import FIRST, SECOND, charges, points, two_operations
 from unit.report.timeline.traces import slice_, trace
 
@@ -48,6 +52,37 @@ def test_the_scale_is_an_option() -> None:
     compute_power(made, Options(power_scale=12 / 512 * 5.37 / 1000))
     values = [round(value, 6) for *_, value in points(made, "Power")]
     assert values == [0.251719, 0.125859, 0.125859, 0.125859]
+
+
+def of_charges(*steps: int) -> Trace:
+    """Kernels a us apart, between which the charge grows by these units."""
+    charges_ = [1000 + sum(steps[:number]) for number in range(len(steps) + 1)]
+    return trace(
+        [
+            slice_("k Cmpt Exec", ts, 0.5, [1000 * ts + each for each in (0, 0, 0, 500, 500)], Power=charge)
+            for ts, charge in enumerate(charges_, 1000)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        # 12/512 W gives 7031 and 7500 W; the other scale that is known, 37.8 and 40.3
+        ((300_000, 320_000), "All of 2 values of power are above 100 W, which the device cannot draw, and left out:"
+         " --power-scale=0.000125859 gives 37.8 to 40.3 W"),
+        # Neither gives what can be: with 1e-6, the largest is 100 W
+        ((90_000_000, 100_000_000, 100_000_000), "All of 3 values of power are above 100 W, which the device cannot"
+         " draw, and left out: --power-scale=1e-06 gives 90.0 to 100.0 W"),
+        ((3000, 300_000, 320_000), "2 of 3 values of power are above 100 W, which the device cannot draw, and left out:"
+         " --power-scale=0.000125859 gives 0.4 to 40.3 W"),
+        ((300_000, 3000, 3000), "1 of 3 values of power are above 100 W and left out; is --power-scale right?"),
+    ],
+)  # fmt: skip
+def test_a_scale_that_fits_the_device_is_suggested(steps: tuple[int, ...], said: str) -> None:
+    made = of_charges(*steps)
+    calculate_stats(made, Options())
+    assert [each.text for each in made.messages.said] == [said]
 
 
 def test_power_by_cycles() -> None:
@@ -97,6 +132,22 @@ def test_no_samples() -> None:
     compute_power(made, Options(tracks=frozenset(CounterTrack)))
     analyze_power_statistics(made, Options())
     assert (len(made.points), "power_stats" in made.tables) == (0, False)
+
+
+def test_statistics_without_values_are_not_0() -> None:
+    # Given power that is always above 100 W
+    made = of_charges(300_000, 320_000)
+    analyze_power_statistics(made, Options())
+    names = ("min_non_zero", "max", "mean_non_zero", "median_non_zero", "avg_total")
+    for row in made.tables["power_stats"].to_pylist():
+        assert [row[name] for name in names] == [None] * 5
+        assert (row["dur_total"], row["dur_non_zero"]) == (0, 0)
+    output = io.BytesIO()
+    write_csv(made.tables["power_stats"], output)
+    assert output.getvalue().decode().splitlines()[1:] == [
+        '0,"with kernels",,,,,,0.0000,0.0000',
+        '0,"without kernels",,,,,,0.0000,0.0000',
+    ]
 
 
 def test_statistics_with_and_without_kernels() -> None:
