@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from iaprof.formats.profile import StackOptions
 from iaprof.report.join.memory import return_free_memory
 from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.arrows import unique_ids
 from iaprof.report.timeline.grouped import Groups, distinct_values, few
 from iaprof.report.timeline.intervals import FARTHEST
 from iaprof.report.timeline.outputs.event_order import EventOrder, Kind
@@ -233,6 +234,7 @@ class _Events:
         self._jobs = quoted(pa.array(trace.job_names, pa.string()))
         self._values = _Values(trace.points)
         self._originals = [_Originals(trace, arguments, name) for name in ("pid", "tid")]
+        self._ids = {"flow": unique_ids(trace.flows), "instant": unique_ids(trace.instants)}
         self._formats: tuple[Format, ...] = (self._slices, self._points, self._flows, self._instants)
 
     def chunks(self, rows: Rows | None) -> Iterator[pa.StringArray]:
@@ -370,18 +372,18 @@ class _Events:
         # An arrow ends at the slice that encloses its end, not at the next one to begin.
         is_end = self._trace.texts.matches(flows.phase, "^f$")
         binding = pc.if_else(pa.array(is_end), pa.scalar('"e"'), pa.scalar(None, pa.string()))
-        return self._marks("flow", flows, [member("bp", binding)])
+        return self._marks("flow", rows, flows, [member("bp", binding)])
 
     def _instants(self, rows: NDArray[np.int64]) -> pa.StringArray:
-        return self._marks("instant", self._trace.instants.take(rows), [])
+        return self._marks("instant", rows, self._trace.instants.take(rows), [])
 
-    def _marks(self, kind: str, marks: Marks, more: list[Member]) -> pa.StringArray:
+    def _marks(self, kind: str, rows: NDArray[np.int64], marks: Marks, more: list[Member]) -> pa.StringArray:
         return objects(
             [
                 member("ph", self._coded(marks.phase)),
                 *self._where(marks),
                 member("ts", microseconds(marks.time)),
-                member("id", numbers(marks.id)),
+                member("id", numbers(self._ids[kind][rows])),
                 *more,
                 member("args", objects([self._imported(kind, marks.row), *self._extra(marks)], len(marks))),
             ],

@@ -23,6 +23,7 @@ from iaprof.formats.perfetto.packets import CATEGORIES, EVENT_NAMES, PacketWrite
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.texts import clean_texts
 from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.arrows import unique_ids
 from iaprof.report.timeline.grouped import few, groups
 from iaprof.report.timeline.outputs import perfetto_flows as flows, perfetto_tracks as tracks
 from iaprof.report.timeline.outputs.chrome import INTERNAL
@@ -84,6 +85,7 @@ class _Writer:
         self._imported = ImportedArguments(out)
         self._known = {kind: np.zeros(len(trace.texts), bool) for kind in (EVENT_NAMES, CATEGORIES)}
         self._flows = flows.attached(trace, slices, where)
+        self._ids = unique_ids(trace.instants)  # of asynchronous events
         self._jobs = pa.array(trace.job_names, pa.string())
 
     def chunks(self) -> Iterator[tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]]:
@@ -178,7 +180,7 @@ class _Writer:
         legacy = columns.message(
             [
                 columns.numbers(_LEGACY["phase"].number, phase),
-                columns.numbers(_LEGACY["unscoped_id"].number, marks.id, marks.id == ABSENT),
+                columns.numbers(_LEGACY["unscoped_id"].number, self._ids[rows], marks.id == ABSENT),
             ],
             len(rows),
         )
