@@ -21,14 +21,14 @@ from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.columns.packed import Column, joined, pack, unpacked
 from iaprof.report.timeline.columns.table import Extra
 from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.own_output import restore
 from iaprof.report.timeline.stages.energy import OF_POWER
 from iaprof.report.timeline.stages.torch_ranks import place_on_ranks
 from iaprof.report.timeline.texts import Texts
-from iaprof.report.timeline.trace import ABSENT, Dialect, Marks, Points, Slices, Trace, TraceFile
+from iaprof.report.timeline.trace import ABSENT, MOST_RANK, Dialect, Marks, Points, Slices, Trace, TraceFile
 
 _LEAST_PACKED = 1 << 12  # rows of a row group
 _READ_AT_ONCE = 16  # row groups, after which memory is returned: what stays of them is between what was freed
-_MOST_RANK = 1 << 31
 _MANY = 3 << 20  # rows, whose columns are large blocks
 _LARGE = 4 << 20  # bytes of half a million rows: fewer would be returned, and zeroed again, too often
 _Item = TypeVar("_Item")
@@ -41,6 +41,7 @@ def load(capture: CaptureReader) -> Trace:
 
     Raises:
         CaptureError: the capture is damaged.
+        IaprofError: some of its traces, but not all, are what iaprof wrote.
     """
     if sum(part.count(kind) for part in capture.parts for kind in _FIELDS) < _MANY:
         keep_freed_blocks()
@@ -65,6 +66,7 @@ def load(capture: CaptureReader) -> Trace:
     )  # fmt: skip
     capture.check(_ranks(trace), RANKS)
     trace.pack()
+    restore(trace, lambda kind: arguments(capture, kind))
     place_on_ranks(trace, lambda: arguments(capture, "instant"))
     return_free_memory()
     return trace
@@ -107,7 +109,7 @@ def _file(described: dict[str, Any]) -> TraceFile:
     return TraceFile(
         clean(name) if isinstance(name, str) else "",
         Dialect.TORCH if described.get("dialect") == Dialect.TORCH else Dialect.FLEX,
-        rank if type(rank) is int and 0 <= rank < _MOST_RANK else 0,
+        rank if type(rank) is int and 0 <= rank < MOST_RANK else 0,
         tuple(each for each in devices if isinstance(each, dict)) if isinstance(devices, list) else (),
         {key: value for key, value in members.items() if key != "deviceProperties"},
     )

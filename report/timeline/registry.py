@@ -183,6 +183,14 @@ STAGES: tuple[Stage, ...] = (
 )
 # fmt: on
 
+FOR_OUTPUTS = frozenset(
+    {
+        "normalize_phase1", "sort_events", "collect_iteration_stats", "analyze_power_statistics", "calculate_stats",
+        "compare_ranks", "processing_filter", "tb_refinement_intrusive", "calculate_stats_v2",
+    }
+)  # fmt: skip
+"""Names of the stages that also run on traces that iaprof wrote: they select events and make tables."""
+
 
 def run(trace: Trace, options: Options, enabled: Sequence[bool], after: Callable[[int, Stage], None]) -> None:
     """Runs the stages that the options ask for and a profile has on.
@@ -194,7 +202,7 @@ def run(trace: Trace, options: Options, enabled: Sequence[bool], after: Callable
         after: called after each stage that ran, with its number in STAGES.
     """
     for number, (stage, is_on) in enumerate(zip(STAGES, enabled, strict=True)):
-        if is_on and stage.is_asked_for(options):
+        if is_on and stage.is_asked_for(options) and (stage.name in FOR_OUTPUTS or not trace.is_output):
             with np.errstate(all="ignore"):  # a stranger's trace can have times that overflow; they become inf or nan
                 stage.load()(trace, options)
             trace.pack()

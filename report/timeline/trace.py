@@ -26,6 +26,8 @@ MADE_OF_TEXT = 1 << 48
 """Pids, tids and identifiers from here on stand for texts: the import makes them, see report/traces/tables.py."""
 MADE = -1
 """The row of an event that a stage made."""
+MOST_RANK = 1 << 31
+"""Ranks are less."""
 HOST_PIDS = 1000
 """What is added to a rank for the pid of its host's events in FLEX files."""
 
@@ -46,6 +48,7 @@ class TraceFile:
     rank: int  # of TORCH files; 0 if the file does not say
     devices: tuple[Mapping[str, Any], ...] = ()  # deviceProperties
     members: Mapping[str, Any] = field(default_factory=dict)  # other members of the file, beside the events
+    is_output: bool = False  # iaprof wrote its events, see own_output.py
 
 
 @dataclass
@@ -206,6 +209,11 @@ class Trace:
         """Tells whether events are of TORCH files."""
         dialects = np.array([file.dialect is Dialect.TORCH for file in self.files] or [False])
         return np.asarray(dialects[columns.file], bool)
+
+    @property
+    def is_output(self) -> bool:
+        """Whether iaprof wrote the trace: stages do not change its events."""
+        return any(file.is_output for file in self.files)
 
     @property
     def job_names(self) -> list[str]:

@@ -13,7 +13,7 @@ from iaprof.report.traces.pieces import End, events
 from iaprof.sandbox.answers import AnswerError, integer
 
 _OWN = "Acelyzer"  # in otherData.Application of what the AIU Trace Analyzer wrote
-_ALWAYS = ("deviceProperties", "distributedInfo")
+_ALWAYS = ("deviceProperties", "distributedInfo", "otherData")
 _MOST_MEMBERS, _MOST_ALWAYS = 1 << 16, 1 << 20  # bytes of JSON, of all members of a file, and of each of those
 _MOST_MEMBER_COUNT = 1000
 _BLANK = b" \t\r\n"

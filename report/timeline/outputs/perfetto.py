@@ -30,6 +30,7 @@ from iaprof.report.timeline.outputs.chrome import INTERNAL
 from iaprof.report.timeline.outputs.event_order import EventOrder, Kind
 from iaprof.report.timeline.outputs.formats import TimeLine
 from iaprof.report.timeline.outputs.perfetto_arguments import ImportedArguments
+from iaprof.report.timeline.own_output import EVENT, described
 from iaprof.report.timeline.stages.overlap import levels
 from iaprof.report.timeline.trace import ABSENT, Marks, Slices, Trace
 
@@ -65,9 +66,26 @@ def write_perfetto(
     where = tracks.describe(trace, level, named, out)
     writer = _Writer(trace, slices, where, arguments, out)
     prepared()
-    for chunk in writer.chunks():
-        writer.write(*chunk)
+    for number, (kinds, rows, times) in enumerate(writer.chunks()):
+        if not number:
+            _name_files(trace, out, int(times[0]))
+        writer.write(kinds, rows, times)
     out.flush()
+
+
+def _name_files(trace: Trace, out: PacketWriter, time: int) -> None:
+    """Writes which files the events are from, see own_output.py, at the time of the first event."""
+    for each in described(trace):
+        packet = out.packet()
+        packet.timestamp, packet.sequence_flags = time, pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        packet.track_event.track_uuid, packet.track_event.name = 1, EVENT
+        packet.track_event.legacy_event.phase = ord("M")
+        for name, value in each.items():
+            annotation = packet.track_event.debug_annotations.add(name=name)
+            if isinstance(value, int):
+                annotation.int_value = value
+            else:
+                annotation.string_value = value
 
 
 def _on_tracks(type_: int, tracks_: NDArray[np.int64]) -> Bytes:
