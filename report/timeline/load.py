@@ -20,12 +20,13 @@ from iaprof.report.join.memory import keep_freed_blocks, return_free_memory, ret
 from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.columns.packed import Column, joined, pack, unpacked
 from iaprof.report.timeline.columns.table import Extra
+from iaprof.report.timeline.device_slices import categorize_device_slices
 from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.own_output import restore
 from iaprof.report.timeline.stages.energy import OF_POWER
 from iaprof.report.timeline.stages.torch_ranks import place_on_ranks
 from iaprof.report.timeline.texts import Texts
-from iaprof.report.timeline.trace import ABSENT, MOST_RANK, Dialect, Marks, Points, Slices, Trace, TraceFile
+from iaprof.report.timeline.trace import ABSENT, MOST_RANK, Dialect, Marks, Points, Slices, Trace, TraceFile, dialect_of
 
 _LEAST_PACKED = 1 << 12  # rows of a row group
 _READ_AT_ONCE = 16  # row groups, after which memory is returned: what stays of them is between what was freed
@@ -67,6 +68,7 @@ def load(capture: CaptureReader) -> Trace:
     capture.check(_ranks(trace), RANKS)
     trace.pack()
     restore(trace, lambda kind: arguments(capture, kind))
+    categorize_device_slices(trace, lambda kind: arguments(capture, kind))
     place_on_ranks(trace, lambda: arguments(capture, "instant"))
     return_free_memory()
     return trace
@@ -108,7 +110,7 @@ def _file(described: dict[str, Any]) -> TraceFile:
     devices = members.get("deviceProperties")
     return TraceFile(
         clean(name) if isinstance(name, str) else "",
-        Dialect.TORCH if described.get("dialect") == Dialect.TORCH else Dialect.FLEX,
+        dialect_of(described.get("dialect")),
         rank if type(rank) is int and 0 <= rank < MOST_RANK else 0,
         tuple(each for each in devices if isinstance(each, dict)) if isinstance(devices, list) else (),
         {key: value for key, value in members.items() if key != "deviceProperties"},

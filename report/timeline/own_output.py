@@ -22,7 +22,7 @@ from iaprof.formats.profile import clean
 from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.stages.collectives.bandwidth import OF_ALL, OF_CALLS, OF_SUMS
 from iaprof.report.timeline.texts import NO_TEXT
-from iaprof.report.timeline.trace import ABSENT, MADE_OF_TEXT, MOST_RANK, Dialect, Trace, TraceFile
+from iaprof.report.timeline.trace import ABSENT, MADE_OF_TEXT, MOST_RANK, Trace, TraceFile, dialect_of
 from iaprof.report.timeline.tracks import EVERYWHERE
 
 FILES = "Files"
@@ -123,7 +123,7 @@ def _file(members: Mapping[str, Any]) -> TraceFile:
     name, dialect, rank = (members.get(key) for key in ("Name", "Dialect", "Rank"))
     return TraceFile(
         clean(name) if isinstance(name, str) else "",
-        Dialect.TORCH if dialect == Dialect.TORCH else Dialect.FLEX,
+        dialect_of(dialect),
         rank if type(rank) is int and 0 <= rank < MOST_RANK else 0,
         is_output=True,
     )

@@ -33,10 +33,19 @@ HOST_PIDS = 1000
 
 
 class Dialect(StrEnum):
-    """What a file's events mean."""
+    """What a file's events mean. Only in FLEX files a pid is a rank."""
 
     FLEX = "flex"  # of the AIU's runtime
     TORCH = "torch"  # of PyTorch's profiler
+    TORCH_NPU = "torch_npu"  # of PyTorch's profiler for Ascend NPUs
+    UNITRACE = "unitrace"  # of Intel's tool for GPUs
+    ROCPROF = "rocprof"  # of AMD's tools for GPUs
+    UNKNOWN = "unknown"
+
+
+def dialect_of(name: object) -> Dialect:
+    """Returns the dialect that an untrusted header names; FLEX if there is no such."""
+    return Dialect(name) if isinstance(name, str) and name in set(Dialect) else Dialect.FLEX
 
 
 @dataclass(frozen=True)
@@ -206,8 +215,8 @@ class Trace:
     power: Power | None = None  # by the counter TS4, once a stage asked for it
 
     def is_torch(self, columns: Slices | Points | Marks) -> NDArray[np.bool_]:
-        """Tells whether events are of TORCH files."""
-        dialects = np.array([file.dialect is Dialect.TORCH for file in self.files] or [False])
+        """Tells whether events are of PyTorch's or other profilers' files, not of FLEX ones."""
+        dialects = np.array([file.dialect is not Dialect.FLEX for file in self.files] or [False])
         return np.asarray(dialects[columns.file], bool)
 
     @property

@@ -23,8 +23,9 @@ def pair_ends(trace: Trace, options: Options) -> None:
     turn = _turns(trace, flows)
     file = np.where(flows.row == MADE, -1, flows.file)
     alike = Groups(file, flows.category, flows.id)
-    starts, finishes = (alike.sum((turn == each).astype(np.int64)) for each in (0, 2))
-    is_odd = (starts != 1) | (finishes != 1) | (alike.key(flows.id) == ABSENT)
+    starts, steps, finishes = (alike.sum((turn == each).astype(np.int64)) for each in (0, 1, 2))
+    has_end = (finishes == 1) | ((finishes == 0) & (steps > 0))  # unitrace's arrows end in steps
+    is_odd = (starts != 1) | ~has_end | (alike.key(flows.id) == ABSENT)
     rows = np.flatnonzero(is_odd[alike.numbers] & (turn >= 0))
     if not len(rows):
         return
@@ -34,8 +35,8 @@ def pair_ends(trace: Trace, options: Options) -> None:
     start = np.maximum.accumulate(np.where(of_rows == 0, place, -1))  # the last one, at or before each
     has_start = (start >= 0) & (number[start] == number) & (flows.id[rows] != ABSENT)
     is_end = has_start & (of_rows == 2)
-    ends = np.bincount(start[is_end], minlength=len(rows))  # of each start
-    is_kept = has_start & (ends[start] > 0)
+    followers = np.bincount(start[has_start & (of_rows != 0)], minlength=len(rows))  # ends and steps of each start
+    is_kept = has_start & (followers[start] > 0)
     lone = ~is_kept
     trace.dropped["starts of arrows without an end"] += int((lone & (of_rows == 0)).sum())
     trace.dropped["ends of arrows without a start"] += int((lone & (of_rows != 0)).sum())

@@ -69,7 +69,7 @@ def place_on_devices(trace: Trace, options: Options) -> None:
 def _of_dialect(trace: Trace, events: Slices | Points | Marks, dialect: Dialect) -> NDArray[np.bool_]:
     if not trace.files:
         return np.full(len(events), dialect is Dialect.FLEX)
-    return np.asarray(trace.is_torch(events) == (dialect is Dialect.TORCH), bool)
+    return np.asarray(trace.is_torch(events) == (dialect is not Dialect.FLEX), bool)
 
 
 def _categories(trace: Trace, on_device: NDArray[np.bool_], on_host: NDArray[np.bool_]) -> NDArray[np.int32]:
