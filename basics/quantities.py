@@ -39,6 +39,14 @@ def in_time(seconds: float) -> str:
     return f"{hours:,}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
 
 
+def in_time_units(seconds: float) -> str:
+    """A duration as `in_time` says it; below a second in ms, us or ns, with three decimals."""
+    for unit, each in (("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)):
+        if each <= seconds < 1:
+            return f"{seconds / each:.3f}".rstrip("0").rstrip(".") + f" {unit}"
+    return in_time(seconds)
+
+
 def percent(share: float) -> str:
     """A share (0 to 1) in percent, which shows 100 or 0 only if the share is exactly that."""
     text = f"{100 * share:.1f}"

@@ -8,7 +8,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from iaprof.basics.quantities import and_more, counted, in_time, in_utc, or_dash, percent
+from iaprof.basics.quantities import and_more, counted, in_time_units, in_utc, or_dash, percent
 from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import About
@@ -107,7 +107,7 @@ def _part_facts(parts: Sequence[Part]) -> Iterator[Fact]:
     for part in parts[:MOST_ROWS]:
         details = [
             part.begun and in_utc(part.begun),
-            part.duration_s is not None and in_time(part.duration_s),
+            part.duration_s is not None and in_time_units(part.duration_s),
             f"{or_dash(part.counts['stalls'])} stall records",
             part.losses and counted(len(part.losses), "kind") + " of loss",
             shlex.join(part.command),

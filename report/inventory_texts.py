@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_utc, or_dash
+from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_time_units, in_utc, or_dash
 from iaprof.formats.header.left_out import TOTALS as LEFT_OUT, left_out_text
 from iaprof.formats.header.python_counts import NOUNS as PYTHON_NOUNS, PythonCounts
 from iaprof.formats.header.whole_stacks import COUNTED, NOUNS, WholeStacks
@@ -44,7 +44,7 @@ def recording(part: Part) -> Iterator[Fact]:
     if part.begun:
         yield "started", in_utc(part.begun)
     if part.duration_s is not None:
-        yield "duration", in_time(part.duration_s)
+        yield "duration", in_time_units(part.duration_s)
     if part.paused:
         yield "paused", f"{counted(part.paused, 'time')}, {in_time(part.paused_s)}"
     if part.scope is not None:

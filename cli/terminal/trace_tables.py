@@ -32,9 +32,19 @@ def show(trace: Trace, limit: int) -> None:
         if block
     ]
     if not blocks:
-        print("no kernels: nothing in these traces ran on a device")
+        print(_without_kernels(trace))
         return
     print("\n\n".join("\n".join(block) for block in blocks))
+
+
+def _without_kernels(trace: Trace) -> str:
+    from iaprof.report.timeline.trace import Dialect
+
+    unknown = sum(file.dialect is Dialect.UNKNOWN for file in trace.files)
+    if unknown:
+        which = "the trace is" if len(trace.files) == 1 else f"{unknown:,} of {len(trace.files):,} traces are"
+        return f"no kernels were found: {which} of an unknown dialect"
+    return "no kernels were found in these traces"
 
 
 def _ranks(trace: Trace) -> list[str]:

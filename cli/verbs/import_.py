@@ -336,6 +336,11 @@ def _sentences(file: FileFacts) -> Sequence[str]:
     counts = file.counts
     dropped = ", ".join(f"{number:,} {reason}" for reason, number in sorted(counts.dropped.items()))
     found = list(file.problems)
+    if file.dialect == "unknown":
+        found.append(
+            "unknown dialect: its slices, counters and flows are read as they are, and only slices whose category has "
+            "'kernel' or 'gpu' count as a device's"
+        )
     if dropped:
         found.append(f"{counted(sum(counts.dropped.values()), 'event')} dropped: {dropped}")
     if counts.zero_durations:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from iaprof.basics.quantities import and_more, counted, in_bytes, in_ranges, in_time, in_utc, or_dash
+from iaprof.basics.quantities import and_more, counted, in_bytes, in_ranges, in_time_units, in_utc, or_dash
 from iaprof.cli.options.captures import DEFAULT, Capture, existing
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import HEADING, WARM, Column, Table, coloured, terminal_width
@@ -198,7 +198,7 @@ def _parts(parts: list[Part]) -> Table:
         table.add(
             str(number),
             in_utc(part.begun)[:19] if part.begun else "-",
-            "-" if part.duration_s is None else in_time(part.duration_s),
+            "-" if part.duration_s is None else in_time_units(part.duration_s),
             or_dash(part.counts["stalls"]),
             or_dash(part.counts["launches"]),
             str(len(part.losses) or "-"),

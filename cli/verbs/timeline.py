@@ -123,7 +123,7 @@ def timeline(
         def dump(number: int, stage: Stage) -> None:
             if stage.name in dumped and output is not None and given is not None:
                 dumps.append(output / f"{number:02}_{stage.name}.json")
-                _write_trace(trace, given.read(), dumps[-1], mode)
+                _write_dump(trace, given.read(), dumps[-1], mode)
 
         run(trace, options, on, dump)
         return_free_memory()
@@ -277,18 +277,25 @@ def _write_all(trace: Trace, given: Mapping[str, Arguments], folder: Path, mode:
                 write_text(table, file)
 
 
-def _write_trace(
-    trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int, tensorboard: bool = False
-) -> None:
+def _write_trace(trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int, tensorboard: bool) -> None:
     from iaprof.report.timeline.outputs.chrome import ChromeWriter
     from iaprof.report.timeline.outputs.tensorboard import step_of, workers
+    from iaprof.report.timeline.own_output import FILES, described
 
-    writer = ChromeWriter(trace, given, {"CmdLine": " ".join(sys.argv[1:])})
+    writer = ChromeWriter(trace, given, {"CmdLine": " ".join(sys.argv[1:]), FILES: described(trace)})
     with replace_file(path, mode) as file:
         writer.write(file)
     for rank, rows in workers(trace) if tensorboard else ():
         with replace_file(path.with_name(f"trace_worker_{rank}.pt.trace.json"), mode) as file:
             writer.write(file, rows, rank, step_of(trace, rank, rows))
+
+
+def _write_dump(trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int) -> None:
+    """Writes a trace between two stages: it names no files, as its events are not those of the final trace."""
+    from iaprof.report.timeline.outputs.chrome import write_chrome
+
+    with replace_file(path, mode) as file:
+        write_chrome(trace, given, {"CmdLine": " ".join(sys.argv[1:])}, file)
 
 
 def _write_page(trace: Trace, capture: CaptureReader, path: Path, mode: int) -> None:

@@ -72,6 +72,7 @@ TIME_LINES = Parts(
         "heatmap.js",
         "traces/busy.js",
         "traces/tracks.js",
+        "traces/counters.js",
         "traces/energy.js",
         "traces/traces.js",
     ),

@@ -1,4 +1,4 @@
-"""Flows that stages make: arrows from one slice to another."""
+"""Arrows from one slice to another: the flows that stages make, and the identifiers of all flows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.report.timeline.grouped import groups
 from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import ABSENT, MADE, Marks, Trace
 
@@ -76,3 +77,28 @@ def add_arrows(
 def is_known(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Tells which correlations name something: runtimes give 0 to what has none."""
     return np.asarray((ids != ABSENT) & (ids != 0), bool)
+
+
+def unique_ids(marks: Marks) -> NDArray[np.int64]:
+    """Returns identifiers that are unique in the whole trace: files have the same ones, and categories, too.
+
+    A mark keeps its identifier if no other flow or asynchronous event has it. Those of different files are different
+    ones, unless a stage made them.
+
+    Returns:
+        int64[n], at least 0; ABSENT stays.
+    """
+    file = np.where(marks.row == MADE, -1, marks.file).astype(np.int64)
+    absent = marks.id == ABSENT
+    given = np.where(absent, 0, marks.id)
+    number, first = groups(file, marks.category.astype(np.int64), given)
+    ids = given[first].view(np.uint64)  # negative ones are the largest
+    _, once = np.unique(ids, return_index=True)
+    again = np.ones(len(ids), bool)
+    again[once] = False
+    free = np.uint64(1) + ids.max(initial=np.uint64(0))
+    if free < np.uint64((1 << 63) - len(ids)):
+        ids[again] = free + np.arange(int(again.sum()), dtype=np.uint64)
+    else:  # no room above: count all anew
+        ids = np.arange(1, len(ids) + 1, dtype=np.uint64)
+    return np.where(absent, ABSENT, ids[number].view(np.int64))

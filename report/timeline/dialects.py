@@ -53,6 +53,24 @@ def _name(pattern: str, unless: str = "") -> Sign:
     return Sign(Where.NAME, pattern, unless)
 
 
+_TORCH: Mapping[Kind, Sign] = {
+    Kind.DEVICE: Sign(Where.CATEGORY, "gpu|kernel"),
+    Kind.KERNEL: Sign(Where.CATEGORY, "kernel"),
+    Kind.PREPARATION: _name("Cmpt Prep$"),
+    Kind.COPY_IN: _name(r"[Mm]emcpy \(HtoD\)"),
+    Kind.COPY_OUT: _name(r"[Mm]emcpy \(DtoH\)"),
+    Kind.COLLECTIVE: _name("HCOLL"),
+    Kind.BARRIER: _name("[Bb]arrier:"),
+    Kind.ROUND_TRIP: _name("aiuLaunchSuperNode|aiuSuperNodeExecution"),
+    Kind.CONVERSION: _name("aiuDataConvert"),
+    Kind.WIRE_UP: _name("aiuPrepareAndSyncRdma"),
+}
+# Loading gives the slices of these tools' devices the categories of PyTorch's, see device_slices.py.
+_COPIES = {
+    Kind.COPY_IN: _name(r"[(]?[HM]2D\b|CopyHostToDevice|HOST_TO_DEVICE|MEMCPY_ASYNC:H2D"),
+    Kind.COPY_OUT: _name(r"[(]?D2[HM]\b|CopyDeviceToHost|DEVICE_TO_HOST|MEMCPY_ASYNC:D2H"),
+}
+
 SIGNS: Mapping[Dialect, Mapping[Kind, Sign]] = {
     Dialect.FLEX: {
         Kind.DEVICE: Sign(Where.COUNTERS),
@@ -66,18 +84,11 @@ SIGNS: Mapping[Dialect, Mapping[Kind, Sign]] = {
         Kind.CONVERSION: _name("Compute of ", unless="Compute of .*SenFusedDeviceNode"),
         Kind.WIRE_UP: _name("PrepareAndSyncRdma"),
     },
-    Dialect.TORCH: {
-        Kind.DEVICE: Sign(Where.CATEGORY, "gpu|kernel"),
-        Kind.KERNEL: Sign(Where.CATEGORY, "kernel"),
-        Kind.PREPARATION: _name("Cmpt Prep$"),
-        Kind.COPY_IN: _name(r"[Mm]emcpy \(HtoD\)"),
-        Kind.COPY_OUT: _name(r"[Mm]emcpy \(DtoH\)"),
-        Kind.COLLECTIVE: _name("HCOLL"),
-        Kind.BARRIER: _name("[Bb]arrier:"),
-        Kind.ROUND_TRIP: _name("aiuLaunchSuperNode|aiuSuperNodeExecution"),
-        Kind.CONVERSION: _name("aiuDataConvert"),
-        Kind.WIRE_UP: _name("aiuPrepareAndSyncRdma"),
-    },
+    Dialect.TORCH: _TORCH,
+    Dialect.TORCH_NPU: {**_TORCH, **_COPIES},
+    Dialect.UNITRACE: {**_TORCH, **_COPIES},
+    Dialect.ROCPROF: {**_TORCH, **_COPIES},
+    Dialect.UNKNOWN: _TORCH,
 }
 
 WINDOWS = (("[ _]DmaI$", 0, 1), (" Cmpt Prep$", 1, 2), ("( Cmpt Exec|_Cmpt)$", 2, 3), ("[ _]DmaO$", 3, 4))
@@ -97,13 +108,14 @@ def find(trace: Trace, kind: Kind, slices: Slices | None = None) -> NDArray[np.b
         slices: some of them; None: all.
     """
     slices = trace.slices if slices is None else slices
-    used = {file.dialect for file in trace.files}
+    used = sorted({file.dialect for file in trace.files})
     found = np.zeros(len(slices), bool)
-    torch = trace.is_torch(slices) if len(used) > 1 else None
-    for dialect in used:
+    if len(used) > 1:
+        number = np.array([used.index(file.dialect) for file in trace.files], np.int8)[slices.file]
+    for place, dialect in enumerate(used):
         of_kind = _found(trace, SIGNS[dialect][kind], slices)
-        if torch is not None:
-            of_kind &= torch == (dialect is Dialect.TORCH)
+        if len(used) > 1:
+            of_kind &= number == place
         found |= of_kind
     return found
 

@@ -20,16 +20,17 @@ from iaprof.report.join.memory import keep_freed_blocks, return_free_memory, ret
 from iaprof.report.timeline.arguments import Arguments
 from iaprof.report.timeline.columns.packed import Column, joined, pack, unpacked
 from iaprof.report.timeline.columns.table import Extra
+from iaprof.report.timeline.device_slices import categorize_device_slices
 from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.own_output import restore
 from iaprof.report.timeline.placeholders import find_placeholders
 from iaprof.report.timeline.stages.energy import OF_POWER
 from iaprof.report.timeline.stages.torch_ranks import place_on_ranks
 from iaprof.report.timeline.texts import Texts
-from iaprof.report.timeline.trace import ABSENT, Dialect, Marks, Points, Slices, Trace, TraceFile
+from iaprof.report.timeline.trace import ABSENT, MOST_RANK, Dialect, Marks, Points, Slices, Trace, TraceFile, dialect_of
 
 _LEAST_PACKED = 1 << 12  # rows of a row group
 _READ_AT_ONCE = 16  # row groups, after which memory is returned: what stays of them is between what was freed
-_MOST_RANK = 1 << 31
 _MANY = 3 << 20  # rows, whose columns are large blocks
 _LARGE = 4 << 20  # bytes of half a million rows: fewer would be returned, and zeroed again, too often
 _Item = TypeVar("_Item")
@@ -42,6 +43,7 @@ def load(capture: CaptureReader) -> Trace:
 
     Raises:
         CaptureError: the capture is damaged.
+        IaprofError: some of its traces, but not all, are what iaprof wrote.
     """
     if sum(part.count(kind) for part in capture.parts for kind in _FIELDS) < _MANY:
         keep_freed_blocks()
@@ -67,6 +69,8 @@ def load(capture: CaptureReader) -> Trace:
     capture.check(_ranks(trace), RANKS)
     find_placeholders(trace)
     trace.pack()
+    restore(trace, lambda kind: arguments(capture, kind))
+    categorize_device_slices(trace, lambda kind: arguments(capture, kind))
     place_on_ranks(trace, lambda: arguments(capture, "instant"))
     return_free_memory()
     return trace
@@ -108,8 +112,8 @@ def _file(described: dict[str, Any]) -> TraceFile:
     devices = members.get("deviceProperties")
     return TraceFile(
         clean(name) if isinstance(name, str) else "",
-        Dialect.TORCH if described.get("dialect") == Dialect.TORCH else Dialect.FLEX,
-        rank if type(rank) is int and 0 <= rank < _MOST_RANK else 0,
+        dialect_of(described.get("dialect")),
+        rank if type(rank) is int and 0 <= rank < MOST_RANK else 0,
         tuple(each for each in devices if isinstance(each, dict)) if isinstance(devices, list) else (),
         {key: value for key, value in members.items() if key != "deviceProperties"},
     )

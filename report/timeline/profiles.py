@@ -25,8 +25,7 @@ _NOT_FOR_TORCH = (
 # Stages of the AIU Trace Analyzer that are none here: import or columns make them unnecessary.
 _NOT_NEEDED = (
     "pipeline_barrier", "verify", "verify_cleanup", "drop_timestamp_reversed_events", "create_slice_from_BE",
-    "detect_partial_overlap_tids",
-    "flow_data_cleanup", "cleanup_copy_of_device_ts", "cycle_count_conversion_cleanup",
+    "detect_partial_overlap_tids", "cleanup_copy_of_device_ts", "cycle_count_conversion_cleanup",
 )  # fmt: skip
 _MINIMAL = (
     "normalize_phase1", "normalize_phase2", "cycle_count_to_wallclock", "tighten_hts_by_instr_type",

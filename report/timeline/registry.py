@@ -157,12 +157,13 @@ STAGES: tuple[Stage, ...] = (
     Stage("sort_events", "order:sort_by_time", "Sorts events of all ranks"),
     Stage("assert_global_ts_sequence", "order:assert_global_ts_sequence", "Warns of unsorted events"),
     # 27 to 30: launches, classes, collectives
-    Stage("launch_flow_create_missing", "launches:add_launch_flows", "Draws arrows from launches to all their kernels",
+    Stage("launch_flow_create_missing", "launches:add_launch_flows", "Draws arrows to kernels that have none",
           others=("launch_flow_collect",)),
     Stage("event_categorizer", "categorize:categorize", "Finds the class of each slice",
           others=("event_categorizer_update",)),
     Stage("flow_extraction", "collectives.flows:add_collective_flows", "Draws arrows from sends to receives",
           _if_flows, ("flow_prepare_event_data",)),
+    Stage("flow_data_cleanup", "arrow_ends:pair_ends", "Gives each arrow one start and one end"),
     Stage("collective_calls", "collectives.calls:add_collective_calls", "Adds a slice for each rank's collective",
           _if_calls),
     Stage("mp_calc_bw_v2", "collectives.bandwidth:compute_from_calls", "Shows the bandwidth of collectives' slices",
@@ -182,6 +183,14 @@ STAGES: tuple[Stage, ...] = (
 )
 # fmt: on
 
+FOR_OUTPUTS = frozenset(
+    {
+        "normalize_phase1", "sort_events", "collect_iteration_stats", "analyze_power_statistics", "calculate_stats",
+        "compare_ranks", "processing_filter", "tb_refinement_intrusive", "calculate_stats_v2",
+    }
+)  # fmt: skip
+"""Names of the stages that also run on traces that iaprof wrote: they select events and make tables."""
+
 
 def run(trace: Trace, options: Options, enabled: Sequence[bool], after: Callable[[int, Stage], None]) -> None:
     """Runs the stages that the options ask for and a profile has on.
@@ -193,7 +202,7 @@ def run(trace: Trace, options: Options, enabled: Sequence[bool], after: Callable
         after: called after each stage that ran, with its number in STAGES.
     """
     for number, (stage, is_on) in enumerate(zip(STAGES, enabled, strict=True)):
-        if is_on and stage.is_asked_for(options):
+        if is_on and stage.is_asked_for(options) and (stage.name in FOR_OUTPUTS or not trace.is_output):
             with np.errstate(all="ignore"):  # a stranger's trace can have times that overflow; they become inf or nan
                 stage.load()(trace, options)
             trace.pack()

@@ -26,15 +26,26 @@ MADE_OF_TEXT = 1 << 48
 """Pids, tids and identifiers from here on stand for texts: the import makes them, see report/traces/tables.py."""
 MADE = -1
 """The row of an event that a stage made."""
+MOST_RANK = 1 << 31
+"""Ranks are less."""
 HOST_PIDS = 1000
 """What is added to a rank for the pid of its host's events in FLEX files."""
 
 
 class Dialect(StrEnum):
-    """What a file's events mean."""
+    """What a file's events mean. Only in FLEX files a pid is a rank."""
 
     FLEX = "flex"  # of the AIU's runtime
     TORCH = "torch"  # of PyTorch's profiler
+    TORCH_NPU = "torch_npu"  # of PyTorch's profiler for Ascend NPUs
+    UNITRACE = "unitrace"  # of Intel's tool for GPUs
+    ROCPROF = "rocprof"  # of AMD's tools for GPUs
+    UNKNOWN = "unknown"
+
+
+def dialect_of(name: object) -> Dialect:
+    """Returns the dialect that an untrusted header names; FLEX if there is no such."""
+    return Dialect(name) if isinstance(name, str) and name in set(Dialect) else Dialect.FLEX
 
 
 @dataclass(frozen=True)
@@ -46,6 +57,7 @@ class TraceFile:
     rank: int  # of TORCH files; 0 if the file does not say
     devices: tuple[Mapping[str, Any], ...] = ()  # deviceProperties
     members: Mapping[str, Any] = field(default_factory=dict)  # other members of the file, beside the events
+    is_output: bool = False  # iaprof wrote its events, see own_output.py
 
 
 @dataclass
@@ -206,9 +218,14 @@ class Trace:
     points_without_time: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
     def is_torch(self, columns: Slices | Points | Marks) -> NDArray[np.bool_]:
-        """Tells whether events are of TORCH files."""
-        dialects = np.array([file.dialect is Dialect.TORCH for file in self.files] or [False])
+        """Tells whether events are of PyTorch's or other profilers' files, not of FLEX ones."""
+        dialects = np.array([file.dialect is not Dialect.FLEX for file in self.files] or [False])
         return np.asarray(dialects[columns.file], bool)
+
+    @property
+    def is_output(self) -> bool:
+        """Whether iaprof wrote the trace: stages do not change its events."""
+        return any(file.is_output for file in self.files)
 
     @property
     def job_names(self) -> list[str]:

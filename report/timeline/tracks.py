@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import MADE, Points, Trace
 
+EVERYWHERE = -1
+"""The pid of counters that are of all ranks."""
 DECIMALS = 9
 """Sums of rates are rounded to this, so that what cancels out is 0."""
 

@@ -13,7 +13,7 @@ from iaprof.report.traces.pieces import End, events
 from iaprof.sandbox.answers import AnswerError, integer
 
 _OWN = "Acelyzer"  # in otherData.Application of what the AIU Trace Analyzer wrote
-_ALWAYS = ("deviceProperties", "distributedInfo")
+_ALWAYS = ("deviceProperties", "distributedInfo", "otherData")
 _MOST_MEMBERS, _MOST_ALWAYS = 1 << 16, 1 << 20  # bytes of JSON, of all members of a file, and of each of those
 _MOST_MEMBER_COUNT = 1000
 _BLANK = b" \t\r\n"
@@ -50,8 +50,7 @@ class _Chrome:
                 self._check_rest(end.at)
         else:
             self._object(at)
-        is_torch = "deviceProperties" in self._facts.members or self._file.remembered.is_torch
-        self._facts.dialect = "torch" if is_torch else "flex"
+        self._file.tell_dialect()
         self._facts.rank = _rank(self._facts.members)
 
     def _start(self) -> tuple[int, bytes]:
@@ -108,13 +107,6 @@ class _Chrome:
             source.forget(at)
         if not has_events:
             raise IaprofError(f"{self._file.name} has no {EVENTS}: it is not a trace")
-        if (
-            "deviceProperties" in self._facts.members
-            and not self._file.remembered.is_torch
-            and self._file.maker.renamed
-        ):
-            self._file.remembered.is_torch = True
-            raise ReadAgain
         application = self._facts.members.get("otherData")
         application = application.get("Application") if isinstance(application, dict) else None
         if (
@@ -158,8 +150,7 @@ class _Chrome:
     def _events(self, at: int) -> End:
         end = End()
         if "deviceProperties" in self._facts.members:
-            self._file.remembered.is_torch = True
-            self._file.use_dialect(is_torch=True)
+            self._file.keep_names()
         for piece in events(self._source, at, self._reading.children, end, self._reading.piece_bytes):
             self._file.add(piece)
         return end

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iaprof.report.traces.answer import Columns
+from iaprof.report.traces.dialects import FLEX, Signs
 from iaprof.report.traces.pairs import Pairs
 from iaprof.report.traces.pieces import Children, Read
 from iaprof.report.traces.source import Source
@@ -53,7 +54,7 @@ class FileFacts:
     """What was found in a file."""
 
     name: str
-    dialect: str = "flex"
+    dialect: str = FLEX
     rank: int = 0
     ranks: list[int] = field(default_factory=list)  # of its devices, ascending; the first MOST_RANKS that it has
     counts: FileCounts = field(default_factory=FileCounts)
@@ -75,7 +76,7 @@ class Remembered:
     """What was found out about a file when it was read before."""
 
     is_own: bool = False  # it is output of the AIU Trace Analyzer
-    is_torch: bool = False
+    keeps_names: bool = False  # its names stay as they are: it is not of the AIU's runtime
     has_tracks: bool = False  # its child knows all tracks
     needs_zstd: bool = False  # it has packets that only some children can unpack
 
@@ -98,13 +99,27 @@ class ImportedFile:
         self.source, self.reading, self.remembered = source, reading, remembered
         self.name, self._number = source.name, number
         self.facts = FileFacts(os.path.basename(source.name))
-        self.maker = TableMaker(number, renames=not remembered.is_torch)
+        self.maker = TableMaker(number, renames=not remembered.keeps_names)
         self._pairs = Pairs()
+        self.signs = Signs()
         self._pids: set[int] = set()  # of slices with counters of a device
 
-    def use_dialect(self, is_torch: bool) -> None:
-        """Says which dialect the file has, before its first rows."""
-        self.maker = TableMaker(self._number, renames=not is_torch)
+    def keep_names(self) -> None:
+        """Says before its first rows that the file's names stay as they are."""
+        self.remembered.keeps_names = True
+        self.maker = TableMaker(self._number, renames=False)
+
+    def tell_dialect(self) -> None:
+        """Finds the dialect, when all of the file was read.
+
+        Raises:
+            ReadAgain: names were changed that have to stay as they are.
+        """
+        facts = self.facts
+        facts.dialect = self.signs.dialect(facts.members)
+        if facts.dialect != FLEX and self.maker.renamed:
+            self.remembered.keeps_names = True
+            raise ReadAgain
 
     def finish(self) -> FileFacts:
         """Returns what the file has, when all of it was read."""
@@ -114,7 +129,7 @@ class ImportedFile:
         counts.merged["end of a slice"] += self._pairs.merged
         counts.merged = +counts.merged
         counts.dropped = +counts.dropped
-        self.facts.ranks = [self.facts.rank] if self.facts.dialect == "torch" else sorted(self._pids)[:MOST_RANKS]
+        self.facts.ranks = sorted(self._pids)[:MOST_RANKS] if self.facts.dialect == FLEX else [self.facts.rank]
         if self.source.is_damaged:
             self.facts.problems.append("its compressed data are damaged or cut short")
         return self.facts
@@ -141,6 +156,7 @@ class ImportedFile:
     def _add_rows(self, columns: Columns, kept: int) -> None:
         counts = self.facts.counts
         found = self.maker.tables(columns)
+        self.signs.add(columns, found)
         counts.cut_texts += columns.cut_texts
         counts.cut_args += columns.cut_args
         counts.bad_values += columns.bad_values

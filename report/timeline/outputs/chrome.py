@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from iaprof.formats.profile import StackOptions
 from iaprof.report.join.memory import return_free_memory
 from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.arrows import unique_ids
 from iaprof.report.timeline.grouped import Groups, distinct_values, few
 from iaprof.report.timeline.intervals import FARTHEST
 from iaprof.report.timeline.outputs.event_order import EventOrder, Kind
@@ -29,6 +30,7 @@ from iaprof.report.timeline.outputs.json_texts import (
     quoted,
     shared,
 )
+from iaprof.report.timeline.own_output import FILES, described
 from iaprof.report.timeline.trace import ABSENT, MADE_OF_TEXT, Columns, Marks, Points, Slices, Trace
 
 _CHUNK = 1 << 15  # events; more need more memory, fewer more time
@@ -47,7 +49,7 @@ Format = Callable[[NDArray[np.int64]], pa.StringArray]
 def write_report(shown: TimeLine, _: StackOptions, out: BinaryIO) -> None:
     """Writes what `iaprof timeline -o` writes as trace.json."""
     with shown.arguments() as given:
-        write_chrome(shown.trace, given, {"CmdLine": shown.command}, out)
+        write_chrome(shown.trace, given, {"CmdLine": shown.command, FILES: described(shown.trace)}, out)
 
 
 def write_chrome(
@@ -224,6 +226,17 @@ def _counters(slices: Slices) -> list[Member]:
     return [*found, member("Power", numbers(slices.power), '"')]
 
 
+def _taken_out(imported: Member, name: str) -> tuple[Member, pa.StringArray]:
+    """Takes a text member of events that the import put before their args out of these; returns both."""
+    members: pa.StringArray = imported.values
+    pattern = f'^"{name}":(?P<value>"[^"\\\\]*")(?:,|$)'
+    found = pc.struct_field(pc.extract_regex(members, pattern), "value")
+    if found.null_count == len(found):
+        return imported, found
+    rest = pc.replace_substring_regex(members, pattern, "")
+    return Member("", pc.if_else(pc.equal(rest, ""), pa.scalar(None, pa.string()), rest), ","), found
+
+
 def _rows(chosen: NDArray[np.int64] | None, places: Any) -> Any:
     """Returns row numbers by places among those that are chosen; None chooses all."""
     return places if chosen is None else chosen[places]
@@ -240,6 +253,7 @@ class _Events:
         self._jobs = quoted(pa.array(trace.job_names, pa.string()))
         self._values = _Values(trace.points)
         self._originals = [_Originals(trace, arguments, name) for name in ("pid", "tid")]
+        self._ids = {"flow": unique_ids(trace.flows), "instant": unique_ids(trace.instants)}
         self._formats: tuple[Format, ...] = (self._slices, self._points, self._flows, self._instants)
 
     def chunks(self, rows: Rows | None) -> Iterator[pa.StringArray]:
@@ -377,20 +391,25 @@ class _Events:
         # An arrow ends at the slice that encloses its end, not at the next one to begin.
         is_end = self._trace.texts.matches(flows.phase, "^f$")
         binding = pc.if_else(pa.array(is_end), pa.scalar('"e"'), pa.scalar(None, pa.string()))
-        return self._marks("flow", flows, [member("bp", binding)])
+        imported, _ = _taken_out(self._imported("flow", flows.row), "bp")
+        return self._marks("flow", rows, flows, imported, member("bp", binding))
 
     def _instants(self, rows: NDArray[np.int64]) -> pa.StringArray:
-        return self._marks("instant", self._trace.instants.take(rows), [])
+        instants = self._trace.instants.take(rows)
+        imported, scope = _taken_out(self._imported("instant", instants.row), "s")
+        return self._marks("instant", rows, instants, imported, member("s", scope))
 
-    def _marks(self, kind: str, marks: Marks, more: list[Member]) -> pa.StringArray:
+    def _marks(
+        self, kind: str, rows: NDArray[np.int64], marks: Marks, imported: Member, more: Member
+    ) -> pa.StringArray:
         return objects(
             [
                 member("ph", self._coded(marks.phase)),
                 *self._where(marks),
                 member("ts", microseconds(marks.time)),
-                member("id", numbers(marks.id)),
-                *more,
-                member("args", objects([self._imported(kind, marks.row), *self._extra(marks)], len(marks))),
+                member("id", numbers(self._ids[kind][rows])),
+                more,
+                member("args", objects([imported, *self._extra(marks)], len(marks))),
             ],
             len(marks),
             _SEPARATOR + "{",

@@ -6,6 +6,7 @@ Its data is of bounded size however long the trace is. Names are cleaned here, a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import IO, Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from iaprof.report.timeline.outputs.formats import TimeLine
 from iaprof.report.timeline.stages.energy import TABLE
 from iaprof.report.timeline.trace import Trace
 from iaprof.report.timeline.views.busy import CLASSES, Busy, busy
+from iaprof.report.timeline.views.counters import curves
 from iaprof.report.timeline.views.energy import over_time
 from iaprof.report.timeline.views.picture import SEVERAL, Picture, picture
 
@@ -33,6 +35,21 @@ _MOST_MESSAGES = 50
 _MOST_POINTS = 600  # of a rank's iterations
 _MOST_RANKS = 64  # with a chart of iterations
 _LONGEST = 500  # characters of a text
+_OF_TIMES = dict.fromkeys(("Mean", "Median", "Min", "Max", "StDev"), "us")
+_UNITS: Mapping[str, Mapping[str, str]] = {
+    "Ranks": {
+        "Elapsed Time": "us", "Total Kernel Time": "us", "Active percentage": "%", "Communication": "us",
+        "Overlap Percent": "%",
+    },
+    "Iterations": {**_OF_TIMES, "Slower By": "us", "Idle Excess": "us", "Kernel Excess": "us"},
+    "Kernels": {**_OF_TIMES, "Time": "%", "Total Time": "us"},
+    "Kernels by cycles": {"Execute Percent": "%", "Mean Watts": "W"},
+    "Energy": {"Energy": "uJ", "Mean Energy": "uJ", "Energy Percent": "%"},
+    "Categories": {"Kernel_Time": "us", "Ideal_Time": "us"},
+    "Who waits for whom": {"Waits": "us", "Longest Wait": "us", "Longest Waits for It": "us"},
+    "Collectives": {"First Arrival": "us", "Last Arrival": "us", "Wait": "us"},
+}  # fmt: skip
+"""The units of columns, by the title of a table."""
 _OF_ITERATIONS = (
     "pid",
     "Iterations",
@@ -62,6 +79,7 @@ def write_html(shown: TimeLine, _: StackOptions, out: IO[str]) -> None:
         "seconds": heat.length / 1e9,
         "tables": tables,
         "iterations": _iterations(shown.trace),
+        "counters": _counters(shown.trace),
     }
     write_page(TIME_LINES, title, packed({"panels": panels, "trees": head}, arrays), out)
 
@@ -179,6 +197,7 @@ def _table(title: str, table: pa.Table | None, by: str, caption: str = "") -> di
     """A table for the page: its first rows, by a column."""
     if table is None or not table.num_rows:
         return None
+    units = _UNITS.get(title, {})
     order = "ascending" if by == "pid" else "descending"
     shown = (table.sort_by([(by, order)]) if by else table).slice(0, _MOST_TABLE_ROWS)
     # Ranks and names first, as narrow windows do not show all columns.
@@ -187,6 +206,7 @@ def _table(title: str, table: pa.Table | None, by: str, caption: str = "") -> di
         {
             "name": "Rank" if name in ("pid", "Pid") else name,
             "number": pa.types.is_floating(type_) or pa.types.is_integer(type_),
+            "unit": units.get(name, ""),
         }
         for name, type_ in zip(shown.column_names, shown.schema.types, strict=True)
     ]
@@ -200,6 +220,18 @@ def _cell(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 4) if math.isfinite(value) else None
     return value
+
+
+def _counters(trace: Trace) -> dict[str, Any]:
+    found, more = curves(trace)
+    described = [
+        {
+            "owner": each.owner, "name": clean(each.name)[:_LONGEST], "unit": clean(each.unit)[:_LONGEST],
+            "x": each.time.tolist(), "y": [_cell(value) for value in each.value.tolist()],
+        }
+        for each in found
+    ]  # fmt: skip
+    return {"curves": described, "more": more}
 
 
 def _iterations(trace: Trace) -> list[dict[str, Any]]:

@@ -23,12 +23,14 @@ from iaprof.formats.perfetto.packets import CATEGORIES, EVENT_NAMES, PacketWrite
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.texts import clean_texts
 from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.arrows import unique_ids
 from iaprof.report.timeline.grouped import few, groups
 from iaprof.report.timeline.outputs import perfetto_flows as flows, perfetto_tracks as tracks
 from iaprof.report.timeline.outputs.chrome import INTERNAL
 from iaprof.report.timeline.outputs.event_order import EventOrder, Kind
 from iaprof.report.timeline.outputs.formats import TimeLine
 from iaprof.report.timeline.outputs.perfetto_arguments import ImportedArguments
+from iaprof.report.timeline.own_output import EVENT, described
 from iaprof.report.timeline.stages.overlap import levels
 from iaprof.report.timeline.trace import ABSENT, Marks, Slices, Trace
 
@@ -64,9 +66,26 @@ def write_perfetto(
     where = tracks.describe(trace, level, named, out)
     writer = _Writer(trace, slices, where, arguments, out)
     prepared()
-    for chunk in writer.chunks():
-        writer.write(*chunk)
+    for number, (kinds, rows, times) in enumerate(writer.chunks()):
+        if not number:
+            _name_files(trace, out, int(times[0]))
+        writer.write(kinds, rows, times)
     out.flush()
+
+
+def _name_files(trace: Trace, out: PacketWriter, time: int) -> None:
+    """Writes which files the events are from, see own_output.py, at the time of the first event."""
+    for each in described(trace):
+        packet = out.packet()
+        packet.timestamp, packet.sequence_flags = time, pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        packet.track_event.track_uuid, packet.track_event.name = 1, EVENT
+        packet.track_event.legacy_event.phase = ord("M")
+        for name, value in each.items():
+            annotation = packet.track_event.debug_annotations.add(name=name)
+            if isinstance(value, int):
+                annotation.int_value = value
+            else:
+                annotation.string_value = value
 
 
 def _on_tracks(type_: int, tracks_: NDArray[np.int64]) -> Bytes:
@@ -84,6 +103,7 @@ class _Writer:
         self._imported = ImportedArguments(out)
         self._known = {kind: np.zeros(len(trace.texts), bool) for kind in (EVENT_NAMES, CATEGORIES)}
         self._flows = flows.attached(trace, slices, where)
+        self._ids = unique_ids(trace.instants)  # of asynchronous events
         self._jobs = pa.array(trace.job_names, pa.string())
 
     def chunks(self) -> Iterator[tuple[NDArray[np.int8], NDArray[np.int64], NDArray[np.int64]]]:
@@ -178,7 +198,7 @@ class _Writer:
         legacy = columns.message(
             [
                 columns.numbers(_LEGACY["phase"].number, phase),
-                columns.numbers(_LEGACY["unscoped_id"].number, marks.id, marks.id == ABSENT),
+                columns.numbers(_LEGACY["unscoped_id"].number, self._ids[rows], marks.id == ABSENT),
             ],
             len(rows),
         )

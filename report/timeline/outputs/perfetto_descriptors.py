@@ -18,9 +18,9 @@ from iaprof.formats.perfetto.columns import MOST_ROWS
 from iaprof.formats.perfetto.packets import MOST_PID, PacketWriter, track_field
 from iaprof.report.timeline.grouped import groups
 from iaprof.report.timeline.trace import HOST_PIDS
+from iaprof.report.timeline.tracks import EVERYWHERE
 
 _MOST_TID = (1 << 47) - 1  # larger numbers stand for texts
-_ALL_RANKS = -1  # the pid of counters of all ranks together
 _PROCESS, _THREAD, _COUNTER = (
     {name: field.number for name, field in each.DESCRIPTOR.fields_by_name.items()}
     for each in (pb.ProcessDescriptor, pb.ThreadDescriptor, pb.CounterDescriptor)
@@ -116,10 +116,10 @@ def write(threads: Threads, counters: Counters, processes: Processes, out: Packe
     pids = np.concatenate([threads.pids, counters.pids])
     process, first = groups(pids)
     is_first = np.zeros(len(pids), bool)
-    is_first[first] = pids[first] != _ALL_RANKS
+    is_first[first] = pids[first] != EVERYWHERE
     place = np.arange(len(pids)) + np.cumsum(is_first)  # among all tracks
     numbers = out.number_tracks(len(pids) + int(is_first.sum()))
-    parents = np.where(pids == _ALL_RANKS, 0, numbers[place[first] - 1][process])
+    parents = np.where(pids == EVERYWHERE, 0, numbers[place[first] - 1][process])
     kinds: tuple[_Tracks, ...] = (threads, counters)
     begin = 0
     for kind in kinds:

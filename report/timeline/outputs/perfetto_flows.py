@@ -14,9 +14,10 @@ from pyarrow import BinaryArray as Bytes
 
 from iaprof.formats.perfetto import columns
 from iaprof.formats.perfetto.packets import event_field
-from iaprof.report.timeline.grouped import by_time, distinct_values, groups
+from iaprof.report.timeline.arrows import unique_ids
+from iaprof.report.timeline.grouped import by_time, distinct_values
 from iaprof.report.timeline.outputs.perfetto_tracks import Tracks
-from iaprof.report.timeline.trace import ABSENT, MADE, Slices, Trace
+from iaprof.report.timeline.trace import ABSENT, Slices, Trace
 
 _NONE = -1
 _AT_ONCE = 1 << 19  # slices
@@ -55,7 +56,8 @@ def attached(trace: Trace, slices: Slices, where: Tracks) -> Flows:
     """
     flows = trace.flows
     count = len(flows)
-    ids = _ids(trace)
+    unique = unique_ids(flows)
+    ids = np.where(unique == ABSENT, 0, unique).astype(np.uint64)
     is_last = trace.texts.matches(flows.phase, "^f$")
     fields = pc.if_else(
         pa.array(is_last),
@@ -78,27 +80,6 @@ def attached(trace: Trace, slices: Slices, where: Tracks) -> Flows:
     lists = pa.ListArray.from_arrays(pa.array(offsets), ordered)
     joined = pc.binary_join(lists, pa.scalar(b"", pa.binary())) if count else pa.array([], pa.binary())
     return Flows(is_free, fields, keys[firsts], joined if len(firsts) else pa.array([b""], pa.binary()))
-
-
-def _ids(trace: Trace) -> NDArray[np.uint64]:
-    """Returns ids that are unique in the whole trace: Chrome's format tells flows by their categories, too.
-
-    A flow keeps its id if no other one has it. Flows of different files are different ones, unless a stage made them.
-    """
-    flows = trace.flows
-    file = np.where(flows.row == MADE, -1, flows.file).astype(np.int64)
-    given = np.where(flows.id == ABSENT, 0, flows.id)
-    number, first = groups(file, flows.category.astype(np.int64), given)
-    ids = given[first].view(np.uint64)
-    _, once = np.unique(ids, return_index=True)
-    again = np.ones(len(ids), bool)
-    again[once] = False
-    free = np.uint64(1) + ids.max(initial=np.uint64(0))
-    if free < np.uint64(1 << 63):
-        ids[again] = free + np.arange(int(again.sum()), dtype=np.uint64)
-    else:  # no room above: count all anew
-        ids = np.arange(1, len(ids) + 1, dtype=np.uint64)
-    return np.asarray(ids[number], np.uint64)
 
 
 def _enclosing(

@@ -23,7 +23,7 @@ MOST_WORKERS = 1024  # files: a stranger's trace can have a million pids
 
 def workers(trace: Trace) -> Iterator[tuple[int, Rows]]:
     """Yields the ranks, and the events of each: of its device, of its host, and of the files of its rank."""
-    torch = np.array([file.dialect is Dialect.TORCH for file in trace.files], bool)
+    torch = np.array([file.dialect is not Dialect.FLEX for file in trace.files], bool)
     ranks_of_files = np.array([file.rank for file in trace.files], np.int64)
     kinds = (trace.slices, trace.points, trace.flows, trace.instants)
     ranks = []

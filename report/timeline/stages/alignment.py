@@ -200,7 +200,7 @@ def time_align_apply(trace: Trace, _: Options) -> None:
         if (values := slices.extra.get(name)) is not None:
             torch |= ~np.isnan(values) if values.dtype.kind == "f" else (values != ABSENT) & (values != -1)
     mixed = np.isin(np.arange(len(trace.files)), slices.file[flex])
-    of_torch = np.array([file.dialect is Dialect.TORCH for file in trace.files], bool)
+    of_torch = np.array([file.dialect is not Dialect.FLEX for file in trace.files], bool)
     has_torch = of_torch | np.isin(np.arange(len(trace.files)), slices.file[torch])
     moving = ~torch & ~(of_torch & ~mixed)[slices.file]
     slices.start = slices.start + np.where(moving, offsets[slices.pid], 0)

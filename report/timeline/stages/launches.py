@@ -13,6 +13,7 @@ from iaprof.report.timeline.trace import Marks, Slices, Trace
 
 STAGE = "FLOWS"
 KERNELS, WAITS = "^kernel$", "ScheduleWait"  # categories of kernels, names of waits
+BETWEEN_OPERATORS = "^fwdbwd$"  # category of flows whose identifiers are no correlations
 BEFORE_END_NS = 1  # where an arrow starts that leaves the end of a slice
 
 
@@ -34,9 +35,13 @@ class _ByCorrelation:
 
 
 def add_launch_flows(trace: Trace, options: Options) -> None:
-    """Adds an arrow to each kernel from the source of its launch's flow, and one from the last kernel to the wait."""
+    """Adds an arrow to each kernel from the source of its launch's flow, and one from the last kernel to the wait.
+
+    Kernels at which a flow of their launch ends already get none.
+    """
     texts, flows, slices = trace.texts, trace.flows, trace.slices
-    starts = np.flatnonzero(texts.matches(flows.phase, "^s$") & is_known(flows.id))
+    of_launches = is_known(flows.id) & ~texts.matches(flows.category, BETWEEN_OPERATORS)
+    starts = np.flatnonzero(texts.matches(flows.phase, "^s$") & of_launches)
     known = is_known(slices.correlation)
     if not len(starts) or not known.any():
         return
@@ -47,6 +52,7 @@ def add_launch_flows(trace: Trace, options: Options) -> None:
     kernels = kernels.take(np.argsort(kernels.start, kind="stable"))
     found = by_id.find(kernels.file, kernels.correlation)
     kernels, found = kernels.take(found >= 0), found[found >= 0]
+    has_end = _have_ends(kernels, flows.take(texts.matches(flows.phase, "^f$") & of_launches))
 
     waiting = slices.take(waits)
     waiting = waiting.take(np.argsort(waiting.start, kind="stable"))
@@ -68,19 +74,33 @@ def add_launch_flows(trace: Trace, options: Options) -> None:
         np.append(kernels.start, ends(waiting)),
     )
     origin = np.append(found, found[last])
-    forward = to.time >= from_.time
-    if backward := int((~forward).sum()):
+    is_missing = np.append(~has_end, np.ones(len(waiting), bool))
+    new = is_missing & (to.time >= from_.time)
+    if backward := int(is_missing.sum() - new.sum()):
         trace.messages.warn(STAGE, f"{backward} kernels start before their launch, so they get no arrow from it")
-    origin = origin[forward]
+    origin = origin[new]
     add_arrows(
         trace,
         "launches to kernels",
-        from_.take(forward),
-        to.take(forward),
+        from_.take(new),
+        to.take(new),
         sources.name[origin],
         sources.category[origin],
         largest_id(trace),
     )
+
+
+def _have_ends(kernels: Slices, ends_: Marks) -> NDArray[np.bool_]:
+    """Tells at which kernels a flow of their correlation ends: bool[kernels]."""
+    if not len(kernels) or not len(ends_):
+        return np.zeros(len(kernels), bool)
+    at = Groups(
+        np.append(kernels.file, ends_.file), np.append(kernels.correlation, ends_.id),
+        np.append(kernels.start, ends_.time),
+    )  # fmt: skip
+    has_end = np.zeros(len(at), bool)
+    has_end[at.numbers[len(kernels) :]] = True
+    return has_end[at.numbers[: len(kernels)]]
 
 
 def _at(flows: Marks, rows: NDArray[np.int64]) -> Ends:

@@ -13,6 +13,7 @@ from iaprof.report.timeline.intervals import ends
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import ABSENT, HOST_PIDS, MADE, Dialect, Marks, Points, Slices, Trace
+from iaprof.report.timeline.tracks import EVERYWHERE
 
 MEMORY_COPY, ANNOTATION, KERNEL, HOST_OPERATION = "gpu_memcpy", "user_annotation", "kernel", "cpu_op"
 
@@ -74,7 +75,7 @@ def place_on_devices(trace: Trace, options: Options) -> None:
 def _of_dialect(trace: Trace, events: Slices | Points | Marks, dialect: Dialect) -> NDArray[np.bool_]:
     if not trace.files:
         return np.full(len(events), dialect is Dialect.FLEX)
-    return np.asarray(trace.is_torch(events) == (dialect is Dialect.TORCH), bool)
+    return np.asarray(trace.is_torch(events) == (dialect is not Dialect.FLEX), bool)
 
 
 def _categories(trace: Trace, on_device: NDArray[np.bool_], on_host: NDArray[np.bool_]) -> NDArray[np.int32]:
@@ -164,7 +165,7 @@ def _name_processes(trace: Trace, devices: Slices, hosts: Slices) -> None:
         pids, order = ranks + (HOST_PIDS if is_host else 0), ranks * 3 + (0 if is_host else 1)
         _add_metadata(trace, groups.key(some.file), pids, groups.min(some.start), labels, order)
     points = trace.points
-    of_all = np.flatnonzero((points.pid == -1) & trace.texts.matches(points.name, "^BW allreduce$"))[:1]
+    of_all = np.flatnonzero((points.pid == EVERYWHERE) & (points.row == MADE))[:1]
     if len(of_all):
         label, none = trace.texts.codes(["CollectiveBW"]), np.zeros(1, np.int64)
         _add_metadata(trace, points.file[of_all], points.pid[of_all], points.time[of_all], label, none)

@@ -32,7 +32,7 @@ def place_on_ranks(trace: Trace, arguments: Callable[[], Arguments]) -> None:
         trace: as it was loaded.
         arguments: opens those of its instants.
     """
-    torch = np.array([file.dialect is Dialect.TORCH for file in trace.files] or [False])
+    torch = np.array([file.dialect is Dialect.TORCH and not file.is_output for file in trace.files] or [False])
     ranks = np.array([file.rank for file in trace.files] or [0], np.int64)
     if not (torch & (ranks > 0)).any():
         return
@@ -49,7 +49,12 @@ def place_on_ranks(trace: Trace, arguments: Callable[[], Arguments]) -> None:
 
 def _with_rank(file: TraceFile) -> TraceFile:
     """Gives the device of a file its rank for an id, if the file has one device."""
-    if file.dialect is not Dialect.TORCH or len(file.devices) != 1 or file.devices[0].get("id") != _DEVICE_PID:
+    if (
+        file.dialect is not Dialect.TORCH
+        or file.is_output
+        or len(file.devices) != 1
+        or file.devices[0].get("id") != _DEVICE_PID
+    ):
         return file
     device: Mapping[str, Any] = {**file.devices[0], "id": file.rank}
     return replace(file, devices=(device,))

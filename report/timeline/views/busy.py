@@ -16,6 +16,7 @@ from iaprof.report.timeline.views import labels, nesting
 
 CLASSES = ("device", "computation", "communication", "copies")
 """What a device is busy with: anything but preparations, kernels, collectives, and copies that belong to none."""
+_PROCESS_GROUPS = "^(gloo|nccl|hccl|xccl|ucc|mpi):"
 _BINS = 400
 _MOST_RANKS = 256
 
@@ -42,13 +43,17 @@ def span(trace: Trace) -> tuple[int, int]:
 
 
 def classes(trace: Trace) -> NDArray[np.int64]:
-    """Returns the class of each slice: an index into CLASSES, of which 0 are the others of a device; -1 for hosts'."""
+    """Returns the class of each slice: an index into CLASSES, of which 0 are the others of a device; -1 for hosts'.
+
+    Slices that PyTorch's process groups name, such as `gloo:all_reduce`, are communication, also of hosts.
+    """
     found = np.full(len(trace.slices), -1, np.int64)
     device, kernels = labels.on_devices(trace), find(trace, Kind.KERNEL)
     collective = find(trace, Kind.COLLECTIVE) & ~kernels
     found[device] = 0
     found[device & (find(trace, Kind.COPY_IN) | find(trace, Kind.COPY_OUT))] = CLASSES.index("copies")
     found[device & collective] = CLASSES.index("communication")
+    found[trace.texts.matches(trace.slices.name, _PROCESS_GROUPS) & ~kernels] = CLASSES.index("communication")
     found[device & kernels] = CLASSES.index("computation")
     return found
 
@@ -58,7 +63,7 @@ def busy(trace: Trace) -> Busy:
     start, end = span(trace)
     edges = start + np.rint((end - start) * (np.arange(_BINS + 1) / _BINS)).astype(np.int64)
     low, high = edges[:-1], edges[1:]
-    of = classes(trace)
+    of = np.where(labels.on_devices(trace), classes(trace), -1)
     starts, until = nesting.times(trace.slices)
     of[find(trace, Kind.PREPARATION) | ~placed(trace)] = -1
     ranks = labels.ranks(trace)

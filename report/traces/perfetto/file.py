@@ -43,7 +43,6 @@ class _Reader:
         self._begins = True
         self._is_lost = False  # where the next batch begins, there may be no packet
         self._places = 0  # with bytes that are not packets
-        self._has_counters = False  # of a device
         self._last: PacketsRead | None = None
 
     def _submit(self) -> tuple[Future[PacketsRead], int, bool]:
@@ -68,7 +67,6 @@ class _Reader:
             self._source.forget(self._at)
             if not is_done:
                 future, stop, is_last = self._submit()
-            self._has_counters |= "ts1" in found.read.columns.slices
             self._file.add(found.read)
 
     def _ask_for_zstd(self) -> None:
@@ -127,11 +125,7 @@ class _Reader:
         if found.facts["described_later"] and not file.remembered.has_tracks:
             file.remembered.has_tracks = True
             raise ReadAgain
-        if not self._has_counters and not file.remembered.is_torch:
-            file.remembered.is_torch = True
-            if file.maker.renamed:
-                raise ReadAgain
-        file.facts.dialect = "flex" if self._has_counters else "torch"
+        file.tell_dialect()
         problems = file.facts.problems
         if self._places:
             places = "1 place" if self._places == 1 else f"{self._places:,} places"

@@ -50,7 +50,7 @@ def test_a_rank_without_communication_has_neither(capsys: pytest.CaptureFixture[
 
 
 def test_a_trace_without_kernels_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert printed(capsys) == ["no kernels: nothing in these traces ran on a device"]
+    assert printed(capsys) == ["no kernels were found in these traces"]
 
 
 def test_energy_of_a_thousand_idle_devices_is_cut(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,8 +35,8 @@ function drawTable({ title, caption, columns, rows: given, more }) {
     button.hidden = some.length === rows.length;
     button.textContent = `Show all ${counted(rows.length)}`;
   };
-  columns.forEach(({ name, number }, index) => {
-    const cell = made("th", number ? "number" : ""), press = made("button", "", name);
+  columns.forEach(({ name, number, unit }, index) => {
+    const cell = made("th", number ? "number" : ""), press = made("button", "", unit ? `${name}, ${unit}` : name);
     cell.scope = "col";
     press.type = "button";
     press.onclick = () => {
@@ -122,12 +122,15 @@ async function openPage() {
   element("reading").remove();
   element("content").hidden = false;
   const view = new View(busy.ns);
-  const page = { view, busy: null, tracks: null };
+  const page = { view, busy: null, tracks: null, counters: null };
   if (busy.ranks.length) page.busy = new BusyMap(view, busy, element("busy"));
   element("busy").hidden = !busy.ranks.length;
   page.tracks = new Tracks(view, tracks, element("tracks"));
+  element("counters").hidden = !data.counters.curves.length;
+  if (data.counters.curves.length) page.counters = new Counters(view, data.counters, element("counters"));
   told = () => {
     if (page.busy) page.busy.paint();
+    if (page.counters) page.counters.draw();
     page.tracks.showLegend();
   };
   element("iterations").hidden = !data.iterations.length;
@@ -141,7 +144,7 @@ async function openPage() {
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") view.show();
   });
-  followPrinter(() => told(), () => [page.busy && page.busy.drawAll(), page.tracks.drawAll()]);
+  followPrinter(() => told(), () => [page.busy && page.busy.drawAll(), page.tracks.drawAll(), page.counters && page.counters.drawAll()]);
   window.iaprof = Object.freeze(page); // for tests and curious readers
   document.documentElement.dataset.ready = "yes";
 }

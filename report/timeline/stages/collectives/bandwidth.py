@@ -13,11 +13,10 @@ from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.stages.collectives.calls import INSTANCE, SIZE
 from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import ABSENT, Trace
-from iaprof.report.timeline.tracks import Spans, Track, add_points, add_sums
+from iaprof.report.timeline.tracks import EVERYWHERE, Spans, Track, add_points, add_sums
 
 OF_CALLS = Track("Coll_Bandwidth", "GBps")
 OF_SUMS, OF_ALL = Track("BW allreduce", "Unit GBps"), Track("BW all-pcie", "Unit GBps")
-EVERYWHERE = -1  # the pid of counters that are of all ranks
 
 
 def compute_from_calls(trace: Trace, options: Options) -> None:

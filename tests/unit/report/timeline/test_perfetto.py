@@ -185,7 +185,8 @@ def test_instants_and_asynchronous_events_come_back() -> None:
         ]
     )
     found = Oracle(written(made, instant=['{"s":"t"}', None, None, '{"name":"AIU"}'])).read()
-    assert found.instants == [(5000, 0, 4, "i", "mark"), (6000, 0, 4, "b", "op"), (9000, 0, 4, "e", "op")]
+    events = [event for event in found.instants if event[3] != "M"]
+    assert events == [(5000, 0, 4, "i", "mark"), (6000, 0, 4, "b", "op"), (9000, 0, 4, "e", "op")]
 
 
 def test_a_trace_that_begins_before_0_is_moved_to_begin_at_0() -> None:

@@ -107,12 +107,12 @@ def test_slices_of_threads_get_their_times_names_and_arguments() -> None:
     assert facts.counts.merged == {"end of a slice": 2}
 
 
-def test_a_trace_without_counters_of_the_device_is_one_of_pytorch_and_keeps_its_names() -> None:
+def test_a_trace_that_no_tool_is_known_for_keeps_its_names() -> None:
     made = Maker()
     made.thread(2, 7, 8)
     made.slice(1, 2, 2, "RDMA Receive")
     rows, facts = read(made)
-    assert facts.dialect == "torch"
+    assert facts.dialect == "unknown"
     assert rows["slice"][0]["name"] == "RDMA Receive"
 
 

@@ -1,0 +1,156 @@
+"""Traces of several tools: which dialect they are told to be, and what counts as a kernel."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from unit.in_process import iaprof
+from unit.report.timeline.clock_examples import E1
+
+Json = Any
+
+
+def x(name: str, ts: float, dur: float, pid: int, tid: int, cat: str | None = None, **args: Json) -> Json:
+    return {"ph": "X", "name": name, "ts": ts, "dur": dur, "pid": pid, "tid": tid, "args": args} | (
+        {"cat": cat} if cat else {}
+    )
+
+
+def process(pid: int, name: str) -> Json:
+    return {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "ts": 0, "args": {"name": name}}
+
+
+# As pti-gpu's unitrace/src/chromelogger.h writes: a launch, its kernel, a copy, a barrier, and the arrow to the kernel.
+UNITRACE = [
+    process(5000, "RANK 0 HOST<vm>"),
+    process(4294967299, "RANK 0 DEVICE<vm>"),
+    x("zeCommandListAppendLaunchKernel", 10, 5, 5000, 5001, "cpu_op", id="1"),
+    {"ph": "s", "name": "dep", "cat": "Flow_H2D_1_0", "id": 1, "pid": 5000, "tid": 5001, "ts": 11},
+    x("gemm_kernel[SIMD32 {64; 1; 1} {16; 16; 1}]", 20, 30, 4294967299, 1, "gpu_op", id="1"),
+    {"ph": "t", "name": "dep", "cat": "Flow_H2D_1_0", "id": 1, "pid": 4294967299, "tid": 1, "ts": 20},
+    x("zeCommandListAppendMemoryCopy(H2D)[4096 bytes]", 60, 10, 4294967299, 1, "gpu_op", id="2"),
+    x("zeCommandListAppendBarrier", 72, 1, 4294967299, 1, "gpu_op", id="3"),
+]
+# As rocprof's tblextr.py writes them, and rocprofv3 in Perfetto's format.
+ROCPROF = [
+    process(2, "0 CPU HIP API"),
+    process(1, "1 COPY"),
+    process(6, "2 GPU0"),
+    x("hipLaunchKernel", 10, 5, 2, 77, BeginNs="10000", EndNs="15000"),
+    x("gemm.kd", 20, 30, 6, 0, BeginNs="20000", EndNs="50000"),
+    x("CopyHostToDevice", 60, 10, 1, 0, BeginNs="60000", EndNs="70000"),
+]
+ROCPROF_3 = [
+    x("hipLaunchKernel", 10, 5, 900, 901, "hip_api"),
+    x("gemm.kd", 20, 30, 1 << 20, 1, "kernel_dispatch"),
+    x("MEMORY_COPY_HOST_TO_DEVICE", 60, 10, 1 << 20, 2, "memory_copy"),
+]
+# As torch_npu's profiler writes trace_view.json: numbers in texts, no categories on the device.
+TORCH_NPU = [
+    process(100, "Python"),
+    process(200, "CANN"),
+    process(300, "Ascend Hardware"),
+    x("aten::mm", 5, 20, 100, 101, "cpu_op"),
+    x("AscendCL@aclnnMm", 10, 5, 200, 201),
+    {**x("aclnnMm_MatMul", 20, 30, 300, 2, **{"Task Type": "AI_CORE"}), "ts": "20.000"},
+    x("MEMCPY_ASYNC", 60, 10, 300, 2, **{"Task Type": "SDMA_SQE"}),
+    x("EVENT_WAIT", 72, 1, 300, 2),
+]
+# As Kineto writes without CUPTI: no deviceProperties.
+TORCH_CPU = {
+    "schemaVersion": 1,
+    "traceEvents": [x("aten::mm", 5, 20, 100, 101, "cpu_op"), x("aten::add", 40, 5, 100, 102, "cpu_op")],
+}
+TORCH_XPU = [
+    x("aten::mm", 5, 20, 100, 101, "cpu_op"),
+    x("gemm_kernel", 20, 30, 0, 7, "kernel", correlation=3),
+    x("Memcpy M2D", 60, 10, 0, 7, "gpu_memcpy"),
+]
+UNKNOWN = [x("step", 0, 100, 7, 1, "game"), x("draw", 10, 20, 8, 1, "game"), x("swap", 40, 5, 9, 1, "game")]
+
+DEVICES: dict[str, tuple[str, Json]] = {
+    "unitrace": ("unitrace", UNITRACE),
+    "rocprof": ("rocprof", ROCPROF),
+    "rocprofv3": ("rocprof", ROCPROF_3),
+    "torch_npu": ("torch_npu", TORCH_NPU),
+    "torch for XPU": ("torch", TORCH_XPU),
+}
+
+
+def imported(folder: Path, content: Json) -> str:
+    """Imports a trace; returns its dialect."""
+    path = folder / "trace.json"
+    path.write_text(json.dumps(content))
+    words = ("import", path, "-o", folder / "run.parquet", "-f")
+    (file,) = json.loads(iaprof(*words, "--json").out)["files"]
+    return str(file["dialect"])
+
+
+@pytest.mark.parametrize("tool", DEVICES)
+def test_kernels_of_other_tools_are_kernels(tmp_path: Path, tool: str) -> None:
+    # Given a launch, a kernel of 30 us from 20 us on, and a copy
+    dialect, content = DEVICES[tool]
+    assert imported(tmp_path, content) == dialect
+    found = json.loads(iaprof("timeline", tmp_path / "run.parquet", "--json").out)
+    # Then one process has a kernel, and only that one counts as a rank
+    assert [(row["Calls"], row["Total Time"]) for row in found["tables"]["summary"]] == [(1, 30.0)]
+    assert [row["Total Kernel Time"] for row in found["tables"]["active"]] == [30.0]
+
+
+@pytest.mark.parametrize("tool", DEVICES)
+def test_copies_and_waits_of_devices_are_no_kernels(tmp_path: Path, tool: str) -> None:
+    imported(tmp_path, DEVICES[tool][1])
+    assert iaprof("timeline", tmp_path / "run.parquet", "-o", tmp_path / "out", "-q").code == 0
+    events = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert [event["ts"] for event in slices if event.get("cat") == "gpu_memcpy"] == [60]
+    assert [event["ts"] for event in slices if event.get("cat") == "kernel"] == [20]
+    # And no process got another number
+    assert {event["pid"] for event in slices} == {event["pid"] for event in events_of(DEVICES[tool][1])}
+
+
+def events_of(content: Json) -> list[Json]:
+    events = content["traceEvents"] if isinstance(content, dict) else content
+    return [event for event in events if event["ph"] == "X"]
+
+
+def test_arrows_of_unitrace_which_end_in_steps_stay(tmp_path: Path) -> None:
+    imported(tmp_path, UNITRACE)
+    assert iaprof("timeline", tmp_path / "run.parquet", "-o", tmp_path / "out", "-q").code == 0
+    events = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
+    assert [(event["ph"], event["ts"]) for event in events if event["ph"] in "stf"] == [("s", 11), ("t", 20)]
+
+
+def test_torch_without_a_device(tmp_path: Path) -> None:
+    assert imported(tmp_path, TORCH_CPU) == "torch"
+    done = iaprof("timeline", tmp_path / "run.parquet")
+    assert done.out.splitlines() == ["no kernels were found in these traces"]
+
+
+def test_what_no_tool_is_known_for_is_said_to_be_unknown(tmp_path: Path) -> None:
+    assert imported(tmp_path, UNKNOWN) == "unknown"
+    said = iaprof("timeline", tmp_path / "trace.json").err
+    assert "trace.json: unknown dialect: its slices, counters and flows are read as they are" in said
+    done = iaprof("timeline", tmp_path / "run.parquet")
+    assert done.out.splitlines() == ["no kernels were found: the trace is of an unknown dialect"]
+
+
+def test_the_aius_runtime_needs_no_counters(tmp_path: Path) -> None:
+    assert imported(tmp_path, [x("AIU Roundtrip", 0, 10, 0, 1), x("k RDMA", 0, 10, 0, 1)]) == "flex"
+    assert imported(tmp_path, E1) == "flex"
+
+
+def test_names_of_other_tools_stay(tmp_path: Path) -> None:
+    imported(tmp_path, [x("Receive RDMA", 0, 10, 0, 1, "cpu_op")])
+    out = iaprof("query", tmp_path / "run.parquet", "SELECT name FROM slices", "--format=csv").out
+    assert "Receive RDMA" in out
+
+
+def test_an_output_is_told_from_what_it_is_of(tmp_path: Path) -> None:
+    imported(tmp_path, TORCH_XPU)
+    assert iaprof("timeline", tmp_path / "run.parquet", "-o", tmp_path / "out", "-q").code == 0
+    assert imported(tmp_path, json.loads((tmp_path / "out" / "trace.json").read_text())) == "iaprof"
