@@ -15,6 +15,7 @@ from unit.report.timeline.clock_examples import E1, e6
 from unit.report.timeline.examples import launch
 from unit.report.timeline.traces import Event
 
+STALLS = Path(__file__).resolve().parents[2] / "data" / "captures" / "format-10.parquet"
 LOG = "~~~~ Ideal/Total Cycles ~~~~\nk_1-opCatBmm_fp16 22000\nm_2-opCatScalar 0\n====== Perf Summary End ======\n"
 
 
@@ -138,3 +139,20 @@ def test_a_dump_is_no_output(tmp_path: Path) -> None:
     (dump,) = (tmp_path / "out").glob("*_normalize_phase1.json")
     # Then stages still run on it
     assert "stay as they are" not in iaprof("timeline", dump).err
+
+
+@pytest.mark.parametrize("format_", ["chrome", "perfetto"])
+def test_a_report_of_stalls_reads_back(tmp_path: Path, format_: str) -> None:
+    # Given a capture of stalls as a trace, and what Chrome's format says of it
+    written_, reference = tmp_path / "trace", tmp_path / "trace.json"
+    assert iaprof("report", STALLS, "--format", format_, "-o", written_, "-q").code == 0
+    assert iaprof("report", STALLS, "--format", "chrome", "-o", reference, "-q").code == 0
+    events = json.loads(reference.read_text())["traceEvents"]
+    expected = sorted((event["name"], round(1000 * event["dur"])) for event in events if event["ph"] == "X")
+    # Then the import has each slice with its name and length, and each flow
+    assert iaprof("import", written_, "-o", tmp_path / "run.parquet", "-q").code == 0
+    words = ("query", tmp_path / "run.parquet")
+    found = iaprof(*words, "SELECT name, duration_ns FROM slices", "--format=json").out
+    assert sorted((row["name"], row["duration_ns"]) for row in json.loads(found)) == expected
+    flows = iaprof(*words, "SELECT count(*) AS n FROM flows", "--format=json").out
+    assert json.loads(flows) == [{"n": sum(event["ph"] in "stf" for event in events)}]

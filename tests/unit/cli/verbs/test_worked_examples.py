@@ -232,8 +232,9 @@ def test_e11(tmp_path: Path) -> None:
     file = {"deviceProperties": [{"id": 0}], "distributedInfo": {"rank": 0}, "traceEvents": launch()}
     found = run(tmp_path, [file], "-q")
     arrows = sorted((event["id"], event["ph"], event["ts"]) for event in found.events if event["ph"] in "sf")
+    # the reference keeps the launch's own start, which has no end
     assert arrows == [
-        (9, "s", 1010), (10, "f", 1070), (10, "s", 1010), (11, "f", 1130), (11, "s", 1010),
+        (10, "f", 1070), (10, "s", 1010), (11, "f", 1130), (11, "s", 1010),
         (12, "f", 1240), (12, "s", 1159.999),
     ]  # fmt: skip
     assert found.points("TransferBW") == [(1050, 4), (1060, 0)]
