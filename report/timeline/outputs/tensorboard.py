@@ -60,4 +60,5 @@ def step_of(trace: Trace, rank: int, rows: Rows) -> list[Mapping[str, Any]]:
     starts, until = (each[own] for each in nesting.times(trace.slices))
     first, last = int(starts.min()) // 1000, -(-int(until.max()) // 1000) + 1
     place = {"pid": rank + HOST_PIDS, "tid": 0, "ts": first, "dur": last - first}
-    return [{"ph": "X", "name": "ProfilerStep#0", "cat": "user_annotation", **place, "args": {}}]
+    job = trace.job_names[int(trace.slices.file[own[0]])]
+    return [{"ph": "X", "name": "ProfilerStep#0", "cat": "user_annotation", **place, "args": {"jobname": job}}]
