@@ -85,8 +85,10 @@ def import_(
     try:
         with _opened(texts[0]) as source:
             start = source.peek(_SNIFFED) if isinstance(source, io.BufferedReader) else b""
+            from iaprof.formats.imports.encoded_text import refuse_compressed
             from iaprof.report.traces.importing import is_trace
 
+            refuse_compressed(start, name)
             if len(texts) > 1 or is_trace(start[:_SNIFFED]):
                 _import_traces(texts, source, output, progress, as_json, quiet, recorded)
                 return

@@ -7,6 +7,7 @@ from typing import Any, BinaryIO
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.writer import CaptureWriter
+from iaprof.formats.imports.encoded_text import EncodedText
 from iaprof.formats.imports.iaprof_lines import Facts, LineReader
 from iaprof.formats.imports.iaprof_versions import line_reader
 
@@ -17,7 +18,7 @@ def import_text(source: BinaryIO, name: str, output: BinaryIO, tell: Callable[[i
     """Writes a text's stalls and metrics as a capture with `sample` and `metric` rows.
 
     Args:
-        source: the text, in either version.
+        source: the text, in either version and any encoding of Unicode, also compressed with gzip.
         name: the text's name for messages.
         output: receives the capture.
         tell: progress callback, called with the number of bytes read so far.
@@ -40,7 +41,7 @@ def _read(source: BinaryIO, name: str, writer: CaptureWriter, tell: Callable[[in
     lines: LineReader | None = None
     done, is_empty = 0, True
     try:
-        for block in _blocks(source):
+        for block in _blocks(EncodedText(source, name)):
             is_empty = is_empty and not block.strip()
             lines = lines or line_reader(block)
             if lines is None:
@@ -58,7 +59,7 @@ def _read(source: BinaryIO, name: str, writer: CaptureWriter, tell: Callable[[in
     return lines
 
 
-def _blocks(source: BinaryIO) -> Iterator[bytes]:
+def _blocks(source: EncodedText) -> Iterator[bytes]:
     """Whole lines; finally the rest after the last line end."""
     rest = b""
     while data := source.read(_BLOCK_BYTES):

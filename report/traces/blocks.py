@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.report.traces.events import NO_END
+
 _QUOTE, _COLON, _COMMA, _OPEN, _CLOSE, _LIST = b'":,{}['
 PRIMITIVE, TEXT, OBJECT, LIST = 0, _QUOTE, _OPEN, _LIST
 """Kinds of values: a number, true, false or null; and the characters that begin others."""
@@ -72,7 +74,7 @@ class Block:
         """Finds events from the start of `part` on, up to the last one that ends in it.
 
         Raises:
-            NotPlain: there is none, or something else between them, or JSON is invalid.
+            NotPlain: there is none, or something else between them or behind the last, or JSON is invalid.
         """
         stripped = part.lstrip(_BLANK)
         before = len(part) - len(stripped)
@@ -96,6 +98,8 @@ class Block:
             raise NotPlain
         count = int(ends[-1]) + 1
         stop = int(at[count - 1]) + 1
+        if NO_END.match(stripped, stop):
+            raise NotPlain
         self.length = before + stop
         self.text = b" " * (_FRONT - 1) + b"[" + stripped[:stop] + b"]" + b" " * (_BACK - 1)
         try:

@@ -159,4 +159,6 @@ class _Chrome:
 def _rank(members: Mapping[str, Any]) -> int:
     info = members.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
+    if isinstance(rank, str) and rank.isascii() and rank.isdigit() and len(rank) < 20:
+        rank = int(rank)
     return rank if type(rank) is int and 0 <= rank < _MOST_RANK else 0

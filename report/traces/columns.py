@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ BANDWIDTH = "memory bandwidth (GB/s)"
 _KNOWN = frozenset([*INTEGERS, *TEXTS, BANDWIDTH])
 _MOST_TEXT, MOST_ARGS = 1 << 14, 1 << 16  # bytes
 _FLOWS, _NO_TIME_NEEDED = frozenset("stf"), "M"
+_INTEGER = re.compile(r"\s*[+-]?[0-9]{1,20}(?:\.0+)?\s*")
 _encode = msgspec.json.Encoder().encode
 _values = msgspec.json.Decoder(list[Any]).decode
 _raws = msgspec.json.Decoder(list[Raw]).decode
@@ -218,7 +220,7 @@ class _Builder:
 
     def _numbered(self, values: Sequence[int | str | None]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Returns integers, ABSENT for others, and the codes of these others."""
-        numbers = [value if type(value) is int and -(1 << 63) < value < 1 << 63 else ABSENT for value in values]
+        numbers = [ABSENT if (number := _integer(value)) is None else number for value in values]
         texts = [
             None if value is None or number != ABSENT else str(value)
             for value, number in zip(values, numbers, strict=True)
@@ -227,7 +229,7 @@ class _Builder:
 
     def _keep_originals(self, args: list[Args | None], name: str, values: Sequence[int | str | None]) -> None:
         for row, value in enumerate(values):
-            if isinstance(value, str) or (value is not None and not -(1 << 63) < value < 1 << 63):
+            if value is not None and _integer(value) is None:
                 args[row] = {**(args[row] or {}), name: Raw(_encode(str(value)))}
 
     def _take_known(self, args: list[Args | None], columns: dict[str, NDArray[Any]]) -> None:
@@ -293,6 +295,13 @@ class _Builder:
             "args_length": lengths,
             "args": np.frombuffer(b"".join(parts), np.uint8),
         }
+
+
+def _integer(value: int | str | None) -> int | None:
+    """Returns an integer of 64 bits, also one in a text; None for others."""
+    if isinstance(value, str):
+        value = int(value.strip().partition(".")[0]) if _INTEGER.fullmatch(value) else None
+    return value if value is not None and -(1 << 63) < value < 1 << 63 else None
 
 
 def _array(numbers: Sequence[Any]) -> NDArray[np.int64]:

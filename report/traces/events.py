@@ -2,11 +2,12 @@
 
 A piece starts at an event, or after it. Its end is a guess: a `{` after `,`, which may be inside an event. But if the
 piece decodes as whole elements of a list, then its brackets and strings balance, so its end is between two events.
+
+Every element of the list is counted once, damaged or not: as an event, or as dropped for a reason.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import time
@@ -19,9 +20,21 @@ import msgspec
 from msgspec import Raw
 
 _BLANK = b" \t\r\n,"
-_CANDIDATE = re.compile(rb"[,}\]\n][ \t\r\n]*(?=\{)")  # before what may be an event
+_CANDIDATE = re.compile(  # before what may be an element, or the end of the list; behind most commas are members
+    rb'(?=\])|[}\]\n][ \t\r\n,]*+|,[ \t\r\n,]*+(?!"[^"\\]*+"[ \t\r\n]*+:)'
+)
+_KEY = re.compile(rb'"(ph|ts|pid|tid|dur|name|cat)"[ \t\r\n]*+:')
+_OBJECT = re.compile(rb'\{[ \t\r\n]*+"[^"\\]*+"[ \t\r\n]*+:')
+_BEGIN = re.compile(rb"\[|\{[ \t\r\n]*+(?:[\"'}]|\w++[ \t\r\n]*+:)")  # of an element, also as Python writes it
+_SCALAR = re.compile(rb'(?:"[^"\\\n]*+"|[^ \t\r\n,:"\[\]{}]++)[ \t\r\n]*+(?=[,\]])')
+NO_END = re.compile(rb'[ \t\r\n]*+(?:,[ \t\r\n,]*+"(?:[^"\\]|\\.)*+"[ \t\r\n]*+:|[^ \t\r\n,\[\]{}])', re.DOTALL)
+"""What follows a value that is a part of a damaged element: a key, or a character that does not separate elements."""
+_BRACES = re.compile(rb"\}[} \t\r\n]*+(?=,[ \t\r\n]*+\{)")  # too many of them after an event
 _NOT_BLANK = re.compile(rb"[^ \t\r\n,]")
-_END = re.compile(rb'\}[ \t\r\n]*(\])[ \t\r\n]*(?:\}[ \t\r\n]*\Z|,[ \t\r\n]*"[^"\\]*"[ \t\r\n]*:)')
+_LIST_END = re.compile(rb'\][ \t\r\n]*+(?:\}?[ \t\r\n]*+\Z|,[ \t\r\n]*+"[^"\\]*+"[ \t\r\n]*+:)')
+_END = re.compile(rb'\}[ \t\r\n]*(\])[ \t\r\n]*(?:\}?[ \t\r\n]*\Z|,[ \t\r\n]*"[^"\\]*"[ \t\r\n]*:)')
+_MOST_MARGIN = 64
+_OPEN, _LIST_CLOSE = b"{]"
 _SMALL = 4096  # bytes: below, damage is looked for event by event
 _SEEN = 1 << 9  # bytes that are decoded at first, to read one event
 _NO_OBJECTS = re.compile(  # elements that are not objects, each with the comma after it
@@ -152,11 +165,14 @@ class _Reader:
         """Reads the rest of the data: parts that decode at once, and single elements where they do not."""
         self._deadline = time.monotonic() + _SECONDS
         try:
-            if is_lost and not self._find([0] if self._data.startswith(b"{") else []):
+            if is_lost and not self._skip_rest():
                 return
             size = (len(self._data) - self._at) // 4
             while (found := _NOT_BLANK.search(self._data, self._at)) is not None:
                 self._at = self._piece.consumed = found.start()
+                if (braces := _BRACES.match(self._data, self._at)) is not None:
+                    self._at = self._piece.consumed = braces.end()
+                    continue
                 if self._data[self._at] == ord("]"):
                     self._at = self._piece.consumed = self._at + 1
                     self._piece.ended = True
@@ -172,7 +188,7 @@ class _Reader:
                     return
             self._piece.consumed = len(self._data)
         except _Cut:
-            return
+            self._piece.consumed -= len(self._margin(self._piece.consumed))
 
     def _boundary(self, size: int) -> int | None:
         """Returns the last place, up to `size` bytes ahead, where an event may start."""
@@ -196,11 +212,11 @@ class _Reader:
         except _Cut:
             if not self._is_last and not self._gives_up:
                 raise
-            piece.dropped["cut off at the end of the file" if self._is_last else "too long"] += 1
-            return self._find()
+            return self._skip("cut off at the end of the file" if self._is_last else "too long")
         except ValueError:
-            piece.dropped["unreadable"] += 1
-            return self._find()
+            return self._skip()
+        if NO_END.match(self._data, end):
+            return self._skip()
         self._at = piece.consumed = end
         event = _as_event(value)
         if isinstance(event, str):
@@ -235,32 +251,100 @@ class _Reader:
                 raise _Cut
             size *= 8
 
-    def _find(self, first: Sequence[int] = ()) -> bool:
-        """Goes to the next place that has an event, one in `first` if there is; returns False if there is none."""
+    def _skip(self, reason: str = "unreadable") -> bool:
+        """Drops the damaged element here, and goes to the next one; returns False if there is none.
+
+        Args:
+            reason: for the last element of the data. One that something follows is unreadable.
+
+        Raises:
+            _Cut: the data end before the next one.
+        """
+        found = self._go(self._following(self._at))
+        self._piece.dropped["unreadable" if found else reason] += 1
+        return found
+
+    def _skip_rest(self) -> bool:
+        """Goes behind the damaged element in which the data start, which was counted; as `_skip` does."""
+        return self._go(0 if self._looks_like_event(0) else self._following(0, is_lost=True))
+
+    def _go(self, place: int | None) -> bool:
         piece = self._piece
-        piece.lost = True
-        following = (found.end() for found in _CANDIDATE.finditer(self._data, self._at + 1))
-        for place in itertools.chain(first, following):
-            if time.monotonic() > self._deadline:
-                break
-            try:
-                value, _ = self._element(place)
-            except _Cut:
-                if self._is_last or self._gives_up:
-                    continue
-                piece.consumed = place
-                return False
-            except ValueError:
+        if place is None and self._is_last:
+            place = max((end.start(1) for end in _END.finditer(self._data, self._at)), default=None)
+        elif place is None and not self._gives_up:
+            raise _Cut
+        piece.consumed = self._at = len(self._data) if place is None else place
+        piece.lost = place is None and not self._is_last
+        return place is not None
+
+    def _following(self, begin: int, is_lost: bool = False) -> int | None:
+        """Returns where the element, or the end of the list, after a damaged one is; None: not in the data.
+
+        It is where brackets balance, those in texts included, as quotes may be missing; or where a line is indented
+        as that of the damaged one; or, if brackets are missing, at an object with members of events.
+        """
+        data, depth, at, keys, keys_at = self._data, 0, begin, set[bytes](), begin
+        margin = self._margin(begin)
+        for separator in _CANDIDATE.finditer(data, begin + (not is_lost)):
+            place = separator.end()
+            part = data[at:place]
+            depth += part.count(b"{") + part.count(b"[") - part.count(b"}") - part.count(b"]")
+            depth, at = max(depth, 0), place
+            behind = separator[0]
+            balances = depth == 0 and b"," in behind and not is_lost
+            if place == len(data):
+                return place if balances and behind.startswith(b"}") and not self._is_last else None
+            character = data[place]
+            if character == _LIST_CLOSE:
+                if depth == 0 and (end := _LIST_END.match(data, place)) and (b":" in end[0] or self._is_last):
+                    return place
                 continue
-            if isinstance(value, dict) and "ph" in value:
-                self._at = place
-                piece.lost = False
-                return True
-        piece.consumed = len(self._data)
-        if self._is_last:
-            for end in _END.finditer(self._data, self._at):
-                piece.consumed, piece.ended, piece.lost = end.end(1), True, False
-        return False
+            is_object = character == _OPEN
+            if character in b"}:" or not (is_object or balances or b"\n" in behind):
+                continue
+            if balances and (b"\n" in behind or _BEGIN.match(data, place) or _SCALAR.match(data, place)):
+                return place
+            if margin and not is_lost and data.startswith(margin, place - len(margin)):
+                if is_object or behind.startswith(b"}"):
+                    return place
+            elif is_object and (not margin or b"\n" in behind):
+                keys.update(_KEY.findall(data, keys_at, place))
+                keys_at = place
+                if ((is_lost or len(keys) > 1) and self._looks_like_event(place)) or self._is_event(place):
+                    return place
+        return None
+
+    def _margin(self, place: int) -> bytes:
+        """Returns the line end and the blanks before a place; nothing if something else is before it in its line."""
+        before = self._data[max(place - _MOST_MARGIN, 0) : place]
+        margin = before[before.rfind(b"\n") :] if b"\n" in before else b""
+        return b"" if margin.strip() else margin
+
+    def _looks_like_event(self, place: int) -> bool:
+        """Whether an object at a place, damaged or not, has members of events before the next object."""
+        if not _OBJECT.match(self._data, place):
+            return False
+        end = self._data.find(b"{", place + 1)
+        return len(set(_KEY.findall(self._data, place, end if end > 0 else len(self._data)))) > 1
+
+    def _is_event(self, place: int) -> bool:
+        """Whether an object at a place can be decoded, and has a phase.
+
+        Raises:
+            _Cut: it goes on behind the data.
+        """
+        if time.monotonic() > self._deadline:
+            return False
+        try:
+            value, _ = self._element(place)
+        except _Cut:
+            if self._is_last or self._gives_up:
+                return False
+            raise
+        except ValueError:
+            return False
+        return isinstance(value, dict) and "ph" in value
 
 
 def _with_rare_members(events: Sequence[_RareEvent]) -> Sequence[Event]:

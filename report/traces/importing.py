@@ -16,12 +16,13 @@ import pyarrow.compute as pc
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
+from iaprof.formats.imports.encoded_text import refuse_compressed, unpacked_start
 from iaprof.report.traces.chrome_file import is_chrome, read_chrome
 from iaprof.report.traces.extent import Extent
 from iaprof.report.traces.imported_file import FileFacts, ImportedFile, ReadAgain, Reading, Remembered
 from iaprof.report.traces.perfetto.file import is_perfetto, read_perfetto
 from iaprof.report.traces.pieces import PIECE_BYTES, Children
-from iaprof.report.traces.source import GZIP, Source
+from iaprof.report.traces.source import Source
 from iaprof.sandbox.answers import AnswerError
 from iaprof.sandbox.parent import SandboxError
 
@@ -56,7 +57,8 @@ FORMATS = (CHROME, PERFETTO)
 
 def is_trace(start: bytes) -> bool:
     """Whether a file that starts so may be a trace of any format, or a compressed one."""
-    return start.startswith(GZIP) or any(each.is_one(start) for each in FORMATS)
+    plain = unpacked_start(start)
+    return any(each.is_one(plain) for each in FORMATS)
 
 
 def import_traces(
@@ -160,8 +162,9 @@ class _Import:
         converter = self._reading.children.converter
         source = Source(descriptor, name, converter, is_text=False)
         start, _ = source.bytes(0, _SNIFFED)
+        refuse_compressed(start, name)
         found = next((each for each in FORMATS if each.is_one(start)), CHROME)
-        source = Source(descriptor, name, converter, found.is_text)
+        source = Source(descriptor, name, converter, found.is_text, start)
         file = ImportedFile(number, source, self._reading, self._remembered[number])
         found.read(file)
         return file.finish()

@@ -123,10 +123,12 @@ def _keep(data: bytes, state: State) -> None:
 
 
 def _decoded(state: State) -> tuple[bool, Any]:
+    from iaprof.report.traces.not_finite import with_nulls  # reader.py imports numpy later than this module
+
     if state.too_long:
         return False, None
     try:
-        text = state.value.encode("latin-1").decode("utf-8", "replace")
+        text = with_nulls(state.value.encode("latin-1")).text.decode("utf-8", "replace")
         return True, loads_finite(text, strict=False)
     except (ValueError, RecursionError):
         return False, None

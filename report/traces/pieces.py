@@ -257,7 +257,7 @@ def _unreadable(length: int) -> Read:
 
 
 def _end_of_piece(source: Source, start: int, size: int) -> tuple[int, bool]:
-    """Returns where a piece may end: before what looks like an event; and whether that is the end of the file."""
+    """Returns where a piece may end: behind a comma that seems to follow an event; and whether the file ends there."""
     looked_at = min(_LOOKED_AT, size)
     tail, is_last = source.bytes(start + size - looked_at, looked_at)
     if is_last and not tail:  # the file ends before that place
@@ -266,7 +266,8 @@ def _end_of_piece(source: Source, start: int, size: int) -> tuple[int, bool]:
         return start + size - looked_at + len(tail), True
     at = tail.rfind(b"{", 1)
     while at > 0:
-        if tail[max(at - 64, 0) : at].rstrip(b" \t\r\n").endswith(b","):
-            return start + size - looked_at + at, False
+        before = tail[max(at - 64, 0) : at]
+        if (stripped := before.rstrip(b" \t\r\n")).endswith(b","):
+            return start + size - looked_at + at - len(before) + len(stripped), False
         at = tail.rfind(b"{", 1, at)
     return start + size, False

@@ -93,7 +93,7 @@ class _Events:
         times = spans.nanoseconds(block, *self._every("ts", PRIMITIVE, TEXT).inside())
         common: Table = {
             "time_ns": times,
-            "pid": spans.whole_numbers(block, *self._every("pid", PRIMITIVE).inside()),
+            "pid": spans.whole_numbers(block, *self._every("pid", PRIMITIVE, TEXT).inside()),
             "tid": self._numbers("tid", 0),
             "name": self._codes("name"),
             "category": self._codes("cat"),
@@ -118,13 +118,13 @@ class _Events:
         return Columns(slices, counters, flows, instants)
 
     def _numbers(self, name: str, absent: int) -> NDArray[np.int64]:
-        """Reads an integer of each event."""
+        """Reads an integer of each event, also one in a text."""
         found = self._members.get(name)
         values = np.full(self._block.events, absent, np.int64)
         if found is not None:
-            if (found.kind != PRIMITIVE).any():
+            if not _are(found, PRIMITIVE, TEXT):
                 raise NotPlain
-            values[found.event] = spans.whole_numbers(self._block, found.start, found.end)
+            values[found.event] = spans.whole_numbers(self._block, *found.inside())
         return values
 
     def _codes(self, name: str) -> NDArray[np.int32]:

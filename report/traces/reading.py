@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from iaprof.report.traces import columns, events, plain
 from iaprof.report.traces.answer import ABSENT, CODES, DOUBLES, NO_TEXT, Columns, Table
 from iaprof.report.traces.blocks import Block, NotPlain
+from iaprof.report.traces.not_finite import WithNulls, with_nulls
 
 BLOCK_BYTES = 3 << 19  # a larger one needs more memory, a smaller one costs more for each event
 _SLACK = 4  # a block is longer by this part of it if nothing remains then: a short one costs almost as much
@@ -31,6 +32,7 @@ def read(
     parts: list[Columns] = []
     piece = events.Piece()
     count = at = 0
+    replaced: WithNulls | None = None
 
     def add(found: events.Piece) -> None:
         nonlocal piece, count
@@ -45,6 +47,10 @@ def read(
             left = len(data) - at
             block = Block(data[at : at + (size if left > size + size // _SLACK else left)])
         except NotPlain:
+            if replaced is None:
+                data, replaced = _replaced(data, at)
+                if replaced.words:
+                    continue
             if size < len(data) - at and size == block_bytes:
                 size *= 8  # perhaps one event is so long
                 continue
@@ -60,9 +66,13 @@ def read(
             add(found)
         at += block.length
     if at < len(data):
+        if replaced is None:
+            data, replaced = _replaced(data, at)
         found = events.read(data[at:], is_last, is_lost, gives_up)
         add(found)
         at += found.consumed
+    if replaced is not None:
+        at = replaced.given(at)
     piece.consumed, piece.events = at, []
     if bad_bytes:
         piece.bad_bytes = events.valid(given[:at])[1]  # what follows is read again
@@ -70,6 +80,13 @@ def read(
     joined.texts = texts.values_cut()
     joined.cut_texts = texts.cut
     return joined, piece, count
+
+
+def _replaced(data: bytes, at: int) -> tuple[bytes, WithNulls]:
+    """Replaces numbers that are not finite, from a place on."""
+    found = with_nulls(data[at:])
+    found.words = [(word + at, longer) for word, longer in found.words]
+    return data[:at] + found.text, found
 
 
 def join(parts: list[Columns]) -> Columns:

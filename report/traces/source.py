@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from iaprof.basics.errors import IaprofError
+from iaprof.formats.imports.encoded_text import GZIP, encoding_of
 from iaprof.sandbox.answers import AnswerError, integer
 
 _BLOCK = 1 << 21
-_BOMS = ((b"\xff\xfe\0\0", "utf-32"), (b"\0\0\xfe\xff", "utf-32"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
-ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32")
+ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
 _UTF8_BOM = b"\xef\xbb\xbf"
-GZIP = b"\x1f\x8b"
-"""What compressed files begin with."""
 _MOST_CONVERTED = 64 << 20  # bytes of one answer
 _MOST_EXPANDED, _MOST_EXPANSION = 1 << 29, 100  # bytes in all, or, of a large file, times its size
 
@@ -46,7 +44,7 @@ class Span:
 class Source:
     """A trace, text as UTF-8. Places count bytes of it; what is before the one asked for last is forgotten."""
 
-    def __init__(self, file: int, name: str, child: Reads, is_text: bool = True) -> None:
+    def __init__(self, file: int, name: str, child: Reads, is_text: bool = True, unpacked: bytes = b"") -> None:
         """Looks at the beginning.
 
         Args:
@@ -54,33 +52,22 @@ class Source:
             name: for messages.
             child: converts it, if necessary.
             is_text: whether it has an encoding.
+            unpacked: what it begins with when it is decompressed, which tells the encoding of compressed text.
         """
         self.name = name
         self._file, self._child, self._is_text = file, child, is_text
         self.size = os.fstat(file).st_size
         self.done = 0  # bytes of the file that were read
         self.is_damaged = False
-        start = os.pread(file, 4, 0)
-        self._is_gzip = start.startswith(GZIP)
-        if self._is_gzip or not is_text:
-            start = b""
-        self._encoding = self._plain_encoding(start)
-        self.begin = len(_UTF8_BOM) if start.startswith(_UTF8_BOM) else 0
+        packed = os.pread(file, 4, 0)
+        self._is_gzip = packed.startswith(GZIP)
+        start = (unpacked if self._is_gzip else packed) if is_text else b""
+        self._encoding = encoding_of(start[:4])
+        self.begin = len(_UTF8_BOM) if start.startswith(_UTF8_BOM) and not self._is_gzip else 0
         self._is_plain = not self._is_gzip and not self._encoding
         self._window = bytearray()  # converted, from `_window_begin` on
         self._window_begin = 0
         self._begun = self._ended = False
-
-    @staticmethod
-    def _plain_encoding(start: bytes) -> str:
-        for mark, encoding in _BOMS:
-            if start.startswith(mark):
-                return encoding
-        if len(start) >= 2 and start[:1] in (b"[", b"{", b"\n", b" ", b"\r") and start[1:2] == b"\0":
-            return "utf-16-le"
-        if len(start) >= 2 and start[:1] == b"\0" and start[1:2] in (b"[", b"{", b"\n", b" ", b"\r"):
-            return "utf-16-be"
-        return ""
 
     def span(self, start: int, length: int) -> tuple[Span, int, bool]:
         """Returns bytes as a child gets them, where they end, and whether that is the file's end."""
@@ -136,8 +123,6 @@ class Source:
             os.close(converted)
         if len(content) != size or (not consumed and not size and not ended):
             raise AnswerError
-        if self._is_text and not self._begun and self._is_gzip and (encoding := self._plain_encoding(content[:4])):
-            raise IaprofError(f"{self.name} is compressed text in {encoding}: decompress it first")
         self._begun = True
         self.done += consumed
         self._ended |= ended

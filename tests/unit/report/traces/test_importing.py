@@ -139,6 +139,47 @@ def test_pairs_nested_and_interleaved(tmp_path: Path) -> None:
     assert facts.counts.merged == {"end of a slice": 5}
 
 
+NUMBERS_IN_QUOTES = [
+    {"ph": "X", "name": "a", "pid": "0", "tid": "7", "ts": "1", "dur": "2"},
+    {"ph": "B", "name": "b", "pid": "0", "tid": 7, "ts": 5},
+    {"ph": "E", "pid": 0, "tid": "7", "ts": 6},
+    {"ph": "M", "name": "process_name", "pid": "0", "tid": "7", "args": {"name": "python"}},
+    {"ph": "C", "name": "power", "pid": "0", "ts": 1, "args": {"W": "5"}},
+    {"ph": "s", "name": "flow", "id": "9", "pid": "0", "tid": "7", "ts": 1},
+    {"ph": "f", "name": "flow", "id": 9, "pid": 0, "tid": 7, "ts": 2},
+]
+
+
+@pytest.mark.parametrize("odd", [[], [{"ph": "i", "name": "i", "pid": "Traces", "tid": "0x7", "id": "nine", "ts": 1}]])
+def test_numbers_in_quotes_are_numbers(tmp_path: Path, odd: list[Any]) -> None:
+    capture, (facts,) = imported(tmp_path, {"distributedInfo": {"rank": "3"}, "traceEvents": NUMBERS_IN_QUOTES + odd})
+    rows = [row for kind in ("slice", "counter", "flow", "instant") for row in rows_of(capture, kind)]
+    assert [(row["pid"], row["tid"]) for row in rows if row["name"] not in ("power", "i")] == [(0, 7)] * 5
+    assert [(row["pid"], row["value"]) for row in rows if row["name"] == "power"] == [(0, 5.0)]
+    assert [row["id"] for row in rows_of(capture, "flow")] == [9, 9]
+    assert all(row.get("args") in (None, {"name": "python"}) for row in rows if row["name"] != "i")
+    assert facts.rank == 3
+    if odd:
+        assert rows[-1]["args"] == {"opid": "Traces", "otid": "0x7", "oid": "nine"}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("0", 0), ("-12", -12), ("+5", 5), ("007", 7), (" 7 ", 7), ("7.0", 7), (str(2**63 - 1), 2**63 - 1)],
+)
+def test_forms_of_numbers_in_quotes(tmp_path: Path, text: str, number: int) -> None:
+    assert [
+        (row["pid"], row["tid"]) for row in rows_of(imported(tmp_path, [X | {"pid": text, "tid": text}])[0], "slice")
+    ] == [(number, number)]
+
+
+@pytest.mark.parametrize("text", ["", "x", "0x7", "1.5", "7.", "1e3", "٣", str(2**63), "--1", "1 2"])
+def test_texts_that_are_no_numbers(tmp_path: Path, text: str) -> None:
+    (row,) = rows_of(imported(tmp_path, [X | {"pid": text}])[0], "slice")
+    assert row["pid"] >= 1 << 48
+    assert row["args"] == {"opid": text}
+
+
 def test_own_output_of_the_reference_is_dropped(tmp_path: Path) -> None:
     own = {"traceEvents": [X, X, X], "otherData": {"Application": "Acelyzer 1.0"}}
     capture, (first, second) = imported(tmp_path, [X], own)

@@ -22,6 +22,7 @@ _NUMBERS = st.sampled_from(
      '"12"', '"0x1F"', '"0Xdeadbeef01"', '"-0x1"', '"0x"', '"1.5"', '" 5 "', "null", "true", '"x"', "1E400", '"+5"',
      '"007"', '"0x123456789abcdef0"', "0.0005", "9007199254740993", "[1]", "{}"]
 )  # fmt: skip
+_PIDS = st.sampled_from(["0", "12", "-3", '"x"', "1.0", '"0"', '"-12"', '"007"', '" 7"', '"1.5"', '""'])
 _TEXTS = st.sampled_from(['"a"', '"b Cmpt Exec"', '"}, {"', '"é"', '"a\\"b"', '"\\u0041"', '"\\\\"', '"\\ud800"', '""'])
 _KEYS = st.sampled_from(
     ["TS1", "TS5", "Power", "Bytes", "bytes", "correlation", "device", "External id", "Python id", "CollGroup", "Type",
@@ -46,7 +47,7 @@ _ARGS = _objects(st.lists(st.tuples(_KEYS, _VALUES), max_size=4))
 def _events(draw: st.DrawFn) -> str:
     usual = [
         ("ph", draw(st.sampled_from(['"X"', '"X"', '"B"', '"E"', '"C"', '"s"', '"f"', '"i"', '"M"', '"XX"', '""']))),
-        ("name", draw(_TEXTS)), ("pid", draw(st.sampled_from(["0", "12", "-3", '"x"', "1.0"]))),
+        ("name", draw(_TEXTS)), ("pid", draw(_PIDS)),
         ("ts", draw(_NUMBERS)), ("dur", draw(_NUMBERS)),
     ]  # fmt: skip
     rare = [
