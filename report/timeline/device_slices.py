@@ -38,7 +38,7 @@ DEVICES: Mapping[Dialect, Device] = {
         copies="(Memory|Image|Buffer)\\w*(Copy|Fill)|EnqueueCopy",
         others="^(Tile #\\d+: )?(ze|cl)[A-Z]",
     ),
-    # rocprof's tblextr.py names processes; rocprofv3 has categories in Perfetto's format
+    # rocprof's tblextr.py names processes; rocprofiler-systems has categories in Perfetto's format
     Dialect.ROCPROF: Device(
         categories="^(rocm_)?(kernel_dispatch|memory_copy)$",
         processes="^(\\d+ )?(GPU ?\\d+|COPY)$",

@@ -24,7 +24,7 @@ _PROCESSES_OF_ROCPROF = re.compile(r"^(\d+ )?(CPU (HIP|HSA|KFD) API|GPU ?\d+)$")
 _CATEGORIES_OF_ROCPROF = re.compile("^(rocm_)?(kernel_dispatch|memory_copy|(hip|hsa|hip_runtime|hsa_core)_api)$")
 _PROCESSES_OF_NPU = frozenset({"Ascend Hardware", "CANN"})
 _OF_NPU = frozenset({"async_npu", "async_task_queue"})
-# Kineto's libkineto/src/ActivityType.cpp, and the flows of its output_json.cpp
+# Kineto's ActivityType.cpp, with those that came later for other devices, and the flows of its output_json.cpp
 _CATEGORIES_OF_TORCH = frozenset(
     {
         "cpu_op", "user_annotation", "gpu_user_annotation", "cpu_instant_event", "python_function", "cuda_runtime",
