@@ -58,10 +58,12 @@ class Answering(Closing):
                 self._child = Worker("iaprof.sandbox.answering:main", channel=socket.SOCK_SEQPACKET, bare=True)
             channel = self._child.channel
             channel.send(os.fsencode(path))
-            return bool(self._child.within(self._patience_s, lambda: channel.recv(1)))
+            if self._child.within(self._patience_s, lambda: channel.recv(1)):
+                return True
         except OSError:
-            self.close()
-            return False
+            pass
+        self.close()  # it does not answer, or ends: its channel is closed before it can be waited for
+        return False
 
     def close(self) -> None:
         """Ends the child; the next question starts another one."""
