@@ -34,7 +34,7 @@ class Sizes:
     python_pages: int = 2048  # 8 MiB: 1,350 distinct stacks with frames of Python
     code_pages: int = 2048  # 8 MiB: 2,200 code objects
     pythons_remembered: int = 1 << 12
-    copied_pages: int = 8192  # 32 MiB: 480 copies of stacks
+    copied_pages: int = 8192  # 32 MiB: 480 copies of stacks, or 240 of CPU samples'
     rule_bits: int = 15  # 2 MiB: 131,072 rules; few of these pages are used at first
     processes_remembered: int = 1 << 14
     missed_paths_remembered: int = 1 << 14

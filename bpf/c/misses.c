@@ -6,7 +6,7 @@
 #define MISSED_PATH_NS 1000000000ULL /* time until another copy of a path is sent */
 #define MOST_COPIES 64   /* in that time, of walks of a thread that end alike, as user space may never find a rule for them */
 #define COPIES_OF_SAMPLES (1U << 31)
-#define MOST_IN_FLIGHT 400 /* copies of a process that user space has not answered: the ring buffer has room for 480 */
+#define MOST_IN_FLIGHT 400 /* copies of a process that user space has not answered: the ring buffer has room for 480 of launches */
 #define SCANNED (4 * WINDOW) /* bytes of a signal handler's stack that are searched for the saved registers */
 #define MISSED_PATH_WINDOWS 5 /* of the stack above the end of a walk: these distinguish paths */
 #define LEAST_CODE 21    /* binary logarithm of the lowest address of code: 2 or 4 MiB in executables with fixed addresses */

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,8 @@ class _Finishing:
         self._stalls = StallRows()
         self._stack_rows: list[pa.StructArray] = []
         self._stack_bytes = 0
-        self._copy_frames = array("Q")  # positions in the spool
+        self._copy_frames = array("Q")  # positions in the spool,
+        self._copied = array("Q")  # and the ids of the stacks that these are copies of
         self._deferred = {kind: array("Q") for kind in _DEFERRED}  # likewise
         self._wait_totals = WaitTotals()
         self._sideband = SideBand()
@@ -279,9 +280,11 @@ class _Finishing:
             self._flush_stacks()
 
     def _add_copy(self, frame: Frame) -> None:
-        if not len(np.frombuffer(frame.payload, COPY)):  # which raises if the frame is damaged
+        records = np.frombuffer(frame.payload, COPY)  # which raises if the frame is damaged
+        if not len(records):
             raise ValueError("it has no stack")
         self._copy_frames.append(frame.position)
+        self._copied.append(int(records["id"][0]))
 
     def _add_kernel(self, frame: Frame) -> None:
         self._code_objects.add_elf(frame)
@@ -302,17 +305,15 @@ class _Finishing:
         depth = self._header.get("stack_depth")
         if len(self._copy_frames) and finish_stacks is not None and isinstance(depth, int) and 1 <= depth <= MAX_DEPTH:
             self._symbol_inputs.header = self._header
-            frames = (spool.frame_at(position).payload for position in self._copy_frames)
             missing = self._stacks.unfinished()
-            copies = (records for frame in frames if int((records := np.frombuffer(frame, COPY))["id"][0]) in missing)
-            copied: set[int] = set()
-            for record in finish_stacks(self._symbol_inputs, _noting_ids(copies, copied), depth):
+            positions = (at for at, id_ in zip(self._copy_frames, self._copied, strict=True) if id_ in missing)
+            copies = (np.frombuffer(spool.frame_at(position).payload, COPY) for position in positions)
+            for record in finish_stacks(self._symbol_inputs, copies, depth):
                 if len(record) == PYTHON_STACK.itemsize:
                     self._python.add(np.frombuffer(record, PYTHON_STACK))
                 else:
                     self._keep_stacks(self._stacks.rows(np.frombuffer(record, stack_dtype(depth)), depth, True))
-            copied.update(int(records["id"][0]) for records in copies)  # for which there was no time
-            if left := len(copied & self._stacks.unfinished()):
+            if left := len(self._stacks.unfinished().intersection(self._copied)):
                 self._lost(self._last_ns, self._last_ns, "stacks", "not finished", left, _NO_TIME)
         self._keep_stacks(self._stacks.rows_of_unfinished())
         self._flush_stacks()
@@ -458,13 +459,6 @@ class _Finishing:
         self._writer.write(kind, rows)
         if kind != "stack" or self._write_symbols is not None:
             self._symbol_inputs.add(kind, rows)
-
-
-def _noting_ids(copies: Iterator[NDArray[np.void]], ids: set[int]) -> Iterator[NDArray[np.void]]:
-    """Passes copies of stacks on, and adds the stacks' ids to the set."""
-    for records in copies:
-        ids.add(int(records["id"][0]))
-        yield records
 
 
 @dataclass(frozen=True)

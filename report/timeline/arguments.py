@@ -10,6 +10,7 @@ import json
 import mmap
 import tempfile
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +26,15 @@ _TAKEN_AT_ONCE = 1 << 20  # rows, whose pages stay in memory
 _MOST = 1 << 40  # behind the end of every text
 _decode = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
+
+
+def members_of(text: str | None) -> dict[str, Any]:
+    """Returns the members of an event's arguments, as `Arguments` has them; none if the text is damaged."""
+    try:
+        members: dict[str, Any] = json.loads(f"{{{text or ''}}}")
+    except (ValueError, RecursionError):
+        return {}
+    return members
 
 
 class Arguments(Closing):

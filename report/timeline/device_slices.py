@@ -6,14 +6,13 @@ stages, tables and viewers need to know the categories of one tool only. Host sl
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.arguments import Arguments, members_of
 from iaprof.report.timeline.grouped import groups
 from iaprof.report.timeline.trace import Dialect, Trace
 
@@ -92,11 +91,7 @@ def _process_names(trace: Trace, arguments: Callable[[str], Arguments]) -> NDArr
         with arguments("instant") as given:
             members = given.take(marks.row[rows]).to_pylist()
         for file, pid, text in zip(marks.file[rows].tolist(), marks.pid[rows].tolist(), members, strict=True):
-            try:
-                name = json.loads(f"{{{text or ''}}}").get("name")
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(name, str):
+            if isinstance(name := members_of(text).get("name"), str):
                 found[file, pid] = name
     number, first = groups(trace.slices.file.astype(np.int64), trace.slices.pid)
     keys = zip(trace.slices.file[first].tolist(), trace.slices.pid[first].tolist(), strict=True)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.profile import clean
-from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.arguments import Arguments, members_of
 from iaprof.report.timeline.stages.collectives.bandwidth import OF_ALL, OF_CALLS, OF_SUMS
 from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import ABSENT, MADE_OF_TEXT, MOST_RANK, Trace, TraceFile, dialect_of
@@ -106,17 +106,9 @@ def _named(trace: Trace, arguments: Callable[[str], Arguments]) -> dict[int, Seq
         with arguments("instant") as given:
             texts = given.take(marks.row[rows]).to_pylist()
         for number, text in zip(marks.file[rows].tolist(), texts, strict=True):
-            found.setdefault(number, []).append(_members(text))
+            found.setdefault(number, []).append(members_of(text))
         trace.instants = marks.take(~is_named)
     return {number: each for number, each in found.items() if each}
-
-
-def _members(text: str | None) -> Mapping[str, Any]:
-    try:
-        found = json.loads(f"{{{text or ''}}}")
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _file(members: Mapping[str, Any]) -> TraceFile:

@@ -219,8 +219,13 @@ class Trace:
 
     def is_torch(self, columns: Slices | Points | Marks) -> NDArray[np.bool_]:
         """Tells whether events are of PyTorch's or other profilers' files, not of FLEX ones."""
-        dialects = np.array([file.dialect is not Dialect.FLEX for file in self.files] or [False])
-        return np.asarray(dialects[columns.file], bool)
+        files = self.torch_files if self.files else np.zeros(1, bool)
+        return np.asarray(files[columns.file], bool)
+
+    @property
+    def torch_files(self) -> NDArray[np.bool_]:
+        """Tells which files are PyTorch's or other profilers', not FLEX: bool[files]."""
+        return np.array([file.dialect is not Dialect.FLEX for file in self.files], bool)
 
     @property
     def is_output(self) -> bool:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +12,7 @@ from numpy.typing import NDArray
 from iaprof.formats.perfetto.packets import PacketWriter
 from iaprof.formats.profile import clean
 from iaprof.formats.texts import clean_texts
-from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.arguments import Arguments, members_of
 from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import distinct_values, groups
 from iaprof.report.timeline.outputs.perfetto_descriptors import Counters, Names, Processes, Threads, write
@@ -46,7 +44,7 @@ def names(trace: Trace, arguments: Arguments | None) -> Names:
         return Names(processes, labels, threads)
     kinds = trace.texts.taken(instants.name[rows]).to_pylist()
     texts = arguments.take(instants.row[rows]).dictionary_encode(null_encoding="encode")
-    members = [_members(text or "") for text in texts.dictionary.to_pylist()]
+    members = [members_of(text) for text in texts.dictionary.to_pylist()]
     for kind, pid, tid, text in zip(
         kinds, instants.pid[rows].tolist(), instants.tid[rows].tolist(), texts.indices.to_pylist(), strict=True
     ):
@@ -61,14 +59,6 @@ def names(trace: Trace, arguments: Arguments | None) -> Names:
             case _:
                 threads[pid, tid] = clean(name)
     return Names(processes, labels, threads)
-
-
-def _members(text: str) -> dict[str, Any]:
-    try:
-        members: dict[str, Any] = json.loads(f"{{{text}}}")
-    except (ValueError, RecursionError):
-        return {}
-    return members
 
 
 def describe(trace: Trace, levels: NDArray[np.int64], named: Names, out: PacketWriter) -> Tracks:

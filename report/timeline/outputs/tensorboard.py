@@ -15,7 +15,7 @@ from iaprof.report.timeline.grouped import rows_of
 from iaprof.report.timeline.outputs.chrome import Rows
 from iaprof.report.timeline.placeholders import placed
 from iaprof.report.timeline.stages.iterations import STEP
-from iaprof.report.timeline.trace import HOST_PIDS, Dialect, Trace
+from iaprof.report.timeline.trace import HOST_PIDS, Trace
 from iaprof.report.timeline.views import nesting
 
 MOST_WORKERS = 1024  # files: a stranger's trace can have a million pids
@@ -23,7 +23,7 @@ MOST_WORKERS = 1024  # files: a stranger's trace can have a million pids
 
 def workers(trace: Trace) -> Iterator[tuple[int, Rows]]:
     """Yields the ranks, and the events of each: of its device, of its host, and of the files of its rank."""
-    torch = np.array([file.dialect is not Dialect.FLEX for file in trace.files], bool)
+    torch = trace.torch_files
     ranks_of_files = np.array([file.rank for file in trace.files], np.int64)
     kinds = (trace.slices, trace.points, trace.flows, trace.instants)
     ranks = []

@@ -15,7 +15,7 @@ from iaprof.report.timeline.device_clock import whole
 from iaprof.report.timeline.grouped import distinct_values, groups, rows_of
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.placeholders import placed
-from iaprof.report.timeline.trace import ABSENT, Dialect, Slices, Trace
+from iaprof.report.timeline.trace import ABSENT, Slices, Trace
 
 _LATEST = np.iinfo(np.int64).max
 _HOST = "^AIU Roundtrip$"
@@ -200,7 +200,7 @@ def time_align_apply(trace: Trace, _: Options) -> None:
         if (values := slices.extra.get(name)) is not None:
             torch |= ~np.isnan(values) if values.dtype.kind == "f" else (values != ABSENT) & (values != -1)
     mixed = np.isin(np.arange(len(trace.files)), slices.file[flex])
-    of_torch = np.array([file.dialect is not Dialect.FLEX for file in trace.files], bool)
+    of_torch = trace.torch_files
     has_torch = of_torch | np.isin(np.arange(len(trace.files)), slices.file[torch])
     moving = ~torch & ~(of_torch & ~mixed)[slices.file]
     slices.start = slices.start + np.where(moving, offsets[slices.pid], 0)

@@ -15,7 +15,7 @@ from iaprof.report.timeline.grouped import rows_of
 from iaprof.report.timeline.intervals import FARTHEST, ends
 from iaprof.report.timeline.options import Options
 from iaprof.report.timeline.placeholders import placed
-from iaprof.report.timeline.trace import Dialect, Trace
+from iaprof.report.timeline.trace import Trace
 
 STAGE = "ITSTATS"
 STEP = r"^ProfilerStep#\d+$"
@@ -119,7 +119,7 @@ def _words(trace: Trace) -> Iterator[_Iterations]:
     """Yields the iterations of each rank in FLEX files: the same sequence of kernels, again and again."""
     slices = trace.slices
     is_kernel = find(trace, Kind.KERNEL) & slices.has_counters & placed(trace)
-    if any(file.dialect is not Dialect.FLEX for file in trace.files):
+    if trace.torch_files.any():
         is_kernel &= ~trace.is_torch(slices)
     kernels = slices.take(is_kernel)
     order = np.lexsort((kernels.start, kernels.pid))
@@ -146,7 +146,7 @@ def _words(trace: Trace) -> Iterator[_Iterations]:
 
 def _steps(trace: Trace) -> Iterator[_Iterations]:
     """Yields the iterations of each rank in TORCH files that mark them: the steps of PyTorch's profiler."""
-    if not any(file.dialect is not Dialect.FLEX for file in trace.files):
+    if not trace.torch_files.any():
         return
     slices = trace.slices
     ranks = np.array([file.rank for file in trace.files], np.int64)[slices.file]

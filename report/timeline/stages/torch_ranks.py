@@ -6,7 +6,6 @@ AIU's runtime; its label and its place in viewers say so.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.report.timeline.arguments import Arguments
+from iaprof.report.timeline.arguments import Arguments, members_of
 from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import ABSENT, MADE, Dialect, Marks, Trace, TraceFile
 
@@ -94,10 +93,7 @@ def _label_processes(
 
 
 def _label(members: str | None) -> str | None:
-    try:
-        label = json.loads(f"{{{members or ''}}}").get("labels")
-    except (ValueError, RecursionError):
-        return None
+    label = members_of(members).get("labels")
     return label if isinstance(label, str) else None
 
 
