@@ -175,7 +175,7 @@ static __always_inline u64 end_key(struct scratch *scratch, u32 tid) {
  * That limit does not hold for walks of one frame: as long as a process has no rules, all its walks end there. */
 static __always_inline u32 handle_miss(struct scratch *scratch, u64 is_sample) {
     struct launched *launch = &launch_state_of(scratch)->launched;
-    if (!may_copy(copies_key(launch->pid, is_sample), launch->time)) {
+    if (!may_copy(launch->pid, is_sample, launch->time)) {
         count(COPIES_LOST, 1);
         send_new_stack(scratch, launch);
         return scratch->after_walk;

@@ -6,7 +6,7 @@
 #define MISSED_PATH_NS 1000000000ULL /* time until another copy of a path is sent */
 #define MOST_COPIES 64   /* in that time, of walks of a thread that end alike, as user space may never find a rule for them */
 #define COPIES_OF_SAMPLES (1U << 31)
-#define MOST_IN_FLIGHT 400 /* copies of a process that user space has not answered: the ring buffer has room for 480 of launches */
+#define PAGES_IN_FLIGHT 6400 /* those of copies of a process that user space has not answered; the ring buffer has 8192 */
 #define SCANNED (4 * WINDOW) /* bytes of a signal handler's stack that are searched for the saved registers */
 #define MISSED_PATH_WINDOWS 5 /* of the stack above the end of a walk: these distinguish paths */
 #define LEAST_CODE 21    /* binary logarithm of the lowest address of code: 2 or 4 MiB in executables with fixed addresses */
@@ -56,12 +56,13 @@ static __always_inline u64 pages_of_copy(u64 is_sample) {
 
 /* Whether another copy of a process's stack may be sent. If user space is late, further copies would cost the program more
  * than they are worth: the rules that the first ones lack are those that the next ones lack, too. */
-static __always_inline int may_copy(u32 key, u64 time) {
+static __always_inline int may_copy(u32 pid, u64 is_sample, u64 time) {
+    u32 key = copies_key(pid, is_sample);
     struct copying *known = copying.lookup(&key);
     u64 *answered = copies_done.lookup(&key), done = hidden(answered ? *answered : 0);
     if (done >> 63)
         return 0;
-    if (!known || known->sent - done < MOST_IN_FLIGHT)
+    if (!known || known->sent - done < PAGES_IN_FLIGHT / pages_of_copy(is_sample))
         return 1;
     if (time < known->last + MISSED_PATH_NS)
         return 0;

@@ -66,15 +66,17 @@ def main() -> None:
         command = [arguments.python, str(HERE / "torch_training.py"), *map(str, told)]
         plain = {name: value for name, value in os.environ.items() if name not in hardware.env()}
         for _ in range(arguments.pairs):
-            launches, _, alone = trained(command, plain)
+            launches, _, alone, _ = trained(command, plain)
             capture = folder / "cap.parquet"
             words = [sys.executable, "-m", "iaprof", "record", "-f", "-o", str(capture), "--cpu-freq", "0", "--"]
             without = ["env", *(f"--unset={each}" for each in hardware.env())]
-            _, _, recorded = trained([*words, *without, *command], os.environ | hardware.env())
+            _, _, recorded, told_at_end = trained([*words, *without, *command], os.environ | hardware.env())
             header = CaptureReader(capture).header
             whole, cost = header["stack_ends"]["launches"]["whole"] / launches, header["cost"]
             added.append(1e6 * (recorded - alone) / launches)
             worst = min(worst, whole)
+            if whole < LEAST_WHOLE:
+                print(told_at_end, file=sys.stderr)
             rows.append(
                 [
                     f"{launches:,.0f}", f"{whole:.3%}", f"{added[-1]:.1f}", f"{cost['probe_ns'] / launches / 1e3:.1f}",
@@ -102,13 +104,11 @@ def main() -> None:
         )
 
 
-def trained(command: list[str], environment: dict[str, str]) -> tuple[float, float, float]:
-    """Runs the program; gives launches, seconds, CPU seconds."""
-    done = subprocess.run(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True
-    )
+def trained(command: list[str], environment: dict[str, str]) -> tuple[float, float, float, str]:
+    """Runs the program; gives launches, seconds, CPU seconds, and what it and the recorder say."""
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     launches, seconds, cpu = map(float, done.stdout.split())
-    return launches, seconds, cpu
+    return launches, seconds, cpu, done.stderr
 
 
 if __name__ == "__main__":
