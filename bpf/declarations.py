@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from iaprof.bpf.bytecode import Bytecode, BytecodeError
-from iaprof.bpf.probes.driver_layout import MAX_GPUS
+from iaprof.bpf.driver_layout import MAX_GPUS
 from iaprof.bpf.structs import (
     ARG,
     COPYING,

@@ -17,7 +17,6 @@ from iaprof.bpf.compile.compilation import Compilation, Interruption
 from iaprof.bpf.declarations import check_maps
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.maps import create_map, write_slot
-from iaprof.bpf.probes.uprobe import TOO_OLD, UPROBE_MULTI_SINCE, ProgramFor, load_program
 from iaprof.bpf.programs import (
     PHASES,
     SAMPLE_PROGRAMS,
@@ -27,6 +26,7 @@ from iaprof.bpf.programs import (
     shipped,
     source,
 )
+from iaprof.bpf.uprobe import TOO_OLD, UPROBE_MULTI_SINCE, ProgramFor, load_program
 
 # The verifier's errors, which may not occur with another compiler's output; other errors mean no permission or memory.
 _VERIFIER_ERRORS = (errno.EACCES, errno.EINVAL, errno.E2BIG, errno.EFAULT, errno.ENOSPC, errno.EOPNOTSUPP, 524)

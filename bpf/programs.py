@@ -11,7 +11,7 @@ from pathlib import Path
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
 from iaprof.bpf.compile.compiler import Source
 from iaprof.bpf.declarations import declarations
-from iaprof.bpf.probes.driver_layout import MAX_CLASSES
+from iaprof.bpf.driver_layout import MAX_CLASSES
 from iaprof.bpf.structs import MAX_STEPS, Phase
 from iaprof.formats.wire.launches import CHUNK_BYTES, MAX_DEPTH
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from iaprof.bpf.probes.driver_layout import MAX_CLASSES
+from iaprof.bpf.driver_layout import MAX_CLASSES
 from iaprof.formats.wire.launches import MAPPING_STATE
 
 MAX_ARGS = 5  # of a probe

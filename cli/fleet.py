@@ -6,11 +6,9 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import check_output, mode_of_report
 from iaprof.basics.quantities import counted, in_utc, percent
 from iaprof.cli.analysis import show_progress, symbol_options
 from iaprof.cli.options.fleet_options import FleetOptions
@@ -19,7 +17,6 @@ from iaprof.cli.terminal.facts import matched_text, say_problems
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.unmatched import filters_of, nothing_matches
 from iaprof.formats.profile import clean
-from iaprof.formats.urls import is_url
 
 if TYPE_CHECKING:
     from iaprof.formats.export import About
@@ -99,32 +96,6 @@ def ask_fleet(
         raise nothing_matches("stall", choice.selection)
     unkept = f"{counted(cache.failed, 'profile')} not kept: {cache.failure}" if cache.failed else ""
     return FleetReport(total, int(interval_s * 1e9), unkept)
-
-
-def check_report(words: Sequence[str], output: Path, force: bool) -> int:
-    """Checks that a report of captures may be written, and over none of them.
-
-    Args:
-        words: paths, patterns, folders and URLs of the captures.
-        output: the report.
-        force: whether an existing file may be replaced.
-
-    Returns:
-        The mode of the report. Nobody may read it who may not read all captures; and of those in a store it is not
-        known who may.
-
-    Raises:
-        UsageError: the words name nothing.
-        IaprofError: it may not be written.
-    """
-    from iaprof.report.fleet.sources import find_sources
-
-    check_output(output, force)
-    names = [source.name for source in find_sources([word for word in words if not is_url(word)])]
-    for name in names if output.exists() else ():
-        check_output(output, True, Path(name))
-    mode = mode_of_report(*names)
-    return mode & 0o600 if any(map(is_url, words)) else mode
 
 
 def say_fleet(verb: str, report: FleetReport) -> None:

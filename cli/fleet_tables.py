@@ -13,9 +13,9 @@ from iaprof.cli.options.fleet_options import FleetOptions
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.entry_names import entry_titles, key_fields
+from iaprof.cli.terminal.ranking_tables import print_table, ranking_dict
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import Column, Table, terminal_width
-from iaprof.cli.verbs.top import print_table, ranking_dict
 from iaprof.formats.profile import UNKNOWN_KERNEL, clean
 
 if TYPE_CHECKING:

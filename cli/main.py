@@ -12,7 +12,7 @@ import iaprof
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.options.commands import Verb, Verbs
 from iaprof.cli.options.memory_limit import out_of_memory, with_limits, with_memory_limit
-from iaprof.cli.usage_errors import Refused, sentence
+from iaprof.cli.options.usage_errors import Refused, sentence
 from iaprof.cli.verbs import (
     annotate,
     archive,

@@ -47,7 +47,7 @@ def view(captures: Sequence[str], choice: SelectionOptions, fleet: FleetOptions,
         if not quiet:
             say_fleet("report", several)
         return
-    from iaprof.cli.verbs.top import show
+    from iaprof.cli.terminal.ranking_tables import show
 
     with open_report(Path(captures[0]), choice) as report:
         with paged():

@@ -8,7 +8,7 @@ from typing import Any
 
 from iaprof.formats.header.thinned import BUDGET, MEMBER, change, sampled
 from iaprof.record.budget import Budget, Level
-from iaprof.record.capture.journal import Journal
+from iaprof.record.journal import Journal
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
 from iaprof.record.sources.source import Source
 

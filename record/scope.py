@@ -15,7 +15,7 @@ from iaprof.basics.errors import UsageError
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.processes import parents
 from iaprof.formats.wire.sideband import possible_exits, possible_forks, process_events
-from iaprof.record.capture.journal import Journal
+from iaprof.record.journal import Journal
 
 ORPHAN_NS = 2_000_000_000  # how long a fork waits for its parent's fork to become known
 

@@ -19,12 +19,11 @@ from iaprof.basics.threads import users_environment
 from iaprof.record.budget import Level
 from iaprof.record.budget_keeper import BudgetKeeper
 from iaprof.record.capture.finisher import Finisher
-from iaprof.record.capture.journal import OVERLAP_NS, Journal, MessageHandler
 from iaprof.record.capture.rotation import OnPart, Rotation
-from iaprof.record.capture.spool import FrameKind, Spool
 from iaprof.record.command import PATIENCE_S, Command
 from iaprof.record.control import COMMANDS, Control
 from iaprof.record.header import footer, header
+from iaprof.record.journal import OVERLAP_NS, Journal, MessageHandler
 from iaprof.record.launched_kernels import LaunchedKernels
 from iaprof.record.left_out import COMMAND
 from iaprof.record.loop import Loop
@@ -34,6 +33,7 @@ from iaprof.record.part_files import keep_earlier, spool_path
 from iaprof.record.scope import Scope
 from iaprof.record.signals import StopSignals
 from iaprof.record.sources.opening import open_sources
+from iaprof.record.spool import FrameKind, Spool
 from iaprof.record.symbolize.roots import Roots
 
 TICK_NS = 250_000_000  # what a killed recorder had not written yet is no older than this

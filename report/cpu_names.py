@@ -9,15 +9,15 @@ from pathlib import Path
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.symbols.files.debuginfod import Debuginfod
 from iaprof.symbols.files.kallsyms import KernelSymbols
-from iaprof.symbols.names.binaries import Binaries
-from iaprof.symbols.names.generated import GeneratedCode
-from iaprof.symbols.names.local_files import LocalFiles
 from iaprof.symbols.names.names import Symbolizer
 from iaprof.symbols.names.rows import CaptureNames
-from iaprof.symbols.names.symbolizer_chain import SymbolizerChain
-from iaprof.symbols.names.this_boot import ThisBoot
+from iaprof.symbols.symbolizers.binaries import Binaries
+from iaprof.symbols.symbolizers.chain import SymbolizerChain
+from iaprof.symbols.symbolizers.debuginfod import Debuginfod
+from iaprof.symbols.symbolizers.generated import GeneratedCode
+from iaprof.symbols.symbolizers.local_files import LocalFiles
+from iaprof.symbols.symbolizers.this_boot import ThisBoot
 
 
 @dataclass(frozen=True)

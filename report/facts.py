@@ -12,7 +12,7 @@ from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.formats.profile import Profile, samples_text
 from iaprof.report.gpu.module import GpuKernel
-from iaprof.symbols.names.cpu_frames import ModuleNames
+from iaprof.symbols.cpu_frames import ModuleNames
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from iaprof.report.gpu.module import GpuKernel, GpuModuleLoader
 from iaprof.report.imported import build_imported, can_select
 from iaprof.report.join.selection import begun_ns, length_ns
 from iaprof.report.profile import ReportOptions, build
-from iaprof.symbols.names.binaries import Binaries
+from iaprof.symbols.symbolizers.binaries import Binaries
 
 _MAX_HOST_CHARS = 255  # as for names in DNS
 _MAX_LATER_NS = 1 << 62

@@ -18,24 +18,24 @@ from iaprof.formats.header.whole_stacks import recorded
 from iaprof.formats.profile import ACTIVE
 from iaprof.gpu.intel.generations import platform_of
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
-from iaprof.report.gpu.kernels import SampledKernels
+from iaprof.report.gauges import gauges
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED, Method
 from iaprof.report.join.energy import read_energy
 from iaprof.report.join.executions import read_launches
 from iaprof.report.join.instruction_starts import instruction_starts
 from iaprof.report.join.joining import Helper, Task, helping, join
+from iaprof.report.join.kernels import SampledKernels
 from iaprof.report.join.memory import return_free_memory
 from iaprof.report.join.named import to_profile
+from iaprof.report.join.operators import read_operators
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.seen import Seen
 from iaprof.report.join.selection import Selection, begun_ns
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.report.join.sums.shares import Joined
-from iaprof.report.together.operators import read_operators
-from iaprof.report.views.gauges import gauges
+from iaprof.symbols.cpu_frames import CpuFrames, FrameOptions
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.cpu_frames import CpuFrames, FrameOptions
 from iaprof.symbols.names.names import Symbolizer
 from iaprof.symbols.names.rows import CaptureNames
 

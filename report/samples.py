@@ -12,8 +12,8 @@ from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
 from iaprof.gpu.intel.reasons import REASONS
+from iaprof.report.gauges import gauges_between
 from iaprof.report.join.attribution import MAX_INTERVALS
-from iaprof.report.views.gauges import gauges_between
 
 _TOLERANCE_DIVISOR = 20  # lengths within 5 % are the same interval: Intel's tool times intervals by a signal
 _MAX_SAMPLES = 1 << 62

@@ -1,7 +1,7 @@
 """Checks the answers of the sandbox's child: it parses hostile bytes, so an attacker may control it.
 
 The functions check types and bounds of JSON values and return them. The module that sends a request knows the layout of
-the answer: report/gpu/module.py, symbols/names/binaries.py and others.
+the answer: report/gpu/module.py, symbols/symbolizers/binaries.py and others.
 """
 
 from __future__ import annotations

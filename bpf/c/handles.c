@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Launches in drivers without probes: functions of the driver that get a kernel's handle (compiled after launches.c).
  *
- * The map `layouts` has a layout for each driver (bpf/probes/driver_layout.py), with the paths of pointers from a handle. The
+ * The map `layouts` has a layout for each driver (bpf/driver_layout.py), with the paths of pointers from a handle. The
  * map `entries` says which argument of a function is the handle; the attachment's cookie is the function's index.
  *
  * All data that is read this way is checked. The handle's pointer to a virtual table must point to one that the layout knows;

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from iaprof.bpf.driver_layout import Action, Entry
 from iaprof.bpf.probes import transfers, waits
-from iaprof.bpf.probes.driver_layout import Action, Entry
 from iaprof.bpf.probes.library_file import LibraryFile, exported
 
 PREFIX = "iaprof_"  # of the exported names, so that programs do not call these functions by accident

@@ -14,19 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.bpf.compile.compilation import Interruption
-from iaprof.bpf.errors import BpfUnavailable
-from iaprof.bpf.loader import Loader, Origin, close
-from iaprof.bpf.maps import HashMap, PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
-from iaprof.bpf.perf_event import possible_cpus
-from iaprof.bpf.probes.driver_layout import (
+from iaprof.bpf.driver_layout import (
     Action,
     Entry,
     Layout,
     LayoutError,
 )
+from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.loader import Loader, Origin, close
+from iaprof.bpf.maps import HashMap, PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
+from iaprof.bpf.perf_event import possible_cpus
 from iaprof.bpf.probes.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, Libraries, Way
 from iaprof.bpf.probes.packed_layout import packed_entry, packed_layout
-from iaprof.bpf.probes.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.bpf.probes.waits import NO_SESSIONS, packed_wait_entry
 from iaprof.bpf.programs import SAMPLE_PROGRAMS, WAIT_PROGRAMS
@@ -43,6 +42,7 @@ from iaprof.bpf.sizes import (
     named_constants,
 )
 from iaprof.bpf.structs import SETTINGS, pack
+from iaprof.bpf.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
 from iaprof.formats.header.waits import SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
 from iaprof.formats.wire.launches import (
     CHUNK,

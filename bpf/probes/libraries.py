@@ -21,7 +21,7 @@ from typing import BinaryIO
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import open_regular
 from iaprof.bpf.accounts import ACCOUNTS, Places, may_read
-from iaprof.bpf.probes.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
+from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
 from iaprof.bpf.probes.emulation import single_stepped
 from iaprof.bpf.probes.injected import injected_entries
 from iaprof.bpf.probes.library_file import LibraryFile, changes_of_libraries

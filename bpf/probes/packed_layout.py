@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from iaprof.bpf.probes.driver_layout import (
+from iaprof.bpf.driver_layout import (
     ARGUMENTS,
     MAX_CLASSES,
     MAX_GPUS,

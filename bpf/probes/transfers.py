@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iaprof.bpf.probes.driver_layout import Action
+from iaprof.bpf.driver_layout import Action
 
 LEVEL_ZERO = {
     "zeCommandListAppendMemoryCopy": (Action.TRANSFER, 3),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from iaprof.bpf.probes.driver_layout import ARGUMENTS, Entry, LayoutError
+from iaprof.bpf.driver_layout import ARGUMENTS, Entry, LayoutError
 from iaprof.bpf.structs import WAIT_ENTRY, pack
 from iaprof.formats.header.waits import FUNCTIONS
 

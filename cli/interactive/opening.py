@@ -240,7 +240,7 @@ def _show(contents: Contents) -> None:
 
 def _listing_without_code() -> Listing:
     """Lists kernels of several captures by their instructions with samples, as profiles keep no code."""
-    from iaprof.cli.verbs.annotate import lines
+    from iaprof.cli.terminal.listing_lines import lines
     from iaprof.report.gpu.source_files import NO_SOURCES
     from iaprof.report.views.annotation import listings
 
@@ -252,7 +252,7 @@ def _listing_without_code() -> Listing:
 
 def _listing(report: Report, source_dirs: Sequence[Path], kernels_before: int | None = None) -> Listing:
     """Lists kernels of a report; with `kernels_before`, of a difference, in which so many kernels are before them."""
-    from iaprof.cli.verbs.annotate import lines
+    from iaprof.cli.terminal.listing_lines import lines
     from iaprof.report.gpu.source_files import SourceFiles
     from iaprof.report.views.annotation import listings
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from iaprof.cli.interactive.contents import Contents
 from iaprof.cli.live.kernels import LiveKernel, LiveKernels
 from iaprof.cli.live.sums import Launched, LaunchSums, StallSums
-from iaprof.cli.verbs.annotate import lines
+from iaprof.cli.terminal.listing_lines import lines
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.formats.wire.launches import LAUNCH
 from iaprof.gpu.intel.generations import platform_of
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader
+from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.report.gpu.module import NO_BINARY, GpuKernel, GpuModuleLoader
 from iaprof.report.gpu.source_files import NO_SOURCES
 from iaprof.report.join.candidates import NOT_RECORDED

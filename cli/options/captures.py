@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 import typer
 
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.urls import without_credentials
+from iaprof.basics.files import check_output, mode_of_report
+from iaprof.formats.urls import is_url, without_credentials
 
 DEFAULT = Path("iaprof.parquet")
 Capture: TypeAlias = Annotated[Path, typer.Argument(metavar="CAPTURE", help="A capture that 'iaprof record' wrote.")]
@@ -51,6 +52,32 @@ def capture_and(first: str | None, second: str | None) -> tuple[Path, str | None
     if first is not None and second is None and not first.endswith(DEFAULT.suffix) and not os.path.isfile(first):
         first, second = None, first
     return existing(DEFAULT if first is None else Path(first)), second
+
+
+def check_report(words: Sequence[str], output: Path, force: bool) -> int:
+    """Checks that a report of captures may be written, and over none of them.
+
+    Args:
+        words: paths, patterns, folders and URLs of the captures.
+        output: the report.
+        force: whether an existing file may be replaced.
+
+    Returns:
+        The mode of the report. Nobody may read it who may not read all captures; and of those in a store it is not
+        known who may.
+
+    Raises:
+        UsageError: the words name nothing.
+        IaprofError: it may not be written.
+    """
+    from iaprof.report.fleet.sources import find_sources
+
+    check_output(output, force)
+    names = [source.name for source in find_sources([word for word in words if not is_url(word)])]
+    for name in names if output.exists() else ():
+        check_output(output, True, Path(name))
+    mode = mode_of_report(*names)
+    return mode & 0o600 if any(map(is_url, words)) else mode
 
 
 def _absent(path: Path) -> str:

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from iaprof.basics.errors import UsageError
 from iaprof.cli.options.choices import meant
-from iaprof.cli.usage_errors import Refused
+from iaprof.cli.options.usage_errors import Refused
 
 _REQUIRED = re.compile(r"^\{(.*?)(?:\.\.\.)?\}")
 """A required argument as typer writes it, in braces."""

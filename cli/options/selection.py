@@ -23,7 +23,7 @@ from iaprof.gpu.intel.reasons import REASONS
 
 if TYPE_CHECKING:
     from iaprof.report.join.selection import Selection
-    from iaprof.symbols.names.cpu_frames import FrameOptions
+    from iaprof.symbols.cpu_frames import FrameOptions
 
 _WHICH, _HOW = "Filters", "Attribution"
 _METHODS = ("proportional", "latest", "none")
@@ -48,7 +48,7 @@ class SelectionOptions:
             lines: show file and line after a function.
             interpreter: show CPython's own frames between Python functions.
         """
-        from iaprof.symbols.names.cpu_frames import FrameOptions
+        from iaprof.symbols.cpu_frames import FrameOptions
 
         return FrameOptions(self.inlines, lines, interpreter, self.guesses)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from iaprof.cli.options.captures import check_report
 from iaprof.cli.options.output_format import output_format
 from iaprof.cli.terminal.stdout import open_output, refuse_terminal, utf8_stdout
 
@@ -81,8 +82,6 @@ class Answers:
             if format_ in _UNREADABLE:
                 refuse_terminal(format_)
             return cls(format_)
-        from iaprof.cli.fleet import check_report
-
         return cls(format_, output, check_report(inputs, output, force))
 
     @property

@@ -16,7 +16,7 @@ from iaprof.formats.header.unrecorded_copies import CLAUSE
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
-    from iaprof.bpf.probes.driver_layout import Field, Layout
+    from iaprof.bpf.driver_layout import Field, Layout
     from iaprof.record.calibrate.calibrate import Calibration
 
 EXAMPLES = """\b

@@ -48,8 +48,8 @@ def recover(
     """
     which = which_symbols(symbols)
     from iaprof.record.capture.finish import finish
-    from iaprof.record.capture.spool import SpoolReader
-    from iaprof.record.symbolize.recorded import stack_finisher, symbol_writer
+    from iaprof.record.capture.recorded import stack_finisher, symbol_writer
+    from iaprof.record.spool import SpoolReader
     from iaprof.symbols.names.which import Symbols
 
     existing(spool, _absent)

@@ -12,10 +12,9 @@ import typer
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output, mode_of_report
 from iaprof.cli.analysis import open_export, show_writing
-from iaprof.cli.fleet import check_report
 from iaprof.cli.fleet_report import write_fleet
 from iaprof.cli.interactive.opening import Interactive, check_interactive, view as view_interactively
-from iaprof.cli.options.captures import existing
+from iaprof.cli.options.captures import check_report, existing
 from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.output_format import output_format

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from iaprof import __version__
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.firefox_marks import SCHEMAS, Markers, counters, process_key
 from iaprof.formats.profile import CodeKind, Profile, StackOptions, clean, reason_name
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.stacks.viewer_tree import stalls_by_time, viewer_tree, without_components, without_offsets
+from iaprof.formats.writers.firefox_marks import SCHEMAS, Markers, counters, process_key
 from iaprof.formats.writers.writer import Needs, Writer
 
 _VERSION = 63

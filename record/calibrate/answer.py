@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from iaprof.bpf.probes.driver_layout import MAX_ENTRIES
+from iaprof.bpf.driver_layout import MAX_ENTRIES
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.elf import PF_EXECUTE
 from iaprof.formats.profile import clean

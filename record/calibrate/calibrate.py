@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import check_output, is_untrusted, make_public_folder, replace_file
-from iaprof.bpf.probes.driver_layout import CACHE, Layout, LayoutError
+from iaprof.bpf.driver_layout import CACHE, Layout, LayoutError
 from iaprof.bpf.probes.libraries import OPENCL, SYSTEM_FOLDERS, single_stepped_launches
 from iaprof.bpf.probes.library_file import LibraryFile, ProbeError, exported
 from iaprof.record.calibrate.answer import Answer, Code, Problem

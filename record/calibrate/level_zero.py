@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iaprof.bpf.probes.driver_layout import TRANSFERS, Action, Entry, Field, Layout
+from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Field, Layout
 from iaprof.bpf.probes.transfers import LEVEL_ZERO as TRANSFERRING
 from iaprof.bpf.probes.waits import LEVEL_ZERO as WAITING
 from iaprof.record.calibrate.answer import (

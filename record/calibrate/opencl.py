@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from iaprof.bpf.probes.driver_layout import TRANSFERS, Action, Dispatch, Entry, Field, Layout
+from iaprof.bpf.driver_layout import TRANSFERS, Action, Dispatch, Entry, Field, Layout
 from iaprof.bpf.probes.transfers import MAY_COPY, OPENCL as TRANSFERRING
 from iaprof.bpf.probes.waits import OPENCL as WAITING
 from iaprof.record.calibrate.answer import (

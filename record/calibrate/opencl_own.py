@@ -32,7 +32,7 @@ _WORD = 8
 
 @dataclass(frozen=True, order=True)
 class HandlePath:
-    """From the second argument to the kernels' handles: bpf.probes.driver_layout.Dispatch, and bytes that are added."""
+    """From the second argument to the kernels' handles: bpf.driver_layout.Dispatch, and bytes that are added."""
 
     first: int
     many: int

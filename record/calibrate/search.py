@@ -1,6 +1,6 @@
 """The search of `iaprof calibrate`: paths from kernels' handles to what the driver's public calls say of the kernels.
 
-A path (a, b, c) leads from a handle h to what is at *(*(h + a) + b) + c, as in bpf.probes.driver_layout. A path can
+A path (a, b, c) leads from a handle h to what is at *(*(h + a) + b) + c, as in bpf.driver_layout. A path can
 lead to a value by chance, so it is kept only while it holds for every kernel that is shown, of whatever module. This
 runs in the driver's process and reads its memory by pread of /proc/self/mem: a wrong pointer does no harm.
 """

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from iaprof.formats.wire.launches import CHUNK_BYTES, ChunkOf
 from iaprof.record.capture.single_rows import json_object, single_row
-from iaprof.record.capture.spool import Frame, SpoolReader
 from iaprof.record.kernels.dumped import HEAD, DumpedModules, chunk_head
 from iaprof.record.kernels.kernel_names import KernelNames
+from iaprof.record.spool import Frame, SpoolReader
 
 IN_MEMORY = "[in memory]"  # in place of the path of a debug ELF: the recorder put the code object together
 _BYTES_PER_GROUP = 64 << 20

@@ -20,9 +20,9 @@ from typing import Any
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import use_folder
 from iaprof.record.capture.finish import finish
+from iaprof.record.capture.recorded import stack_finisher, symbol_writer
 from iaprof.record.capture.rotation_state import RotationState
-from iaprof.record.capture.spool import SpoolReader
-from iaprof.record.symbolize.recorded import stack_finisher, symbol_writer
+from iaprof.record.spool import SpoolReader
 from iaprof.sandbox.memory import half_of_available, limit_memory
 from iaprof.symbols.names.which import Symbols
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import folder_descriptor
-from iaprof.record.capture.spool import Spool
+from iaprof.record.spool import Spool
 from iaprof.sandbox.memory import MALLOC_ENVIRONMENT
 from iaprof.sandbox.worker import Worker
 from iaprof.symbols.names.which import Symbols

@@ -14,11 +14,11 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.record.capture.finisher import Finisher
-from iaprof.record.capture.journal import Journal
-from iaprof.record.capture.spool import Spool
+from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.part_files import PartFiles, free_name, spool_path
+from iaprof.record.spool import Spool
 from iaprof.record.symbolize.roots import Roots
 
 OnPart = Callable[[Path, dict[str, Any], int], None]

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, stack_dtype
 from iaprof.formats.wire.sideband import process_events, process_records
 from iaprof.record.capture.rotation_lists import KeptLists, marked_carried
-from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader, framed
 from iaprof.record.kernels.dumped import chunk_head
+from iaprof.record.spool import Frame, FrameKind, SpoolReader, framed
 
 LINGER_NS = 10_000_000_000  # after a process's end: on a busy machine the stalls of its last launches are read late
 MAX_LAUNCHES = 1 << 16

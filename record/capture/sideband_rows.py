@@ -11,7 +11,7 @@ import pyarrow as pa
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.wire.sideband import SideBand
 from iaprof.record.capture.single_rows import json_object, single_row
-from iaprof.record.capture.spool import Frame
+from iaprof.record.spool import Frame
 
 
 def sideband_rows(sideband: SideBand) -> Iterator[tuple[str, pa.StructArray]]:

@@ -7,7 +7,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
-from iaprof.record.capture.spool import Frame
+from iaprof.record.spool import Frame
 
 MAX_WORDS = 3
 _RECORDS_PER_GROUP = 1 << 20

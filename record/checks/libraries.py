@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.probes.driver_layout import Layout
+from iaprof.bpf.driver_layout import Layout
 from iaprof.bpf.probes.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Way
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.formats.header.slow_launches import slow_launches

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from iaprof.formats.wire.launches import CHUNK, ChunkOf
-from iaprof.record.capture.spool import Frame, SpoolReader
 from iaprof.record.kernels.placed_elf import PlacedKernel, compose
+from iaprof.record.spool import Frame, SpoolReader
 
 HEAD = np.dtype([(name, CHUNK[name]) for name in CHUNK.names or () if name != "data"])
 # Two threads may launch a kernel for the first time together, and the one that dumps it may have begun later by this.

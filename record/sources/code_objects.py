@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import CHUNK, CHUNK_BYTES, ChunkOf
 from iaprof.formats.zebin import placed_ranges
-from iaprof.record.capture.journal import Journal
-from iaprof.record.capture.spool import FrameKind
+from iaprof.record.journal import Journal
 from iaprof.record.kernels.collector import MAX_TOTAL_BYTES, DebugElfCollector, RefusedElf, TakenElf
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
+from iaprof.record.spool import FrameKind
 
 COLLECTOR_WAIT_S = 3.0
 MIN_CHUNK_BYTES = 4096  # what a chunk counts for at least: putting a million tiny ones together needs memory for each

@@ -9,7 +9,7 @@ from typing import Any
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.cpu_clock import CpuClock
 from iaprof.record.budget import Level
-from iaprof.record.capture.journal import Journal
+from iaprof.record.journal import Journal
 from iaprof.record.left_out import RECORDER, SCOPE
 from iaprof.record.loop import Loop
 from iaprof.record.scope import Scope

@@ -11,10 +11,10 @@ import numpy as np
 
 from iaprof.bpf import processes
 from iaprof.formats.wire.launches import COPY, INTERPRETER, PYTHON_STACK, stack_dtype
-from iaprof.record.capture.journal import WRONG_LENGTH, Journal
-from iaprof.record.capture.spool import FrameKind
+from iaprof.record.journal import WRONG_LENGTH, Journal
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
+from iaprof.record.spool import FrameKind
 from iaprof.record.unwinding.learner_process import DROPPED, DROPPED_MARK, LearnerProcess
 
 MAX_INTERPRETERS = 1 << 12  # that are written again into the next output file

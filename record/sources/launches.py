@@ -23,14 +23,14 @@ from iaprof.formats.wire.launches import (
     Counter,
     LaunchFlags,
 )
-from iaprof.record.capture.journal import WRONG_LENGTH, Journal
-from iaprof.record.capture.spool import FrameKind
+from iaprof.record.journal import WRONG_LENGTH, Journal
 from iaprof.record.kernels.drivers import Drivers
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.scope import Scope
 from iaprof.record.sources.code_objects import CodeObjects
 from iaprof.record.sources.source import Source
+from iaprof.record.spool import FrameKind
 
 MAX_PROCESSES = 1 << 16  # that are remembered as described
 

@@ -13,7 +13,7 @@ from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED, senten
 from iaprof.formats.header.unprobed import MEMBER as UNPROBED
 from iaprof.formats.header.unrecorded_copies import MEMBER as COPIES, OWN_KERNELS
 from iaprof.formats.wire.process_maps import maps_of
-from iaprof.record.capture.journal import Journal
+from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.scope import Scope
 from iaprof.record.sources.source import Source

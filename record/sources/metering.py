@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 from iaprof.record.budget import Level
-from iaprof.record.capture.journal import Journal
-from iaprof.record.capture.spool import FrameKind
+from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.sources.metrics import Metrics
 from iaprof.record.sources.source import Source
 from iaprof.record.sources.stalls import Stalls
+from iaprof.record.spool import FrameKind
 
 
 class Metering(Source):

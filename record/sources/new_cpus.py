@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from iaprof.basics.quantities import in_ranges
-from iaprof.record.capture.journal import Journal
+from iaprof.record.journal import Journal
 
 
 class PerCpu(Protocol):

@@ -14,11 +14,11 @@ from iaprof.bpf.probes.libraries import NAMES
 from iaprof.bpf.processes import snapshot
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.wire.sideband import mapped_paths, possible_exits
-from iaprof.record.capture.journal import Journal
-from iaprof.record.capture.spool import FrameKind
+from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.sources.new_cpus import NewCpus
 from iaprof.record.sources.source import Source
+from iaprof.record.spool import FrameKind
 
 REST_NS = 10_000_000  # between two reads
 TURN_NS = 10_000_000  # of writing what runs, before the other sources' turns

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from iaprof.record.budget import Level
-from iaprof.record.capture.journal import Journal
+from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from iaprof.basics.errors import UsageError
-from iaprof.record.capture.journal import Journal
-from iaprof.record.capture.spool import FrameKind
+from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.sources import xe
 from iaprof.record.sources.metrics import MeteredGt
 from iaprof.record.sources.source import Source
 from iaprof.record.sources.stall_stream import StallLoss, StallRead, StallStream
+from iaprof.record.spool import FrameKind
 
 TURN_NS = 10_000_000  # of one stream's reads, before the other streams' turns
 RETRY_NS = 100_000_000  # between two attempts to open a stream again

@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.bpf.probes.driver_layout import Layout, LayoutError, find_layout
-from iaprof.symbols.names.binaries import Binaries, BinaryError
+from iaprof.bpf.driver_layout import Layout, LayoutError, find_layout
 from iaprof.symbols.names.names import Frame, Names, Symbolized
+from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError
 
 
 def with_entry_names(

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from iaprof.bpf.accounts import ACCOUNTS, Places, describe
-from iaprof.record.capture.journal import Journal
-from iaprof.record.capture.spool import FrameKind
+from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
+from iaprof.record.spool import FrameKind
 
 MOST_KEPT = 64  # roots in other mount namespaces
 MOST_OF_ONE_USER = 16

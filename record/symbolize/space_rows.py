@@ -18,7 +18,7 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.header.waits import WAIT, WaitFlags
 from iaprof.formats.wire.launches import COPY, MAX_DEPTH, stack_dtype
 from iaprof.formats.wire.sideband import possible_forks
-from iaprof.record.capture.spool import Frame, FrameKind, SpoolReader
+from iaprof.record.spool import Frame, FrameKind, SpoolReader
 
 MOST_ROWS = 1 << 22  # that are kept, of both kinds; some 80 bytes each
 NO_ROOM = "too many mappings: processes with the most lose the oldest ones, and their stacks have no names"

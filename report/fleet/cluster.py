@@ -15,7 +15,7 @@ from typing import Any
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.formats.stores import EXTRA, told
 from iaprof.formats.urls import shown
-from iaprof.report.fleet.engines import ADDRESSES, MOST_DEATHS, Processes, Task
+from iaprof.report.fleet.processes import ADDRESSES, MOST_DEATHS, Processes, Task
 from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
 from iaprof.report.fleet.tasks import Answer, AnswerError, MapTask, check_answers, given_up
 from iaprof.sandbox.closing import Closing

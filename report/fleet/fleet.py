@@ -12,9 +12,9 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import mode_of_report
 from iaprof.formats.profile import clean
 from iaprof.report.fleet.cache import Cache, CacheError
-from iaprof.report.fleet.engines import Engine, Task
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.partial import Partial, Sum, nothing
+from iaprof.report.fleet.processes import Engine, Task
 from iaprof.report.fleet.rare import Counting
 from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S, Source
 from iaprof.report.fleet.summary import Summary

@@ -32,7 +32,7 @@ from iaprof.report.join.selection import begun_ns, length_ns
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions
 from iaprof.report.views.difference import without_address
-from iaprof.symbols.names.binaries import Binaries
+from iaprof.symbols.symbolizers.binaries import Binaries
 
 _T = TypeVar("_T", bound=Hashable)
 _Ints = NDArray[np.int64]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.report.gpu.kernels import SampledKernels
 from iaprof.report.gpu.module import GpuKernel
+from iaprof.report.join.kernels import SampledKernels
 from iaprof.report.join.overlaps import overlaps
 from iaprof.report.join.placements import Placed
 

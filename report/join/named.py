@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
-from iaprof.report.gpu.kernels import KernelNames, SampledKernels
 from iaprof.report.gpu.module import NO_BINARY, NO_DECODER, NO_INSTRUCTION, UNDECODABLE, GpuKernel
 from iaprof.report.join.candidates import AMBIGUOUS
+from iaprof.report.join.kernels import KernelNames, SampledKernels
 from iaprof.report.join.placements import Placed, Placement, Site
 from iaprof.report.join.streams import Stream, reasons_of
 from iaprof.report.join.sums.shares import Joined
-from iaprof.symbols.names.cpu_frames import CpuFrames
+from iaprof.symbols.cpu_frames import CpuFrames
 
 NO_INSTRUCTIONS = (NO_BINARY, NO_DECODER, NO_INSTRUCTION, UNDECODABLE)
 """Mnemonics that stand for an unknown instruction."""

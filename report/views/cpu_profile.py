@@ -18,8 +18,8 @@ from iaprof.formats.profile import Launch
 from iaprof.report.join.attribution import intervals_of
 from iaprof.report.join.selection import begun_ns
 from iaprof.report.profile import ReportOptions
+from iaprof.symbols.cpu_frames import CpuFrames
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.cpu_frames import CpuFrames
 from iaprof.symbols.names.names import Symbolizer
 
 _COLUMNS = ("time_ns", "pid", "tid", "stack", "kernel_stack")

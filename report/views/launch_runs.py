@@ -21,8 +21,8 @@ from iaprof.report.join.selection import Selection
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions, scope
 from iaprof.report.runs import MAX_NS, MAX_RUNS, Pairs, Runs
+from iaprof.symbols.cpu_frames import CpuFrames
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.cpu_frames import CpuFrames
 from iaprof.symbols.names.demangle import demangled
 
 _ROWS_AT_ONCE = 1 << 20

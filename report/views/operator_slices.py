@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import OperatorSlices, Thread
+from iaprof.report.join.nesting import depths
+from iaprof.report.join.operators import HostSlices, read_host_slices
 from iaprof.report.join.selection import Selection
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions
-from iaprof.report.together.nesting import depths
-from iaprof.report.together.operators import HostSlices, read_host_slices
 from iaprof.report.views.cpu_profile import process_names
 
 MOST_SLICES = 200_000  # the longest ones are shown

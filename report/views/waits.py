@@ -21,8 +21,8 @@ from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions
 from iaprof.report.views.cpu_profile import process_names
 from iaprof.report.views.launchers import launcher
+from iaprof.symbols.cpu_frames import CpuFrames
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.cpu_frames import CpuFrames
 from iaprof.symbols.names.names import Symbolizer
 
 _COLUMNS = ("time_ns", "end_ns", "waited_ns", "count", "pid", "tid", "function", "handle", "stack", "flags")

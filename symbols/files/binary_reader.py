@@ -1,7 +1,7 @@
 """Runs in a sandboxed child: describes ELF files, and names addresses in them, which it returns as columns.
 
 Debug information comes as SymCaches, which other children made (symbols/files/dwarf.py). Symbol tables name what debug
-information does not cover, such as assembly. symbols/names/binaries.py reads the answers.
+information does not cover, such as assembly. symbols/symbolizers/binaries.py reads the answers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from iaprof.formats.elf import ElfError
 from iaprof.formats.file_names import as_text
 from iaprof.sandbox.reader import Operation, Refusal
+from iaprof.symbols.files.calls_in_file import without_call
 from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of, read_elf
 from iaprof.symbols.files.plt import plt_symbols
 from iaprof.symbols.files.raw_paths import RawPaths
@@ -27,7 +28,6 @@ from iaprof.symbols.files.split_dwarf import Sections, skeletons
 from iaprof.symbols.files.symcache import SymCache, SymCacheError
 from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, shortened
 from iaprof.symbols.names.sources import CODE, DEBUG_INFORMATION, DYNAMIC_SYMBOLS, RELOCATIONS, SOURCES, SYMBOL_TABLE
-from iaprof.symbols.unwind.calls_in_file import without_call
 from iaprof.symbols.unwind.frame_pointers import read_prologues
 from iaprof.symbols.unwind.outermost import outermost
 

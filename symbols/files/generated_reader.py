@@ -1,4 +1,4 @@
-"""Runs in a sandboxed child: reads perf maps and jitdumps, for symbols/names/generated.py.
+"""Runs in a sandboxed child: reads perf maps and jitdumps, for symbols/symbolizers/generated.py.
 
 The data of a request are addresses, then as many times; its file is the one to read. The file is copied, not mapped, as
 its process may be writing to it.

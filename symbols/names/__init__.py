@@ -1,1 +1,1 @@
-"""Names for addresses: in which module each address lies, and the symbolizers that name it."""
+"""What a name is, and in which module of an address space an address lies."""

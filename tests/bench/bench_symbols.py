@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench import generated_cpp
 from bench.measuring import machine, print_table
 from bench.symbolizer import MEANT, difference, differences, llvm_symbolizer
-from iaprof.symbols.names.binaries import Binaries
 from iaprof.symbols.names.names import Symbolized
+from iaprof.symbols.symbolizers.binaries import Binaries
 
 ADDRESSES, COMPARED = 20_000, 3_000
 

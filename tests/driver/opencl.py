@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from driver.driver import LIBRARIES, ZEBINS, Driver, compile_workload, read_lines, run_workload, zebin
-from iaprof.bpf.probes.driver_layout import Field
+from iaprof.bpf.driver_layout import Field
 from iaprof.bpf.probes.library_file import LibraryFile
 
 MATMUL = ZEBINS / "src" / "matmul.cl"

@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-from iaprof.bpf.probes.driver_layout import find_layout
+from iaprof.bpf.driver_layout import find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.record.calibrate import child as calibrate_child
 from iaprof.record.calibrate.level_zero_copies import find_own_kernels

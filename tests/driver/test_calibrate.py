@@ -16,7 +16,7 @@ from elftools.elf.elffile import ELFFile
 import elf_sections
 from conftest import descendants
 from driver.driver import HERE, Driver
-from iaprof.bpf.probes.driver_layout import Action, Field, Layout, find_layout
+from iaprof.bpf.driver_layout import Action, Field, Layout, find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.record.calibrate import calibrate
 from iaprof.record.calibrate.calibrate import CalibrationError
@@ -111,7 +111,7 @@ def test_without_the_compiler_all_but_the_driver_s_own_kernels_are_found(
 
 def test_finds_paths_through_objects_of_another_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = compiled(tmp_path, HERE / "other_driver.c")
-    monkeypatch.setattr("iaprof.bpf.probes.driver_layout.CACHE", tmp_path / "cache")
+    monkeypatch.setattr("iaprof.bpf.driver_layout.CACHE", tmp_path / "cache")
     monkeypatch.setattr(calibrate, "CACHE", tmp_path / "cache")
 
     found = calibrate.calibrate(library)

@@ -19,7 +19,7 @@ from driver.opencl import OpenCL
 from driver.test_calibrate import LARGE, build_id_of
 from driver.test_copies_opencl import BY_KERNELS
 from driver.test_opencl_recording import placed, record
-from iaprof.bpf.probes.driver_layout import CACHE, Action, Layout, find_layout
+from iaprof.bpf.driver_layout import CACHE, Action, Layout, find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags

@@ -22,7 +22,7 @@ from driver.copies import PRINTS_KERNELS, Copies, Functions, injected_library, r
 from driver.counters import counted, counting
 from driver.driver import DEVICES, HERE, LIBRARIES, Driver, of_an_unknown_build, run_workload
 from driver.recording import run_recorder
-from iaprof.bpf.probes.driver_layout import CACHE, TRANSFERS, find_layout
+from iaprof.bpf.driver_layout import CACHE, TRANSFERS, find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import FUNCTIONS

@@ -20,7 +20,7 @@ import elf_sections
 from driver.copies import Copies, Functions, injected_library, read_copies
 from driver.driver import DEVICES, HERE, LIBRARIES, compile_workload
 from driver.opencl import OpenCL
-from iaprof.bpf.probes.driver_layout import Action, Layout, find_layout
+from iaprof.bpf.driver_layout import Action, Layout, find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags

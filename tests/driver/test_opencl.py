@@ -10,7 +10,7 @@ import pytest
 
 from driver.driver import DEVICES, zebin
 from driver.opencl import WAYS, Kernel, OpenCL
-from iaprof.bpf.probes.driver_layout import Field, Layout, find_layout
+from iaprof.bpf.driver_layout import Field, Layout, find_layout
 from iaprof.formats.zebin import canonical, read_zebin
 
 MULTIPLY = ("multiply_basic", "multiply_local_access", "multiply_local_access_and_tiling")

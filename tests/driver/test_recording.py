@@ -25,7 +25,7 @@ from driver.recording import (
     recorded_launches,
     reported_stalls,
 )
-from iaprof.bpf.probes.driver_layout import CACHE, find_layout
+from iaprof.bpf.driver_layout import CACHE, find_layout
 from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import IAPROF
 

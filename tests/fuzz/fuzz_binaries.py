@@ -27,8 +27,8 @@ from elftools.elf.elffile import ELFFile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
 from iaprof.symbols.names.names import LONGEST_NAME, Symbolized
+from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError, Facts
 
 SEEDS = Path(__file__).parent / "seeds"
 LONGEST_S = 5.0

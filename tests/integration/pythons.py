@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.capture.spool import FrameKind
+from iaprof.record.spool import FrameKind
 from integration.recording import ended, environment, has_met, spooled, start
 from pythons.interpreters import HERE
 from standin import runtime

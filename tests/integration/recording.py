@@ -18,8 +18,8 @@ from typing import IO, Any
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.capture.spool import FrameKind, SpoolReader
 from iaprof.record.session import NICE, TICK_NS
+from iaprof.record.spool import FrameKind, SpoolReader
 from standin import runtime
 from standin.hardware import Hardware, Ledger
 from waiting import LONGEST_WAIT_S, until

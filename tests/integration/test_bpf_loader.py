@@ -24,9 +24,9 @@ from iaprof.bpf.compile.compiler import BCC_FOLDERS, Source
 from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.loader import Origin
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.bpf.probes.uprobe import ProgramFor, load_program
 from iaprof.bpf.programs import shipped
 from iaprof.bpf.sizes import map_entries
+from iaprof.bpf.uprobe import ProgramFor, load_program
 from iaprof.record.signals import Interrupted, StopSignals
 from integration.refused import refused, where_it_is_refused
 from limits import Within

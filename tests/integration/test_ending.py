@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.capture.spool import FrameKind
+from iaprof.record.spool import FrameKind
 from integration.recording import (
     BARE,
     IAPROF,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.capture.spool import FrameKind
+from iaprof.record.spool import FrameKind
 from iaprof.report.about import about
 from integration.recording import (
     IN_TURN,

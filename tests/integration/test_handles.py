@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iaprof.bpf.probes.driver_layout import CACHE, Action, Dispatch, Entry, Field, Layout
+from iaprof.bpf.driver_layout import CACHE, Action, Dispatch, Entry, Field, Layout
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.programs import MOST_CODE_CHUNKS, MOST_MODULE_CHUNKS

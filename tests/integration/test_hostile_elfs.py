@@ -23,7 +23,7 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
-from iaprof.record.capture.spool import FrameKind, SpoolReader
+from iaprof.record.spool import FrameKind, SpoolReader
 from integration.attacking import (
     AS_NOBODY,
     FIRE,

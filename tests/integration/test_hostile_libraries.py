@@ -21,7 +21,7 @@ from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import MAX_LIBRARIES, MAX_OF_ONE_USER, Outcome
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import Counter
-from iaprof.record.capture.spool import FrameKind
+from iaprof.record.spool import FrameKind
 from integration.recording import IN_TURN, copy_of_build, ended, has_met, launched, losses, spooled, start
 from standin import runtime
 from standin.hardware import Hardware

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iaprof.bpf.probes.driver_layout import Action
+from iaprof.bpf.driver_layout import Action
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.sizes import Sizes
 from iaprof.formats.wire.launches import LISTS_A_RECORD, Counter, LaunchFlags, ListEvent

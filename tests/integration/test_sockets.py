@@ -19,7 +19,7 @@ import pytest
 import typer.main
 
 from iaprof.cli.main import app
-from iaprof.record.capture.spool import FrameKind, Spool
+from iaprof.record.spool import FrameKind, Spool
 from integration.recording import IAPROF, environment, iaprof
 from standin import runtime
 from standin.hardware import Hardware

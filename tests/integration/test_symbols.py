@@ -17,7 +17,7 @@ import pytest
 import iaprof
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record.capture.finisher import Finisher
-from iaprof.record.capture.spool import Spool
+from iaprof.record.spool import Spool
 from iaprof.symbols.names.which import Symbols
 from integration.attacking import NOBODY
 from integration.recording import IAPROF, Finished, copy_of_build, environment, start, until_ticked

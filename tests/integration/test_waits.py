@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iaprof.bpf.probes.driver_layout import CACHE
+from iaprof.bpf.driver_layout import CACHE
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.sizes import Sizes
 from iaprof.formats.capture.reader import CaptureReader

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.probes.driver_layout import Layout
+from iaprof.bpf.driver_layout import Layout
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.programs import SESSION_COPIES

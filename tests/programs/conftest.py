@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 
-from iaprof.bpf.probes.driver_layout import find_layout
+from iaprof.bpf.driver_layout import find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from integration.recording import IAPROF, IN_TURN
 from programs.programs import Programs, prepare

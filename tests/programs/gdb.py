@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from iaprof.bpf.probes.driver_layout import Action, find_layout
+from iaprof.bpf.driver_layout import Action, find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from programs.programs import Programs, Run
 from programs.recording import Recording, record

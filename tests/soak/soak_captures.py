@@ -38,7 +38,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.writers.registry import WRITERS
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from soak.mutation import chance, mutate, odd_number
 from standin import runtime
 from standin.hardware import Hardware

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from iaprof.symbols.names.binaries import Binaries
+from iaprof.symbols.symbolizers.binaries import Binaries
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

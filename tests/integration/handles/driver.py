@@ -17,7 +17,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 
 import elf_sections
-from iaprof.bpf.probes.driver_layout import Action, Entry, Field, Layout
+from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 
 FOLDER = Path(__file__).parent
 MODULE_BIAS, GONE_OFFSET = 16, 24  # of what is given back, from what it is launched by, or described

@@ -14,8 +14,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 import elf_sections
-from iaprof.bpf.probes import driver_layout
-from iaprof.bpf.probes.driver_layout import (
+from iaprof.bpf import driver_layout
+from iaprof.bpf.driver_layout import (
     MAX_ENTRIES,
     MAX_PATH,
     SHIPPED,

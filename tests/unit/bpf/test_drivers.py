@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.probes import driver_layout
-from iaprof.bpf.probes.driver_layout import Action, Entry, Field, Layout
+from iaprof.bpf import driver_layout
+from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.probes.libraries import INJECTED, OPENCL, Libraries, Way
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.formats.header.no_launches import LEVEL_ZERO

@@ -9,8 +9,8 @@ import numpy as np
 
 from iaprof.formats.header.waits import WAIT
 from iaprof.formats.wire.launches import CODE, PYTHON_STACK, stack_dtype
-from iaprof.record.capture.spool import FrameKind
 from iaprof.record.sources.launches import Launches
+from iaprof.record.spool import FrameKind
 
 DEPTH = 16
 

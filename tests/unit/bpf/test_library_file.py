@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from iaprof.bpf.probes.driver_layout import find_layout
+from iaprof.bpf.driver_layout import find_layout
 from iaprof.bpf.probes.library_file import LibraryFile, ProbeError
 from unit.builds import build
 

@@ -11,8 +11,8 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
 import elf_sections
-from iaprof.bpf.probes import driver_layout
-from iaprof.bpf.probes.driver_layout import Action, Entry, Field, Layout
+from iaprof.bpf import driver_layout
+from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.probes.libraries import Libraries, Outcome
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.formats.header.slow_launches import sentence, slow_launches

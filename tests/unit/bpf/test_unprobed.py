@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf.probes import driver_layout
+from iaprof.bpf import driver_layout
 from iaprof.bpf.probes.libraries import Libraries, Mapped
 from iaprof.formats.header.unprobed import Unprobed, sentence
 from unit.bpf.test_slow_launches import driver

@@ -34,7 +34,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, SCHEMA
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.writers.registry import WRITERS
-from iaprof.record.capture.spool import FrameKind, Spool, framed
+from iaprof.record.spool import FrameKind, Spool, framed
 from iaprof.report.timeline.outputs.formats import FORMATS
 from iaprof.sandbox.memory import available
 from thorough import thorough, usually

@@ -24,7 +24,7 @@ from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
 from iaprof.report.profile import ReportOptions, build
 from iaprof.report.pseudonyms import Pseudonyms
-from iaprof.symbols.names.cpu_frames import FrameOptions
+from iaprof.symbols.cpu_frames import FrameOptions
 from iaprof.symbols.names.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 from unit.in_process import Done, iaprof

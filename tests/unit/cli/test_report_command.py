@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.record.capture.spool import Spool
+from iaprof.record.spool import Spool
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 

@@ -15,7 +15,7 @@ import pytest
 from iaprof.cli.main import main
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.entry_names import entry_titles
-from iaprof.cli.verbs.top import BY, show
+from iaprof.cli.terminal.ranking_tables import BY, show
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.views.ranking import KEYS, Ranker

@@ -14,7 +14,7 @@ import pytest
 from iaprof.basics import files
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import check_output, create, make_public_folder, remove, replace_file
-from iaprof.record.capture.spool import Spool
+from iaprof.record.spool import Spool
 from unit.in_process import iaprof
 
 CAPTURE = Path(__file__).parents[2] / "data" / "captures" / "format-9.parquet"
@@ -112,7 +112,7 @@ def test_no_file_gets_what_is_written_to_a_closed_stderr(tmp_path: Path, closed:
     # given a program that starts us without some of its standard files
     path = tmp_path / "spool"
     program = (
-        "import os, sys; from iaprof.cli import main, start; from iaprof.record.capture.spool import Spool;"
+        "import os, sys; from iaprof.cli import main, start; from iaprof.record.spool import Spool;"
         "main.main = lambda: (Spool(__import__('pathlib').Path(sys.argv[1])), os.write(2, b'told'));"
         "start.main()"
     )

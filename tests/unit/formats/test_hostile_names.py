@@ -16,10 +16,10 @@ from iaprof.formats.writers.registry import WRITERS
 from iaprof.report.archive import archive
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import ReportOptions, build
-from iaprof.symbols.names.cpu_frames import FrameOptions
-from iaprof.symbols.names.generated import GeneratedCode
+from iaprof.symbols.cpu_frames import FrameOptions
 from iaprof.symbols.names.modules import Module
 from iaprof.symbols.names.names import LONGEST_NAME, Frame, Names, Symbolized
+from iaprof.symbols.symbolizers.generated import GeneratedCode
 from unit.capturing import capture, launch, named_by, record, stall
 
 NAMES = [

@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 from iaprof.cli.main import app
-from iaprof.record.capture.spool import FrameKind, Spool
+from iaprof.record.spool import FrameKind, Spool
 from thorough import thorough
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.report.timeline.clock_examples import E1

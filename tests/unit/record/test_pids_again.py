@@ -12,10 +12,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from iaprof.record.capture.spool import FrameKind
 from iaprof.record.sources import launches as module
 from iaprof.record.sources.launches import Launches
 from iaprof.record.sources.side_band import SideBand
+from iaprof.record.spool import FrameKind
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof
 from waiting import until

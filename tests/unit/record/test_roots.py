@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from iaprof.record.capture.journal import Journal
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.symbolize import roots
 from iaprof.record.symbolize.roots import LINGER_NS, MOST_KEPT, MOST_OF_ONE_USER, Roots
 from unit.builds import open_files

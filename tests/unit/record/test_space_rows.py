@@ -15,7 +15,7 @@ from iaprof.formats.wire import sideband
 from iaprof.formats.wire.launches import stack_dtype
 from iaprof.formats.wire.sideband import mapping_record
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.symbolize import space_rows
 from iaprof.record.symbolize.needed import SymbolInputs
 

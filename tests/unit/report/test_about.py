@@ -17,7 +17,7 @@ from iaprof.report.facts import CpuModule, Facts, Matched
 from iaprof.report.gpu.source_files import SourceFiles
 from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
-from iaprof.symbols.names.cpu_frames import ModuleNames
+from iaprof.symbols.cpu_frames import ModuleNames
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Symbolized
 from unit.capturing import capture, launch, record, stall

@@ -26,7 +26,7 @@ from iaprof.report.redaction import Redaction
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Frame, Names, Symbolized
 from iaprof.symbols.names.rows import CaptureNames
-from iaprof.symbols.names.symbolizer_chain import SymbolizerChain
+from iaprof.symbols.symbolizers.chain import SymbolizerChain
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 from unit.profiles import rows
 from unit.symbols.names.test_address_space import spaces

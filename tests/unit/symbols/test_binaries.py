@@ -25,9 +25,9 @@ from iaprof.formats.file_names import as_text
 from iaprof.sandbox.answers import AnswerError
 from iaprof.symbols.files import cache as cache_module
 from iaprof.symbols.files.cache import Cache, default_folder, key_of
-from iaprof.symbols.names import binaries as binaries_module
-from iaprof.symbols.names.binaries import Binaries, BinaryError
 from iaprof.symbols.names.names import LONGEST_NAME, Frame, Symbolized, is_shortened
+from iaprof.symbols.symbolizers import binaries as binaries_module
+from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError
 from limits import Within
 from thorough import thorough
 from unit.elf_patching import bounds_of, header_of, objcopy, with_header, with_section

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.symbols.files.debug_files import debug_files
-from iaprof.symbols.names.binaries import Binaries, Facts
+from iaprof.symbols.symbolizers.binaries import Binaries, Facts
+from iaprof.symbols.symbolizers.debug_files import debug_files
 from unit.builds import Build, build, copied, link_name, no_descriptor_is_lost, take_out_debug_information
 
 INSIDE = "opt/lib/libhere.so"  # the library's path below a root

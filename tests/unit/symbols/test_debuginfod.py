@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 import pytest
 
-from iaprof.symbols.files.debuginfod import Bounds, Debuginfod, Kind
-from iaprof.symbols.names.binaries import Binaries
-from iaprof.symbols.names.local_files import LocalFiles
+from iaprof.symbols.symbolizers.binaries import Binaries
+from iaprof.symbols.symbolizers.debuginfod import Bounds, Debuginfod, Kind
+from iaprof.symbols.symbolizers.local_files import LocalFiles
 from limits import Within
 from unit.builds import Build, build, copied, function_at, no_descriptor_is_lost, symbolize, take_out_debug_information
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.symbols.names.binaries import Binaries
 from iaprof.symbols.names.demangle import demangled
+from iaprof.symbols.symbolizers.binaries import Binaries
 from unit.elf_patching import bounds_of
 from unit.symbols.asked import code, gdb_names, our_names
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.symbols.names.binaries import Binaries
+from iaprof.symbols.symbolizers.binaries import Binaries
 from unit.symbols.asked import our_names
 
 SOURCE = """

@@ -14,11 +14,11 @@ import pytest
 from bench.symbolizer import MEANT, difference, llvm_symbolizer
 from iaprof.symbols.files.elf import read_elf
 from iaprof.symbols.files.split_dwarf import Sections, skeletons, whole_unit
-from iaprof.symbols.names.binaries import Binaries, Companions
-from iaprof.symbols.names.local_files import LocalFiles
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Frame, Symbolized
-from iaprof.symbols.names.symbolizer_chain import SymbolizerChain
+from iaprof.symbols.symbolizers.binaries import Binaries, Companions
+from iaprof.symbols.symbolizers.chain import SymbolizerChain
+from iaprof.symbols.symbolizers.local_files import LocalFiles
 from unit.builds import no_descriptor_is_lost
 from unit.elf_patching import bounds_of
 

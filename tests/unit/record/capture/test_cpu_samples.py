@@ -11,7 +11,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import CPU_SAMPLE, stack_dtype
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 
 DEPTH = 8
 

@@ -18,11 +18,11 @@ from iaprof.formats.wire.launches import CHUNK, ChunkOf
 from iaprof.formats.zebin import canonical, read_zebin
 from iaprof.record.capture.code_object_rows import IN_MEMORY
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.journal import Journal
 from iaprof.record.capture.rotation_state import RotationState
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.journal import Journal
 from iaprof.record.kernels.dumped import HEAD, SAME_TIME_NS, DumpedModules
 from iaprof.record.sources import code_objects
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from unit.zebins import debug_elf, plain_zebin
 
 PLACE = 0x8001_0000_0000

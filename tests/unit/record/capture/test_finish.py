@@ -20,7 +20,7 @@ from iaprof.formats.wire.launches import CODE, LAUNCH, stack_dtype
 from iaprof.formats.wire.sideband import comm_record
 from iaprof.record.capture import finish as finishing
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.symbolize.needed import SymbolInputs
 from iaprof.symbols.python.layout import layout_of
 from limits import Within
@@ -146,7 +146,7 @@ def test_stalls_in_are_stalls_out(tmp_path: Path, seed: int) -> None:
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     import os
 
-    from iaprof.record.capture.spool import SpoolError
+    from iaprof.record.spool import SpoolError
 
     os.mkfifo(tmp_path / "s")
     with pytest.raises(SpoolError, match="is not a file"):

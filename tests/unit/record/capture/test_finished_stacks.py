@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from iaprof.formats.wire.launches import COPY, stack_dtype
-from iaprof.record.capture.journal import OVERLAP_NS, Journal
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.journal import OVERLAP_NS, Journal
 from iaprof.record.sources import finished_stacks as module
 from iaprof.record.sources.finished_stacks import FinishedStacks
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.unwinding.learner_process import DROPPED, DROPPED_MARK
 
 DEPTH = 4

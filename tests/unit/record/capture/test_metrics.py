@@ -27,10 +27,10 @@ from iaprof.formats.profile import Code, Gauges, StackOptions
 from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.record import cpu_use
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.sources import metrics, pmu, xe
 from iaprof.record.sources.metrics import MeteredGt, Metrics
-from iaprof.report.views.gauges import gauges
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
+from iaprof.report.gauges import gauges
 from thorough import thorough
 from unit.builds import no_descriptor_is_lost
 from unit.capturing import capture

@@ -16,7 +16,7 @@ from iaprof.formats.header.no_launches import sentence
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
 from iaprof.formats.wire.sideband import mapping_record
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.about import about
 from iaprof.report.pseudonyms import Pseudonyms
 from iaprof.report.redacted_header import redacted_header

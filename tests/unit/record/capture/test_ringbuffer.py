@@ -16,9 +16,9 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.waits import WAIT
 from iaprof.formats.wire.launches import Counter
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.journal import Journal
-from iaprof.record.capture.spool import Spool, SpoolReader
+from iaprof.record.journal import Journal
 from iaprof.record.sources.launches import Launches
+from iaprof.record.spool import Spool, SpoolReader
 
 SIZE = mmap.PAGESIZE
 RECORD = np.dtype([("number", "<u8"), ("more", "<u8"), ("last", "<u8")])

@@ -15,7 +15,7 @@ from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, LaunchFlags, ListEv
 from iaprof.formats.wire.sideband import SideBand, decode, mapping_record, running_record
 from iaprof.record.capture import rotation_lists
 from iaprof.record.capture.rotation_state import LINGER_NS, RotationState
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader, framed
+from iaprof.record.spool import FrameKind, Spool, SpoolReader, framed
 
 DEPTH = 4
 SECOND = 1_000_000_000

@@ -24,7 +24,7 @@ from iaprof.formats.wire.sideband import (
     running_record,
 )
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from limits import Within
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.record.capture.spool import (
+from iaprof.record.spool import (
     _CHECK,
     _FRAME,
     _MARK,
@@ -202,7 +202,7 @@ def test_a_frame_that_is_in_a_payload_is_none(tmp_path: Path) -> None:
     # then
     assert [frame.kind for frame in SpoolReader(tmp_path / "s").frames()] == [FrameKind.LAUNCHES]
     # and each process has a mark of its own
-    code = "from iaprof.record.capture.spool import _MARK; print(_MARK.hex())"
+    code = "from iaprof.record.spool import _MARK; print(_MARK.hex())"
     marks = {subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout for _ in range(2)}
     assert len(marks) == 2
 

@@ -11,14 +11,14 @@ import pytest
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
-from iaprof.bpf.probes.driver_layout import SHIPPED, Action, Layout, LayoutError
+from iaprof.bpf.driver_layout import SHIPPED, Action, Layout, LayoutError
 from iaprof.cli.verbs import info as verb
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES, function_number
 from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.views.transfers import Transfers, transfers
 from unit.capturing import HEADER, capture, launch

@@ -18,8 +18,8 @@ from iaprof.cli.verbs import record as record_command
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.waits import WAIT, WAITING, WaitFlags, WaitTotals, total_waits, unended_waits
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.options import Options
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.profile import ReportOptions
 from iaprof.report.views.wait_runs import wait_runs
 from unit.capturing import HEADER, capture

@@ -15,11 +15,11 @@ from iaprof.formats.wire.launches import COPY, CPU_SAMPLE, KEPT_SHIFT, LAUNCH, L
 from iaprof.formats.wire.sideband import comm_record, mapping_record
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.spool import FrameKind, Spool, SpoolReader
+from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.record.stacks import launch_stacks
 from iaprof.record.symbolize.needed import FinishStacks
+from iaprof.symbols.cpu_frames import CpuFrames
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.cpu_frames import CpuFrames
 from iaprof.symbols.names.rows import CaptureNames
 
 DEPTH = 6

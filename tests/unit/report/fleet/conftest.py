@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.report.fleet import engines
+from iaprof.report.fleet import engines, processes
 from iaprof.report.fleet.cluster import Cluster
 from iaprof.report.fleet.tasks import Answer, run
 
@@ -19,7 +19,7 @@ class Here:
 
     workers = 2
 
-    def answers(self, tasks: Iterable[engines.Task]) -> Iterator[Answer]:
+    def answers(self, tasks: Iterable[processes.Task]) -> Iterator[Answer]:
         return map(run, tasks)
 
     def close(self) -> None:

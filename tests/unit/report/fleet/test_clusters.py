@@ -19,8 +19,8 @@ import pytest
 from iaprof.basics.errors import IaprofError
 from iaprof.report.fleet import cluster as clusters
 from iaprof.report.fleet.cluster import Cluster
-from iaprof.report.fleet.engines import Processes
 from iaprof.report.fleet.partial import nothing
+from iaprof.report.fleet.processes import Processes
 from iaprof.report.fleet.summary import Summary
 from iaprof.report.fleet.tasks import Answer, run
 from thorough import usually

@@ -15,13 +15,13 @@ import pytest
 
 import iaprof
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.report.fleet import engines
+from iaprof.report.fleet import engines, processes
 from iaprof.report.fleet.cache import Cache
 from iaprof.report.fleet.cluster import Cluster
-from iaprof.report.fleet.engines import Engine, Processes
 from iaprof.report.fleet.fleet import ask
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.partial import Partial
+from iaprof.report.fleet.processes import Engine, Processes
 from iaprof.report.fleet.sources import find_sources
 from iaprof.report.fleet.tasks import MapTask, Question, ReadTask
 from iaprof.sandbox.memory import DEFAULT_BYTES
@@ -71,7 +71,7 @@ def test_a_process_that_is_killed_is_replaced(
     killed: list[int] = []
     give = Processes._give
 
-    def give_and_kill(self: Processes, task: engines.Task, deaths: int) -> None:
+    def give_and_kill(self: Processes, task: processes.Task, deaths: int) -> None:
         give(self, task, deaths)
         if len(killed) < 3:
             worker = list(self._running.values())[-1][0]
@@ -87,7 +87,7 @@ def test_a_process_that_is_killed_is_replaced(
 def test_a_capture_that_kills_each_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     give = Processes._give
 
-    def give_and_kill(self: Processes, task: engines.Task, deaths: int) -> None:
+    def give_and_kill(self: Processes, task: processes.Task, deaths: int) -> None:
         give(self, task, deaths)
         assert isinstance(task, MapTask)
         if any(source.name == str(SAMPLES[0]) for source, _ in task.sources):
@@ -110,7 +110,7 @@ def test_processes_end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         pids.extend(worker.pid for worker, *_ in engine._running.values())
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engines, "wait", lambda *_: close_soon())
+    monkeypatch.setattr(processes, "wait", lambda *_: close_soon())
     with pytest.raises(KeyboardInterrupt), engine:
         asked(engine, SAMPLES[0].parent)
     assert pids
@@ -181,7 +181,7 @@ def test_a_number_of_processes_is_from_1_to_1024(number: str) -> None:
 def test_a_segment_that_kills_each_process_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     give = Processes._give
 
-    def give_and_kill(self: Processes, task: engines.Task, deaths: int) -> None:
+    def give_and_kill(self: Processes, task: processes.Task, deaths: int) -> None:
         give(self, task, deaths)
         os.kill(list(self._running.values())[-1][0].pid, signal.SIGKILL)
 
@@ -197,7 +197,7 @@ def test_a_process_that_hangs_is_ended_and_its_capture_named(
 ) -> None:
     give = Processes._give
 
-    def give_and_stop(self: Processes, task: engines.Task, deaths: int) -> None:
+    def give_and_stop(self: Processes, task: processes.Task, deaths: int) -> None:
         give(self, task, deaths)
         assert isinstance(task, MapTask)
         if any(source.name == str(SAMPLES[0]) for source, _ in task.sources):
@@ -215,7 +215,7 @@ def test_a_process_that_hangs_is_ended_and_its_capture_named(
 def test_a_segment_whose_reading_hangs_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     give = Processes._give
 
-    def give_and_stop(self: Processes, task: engines.Task, deaths: int) -> None:
+    def give_and_stop(self: Processes, task: processes.Task, deaths: int) -> None:
         give(self, task, deaths)
         os.kill(list(self._running.values())[-1][0].pid, signal.SIGSTOP)
 
@@ -263,7 +263,7 @@ def test_what_a_worker_of_a_cluster_starts_has_the_memory_limit(cluster: Cluster
         children = [(task / "children").read_text().split() for worker in workers for task in worker.iterdir()]
         found = set()
         for pid in (child for several in children for child in several):
-            if b"fleet.engines" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"fleet.processes" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 (line,) = (line for line in Path(f"/proc/{pid}/limits").read_text().splitlines() if "data size" in line)
                 found.add(line.split()[3])
         return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.report.fleet import cluster, engines
+from iaprof.report.fleet import cluster, engines, processes
 from iaprof.report.fleet.groups import Grouping
 from iaprof.report.fleet.summary import Summary
 from thorough import thorough
@@ -38,7 +38,7 @@ def all_of(folder: Path) -> list[Path]:
 
 @thorough
 def test_processes_give_the_sum(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "open_engine", lambda *_: engines.Processes(2))
+    monkeypatch.setattr(engines, "open_engine", lambda *_: processes.Processes(2))
     assert folded(folder, "--cache=none") == sum_of_single(all_of(folder))
 
 

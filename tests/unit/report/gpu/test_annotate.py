@@ -14,7 +14,8 @@ import pytest
 
 from iaprof.basics.errors import IaprofError
 from iaprof.cli.main import main
-from iaprof.cli.verbs.annotate import chosen, lines
+from iaprof.cli.terminal.listing_lines import lines
+from iaprof.cli.verbs.annotate import chosen
 from iaprof.formats.profile import Code, Kernel, Launch
 from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.reasons import REASONS

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.report.together import operators as module
-from iaprof.report.together.operators import OTHERS, read_operators
+from iaprof.report.join import operators as module
+from iaprof.report.join.operators import OTHERS, read_operators
 from unit.capturing import capture as write, record, stall
 from unit.in_process import iaprof as run
 from unit.report.together import runs

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.bpf.probes import driver_layout
+from iaprof.bpf import driver_layout
 from iaprof.record.symbolize.entry_names import with_entry_names
-from iaprof.symbols.names.binaries import Binaries, BinaryError
 from iaprof.symbols.names.names import Frame, Names, Symbolized
+from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError
 
 BUILD_ID = bytes.fromhex("ab" * 20)
 STRIPPED = "it is stripped"

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from iaprof.sandbox.parent import Limits
 from iaprof.symbols.files import jitdump as jitdump_module, perf_map as perf_map_module
 from iaprof.symbols.files.perf_map import read_perf_map
-from iaprof.symbols.names.generated import GeneratedCode
 from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, Frame, Symbolized, is_shortened, shortened
+from iaprof.symbols.symbolizers.generated import GeneratedCode
 from limits import Within
 from unit.jitdumps import HEADER, close, debug_info, header, load, move, unwinding_info
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from iaprof.formats.wire.sideband import text
-from iaprof.symbols.names import local_files
-from iaprof.symbols.names.binaries import Binaries
-from iaprof.symbols.names.local_files import LocalFiles
 from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.symbolizers import local_files
+from iaprof.symbols.symbolizers.binaries import Binaries
+from iaprof.symbols.symbolizers.local_files import LocalFiles
 from unit.builds import (
     Build,
     build,

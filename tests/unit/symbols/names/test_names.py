@@ -15,8 +15,8 @@ from iaprof.symbols.names.calls import StackAddresses, calls
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import LONGEST_NAME, Frame, Names, Symbolized, is_shortened
 from iaprof.symbols.names.rows import CaptureNames
-from iaprof.symbols.names.symbolizer_chain import SymbolizerChain
 from iaprof.symbols.names.write_names import Cancellation, write_names
+from iaprof.symbols.symbolizers.chain import SymbolizerChain
 from unit.symbols.names.test_address_space import event, mapping, spaces
 
 MODULE = Module(ModuleKind.FILE, "/lib/a.so", b"\x01\x02")

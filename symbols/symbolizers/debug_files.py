@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from iaprof.symbols.names.binaries import Binaries, BinaryError, Facts
+from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError, Facts
 
 _SYSTEM = "usr/lib/debug"  # where distributions put debug files
 _CHUNK = 1 << 20

@@ -18,8 +18,8 @@ from iaprof.formats.capture.dictionaries import number_texts, rows_where
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.header.trace_clocks import TraceClock, trace_clocks
+from iaprof.report.join.nesting import NOTHING, Nesting, depths
 from iaprof.report.join.placements import OPERATOR_COLUMN
-from iaprof.report.together.nesting import NOTHING, Nesting, depths
 
 OTHERS = "[other operators]"
 _CATEGORIES = ("cpu_op", "user_annotation")

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 
 from iaprof.formats.elf import MAGIC
 from iaprof.formats.file_names import possible_names
-from iaprof.symbols.files.debug_files import Candidate, build_id_path, debug_files
-from iaprof.symbols.files.debuginfod import Debuginfod, Kind
-from iaprof.symbols.names.binaries import Binaries, BinaryError, Companions, Facts
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Symbolized
 from iaprof.symbols.names.sources import DEBUG_INFORMATION, SYMBOL_TABLE
+from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError, Companions, Facts
+from iaprof.symbols.symbolizers.debug_files import Candidate, build_id_path, debug_files
+from iaprof.symbols.symbolizers.debuginfod import Debuginfod, Kind
 
 _SHORTEST_BUILD_ID, _LONGEST_BUILD_ID = 2, 64  # bytes; .build-id folders have no names for others
 _MOST_ENTRIES, _SCAN_SECONDS = 100_000, 20.0  # for all symbol folders together; an ELF file takes 1 to 6 ms

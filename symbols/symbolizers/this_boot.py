@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.symbols.files.kallsyms import KernelSymbols
 from iaprof.symbols.files.vdso import open_vdso
-from iaprof.symbols.names.binaries import Binaries
 from iaprof.symbols.names.boot import is_same_boot
-from iaprof.symbols.names.generated import GeneratedCode
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Symbolized
+from iaprof.symbols.symbolizers.binaries import Binaries
+from iaprof.symbols.symbolizers.generated import GeneratedCode
 
 
 class ThisBoot:

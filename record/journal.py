@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from iaprof.record.capture.spool import FrameKind, Spool
 from iaprof.record.launched_kernels import LaunchedKernels
+from iaprof.record.spool import FrameKind, Spool
 
 MessageHandler = Callable[[str], None]
 OVERLAP_NS = 1_000_000_000  # records begun this long before a spool may still come into it: threads may be held up

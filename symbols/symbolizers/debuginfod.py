@@ -26,8 +26,8 @@ from typing import IO, Any, Self
 
 from iaprof.basics.files import cache_home
 from iaprof.sandbox.answers import sentence
-from iaprof.symbols.files.debug_files import Candidate
-from iaprof.symbols.names.binaries import Binaries, BinaryError
+from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError
+from iaprof.symbols.symbolizers.debug_files import Candidate
 
 _LONGEST_WAIT_S = 30.0  # for the next bytes; elfutils' default is 90 s
 _LONGEST_DOWNLOAD_S = 120.0  # for one file, unless DEBUGINFOD_MAXTIME says otherwise
