@@ -51,7 +51,8 @@ class _Chrome:
         else:
             self._object(at)
         self._file.tell_dialect()
-        self._facts.rank = _rank(self._facts.members)
+        if (rank := _rank(self._facts.members)) is not None:
+            self._facts.rank = rank
 
     def _start(self) -> tuple[int, bytes]:
         """Returns where the outermost value begins, and its first character."""
@@ -156,9 +157,9 @@ class _Chrome:
         return end
 
 
-def _rank(members: Mapping[str, Any]) -> int:
+def _rank(members: Mapping[str, Any]) -> int | None:
     info = members.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
     if isinstance(rank, str) and rank.isascii() and rank.isdigit() and len(rank) < 20:
         rank = int(rank)
-    return rank if type(rank) is int and 0 <= rank < _MOST_RANK else 0
+    return rank if type(rank) is int and 0 <= rank < _MOST_RANK else None

@@ -22,6 +22,8 @@ _OF_FLEX = " Cmpt (Exec|Prep)$|[ _]Dma[IO]$|^(Flex RoundTrip|AIU Roundtrip)$"  #
 _MEMBERS_OF_TORCH = ("deviceProperties", "distributedInfo", "schemaVersion")
 _PROCESSES_OF_ROCPROF = re.compile(r"^(\d+ )?(CPU (HIP|HSA|KFD) API|GPU ?\d+)$")
 _CATEGORIES_OF_ROCPROF = re.compile("^(rocm_)?(kernel_dispatch|memory_copy|(hip|hsa|hip_runtime|hsa_core)_api)$")
+_RANK_OF_UNITRACE = re.compile(r"^RANK (\d{1,9}) (?:HOST|DEVICE)<")  # unitrace/src/chromelogger.h, under MPI
+ONE_FILE_PER_RANK = frozenset({TORCH_NPU, UNITRACE, ROCPROF})  # of these tools each process writes one
 _PROCESSES_OF_NPU = frozenset({"Ascend Hardware", "CANN"})
 _OF_NPU = frozenset({"async_npu", "async_task_queue"})
 # Kineto's ActivityType.cpp, with those that came later for other devices, and the flows of its output_json.cpp
@@ -70,6 +72,11 @@ class Signs:
                 continue
             if isinstance(members, dict) and isinstance(members.get("name"), str):
                 self.processes.add(members["name"])
+
+    def rank(self) -> int | None:
+        """Returns the rank that the names of processes tell, if they tell one."""
+        found = {int(match[1]) for name in self.processes if (match := _RANK_OF_UNITRACE.match(name))}
+        return found.pop() if len(found) == 1 else None
 
     def dialect(self, members: Mapping[str, Any]) -> str:
         """Returns the dialect of a file.
