@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,13 +18,20 @@ _ALWAYS = ("deviceProperties", "distributedInfo", "otherData")
 _MOST_MEMBERS, _MOST_ALWAYS = 1 << 16, 1 << 20  # bytes of JSON, of all members of a file, and of each of those
 _MOST_MEMBER_COUNT = 1000
 _BLANK = b" \t\r\n"
+_START = re.compile(
+    rb"\s*+(?:\{|\[\s*+(?:\Z|[\[\]{\"\d,-]|(?:true|false|null|nan|inf(?:inity)?)\s*+[,\]]))", re.IGNORECASE
+)
+_OBJECT = re.compile(rb"\{\s*+[\"']")
 _MOST_RANK = 1 << 31
 
 
 def is_chrome(start: bytes) -> bool:
-    """Whether a file that starts so may be such a trace: JSON in any encoding."""
+    """Whether a file that starts so may be such a trace: JSON in any encoding, whose list has values or objects.
+
+    Folded stacks may begin with `[unknown]`.
+    """
     plain = start.removeprefix(b"\xef\xbb\xbf").replace(b"\0", b"").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
-    return plain.lstrip()[:1] in (b"{", b"[")
+    return _START.match(plain) is not None or (plain.lstrip()[:1] == b"[" and _OBJECT.search(plain) is not None)
 
 
 def read_chrome(file: ImportedFile) -> None:

@@ -164,7 +164,7 @@ def _add_counters(trace: Trace, kernels: _Kernels, ratios: NDArray[np.float64], 
     if at_once := add_sums(trace, TRACK, spans, most=TOO_MUCH):
         trace.messages.warn(
             STAGE,
-            f"{TRACK.name} adds up to more than 100 % {counted(at_once, 'time')}, where kernels overlap: shown as 100 %",
+            f"{TRACK.name} adds up to more than 100 % {counted(at_once, 'time')}, where kernels overlap: shown as 100",
         )
 
 

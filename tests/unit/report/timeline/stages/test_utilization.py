@@ -86,7 +86,7 @@ def test_kernels_that_overlap_are_not_active_for_more_than_all_of_the_time(tmp_p
         (0, 70), (50, 100), (100, 50), (110, 0), (195, 50), (200, 101), (210, 50), (215, 0)
     ]  # fmt: skip
     assert [each.text for each in made.messages.said if "overlap" in each.text] == [
-        "PT Active adds up to more than 100 % 1 time, where kernels overlap: shown as 100 %"
+        "PT Active adds up to more than 100 % 1 time, where kernels overlap: shown as 100"
     ]
 
 
