@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iaprof.basics.errors import IaprofError
+from iaprof.basics.quantities import counted
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.imports.encoded_text import refuse_compressed, unpacked_start
 from iaprof.report.traces.chrome_file import is_chrome, read_chrome
-from iaprof.report.traces.dialects import FLEX, ONE_FILE_PER_RANK
+from iaprof.report.traces.dialects import FLEX, ONE_FILE_PER_RANK, TORCH
 from iaprof.report.traces.extent import Extent
 from iaprof.report.traces.imported_file import FileFacts, ImportedFile, ReadAgain, Reading, Remembered
 from iaprof.report.traces.perfetto.file import is_perfetto, read_perfetto
@@ -179,6 +180,10 @@ def _number_ranks(files: Sequence[FileFacts]) -> None:
         own = [file for file in files if file.dialect == dialect]
         told = {file.rank for file in own}
         free = (rank for rank in count() if rank not in told)
+        untold = [file for file in own if file.rank is None]
+        if dialect == TORCH and len(untold) > 1:
+            text = "it tells no rank (distributedInfo), as {} do not: all of them are rank 0, and their devices are one"
+            untold[0].problems.append(text.format(counted(len(untold) - 1, "other file")))
         for file in own:
             if file.rank is None:
                 file.rank = next(free) if dialect in ONE_FILE_PER_RANK else 0

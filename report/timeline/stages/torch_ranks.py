@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from iaprof.report.timeline.arguments import Arguments, members_of
 from iaprof.report.timeline.dialects import Kind, find
-from iaprof.report.timeline.grouped import groups
+from iaprof.report.timeline.grouped import Groups, groups
 from iaprof.report.timeline.texts import NO_TEXT
-from iaprof.report.timeline.trace import ABSENT, HOST_PIDS, MADE, MADE_OF_TEXT, Dialect, Marks, Trace, TraceFile
+from iaprof.report.timeline.trace import ABSENT, MADE, Dialect, Marks, Trace, TraceFile
 
 _DEVICE_PID = 0
 _RANK_STEP, _DEVICE_STEP = 123_000, 15  # of sort indexes: devices come after their hosts, as in the reference
 _MOST_LABELS = 1 << 16
+_PID_STEP = 10_000_000  # more than Linux's pids
 _SEPARATE = frozenset({Dialect.TORCH_NPU, Dialect.UNITRACE, Dialect.ROCPROF})
 _LAST_DIGIT = re.compile(r"\d$")
 
@@ -70,11 +71,13 @@ def _separate_files(trace: Trace) -> None:
     is_device &= (of_tools | of_pytorch)[file]
     single = is_device & (np.bincount(file[is_device], minlength=len(ranks))[file] == 1)
     single &= of_tools[file] | (pid != _DEVICE_PID)
-    _, place, counts = np.unique(pid, return_inverse=True, return_counts=True)
-    clashes = (
-        of_tools[file] & ~single & ((counts[place] > 1) | np.isin(pid, ranks[file[single]])) & (pid < MADE_OF_TEXT)
-    )
-    found = np.where(single, ranks[file], np.where(clashes, pid + HOST_PIDS * (ranks[file] + 1), pid))
+    movable = (of_tools[file] | (of_pytorch[file] & ~is_device & (pid != _DEVICE_PID))) & ~single
+    movable &= (pid > 0) & (pid < _PID_STEP)
+    of_pid, rank = Groups(pid), ranks[file]
+    several = (of_pid.min(rank) < of_pid.max(rank))[of_pid.numbers]
+    is_rank = np.isin(pid, rank[is_device])
+    step = np.where(is_rank, rank + 1, rank)  # those of rank 0 stay, but for the number of a rank
+    found = np.where(single, rank, np.where(movable & (several | is_rank), pid + _PID_STEP * step, pid))
     changed = np.flatnonzero(found != pid)
     moved = dict(
         zip(zip(file[changed].tolist(), pid[changed].tolist(), strict=True), found[changed].tolist(), strict=True)

@@ -166,6 +166,11 @@ def test_unitrace_tells_the_rank_in_names_of_processes(tmp_path: Path) -> None:
     assert sorted(time for _, time in kernel_time(tables)) == [5, 30, 30]
 
 
+def test_a_trace_of_unitrace_without_anything_on_a_device_is_one(tmp_path: Path) -> None:
+    for name in ("HOST<vm>", "RANK 2 HOST<vm>"):
+        assert imported(tmp_path, [process(5000, name), x("zeKernelCreate", 10, 5, 5000, 1, "cpu_op")]) == "unitrace"
+
+
 def test_devices_of_pytorch_on_other_nodes_are_their_ranks(tmp_path: Path) -> None:
     # Given ranks 1 and 9, each of which uses device 1 of its node
     def of_rank(rank: int) -> Json:
@@ -175,6 +180,29 @@ def test_devices_of_pytorch_on_other_nodes_are_their_ranks(tmp_path: Path) -> No
     ranks, tables, _ = ranks_of(tmp_path, [of_rank(1), of_rank(9)])
     assert ranks == [[1], [9]]
     assert kernel_time(tables) == [(1, 31), (9, 39)]
+
+
+def test_hosts_of_pytorch_in_containers_are_one_process_each(tmp_path: Path) -> None:
+    # Given two ranks whose hosts have the same process id, as in containers
+    def of_rank(rank: int) -> Json:
+        events = [x("aten::mm", 5, 20 + rank, 12, 12, "cpu_op"), x("gemm", 20, 30 + rank, 0, 7, "kernel")]
+        return {"deviceProperties": [{"id": 0}], "distributedInfo": {"rank": rank}, "traceEvents": events}
+
+    _, tables, slices = ranks_of(tmp_path, [of_rank(0), of_rank(1), of_rank(12)])
+    assert kernel_time(tables) == [(0, 30), (1, 31), (12, 42)]
+    # Then each process of a host has another number, and that of the device 12 is not among them
+    hosts = {each["pid"] for each in slices if each["cat"] == "cpu_op"}
+    assert hosts == {10_000_012, 20_000_012, 130_000_012}
+
+
+def test_files_of_pytorch_that_tell_no_rank_are_said(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.json" for number in range(3)]
+    for path in paths:
+        path.write_text(json.dumps(TORCH_XPU))
+    done = iaprof("import", *paths, "-o", tmp_path / "run.parquet")
+    assert done.err.count("tells no rank") == 1
+    assert "0.json: it tells no rank (distributedInfo), as 2 other files do not: all of them are rank 0" in done.err
+    assert "tells no rank" not in iaprof("import", paths[0], "-o", tmp_path / "run.parquet", "-f").err
 
 
 def events_of(content: Json) -> list[Json]:
