@@ -262,7 +262,9 @@ class _Reader:
                     return value, at + len(text[:length].encode("utf-8", "surrogateescape"))
                 is_cut = True
             except json.JSONDecodeError as error:
-                is_cut = error.pos >= len(text) - 16 or error.msg.startswith("Unterminated string")
+                is_cut = error.msg.startswith("Unterminated string")
+                if not (is_rest and text.endswith("},")):  # which ends no number, word or escape
+                    is_cut |= error.pos >= len(text) - 16
                 if not is_cut:
                     raise
             except RecursionError:
