@@ -44,9 +44,10 @@ test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU 
 	@scripts/test-driver >/dev/null
 	@scripts/test --driver
 
-test-programs: setup ## download dpnp, pyopencl, OpenVINO, clpeak, Go and Java (0.9 GB), record them, and run tests/programs
+test-programs: setup ## download dpnp, pyopencl, OpenVINO, clpeak, Go, Java and TensorBoard's plugin (0.9 GB), and run tests/programs
 	@scripts/test-programs >/dev/null
 	@scripts/test-languages >/dev/null
+	@scripts/test-tensorboard >/dev/null
 	@scripts/test tests/programs
 
 test-kernels: setup ## boot Debian's kernels under QEMU, and load BPF and see launches there (docs/platforms.md)

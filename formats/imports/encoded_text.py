@@ -21,6 +21,8 @@ _ZEROS = ((b"\0\0\0x", "utf-32-be"), (b"x\0\0\0", "utf-32-le"), (b"\0x", "utf-16
 _MOST_MARK = 4  # bytes of a byte order mark
 _STARTED = 1 << 12  # bytes of the unpacked start
 _WINDOW = 16 + zlib.MAX_WBITS  # of gzip
+MOST_EXPANDED, MOST_EXPANSION = 1 << 29, 100
+"""Compressed data may become so many bytes, or so many times their size, whichever is more."""
 
 
 def refuse_compressed(start: bytes, name: str) -> None:
@@ -36,6 +38,14 @@ def refuse_compressed(start: bytes, name: str) -> None:
     for mark, (how, command) in _OTHERS.items():
         if start.startswith(mark):
             raise IaprofError(f"{name} is compressed with {how}: decompress it first, with '{command}'")
+
+
+def absurdly_large(name: str) -> IaprofError:
+    """Returns the error of a compressed file that becomes larger than that."""
+    return IaprofError(
+        f"{name} becomes absurdly large when it is decompressed: it may be malicious; if you trust it, "
+        "decompress it first"
+    )
 
 
 def encoding_of(start: bytes) -> str:
@@ -73,12 +83,13 @@ class EncodedText:
         self._decoder: codecs.IncrementalDecoder | None = None
         self._packed = b""
         self._has_begun = False
+        self._taken = self._made = 0  # bytes with and without gzip
 
     def read(self, size: int) -> bytes:
         """Returns about as many bytes, at least one before the end.
 
         Raises:
-            IaprofError: its compressed data are damaged or cut short.
+            IaprofError: its compressed data are damaged or cut short, or become absurdly large.
             OSError: it cannot be read.
         """
         while True:
@@ -117,4 +128,8 @@ class EncodedText:
         if not data and not plain:
             raise IaprofError(f"{self._name} has compressed data that are cut short: copy it again")
         self._packed = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
+        self._taken += len(data) - len(self._packed)
+        self._made += len(plain)
+        if self._made > max(MOST_EXPANDED, MOST_EXPANSION * self._taken):
+            raise absurdly_large(self._name)
         return plain, False

@@ -59,7 +59,7 @@ _TORCH: Mapping[Kind, Sign] = {
     Kind.PREPARATION: _name("Cmpt Prep$"),
     Kind.COPY_IN: _name(r"[Mm]emcpy \(HtoD\)"),
     Kind.COPY_OUT: _name(r"[Mm]emcpy \(DtoH\)"),
-    Kind.COLLECTIVE: _name("HCOLL"),
+    Kind.COLLECTIVE: _name("HCOLL|^(void )?(nccl|rccl|oneccl)[^:]"),  # kernels, not `nccl:all_reduce` around them
     Kind.BARRIER: _name("[Bb]arrier:"),
     Kind.ROUND_TRIP: _name("aiuLaunchSuperNode|aiuSuperNodeExecution"),
     Kind.CONVERSION: _name("aiuDataConvert"),
@@ -118,6 +118,16 @@ def find(trace: Trace, kind: Kind, slices: Slices | None = None) -> NDArray[np.b
             of_kind &= number == place
         found |= of_kind
     return found
+
+
+def communicates(trace: Trace) -> NDArray[np.bool_]:
+    """Tells which slices of devices move data between ranks and compute nothing.
+
+    Kernels that belong to a collective are such slices in PyTorch's and other profilers' files (`ncclDevKernel_...`).
+    In FLEX files they add up what was received.
+    """
+    found = find(trace, Kind.COLLECTIVE) & find(trace, Kind.DEVICE) & ~find(trace, Kind.PREPARATION)
+    return found & (trace.is_torch(trace.slices) | ~find(trace, Kind.KERNEL))
 
 
 def _found(trace: Trace, sign: Sign, slices: Slices) -> NDArray[np.bool_]:

@@ -65,14 +65,18 @@ class Spans:
     value: NDArray[np.float64]
 
 
-def add_sums(trace: Trace, track: Track, spans: Spans, most: float | None = None) -> None:
+def add_sums(trace: Trace, track: Track, spans: Spans, most: float | None = None) -> int:
     """Adds the sum of the values that hold at a time, for each pid: a point whenever one begins or ends.
 
     Args:
         trace: to which they are added.
         track: of the points.
         spans: what is added up.
-        most: what is shown for a sum above 100, which percentages have by mistake only.
+        most: what is shown while a value above 100 holds, which percentages have by mistake only; the sum of others
+            is then at most 100.
+
+    Returns:
+        how many sums of others were more.
     """
     times = np.concatenate([spans.start, spans.end])
     pids = np.concatenate([spans.pid, spans.pid])
@@ -84,6 +88,10 @@ def add_sums(trace: Trace, track: Track, spans: Spans, most: float | None = None
     last = np.append((times[1:] != times[:-1]) | (pids[1:] != pids[:-1]), True)[: len(times)]  # of an instant
     values = np.round(np.cumsum(steps[order])[last], DECIMALS)
     values[np.cumsum(open_[order])[last] == 0] = 0.0
+    above = np.zeros(0, bool)
     if most is not None:
-        values = np.where(values > 100, most, values)
+        wrong = np.cumsum((open_ * np.tile(spans.value > 100, 2))[order])[last] > 0
+        above = ~wrong & (values > 100)
+        values = np.where(wrong, most, np.minimum(values, 100))
     add_points(trace, track, files[last], pids[last], times[last], values)
+    return int(above.sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,13 +18,20 @@ _ALWAYS = ("deviceProperties", "distributedInfo", "otherData")
 _MOST_MEMBERS, _MOST_ALWAYS = 1 << 16, 1 << 20  # bytes of JSON, of all members of a file, and of each of those
 _MOST_MEMBER_COUNT = 1000
 _BLANK = b" \t\r\n"
+_START = re.compile(
+    rb"\s*+(?:\{|\[\s*+(?:\Z|[\[\]{\"\d,-]|(?:true|false|null|nan|inf(?:inity)?)\s*+[,\]]))", re.IGNORECASE
+)
+_OBJECT = re.compile(rb"\{\s*+[\"']")
 _MOST_RANK = 1 << 31
 
 
 def is_chrome(start: bytes) -> bool:
-    """Whether a file that starts so may be such a trace: JSON in any encoding."""
+    """Whether a file that starts so may be such a trace: JSON in any encoding, whose list has values or objects.
+
+    Folded stacks may begin with `[unknown]`.
+    """
     plain = start.removeprefix(b"\xef\xbb\xbf").replace(b"\0", b"").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
-    return plain.lstrip()[:1] in (b"{", b"[")
+    return _START.match(plain) is not None or (plain.lstrip()[:1] == b"[" and _OBJECT.search(plain) is not None)
 
 
 def read_chrome(file: ImportedFile) -> None:
@@ -51,7 +59,8 @@ class _Chrome:
         else:
             self._object(at)
         self._file.tell_dialect()
-        self._facts.rank = _rank(self._facts.members)
+        if (rank := _rank(self._facts.members)) is not None:
+            self._facts.rank = rank
 
     def _start(self) -> tuple[int, bytes]:
         """Returns where the outermost value begins, and its first character."""
@@ -156,9 +165,9 @@ class _Chrome:
         return end
 
 
-def _rank(members: Mapping[str, Any]) -> int:
+def _rank(members: Mapping[str, Any]) -> int | None:
     info = members.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else None
     if isinstance(rank, str) and rank.isascii() and rank.isdigit() and len(rank) < 20:
         rank = int(rank)
-    return rank if type(rank) is int and 0 <= rank < _MOST_RANK else 0
+    return rank if type(rank) is int and 0 <= rank < _MOST_RANK else None

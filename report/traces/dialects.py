@@ -22,6 +22,8 @@ _OF_FLEX = " Cmpt (Exec|Prep)$|[ _]Dma[IO]$|^(Flex RoundTrip|AIU Roundtrip)$"  #
 _MEMBERS_OF_TORCH = ("deviceProperties", "distributedInfo", "schemaVersion")
 _PROCESSES_OF_ROCPROF = re.compile(r"^(\d+ )?(CPU (HIP|HSA|KFD) API|GPU ?\d+)$")
 _CATEGORIES_OF_ROCPROF = re.compile("^(rocm_)?(kernel_dispatch|memory_copy|(hip|hsa|hip_runtime|hsa_core)_api)$")
+_PROCESSES_OF_UNITRACE = re.compile(r"^(?:RANK (\d{1,9}) )?(?:HOST|DEVICE)<")  # unitrace/src/chromelogger.h
+ONE_FILE_PER_RANK = frozenset({TORCH_NPU, UNITRACE, ROCPROF})  # of these tools each process writes one
 _PROCESSES_OF_NPU = frozenset({"Ascend Hardware", "CANN"})
 _OF_NPU = frozenset({"async_npu", "async_task_queue"})
 # Kineto's ActivityType.cpp, with those that came later for other devices, and the flows of its output_json.cpp
@@ -71,6 +73,12 @@ class Signs:
             if isinstance(members, dict) and isinstance(members.get("name"), str):
                 self.processes.add(members["name"])
 
+    def rank(self) -> int | None:
+        """Returns the rank that the names of processes tell, if they tell one."""
+        found = {match[1] for name in self.processes if (match := _PROCESSES_OF_UNITRACE.match(name))}
+        (rank,) = found if len(found) == 1 else (None,)
+        return None if rank is None else int(rank)
+
     def dialect(self, members: Mapping[str, Any]) -> str:
         """Returns the dialect of a file.
 
@@ -86,7 +94,7 @@ class Signs:
             return TORCH_NPU
         if not is_output and any(name in members for name in _MEMBERS_OF_TORCH):  # dumps are of any dialect
             return TORCH
-        if "gpu_op" in self.categories:
+        if "gpu_op" in self.categories or any(map(_PROCESSES_OF_UNITRACE.match, self.processes)):
             return UNITRACE
         if any(map(_PROCESSES_OF_ROCPROF.match, self.processes)) or any(
             map(_CATEGORIES_OF_ROCPROF.match, self.categories)

@@ -29,6 +29,12 @@ _BEGIN = re.compile(rb"\[|\{[ \t\r\n]*+(?:[\"'}]|\w++[ \t\r\n]*+:)")  # of an el
 _SCALAR = re.compile(rb'(?:"[^"\\\n]*+"|[^ \t\r\n,:"\[\]{}]++)[ \t\r\n]*+(?=[,\]])')
 NO_END = re.compile(rb'[ \t\r\n]*+(?:,[ \t\r\n,]*+"(?:[^"\\]|\\.)*+"[ \t\r\n]*+:|[^ \t\r\n,\[\]{}])', re.DOTALL)
 """What follows a value that is a part of a damaged element: a key, or a character that does not separate elements."""
+_TEXT = rb"[^{}\[\]\n]*+"
+_LIST = rb"\[T(?:\[T\]T){0,99}\]"
+_ARGS = rb"(?:(?<=:)|(?<=: ))\{T(?:LT){0,99}\}".replace(b"L", _LIST)
+_ONE_LINE = re.compile(  # an element on one line whose brackets balance only at its end, before one that begins
+    (rb'(\{T(?:(?:%b|%b)T){0,99}\})[ \t\r\n]*+,[ \t\r\n,]*+(?=\{[ \t\r\n]*+")' % (_LIST, _ARGS)).replace(b"T", _TEXT)
+)
 _BRACES = re.compile(rb"\}[} \t\r\n]*+(?=,[ \t\r\n]*+\{)")  # too many of them after an event
 _NOT_BLANK = re.compile(rb"[^ \t\r\n,]")
 _LIST_END = re.compile(rb'\][ \t\r\n]*+(?:\}?[ \t\r\n]*+\Z|,[ \t\r\n]*+"[^"\\]*+"[ \t\r\n]*+:)')
@@ -36,6 +42,7 @@ _END = re.compile(rb'\}[ \t\r\n]*(\])[ \t\r\n]*(?:\}?[ \t\r\n]*\Z|,[ \t\r\n]*"[^
 _MOST_MARGIN = 64
 _OPEN, _LIST_CLOSE = b"{]"
 _SMALL = 4096  # bytes: below, damage is looked for event by event
+_ONE_BY_ONE = 32  # elements, after which several are decoded at once again
 _SEEN = 1 << 9  # bytes that are decoded at first, to read one event
 _NO_OBJECTS = re.compile(  # elements that are not objects, each with the comma after it
     rb'(?:(?:-?\d[\d.eE+-]*+|true|false|null|\[\]|"[^"\\,]*+")[ \t\r\n]*+,[ \t\r\n]*+)+'
@@ -87,6 +94,7 @@ class _RareEvent(Event, forbid_unknown_fields=True, gc=False):
 _MEMBERS = frozenset(Event.__struct_fields__)
 _RARE = [name for name in _RareEvent.__struct_fields__ if name not in _MEMBERS]
 _decode = msgspec.json.Decoder(list[Event]).decode
+_decode_one = msgspec.json.Decoder(Event).decode
 _decode_rare = msgspec.json.Decoder(list[_RareEvent]).decode
 _encode = msgspec.json.Encoder().encode
 _lenient = json.JSONDecoder(
@@ -168,6 +176,7 @@ class _Reader:
             if is_lost and not self._skip_rest():
                 return
             size = (len(self._data) - self._at) // 4
+            single = 0  # elements that are still to be read one by one
             while (found := _NOT_BLANK.search(self._data, self._at)) is not None:
                 self._at = self._piece.consumed = found.start()
                 if (braces := _BRACES.match(self._data, self._at)) is not None:
@@ -177,15 +186,18 @@ class _Reader:
                     self._at = self._piece.consumed = self._at + 1
                     self._piece.ended = True
                     return
+                if single:
+                    single -= 1
+                    if not self._take_one():
+                        return
+                    continue
                 end = self._boundary(size)
                 if end is not None and self.take(end):
                     size *= 2
                 elif end is not None and size > _SMALL:
                     size //= 4
-                elif self._take_one():
-                    size = max(2 * size, _SMALL)
                 else:
-                    return
+                    single, size = _ONE_BY_ONE, _SMALL
             self._piece.consumed = len(self._data)
         except _Cut:
             self._piece.consumed -= len(self._margin(self._piece.consumed))
@@ -207,6 +219,14 @@ class _Reader:
             piece.dropped["not an object"] += others[0].count(b",")
             self._at = piece.consumed = others.end()
             return True
+        if (whole := _ONE_LINE.match(self._data, self._at)) is not None:
+            try:
+                piece.events.append(_decode_one(whole[1]))
+            except (msgspec.MsgspecError, ValueError, RecursionError):
+                pass  # read it leniently
+            else:
+                self._at = piece.consumed = whole.end(1)
+                return True
         try:
             value, end = self._element(self._at)
         except _Cut:
@@ -242,7 +262,9 @@ class _Reader:
                     return value, at + len(text[:length].encode("utf-8", "surrogateescape"))
                 is_cut = True
             except json.JSONDecodeError as error:
-                is_cut = error.pos >= len(text) - 16 or error.msg.startswith("Unterminated string")
+                is_cut = error.msg.startswith("Unterminated string")
+                if not (is_rest and text.endswith("},")):  # which ends no number, word or escape
+                    is_cut |= error.pos >= len(text) - 16
                 if not is_cut:
                     raise
             except RecursionError:
@@ -284,6 +306,8 @@ class _Reader:
         It is where brackets balance, those in texts included, as quotes may be missing; or where a line is indented
         as that of the damaged one; or, if brackets are missing, at an object with members of events.
         """
+        if not is_lost and (whole := _ONE_LINE.match(self._data, begin)) is not None:
+            return whole.end()
         data, depth, at, keys, keys_at = self._data, 0, begin, set[bytes](), begin
         margin = self._margin(begin)
         for separator in _CANDIDATE.finditer(data, begin + (not is_lost)):

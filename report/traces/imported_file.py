@@ -55,7 +55,7 @@ class FileFacts:
 
     name: str
     dialect: str = FLEX
-    rank: int = 0
+    rank: int | None = None  # None while nothing tells it
     ranks: list[int] = field(default_factory=list)  # of its devices, ascending; the first MOST_RANKS that it has
     counts: FileCounts = field(default_factory=FileCounts)
     members: dict[str, Any] = field(default_factory=dict)
@@ -117,6 +117,7 @@ class ImportedFile:
         """
         facts = self.facts
         facts.dialect = self.signs.dialect(facts.members)
+        facts.rank = self.signs.rank()
         if facts.dialect != FLEX and self.maker.renamed:
             self.remembered.keeps_names = True
             raise ReadAgain
@@ -129,7 +130,7 @@ class ImportedFile:
         counts.merged["end of a slice"] += self._pairs.merged
         counts.merged = +counts.merged
         counts.dropped = +counts.dropped
-        self.facts.ranks = sorted(self._pids)[:MOST_RANKS] if self.facts.dialect == FLEX else [self.facts.rank]
+        self.facts.ranks = sorted(self._pids)[:MOST_RANKS] if self.facts.dialect == FLEX else []
         if self.source.is_damaged:
             self.facts.problems.append("its compressed data are damaged or cut short")
         return self.facts

@@ -7,6 +7,7 @@ import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,10 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from iaprof.basics.errors import IaprofError
+from iaprof.basics.quantities import counted
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.imports.encoded_text import refuse_compressed, unpacked_start
 from iaprof.report.traces.chrome_file import is_chrome, read_chrome
+from iaprof.report.traces.dialects import FLEX, ONE_FILE_PER_RANK, TORCH
 from iaprof.report.traces.extent import Extent
 from iaprof.report.traces.imported_file import FileFacts, ImportedFile, ReadAgain, Reading, Remembered
 from iaprof.report.traces.perfetto.file import is_perfetto, read_perfetto
@@ -86,8 +89,8 @@ def import_traces(
     if len(paths) >= _MOST_FILES:
         raise IaprofError(f"{len(paths):,} files are too many for one capture: import at most {_MOST_FILES - 1:,}")
     remembered = [Remembered() for _ in paths]
-    count = min(len(os.sched_getaffinity(0)), 2)
-    own = children or Children(count)
+    readers = min(len(os.sched_getaffinity(0)), 2)
+    own = children or Children(readers)
     unpack_zstd = False
     try:
         while True:
@@ -103,7 +106,7 @@ def import_traces(
                 if children is None and not unpack_zstd and any(each.needs_zstd for each in remembered):
                     unpack_zstd = True
                     own.close()
-                    own = Children(count, unpack_zstd=True)
+                    own = Children(readers, unpack_zstd=True)
                 continue
             finally:
                 writer.close(header)  # in any case, or pyarrow complains on stderr
@@ -152,6 +155,7 @@ class _Import:
             finally:
                 self._done += os.fstat(file).st_size
                 os.close(file)
+        _number_ranks(facts)
         for group in self._groups.values():
             group.flush()
         extent = reduce(Extent.joined, (group.extent for group in self._groups.values()))
@@ -168,6 +172,23 @@ class _Import:
         file = ImportedFile(number, source, self._reading, self._remembered[number])
         found.read(file)
         return file.finish()
+
+
+def _number_ranks(files: Sequence[FileFacts]) -> None:
+    """Gives files that tell no rank one: 0, or the next free one where a tool writes a file for each."""
+    for dialect in {file.dialect for file in files}:
+        own = [file for file in files if file.dialect == dialect]
+        told = {file.rank for file in own}
+        free = (rank for rank in count() if rank not in told)
+        untold = [file for file in own if file.rank is None]
+        if dialect == TORCH and len(untold) > 1:
+            text = "it tells no rank (distributedInfo), as {} do not: all of them are rank 0, and their devices are one"
+            untold[0].problems.append(text.format(counted(len(untold) - 1, "other file")))
+        for file in own:
+            if file.rank is None:
+                file.rank = next(free) if dialect in ONE_FILE_PER_RANK else 0
+            if dialect != FLEX:
+                file.ranks = [file.rank]
 
 
 class _Group:

@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from iaprof.basics.errors import IaprofError
-from iaprof.formats.imports.encoded_text import GZIP, encoding_of
+from iaprof.formats.imports.encoded_text import GZIP, MOST_EXPANDED, MOST_EXPANSION, absurdly_large, encoding_of
 from iaprof.sandbox.answers import AnswerError, integer
 
 _BLOCK = 1 << 21
 ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")
 _UTF8_BOM = b"\xef\xbb\xbf"
 _MOST_CONVERTED = 64 << 20  # bytes of one answer
-_MOST_EXPANDED, _MOST_EXPANSION = 1 << 29, 100  # bytes in all, or, of a large file, times its size
 
 
 class Reads(Protocol):
@@ -128,8 +126,5 @@ class Source:
         self._ended |= ended
         self.is_damaged |= damaged
         self._window += content
-        if self._is_gzip and self._window_begin + len(self._window) > max(_MOST_EXPANDED, _MOST_EXPANSION * self.size):
-            raise IaprofError(
-                f"{self.name} becomes absurdly large when it is decompressed: it may be malicious; if you trust it, "
-                "decompress it first"
-            )
+        if self._is_gzip and self._window_begin + len(self._window) > max(MOST_EXPANDED, MOST_EXPANSION * self.size):
+            raise absurdly_large(self.name)

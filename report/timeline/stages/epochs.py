@@ -169,8 +169,8 @@ def _measured_mhz(slices: Slices, kernels: NDArray[np.intp]) -> tuple[float, flo
 def _say_frequencies(trace: Trace, kernels: NDArray[np.intp], soc_mhz: float) -> None:
     """Says which frequencies kernels ran at, by their durations and by the intervals between them.
 
-    The mean is that of the means of pids. The first kernel of a pid, and one at the same time as the one before, has
-    its duration's frequency for its interval's.
+    The mean is that of the means of pids. The first kernel of a pid, one at the same time as the one before, and one
+    whose counter fell since, as after a reset, has its duration's frequency for its interval's.
     """
     slices = trace.slices
     cycles = slices.counter(3)[kernels] - slices.counter(2)[kernels]
@@ -190,7 +190,7 @@ def _say_frequencies(trace: Trace, kernels: NDArray[np.intp], soc_mhz: float) ->
             f"Found {counted(same_time, 'kernel')} that started at the time of the one before, so without an interval"
         )
         trace.messages.warn("FREQ", text)
-    by_interval = np.where(same_pid & (ns > 0), steps * 1e3 / np.maximum(ns, 1), by_duration)
+    by_interval = np.where(same_pid & (ns > 0) & (steps > 0), steps * 1e3 / np.maximum(ns, 1), by_duration)
     for kind, mhz in (("durations of", by_duration), ("intervals between", by_interval)):
         mean = float(np.mean(np.bincount(pid, mhz) / np.bincount(pid)))
         if mean == 0:

@@ -1,4 +1,4 @@
-"""Puts the devices of PyTorch's files on their ranks: each file calls its device process 0.
+"""Puts the devices of PyTorch's and other profilers' files on their ranks: PyTorch calls its device process 0.
 
 Without that, the devices of two ranks would be one. The process of a rank's device is the rank, as in the files of the
 AIU's runtime; its label and its place in viewers say so.
@@ -15,12 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.report.timeline.arguments import Arguments, members_of
+from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.grouped import Groups, groups
 from iaprof.report.timeline.texts import NO_TEXT
 from iaprof.report.timeline.trace import ABSENT, MADE, Dialect, Marks, Trace, TraceFile
 
 _DEVICE_PID = 0
 _RANK_STEP, _DEVICE_STEP = 123_000, 15  # of sort indexes: devices come after their hosts, as in the reference
 _MOST_LABELS = 1 << 16
+_PID_STEP = 10_000_000  # more than Linux's pids
+_SEPARATE = frozenset({Dialect.TORCH_NPU, Dialect.UNITRACE, Dialect.ROCPROF})
 _LAST_DIGIT = re.compile(r"\d$")
 
 
@@ -31,6 +35,7 @@ def place_on_ranks(trace: Trace, arguments: Callable[[], Arguments]) -> None:
         trace: as it was loaded.
         arguments: opens those of its instants.
     """
+    _separate_files(trace)
     torch = np.array([file.dialect is Dialect.TORCH and not file.is_output for file in trace.files] or [False])
     ranks = np.array([file.rank for file in trace.files] or [0], np.int64)
     if not (torch & (ranks > 0)).any():
@@ -44,6 +49,43 @@ def place_on_ranks(trace: Trace, arguments: Callable[[], Arguments]) -> None:
     trace.files = [_with_rank(file) for file in trace.files]
     _sort_processes(trace, torch, ranks)
     _label_processes(trace, torch, ranks, arguments)
+
+
+def _separate_files(trace: Trace) -> None:
+    """Gives the one device of each file its rank for a process, in files of tools that number devices by themselves.
+
+    Processes of several such files that have the same number, or that of a rank, get others. It does nothing where
+    all files have the same rank.
+    """
+    files = [file for file in trace.files if not file.is_output]
+    if len({file.rank for file in files if file.dialect in _SEPARATE or file.dialect is Dialect.TORCH}) < 2:
+        return
+    ranks = np.array([file.rank for file in trace.files], np.int64)
+    of_tools = np.array([file.dialect in _SEPARATE and not file.is_output for file in trace.files])
+    of_pytorch = np.array([file.dialect is Dialect.TORCH and not file.is_output for file in trace.files])
+    slices = trace.slices
+    number, first = groups(slices.file.astype(np.int64), slices.pid)
+    file, pid = slices.file[first], slices.pid[first]
+    is_device = np.zeros(len(first), bool)
+    is_device[number[find(trace, Kind.KERNEL)]] = True
+    is_device &= (of_tools | of_pytorch)[file]
+    single = is_device & (np.bincount(file[is_device], minlength=len(ranks))[file] == 1)
+    single &= of_tools[file] | (pid != _DEVICE_PID)
+    movable = (of_tools[file] | (of_pytorch[file] & ~is_device & (pid != _DEVICE_PID))) & ~single
+    movable &= (pid > 0) & (pid < _PID_STEP)
+    of_pid, rank = Groups(pid), ranks[file]
+    several = (of_pid.min(rank) < of_pid.max(rank))[of_pid.numbers]
+    is_rank = np.isin(pid, rank[is_device])
+    step = np.where(is_rank, rank + 1, rank)  # those of rank 0 stay, but for the number of a rank
+    found = np.where(single, rank, np.where(movable & (several | is_rank), pid + _PID_STEP * step, pid))
+    changed = np.flatnonzero(found != pid)
+    moved = dict(
+        zip(zip(file[changed].tolist(), pid[changed].tolist(), strict=True), found[changed].tolist(), strict=True)
+    )
+    for columns in (trace.slices, trace.points, trace.flows, trace.instants):
+        number, first = groups(columns.file.astype(np.int64), columns.pid)
+        pairs = zip(columns.file[first].tolist(), columns.pid[first].tolist(), strict=True)
+        columns.pid = np.array([moved.get(pair, pair[1]) for pair in pairs], np.int64)[number]
 
 
 def _with_rank(file: TraceFile) -> TraceFile:

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.basics.quantities import counted
 from iaprof.report.timeline.compiler_logs import OTHER, UNKNOWN_PHASE, CompilerLog, IdealTable, read
 from iaprof.report.timeline.dialects import Kind, find
 from iaprof.report.timeline.grouped import Groups
@@ -22,7 +23,7 @@ from iaprof.report.timeline.utilization_tables import Names, Work, by_cycles, by
 
 STAGE = "UTL"
 TRACK = Track("PT Active", "Percent")
-TOO_MUCH = 101.0  # percent, shown for all that is above 100
+TOO_MUCH = 101.0  # percent, shown for a kernel that is above 100, as the reference does
 SUFFIX = " Cmpt Exec$"  # of a kernel's slices, not of its line in a log
 
 
@@ -160,7 +161,11 @@ def _add_counters(trace: Trace, kernels: _Kernels, ratios: NDArray[np.float64], 
         np.append(until[active], last[of_total]),
         np.append(percent[active], np.where(share > 100, TOO_MUCH, share)),
     )
-    add_sums(trace, TRACK, spans, most=TOO_MUCH)
+    if at_once := add_sums(trace, TRACK, spans, most=TOO_MUCH):
+        trace.messages.warn(
+            STAGE,
+            f"{TRACK.name} adds up to more than 100 % {counted(at_once, 'time')}, where kernels overlap: shown as 100",
+        )
 
 
 def _make_tables(trace: Trace, kernels: _Kernels, ratios: NDArray[np.float64], options: Options) -> None:

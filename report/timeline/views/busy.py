@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.dialects import Kind, communicates, find
 from iaprof.report.timeline.grouped import distinct_values
 from iaprof.report.timeline.intervals import Union
 from iaprof.report.timeline.placeholders import placed
@@ -48,7 +48,7 @@ def classes(trace: Trace) -> NDArray[np.int64]:
     Slices that PyTorch's process groups name, such as `gloo:all_reduce`, are communication, also of hosts.
     """
     found = np.full(len(trace.slices), -1, np.int64)
-    device, kernels = labels.on_devices(trace), find(trace, Kind.KERNEL)
+    device, kernels = labels.on_devices(trace), find(trace, Kind.KERNEL) & ~communicates(trace)
     collective = find(trace, Kind.COLLECTIVE) & ~kernels
     found[device] = 0
     found[device & (find(trace, Kind.COPY_IN) | find(trace, Kind.COPY_OUT))] = CLASSES.index("copies")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
+from iaprof.basics.errors import IaprofError
 from iaprof.report.traces.imported_file import ImportedFile, ReadAgain
 from iaprof.report.traces.perfetto.packets import is_trace
 from iaprof.report.traces.pieces import MOST_PIECE_BYTES, PacketsRead
@@ -126,7 +127,9 @@ class _Reader:
             file.remembered.has_tracks = True
             raise ReadAgain
         file.tell_dialect()
-        problems = file.facts.problems
+        counts, problems = file.facts.counts, file.facts.problems
+        if self._places and counts.events == sum(counts.dropped.values()):
+            raise IaprofError(f"{file.name} is not a trace: it has bytes that are no packets, and nothing else to show")
         if self._places:
             places = "1 place" if self._places == 1 else f"{self._places:,} places"
             problems.append(f"bytes that are not packets, at {places}: what is up to the next marker was not read")

@@ -113,6 +113,98 @@ def test_copies_and_waits_of_devices_are_no_kernels(tmp_path: Path, tool: str) -
     assert {event["pid"] for event in slices} == {event["pid"] for event in events_of(DEVICES[tool][1])}
 
 
+def ranks_of(folder: Path, contents: list[Json]) -> tuple[list[list[int]], Json, list[Json]]:
+    """The ranks of files, the tables that `timeline` makes of them, and the slices of its trace.json."""
+    paths = [folder / f"results-{number}.json" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_text(json.dumps(content))
+    files = json.loads(iaprof("import", *paths, "-o", folder / "run.parquet", "-f", "--json").out)["files"]
+    tables = json.loads(iaprof("timeline", folder / "run.parquet", "--json").out)["tables"]
+    assert iaprof("timeline", folder / "run.parquet", "-o", folder / "out", "-q", "-f").code == 0
+    events = json.loads((folder / "out" / "trace.json").read_text())["traceEvents"]
+    return [file["ranks"] for file in files], tables, [event for event in events if event["ph"] == "X"]
+
+
+def kernel_time(tables: Json) -> list[tuple[int, float]]:
+    return [(row["pid"], row["Total Kernel Time"]) for row in tables["active"]]
+
+
+def longer(content: Json, by: float) -> Json:
+    """The same trace with longer kernels: of 30 us."""
+    return [{**each, "dur": each["dur"] + by} if each.get("dur") == 30 else each for each in content]
+
+
+@pytest.mark.parametrize("tool", [ROCPROF, ROCPROF_3, TORCH_NPU])
+def test_each_file_of_tools_that_tell_no_rank_is_one(tmp_path: Path, tool: Json) -> None:
+    # Given files of two processes, which have the same numbers for what is on them
+    ranks, tables, slices = ranks_of(tmp_path, [tool, longer(tool, 7)])
+    assert ranks == [[0], [1]]
+    assert kernel_time(tables) == [(0, 30), (1, 37)]
+    # Then no process has slices of both, and those of the device are the ranks
+    places = [{each["pid"] for each in slices if each["args"]["jobname"] == f"results-{n}.json"} for n in (0, 1)]
+    assert not places[0] & places[1]
+    kernels = {(each["pid"], each["dur"]) for each in slices if each.get("cat") == "kernel"}
+    assert kernels == {(0, 30), (1, 37)}
+
+
+def test_unitrace_tells_the_rank_in_names_of_processes(tmp_path: Path) -> None:
+    def of_rank(rank: int) -> Json:
+        # Both ranks start with the same id on their hosts; a device's is 2^32 - 1 - 32 * rank
+        found = json.loads(json.dumps(UNITRACE).replace("RANK 0", f"RANK {rank}"))
+        return [{**each, "pid": 2**32 - 1 - 32 * rank} if each["pid"] > 5000 else each for each in found]
+
+    ranks, tables, slices = ranks_of(tmp_path, [of_rank(3), longer(of_rank(2), 7)])
+    assert ranks == [[3], [2]]
+    assert kernel_time(tables) == [(2, 37), (3, 30)]
+    assert len({each["pid"] for each in slices if each["name"] == "zeCommandListAppendLaunchKernel"}) == 2
+    # And without MPI, files are numbered: two devices of a process stay two
+    alone = json.loads(json.dumps(UNITRACE).replace("RANK 0 ", ""))
+    two = [*alone, x("add", 90, 5, 4294967290, 1, "gpu_op", id="9")]
+    ranks, tables, _ = ranks_of(tmp_path, [alone, two])
+    assert ranks == [[0], [1]]
+    assert sorted(kernel_time(tables))[0] == (0, 30)
+    assert sorted(time for _, time in kernel_time(tables)) == [5, 30, 30]
+
+
+def test_a_trace_of_unitrace_without_anything_on_a_device_is_one(tmp_path: Path) -> None:
+    for name in ("HOST<vm>", "RANK 2 HOST<vm>"):
+        assert imported(tmp_path, [process(5000, name), x("zeKernelCreate", 10, 5, 5000, 1, "cpu_op")]) == "unitrace"
+
+
+def test_devices_of_pytorch_on_other_nodes_are_their_ranks(tmp_path: Path) -> None:
+    # Given ranks 1 and 9, each of which uses device 1 of its node
+    def of_rank(rank: int) -> Json:
+        kernel = x("gemm", 20, 30 + rank, 1, 7, "kernel", device=1)
+        return {"deviceProperties": [{"id": 0}, {"id": 1}], "distributedInfo": {"rank": rank}, "traceEvents": [kernel]}
+
+    ranks, tables, _ = ranks_of(tmp_path, [of_rank(1), of_rank(9)])
+    assert ranks == [[1], [9]]
+    assert kernel_time(tables) == [(1, 31), (9, 39)]
+
+
+def test_hosts_of_pytorch_in_containers_are_one_process_each(tmp_path: Path) -> None:
+    # Given two ranks whose hosts have the same process id, as in containers
+    def of_rank(rank: int) -> Json:
+        events = [x("aten::mm", 5, 20 + rank, 12, 12, "cpu_op"), x("gemm", 20, 30 + rank, 0, 7, "kernel")]
+        return {"deviceProperties": [{"id": 0}], "distributedInfo": {"rank": rank}, "traceEvents": events}
+
+    _, tables, slices = ranks_of(tmp_path, [of_rank(0), of_rank(1), of_rank(12)])
+    assert kernel_time(tables) == [(0, 30), (1, 31), (12, 42)]
+    # Then each process of a host has another number, and that of the device 12 is not among them
+    hosts = {each["pid"] for each in slices if each["cat"] == "cpu_op"}
+    assert hosts == {10_000_012, 20_000_012, 130_000_012}
+
+
+def test_files_of_pytorch_that_tell_no_rank_are_said(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.json" for number in range(3)]
+    for path in paths:
+        path.write_text(json.dumps(TORCH_XPU))
+    done = iaprof("import", *paths, "-o", tmp_path / "run.parquet")
+    assert done.err.count("tells no rank") == 1
+    assert "0.json: it tells no rank (distributedInfo), as 2 other files do not: all of them are rank 0" in done.err
+    assert "tells no rank" not in iaprof("import", paths[0], "-o", tmp_path / "run.parquet", "-f").err
+
+
 def events_of(content: Json) -> list[Json]:
     events = content["traceEvents"] if isinstance(content, dict) else content
     return [event for event in events if event["ph"] == "X"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from iaprof.report.timeline.dialects import Kind, find
+from iaprof.report.timeline.dialects import Kind, communicates, find
 from iaprof.report.timeline.grouped import Groups
 from iaprof.report.timeline.intervals import ends, lengths_of_unions
 from iaprof.report.timeline.options import Options
@@ -24,27 +24,26 @@ def compare_ranks(trace: Trace, options: Options) -> None:
 def _overlap(trace: Trace) -> None:
     """Times are those in which at least one slice of a kind runs; the share is that of the communication."""
     slices = trace.slices
-    kernels, device = find(trace, Kind.KERNEL), find(trace, Kind.DEVICE)
-    works = kernels & device
-    communicates = find(trace, Kind.COLLECTIVE) & ~kernels & ~find(trace, Kind.PREPARATION) & device
-    used = np.flatnonzero((works | communicates) & placed(trace))
+    talks = communicates(trace)
+    works = find(trace, Kind.KERNEL) & find(trace, Kind.DEVICE) & ~talks
+    used = np.flatnonzero((works | talks) & placed(trace))
     if not len(used):
         return
     start, until = slices.start[used], ends(slices)[used]
     pids, rank = np.unique(slices.pid[used], return_inverse=True)
-    works, communicates = works[used], communicates[used]
-    busy, talks, either = (
-        lengths_of_unions(start[rows], until[rows], rank[rows], len(pids))
-        for rows in (works, communicates, works | communicates)
+    works, talks = works[used], talks[used]
+    computation, communication, either = (
+        lengths_of_unions(start[rows], until[rows], rank[rows], len(pids)) for rows in (works, talks, works | talks)
     )
-    both = busy + talks - either
+    both = computation + communication - either
     trace.tables["overlap"] = pa.table(
         {
             "pid": pids,
-            "Computation": busy / 1000,
-            "Communication": talks / 1000,
+            "Computation": computation / 1000,
+            "Communication": communication / 1000,
             "Overlap": both / 1000,
-            "Overlap Percent": np.divide(both, talks, out=np.full(len(pids), np.nan), where=talks > 0) * 100,
+            "Overlap Percent": np.divide(both, communication, out=np.full(len(pids), np.nan), where=communication > 0)
+            * 100,
         }
     )
 
@@ -109,15 +108,16 @@ def calculate_stats_v2(trace: Trace, options: Options) -> None:
     """
     slices = trace.slices
     rank = slices.extra.get("rank", slices.pid)
-    computes = find(trace, Kind.KERNEL)
-    communicates = slices.extra.get(SIZE, np.full(len(slices), ABSENT)) != ABSENT
-    communicates |= trace.texts.matches(slices.name, f"^{NAME}$")
-    rows = np.flatnonzero((computes | communicates) & placed(trace))
+    talks = trace.is_torch(slices) & communicates(trace)
+    computes = find(trace, Kind.KERNEL) & ~talks
+    talks |= slices.extra.get(SIZE, np.full(len(slices), ABSENT)) != ABSENT
+    talks |= trace.texts.matches(slices.name, f"^{NAME}$")
+    rows = np.flatnonzero((computes | talks) & placed(trace))
     groups = Groups(rank[rows])
     start, until = slices.start[rows], ends(slices)[rows]
     comp, comm = (
         lengths_of_unions(start[own], until[own], groups.numbers[own], len(groups)) / 1000
-        for own in (computes[rows], communicates[rows])
+        for own in (computes[rows], talks[rows])
     )
     elapsed = (groups.max(until) - groups.min(start)) / 1000
     some = elapsed > 0

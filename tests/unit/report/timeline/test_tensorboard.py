@@ -2,8 +2,7 @@
 
 They are those of torch_tb_profiler 0.4.3, in profiler/trace.py and profiler/event_parser.py: a slice of a kernel counts
 as communication if its `External id`, or its lack of one, is that of a collective's slice; a later collective with an
-id replaces an earlier one; only what is in a step counts. The plugin itself is no requirement of the tests, as it needs
-pandas and TensorBoard with all of its packages. It gave the same figures for the files of the first test.
+id replaces an earlier one; only what is in a step counts. tests/programs/test_tensorboard.py has the plugin itself.
 """
 
 from __future__ import annotations

@@ -36,6 +36,21 @@ def test_e4_counts_wraps_since_the_first_slice() -> None:
     ]
 
 
+def test_a_counter_that_starts_again_makes_no_negative_frequency() -> None:
+    # Given two jobs of kernels 100 us apart, 10 ms after each other, of which each starts to count at 1,000,000
+    jobs = []
+    for job in range(2):
+        counts = [1_000_000 + 100_000 * number for number in range(5)]
+        jobs.append(
+            [
+                slice_("k Cmpt Exec", 10_000 * job + 100 * number, 50, (c, c, c, c + 50_000, c + 50_000))
+                for number, c in enumerate(counts)
+            ]
+        )
+    (said,) = [text for text in _said(_normalized(*jobs)) if "intervals between" in text]
+    assert "give 1000.00/1000.00/1000.00 MHz" in said
+
+
 def test_e4b_a_wrap_within_a_slice_is_counted_once() -> None:
     e4b = _normalized(E4B)
     assert e4b.texts.taken(e4b.slices.extra["TSxOF"]).to_pylist() == [None, "TS3", None]

@@ -68,6 +68,28 @@ def test_more_ideal_cycles_than_time(tmp_path: Path) -> None:
     assert rows(made, "categories")[3] == (0, "UNKN", "Bmm_fp16", 50.0, 0.5556, 1, 0, 0, 0, 0)
 
 
+def test_kernels_that_overlap_are_not_active_for_more_than_all_of_the_time(tmp_path: Path) -> None:
+    # Given a kernel of 100 us of which 70 are ideal; one of 60, of which 30 are ideal, from 50 on; and one of 10, of
+    # which 12 are ideal, from 200 on, beside one of 20, of which 10 are
+    kernels = [("a", 0, 100), ("b", 50, 60), ("c", 200, 10), ("d", 195, 20)]
+    made = trace(
+        [
+            slice_(f"{name} Cmpt Exec", ts, dur, (0, 0, 0, dur * 1000, dur * 1000), tid=n)
+            for n, (name, ts, dur) in enumerate(kernels)
+        ]
+    )
+    ideals = {"a": 70, "b": 30, "c": 12, "d": 10}
+    log = written(tmp_path, {f"{name}-opCatBmm_fp16": us * 1100 for name, us in ideals.items()})
+    compute_utilization(made, Options(compiler_logs=(log,)))
+    # Then a and b together are 120 %, and shown as 100; only what is wrong by itself is shown as 101
+    assert [(time, value) for _, time, value in points(made, "PT Active")] == [
+        (0, 70), (50, 100), (100, 50), (110, 0), (195, 50), (200, 101), (210, 50), (215, 0)
+    ]  # fmt: skip
+    assert [each.text for each in made.messages.said if "overlap" in each.text] == [
+        "PT Active adds up to more than 100 % 1 time, where kernels overlap: shown as 100"
+    ]
+
+
 @pytest.mark.parametrize(
     ("at_core", "ideal", "expected"),
     [(78699230, 18061203, 0.2295), (86547239, 18061203, 0.2087), (64885331, 525920, 0.0081)],
