@@ -11,7 +11,7 @@ from enum import IntFlag
 
 import pyarrow as pa
 
-from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.vendors import IMPORTED_REASONS, SAMPLE_ROWS
 
 FORMAT = 10
 
@@ -31,7 +31,8 @@ NULL, REPEATS, SPLIT, WHOLE, DROPPED, TIME = FieldFlags
 _u16, _u32, _u64, _bool, _double = pa.uint16(), pa.uint32(), pa.uint64(), pa.bool_(), pa.float64()
 _i64 = pa.int64()
 _text, _binary = pa.string(), pa.binary()
-_words = pa.list_(pa.field("element", _u64, nullable=False))
+WORDS = pa.list_(pa.field("element", _u64, nullable=False))
+"""The type of lists of 64-bit words."""
 _marks = pa.list_(pa.field("element", pa.uint8(), nullable=False))
 _python = pa.list_(pa.field("element", pa.struct([("code", _u32), ("line", _u32), ("at", _u16)]), nullable=False))
 _TEXTS = (_text, _binary)
@@ -77,18 +78,26 @@ class RowKind:
         return pa.struct([(each.name, each.type) for each in self.fields])
 
 
+READ_COLUMNS = ("time_ns", "begin_ns", "stream")
+"""The first fields of all rows of samples: when the read was made, since when its samples can be, the stream."""
+SAMPLE_KINDS = tuple(rows.kind for rows in SAMPLE_ROWS)
+"""The kinds of rows of samples, one for each vendor."""
 ROW_KINDS = (
-    RowKind(
-        "stall",
-        (
-            Field("time_ns", _u64, TIME),
-            Field("begin_ns", _u64, TIME),
-            Field("stream", _u16, REPEATS),
-            Field("w0", _words, SPLIT),
-            Field("w1", _words, SPLIT),
-            Field("w2", _words, NULL | SPLIT),
-        ),
-        count="stall_reads",
+    *(
+        RowKind(
+            rows.kind,
+            (
+                Field("time_ns", _u64, TIME),
+                Field("begin_ns", _u64, TIME),
+                Field("stream", _u16, REPEATS),
+                *(
+                    Field(name, WORDS, SPLIT if number < rows.required else NULL | SPLIT)
+                    for number, name in enumerate(rows.columns)
+                ),
+            ),
+            since=rows.since,
+        )
+        for rows in SAMPLE_ROWS
     ),
     RowKind(
         "launch",
@@ -136,7 +145,7 @@ ROW_KINDS = (
             Field("time_ns", _u64, TIME),
             Field("pid", _u32, REPEATS),
             Field("truncated", _bool),
-            Field("ips", _words),
+            Field("ips", WORDS),
             Field("ended", _text, NULL, since=6),
             Field("marks", _marks, NULL, since=6),
             Field("python", _python, NULL, since=7),
@@ -294,8 +303,8 @@ ROW_KINDS = (
             Field("source", _text),
             Field("problem", _text),
             Field("frame_pointers", _bool, NULL),
-            Field("outermost", _words, NULL, since=5),
-            Field("no_calls", _words, NULL, since=5),
+            Field("outermost", WORDS, NULL, since=5),
+            Field("no_calls", WORDS, NULL, since=5),
         ),
         since=3,
         view="modules",
@@ -331,7 +340,7 @@ ROW_KINDS = (
             Field("file", _text, identifies="path"),
             Field("offset", _u64),
             Field("mnemonic", _text),
-            *(Field(reason, _u64) for reason in REASONS),
+            *(Field(reason, _u64) for reason in IMPORTED_REASONS),
         ),
         since=4,
         count="imported_samples",
