@@ -5,11 +5,13 @@ KINDS is in the order of the file's columns. docs/capture-format.md explains the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from typing import Any
 
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from iaprof.gpu.vendors import IMPORTED_REASONS, SAMPLE_ROWS
 
@@ -452,6 +454,25 @@ SCHEMA = pa.schema(
 NULLABLE = {name for name, field in FIELDS.items() if field.flags & NULL}
 """The fields that may be null in a row of their kind, as `KIND.FIELD`."""
 PARTS_SINCE = 4
+
+
+def make_rows(kind: str, columns: Mapping[str, pa.Array | NDArray[Any]]) -> pa.StructArray:
+    """Makes rows of a kind.
+
+    Args:
+        kind: a key of KINDS.
+        columns: by the names of all fields of the kind: arrays of equal lengths and of the fields' types.
+
+    Raises:
+        ArrowTypeError, ArrowInvalid: a column has another type or length.
+        TypeError: a field is missing, or the kind has none of that name.
+    """
+    fields = list(KINDS[kind])
+    if columns.keys() != {field.name for field in fields}:
+        wrong = sorted(columns.keys() ^ {field.name for field in fields})
+        raise TypeError(f"fields of {kind} rows are missing or unknown: {', '.join(wrong)}")
+    arrays = [columns[field.name] for field in fields]
+    return pa.StructArray.from_arrays([x if isinstance(x, pa.Array) else pa.array(x) for x in arrays], fields=fields)
 
 
 def sorted_kinds(kinds: Sequence[RowKind], first: Sequence[str]) -> list[RowKind]:

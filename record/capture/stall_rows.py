@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.schema import KINDS, WORDS
+from iaprof.formats.capture.schema import WORDS, make_rows
 from iaprof.gpu.samples import SampleRows
 from iaprof.record.capture.spool import Frame
 
@@ -19,7 +19,7 @@ class StallRows:
 
     def __init__(self, sample_rows: SampleRows) -> None:
         """Begins without reads."""
-        self.kind, self._columns, self._required = sample_rows.kind, len(sample_rows.columns), sample_rows.required
+        self.kind, self._columns, self._required = sample_rows.kind, sample_rows.columns, sample_rows.required
         self._reads: list[Frame] = []
         self.records = 0
 
@@ -39,7 +39,7 @@ class StallRows:
         Raises:
             ValueError: the length is not that of whole records.
         """
-        if not self._required <= read.part <= self._columns or len(read.payload) % (8 * read.part):
+        if not self._required <= read.part <= len(self._columns) or len(read.payload) % (8 * read.part):
             raise ValueError("its length is not that of records")
         self._reads.append(read)
         self.records += len(read.payload) // (8 * read.part)
@@ -48,20 +48,20 @@ class StallRows:
         """Makes a row for each read."""
         columns = [list(np.frombuffer(read.payload, np.uint64).reshape(read.part, -1)) for read in self._reads]
         lengths = np.array([len(words[0]) for words in columns], np.int64)
-        lists = []
-        for word in range(self._columns):
+        lists = {}
+        for word, name in enumerate(self._columns):
             has = np.array([len(words) > word for words in columns])
             parts = [words[word] for words in columns if len(words) > word]
             values = np.concatenate(parts) if parts else np.empty(0, np.uint64)
-            lists.append(_lists(np.where(has, lengths, 0), values, ~has))
-        return pa.StructArray.from_arrays(
-            [
-                pa.array(np.array([read.time for read in self._reads], np.uint64)),
-                pa.array(np.array([read.begin for read in self._reads], np.uint64)),
-                pa.array(np.array([read.source for read in self._reads], np.uint16)),
-                *lists,
-            ],
-            fields=list(KINDS[self.kind]),
+            lists[name] = _lists(np.where(has, lengths, 0), values, ~has)
+        return make_rows(
+            self.kind,
+            {
+                "time_ns": np.array([read.time for read in self._reads], np.uint64),
+                "begin_ns": np.array([read.begin for read in self._reads], np.uint64),
+                "stream": np.array([read.source for read in self._reads], np.uint16),
+                **lists,
+            },
         )
 
 
