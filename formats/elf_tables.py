@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from iaprof.formats import elf
+from iaprof.basics import elf
 
 
 def _table(entry: type[NamedTuple], layout: struct.Struct) -> np.dtype[np.void]:

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from iaprof.basics.quantities import counted, percent
+from iaprof.gpu.samples import ACTIVE
 
 if TYPE_CHECKING:  # without NumPy, the registry of formats imports fast
     import numpy as np
@@ -146,6 +147,8 @@ class Profile:
         """Counts in the order of `reasons`, which must include all of the profile's: uint64[n, len(reasons)]."""
         if tuple(reasons) == tuple(self.reasons):
             return self.counts
+        import numpy as np
+
         found = np.zeros((len(self), len(reasons)), np.uint64)
         found[:, [reasons.index(reason) for reason in self.reasons]] = self.counts
         return found
@@ -208,8 +211,6 @@ INVISIBLE = (
 )
 """The inside of a class of a regular expression."""
 _INVISIBLE = re.compile(f"[{INVISIBLE}]")
-ACTIVE = "active"
-"""The reason of samples in which the thread issued an instruction: it is not a stall."""
 
 
 def reason_name(reason: str) -> str:

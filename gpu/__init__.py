@@ -1,1 +1,1 @@
-"""GPUs as data: generations, record layouts, stall reasons, instruction sets."""
+"""What a GPU is: a package for each vendor behind one interface (vendor.py). vendors.py lists the vendors."""

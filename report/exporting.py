@@ -12,7 +12,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import CpuSamples, Export
 from iaprof.formats.profile import Launch, Profile
 from iaprof.formats.writers.writer import Needs
-from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.vendors import REASONS
 from iaprof.report.about import about
 from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 from iaprof.report.facts import Report

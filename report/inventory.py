@@ -16,7 +16,7 @@ from iaprof.basics.quantities import in_time
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.merged import merged_members
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
+from iaprof.formats.capture.schema import ROW_KINDS, SAMPLE_KINDS, sorted_kinds
 from iaprof.formats.header.labels import labels_of
 from iaprof.formats.header.left_out import TOTALS as LEFT_OUT
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
@@ -30,14 +30,14 @@ from iaprof.formats.header.unrecorded_copies import sentence as unrecorded_copie
 from iaprof.formats.header.waits import WaitTotals
 from iaprof.formats.header.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
 from iaprof.formats.profile import clean
-from iaprof.gpu.intel.generations import generation, guessed_layout
+from iaprof.gpu import vendors
 from iaprof.report.join.executions import count_launches, describe_unknown_executions
 
 _TOLD_GAP_S = 1.0  # less is how the wall clock is corrected
 _LIMIT = 1 << 64  # above every valid count and time
 _STALLS = "totals", "stalls"
 _MAX_LIBRARIES = 256  # with warnings; a recorder takes no more
-_FIRST = "stall", "launch", "transfer", "stack", "python_code", "mapping", "process", "kernel", "cpu_sample", "wait"
+_FIRST = "launch", "transfer", "stack", "python_code", "mapping", "process", "kernel", "cpu_sample", "wait"
 _ROWS = {kind.count: kind.name for kind in sorted_kinds(ROW_KINDS, _FIRST) if kind.count}
 """The name of each count, and the kind of rows that it counts."""
 
@@ -323,10 +323,11 @@ def _utc(wall_ns: int) -> str:
 
 
 def _stream(stream: _Header) -> Stream:
-    ip_version, known = "", None
+    ip_version = generation = ""
     match stream.numbers("ip_version"):
         case [major, minor, revision]:
-            ip_version, known = f"{major}.{minor:02}.{revision}", generation(major, minor)
+            ip_version = f"{major}.{minor:02}.{revision}"
+            generation = vendors.of_layout(stream.text("layout")).generation(major, minor)
     return Stream(
         card=stream.text("card"),
         device=stream.text("device"),
@@ -336,7 +337,7 @@ def _stream(stream: _Header) -> Stream:
         gt=stream.number("gt"),
         xecores=stream.number("xecores"),
         ip_version=ip_version,
-        generation=known.name if known else "",
+        generation=generation,
         layout=stream.text("layout"),
         layout_guessed=stream.flag("layout_guessed"),
         rate_cycles=stream.number("rate_cycles"),
@@ -346,12 +347,16 @@ def _stream(stream: _Header) -> Stream:
 
 def _guesses(streams: Sequence[Stream]) -> Iterator[str]:
     guessed = ((stream.card or stream.device or "a GPU", stream) for stream in streams if stream.layout_guessed)
-    yield from dict.fromkeys(guessed_layout(gpu, stream.ip_version, stream.layout) for gpu, stream in guessed)
+    yield from dict.fromkeys(
+        vendors.of_layout(stream.layout).guessed_layout(gpu, stream.ip_version, stream.layout)
+        for gpu, stream in guessed
+    )
 
 
 def _counts(capture: CaptureReader, header: _Header) -> dict[str, int | None]:
     """Counts rows by kind. The number of stall records is only in the header, as a row is a read."""
-    rows = {name: capture.count(kind) for name, kind in _ROWS.items()}
+    reads = sum(capture.count(kind) for kind in SAMPLE_KINDS)
+    rows = {"stall_reads": reads} | {name: capture.count(kind) for name, kind in _ROWS.items()}
     carried = min(header.number("totals", "carried_launches") or 0, rows["launches"])
     rows["launches"] -= carried
     stalls = header.number("totals", "stalls") if rows["stall_reads"] else 0

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.capture.schema import SAMPLE_KINDS
 from iaprof.formats.energy import Energy
 from iaprof.formats.export import Executions
 from iaprof.formats.header.python_counts import PythonCounts, recorded as recorded_python
@@ -57,7 +58,7 @@ def build_parts(
         UsageError: the capture lacks something that the options name.
     """
     parts = capture.parts
-    if not any(part.groups(kind) for part in parts for kind in ("stall", "launch", "sample")) and any(
+    if not any(part.groups(kind) for part in parts for kind in (*SAMPLE_KINDS, "launch", "sample")) and any(
         part.groups(kind) for part in parts for kind in ("slice", "counter", "flow", "instant")
     ):
         raise IaprofError(

@@ -15,8 +15,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.python_counts import recorded as recorded_python
 from iaprof.formats.header.whole_stacks import recorded
-from iaprof.formats.profile import ACTIVE
-from iaprof.gpu.intel.generations import platform_of
+from iaprof.gpu.samples import ACTIVE
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gauges import gauges
 from iaprof.report.gpu.module import GpuModuleLoader
@@ -89,8 +88,8 @@ def _build(
     facts = Facts()
     selection, interval_ns = options.selection, int(options.interval_s * 1e9)
     known = streams(capture.header)
-    platforms = [platform_of(*stream.ip_version) for stream in known]
-    kernels = SampledKernels(capture, loader, platforms, facts.problems, options.texts)
+    instruction_sets = [stream.instruction_set for stream in known]
+    kernels = SampledKernels(capture, loader, instruction_sets, facts.problems, options.texts)
     operators = read_operators(capture)
     mark = operators.of_launches if operators else lambda launches: launches
     placed = place_kernels(

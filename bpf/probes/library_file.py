@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from typing import BinaryIO
 
+from iaprof.basics.elf import EM_X86_64, PF_EXECUTE, PF_WRITE, STT_FUNC, ElfError, ElfFile, TooLarge, in_stream
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.elf import EM_X86_64, PF_EXECUTE, PF_WRITE, STT_FUNC, ElfError, ElfFile, TooLarge, in_stream
 
 MAX_READ_BYTES = 1 << 20  # in total, to limit the time that a malicious library costs; the runtime's needs 10,000
 _CHANGE_FUNCTION = b"_dl_debug_state"  # of the dynamic linker, for debuggers

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import BinaryIO
 
+from iaprof.basics.elf import SHN_UNDEF
 from iaprof.bpf.probes.library_file import LibraryFile, ProbeError
 from iaprof.bpf.structs import ARG, MAX_ARGS, NO_REGISTER, ArgKind, pack
-from iaprof.formats.elf import SHN_UNDEF
 
 # Compilers inline a probe's function a few times at most; in the injected library several functions have each probe.
 MAX_LOCATIONS = 32

@@ -6,12 +6,12 @@ import hashlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.cli.live.sums import Launched
+from iaprof.gpu.instructions import InstructionSet
 from iaprof.report.gpu.module import GpuKernel, GpuModuleLoader
 
 MOST_BYTES = 256 << 20  # of debug ELFs that are kept
@@ -75,11 +75,11 @@ class LiveKernels:
                     kernel = LiveKernel(outline.address, size, outline.demangled, digest, outline)
                     self._by_address[outline.address] = kernel
 
-    def decode(self, kernel: LiveKernel, platform: IntEnum | None) -> bool:
+    def decode(self, kernel: LiveKernel, instruction_set: InstructionSet | None) -> bool:
         """Reads a kernel's instructions, if there is a debug ELF; returns whether that took time."""
         if kernel.code is not None or kernel.outline is None or kernel in self._failed:
             return False
-        module = self._loader.load(self._elfs[kernel.digest], platform, only=(kernel.address,))
+        module = self._loader.load(self._elfs[kernel.digest], instruction_set, only=(kernel.address,))
         kernel.code = next((each for each in module.kernels if each.address == kernel.address), None)
         if kernel.code is None:
             self._failed.add(kernel)

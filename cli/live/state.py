@@ -17,8 +17,7 @@ from iaprof.cli.terminal.listing_lines import lines
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.formats.wire.launches import LAUNCH
-from iaprof.gpu.intel.generations import platform_of
-from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.vendors import REASONS
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.report.gpu.module import NO_BINARY, GpuKernel, GpuModuleLoader
 from iaprof.report.gpu.source_files import NO_SOURCES
@@ -144,12 +143,12 @@ class LiveState:
 
     def _decode(self, found: list[LiveKernel], where: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """Reads the instructions of the kernels that stall most, some in each refresh."""
-        platform = platform_of(*self._streams[0].ip_version) if self._streams else None
+        instruction_set = self._streams[0].instruction_set if self._streams else None
         inside = where >= 0
         samples = np.bincount(where[inside], counts.sum(axis=1)[inside], len(found))
         left = _DECODED
         for number in np.argsort(-samples).tolist():
-            left -= self._kernels.decode(found[number], platform)
+            left -= self._kernels.decode(found[number], instruction_set)
             if left <= 0:
                 return
 

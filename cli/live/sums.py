@@ -28,7 +28,7 @@ class StallSums:
         self._new: list[tuple[NDArray[np.uint64], NDArray[np.int64]]] = []
 
     def add(self, stream: Stream, words: list[NDArray[np.uint64]]) -> None:
-        """Adds records: columns of words, as RecordLayout takes them."""
+        """Adds records: columns of words, as SampleLayout takes them."""
         ips, number = np.unique(stream.layout.ips(words), return_inverse=True)
         counts = np.empty((len(ips), len(self.reasons)), np.int64)
         for at, reason in enumerate(self.reasons):

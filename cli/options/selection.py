@@ -19,7 +19,7 @@ from iaprof.cli.options.added import add_options
 from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.quantities import pids as pids_of, words_of
 from iaprof.cli.options.symbol_options import NAMES, Kallsyms, SymbolDirs, Symfs
-from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.vendors import REASONS
 
 if TYPE_CHECKING:
     from iaprof.report.join.selection import Selection

@@ -14,6 +14,7 @@ from iaprof.cli.terminal.table import HEADING, WARM, WEAK, shortened
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
+    from iaprof.gpu.instructions import Wait
     from iaprof.report.gpu.module import GpuFrame, InstructionInfo
     from iaprof.report.gpu.source_files import SourceFiles
     from iaprof.report.views.annotation import Listing, Row
@@ -132,20 +133,16 @@ class _Printer:
 
     def _waits(self, row: Row) -> Iterator[str]:
         """Who is waited for, where such stalls are many; of distances, which the instruction itself says, very many."""
-        from iaprof.report.gpu.scoreboard import describe
-
         counts = dict(zip(self._listing.reasons, row.counts, strict=True))
         for wait in row.waits:
             part = _SHOWN if wait.offsets else _HOT
             if sum(counts[reason] for reason in wait.reasons) >= max(part * self._listing.samples, 1):
-                shown = [self._named(self._by_offset[each]) for each in wait.offsets if each in self._by_offset]
-                yield self._styled(self._cut(f"{'':>11}^ {describe(wait, shown)}"), _WAIT)
+                shown = [self._named(wait, self._by_offset[each]) for each in wait.offsets if each in self._by_offset]
+                yield self._styled(self._cut(f"{'':>11}^ {wait.describe(shown)}"), _WAIT)
 
-    def _named(self, instruction: InstructionInfo) -> str:
-        from iaprof.report.gpu.scoreboard import parse_annotation
-
+    def _named(self, wait: Wait, instruction: InstructionInfo) -> str:
         place = f" at {_place(instruction.frames[-1])}" if instruction.frames[-1].line else ""
-        return f"0x{instruction.offset:x} {parse_annotation(instruction.text).opcode}{place}"
+        return f"0x{instruction.offset:x} {wait.opcode(instruction.text)}{place}"
 
     def _instruction(self, instruction: InstructionInfo, used: int) -> str:
         """The instruction's text with single spaces, abridged to the remaining width."""

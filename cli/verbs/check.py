@@ -19,6 +19,7 @@ from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
+    from iaprof.gpu.vendor import Vendor
     from iaprof.record.checks.result import Check
 
 EXAMPLES = """\b
@@ -72,6 +73,7 @@ def _answer(checks: Iterator[Check], as_json: bool) -> bool:
 
 def _checks(folder: Path) -> Iterator[Check]:
     # Imported here, so that `iaprof report` loads nothing of the recorder.
+    from iaprof.gpu.vendors import VENDORS
     from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, pythons, stacks
 
     yield from kernel.checks()
@@ -81,12 +83,12 @@ def _checks(folder: Path) -> Iterator[Check]:
     yield from libraries.checks()
     yield from stacks.checks()
     yield from pythons.checks()
-    yield _decoder()
+    for vendor in VENDORS:
+        yield _decoder(vendor)
 
 
-def _decoder() -> Check:
-    """Checks that the decoder works in its sandbox, with an instruction of each platform."""
-    from iaprof.gpu.intel.generations import GENERATIONS
+def _decoder(vendor: Vendor) -> Check:
+    """Checks that a vendor's decoder works in its sandbox, with an instruction of each instruction set."""
     from iaprof.record.checks.packages import install_command
     from iaprof.record.checks.result import Check, Level
     from iaprof.report.gpu.decoder import DecodeError, Decoder, DecoderUnavailable
@@ -94,22 +96,22 @@ def _decoder() -> Check:
     from iaprof.sandbox.parent import SandboxError
 
     known, refusal = [], ""
-    names = {each.platform: each.name for each in GENERATIONS if each.layout and each.platform}
+    names = vendor.sampled()
     with gpu_sandbox() as sandbox:
-        for platform in names:
+        for instruction_set in names:
             try:
-                Decoder(platform, sandbox).disasm(bytes(16))
+                Decoder(instruction_set, sandbox).disasm(bytes(16))
             except DecodeError:
-                pass  # zeros are not a valid instruction on this platform
+                pass  # zeros are no valid instruction there
             except (DecoderUnavailable, SandboxError) as error:
                 refusal = str(error)
                 continue
-            known.append(platform)
-    group, mend = "Report", install_command("libigc2", "intel-igc")
+            known.append(instruction_set)
+    group, mend = "Report", install_command(*vendor.decoder_packages)
     if not known:
         return Check(group, "decoder", Level.WARNING, f"reports made here name no instructions: {refusal}", mend)
-    text = f"IGA decodes {', '.join(names[platform] for platform in known)}"
-    if missing := [names[platform] for platform in names if platform not in known]:
+    text = f"{vendor.decoder} decodes {', '.join(names[each] for each in known)}"
+    if missing := [names[each] for each in names if each not in known]:
         return Check(group, "decoder", Level.WARNING, f"{text}; it is too old for {', '.join(missing)}", mend)
     return Check(group, "decoder", Level.OK, text)
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.metrics import MISSING, PROCESS_WIDTH, Derivation, Metric
-from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.schema import KINDS, make_rows
 
 MAX_DESCRIPTION = 1 << 18  # bytes
 MAX_WIDTH = 1024  # numbers per row
@@ -154,11 +154,12 @@ def _rows(
     keep = there & follows
     count = int(keep.sum())
     fields = {field.name: field.type for field in KINDS["metric"]}
-    columns = [
-        pa.array(np.ascontiguousarray(table[keep, 0]), fields["time_ns"]),
-        pa.nulls(count, fields["stream"]) if stream is None else pa.repeat(pa.scalar(stream, fields["stream"]), count),
-        pa.nulls(count, fields["pid"]) if stream is not None else pa.array(table[keep, 1].astype(np.uint32)),
-        pa.repeat(pa.scalar(name, fields["name"]), count),
-        pa.array(values[keep]),
-    ]
-    return pa.StructArray.from_arrays(columns, fields=list(KINDS["metric"]))
+    streams = pa.repeat(pa.scalar(stream, fields["stream"]), count)
+    columns = {
+        "time_ns": pa.array(np.ascontiguousarray(table[keep, 0]), fields["time_ns"]),
+        "stream": pa.nulls(count, fields["stream"]) if stream is None else streams,
+        "pid": pa.nulls(count, fields["pid"]) if stream is not None else table[keep, 1].astype(np.uint32),
+        "name": pa.repeat(pa.scalar(name, fields["name"]), count),
+        "value": values[keep],
+    }
+    return make_rows("metric", columns)

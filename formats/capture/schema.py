@@ -5,13 +5,15 @@ KINDS is in the order of the file's columns. docs/capture-format.md explains the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntFlag
+from typing import Any
 
 import pyarrow as pa
+from numpy.typing import NDArray
 
-from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.vendors import IMPORTED_REASONS, SAMPLE_ROWS
 
 FORMAT = 10
 
@@ -31,7 +33,8 @@ NULL, REPEATS, SPLIT, WHOLE, DROPPED, TIME = FieldFlags
 _u16, _u32, _u64, _bool, _double = pa.uint16(), pa.uint32(), pa.uint64(), pa.bool_(), pa.float64()
 _i64 = pa.int64()
 _text, _binary = pa.string(), pa.binary()
-_words = pa.list_(pa.field("element", _u64, nullable=False))
+WORDS = pa.list_(pa.field("element", _u64, nullable=False))
+"""The type of lists of 64-bit words."""
 _marks = pa.list_(pa.field("element", pa.uint8(), nullable=False))
 _python = pa.list_(pa.field("element", pa.struct([("code", _u32), ("line", _u32), ("at", _u16)]), nullable=False))
 _TEXTS = (_text, _binary)
@@ -77,18 +80,26 @@ class RowKind:
         return pa.struct([(each.name, each.type) for each in self.fields])
 
 
+READ_COLUMNS = ("time_ns", "begin_ns", "stream")
+"""The first fields of all rows of samples: when the read was made, since when its samples can be, the stream."""
+SAMPLE_KINDS = tuple(rows.kind for rows in SAMPLE_ROWS)
+"""The kinds of rows of samples, one for each vendor."""
 ROW_KINDS = (
-    RowKind(
-        "stall",
-        (
-            Field("time_ns", _u64, TIME),
-            Field("begin_ns", _u64, TIME),
-            Field("stream", _u16, REPEATS),
-            Field("w0", _words, SPLIT),
-            Field("w1", _words, SPLIT),
-            Field("w2", _words, NULL | SPLIT),
-        ),
-        count="stall_reads",
+    *(
+        RowKind(
+            rows.kind,
+            (
+                Field("time_ns", _u64, TIME),
+                Field("begin_ns", _u64, TIME),
+                Field("stream", _u16, REPEATS),
+                *(
+                    Field(name, WORDS, SPLIT if number < rows.required else NULL | SPLIT)
+                    for number, name in enumerate(rows.columns)
+                ),
+            ),
+            since=rows.since,
+        )
+        for rows in SAMPLE_ROWS
     ),
     RowKind(
         "launch",
@@ -136,7 +147,7 @@ ROW_KINDS = (
             Field("time_ns", _u64, TIME),
             Field("pid", _u32, REPEATS),
             Field("truncated", _bool),
-            Field("ips", _words),
+            Field("ips", WORDS),
             Field("ended", _text, NULL, since=6),
             Field("marks", _marks, NULL, since=6),
             Field("python", _python, NULL, since=7),
@@ -294,8 +305,8 @@ ROW_KINDS = (
             Field("source", _text),
             Field("problem", _text),
             Field("frame_pointers", _bool, NULL),
-            Field("outermost", _words, NULL, since=5),
-            Field("no_calls", _words, NULL, since=5),
+            Field("outermost", WORDS, NULL, since=5),
+            Field("no_calls", WORDS, NULL, since=5),
         ),
         since=3,
         view="modules",
@@ -331,7 +342,7 @@ ROW_KINDS = (
             Field("file", _text, identifies="path"),
             Field("offset", _u64),
             Field("mnemonic", _text),
-            *(Field(reason, _u64) for reason in REASONS),
+            *(Field(reason, _u64) for reason in IMPORTED_REASONS),
         ),
         since=4,
         count="imported_samples",
@@ -443,6 +454,25 @@ SCHEMA = pa.schema(
 NULLABLE = {name for name, field in FIELDS.items() if field.flags & NULL}
 """The fields that may be null in a row of their kind, as `KIND.FIELD`."""
 PARTS_SINCE = 4
+
+
+def make_rows(kind: str, columns: Mapping[str, pa.Array | NDArray[Any]]) -> pa.StructArray:
+    """Makes rows of a kind.
+
+    Args:
+        kind: a key of KINDS.
+        columns: by the names of all fields of the kind: arrays of equal lengths and of the fields' types.
+
+    Raises:
+        ArrowTypeError, ArrowInvalid: a column has another type or length.
+        TypeError: a field is missing, or the kind has none of that name.
+    """
+    fields = list(KINDS[kind])
+    if columns.keys() != {field.name for field in fields}:
+        wrong = sorted(columns.keys() ^ {field.name for field in fields})
+        raise TypeError(f"fields of {kind} rows are missing or unknown: {', '.join(wrong)}")
+    arrays = [columns[field.name] for field in fields]
+    return pa.StructArray.from_arrays([x if isinstance(x, pa.Array) else pa.array(x) for x in arrays], fields=fields)
 
 
 def sorted_kinds(kinds: Sequence[RowKind], first: Sequence[str]) -> list[RowKind]:

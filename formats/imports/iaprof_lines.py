@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import MAX_TEXT_BYTES
 from iaprof.formats.capture.metrics import FREQUENCY_ACTUAL, busy
-from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.schema import KINDS, make_rows
 from iaprof.formats.profile import UNKNOWN_PROCESS
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
+from iaprof.gpu.vendors import IMPORTED_REASONS
 
 MOST_SAMPLES = 1 << 53  # per text: more than any GPU takes, and exact in a double
 _MOST_SECONDS = 1 << 33  # up to here a double resolves microseconds
@@ -99,9 +100,10 @@ class LineReader:
         yield from self._samples()
         if self._metrics:
             times, names, values = zip(*self._metrics, strict=True)
+            columns = {"time_ns": times, "name": names, "value": values}
             nothing = [None] * len(times)
-            columns = zip((times, nothing, nothing, names, values), KINDS["metric"], strict=True)
-            yield "metric", _struct("metric", [pa.array(column, field.type) for column, field in columns])
+            own = {field.name: pa.array(columns.get(field.name, nothing), field.type) for field in KINDS["metric"]}
+            yield "metric", make_rows("metric", own)
             self.facts.metrics += len(times)
 
     # Parsing of lines
@@ -221,29 +223,25 @@ class LineReader:
         lengths = np.array(self._text_bytes)
         ends = np.cumsum(sum(lengths[text.astype(np.int64)] for text in (comm, stack, kernel, file, mnemonic)))
         cuts = np.searchsorted(ends, np.arange(_GROUP_TEXT_BYTES, ends[-1], _GROUP_TEXT_BYTES))
-        for rows in np.split(np.arange(len(first)), np.unique(cuts)):
-            some = [
-                pa.array(time[rows]),
-                self._text_column(comm[rows]),
-                pa.array(pid[rows].astype(np.uint32)),
-                self._text_column(stack[rows]),
-                pa.array(address[rows]),
-                self._text_column(kernel[rows]),
-                self._text_column(file[rows]),
-                pa.array(offset[rows]),
-                self._text_column(mnemonic[rows]),
-                *(pa.array(count.astype(np.uint64)) for count in counts[rows].T),
-            ]
-            self.facts.rows += len(rows)
-            yield "sample", _struct("sample", some)
+        for some in np.split(np.arange(len(first)), np.unique(cuts)):
+            texts = {"comm": comm, "stack": stack, "kernel": kernel, "file": file, "mnemonic": mnemonic}
+            own = {
+                "time_ns": time[some],
+                "pid": pid[some].astype(np.uint32),
+                "address": address[some],
+                "offset": offset[some],
+                **{name: self._text_column(text[some]) for name, text in texts.items()},
+                **{
+                    reason: count.astype(np.uint64)
+                    for reason, count in zip(IMPORTED_REASONS, counts[some].T, strict=True)
+                },
+            }
+            self.facts.rows += len(some)
+            yield "sample", make_rows("sample", own)
 
     def _text_column(self, indices: NDArray[np.uint64]) -> pa.Array:
         used, which = np.unique(indices, return_inverse=True)
         return pa.array([self._texts[index] for index in used.tolist()], pa.string()).take(pa.array(which))
-
-
-def _struct(kind: str, columns: list[pa.Array]) -> pa.StructArray:
-    return pa.StructArray.from_arrays(columns, fields=list(KINDS[kind]))
 
 
 def truncated_text(raw: bytes) -> str:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.imports.iaprof_lines import MOST_SAMPLES, LineReader, quoted, whole_number
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS
-from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.vendors import IMPORTED_REASONS as REASONS
 
 _HEX = re.compile(rb"0x([0-9a-fA-F]{1,16})")
 

@@ -30,7 +30,7 @@ from iaprof.formats.stacks.divided import divided_nodes
 from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
 from iaprof.formats.stacks.viewer_tree import without_offsets
-from iaprof.gpu.intel.reasons import MEANINGS
+from iaprof.gpu.vendors import meanings
 
 # Half the maximum per tree: each node that is kept may get one `[N smaller]` child.
 _MOST_NODES = 75_000
@@ -84,7 +84,7 @@ def payload(
     head = {
         "panels": panels,
         "reasons": list(export.profile.reasons),
-        "meanings": [MEANINGS.get(reason, "") for reason in export.profile.reasons],
+        "meanings": meanings(export.profile.reasons),
         "kinds": list(CodeKind),
         "modules": list(packing.modules),
         "kernels": list(packing.kernels),

@@ -6,14 +6,36 @@ Intel Graphics Compiler 2 (platforms).
 
 from __future__ import annotations
 
-from enum import IntEnum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from iaprof.gpu.generation import ANY, Generation
 from iaprof.gpu.intel.instruction_set import Platform
-from iaprof.gpu.intel.records import PVC, XE2, XE3P
-from iaprof.gpu.records import RecordLayout
+from iaprof.gpu.intel.records import PVC, XE2, XE3P, RecordLayout
 
 _FIRST_MAJOR_TO_GUESS = 20  # Xe2: since then, a new generation's records are likely those of the one before
+
+ANY = None
+"""As a minor version: all those that no other row has."""
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """GPUs with the same stall records and instruction set."""
+
+    name: str  # the vendor's name, for headers, tables and messages: "Xe2"
+    versions: tuple[tuple[int, int | None], ...]  # graphics IP versions: major, and minor or ANY
+    layout: RecordLayout | None  # of stall records; None: the hardware does not sample stalls
+    platform: Platform | None  # the decoder's name of the instruction set; None: no decoder
+    devices: Mapping[int | None, str] = field(default_factory=dict)  # names of GPUs, by minor version or ANY
+
+    def has(self, major: int, minor: int) -> bool:
+        """Whether a graphics IP version belongs to this generation."""
+        return (major, minor) in self.versions or (major, ANY) in self.versions
+
+    def device(self, minor: int) -> str:
+        """Returns the name of GPUs with that minor version; "" if unknown."""
+        return self.devices.get(minor) or self.devices.get(ANY, "")
+
 
 GENERATIONS = (
     Generation("Xe-HP", ((12, 50),), None, Platform.XE_HP),
@@ -46,7 +68,7 @@ def generation(major: int, minor: int) -> Generation | None:
     return next((each for each in GENERATIONS if each.has(major, minor)), None)
 
 
-def platform_of(major: int, minor: int) -> IntEnum | None:
+def platform_of(major: int, minor: int) -> Platform | None:
     """Returns IGA's platform for a graphics IP version; None if unknown."""
     known = generation(major, minor)
     return known.platform if known else None

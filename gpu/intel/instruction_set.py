@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
+from iaprof.gpu.instructions import InstructionSet
 
 LONGEST_INSTRUCTION = 16  # bytes, on all generations; compacted instructions have 8
 
 
-class Platform(IntEnum):
+class Platform(InstructionSet):
     """IGA's platform ids."""
 
     XE_HP = 0x100_0001
@@ -16,3 +16,8 @@ class Platform(IntEnum):
     XE2 = 0x200_0000
     XE3 = 0x300_0000
     XE3P = 0x300_0003
+
+    @property
+    def vendor(self) -> str:
+        """See InstructionSet."""
+        return "intel"

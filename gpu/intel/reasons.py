@@ -1,6 +1,10 @@
-"""The stall reasons of Intel's execution units, in the order of the text format of Intel's iaprof."""
+"""The stall reasons of Intel's execution units, in the order of the text format of Intel's iaprof, and their rows."""
 
 from __future__ import annotations
+
+from iaprof.gpu.samples import SampleRows
+
+ROWS = SampleRows("stall", ("w0", "w1", "w2"), required=2, since=1)
 
 MEANINGS = {
     "active": "an instruction was issued: no stall",

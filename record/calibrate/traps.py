@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.elf import PF_EXECUTE, PT_GNU_EH_FRAME, PT_LOAD, ElfFile, in_memory
+from iaprof.basics.elf import PF_EXECUTE, PT_GNU_EH_FRAME, PT_LOAD, ElfFile, in_memory
 from iaprof.record.calibrate.calls import CALL, CALL_BYTES, calls_in
 from iaprof.record.calibrate.search import Memory
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.schema import make_rows
 from iaprof.formats.header.left_out import OTHER, RECORDER, TOTALS
 from iaprof.record.left_out import Whose
 
@@ -36,7 +36,11 @@ def cpu_sample_rows(
         kernel_stacks: uint64[n], likewise of their stacks in the Linux kernel.
         whose: uint8[n] of Whose.
     """
-    columns = [*(samples[name] for name in ("time", "pid", "tid", "cpu")), stacks, kernel_stacks]
-    arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]
-    arrays.append(_LEFT_OUT.take(pa.array(whose)))
-    return pa.StructArray.from_arrays(arrays, fields=list(KINDS["cpu_sample"]))
+    columns = {
+        "time_ns": samples["time"],
+        **{name: samples[name] for name in ("pid", "tid", "cpu")},
+        "stack": stacks,
+        "kernel_stack": kernel_stacks,
+    }
+    arrays = {name: np.ascontiguousarray(column) for name, column in columns.items()}
+    return make_rows("cpu_sample", {**arrays, "left_out": _LEFT_OUT.take(pa.array(whose))})

@@ -39,6 +39,7 @@ from iaprof.formats.wire.launches import (
     stack_dtype,
 )
 from iaprof.formats.wire.sideband import SideBand, decode
+from iaprof.gpu.vendors import of_layout
 from iaprof.record.capture.code_object_rows import CodeObjectRows
 from iaprof.record.capture.cpu_sample_rows import counts_left_out, cpu_sample_rows
 from iaprof.record.capture.launch_rows import launch_rows
@@ -135,7 +136,7 @@ class _Finishing:
         self._footer: dict[str, Any] = {}
         self._counts: Counter[str] = Counter()
         self._losses = LossRows()
-        self._stalls = StallRows()
+        self._stalls: dict[str, StallRows] = {}  # by kind of rows
         self._stack_rows: list[pa.StructArray] = []
         self._stack_bytes = 0
         self._copy_frames = array("Q")  # positions in the spool,
@@ -259,8 +260,12 @@ class _Finishing:
         self._footer = json_object(frame.payload)
 
     def _add_stalls(self, frame: Frame) -> None:
-        self._stalls.add(frame)
-        if self._stalls.is_full:
+        streams = self._header.get("streams")
+        stream = streams[frame.source] if isinstance(streams, list) and frame.source < len(streams) else {}
+        rows = of_layout(stream.get("layout") if isinstance(stream, dict) else None).rows
+        stalls = self._stalls.setdefault(rows.kind, StallRows(rows))
+        stalls.add(frame)
+        if stalls.is_full:
             self._flush_stalls()
 
     def _add_deferred(self, frame: Frame) -> None:
@@ -398,11 +403,12 @@ class _Finishing:
     # Row groups
 
     def _flush_stalls(self) -> None:
-        stalls, self._stalls = self._stalls, StallRows()
-        if stalls.reads:
-            self._counts["stalls"] += stalls.records
-            self._counts["stall_reads"] += stalls.reads
-            self._writer.write("stall", stalls.rows())
+        every, self._stalls = self._stalls, {}
+        for stalls in every.values():
+            if stalls.reads:
+                self._counts["stalls"] += stalls.records
+                self._counts["stall_reads"] += stalls.reads
+                self._writer.write(stalls.kind, stalls.rows())
 
     def _flush_stacks(self) -> None:
         self._write_all("stack", self._stack_rows)

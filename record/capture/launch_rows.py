@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.schema import make_rows
 from iaprof.record.kernels.kernel_names import KernelNames
 
 NAME_BYTES_PER_GROUP = 32 << 20  # whole names can be long
@@ -31,21 +31,14 @@ def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.S
     whole = pa.array(launch_names.texts, pa.string())
     for start, end in pairwise(bounds):
         group_launches = launches[start:end]
-        columns = [
-            pa.array(group_launches["time"]),
-            pa.array(group_launches["pid"]),
-            pa.array(group_launches["tid"]),
-            pa.array(group_launches["cpu"]),
-            decoded_texts(group_launches["comm"]),
-            pa.array(group_launches["iba"]),
-            pa.array(group_launches["address"]),
-            pa.array(group_launches["size"]),
-            pa.array(group_launches["stack"]),
-            whole.take(pa.array(launch_names.indices[start:end])),
-            pa.array(group_launches["flags"]),
-            pa.array(group_launches["list"]),
-        ]
-        yield pa.StructArray.from_arrays(columns, fields=list(KINDS["launch"]))
+        own = "pid", "tid", "cpu", "iba", "address", "size", "stack", "flags", "list"
+        columns = {
+            "time_ns": group_launches["time"],
+            "comm": decoded_texts(group_launches["comm"]),
+            "name": whole.take(pa.array(launch_names.indices[start:end])),
+            **{name: group_launches[name] for name in own},
+        }
+        yield make_rows("launch", columns)
 
 
 def decoded_texts(names: NDArray[np.bytes_]) -> pa.Array:

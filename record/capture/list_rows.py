@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.schema import make_rows
 from iaprof.formats.wire.launches import LISTS_A_RECORD, ListEvent
 from iaprof.record.capture.launch_rows import decoded_texts
 
@@ -29,13 +29,12 @@ def list_rows(records: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.Struc
     record_numbers = np.repeat(np.arange(len(records)), records["count"])
     lists = records["lists"][np.arange(LISTS_A_RECORD) < records["count"][:, None]]
     events = records[record_numbers]
-    columns = [
-        *(pa.array(events[name]) for name in ("time", "pid", "tid", "cpu")),
-        decoded_texts(events["comm"]),
-        _EVENTS.take(pa.array(events["event"])),
-        pa.array(lists),
-        pa.array(events["queue"]),
-        pa.array(stacks[record_numbers]),
-        pa.array(events["flags"]),
-    ]
-    return pa.StructArray.from_arrays(columns, fields=list(KINDS["command_list"]))
+    columns = {
+        "time_ns": events["time"],
+        **{name: events[name] for name in ("pid", "tid", "cpu", "queue", "flags")},
+        "comm": decoded_texts(events["comm"]),
+        "event": _EVENTS.take(pa.array(events["event"])),
+        "list": lists,
+        "stack": stacks[record_numbers],
+    }
+    return make_rows("command_list", columns)

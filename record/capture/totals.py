@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from iaprof.formats.capture.schema import ROW_KINDS, sorted_kinds
+from iaprof.formats.capture.schema import ROW_KINDS, SAMPLE_KINDS, sorted_kinds
 from iaprof.formats.header.left_out import TOTALS as LEFT_OUT
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 
@@ -12,8 +12,8 @@ _TOTALS_ORDER = (
     "launch", "command_list", "transfer", "python_code", "stack", "mapping", "process", "kernel", "loss", "cpu_sample",
     "wait", "metric",
 )  # fmt: skip
-_NO_TOTALS = ("stall", "module", "symbol", "sample", "slice", "counter", "flow", "instant")
-"""Stalls are counted by record; the others come from no frame."""
+_NO_TOTALS = (*SAMPLE_KINDS, "module", "symbol", "sample", "slice", "counter", "flow", "instant")
+"""Samples are counted by record; the others come from no frame."""
 COUNTED = {
     kind.name: kind.count or kind.view for kind in sorted_kinds(ROW_KINDS, _TOTALS_ORDER) if kind.name not in _NO_TOTALS
 }

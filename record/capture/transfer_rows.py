@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.schema import make_rows
 from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.record.capture.launch_rows import decoded_texts
@@ -26,15 +26,13 @@ def transfer_rows(records: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.S
         stacks: uint64[n], the ids of their stacks in the capture.
     """
     functions = pa.array(FUNCTIONS, pa.string()).take(pa.array(records["iba"].astype(np.int64) - 1))
-    columns = [
-        pa.array(records["time"]),
-        pa.array(records["pid"]),
-        pa.array(records["tid"]),
-        pa.array(records["cpu"]),
-        decoded_texts(records["comm"]),
-        pa.array(stacks),
-        functions,
-        pa.array(records["size"], mask=records["size"] == np.uint64(UNKNOWN_BYTES)),
-        pa.array(records["flags"] & np.uint32(~LaunchFlags.TRANSFER & 0xFFFFFFFF)),
-    ]
-    return pa.StructArray.from_arrays(columns, fields=list(KINDS["transfer"]))
+    columns = {
+        "time_ns": records["time"],
+        **{name: records[name] for name in ("pid", "tid", "cpu")},
+        "comm": decoded_texts(records["comm"]),
+        "stack": stacks,
+        "function": functions,
+        "bytes": pa.array(records["size"], mask=records["size"] == np.uint64(UNKNOWN_BYTES)),
+        "flags": records["flags"] & np.uint32(~LaunchFlags.TRANSFER & 0xFFFFFFFF),
+    }
+    return make_rows("transfer", columns)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.schema import make_rows
 from iaprof.formats.header.waits import FUNCTIONS, UNKNOWN_FUNCTION, WaitFlags
 from iaprof.record.capture.launch_rows import decoded_texts
 
@@ -47,12 +47,13 @@ def wait_rows(waits: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructA
     """
     numbers, which = np.unique(waits["function"], return_inverse=True)
     functions = pa.array([FUNCTIONS.get(number, UNKNOWN_FUNCTION) for number in numbers.tolist()], pa.string())
-    columns = [
-        *(pa.array(np.ascontiguousarray(waits[name])) for name in ("begin", "end", "waited", "count", "pid", "tid")),
-        decoded_texts(waits["comm"]),
-        functions.take(pa.array(which)),
-        pa.array(np.ascontiguousarray(waits["handle"])),
-        pa.array(stacks),
-        pa.array(waits["flags"] & np.uint32(_FLAGS)),
-    ]
-    return pa.StructArray.from_arrays(columns, fields=list(KINDS["wait"]))
+    own = {"time_ns": "begin", "end_ns": "end", "waited_ns": "waited"}
+    own |= {name: name for name in ("count", "pid", "tid", "handle")}
+    columns = {
+        **{name: np.ascontiguousarray(waits[member]) for name, member in own.items()},
+        "comm": decoded_texts(waits["comm"]),
+        "function": functions.take(pa.array(which)),
+        "stack": stacks,
+        "flags": waits["flags"] & np.uint32(_FLAGS),
+    }
+    return make_rows("wait", columns)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.limits import MAX_TEXT_BYTES
 from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.wire.launches import NAME_BYTES
-from iaprof.formats.zebin import canonical, kernel_names
+from iaprof.gpu.code import canonical
+from iaprof.gpu.intel.zebin import kernel_names
 
 CUT = "…"
 CUT_BYTES = NAME_BYTES - 1  # length of a cut name in a launch record

@@ -1,7 +1,7 @@
 """Makes a debug ELF of a GPU module for drivers without probes, of what was dumped.
 
 A driver with probes gives debug ELFs: zebins with the addresses where the kernels lie. Here the same is made of the
-zebin as the compiler wrote it, and of the kernels that were launched. formats.zebin reads both. The source for what
+zebin as the compiler wrote it, and of the kernels that were launched. gpu.intel.zebin reads both. The source for what
 the driver changes is compute-runtime's shared/source/device_binary_format/zebin/debug_zebin.cpp.
 """
 
@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats import elf
+from iaprof.basics import elf
 from iaprof.formats.elf_tables import HEADER, RELOCATION, SECTION, SEGMENT, SYMBOL
-from iaprof.formats.zebin import (
+from iaprof.gpu.code import CodeKernel, CodeObjectError, canonical
+from iaprof.gpu.intel.zebin import (
+    EM_INTELGT,
     TEXT_PREFIX,
     Section,
     StringTable,
-    ZebinError,
-    ZebinKernel,
-    canonical,
     kernel_sections,
     read_sections,
     read_zebin,
@@ -48,7 +47,7 @@ class PlacedKernel:
 
 
 def compose(binary: bytes | None, kernels: Sequence[PlacedKernel]) -> bytes:
-    """Returns a debug ELF that contains just these kernels, as formats.zebin.read_zebin reads it.
+    """Returns a debug ELF that contains just these kernels, as gpu.intel.zebin.read_zebin reads it.
 
     Args:
         binary: the module's zebin as the compiler wrote it, or what is taken for it; None if unknown.
@@ -67,16 +66,16 @@ def compose(binary: bytes | None, kernels: Sequence[PlacedKernel]) -> bytes:
     kernels = kernels[:MOST_KERNELS]
     try:
         return _place(binary or b"", kernels)
-    except ZebinError:
+    except CodeObjectError:
         return _bare(kernels)
 
 
 def _place(binary: bytes, kernels: Sequence[PlacedKernel]) -> bytes:
-    """Returns the zebin with addresses; raises ZebinError if that would differ from `kernels`."""
+    """Returns the zebin with addresses; raises CodeObjectError if that would differ from `kernels`."""
     launched = {kernel.name: kernel for kernel in kernels}
     zebin_kernels = read_zebin(binary).kernels
     if len({kernel.name for kernel in zebin_kernels}) < len(zebin_kernels):
-        raise ZebinError("two of its kernels have one name")
+        raise CodeObjectError("two of its kernels have one name")
     sections = read_sections(binary)
     out = bytearray(binary)
     header = np.frombuffer(out, HEADER, 1)
@@ -99,18 +98,18 @@ def _place(binary: bytes, kernels: Sequence[PlacedKernel]) -> bytes:
     result = bytes(out) + _segments(places)
     # Sections may overlap one another or the tables: writing to one may have changed another.
     if [(kernel.name, kernel.address, kernel.code) for kernel in read_zebin(result).kernels] != expected:
-        raise ZebinError("its sections overlap")
+        raise CodeObjectError("its sections overlap")
     if len(expected) < len(kernels):
-        raise ZebinError("it does not have all of these kernels, or two of them have one name")
+        raise CodeObjectError("it does not have all of these kernels, or two of them have one name")
     return result
 
 
-def _loaded(kernel: ZebinKernel, placed: PlacedKernel) -> bytes:
-    """Returns a kernel's whole section as the GPU has it; raises ZebinError if that is other code than the zebin's."""
+def _loaded(kernel: CodeKernel, placed: PlacedKernel) -> bytes:
+    """Returns a kernel's whole section as the GPU has it; CodeObjectError if that is other code than the zebin's."""
     size = len(kernel.code)
     code = placed.code[:size] + kernel.code[len(placed.code) :]
     if not size or replace(kernel, code=code).fingerprint != kernel.fingerprint:
-        raise ZebinError("it has other code")
+        raise CodeObjectError("it has other code")
     return code
 
 
@@ -142,11 +141,11 @@ def _apply(out: bytearray, sections: list[Section], values: NDArray[np.uint64]) 
         section for section in sections if section.type == elf.SHT_RELA and section.name.startswith(".rela.debug_")
     ]
     if len(relocations) > _MOST_DEBUG_SECTIONS or sum(section.size for section in relocations) > len(out):
-        raise ZebinError("its sections overlap: they hold more relocations than the file has bytes")
+        raise CodeObjectError("its sections overlap: they hold more relocations than the file has bytes")
     for section in relocations:
         target = sections[section.info] if section.info < len(sections) else None
         if target is None or target.type != elf.SHT_PROGBITS:
-            raise ZebinError("it has relocations of nothing")
+            raise CodeObjectError("it has relocations of nothing")
         places = np.frombuffer(out, np.uint8, target.size, target.offset)
         entries = np.frombuffer(out, RELOCATION, section.size // RELOCATION.itemsize, section.offset)
         entries = entries[entries["symbol"] < len(values)]
@@ -194,7 +193,7 @@ def _bare(kernels: Sequence[PlacedKernel]) -> bytes:
     header["ident"], header["type"], header["machine"], header["version"] = (
         elf.MAGIC + b"\2\1\1",
         _ET_EXEC,
-        elf.EM_INTELGT,
+        EM_INTELGT,
         1,
     )
     header["segments"], header["sections"] = HEADER.itemsize, start - sections.nbytes

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import CHUNK, CHUNK_BYTES, ChunkOf
-from iaprof.formats.zebin import placed_ranges
+from iaprof.gpu.intel.zebin import placed_ranges
 from iaprof.record.journal import Journal
 from iaprof.record.kernels.collector import MAX_TOTAL_BYTES, DebugElfCollector, RefusedElf, TakenElf
 from iaprof.record.loop import Loop

@@ -9,17 +9,17 @@ from iaprof.record.budget import Level
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.sources.metrics import Metrics
+from iaprof.record.sources.sampler import Sampler
 from iaprof.record.sources.source import Source
-from iaprof.record.sources.stalls import Stalls
 from iaprof.record.spool import FrameKind
 
 
 class Metering(Source):
     """The metrics of the GPUs whose stalls are recorded, and of the processes that use them."""
 
-    def __init__(self, stalls: Stalls, interval_ns: int) -> None:
-        """Takes the source of stalls, whose GTs it measures, and the time between two metrics; 0 for no metrics."""
-        self._stalls, self._interval_ns, self._interval_now_ns = stalls, interval_ns, interval_ns
+    def __init__(self, sampler: Sampler, interval_ns: int) -> None:
+        """Takes the source of samples, whose GTs it measures, and the time between two metrics; 0 for no metrics."""
+        self._sampler, self._interval_ns, self._interval_now_ns = sampler, interval_ns, interval_ns
         self._metrics: Metrics | None = None
         self._paused = True
 
@@ -31,8 +31,8 @@ class Metering(Source):
         """See Source."""
         self._journal = journal
         if self._interval_ns:
-            self._metrics = Metrics(self._stalls.gts())
-            self._stalls.on_new_gt = self._metrics.add
+            self._metrics = Metrics(self._sampler.gts())
+            self._sampler.on_new_gt = self._metrics.add
             for problem in self._metrics.problems:
                 journal.inform(problem)
             self._loop = loop

@@ -18,9 +18,9 @@ from iaprof.record.sources.finished_stacks import FinishedStacks
 from iaprof.record.sources.launches import Launches
 from iaprof.record.sources.libraries import MappedLibraries
 from iaprof.record.sources.metering import Metering
+from iaprof.record.sources.samplers import open_sampler
 from iaprof.record.sources.side_band import SideBand
 from iaprof.record.sources.source import Source
-from iaprof.record.sources.stalls import Stalls
 from iaprof.record.symbolize.roots import Roots
 from iaprof.record.unwinding.learner_process import LearnerProcess
 
@@ -52,7 +52,7 @@ def open_sources(
         Interrupted: a signal came meanwhile.
         IaprofError: no device, no permission, no BPF, no room; the text says what to do.
     """
-    stalls = until_end.enter_context(closing(Stalls(options)))
+    sampler = until_end.enter_context(closing(open_sampler(options)))
     # If BPF programs must be compiled, that runs while the rest is opened.
     probes = LaunchProbes(
         options.sizes,
@@ -78,7 +78,7 @@ def open_sources(
     drivers = until_named.enter_context(closing(Drivers(probes.libraries, options.launches, bool(options.command))))
     launches = Launches(options, probes, code, drivers, scope, sampled)
     libraries = MappedLibraries(probes, drivers.outcomes, scope)
-    metering = until_end.enter_context(closing(Metering(stalls, options.metric_interval_ns)))
+    metering = until_end.enter_context(closing(Metering(sampler, options.metric_interval_ns)))
 
     def keep_root(pid: int) -> None:
         if scope is None or pid not in scope.others:
@@ -109,4 +109,4 @@ def open_sources(
     if drivers.injection:
         code.on_taken = drivers.injection.remove_elf
         collector.own_folder = os.fsencode(drivers.injection.library.parent)
-    return [launches, libraries, stacks, code, side_band, metering, stalls, cpu_samples]
+    return [launches, libraries, stacks, code, side_band, metering, sampler, cpu_samples]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.gpu.records import RECORD_BYTES, RecordLayout
+from iaprof.gpu.intel.records import RECORD_BYTES, RecordLayout
 from iaprof.record.sources import xe
 from iaprof.record.sources.subsample import Subsample
 

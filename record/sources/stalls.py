@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from iaprof.basics.errors import UsageError
@@ -13,7 +13,7 @@ from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.sources import xe
 from iaprof.record.sources.metrics import MeteredGt
-from iaprof.record.sources.source import Source
+from iaprof.record.sources.sampler import Sampler
 from iaprof.record.sources.stall_stream import StallLoss, StallRead, StallStream
 from iaprof.record.spool import FrameKind
 
@@ -23,7 +23,7 @@ DEVICE_CHECK_NS = 1_000_000_000  # between two checks for GPUs that appeared
 LAST_READS_S = 2.0  # of the reads at the end: a GPU that samples faster than we read would never let us end
 
 
-class Stalls(Source):
+class Stalls(Sampler):
     """All streams, read in turn."""
 
     def __init__(self, options: Options) -> None:
@@ -36,7 +36,7 @@ class Stalls(Source):
         self._options = options
         self.streams: list[StallStream] = []
         self.problems: list[str] = []  # why an existing GT is not recorded
-        self.on_new_gt: Callable[[MeteredGt], None] = lambda _: None  # called with each GT that appears later
+        self.on_new_gt = lambda _: None
         self._paused = False
         self._gone: set[StallStream] = set()  # ended streams that are tried again
         self._known = set(xe.render_nodes())
@@ -67,7 +67,7 @@ class Stalls(Source):
         return {"streams": [_describe(stream) for stream in self.streams]}
 
     def gts(self) -> list[MeteredGt]:
-        """The GTs that are recorded, for the source of metrics."""
+        """See Sampler."""
         return [MeteredGt(index, stream.device, stream.gt) for index, stream in enumerate(self.streams)]
 
     def start(self, journal: Journal, loop: Loop) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.gpu.intel import generations
-from iaprof.gpu.records import RECORD_BYTES, RecordLayout
+from iaprof.gpu.intel.records import RECORD_BYTES, RecordLayout
 from iaprof.record.sources.pci_ids import device_name
 
 _VERSION = 0xC0406400

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.schema import KINDS, make_rows
 from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, stack_dtype
 from iaprof.formats.wire.unwind_rules import Mark, Walked
 from iaprof.record.stacks.ends import NO_GUESS, StackEnds
@@ -187,16 +187,21 @@ class LaunchStacks:
         guessed = _bits(records["guessed"][new]) * np.uint8(not self._follows_frame_pointers)
         ends = ends.take(new) if self._follows_frame_pointers else self._walks.last_frames(kept, how)
         self._ends.add(records["id"][new], kept.pids, ends, truncated, self._guessed_in(kept, guessed))
-        columns = [
-            *map(pa.array, (records["id"][new], kept.times, kept.pids, truncated)),
-            kept.lists(),
-            pa.nulls(len(how), pa.string())
+        python, python_ended = self._python.columns(records["id"][new])
+        columns = {
+            "id": records["id"][new],
+            "time_ns": kept.times,
+            "pid": kept.pids,
+            "truncated": truncated,
+            "ips": kept.lists(),
+            "ended": pa.nulls(len(how), pa.string())
             if self._follows_frame_pointers
             else pa.array(_NAMES[how].tolist(), pa.string()),
-            _marks_of(np.repeat(new, stacks.depths), marks, kept.depths),
-            *self._python.columns(records["id"][new]),
-        ]
-        return pa.StructArray.from_arrays(columns, fields=list(KINDS["stack"]))
+            "marks": _marks_of(np.repeat(new, stacks.depths), marks, kept.depths),
+            "python": python,
+            "python_ended": python_ended,
+        }
+        return make_rows("stack", columns)
 
     def _guessed_in(self, stacks: WalkedStacks, guessed: NDArray[np.uint8]) -> NDArray[np.int32]:
         """Returns the module in whose code the first guess of each stack was made: int32[n], NO_GUESS without one."""

@@ -22,10 +22,10 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import cache_home, open_regular
 from iaprof.formats.stores import StoreError, file_system, reason, within
 from iaprof.formats.urls import is_url, shown
+from iaprof.gpu.vendors import VENDORS
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.segment import VERSION, Segment, SegmentError, keys_in
 from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
-from iaprof.report.gpu.iga import installed
 
 NONE = "none"
 """In place of a folder: nothing is kept."""
@@ -216,8 +216,9 @@ class Cache:
 
 
 def options_key(options: MapOptions) -> str:
-    """Returns a key of the options, of this version and of Intel's decoder: other ones make other profiles."""
-    told = [iaprof.__version__, VERSION, installed(), _plain(options)]
+    """Returns a key of the options, of this version and of the decoders: other ones make other profiles."""
+    decoders = [vendor.installed_decoder() for vendor in VENDORS]
+    told = [iaprof.__version__, VERSION, *decoders, _plain(options)]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Collection
-from enum import IntEnum
 
+from iaprof.gpu.instructions import InstructionSet
 from iaprof.report.gpu.module import GpuModule, GpuModuleLoader
 
 _MOST_BYTES = 64 << 20  # of the modules that are remembered; what is made of them takes about as much
@@ -25,10 +25,14 @@ class RememberedModules(GpuModuleLoader):
         self._bytes = 0
 
     def load(
-        self, elf: bytes, platform: IntEnum | None, only: Collection[int] | None = None, texts: bool = True
+        self,
+        elf: bytes,
+        instruction_set: InstructionSet | None,
+        only: Collection[int] | None = None,
+        texts: bool = True,
     ) -> GpuModule:
         """See GpuModuleLoader."""
-        key = hashlib.sha256(elf).digest(), platform, texts, only is not None and not only
+        key = hashlib.sha256(elf).digest(), instruction_set, texts, only is not None and not only
         wanted = None if only is None else frozenset(only)
         if key in self._read:
             there, module, _ = self._read[key]
@@ -37,7 +41,7 @@ class RememberedModules(GpuModuleLoader):
                 return module
             wanted = None if wanted is None else wanted | there
             self._forget(key)
-        module = super().load(elf, platform, wanted, texts)
+        module = super().load(elf, instruction_set, wanted, texts)
         if not module.problems:
             self._read[key] = wanted, module, len(elf)
             self._bytes += len(elf)

@@ -24,7 +24,7 @@ from iaprof.formats.energy import Energy
 from iaprof.formats.header.python_counts import PythonCounts
 from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.formats.profile import Code, CodeKind, Launch, Origin
-from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.vendors import REASONS
 from iaprof.report.facts import Matched
 from iaprof.report.fleet.rows import Rows
 from iaprof.report.fleet.samples import TABLES, HashedKernel, Samples

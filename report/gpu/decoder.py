@@ -1,26 +1,23 @@
-"""Decodes GPU instructions: a small interface to Intel's decoder IGA, in the style of Capstone.
+"""Decodes GPU instructions: a small interface to the vendors' decoders, in the style of Capstone.
 
-    with Decoder(Platform.XE2) as decoder:
+    with Decoder(instruction_set) as decoder:
         for instruction in decoder.disasm(code, address):
             print(instruction.address, instruction.text)
 
-A sandboxed child process loads and runs IGA (sandbox.parent): if IGA crashes, the caller gets a DecodeError.
+A sandboxed child process loads and runs the decoder (sandbox.parent): if that crashes, the caller gets a DecodeError.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.gpu.intel.instruction_set import Platform
+from iaprof.gpu.instructions import InstructionSet
 from iaprof.report.gpu.instructions import read_instructions
 from iaprof.report.gpu.sandbox import GpuSandboxed
 from iaprof.sandbox.answers import AnswerError, string_list
 from iaprof.sandbox.parent import Sandbox, SandboxDied, SandboxRefused
-
-MIN_CODE_BYTES = 8  # bytes: a compacted instruction
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,36 +25,36 @@ class Instruction:
     """One decoded instruction."""
 
     address: int
-    size: int  # bytes: 8 if compacted, else 16
-    mnemonic: str  # of the opcode alone: `send` for send.ugm; [undecodable] if IGA does not know the bytes
-    text: str  # as `iga64 -d` prints it, without trailing blanks; labels count from the code's first byte
+    size: int  # bytes
+    mnemonic: str  # of the opcode alone: `send` for send.ugm; [undecodable] if the decoder does not know the bytes
+    text: str  # as the decoder prints it, without trailing blanks; labels count from the code's first byte
     targets: tuple[int, ...]  # addresses that it can jump to
 
 
 class DecodeError(IaprofError):
-    """IGA cannot decode the code, or crashed on it. The text is IGA's message if there is one."""
+    """The decoder cannot decode the code, or crashed on it. The text is its message if there is one."""
 
     def __init__(self, message: str, instructions: tuple[Instruction, ...] = ()) -> None:
-        """Keeps the instructions that IGA decoded nevertheless."""
+        """Keeps the instructions that were decoded nevertheless."""
         super().__init__(message)
         self.instructions = instructions
 
 
 class DecoderUnavailable(IaprofError):
-    """There is no libiga64, or it is too old for the platform. The text says what to install."""
+    """There is no decoder, or it is too old for the instruction set. The text says what to install."""
 
 
 class Decoder(GpuSandboxed):
-    """Decodes one platform's code; also a context manager."""
+    """Decodes one instruction set's code; also a context manager."""
 
-    def __init__(self, platform: IntEnum, sandbox: Sandbox | None = None) -> None:
-        """Prepares decoding for a platform of IGA.
+    def __init__(self, instruction_set: InstructionSet, sandbox: Sandbox | None = None) -> None:
+        """Prepares decoding.
 
         Args:
-            platform: the instruction set.
+            instruction_set: of the code.
             sandbox: a child process to share; None: the decoder starts its own, and closes it.
         """
-        self.platform = Platform(platform)
+        self.instruction_set = instruction_set
         super().__init__(sandbox)
 
     def disasm(self, code: bytes, address: int = 0) -> list[Instruction]:
@@ -67,13 +64,11 @@ class Decoder(GpuSandboxed):
 
         Raises:
             DecodeError: there is no code, some of it is not instructions, or the decoder crashed.
-            DecoderUnavailable: no library supports this platform.
+            DecoderUnavailable: no decoder knows this instruction set.
             SandboxError: the child process cannot be started.
         """
-        if len(code) < MIN_CODE_BYTES:
-            raise DecodeError(f"{len(code)} bytes are not an instruction: the shortest has {MIN_CODE_BYTES}")
         try:
-            answer = self._sandbox.call("disasm", {"platform": int(self.platform)}, code)
+            answer = self._sandbox.call("disasm", {"instruction_set": in_json(self.instruction_set)}, code)
             instructions, message = _read(answer, len(code), address)
         except SandboxRefused as refusal:
             if refusal.kind == "DecoderUnavailable":
@@ -84,6 +79,11 @@ class Decoder(GpuSandboxed):
         if message:
             raise DecodeError(message, tuple(instructions))
         return instructions
+
+
+def in_json(instruction_set: InstructionSet) -> list[object]:
+    """Returns an instruction set as the child gets it."""
+    return [instruction_set.vendor, instruction_set.value]
 
 
 def _read(answer: Any, length: int, address: int) -> tuple[list[Instruction], str]:

@@ -1,6 +1,6 @@
 """Finds the inlined frames of every instruction of a kernel, from DWARF's lines and functions.
 
-This reads the debug zebins that the driver makes, where DWARF holds absolute addresses. They are untrusted: this runs
+This reads code objects whose DWARF holds absolute addresses, as debug ELFs have. They are untrusted: this runs
 in the sandboxed child, under its limits.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from elftools.elf.elffile import ELFFile
 
-from iaprof.formats.zebin import CALLED_FUNCTIONS, ZebinKernel, kernels_without_code, read_zebin
+from iaprof.gpu.code import CodeKernel, CodeObject
 from iaprof.report.gpu.functions import FunctionTree, Scope, TooMuchDebugInfo
 from iaprof.report.gpu.lines import FileTable, LineTable, line_ranges, text
 from iaprof.report.gpu.units import UnitCode, place_units
@@ -50,7 +50,7 @@ class DebugInfo:
         self._segments_left = MAX_SEGMENTS
         self.problems = problems  # sentences about debug information that could not be read
 
-    def segments(self, kernel: ZebinKernel) -> tuple[Segment, ...]:
+    def segments(self, kernel: CodeKernel) -> tuple[Segment, ...]:
         """Returns a kernel's segments, sorted, without gaps, the first one at offset 0.
 
         Raises:
@@ -88,7 +88,7 @@ class DebugInfo:
         return tuple(segments)
 
     def _frames(
-        self, kernel: ZebinKernel, function: Scope | None, file: str, line: int, subroutine: str
+        self, kernel: CodeKernel, function: Scope | None, file: str, line: int, subroutine: str
     ) -> tuple[DwarfFrame, ...]:
         name = readable_name(kernel)
         frames: list[DwarfFrame] = []
@@ -96,7 +96,7 @@ class DebugInfo:
         while function is not None:
             is_kernel = (
                 function.parent is None
-                and kernel.name != CALLED_FUNCTIONS
+                and not kernel.label
                 and any(start == kernel.address for start, _ in function.ranges)
             )
             frames.append(DwarfFrame(name if is_kernel else self._functions.name(function.function), file, line))
@@ -109,12 +109,12 @@ class DebugInfo:
         return tuple(reversed(frames)) or (DwarfFrame(name, file, line),)
 
 
-def readable_name(kernel: ZebinKernel) -> str:
+def readable_name(kernel: CodeKernel) -> str:
     """Returns the name of a kernel, or of the section with functions that a module's kernels call, as reports show."""
-    return "[called functions]" if kernel.name == CALLED_FUNCTIONS else demangled(kernel.name)
+    return kernel.label or demangled(kernel.name)
 
 
-def _subroutine(kernel: ZebinKernel, offset: int) -> str:
+def _subroutine(kernel: CodeKernel, offset: int) -> str:
     """Returns the name of the function, other than the kernel, whose symbol covers the offset; "" if there is none."""
     for function in reversed(kernel.functions):
         if function.offset <= offset and (offset < function.offset + function.size or not function.size):
@@ -140,10 +140,12 @@ def _collecting_problems(problems: list[str]) -> Generator[None]:
         problems.append(f"a part of the debug information is damaged ({type(error).__name__}: {error})"[:300])
 
 
-def read_debug_info(elf: bytes) -> DebugInfo:
-    """Reads the DWARF of a debug zebin that formats.zebin.read_zebin accepted.
+def read_debug_info(elf: bytes, module: CodeObject) -> DebugInfo:
+    """Reads the DWARF of a code object. A unit that cannot be read has no frames, and a problem says so.
 
-    A unit that cannot be read has no frames, and a problem says so.
+    Args:
+        elf: the file.
+        module: what its vendor's reader read of it.
 
     Raises:
         TooMuchDebugInfo: the DWARF exceeds a limit.
@@ -175,7 +177,7 @@ def read_debug_info(elf: bytes) -> DebugInfo:
         with _collecting_problems(problems):
             functions.read(unit, files, code.functions)
         found.append(code)
-    problems += place_units(found, read_zebin(elf).kernels, kernels_without_code(elf), functions)[:_MAX_PROBLEMS]
+    problems += place_units(found, module.kernels, module.without_code, functions)[:_MAX_PROBLEMS]
     for code in found:
         functions.add(code.functions)
     functions.finish()

@@ -1,7 +1,7 @@
 """Finds the functions and inlined calls that a GPU instruction belongs to, from DWARF's tree of entries.
 
 Entries are read in the order of the section, without following sibling references, and other references are looked up
-among the entries already read. So no file can make this loop. Addresses are canonical (48 bits, formats.zebin).
+among the entries already read. So no file can make this loop. Addresses are canonical (48 bits, gpu.code).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from elftools.dwarf.die import DIE
 from elftools.dwarf.ranges import BaseAddressEntry
 
-from iaprof.formats.zebin import canonical
+from iaprof.gpu.code import canonical
 from iaprof.report.gpu.lines import MAX_LINE, FileTable, text
 from iaprof.symbols.names.demangle import demangled
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.gpu.intel.instruction_set import LONGEST_INSTRUCTION
+from iaprof.gpu.vendors import LONGEST_INSTRUCTION
 from iaprof.sandbox.answers import LARGEST, AnswerError, any_list, integers
 
 _MAX_TARGETS = 3

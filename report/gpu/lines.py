@@ -1,6 +1,6 @@
 """Finds the source file and line of a GPU instruction, from DWARF's line table.
 
-report.gpu.functions finds the function. Addresses are canonical (48 bits, formats.zebin). The tables are untrusted:
+report.gpu.functions finds the function. Addresses are canonical (48 bits, gpu.code). The tables are untrusted:
 this runs in the sandboxed child, and its work is bounded by the tables' length.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from iaprof.formats.zebin import canonical
+from iaprof.gpu.code import canonical
 
 MAX_LINE = 0x7FFF_FFFF
 

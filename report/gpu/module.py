@@ -9,14 +9,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, canonical, read_zebin
+from iaprof.gpu import vendors
+from iaprof.gpu.code import CodeKernel, CodeObjectError, canonical
+from iaprof.gpu.instructions import UNDECODABLE, InstructionSet
+from iaprof.report.gpu.decoder import in_json
 from iaprof.report.gpu.instructions import Instructions, read_instructions
 from iaprof.report.gpu.sandbox import GpuSandboxed
 from iaprof.sandbox.answers import (
@@ -34,7 +36,6 @@ from iaprof.sandbox.parent import LONGEST_DATA, Sandbox, SandboxDied, SandboxErr
 
 NO_BINARY = "[no binary]"
 NO_DECODER = "[no decoder]"
-UNDECODABLE = "[undecodable]"
 NO_INSTRUCTION = "[not an instruction]"  # the offset is inside an instruction, or outside the code
 
 _NO_INSTRUCTIONS = read_instructions({"offset": [], "size": [], "mnemonic": []}, [], 0)
@@ -60,7 +61,7 @@ class InstructionInfo:
     offset: int  # bytes from the kernel's address
     size: int  # bytes; 0: no instruction is known to start here
     mnemonic: str  # of the opcode alone (`send` for send.ugm), or one of the placeholders in brackets
-    text: str  # in IGA's syntax; "" for a placeholder
+    text: str  # as the decoder writes it; "" for a placeholder
     targets: tuple[int, ...]  # offsets that it can jump to
     frames: tuple[GpuFrame, ...]  # outermost first; the first one is the kernel; never empty
 
@@ -69,7 +70,7 @@ class InstructionInfo:
 class GpuKernel:
     """A kernel of a module."""
 
-    name: str  # as in the zebin
+    name: str  # as in the code object
     demangled: str
     address: int  # canonical: 48 bits, not sign-extended; 0: the module has no addresses
     size: int  # bytes, without padding
@@ -78,6 +79,7 @@ class GpuKernel:
     segment_offsets: tuple[int, ...] = field(repr=False, default=())
     segment_frames: tuple[tuple[GpuFrame, ...], ...] = field(repr=False, default=())
     fingerprint: str = ""  # a hash of its code in hexadecimal, which does not depend on its address
+    vendor: str = vendors.VENDORS[0].name
 
     @cached_property
     def instructions(self) -> tuple[InstructionInfo, ...]:
@@ -174,13 +176,17 @@ class GpuModuleLoader(GpuSandboxed):
         self._problem_seconds_left = _MAX_PROBLEM_SECONDS
 
     def load(
-        self, elf: bytes, platform: IntEnum | None, only: Collection[int] | None = None, texts: bool = True
+        self,
+        elf: bytes,
+        instruction_set: InstructionSet | None,
+        only: Collection[int] | None = None,
+        texts: bool = True,
     ) -> GpuModule:
-        """Loads a debug zebin; raises nothing, whatever it contains.
+        """Loads a code object; raises nothing, whatever it contains.
 
         Args:
             elf: the file.
-            platform: the GPU's instruction set; None: unknown, nothing is decoded.
+            instruction_set: the GPU's; None: unknown, nothing is decoded.
             only: addresses of the kernels to read instructions and frames of, which takes most of the time; None: all.
                 If empty, neither code nor debug information is read.
             texts: also read the text of instructions, not just mnemonics; this takes several times as long.
@@ -188,42 +194,52 @@ class GpuModuleLoader(GpuSandboxed):
         if self._problem_seconds_left <= 0:
             return self._names_only(elf, "it was not read: modules before it took too long")
         begun = patient_clock()
-        module = self._load(elf, platform, only, texts)
+        module = self._load(elf, instruction_set, only, texts)
         if module.problems:
             self._problem_seconds_left -= patient_clock() - begun
         return module
 
-    def _load(self, elf: bytes, platform: IntEnum | None, only: Collection[int] | None, texts: bool) -> GpuModule:
+    def _load(
+        self, elf: bytes, instruction_set: InstructionSet | None, only: Collection[int] | None, texts: bool
+    ) -> GpuModule:
         addresses = None if only is None else sorted({canonical(address) for address in only})
         try:
-            return _checked_module(self._call_module(elf, platform, addresses, decode=True, texts=texts))
+            return _checked_module(self._call_module(elf, instruction_set, addresses, decode=True, texts=texts))
         except SandboxRefused as refusal:
-            if refusal.kind == "ZebinError":
+            if refusal.kind == "CodeObjectError":
                 return GpuModule((), _shown([str(refusal)]))
             first = str(refusal)
         except (SandboxDied, AnswerError) as error:
             first = str(error)
         except SandboxError as error:
             return self._names_only(elf, str(error))
-        return self._load_by_kernel(elf, platform, addresses, first)
+        return self._load_by_kernel(elf, instruction_set, addresses, first)
 
     def _call_module(
-        self, elf: bytes, platform: IntEnum | None, only: list[int] | None, decode: bool, texts: bool = False
+        self,
+        elf: bytes,
+        instruction_set: InstructionSet | None,
+        only: list[int] | None,
+        decode: bool,
+        texts: bool = False,
     ) -> Any:
-        number = None if platform is None else int(platform)
-        return self._sandbox.call("module", {"platform": number, "only": only, "decode": decode, "texts": texts}, elf)
+        name = None if instruction_set is None else in_json(instruction_set)
+        parameters = {"instruction_set": name, "only": only, "decode": decode, "texts": texts}
+        return self._sandbox.call("module", parameters, elf)
 
-    def _load_by_kernel(self, elf: bytes, platform: IntEnum | None, only: list[int] | None, first: str) -> GpuModule:
+    def _load_by_kernel(
+        self, elf: bytes, instruction_set: InstructionSet | None, only: list[int] | None, first: str
+    ) -> GpuModule:
         """Loads a module that crashed the child: first its debug information, then the code of one kernel at a time."""
         try:
-            module = _checked_module(self._call_module(elf, platform, only, decode=False))
+            module = _checked_module(self._call_module(elf, instruction_set, only, decode=False))
         except (SandboxError, AnswerError) as error:
             module = self._names_only(elf, f"its debug information cannot be read: {error}")
-        if platform is None:
+        if instruction_set is None:
             return module
         try:
-            codes = [kernel.code for kernel in read_zebin(elf).kernels]
-        except ZebinError as error:
+            codes = [kernel.code for kernel in vendors.of_code(elf).code_reader()(elf).kernels]
+        except CodeObjectError as error:
             return GpuModule((), (str(error),))
         kernels = []
         problems = [*module.problems]
@@ -232,7 +248,7 @@ class GpuModuleLoader(GpuSandboxed):
             decoded: Instructions | None = _NO_INSTRUCTIONS
             if (only is None or kernel.address in only) and code and deaths < _MAX_DEATHS:
                 try:
-                    answer = self._sandbox.call("disasm", {"platform": int(platform)}, code)
+                    answer = self._sandbox.call("disasm", {"instruction_set": in_json(instruction_set)}, code)
                     decoded = read_instructions(answer["instructions"], string_list(answer["strings"]), len(code))
                 except SandboxRefused as refusal:
                     decoded = None if refusal.kind == "DecoderUnavailable" else _NO_INSTRUCTIONS
@@ -251,6 +267,7 @@ class GpuModuleLoader(GpuSandboxed):
                     segment_offsets=kernel.segment_offsets,
                     segment_frames=kernel.segment_frames,
                     fingerprint=kernel.fingerprint,
+                    vendor=kernel.vendor,
                 )
             )
         if len(problems) == len(module.problems):
@@ -258,19 +275,26 @@ class GpuModuleLoader(GpuSandboxed):
         return GpuModule(tuple(kernels), _shown(problems))
 
     def _names_only(self, elf: bytes, problem: str) -> GpuModule:
-        """Reads only the kernels' names, in this process: formats.zebin is Python, bounded by the file's length."""
+        """Reads only the kernels' names, in this process: vendors' readers are Python, bounded by the file's length."""
         if len(elf) > LONGEST_DATA:
             return GpuModule((), (problem,))
+        vendor = vendors.of_code(elf)
         try:
-            zebin: Zebin = read_zebin(elf)
-        except ZebinError as error:
+            code = vendor.code_reader()(elf)
+        except CodeObjectError as error:
             return GpuModule((), (str(error),))
-        return GpuModule(tuple(_without_code(kernel) for kernel in zebin.kernels), (problem,))
+        return GpuModule(tuple(_without_code(kernel, vendor.name) for kernel in code.kernels), (problem,))
 
 
-def _without_code(kernel: ZebinKernel) -> GpuKernel:
+def _without_code(kernel: CodeKernel, vendor: str) -> GpuKernel:
     return GpuKernel(
-        kernel.name, kernel.name, kernel.address, kernel.size, len(kernel.code), fingerprint=kernel.fingerprint
+        kernel.name,
+        kernel.name,
+        kernel.address,
+        kernel.size,
+        len(kernel.code),
+        fingerprint=kernel.fingerprint,
+        vendor=vendor,
     )
 
 
@@ -291,7 +315,10 @@ def _checked_module(answer: Any) -> GpuModule:
         if not 0 < len(numbers) <= _MAX_FRAMES:
             raise AnswerError
         stacks.append(tuple(frames[number] for number in numbers))
-    kernels = tuple(_checked_kernel(kernel, strings, stacks) for kernel in any_list(answer.get("kernels")))
+    vendor = string(answer.get("vendor"))
+    if vendor not in {each.name for each in vendors.VENDORS}:
+        raise AnswerError
+    kernels = tuple(_checked_kernel(kernel, vendor, strings, stacks) for kernel in any_list(answer.get("kernels")))
     return GpuModule(kernels, _shown(string_list(answer.get("problems"))))
 
 
@@ -303,7 +330,7 @@ def _shown(problems: list[str]) -> tuple[str, ...]:
     return (*different[:_MAX_PROBLEMS], f"and {len(different) - _MAX_PROBLEMS} more problems")
 
 
-def _checked_kernel(answer: Any, strings: list[str], stacks: list[tuple[GpuFrame, ...]]) -> GpuKernel:
+def _checked_kernel(answer: Any, vendor: str, strings: list[str], stacks: list[tuple[GpuFrame, ...]]) -> GpuKernel:
     match answer:
         case {
             "name": name,
@@ -330,5 +357,6 @@ def _checked_kernel(answer: Any, strings: list[str], stacks: list[tuple[GpuFrame
                 decoded=None if instructions is None else read_instructions(instructions, strings, length),
                 segment_offsets=tuple(offsets),
                 segment_frames=tuple(stacks[number] for number in numbers),
+                vendor=vendor,
             )
     raise AnswerError

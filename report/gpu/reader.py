@@ -1,4 +1,4 @@
-"""The sandboxed child's side: reads zebins, DWARF and GPU code, and answers in JSON.
+"""The sandboxed child's side: reads code objects, DWARF and GPU code, and answers in JSON.
 
 Answers have tables of strings, frames and stacks, and refer to these by index. report.gpu.decoder and report.gpu.module
 check and use them.
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from iaprof.formats.zebin import Zebin, ZebinError, ZebinKernel, read_zebin
-from iaprof.gpu.intel.instruction_set import LONGEST_INSTRUCTION, Platform
+from iaprof.gpu import vendors
+from iaprof.gpu.code import CodeKernel, CodeObject, CodeObjectError
+from iaprof.gpu.instructions import UNDECODABLE, Decoder, Decoding, InstructionSet, NoDecoder, NotDecoded
 from iaprof.report.gpu.frames import DebugInfo, Segment, no_debug_info, read_debug_info, readable_name
 from iaprof.report.gpu.functions import TooMuchDebugInfo
-from iaprof.report.gpu.iga import UNDECODABLE, Iga, IgaDecoding, IgaError, IgaUnavailable
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.sandbox.stage_limit import OutOfTime, stage_limit
 from iaprof.symbols.names.demangle import demangled
@@ -45,37 +45,38 @@ class GpuReader:
     """The operations of the child."""
 
     def __init__(self, stage_seconds: float) -> None:
-        """Loads the decoder.
+        """Opens the readers and decoders of all vendors: the sandbox will soon forbid that.
 
         Args:
             stage_seconds: the time limit on each stage of reading a module.
         """
         self._stage_seconds = stage_seconds
-        self._iga: Iga | None = None
-        self._no_iga = ""
-        try:
-            self._iga = Iga()
-        except IgaUnavailable as error:
-            self._no_iga = str(error)
+        self._readers = {vendor.name: vendor.code_reader() for vendor in vendors.VENDORS}
+        self._decoders: dict[str, Decoder] = {}  # by vendor
+        self._no_decoder: dict[str, str] = {}  # by vendor: why there is none
+        for vendor in vendors.VENDORS:
+            try:
+                self._decoders[vendor.name] = vendor.open_decoder()
+            except NoDecoder as error:
+                self._no_decoder[vendor.name] = str(error)
         demangled("_Z1fv")  # libraries open files at their first use, which the sandbox will soon forbid
 
     def disasm(self, parameters: dict[str, Any], code: bytearray, _files: list[int]) -> object:
-        """Decodes `code` for parameters["platform"].
+        """Decodes `code` of parameters["instruction_set"].
 
         Raises:
             Refusal: DecoderUnavailable or DecodeError, as in report.gpu.decoder.
         """
-        if self._iga is None:
-            raise Refusal("DecoderUnavailable", self._no_iga)
+        instruction_set = _instruction_set(parameters["instruction_set"])
         try:
-            decoding = self._iga.decode(Platform(parameters["platform"]), bytes(code))
-        except IgaUnavailable as error:
+            decoding = self._decoder(instruction_set).decode(instruction_set, bytes(code))
+        except NoDecoder as error:
             raise Refusal("DecoderUnavailable", str(error)) from None
-        except IgaError as error:
+        except NotDecoded as error:
             raise Refusal("DecodeError", str(error)) from None
         strings = Numbering()
         instructions = _to_columns(decoding, strings)
-        whole = UNDECODABLE not in decoding.mnemonics and _reaches_end(decoding, len(code))
+        whole = UNDECODABLE not in decoding.mnemonics and _reaches_end(decoding, len(code), instruction_set)
         return {
             "strings": strings.values,
             "instructions": instructions,
@@ -83,30 +84,33 @@ class GpuReader:
         }
 
     def module(self, parameters: dict[str, Any], elf: bytearray, _files: list[int]) -> object:
-        """Reads a debug zebin: kernels, instructions and frames, as far as possible.
+        """Reads a code object: kernels, instructions and frames, as far as possible.
 
         Args:
-            parameters: "platform": a Platform or None; "only": a list of kernels' addresses, or None for all;
-                "decode": whether to decode; "texts": whether to return the text of instructions, too.
+            parameters: "instruction_set": one, see `decoder.in_json`, or None; "only": a list of kernels' addresses, or
+                None for all; "decode": whether to decode; "texts": whether to return the text of instructions, too.
             elf: the file.
 
         Raises:
-            Refusal: ZebinError: it is not a zebin.
+            Refusal: CodeObjectError: it is no code object.
         """
         data = bytes(elf)
+        vendor = vendors.of_code(data)
         try:
-            zebin = read_zebin(data)
-        except ZebinError as error:
-            raise Refusal("ZebinError", str(error)) from None
+            code = self._readers[vendor.name](data)
+        except CodeObjectError as error:
+            raise Refusal("CodeObjectError", str(error)) from None
         only = None if parameters["only"] is None else set(parameters["only"])
         selected = {
-            index: kernel for index, kernel in enumerate(zebin.kernels) if only is None or kernel.address in only
+            index: kernel for index, kernel in enumerate(code.kernels) if only is None or kernel.address in only
         }
         problems: list[str] = []
-        segments = self._segments(data, zebin, selected, problems) if selected else {}
-        decodings: dict[int, IgaDecoding] = {}
+        segments = self._segments(data, code, selected, problems) if selected else {}
+        decodings: dict[int, Decoding] = {}
         if parameters["decode"] and selected:
-            decodings = self._decodings(parameters["platform"], selected, parameters.get("texts", True), problems)
+            decodings = self._decodings(
+                parameters["instruction_set"], selected, parameters.get("texts", True), problems
+            )
         strings, frame_table, stacks = Numbering(), Numbering(), Numbering()
         kernels = [
             {
@@ -119,9 +123,10 @@ class GpuReader:
                 "segments": _segment_columns(segments.get(index, ()), strings, frame_table, stacks),
                 "instructions": _to_columns(decodings[index], strings) if index in decodings else None,
             }
-            for index, kernel in enumerate(zebin.kernels)
+            for index, kernel in enumerate(code.kernels)
         ]
         return {
+            "vendor": vendor.name,
             "kernels": kernels,
             "strings": strings.values,
             "frames": frame_table.values,
@@ -130,15 +135,15 @@ class GpuReader:
         }
 
     def _segments(
-        self, data: bytes, zebin: Zebin, selected: dict[int, ZebinKernel], problems: list[str]
+        self, data: bytes, code: CodeObject, selected: dict[int, CodeKernel], problems: list[str]
     ) -> dict[int, tuple[Segment, ...]]:
         """Returns each kernel's segments; from the symbol table if debug information is missing or damaged."""
         debug_info = no_debug_info()
-        if zebin.has_debug and not zebin.placed:
+        if code.has_debug and not code.placed:
             problems.append("it has no GPU addresses, so its debug information was left unread")
-        elif zebin.has_debug:
+        elif code.has_debug:
             read: list[DebugInfo] = []
-            self._stage("its debug information", problems, lambda: read.append(read_debug_info(data)))
+            self._stage("its debug information", problems, lambda: read.append(read_debug_info(data, code)))
             debug_info = read[0] if read else debug_info
         problems.extend(debug_info.problems)
         found: dict[int, tuple[Segment, ...]] = {}
@@ -151,33 +156,43 @@ class GpuReader:
         return found
 
     def _decodings(
-        self, number: int | None, selected: dict[int, ZebinKernel], texts: bool, problems: list[str]
-    ) -> dict[int, IgaDecoding]:
+        self, name: list[Any] | None, selected: dict[int, CodeKernel], texts: bool, problems: list[str]
+    ) -> dict[int, Decoding]:
         """Returns each kernel's instructions, as far as they can be decoded; an empty dict if there is no decoder."""
-        found: dict[int, IgaDecoding] = {}
-        if number is None:
+        found: dict[int, Decoding] = {}
+        if name is None:
             problems.append("its GPU's generation is not known, so its instructions were not decoded")
             return found
-        if self._iga is None:
-            problems.append(self._no_iga)
+        instruction_set = _instruction_set(name)
+        try:
+            decoder = self._decoder(instruction_set)
+        except NoDecoder as error:
+            problems.append(str(error))
             return found
-        platform, iga = Platform(number), self._iga
 
         def decode() -> None:
             for index, kernel in selected.items():
                 try:
-                    found[index] = iga.decode(platform, kernel.code, texts) if kernel.code else _empty_decoding()
-                except IgaError as error:
+                    found[index] = (
+                        decoder.decode(instruction_set, kernel.code, texts) if kernel.code else _empty_decoding()
+                    )
+                except NotDecoded as error:
                     found[index] = _empty_decoding(str(error))
                     problems.append(f"kernel {kernel.name!r} was not decoded: {error}"[:500])
 
         try:
             self._stage("its code", problems, decode)
-        except IgaUnavailable as error:
+        except NoDecoder as error:
             problems.append(str(error))
             return found
         for index in selected:
             found.setdefault(index, _empty_decoding())  # the time limit came first
+        return found
+
+    def _decoder(self, instruction_set: InstructionSet) -> Decoder:
+        """Returns the decoder; NoDecoder if there is none."""
+        if (found := self._decoders.get(instruction_set.vendor)) is None:
+            raise NoDecoder(self._no_decoder[instruction_set.vendor])
         return found
 
     def _stage(self, subject: str, problems: list[str], work: Callable[[], None]) -> None:
@@ -191,17 +206,23 @@ class GpuReader:
             problems.append(f"{subject} takes too much memory to read")
         except TooMuchDebugInfo:
             problems.append(f"{subject} has more entries than are read")
-        except IgaUnavailable:
+        except NoDecoder:
             raise
         except Exception as error:  # noqa: BLE001 (pyelftools on damaged input raises nearly anything)
             problems.append(f"{subject} is damaged ({type(error).__name__}: {error})"[:500])
 
 
-def _empty_decoding(message: str = "") -> IgaDecoding:
-    return IgaDecoding([], [], [], [], [], message)
+def _instruction_set(name: list[Any]) -> InstructionSet:
+    """Returns the instruction set that `decoder.in_json` named."""
+    vendor, value = name
+    return vendors.named(vendor).instruction_sets(value)
 
 
-def _to_columns(decoding: IgaDecoding, strings: Numbering) -> dict[str, list[Any]]:
+def _empty_decoding(message: str = "") -> Decoding:
+    return Decoding([], [], [], [], [], message)
+
+
+def _to_columns(decoding: Decoding, strings: Numbering) -> dict[str, list[Any]]:
     """Returns a decoding as columns with an entry for each instruction."""
     columns: dict[str, list[Any]] = {
         "offset": decoding.pcs,
@@ -213,9 +234,10 @@ def _to_columns(decoding: IgaDecoding, strings: Numbering) -> dict[str, list[Any
     return columns
 
 
-def _reaches_end(decoding: IgaDecoding, length: int) -> bool:
-    """Whether fewer bytes follow the last instruction than an uncompacted one has."""
-    return bool(decoding.pcs) and length - decoding.pcs[-1] - decoding.sizes[-1] < LONGEST_INSTRUCTION
+def _reaches_end(decoding: Decoding, length: int, instruction_set: InstructionSet) -> bool:
+    """Whether fewer bytes follow the last instruction than the longest one has."""
+    longest = vendors.named(instruction_set.vendor).longest_instruction
+    return bool(decoding.pcs) and length - decoding.pcs[-1] - decoding.sizes[-1] < longest
 
 
 def _segment_columns(

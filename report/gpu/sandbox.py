@@ -1,4 +1,4 @@
-"""Starts or shares the sandbox that reads zebins and GPU code."""
+"""Starts or shares the sandbox that reads code objects and GPU code."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from iaprof.formats.zebin import ZebinKernel
+from iaprof.gpu.code import CodeKernel
 from iaprof.report.gpu.functions import FunctionTree, Scope
 from iaprof.report.gpu.lines import LineRange
 
@@ -54,20 +54,20 @@ class _Unplaced:
 class _UnitMatcher:
     """Matches units to the kernels of a module, at most one unit without addresses for each kernel."""
 
-    def __init__(self, kernels: Sequence[ZebinKernel]) -> None:
+    def __init__(self, kernels: Sequence[CodeKernel]) -> None:
         self._kernels = sorted(kernels, key=lambda kernel: kernel.address)
         self._starts = [kernel.address for kernel in self._kernels]
         self._longest_code = max((len(kernel.code) for kernel in kernels), default=0)
         self._claimed: set[int] = set()  # kernels that have a unit, by address
 
     @property
-    def unclaimed(self) -> list[ZebinKernel]:
+    def unclaimed(self) -> list[CodeKernel]:
         """Kernels without a unit."""
         return [kernel for kernel in self._kernels if kernel.address not in self._claimed]
 
     def claim(self, unit: UnitCode, functions: FunctionTree) -> _Unplaced | None:
         """Claims the kernels at a unit's addresses; returns its code at address 0 unless it belongs to one of them."""
-        own: dict[int, ZebinKernel] = {}
+        own: dict[int, CodeKernel] = {}
         starts_at_zero, size = False, 0
         for start, end in unit.ranges():
             if (kernel := self._at(start)) is not None:
@@ -82,7 +82,7 @@ class _UnitMatcher:
             return None
         return at_zero
 
-    def _at(self, address: int) -> ZebinKernel | None:
+    def _at(self, address: int) -> CodeKernel | None:
         index = bisect_right(self._starts, address) - 1
         kernel = self._kernels[index] if index >= 0 else None
         return kernel if kernel is not None and address < kernel.address + len(kernel.code) else None
@@ -91,14 +91,14 @@ class _UnitMatcher:
         self,
         waiting: Sequence[_Unplaced],
         keys_of: Callable[[_Unplaced], Iterable[object]],
-        key_of: Callable[[ZebinKernel], object],
+        key_of: Callable[[CodeKernel], object],
     ) -> list[_Unplaced]:
         """Matches a unit and a kernel if they share a key with each other and with no other unit or kernel.
 
         Returns:
             The units without a match.
         """
-        kernels: dict[object, ZebinKernel | None] = {}  # None: several kernels have this key
+        kernels: dict[object, CodeKernel | None] = {}  # None: several kernels have this key
         for kernel in self.unclaimed:
             key = key_of(kernel)
             kernels[key] = None if key in kernels else kernel
@@ -112,7 +112,7 @@ class _UnitMatcher:
                 unmatched.append(each)
         return unmatched
 
-    def assign(self, unplaced: _Unplaced, kernel: ZebinKernel) -> bool:
+    def assign(self, unplaced: _Unplaced, kernel: CodeKernel) -> bool:
         """Moves a unit to a kernel if it is not larger than the kernel."""
         if unplaced.size > len(kernel.code):
             return False
@@ -127,7 +127,7 @@ def _names_at_zero(unit: UnitCode, functions: FunctionTree) -> frozenset[str]:
 
 
 def place_units(
-    units: Sequence[UnitCode], kernels: Sequence[ZebinKernel], unplaced_names: Collection[str], functions: FunctionTree
+    units: Sequence[UnitCode], kernels: Sequence[CodeKernel], unplaced_names: Collection[str], functions: FunctionTree
 ) -> list[str]:
     """Moves code at address 0 to the kernel that it belongs to.
 

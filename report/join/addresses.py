@@ -10,15 +10,22 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-_PAGE_BITS = 10  # in units of 8 bytes: a page is 8 KiB of code
-_LOW_PAGES = 1 << 19  # the pages of 4 GiB: records of most GPUs hold no more than 32 bits of an address
+_PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB of code
+_LOW_PAGES = (
+    1 << 19
+)  # the pages of 4 GiB, with such units: records of most GPUs hold no more than 32 bits of an address
 
 
 class Addresses:
     """The numbers of the addresses seen so far, for records that hold the same number of address bits."""
 
-    def __init__(self) -> None:
-        """Starts without addresses."""
+    def __init__(self, unit_bits: int) -> None:
+        """Starts without addresses.
+
+        Args:
+            unit_bits: addresses are multiples of 1 << unit_bits bytes.
+        """
+        self._unit_bits = np.uint64(unit_bits)
         self._pages: dict[int, int] = {}  # page -> its number
         self._low_pages = np.full(_LOW_PAGES, -1, np.int32)  # the same for the first 4 GiB; -1: not seen yet
         self._table = np.empty(0, np.int32)  # [pages << _PAGE_BITS]: an address's number; -1: not seen yet
@@ -29,9 +36,9 @@ class Addresses:
         """Returns the number of each address: int64[n]. New addresses get the next free numbers.
 
         Args:
-            ips: uint64[n], bytes, multiples of 8.
+            ips: uint64[n], bytes, multiples of the unit.
         """
-        places = ips >> np.uint64(3)
+        places = ips >> self._unit_bits
         if not len(places) or places.max() >> np.uint64(_PAGE_BITS) < len(self._low_pages):
             places = places.astype(np.int32)  # halves the memory traffic
             page = places >> _PAGE_BITS

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.ranges import batches, ranges
-from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.vendors import REASONS
 from iaprof.report.join.addresses import Addresses
 from iaprof.report.join.candidates import Candidates, Rule, Shares, TooManyAtOnce
 from iaprof.report.join.cells import Cells
@@ -32,7 +32,6 @@ from iaprof.report.join.sums.shares import JoinedShares, merge_shares
 from iaprof.report.join.sums.tally import CellAddresses, Tally
 
 MAX_INTERVALS = 1 << 20
-STALL_COLUMNS = ("time_ns", "begin_ns", "stream", "w0", "w1", "w2")
 _COMPACT_ROWS = 1 << 19
 _MAX_RECORDS_AT_ONCE = 1 << 18
 _MAX_SHARED_ROWS = 1 << 18  # (record, candidate) rows at once, for records with several candidates
@@ -109,7 +108,7 @@ class Attribution:
         self._placed, self._rule, self._starts = placed, rule, starts or {}
         self._start_ns, self._interval_ns = start_ns, interval_ns
         self._unknown = placed.add_site(Site(None, 0, "", 0))
-        self._ip_spaces: dict[int, _IpSpace] = {}
+        self._ip_spaces: dict[tuple[int, int], _IpSpace] = {}
         self._results: list[JoinedShares] = []
         self._rows, self._compact_at = 0, _COMPACT_ROWS
 
@@ -117,7 +116,7 @@ class Attribution:
         """Joins one row group.
 
         Args:
-            table: STALL_COLUMNS of `stall` rows.
+            table: rows of samples.
             known: the capture's streams, by index.
             row_filter: the reads to join.
 
@@ -137,7 +136,7 @@ class Attribution:
                 continue
             here = in_time & (stream_of == stream)
             rows = table if here.all() else table.filter(pa.array(here))
-            words, lengths = flatten_words(rows, known[stream].layout.words)
+            words, lengths = flatten_words(rows, known[stream].layout)
             records += int(lengths.sum())
             ends = rows["time_ns"].to_numpy()
             reads = _Reads(
@@ -274,12 +273,13 @@ class Attribution:
             )
 
     def _ip_space(self, stream: Stream) -> _IpSpace:
-        if stream.layout.ip_bits not in self._ip_spaces:
+        key = stream.layout.address_mask, stream.layout.unit_bits
+        if key not in self._ip_spaces:
             cells = Cells(self._placed, stream.layout.address_mask, self._starts)
             candidates = Candidates(self._placed, cells, self._rule, self._unknown, self._count)
-            self._ip_spaces[stream.layout.ip_bits] = _IpSpace(cells, candidates, self._merged)
+            self._ip_spaces[key] = _IpSpace(cells, candidates, self._merged, stream.layout.unit_bits)
             return_free_memory()
-        return self._ip_spaces[stream.layout.ip_bits]
+        return self._ip_spaces[key]
 
     def _flush(self, space: _IpSpace, stream: int) -> None:
         """Moves a stream's sums to the results and empties its tally."""
@@ -324,14 +324,14 @@ class _Rows:
 
 
 class _IpSpace:
-    """Addresses, cells, candidates and sums for all streams whose records hold the same number of address bits."""
+    """Addresses, cells, candidates and sums for all streams whose records hold the same bits of addresses."""
 
-    def __init__(self, cells: Cells, candidates: Candidates, merged: bool) -> None:
+    def __init__(self, cells: Cells, candidates: Candidates, merged: bool, unit_bits: int) -> None:
         self.candidates = candidates
         self.cell_addresses = CellAddresses()
         self.tallies: dict[int, Tally] = {}  # by stream
         self._cells = cells
-        self._addresses = Addresses()
+        self._addresses = Addresses(unit_bits)
         self._merged = merged
         # With `merged`, all addresses of a cell have one number, and the cell's first address stands for them.
         self._merged_number = np.empty(0, np.int64)  # [addresses]

@@ -17,8 +17,10 @@ from iaprof.formats.capture.dictionaries import number_texts, rows_where
 from iaprof.formats.capture.limits import SENSORS
 from iaprof.formats.capture.metrics import is_busy
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.capture.schema import READ_COLUMNS
 from iaprof.formats.energy import MOST_J, NJ_PER_J, Energy
 from iaprof.formats.ranges import groups
+from iaprof.gpu.vendors import SAMPLE_ROWS
 from iaprof.report.join.attribution import RowFilter
 from iaprof.report.join.streams import Stream
 
@@ -182,7 +184,7 @@ def _with_busy(times: _Ints, used: _Floats, classes: list[tuple[_Ints, _Floats]]
 def _read_times(capture: CaptureReader, streams: set[int]) -> dict[int, tuple[_Ints, _Ints]]:
     """Returns the times of all reads of these streams, and since when their samples can be, ns."""
     found: dict[int, list[tuple[_Ints, _Ints]]] = {}
-    for table in capture.tables("stall", ("time_ns", "begin_ns", "stream")):
+    for table in (table for rows in SAMPLE_ROWS for table in capture.tables(rows.kind, READ_COLUMNS)):
         times, begins = (np.minimum(table[name].to_numpy(), np.uint64(_MOST_NS)) for name in ("time_ns", "begin_ns"))
         stream_of = table["stream"].to_numpy()
         for stream, own in groups(stream_of):

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.limits import CANDIDATES
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.report.join.attribution import STALL_COLUMNS, Attribution, RowFilter
+from iaprof.formats.capture.schema import READ_COLUMNS
+from iaprof.gpu.vendors import SAMPLE_ROWS
+from iaprof.report.join.attribution import Attribution, RowFilter
 from iaprof.report.join.candidates import Rule
 from iaprof.report.join.joules import EnergyOfReads
 from iaprof.report.join.memory import return_large_blocks_when_freed
@@ -97,7 +99,10 @@ def join(
 @contextlib.contextmanager
 def helping(capture: CaptureReader) -> Iterator[Helper | None]:
     """Starts a second process, which imports in the background; None for a capture that is small or in a store."""
-    is_small = capture.groups("stall") < _FEWEST_GROUPS or len(os.sched_getaffinity(0)) < _PROCESSES
+    is_small = (
+        sum(capture.groups(rows.kind) for rows in SAMPLE_ROWS) < _FEWEST_GROUPS
+        or len(os.sched_getaffinity(0)) < _PROCESSES
+    )
     if is_small or capture.is_stored:
         yield None
         return
@@ -183,10 +188,11 @@ def _share(
         lambda candidates: capture.count_against(CANDIDATES, candidates),
     )
     records = 0
-    for table in capture.tables("stall", STALL_COLUMNS, share):
-        records += attribution.add(table, known, task.row_filter)
-        del table  # frees it before the next one is read
-        progress(records)
+    for rows in SAMPLE_ROWS:
+        for table in capture.tables(rows.kind, (*READ_COLUMNS, *rows.columns), share):
+            records += attribution.add(table, known, task.row_filter)
+            del table  # frees it before the next one is read
+            progress(records)
     return attribution.joined_shares(), records, attribution.cut_addresses()
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from enum import IntEnum
 from queue import SimpleQueue
 from typing import Any
 
 from iaprof.formats.capture.limits import COMPILED, GPU_MODULES
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.gpu.instructions import InstructionSet
 from iaprof.report.gpu.module import GpuKernel, GpuModule, GpuModuleLoader
 from iaprof.report.join.placements import Compilation, Placement
 
@@ -29,7 +29,7 @@ class SampledKernels:
         self,
         capture: CaptureReader,
         loader: GpuModuleLoader,
-        platforms: list[IntEnum | None],
+        instruction_sets: list[InstructionSet | None],
         problems: dict[str, list[str]],
         texts: bool = False,
     ) -> None:
@@ -38,17 +38,17 @@ class SampledKernels:
         Args:
             capture: an open capture, or a part of a merged one.
             loader: reads the modules.
-            platforms: the instruction set of each stream's GPU; None: unknown.
+            instruction_sets: that of each stream's GPU; None: unknown.
             problems: gets sentences about what could not be read, each with the paths of the modules concerned.
             texts: also read the text of instructions.
         """
         self._capture = capture
         self._loader = loader
-        self._platforms = platforms
+        self._instruction_sets = instruction_sets
         self._problems = problems
         self._texts = texts
         self._outlines: dict[bytes, GpuModule] = {}  # by digest
-        self._loaded: dict[GpuKernel, dict[IntEnum | None, GpuKernel]] = {}  # by the kernel in outline
+        self._loaded: dict[GpuKernel, dict[InstructionSet | None, GpuKernel]] = {}  # by the kernel in outline
 
     def compilations(self) -> list[Compilation]:
         """Returns every module of the capture, with kernels in outline.
@@ -90,21 +90,22 @@ class SampledKernels:
             free = SimpleQueue[GpuModuleLoader]()
             for loader in loaders:
                 free.put(loader)
-            platforms = dict.fromkeys(self._platforms) or dict.fromkeys([None])
             pending = []
             for digest, path, elf in self._rows():
                 if digest.as_py() in addresses_of and elf.is_valid:
                     only = addresses_of.pop(digest.as_py())
-                    arguments = (free, elf.as_py(), list(platforms), only, self._texts)
-                    pending.append((self._outlines[digest.as_py()], path, only, workers.submit(_load, *arguments)))
+                    outline = self._outlines[digest.as_py()]
+                    own = self._sets_of(outline.kernels[0].vendor)
+                    loading = workers.submit(_load, free, elf.as_py(), own, only, self._texts)
+                    pending.append((outline, path, only, loading))
             for outline, path, only, loading in pending:
                 reported = set(outline.problems)
-                for platform, module in loading.result().items():
+                for instruction_set, module in loading.result().items():
                     self._add_problems([problem for problem in module.problems if problem not in reported], path)
                     reported.update(module.problems)
                     for kernel, loaded in zip(outline.kernels, module.kernels, strict=False):
                         if kernel.address in only and kernel in kernels:
-                            self._loaded.setdefault(kernel, {})[platform] = loaded
+                            self._loaded.setdefault(kernel, {})[instruction_set] = loaded
 
     def loaded(self, kernel: GpuKernel) -> GpuKernel:
         """Returns a kernel, given in outline, as read for the first stream's GPU; as is if not read."""
@@ -112,11 +113,16 @@ class SampledKernels:
 
     def loaded_for(self, stream: int, kernel: GpuKernel) -> GpuKernel:
         """Returns a kernel, given in outline, as read for that stream's GPU; as is if not read."""
-        return self._loaded.get(kernel, {}).get(self._platforms[stream], kernel)
+        return self._loaded.get(kernel, {}).get(self._instruction_sets[stream], kernel)
 
     def __iter__(self) -> Iterator[GpuKernel]:
         """Yields the kernels that were read, with their instructions for the first stream's GPU."""
         return map(self.loaded, self._loaded)
+
+    def _sets_of(self, vendor: str) -> list[InstructionSet | None]:
+        """Returns the instruction sets that code of a vendor can be of; [None] if that is unknown."""
+        every = dict.fromkeys(self._instruction_sets)
+        return [each for each in every if each is None or each.vendor == vendor] or [None]
 
     def _rows(self, *columns: str) -> Iterator[list[Any]]:
         """Yields digest, path, debug ELF and the given columns of every module, as Arrow scalars."""
@@ -130,12 +136,16 @@ class SampledKernels:
 
 
 def _load(
-    free: SimpleQueue[GpuModuleLoader], elf: bytes, platforms: list[IntEnum | None], only: set[int], texts: bool
-) -> dict[IntEnum | None, GpuModule]:
-    """Reads a module for each platform, with a loader that is free."""
+    free: SimpleQueue[GpuModuleLoader],
+    elf: bytes,
+    instruction_sets: list[InstructionSet | None],
+    only: set[int],
+    texts: bool,
+) -> dict[InstructionSet | None, GpuModule]:
+    """Reads a module for each instruction set, with a loader that is free."""
     loader = free.get()
     try:
-        return {platform: loader.load(elf, platform, only, texts) for platform in platforms}
+        return {each: loader.load(elf, each, only, texts) for each in instruction_sets}
     finally:
         free.put(loader)
 

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
-from iaprof.report.gpu.module import NO_BINARY, NO_DECODER, NO_INSTRUCTION, UNDECODABLE, GpuKernel
+from iaprof.gpu.instructions import UNDECODABLE
+from iaprof.report.gpu.module import NO_BINARY, NO_DECODER, NO_INSTRUCTION, GpuKernel
 from iaprof.report.join.candidates import AMBIGUOUS
 from iaprof.report.join.kernels import KernelNames, SampledKernels
 from iaprof.report.join.placements import Placed, Placement, Site

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.profile import ACTIVE
+from iaprof.gpu.samples import ACTIVE
 from iaprof.report.join.attribution import RowFilter
 from iaprof.report.join.candidates import Rule
 from iaprof.report.join.executions import StackOf

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.formats.capture.limits import CaptureError
-from iaprof.gpu.intel.generations import LAYOUTS
-from iaprof.gpu.intel.reasons import REASONS
-from iaprof.gpu.records import RecordLayout
+from iaprof.gpu import vendors
+from iaprof.gpu.instructions import InstructionSet
+from iaprof.gpu.samples import SampleLayout
+from iaprof.gpu.vendors import REASONS
 
 MAX_SUBSAMPLE = 1 << 30
 _LONGEST_DEVICE = 64
@@ -21,10 +22,15 @@ class Stream:
     """A stream, as the capture's header describes it."""
 
     index: int
-    layout: RecordLayout
+    layout: SampleLayout
     ip_version: tuple[int, int]
     subsample: int = 1  # the number of samples that each record stands for
     device: str = ""  # the GPU's name
+
+    @property
+    def instruction_set(self) -> InstructionSet | None:
+        """The GPU's; None if it is unknown."""
+        return vendors.of_layout(self.layout.name).instruction_set(*self.ip_version)
 
 
 def streams(header: dict[str, object]) -> list[Stream]:
@@ -33,15 +39,15 @@ def streams(header: dict[str, object]) -> list[Stream]:
     Raises:
         CaptureError: the header describes a stream in a way that no recorder does.
     """
-    found = header.get("streams")
+    found, layouts = header.get("streams"), vendors.layouts()
     result = []
     for index, entry in enumerate(found if isinstance(found, list) else []):
         match entry:
-            case {"ip_version": [int(major), int(minor), *_], "layout": str(name)} if name in LAYOUTS:
+            case {"ip_version": [int(major), int(minor), *_], "layout": str(name)} if name in layouts:
                 kept = entry.get("subsample", 1)
                 if type(kept) is not int or not 1 <= kept <= MAX_SUBSAMPLE:
                     raise CaptureError(f"the capture's header gives an implausible subsampling for stream {index}")
-                result.append(Stream(index, LAYOUTS[name], (major, minor), kept, _device(entry)))
+                result.append(Stream(index, layouts[name], (major, minor), kept, _device(entry)))
             case _:
                 raise CaptureError(f"the capture's header describes stream {index} in a way that cannot be right")
     return result
@@ -54,5 +60,5 @@ def _device(entry: dict[str, Any]) -> str:
 
 
 def reasons_of(known: Sequence[Stream]) -> tuple[str, ...]:
-    """Returns all reasons that these streams' records count, in the order of tables; Intel's if there is no stream."""
+    """Returns all reasons that these streams' records count, in the order of tables; all vendors' without streams."""
     return tuple(dict.fromkeys(reason for stream in known for reason in stream.layout.reasons)) or REASONS

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.formats.capture.limits import MAX_HEADER_BYTES
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.schema import KINDS, SAMPLE_KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.header.trace_clocks import KEY, MOST_THREADS, TraceClock
@@ -46,7 +46,7 @@ def check_stalls(capture: CaptureReader) -> None:
     """
     if capture.is_merged:
         raise UsageError(f"{capture.path} was merged from several recordings: pass the one of the same run with --with")
-    if not any(capture.count(kind) for kind in ("stall", "launch", "cpu_sample", "metric")):
+    if not any(capture.count(kind) for kind in (*SAMPLE_KINDS, "launch", "cpu_sample", "metric")):
         raise UsageError(
             f"{capture.path} was not recorded by 'iaprof record': pass the capture of the same run with --with"
         )

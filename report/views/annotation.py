@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.profile import Profile
+from iaprof.gpu import vendors
+from iaprof.gpu.instructions import Dependencies, Wait
 from iaprof.report.gpu.module import GpuFrame, GpuKernel, InstructionInfo
-from iaprof.report.gpu.scoreboard import Scoreboard, Wait
 from iaprof.report.gpu.source_files import SourceFiles
 from iaprof.report.views.launchers import by_launcher
 
@@ -151,13 +152,13 @@ def _rows(
             instructions[offset] = InstructionInfo(offset, 0, mnemonics[offset], "", (), frames)
         else:
             instructions[offset] = code.at(offset)
-    board = Scoreboard(code.instructions if code else ())
+    dependencies = vendors.named(code.vendor).dependencies(code.instructions) if code else Dependencies()
     none = (0,) * len(names)
     rows = []
     for offset in sorted(instructions):
         own = stalled.get(offset, none)
         reasons = {reason for reason, count in zip(names, own, strict=True) if count}
-        waits = board.waits(offset) if reasons else ()
+        waits = dependencies.waits(offset) if reasons else ()
         rows.append(Row(instructions[offset], own, tuple(w for w in waits if reasons.intersection(w.reasons))))
     return tuple(rows)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -19,25 +19,25 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.capture.schema import KINDS, ROW_KINDS, sorted_kinds
+from iaprof.formats.capture.schema import KINDS, READ_COLUMNS, ROW_KINDS, sorted_kinds
 from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.writers.profile_table import SCHEMA, profile_table
-from iaprof.gpu.intel.generations import LAYOUTS
-from iaprof.gpu.intel.reasons import REASONS
-from iaprof.gpu.records import RecordLayout
+from iaprof.gpu.samples import SampleLayout, SampleRows
+from iaprof.gpu.vendors import SAMPLE_ROWS, layouts
 from iaprof.report.gpu.module import GpuModuleLoader
-from iaprof.report.join.streams import Stream, streams
+from iaprof.report.join.streams import streams
 
 WORDS = "stall_words"  # the undecoded records; the view `stalls` decodes them
 _FIRST = "launch", "command_list", "transfer", "stack", "python_code", "process", "metric", "loss", "mapping", "wait"
 """The kinds of rows that are listed first, in this order."""
 _NAMES = {kind.name: (kind.view, kind.description) for kind in sorted_kinds(ROW_KINDS, _FIRST) if kind.view}
-_LAYOUTS = tuple(LAYOUTS.values())
+_LAYOUTS = tuple(layouts().values())
 _text = pa.string()
 _TEXTS = (_text, pa.binary())  # types of columns that stay dictionary-encoded
+_MOST_WORDS = max(len(rows.columns) for rows in SAMPLE_ROWS)
 _WORDS = pa.schema(
     [("time_ns", pa.uint64()), ("begin_ns", pa.uint64()), ("stream", pa.uint16()), ("layout", pa.uint8()),
-     ("w0", pa.uint64()), ("w1", pa.uint64()), ("w2", pa.uint64())]
+     *((f"w{word}", pa.uint64()) for word in range(_MOST_WORDS))]
 )  # fmt: skip
 _KERNELS = pa.schema(
     [("time_ns", pa.uint64()), ("pid", pa.uint32()), ("path", _text), ("kernel", _text), ("address", pa.uint64()),
@@ -131,27 +131,18 @@ def stalls_sql(capture: CaptureReader) -> str:
     """Returns the SELECT that decodes the records in WORDS into an address and counters."""
     used = {stream.layout for part in capture.parts for stream in streams(part.header)} or {_LAYOUTS[0]}
 
-    def each(expression: Callable[[RecordLayout], str]) -> str:
+    def each(expression: Callable[[SampleLayout], str]) -> str:
         if len(used) == 1:
             return expression(*used)
         cases = " ".join(f"WHEN {_LAYOUTS.index(layout)} THEN {expression(layout)}" for layout in _LAYOUTS)
         return f"CASE layout {cases} END"
 
     columns = [*(["part"] if capture.is_merged else []), "time_ns", "begin_ns", "stream"]
-    columns.append(f"{each(lambda layout: f'(w0 & {(1 << layout.ip_bits) - 1}) << 3')} AS ip")
-    columns += [f"({each(partial(_field_sql, name))})::UTINYINT AS {name}" for name in REASONS]
+    columns.append(f"{each(methodcaller('ip_sql'))} AS ip")
+    type_ = "UTINYINT" if all(layout.most <= 0xFF for layout in used) else "UBIGINT"
+    for name in dict.fromkeys(name for layout in _LAYOUTS if layout in used for name in layout.reasons):
+        columns.append(f"({each(methodcaller('count_sql', name))})::{type_} AS {name}")
     return f"SELECT {', '.join(columns)} FROM {WORDS}"  # noqa: S608 (nothing of it is from the capture)
-
-
-def _field_sql(reason: str, layout: RecordLayout) -> str:
-    first = layout.first_bits.get(reason)
-    if first is None:
-        return "0"
-    word, shift = divmod(first, 64)
-    if shift <= 56:
-        return f"(w{word} >> {shift}) & 255"
-    rest = 64 - shift  # bits in this word; the counter continues in the next one
-    return f"(w{word} >> {shift}) | ((w{word + 1} & {(1 << 8 - rest) - 1}) << {rest})"
 
 
 def _schema(kind: str) -> pa.Schema:
@@ -183,29 +174,30 @@ class _Part:
         """Yields a row for each stall record."""
         known = streams(self.capture.header)
         layouts = np.array([_LAYOUTS.index(stream.layout) for stream in known], np.uint8)
-        for table in self.capture.tables("stall", ("time_ns", "begin_ns", "stream", "w0", "w1", "w2")):
-            for read in table.to_batches():
-                stream = read["stream"].to_numpy()
-                if len(stream) and int(stream.max()) >= len(known):
-                    raise CaptureError(f"{self.capture.path} has stalls of a stream that its header does not know")
-                yield self._words(read, known, layouts[stream])
+        for rows in SAMPLE_ROWS:
+            for table in self.capture.tables(rows.kind, (*READ_COLUMNS, *rows.columns)):
+                for read in table.to_batches():
+                    stream = read["stream"].to_numpy()
+                    if len(stream) and int(stream.max()) >= len(known):
+                        raise CaptureError(f"{self.capture.path} has stalls of a stream that its header does not know")
+                    yield self._words(read, rows, layouts[stream])
 
-    def _words(self, reads: pa.RecordBatch, known: list[Stream], layouts: NDArray[np.uint8]) -> pa.RecordBatch:
-        lengths = _lengths(reads["w0"])
-        third = _lengths(reads["w2"])
-        three = np.array([layout.words == 3 for layout in _LAYOUTS])[layouts]
-        if not np.array_equal(lengths, _lengths(reads["w1"])) or not np.array_equal(lengths[three], third[three]):
-            raise CaptureError(f"{self.capture.path} has stalls whose words do not belong together")
-        w2 = pa.nulls(int(lengths.sum()), pa.uint64())
-        if three.any():
-            words = np.zeros(int(lengths.sum()), np.uint64)
-            words[np.repeat(three, lengths)] = reads.filter(pa.array(three))["w2"].flatten().to_numpy()
-            w2 = pa.array(words)
-        each = [pa.array(np.repeat(reads[name].to_numpy(), lengths)) for name in ("time_ns", "begin_ns", "stream")]
-        layout = pa.array(np.repeat(layouts, lengths))
-        return pa.RecordBatch.from_arrays(
-            [*each, layout, reads["w0"].flatten(), reads["w1"].flatten(), w2], schema=_WORDS
-        )
+    def _words(self, reads: pa.RecordBatch, rows: SampleRows, layouts: NDArray[np.uint8]) -> pa.RecordBatch:
+        lengths = _lengths(reads[rows.columns[0]])
+        words = []
+        for word, name in enumerate(rows.columns):
+            has = np.array([layout.words > word for layout in _LAYOUTS])[layouts]
+            if not np.array_equal(lengths[has], _lengths(reads[name])[has]):
+                raise CaptureError(f"{self.capture.path} has stalls whose words do not belong together")
+            if has.all():
+                words.append(reads[name].flatten())
+                continue
+            values = np.zeros(int(lengths.sum()), np.uint64)
+            values[np.repeat(has, lengths)] = reads.filter(pa.array(has))[name].flatten().to_numpy()
+            words.append(pa.array(values, mask=None if has.any() else np.ones(len(values), bool)))
+        words += [pa.nulls(int(lengths.sum()), pa.uint64())] * (_MOST_WORDS - len(words))
+        each = [pa.array(np.repeat(reads[name].to_numpy(), lengths)) for name in READ_COLUMNS]
+        return pa.RecordBatch.from_arrays([*each, pa.array(np.repeat(layouts, lengths)), *words], schema=_WORDS)
 
     def kernels(self) -> Iterator[pa.RecordBatch]:
         """Yields a row for each kernel of each module, and one without a kernel for each unreadable module."""

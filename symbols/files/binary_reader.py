@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.elf import ElfError
+from iaprof.basics.elf import ElfError
 from iaprof.formats.file_names import as_text
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.files.calls_in_file import without_call

@@ -21,7 +21,7 @@ from symbolic import exceptions
 from symbolic._lowlevel import ffi, lib
 from symbolic.utils import rustcall as _untyped_rustcall
 
-from iaprof.formats.elf import (
+from iaprof.basics.elf import (
     PT_DYNAMIC,
     SECTION,
     SEGMENT,

@@ -1,6 +1,6 @@
 """Reads from an ELF file what names need: its build-id, its debug link, and whole symbol tables.
 
-formats/elf.py reads the structure, NumPy whole tables: no Python runs per symbol. The file may be hostile: all reads
+basics/elf.py reads the structure, NumPy whole tables: no Python runs per symbol. The file may be hostile: all reads
 are bounded, and damage raises ElfError. Only x86-64 files are read, as only x86-64 code is profiled.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 from elftools.elf.enums import ENUM_E_MACHINE
 from numpy.typing import NDArray
 
-from iaprof.formats.elf import (
+from iaprof.basics.elf import (
     EM_X86_64,
     PT_GNU_EH_FRAME,
     PT_NOTE,

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.elf import SHT_DYNSYM, SHT_RELA, SHT_SYMTAB, STT_FUNC, STT_GNU_IFUNC, Section
+from iaprof.basics.elf import SHT_DYNSYM, SHT_RELA, SHT_SYMTAB, STT_FUNC, STT_GNU_IFUNC, Section
 from iaprof.formats.elf_tables import RELOCATION, SYMBOL
 from iaprof.symbols.files.elf import MOST_TABLE_BYTES, Elf, SymbolTable
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import cached_property
 
-from iaprof.formats.elf import SHF_COMPRESSED, ElfError
+from iaprof.basics.elf import SHF_COMPRESSED, ElfError
 from iaprof.symbols.files.elf import Elf
 
 _REPLACED = "\ufffd".encode()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.elf import STT_FUNC
+from iaprof.basics.elf import STT_FUNC
 from iaprof.formats.elf_tables import SYMBOL
 from iaprof.symbols.files.elf import Elf, SymbolTable
 from iaprof.symbols.unwind.cfi import CallFrames

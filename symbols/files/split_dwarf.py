@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from iaprof.formats.elf import (
+from iaprof.basics.elf import (
     EM_X86_64,
     HEADER,
     MAGIC,

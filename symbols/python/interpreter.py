@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from iaprof.formats.elf import ElfFile
+from iaprof.basics.elf import ElfFile
 from iaprof.symbols.python.layout import FIRST_MINOR, LAST_MINOR, Layout, LayoutError, layout_of
 
 _RUNTIME, _VERSION = b"_PyRuntime", b"Py_Version"

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.elf import MAGIC
+from iaprof.basics.elf import MAGIC
 from iaprof.formats.file_names import possible_names
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Symbolized

@@ -18,7 +18,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple, TypeAlias
 
-from iaprof.formats.elf import EM_X86_64, PT_GNU_EH_FRAME, ElfError, ElfFile, in_memory
+from iaprof.basics.elf import EM_X86_64, PT_GNU_EH_FRAME, ElfError, ElfFile, in_memory
 from iaprof.symbols.unwind.dwarf_reader import _MASK, Bytes, CfiError, DwarfReader
 
 MOST_INSTRUCTIONS = 1 << 16  # 20 ms; the longest real functions need a few thousand

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.elf import (
+from iaprof.basics.elf import (
     EM_X86_64,
     PF_EXECUTE,
     SHT_DYNSYM,

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import Memory, Recorder, imports, machine, needs_root, print_table, scaled, wait_for
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.gpu.records import RECORD_BYTES
+from iaprof.gpu.intel.records import RECORD_BYTES
 from standin.hardware import Hardware
 
 ADDRESSES = 5_000

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.intel.records import XE2
+from iaprof.gpu.intel.zebin import read_zebin
 from standin.runtime import ZEBINS, debug_elf
 from unit.elfwriter import kernel as kernel_section, zebin
 

@@ -15,7 +15,7 @@ from typing import Any
 from driver import driver as level_zero, opencl
 from driver.driver import WAYS
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.formats.zebin import canonical
+from iaprof.gpu.code import canonical
 from iaprof.record.kernels.injection import Injection
 
 ALL_WAYS = ("--ways", ",".join(WAYS))  # options of the Level Zero workload

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from driver.driver import WAYS, Driver, Kernel, read_ledger, zebin
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.zebin import canonical, read_zebin
+from iaprof.gpu.code import canonical
+from iaprof.gpu.intel.zebin import read_zebin
 from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware, Ledger
 from waiting import until

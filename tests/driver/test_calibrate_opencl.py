@@ -23,7 +23,7 @@ from iaprof.bpf.driver_layout import CACHE, Action, Layout, find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.formats.zebin import canonical
+from iaprof.gpu.code import canonical
 from iaprof.record.calibrate import calibrate
 from iaprof.record.calibrate.calibrate import CalibrationError
 from integration.recording import IAPROF

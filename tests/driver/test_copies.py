@@ -28,7 +28,8 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.transfers import FUNCTIONS
 from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.formats.zebin import canonical, read_zebin
+from iaprof.gpu.code import canonical
+from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.record.kernels.injection import built_library
 from iaprof.report.join.executions import read_launches
 from integration.recording import IAPROF

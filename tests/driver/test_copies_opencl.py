@@ -24,7 +24,8 @@ from iaprof.bpf.driver_layout import Action, Layout, find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.formats.zebin import canonical, read_zebin
+from iaprof.gpu.code import canonical
+from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.record.kernels.injection import built_library
 from integration.recording import BARE, IAPROF
 from programs.counting import Calls, Place

@@ -17,7 +17,7 @@ import pytest
 from driver.driver import DEVICES, Driver, Kernel, read_ledger, zebin
 from driver.injecting import ALL_WAYS, Recorder, ledger_elfs, run
 from iaprof.bpf.probes.library_file import LibraryFile
-from iaprof.formats.zebin import canonical
+from iaprof.gpu.code import canonical
 
 pytestmark = [pytest.mark.driver, pytest.mark.bpf]
 

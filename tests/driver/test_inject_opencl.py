@@ -17,7 +17,7 @@ from driver.injecting import Recorder, ledger_elfs, run
 from driver.opencl import MATMUL, WAYS, Kernel, OpenCL, on_tiles, read_ledger
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.zebin import read_zebin
+from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.record.kernels.injection import built_library
 from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware

@@ -11,7 +11,8 @@ import pytest
 from driver.driver import DEVICES, zebin
 from driver.opencl import WAYS, Kernel, OpenCL
 from iaprof.bpf.driver_layout import Field, Layout, find_layout
-from iaprof.formats.zebin import canonical, read_zebin
+from iaprof.gpu.code import canonical
+from iaprof.gpu.intel.zebin import read_zebin
 
 MULTIPLY = ("multiply_basic", "multiply_local_access", "multiply_local_access_and_tiling")
 THREADS, ROUNDS, LAUNCHES = 3, 2, 5

@@ -13,7 +13,8 @@ import pytest
 from driver.driver import zebin
 from driver.opencl import MATMUL, Kernel, OpenCL, on_tiles, read_ledger
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.zebin import CALLED_FUNCTIONS, canonical, read_zebin
+from iaprof.gpu.code import canonical
+from iaprof.gpu.intel.zebin import CALLED_FUNCTIONS, read_zebin
 from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware
 

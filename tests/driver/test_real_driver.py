@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from driver.driver import DEVICES, WAYS, Driver, Kernel, zebin
-from iaprof.formats.zebin import canonical, read_zebin
+from iaprof.gpu.code import canonical
+from iaprof.gpu.intel.zebin import read_zebin
 
 MATMUL = ("multiply_basic", "multiply_local_access", "multiply_local_access_and_tiling")
 PROCESSES, THREADS, ROUNDS, LAUNCHES = 2, 3, 2, 5

@@ -29,7 +29,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from iaprof.formats.elf import HEADER, PT_GNU_EH_FRAME, SECTION, SEGMENT, ElfError, ElfFile, in_memory
+from iaprof.basics.elf import HEADER, PT_GNU_EH_FRAME, SECTION, SEGMENT, ElfError, ElfFile, in_memory
 from iaprof.formats.wire.unwind_rules import Rule, Walked
 from iaprof.symbols.python.interpreter import InterpreterError, read_interpreter
 from iaprof.symbols.python.layout import (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.elf import ElfFile, in_memory
+from iaprof.basics.elf import ElfFile, in_memory
 from integration.recording import IAPROF, environment
 from standin.hardware import Hardware
 

@@ -19,7 +19,7 @@ from elftools.elf.elffile import ELFFile
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.formats.zebin import canonical
+from iaprof.gpu.code import canonical
 from integration.recording import IAPROF
 from programs.counting import Calls
 from programs.programs import Programs, Run

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.instruction_set import Platform
+from iaprof.gpu.intel.zebin import read_zebin
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "zebin"
 SOURCES = "/build/zebin/src"  # where they were compiled

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import CaptureError
-from iaprof.gpu.records import RecordLayout
+from iaprof.gpu.samples import SampleLayout
 
 _MAX_SLOTS_PER_RECORD = 8  # a table with more slots for each record is slower than sorting
 
@@ -28,7 +28,7 @@ def dense_pairs(
 
 
 def sum_by_address(
-    layout: RecordLayout,
+    layout: SampleLayout,
     reasons: Sequence[str],
     pair_of: NDArray[np.int64],
     place: NDArray[np.int64],
@@ -57,7 +57,7 @@ def sum_by_address(
     rows = np.flatnonzero(records)
     counts: list[NDArray[np.float64]] = []
     # Several counters are digits of one number, to save passes: sums below 2^53 are exact in floating point.
-    bits = int(records.max() * 255).bit_length()
+    bits = int(records.max() * layout.most).bit_length()
     together = max(1, min(53 // bits, len(reasons)))
     for group in range(0, len(reasons), together):
         some = reasons[group : group + together]
@@ -70,15 +70,17 @@ def sum_by_address(
     return pair, rows - first[pair], counts
 
 
-def flatten_words(rows: pa.Table, words: int) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
+def flatten_words(rows: pa.Table, layout: SampleLayout) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
     """Returns the words of all records, uint64[records] each, and the number of records of each read.
 
     Raises:
-        CaptureError: the lists of words differ in length, or one is missing.
+        CaptureError: the lists of words differ in length, or one is missing: these are not rows of that layout.
     """
     columns, lengths = [], np.empty(0, np.int64)
-    for word in range(words):
-        column = rows[f"w{word}"]
+    for word, name in enumerate(layout.rows.columns[: layout.words]):
+        if name not in rows.column_names:
+            raise CaptureError("the capture has stalls of a stream that has other rows")
+        column = rows[name]
         lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if lists.null_count:
             raise CaptureError(f"the capture has stalls without their word {word}")

@@ -11,7 +11,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection, SymbolTableSection
 
-from iaprof.formats.elf import (
+from iaprof.basics.elf import (
     ElfError,
     ElfFile,
     TooLarge,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.elf import LONGEST_CHAIN, ElfFile, in_memory
+from iaprof.basics.elf import LONGEST_CHAIN, ElfFile, in_memory
 
 LIBRARIES = [Path("/lib/x86_64-linux-gnu") / name for name in ("libc.so.6", "libm.so.6", "libstdc++.so.6")]
 

@@ -5,7 +5,8 @@ import struct
 import pytest
 from hypothesis import given, strategies as st
 
-from iaprof.formats.zebin import CALLED_FUNCTIONS, ZebinFunction, canonical, placed_ranges, read_sections, read_zebin
+from iaprof.gpu.code import CodeFunction, canonical
+from iaprof.gpu.intel.zebin import CALLED_FUNCTIONS, placed_ranges, read_sections, read_zebin
 from iaprof.record.kernels.placed_elf import MOST_KERNELS, PlacedKernel, compose
 from iaprof.report.gpu.frames import read_debug_info
 from limits import Within
@@ -48,7 +49,7 @@ def test_it_is_what_the_driver_would_have_said(device: str, module: str) -> None
     assert read_zebin(made) == read_zebin(driver)
     assert contents(made) == contents(driver)
     assert [start for start, _ in placed_ranges(made)] == [start for start, _ in placed_ranges(driver)]
-    ours, theirs = read_debug_info(made), read_debug_info(driver)
+    ours, theirs = (read_debug_info(each, read_zebin(each)) for each in (made, driver))
     assert ours.problems == theirs.problems == ()
     for kernel in read_zebin(made).kernels:
         segments = ours.segments(kernel)
@@ -93,9 +94,10 @@ def test_kernels_that_were_not_launched_are_not_there(number: int, address: int)
     assert placed_ranges(made) == [(canonical(address), len(theirs.code))]
     (ours,) = read_zebin(made).kernels
     assert ours.fingerprint == theirs.fingerprint
-    read = read_debug_info(made)
+    read = read_debug_info(made, read_zebin(made))
     assert read.problems == ()
-    assert read.segments(ours) == read_debug_info(debug_elf("lnl", "matmul")).segments(theirs)
+    driver = debug_elf("lnl", "matmul")
+    assert read.segments(ours) == read_debug_info(driver, read_zebin(driver)).segments(theirs)
 
 
 def relocated(*entries: tuple[int, int, int, int], info: int = 2, count: int = 1) -> bytes:
@@ -134,7 +136,7 @@ def test_relocations(entry: tuple[int, int, int, int], written: bytes) -> None:
     assert contents(made)[".debug_info"] == (0, written)
     (kernel,) = read_zebin(made).kernels
     assert (kernel.address, kernel.size) == (canonical(HIGH), 32)
-    assert kernel.functions == (ZebinFunction("f", 32, 16),)
+    assert kernel.functions == (CodeFunction("f", 32, 16),)
 
 
 def test_functions_that_kernels_call_have_no_address() -> None:

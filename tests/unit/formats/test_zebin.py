@@ -6,7 +6,8 @@ import struct
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.zebin import ZebinError, ZebinFunction, canonical, read_zebin
+from iaprof.gpu.code import CodeFunction, CodeObjectError, canonical
+from iaprof.gpu.intel.zebin import read_zebin
 from limits import Within
 from unit import elfwriter as elf
 from unit.zebins import KERNELS, MODULES, debug_elf, plain_zebin
@@ -59,7 +60,7 @@ def test_functions_beside_the_kernel(address: int) -> None:
     ]
     (kernel,) = read_zebin(elf.zebin([elf.kernel("k", bytes(128), address)], symbols)).kernels
     assert kernel.size == 96
-    assert kernel.functions == (ZebinFunction("helper", 96, 16), ZebinFunction("late", 112, 16))
+    assert kernel.functions == (CodeFunction("helper", 96, 16), CodeFunction("late", 112, 16))
 
 
 def relocated(code: bytes, kind: int, *entries: tuple[int, ...]) -> bytes:
@@ -90,7 +91,7 @@ def test_a_fingerprint_leaves_out_relocated_bytes(kind: int) -> None:
 def test_more_relocations_than_bytes() -> None:
     data = relocated(bytes(64), elf.RELOCATIONS, *[(0, 1, 0)] * 100)
     relocations = elf.Section(".rel.text.k", type=elf.RELOCATIONS, info=1, claimed_offset=64, claimed_size=1600)
-    with pytest.raises(ZebinError, match="more relocations than the file has bytes"):
+    with pytest.raises(CodeObjectError, match="more relocations than the file has bytes"):
         read_zebin(elf.zebin([elf.kernel("k", data), *[relocations] * 100]))
 
 
@@ -123,7 +124,7 @@ def test_unusual_but_valid_zebins() -> None:
     ],
 )
 def test_invalid_zebins_are_refused_in_one_sentence(data: bytes, why: str) -> None:
-    with pytest.raises(ZebinError, match=why) as caught:
+    with pytest.raises(CodeObjectError, match=why) as caught:
         read_zebin(data)
     assert isinstance(caught.value, IaprofError)
     assert "\n" not in str(caught.value)
@@ -132,7 +133,7 @@ def test_invalid_zebins_are_refused_in_one_sentence(data: bytes, why: str) -> No
 def test_overlapping_sections_and_names_are_refused(within: Within) -> None:
     """Copying shared sections and names naively would expand the file thousands of times."""
     code = elf.zebin([elf.Section(f".text.{number}", claimed_offset=0, claimed_size=60_000) for number in range(2000)])
-    with pytest.raises(ZebinError, match="overlap"):
+    with pytest.raises(CodeObjectError, match="overlap"):
         read_zebin(code)
     many = [elf.Symbol("", 0, 0) for _ in range(20_000)]
     data = bytearray(elf.zebin([elf.kernel("k"), elf.Section("x" * 10)], [elf.Symbol("a" * 50_000, 0, 0), *many]))
@@ -140,14 +141,14 @@ def test_overlapping_sections_and_names_are_refused(within: Within) -> None:
     table = names - 24 * (len(many) + 2)
     for index in range(2, len(many) + 2):
         data[table + 24 * index : table + 24 * index + 4] = (1).to_bytes(4, "little")
-    with within(2), pytest.raises(ZebinError, match="names overlap"):
+    with within(2), pytest.raises(CodeObjectError, match="names overlap"):
         read_zebin(bytes(data))
 
 
 def test_truncated_zebins_are_refused() -> None:
     whole = debug_elf("bmg", "attention")
     for length in [*range(0, 1400, 7), *range(1400, len(whole), 97)]:
-        with pytest.raises(ZebinError):
+        with pytest.raises(CodeObjectError):
             read_zebin(whole[:length])
 
 
@@ -163,7 +164,7 @@ def test_flipped_bytes_raise_only_zebin_errors() -> None:
             data[position] = generator.randrange(256)
         try:
             read_zebin(bytes(data))
-        except ZebinError as error:
+        except CodeObjectError as error:
             assert str(error)
             refused += 1
     assert copies / 10 < refused < copies

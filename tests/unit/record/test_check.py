@@ -22,6 +22,7 @@ from iaprof.bpf.probes.libraries import Outcome, Way
 from iaprof.cli.main import main
 from iaprof.cli.verbs import check as command
 from iaprof.formats.header.whole_stacks import WholeStacks
+from iaprof.gpu.vendors import VENDORS
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, processes, stacks
 from iaprof.record.checks.launching import SeenLaunches
 from iaprof.record.checks.result import Check, Level
@@ -486,7 +487,7 @@ def test_a_full_stdout_is_one_sentence(redirected: str) -> None:
 
 def test_the_decoder_in_its_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IAPROF_IGA_LIBRARY", "/nowhere/libiga64.so")
-    check = command._decoder()
+    check = command._decoder(VENDORS[0])
     assert check.level is Level.WARNING
     assert "libiga64 cannot be loaded" in check.text
 

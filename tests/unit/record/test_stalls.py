@@ -8,7 +8,7 @@ import pytest
 
 from iaprof.gpu.intel import generations, records
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.gpu.records import RecordLayout
+from iaprof.gpu.intel.records import RecordLayout
 from iaprof.record.sources import xe
 from iaprof.record.sources.stall_stream import StallLoss, StallRead, StallStream
 

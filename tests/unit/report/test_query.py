@@ -20,10 +20,10 @@ from iaprof.cli.main import main
 from iaprof.cli.verbs import query as query_verb
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
-from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel import records
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.gpu.records import RecordLayout
+from iaprof.gpu.intel.records import RecordLayout
+from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.report.views import sql
 from iaprof.report.views.sql import Database
 from iaprof.report.views.sql_tables import View

@@ -22,7 +22,7 @@ from unit.zebins import debug_elf, read_zebin_code
 from waiting import is_running, until
 
 CODE = read_zebin_code("bmg", "matmul")
-XE2 = {"platform": 0x2000000}
+XE2 = {"instruction_set": ["intel", 0x2000000]}
 
 
 @pytest.fixture
@@ -164,8 +164,8 @@ def test_an_answer_that_came_while_the_parent_was_stopped_counts(
 
 def test_refusals_come_with_their_reason(sandbox: Sandbox) -> None:
     with pytest.raises(SandboxRefused, match="not an ELF file") as caught:
-        sandbox.call("module", {"platform": None, "only": None, "decode": True}, b"PAR1")
-    assert caught.value.kind == "ZebinError"
+        sandbox.call("module", {"instruction_set": None, "only": None, "decode": True}, b"PAR1")
+    assert caught.value.kind == "CodeObjectError"
     assert sandbox.pid is not None, "a refusal is not a death"
 
 
@@ -264,7 +264,9 @@ def test_parent_and_child_do_not_import_heavy_modules() -> None:
 
 
 def test_a_gpu_module_can_be_sent_to_the_child(sandbox: Sandbox) -> None:
-    answer = sandbox.call("module", {"platform": None, "only": None, "decode": True}, debug_elf("bmg", "attention"))
+    answer = sandbox.call(
+        "module", {"instruction_set": None, "only": None, "decode": True}, debug_elf("bmg", "attention")
+    )
     assert [kernel["name"] for kernel in answer["kernels"]] == ["attention_scores"]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from iaprof.formats.elf import PF_EXECUTE, PT_LOAD, SHF_EXECINSTR, ElfFile, in_memory
+from iaprof.basics.elf import PF_EXECUTE, PT_LOAD, SHF_EXECINSTR, ElfFile, in_memory
 from iaprof.symbols.symbolizers.binaries import Binaries
 
 _NAMED = re.compile(r"0x[0-9a-f]+ <(.*?)(?:\+\d+)?>")

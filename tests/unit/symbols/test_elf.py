@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import pytest
 
-from iaprof.formats.elf import ElfError, in_memory
+from iaprof.basics.elf import ElfError, in_memory
 from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of
 from iaprof.symbols.files.symcache import HEADER_BYTES, VERSION, SymCache, SymCacheError, range_count
 

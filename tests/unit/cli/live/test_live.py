@@ -18,7 +18,7 @@ from iaprof.cli.live.display import LiveView
 from iaprof.cli.live.state import LiveState
 from iaprof.formats.profile import Profile
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
-from iaprof.formats.zebin import read_zebin
+from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.record.spool import FrameKind, Spool
 from iaprof.report.gpu.module import GpuModuleLoader
 from unit.capturing import record

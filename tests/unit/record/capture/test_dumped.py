@@ -15,7 +15,8 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import CHUNK, ChunkOf
-from iaprof.formats.zebin import canonical, read_zebin
+from iaprof.gpu.code import canonical
+from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.record.capture.code_object_rows import IN_MEMORY
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.rotation_state import RotationState

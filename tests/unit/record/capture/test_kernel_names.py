@@ -17,7 +17,7 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LAUNCH, NAME_BYTES, LaunchFlags
-from iaprof.formats.zebin import kernel_names
+from iaprof.gpu.intel.zebin import kernel_names
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.launch_rows import NAME_BYTES_PER_GROUP, launch_rows
 from iaprof.record.kernels.kernel_names import KernelNames

@@ -20,6 +20,7 @@ import pytest
 
 from iaprof.formats.capture.stored_file import StoredFile
 from iaprof.formats.profile import Code, CodeKind, Launch, Origin
+from iaprof.gpu.intel.vendor import Intel
 from iaprof.report.fleet import cache as caches
 from iaprof.report.fleet.cache import options_key, usual_place
 from iaprof.report.fleet.mapping import MapOptions, Mapper, _plain
@@ -365,7 +366,7 @@ def test_files_of_the_user_leave_no_profiles(kept: tuple[Path, Path, Any], tmp_p
 
 def test_the_decoder_is_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     there = options_key(MapOptions())
-    monkeypatch.setattr(caches, "installed", lambda: "")
+    monkeypatch.setattr(Intel, "installed_decoder", lambda _: "")
     assert options_key(MapOptions()) != there
 
 

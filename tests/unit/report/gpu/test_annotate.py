@@ -17,8 +17,8 @@ from iaprof.cli.main import main
 from iaprof.cli.terminal.listing_lines import lines
 from iaprof.cli.verbs.annotate import chosen
 from iaprof.formats.profile import Code, Kernel, Launch
-from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.reasons import REASONS
+from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.report.gpu.module import GpuFrame, GpuKernel, InstructionInfo
 from iaprof.report.gpu.source_files import SourceFiles
 from iaprof.report.views.annotation import Listing, listings, matching_kernels

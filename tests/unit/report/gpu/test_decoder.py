@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.zebin import read_zebin
+from iaprof.gpu.intel import iga
 from iaprof.gpu.intel.generations import platform_of
 from iaprof.gpu.intel.instruction_set import Platform
-from iaprof.report.gpu import iga
+from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.report.gpu.decoder import DecodeError, Decoder, DecoderUnavailable
 from iaprof.report.gpu.sandbox import gpu_sandbox
 from iaprof.sandbox.parent import Limits, Sandbox

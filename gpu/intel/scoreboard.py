@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from iaprof.report.gpu.module import InstructionInfo
+from iaprof.gpu.instructions import Dependencies, Instruction, Wait
 
 _OPTIONS = re.compile(r"\{([^{}]*)\}$")
 _TOKEN = re.compile(r"\$(\d{1,2})(?:\.(dst|src))?")
@@ -45,12 +45,25 @@ class Annotation:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """A dependency of an instruction."""
+class TokenWait(Wait):
+    """A wait for a token, a distance (`I@2`) or a barrier."""
 
-    what: str  # `$5.dst`, `I@2` or `barrier`
-    reasons: tuple[str, ...]  # the stall reasons that count such waits
-    offsets: tuple[int, ...] = ()  # of the instructions that set the token, on each path, or that signal the barrier
+    def describe(self, instructions: Sequence[str]) -> str:
+        """See Wait."""
+        names = " or ".join(instructions)
+        if self.what == "barrier":
+            return "waits for its work-group" + (f", signals at {names}" if names else "")
+        if distance := _DISTANCE.fullmatch(self.what):
+            return f"waits for the instruction {distance[2]} back in {_PIPES[distance[1]]} ({self.what})"
+        if "*" in self.what:
+            return f"waits for all instructions with a token ({self.what})"
+        if "." not in self.what:
+            return f"waits until {self.what} is free, which {names} holds"
+        return f"waits for {names or 'an instruction that was not found'} ({self.what})"
+
+    def opcode(self, text: str) -> str:
+        """See Wait."""
+        return parse_annotation(text).opcode
 
 
 def parse_annotation(text: str) -> Annotation:
@@ -86,41 +99,27 @@ def parse_annotation(text: str) -> Annotation:
     )
 
 
-def describe(wait: Wait, instructions: Sequence[str]) -> str:
-    """Returns a wait in words; `instructions` are those at `wait.offsets`, as the caller shows them."""
-    names = " or ".join(instructions)
-    if wait.what == "barrier":
-        return "waits for its work-group" + (f", signals at {names}" if names else "")
-    if distance := _DISTANCE.fullmatch(wait.what):
-        return f"waits for the instruction {distance[2]} back in {_PIPES[distance[1]]} ({wait.what})"
-    if "*" in wait.what:
-        return f"waits for all instructions with a token ({wait.what})"
-    if "." not in wait.what:
-        return f"waits until {wait.what} is free, which {names} holds"
-    return f"waits for {names or 'an instruction that was not found'} ({wait.what})"
-
-
-class Scoreboard:
+class Scoreboard(Dependencies):
     """The dependencies between the instructions of a kernel."""
 
-    def __init__(self, instructions: Sequence[InstructionInfo]) -> None:
+    def __init__(self, instructions: Sequence[Instruction]) -> None:
         """Takes the kernel's instructions, sorted by offset."""
         self._instructions = instructions
         self._index = {each.offset: index for index, each in enumerate(instructions)}
         self._steps_left = _MAX_STEPS
 
-    def waits(self, offset: int) -> tuple[Wait, ...]:
-        """Returns the possible waits of the instruction at an offset; () if it does not wait or there is none."""
+    def waits(self, offset: int) -> Sequence[Wait]:
+        """See Dependencies."""
         index = self._index.get(offset)
         if index is None:
             return ()
         own = self._annotations[index]
-        found = [Wait(token, ("sbid", "sync"), self._setters(index, token)) for token in own.tokens]
+        found = [TokenWait(token, ("sbid", "sync"), self._setters(index, token)) for token in own.tokens]
         if own.sets is not None and (before := self._owners(index, own.sets)):
-            found.append(Wait(f"${own.sets}", ("sbid",), before))
+            found.append(TokenWait(f"${own.sets}", ("sbid",), before))
         if own.opcode == "sync.bar":
-            found.append(Wait("barrier", ("sync",), self._signals(index)))
-        found += [Wait(distance, ("dist_acc",)) for distance in own.distances]
+            found.append(TokenWait("barrier", ("sync",), self._signals(index)))
+        found += [TokenWait(distance, ("dist_acc",)) for distance in own.distances]
         return tuple(found)
 
     @cached_property

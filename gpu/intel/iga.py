@@ -11,17 +11,16 @@ import ctypes
 import os
 import re
 import sys
-from dataclasses import dataclass
 from typing import Any
 
 import cffi
 
+from iaprof.gpu.instructions import UNDECODABLE, Decoder, Decoding, NoDecoder, NotDecoded
 from iaprof.gpu.intel.instruction_set import Platform
 
 LIBRARY_VARIABLE = "IAPROF_IGA_LIBRARY"
 PACKAGES = "libigc2 (Debian unstable, Ubuntu) or intel-igc-core (Intel's repository)"
 MIN_CODE_BYTES = 8  # a compacted instruction; IGA crashes on less
-UNDECODABLE = "[undecodable]"  # the mnemonic of bytes that IGA does not know
 
 _DECLARATIONS = """
 const char *iga_version_string(void);
@@ -49,84 +48,53 @@ _SYNTAX_BYTES = 4096
 _MAX_CODE_BYTES = 0x7FFF_FFFF  # pcs are int32_t
 
 
-class IgaUnavailable(Exception):
-    """There is no library, or it does not know the platform."""
-
-
-class IgaError(Exception):
-    """IGA rejected the code; the text is its message."""
-
-
-@dataclass(frozen=True, slots=True)
-class IgaDecoding:
-    """Decoded instructions, as columns, and IGA's message."""
-
-    pcs: list[int]  # bytes from the code's start
-    sizes: list[int]  # bytes
-    mnemonics: list[str]  # of the opcode, without subfunction: `send` for send.ugm; or UNDECODABLE
-    texts: list[str]  # empty unless asked for
-    targets: list[list[int]]  # bytes from the code's start; empty unless asked for
-    message: str  # "" if IGA decoded everything
-
-
-class Iga:
+class Iga(Decoder):
     """A loaded libiga64."""
 
     def __init__(self) -> None:
         """Loads the first library that is found.
 
         Raises:
-            IgaUnavailable: there is none; the text has the dynamic loader's message.
+            NoDecoder: there is none; the text has the dynamic loader's message.
         """
         self._ffi = cffi.FFI()
         self._ffi.cdef(_DECLARATIONS)
         self.path, self._lib = self._load()
         self.version = self._text(self._lib.iga_version_string())
         self.platforms = self._platforms()
-        self._mnemonics: dict[int, dict[int, str]] = {}  # by platform and opcode
+        self._mnemonics: dict[Platform, dict[int, str]] = {}  # by platform and opcode
 
-    def decode(self, platform: Platform, code: bytes, texts: bool = True) -> IgaDecoding:
-        """Decodes code from its first byte to its last, or to where no instruction starts.
-
-        Args:
-            platform: the instruction set.
-            code: MIN_CODE_BYTES or more.
-            texts: also return texts and targets, which take most of the time.
-
-        Raises:
-            IgaUnavailable: the library does not support the platform.
-            IgaError: IGA fails in another way. Unknown instructions are not error.
-        """
+    def decode(self, instruction_set: Platform, code: bytes, texts: bool = True) -> Decoding:
+        """See Decoder; code has MIN_CODE_BYTES or more."""
+        platform = instruction_set
         if not MIN_CODE_BYTES <= len(code) <= _MAX_CODE_BYTES:
-            raise IgaError(f"{len(code)} bytes are not an instruction: the shortest has {MIN_CODE_BYTES}")
-        if platform not in self.platforms:
-            raise IgaUnavailable(
+            raise NotDecoded(f"{len(code)} bytes are not an instruction: the shortest has {MIN_CODE_BYTES}")
+        if platform.value not in self.platforms:
+            raise NoDecoder(
                 f"{self.path} (version {self.version}) does not know {platform.name}: install a newer {PACKAGES}"
             )
         status = self._ffi.new("int32_t *")
         message = self._ffi.new("char[]", _MESSAGE_BYTES)
         # The view points to these bytes, so the buffer must outlive it.
         buffer = self._ffi.new("uint8_t[]", code)
-        view = self._lib.kv_create(platform, buffer, len(code), status, message, _MESSAGE_BYTES, 0)
+        view = self._lib.kv_create(platform.value, buffer, len(code), status, message, _MESSAGE_BYTES, 0)
         try:
             if status[0] == _UNSUPPORTED_PLATFORM:
-                raise IgaUnavailable(f"{self.path} does not know {platform.name}: install a newer {PACKAGES}")
+                raise NoDecoder(f"{self.path} does not know {platform.name}: install a newer {PACKAGES}")
             message_text = self._text(message).strip()
             if view == self._ffi.NULL or status[0] not in (0, _DECODE_ERROR):
-                raise IgaError(message_text or self._text(self._lib.iga_status_to_string(status[0])))
+                raise NotDecoded(message_text or self._text(self._lib.iga_status_to_string(status[0])))
             return self._instructions(view, platform, code, texts, message_text)
         finally:
             if view != self._ffi.NULL:
                 self._lib.kv_delete(view)
 
-    def _instructions(
-        self, view: object, platform: Platform, code: bytes, texts: bool, message_text: str
-    ) -> IgaDecoding:
+    def _instructions(self, view: object, platform: Platform, code: bytes, texts: bool, message_text: str) -> Decoding:
         ffi, lib = self._ffi, self._lib
         size_of, opcode_of, known = lib.kv_get_inst_size, lib.kv_get_opcode, self._mnemonics.setdefault(platform, {})
         syntax = ffi.new("char[]", _SYNTAX_BYTES)
         targets = ffi.new("int32_t[3]")
-        found = IgaDecoding([], [], [], [], [], message_text)
+        found = Decoding([], [], [], [], [], message_text)
         pc, end = 0, len(code)
         while pc < end:
             size = size_of(view, pc)
@@ -152,7 +120,7 @@ class Iga:
         specification = self._ffi.new("void **")
         name = self._ffi.new("char[64]")
         length = self._ffi.new("size_t *", 64)
-        if self._lib.iga_opspec_from_op(platform, opcode, specification) == 0:
+        if self._lib.iga_opspec_from_op(platform.value, opcode, specification) == 0:
             self._lib.iga_opspec_mnemonic(specification[0], name, length)
         self._mnemonics[platform][opcode] = found = self._text(name) or _ILLEGAL
         return found
@@ -176,7 +144,7 @@ class Iga:
                 refusals.append(str(error))
             else:
                 return path, library
-        raise IgaUnavailable(
+        raise NoDecoder(
             f"libiga64 cannot be loaded ({refusals[0]}): install {PACKAGES}, or name the library in {LIBRARY_VARIABLE}"
         )
 

@@ -1,73 +1,25 @@
 """Zebins: the ELF files with a GPU module's kernels, as the compiler writes them and as the driver loads them.
 
 This module names kernels and hands out their code. report/gpu/frames.py reads lines and inlined functions (DWARF),
-report/gpu/decoder.py decodes instructions. The file may come from anyone: all that it declares is checked before use,
+iga.py decodes instructions. The file may come from anyone: all that it declares is checked before use,
 and the work and memory that reading takes are bounded by its length.
-formats/elf.py has the layout of ELF files; what is Intel's own is in compute-runtime's
+basics/elf.py has the layout of ELF files; what is Intel's own is in compute-runtime's
 shared/source/device_binary_format/zebin and shared/source/debugger (the debug form).
 """
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
-from iaprof.basics.errors import IaprofError
-from iaprof.formats import elf
+from iaprof.basics import elf
+from iaprof.gpu.code import ADDRESS_MASK, CodeFunction, CodeKernel, CodeObject, CodeObjectError, canonical
 
-ADDRESS_MASK = 0xFFFF_FFFF_FFFF  # GPU addresses have 48 bits
 TEXT_PREFIX = ".text."  # a kernel's section is named .text.<kernel>
 CALLED_FUNCTIONS = "Intel_Symbol_Table_Void_Program"  # pseudo-kernel whose section holds functions that kernels call
 
+EM_INTELGT = 205  # the machine of ELF files: Intel Graphics Technology
 _RELOCATION_BYTES = {1: 8}  # R_ZE_SYM_ADDR; the other kinds change four
 _MOST_RELOCATIONS = 1 << 20  # places in one section; a kernel has a handful
-
-
-class ZebinError(IaprofError):
-    """The bytes are not usable zebin; the text says why, in a clause whose subject is "it"."""
-
-
-def canonical(address: int) -> int:
-    """The low 48 bits of a GPU address: on some devices the driver sign-extends addresses, on others it does not."""
-    return address & ADDRESS_MASK
-
-
-@dataclass(frozen=True, slots=True)
-class ZebinFunction:
-    """A function in a kernel's section, other than the kernel itself."""
-
-    name: str  # from the symbol table; may be mangled
-    offset: int  # bytes from the kernel's address
-    size: int  # bytes, 0 if the symbol table does not say
-
-
-@dataclass(frozen=True, slots=True)
-class ZebinKernel:
-    """A `.text.<kernel>` section."""
-
-    name: str  # from the section's name; may be mangled
-    address: int  # canonical (48 bits, not sign-extended); 0 if the zebin was not relocated
-    size: int  # bytes: the size of the FUNC symbol of this name, or else of the section
-    code: bytes  # the whole section, including the padding after the kernel
-    functions: tuple[ZebinFunction, ...]  # sorted by offset
-    relocations: tuple[tuple[int, int], ...] = ()  # offset and size, in bytes, of the bytes that relocations change
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of the code without relocated bytes, in hexadecimal: the same at every load address."""
-        code = bytearray(self.code)
-        for offset, size in self.relocations:
-            code[offset : offset + size] = bytes(min(size, max(len(code) - offset, 0)))
-        return hashlib.sha256(code).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
-class Zebin:
-    """The kernels of a zebin, in the order of its sections."""
-
-    kernels: tuple[ZebinKernel, ...]
-    has_debug: bool  # it has DWARF
-    placed: bool  # kernels have GPU addresses: this is the driver's debug ELF
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +36,12 @@ class Section:
     entry_size: int
 
 
-def read_zebin(data: bytes) -> Zebin:
-    """Reads a compiler's zebin or a driver's debug ELF; ZebinError if it is neither, or damaged."""
+def read_zebin(data: bytes) -> CodeObject:
+    """Reads a compiler's zebin or a driver's debug ELF; CodeObjectError if it is neither, or damaged."""
     sections = read_sections(data)
     texts = kernel_sections(sections)
     if sum(section.size for section in texts.values()) > len(data):
-        raise ZebinError("its sections overlap: they hold more code than the file has bytes")
+        raise CodeObjectError("its sections overlap: they hold more code than the file has bytes")
     functions = _functions(data, sections, texts)
     relocations = _relocations(data, sections)
     kernels = []
@@ -98,19 +50,26 @@ def read_zebin(data: bytes) -> Zebin:
         own = functions.get(index, [])
         at_start = [function.size for function in own if function.name == name and function.offset == 0]
         kernels.append(
-            ZebinKernel(
+            CodeKernel(
                 name=name,
                 address=canonical(section.address),
                 size=next((size for size in at_start if size), section.size),
                 code=data[section.offset : section.offset + section.size],
                 functions=tuple(sorted((f for f in own if f.name != name), key=lambda f: (f.offset, f.name))),
                 relocations=tuple(relocations.get(index, ())),
+                label="[called functions]" if name == CALLED_FUNCTIONS else "",
             )
         )
-    return Zebin(
+    return CodeObject(
         kernels=tuple(kernels),
         has_debug=any(section.name in (".debug_info", ".debug_line") and section.size for section in sections),
         placed=any(kernel.address for kernel in kernels),
+        # A debug ELF has no code for kernels that were never launched: their address is unknown.
+        without_code=frozenset(
+            section.name.removeprefix(TEXT_PREFIX)
+            for section in sections
+            if section.type == elf.SHT_NULL and section.name.startswith(TEXT_PREFIX)
+        ),
     )
 
 
@@ -159,36 +118,40 @@ def kernel_names(data: bytes, shortest: int, longest: int) -> list[tuple[bytes, 
 
 
 def read_sections(data: bytes) -> list[Section]:
-    """The checked section table: every section that has bytes has them inside the file; ZebinError otherwise."""
+    """The checked section table: every section that has bytes has them inside the file; CodeObjectError otherwise."""
     if data[:4] != elf.MAGIC:
-        raise ZebinError("it is not an ELF file")
+        raise CodeObjectError("it is not an ELF file")
     if len(data) < elf.HEADER.size:
-        raise ZebinError(f"it is cut short: {len(data)} bytes are less than an ELF header")
+        raise CodeObjectError(f"it is cut short: {len(data)} bytes are less than an ELF header")
     header = elf.Header._make(elf.HEADER.unpack_from(data))
     if header.ident[4] != elf.CLASS_64 or header.ident[5] != elf.LITTLE_ENDIAN:
-        raise ZebinError("it is not a 64-bit little-endian ELF file")
-    if header.machine != elf.EM_INTELGT:
-        raise ZebinError(f"it is an ELF file for machine {header.machine}, not for an Intel GPU ({elf.EM_INTELGT})")
+        raise CodeObjectError("it is not a 64-bit little-endian ELF file")
+    if header.machine != EM_INTELGT:
+        raise CodeObjectError(f"it is an ELF file for machine {header.machine}, not for an Intel GPU ({EM_INTELGT})")
     table = header.sections
     if table == 0:
-        raise ZebinError("it has no section table, so nothing in it has a name")
+        raise CodeObjectError("it has no section table, so nothing in it has a name")
     if header.section_size != elf.SECTION.size:
-        raise ZebinError(f"its section table has entries of {header.section_size} bytes instead of {elf.SECTION.size}")
+        raise CodeObjectError(
+            f"its section table has entries of {header.section_size} bytes instead of {elf.SECTION.size}"
+        )
     if table + elf.SECTION.size > len(data):
-        raise ZebinError(f"it is cut short: its section table starts at byte {table} of {len(data)}")
+        raise CodeObjectError(f"it is cut short: its section table starts at byte {table} of {len(data)}")
     # More than 65279 sections are counted in the first section's size, and a names' index as large in its link.
     first = elf.Section._make(elf.SECTION.unpack_from(data, table))
     count = header.section_count or first.size
     names = first.link if header.names == elf.SHN_XINDEX else header.names
     if table + count * elf.SECTION.size > len(data):
-        raise ZebinError(f"it is cut short: its section table of {count} entries ends outside of its {len(data)} bytes")
+        raise CodeObjectError(
+            f"it is cut short: its section table of {count} entries ends outside of its {len(data)} bytes"
+        )
     entries = elf.SECTION.iter_unpack(data[table : table + count * elf.SECTION.size])
     sections = list(map(elf.Section._make, entries))
     if not 0 < names < count:
-        raise ZebinError("its section names are missing")
+        raise CodeObjectError("its section names are missing")
     for each in sections:
         if each.type not in (elf.SHT_NULL, elf.SHT_NOBITS) and each.offset + each.size > len(data):
-            raise ZebinError(f"it is cut short: a section ends at byte {each.offset + each.size} of {len(data)}")
+            raise CodeObjectError(f"it is cut short: a section ends at byte {each.offset + each.size} of {len(data)}")
     strings = StringTable(data[sections[names].offset : sections[names].offset + sections[names].size])
     return [
         Section(
@@ -205,15 +168,6 @@ def read_sections(data: bytes) -> list[Section]:
     ]
 
 
-def kernels_without_code(data: bytes) -> set[str]:
-    """Names of the kernels that a debug ELF has no code for: they were never launched, and their address is unknown."""
-    return {
-        section.name.removeprefix(TEXT_PREFIX)
-        for section in read_sections(data)
-        if section.type == elf.SHT_NULL and section.name.startswith(TEXT_PREFIX)
-    }
-
-
 def kernel_sections(sections: list[Section]) -> dict[int, Section]:
     """The kernels' sections by section index, in the order of `read_zebin`'s kernels."""
     return {
@@ -225,17 +179,17 @@ def kernel_sections(sections: list[Section]) -> dict[int, Section]:
     }
 
 
-def _functions(data: bytes, sections: list[Section], texts: dict[int, Section]) -> dict[int, list[ZebinFunction]]:
+def _functions(data: bytes, sections: list[Section], texts: dict[int, Section]) -> dict[int, list[CodeFunction]]:
     """The FUNC symbols of each text section, by section index."""
-    found: dict[int, list[ZebinFunction]] = {}
+    found: dict[int, list[CodeFunction]] = {}
     table = next((section for section in sections if section.type == elf.SHT_SYMTAB), None)
     if table is None:
         return found
     if table.entry_size != elf.SYMBOL.size or not 0 < table.link < len(sections):
-        raise ZebinError("its symbol table is damaged")
+        raise CodeObjectError("its symbol table is damaged")
     names = sections[table.link]
     if names.type in (elf.SHT_NULL, elf.SHT_NOBITS):
-        raise ZebinError("its symbols' names are missing")
+        raise CodeObjectError("its symbols' names are missing")
     strings = StringTable(data[names.offset : names.offset + names.size])
     symbols = memoryview(data)[table.offset : table.offset + table.size // elf.SYMBOL.size * elf.SYMBOL.size]
     for name, info, _, index, value, size in elf.SYMBOL.iter_unpack(symbols):
@@ -246,7 +200,7 @@ def _functions(data: bytes, sections: list[Section], texts: dict[int, Section]) 
         offset = canonical(value - section.address)
         if offset < max(section.size, 1):
             size = min(size, section.size - offset)
-            found.setdefault(index, []).append(ZebinFunction(strings.at(name), offset, size))
+            found.setdefault(index, []).append(CodeFunction(strings.at(name), offset, size))
     return found
 
 
@@ -261,14 +215,14 @@ def _relocations(data: bytes, sections: list[Section]) -> dict[int, list[tuple[i
             entry = elf.REL if section.type == elf.SHT_REL else elf.RELA
             left -= section.size
             if left < 0:
-                raise ZebinError("its sections overlap: they hold more relocations than the file has bytes")
+                raise CodeObjectError("its sections overlap: they hold more relocations than the file has bytes")
             entries = memoryview(data)[section.offset : section.offset + section.size // entry.size * entry.size]
             places = found.setdefault(section.info, {})
             for offset, kind, *_ in entry.iter_unpack(entries):
                 if offset < len(data):
                     places[offset] = max(places.get(offset, 0), _RELOCATION_BYTES.get(kind, 4))
             if len(places) > _MOST_RELOCATIONS:
-                raise ZebinError(f"a section of it has more than {_MOST_RELOCATIONS} relocations")
+                raise CodeObjectError(f"a section of it has more than {_MOST_RELOCATIONS} relocations")
     return {index: list(places.items()) for index, places in found.items()}
 
 
@@ -285,5 +239,5 @@ class StringTable:
         name = self._strings[offset : end if end >= 0 else len(self._strings)]
         self._left -= len(name)
         if self._left < 0:
-            raise ZebinError("its names overlap: they are many times as long as their table")
+            raise CodeObjectError("its names overlap: they are many times as long as their table")
         return name.decode("utf-8", "backslashreplace")

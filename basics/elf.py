@@ -21,7 +21,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 
 MAGIC = b"\x7fELF"
 CLASS_64, LITTLE_ENDIAN = 2, 1  # in the header's `ident`, behind the magic
-EM_X86_64, EM_INTELGT = 62, 205  # machines; the other one is Intel Graphics Technology
+EM_X86_64 = 62  # a machine
 PT_LOAD, PT_DYNAMIC, PT_NOTE, PT_GNU_EH_FRAME = 1, 2, 4, 0x6474E550
 PF_EXECUTE, PF_WRITE = 1, 2
 SHT_NULL, SHT_PROGBITS, SHT_SYMTAB, SHT_STRTAB, SHT_RELA, SHT_NOTE, SHT_NOBITS, SHT_REL, SHT_DYNSYM = (

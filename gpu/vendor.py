@@ -1,0 +1,81 @@
+"""The interface of a vendor of GPUs: all that recording and reports know of a vendor goes through it.
+
+A vendor is a package in this folder and a line in vendors.py. Every verb imports its class for its help, so the class
+imports what is slow, such as NumPy, when it is used. Its source of samples is a file in record/sources
+and a line in record/sources/samplers.py. A capture names its vendor by the layouts of its streams, a code object by
+its bytes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+
+from iaprof.gpu.code import CodeObject
+from iaprof.gpu.instructions import Decoder, Dependencies, Instruction, InstructionSet
+from iaprof.gpu.samples import SampleLayout, SampleRows
+
+
+class Vendor(ABC):
+    """A vendor of GPUs."""
+
+    name: str  # of its package
+    meanings: Mapping[str, str]  # of each reason, in English; in the order of tables
+    rows: SampleRows
+    instruction_sets: type[InstructionSet]
+    decoder: str  # its name, in messages
+    decoder_packages: tuple[str, str]  # that have the decoder: of Debian, of Fedora
+    longest_instruction: int  # bytes
+
+    @property
+    @abstractmethod
+    def layouts(self) -> Mapping[str, SampleLayout]:
+        """The layouts of records, by name."""
+
+    # Generations. A stream's `ip_version` in the header is the vendor's version of the GPU: major, minor, ...
+
+    @abstractmethod
+    def instruction_set(self, major: int, minor: int) -> InstructionSet | None:
+        """Returns the instruction set of a version of GPUs; None if it is unknown."""
+
+    @abstractmethod
+    def generation(self, major: int, minor: int) -> str:
+        """Returns the name of the generation that a version of GPUs belongs to; "" if it is unknown."""
+
+    @abstractmethod
+    def sampled(self) -> Mapping[InstructionSet, str]:
+        """Returns the instruction sets of GPUs that sample stalls, with the names of their generations."""
+
+    def guessed_layout(self, gpu: str, version: str, layout: str) -> str:
+        """Returns the warning about a GPU whose record layout is a guess."""
+        return f"{gpu} is of version {version}: that its records are {layout} records is a guess; use a newer iaprof"
+
+    # Code objects and instructions.
+
+    @abstractmethod
+    def is_code(self, data: bytes) -> bool:
+        """Whether a file begins as the vendor's code objects do."""
+
+    @abstractmethod
+    def code_reader(self) -> Callable[[bytes], CodeObject]:
+        """Imports and returns what reads a code object.
+
+        It raises a CodeObjectError if the file is none, or damaged. It imports nothing more: the sandbox forbids that.
+        """
+
+    @abstractmethod
+    def open_decoder(self) -> Decoder:
+        """Opens the decoder, with all files that it needs.
+
+        Raises:
+            NoDecoder: there is none.
+        """
+
+    def installed_decoder(self) -> str:
+        """Returns a text that differs if another decoder is installed; "" if there is none."""
+        return ""
+
+    def dependencies(self, instructions: Sequence[Instruction]) -> Dependencies:
+        """Returns the dependencies between the instructions of a kernel, which are sorted by offset."""
+        del instructions
+        return Dependencies()
