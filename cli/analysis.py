@@ -53,9 +53,9 @@ def open_report(
         IaprofError: filters select no stalls.
         UsageError: the capture lacks something that the options name, such as a GPU.
     """
+    from iaprof.basics.freed_memory import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.gpu.module import GpuModuleLoader
-    from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.parts import build_parts
     from iaprof.report.profile import ReportOptions
 
@@ -108,13 +108,14 @@ def open_export(
         IaprofError: filters select nothing, or the capture has no waits or CPU samples, which the options ask for.
         UsageError: the capture lacks something that the options name, or a folder cannot be read.
     """
+    from iaprof.basics.freed_memory import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.formats.export import Export
+    from iaprof.formats.profile import empty_profile
     from iaprof.report.about import about
-    from iaprof.report.exporting import build_export, cpu_samples, empty_profile, fitting_interval
+    from iaprof.report.exporting import build_export, cpu_samples, fitting_interval
     from iaprof.report.gpu.module import GpuModuleLoader
     from iaprof.report.gpu.source_files import SourceFiles
-    from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.profile import ReportOptions
     from iaprof.report.views.waits import waits_of
 

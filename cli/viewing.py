@@ -15,10 +15,10 @@ from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.pager import paged
 from iaprof.cli.terminal.stdout import is_terminal
-from iaprof.cli.time_lines import is_given
+from iaprof.cli.timelines.reports import is_given
 
 if TYPE_CHECKING:
-    from iaprof.report.timeline.options import Options
+    from iaprof.timelines.options import Options
 
 _BY = "kernel"
 _ALL = 0  # rows
@@ -58,10 +58,10 @@ def view(captures: Sequence[str], choice: SelectionOptions, fleet: FleetOptions,
 
 def view_time_lines(path: Path, options: Options, quiet: bool) -> None:
     """Shows time lines on the terminal: the tables of `iaprof timeline`."""
-    from iaprof.cli.terminal.trace_messages import say_messages
-    from iaprof.cli.terminal.trace_tables import show
+    from iaprof.cli.timelines.messages import say_messages
+    from iaprof.cli.timelines.tables import show
     from iaprof.formats.capture.reader import CaptureReader
-    from iaprof.report.timeline.outputs.formats import finished
+    from iaprof.timelines.outputs.formats import finished
 
     trace = finished(CaptureReader(path), options)
     with paged():

@@ -257,3 +257,14 @@ def _escaped(code: int) -> str:
     if 0xDC80 <= code <= 0xDCFF:  # how Python has a byte of a file name that is not UTF-8
         code -= 0xDC00
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def empty_profile() -> Profile:
+    """Returns a profile without stalls."""
+    import numpy as np
+
+    from iaprof.gpu.vendors import REASONS
+
+    none = np.empty(0, np.int64)
+    counts = np.empty((0, len(REASONS)), np.uint64)
+    return Profile((), (), (), none, none, none, none, none.astype(np.uint64), counts, none, REASONS, ())

@@ -10,9 +10,8 @@ import numpy as np
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import CpuSamples, Export
-from iaprof.formats.profile import Launch, Profile
+from iaprof.formats.profile import Launch
 from iaprof.formats.writers.writer import Needs
-from iaprof.gpu.vendors import REASONS
 from iaprof.report.about import about
 from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 from iaprof.report.facts import Report
@@ -105,13 +104,6 @@ def cpu_samples(capture: CaptureReader, options: ReportOptions, symbol_options: 
         launches += [replace(launch, host=host) for launch in found.launches]
     launch, interval, count = np.concatenate(columns, axis=1)
     return CpuSamples(launches, launch, interval, count, left_out)
-
-
-def empty_profile() -> Profile:
-    """Returns a profile without stalls."""
-    none = np.empty(0, np.int64)
-    counts = np.empty((0, len(REASONS)), np.uint64)
-    return Profile((), (), (), none, none, none, none, none.astype(np.uint64), counts, none, REASONS, ())
 
 
 def fitting_interval(capture: CaptureReader, usual_s: float) -> float:

@@ -19,7 +19,7 @@ from iaprof.formats.capture.merged import in_time_order, merged_members, recordi
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.report.archive import rows_of
+from iaprof.report.archive.archiving import rows_of
 
 Progress = Callable[[int, int], None]
 """Called with the number of rows written so far, and of all rows."""

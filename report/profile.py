@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.basics.freed_memory import return_free_memory
 from iaprof.basics.quantities import counted
 from iaprof.formats.capture.limits import INSTRUCTIONS, SITES
 from iaprof.formats.capture.reader import CaptureReader
@@ -25,7 +26,6 @@ from iaprof.report.join.executions import read_launches
 from iaprof.report.join.instruction_starts import instruction_starts
 from iaprof.report.join.joining import Helper, Task, helping, join
 from iaprof.report.join.kernels import SampledKernels
-from iaprof.report.join.memory import return_free_memory
 from iaprof.report.join.named import to_profile
 from iaprof.report.join.operators import read_operators
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels

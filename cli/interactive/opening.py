@@ -17,7 +17,13 @@ from iaprof.cli.options.captures import existing
 from iaprof.cli.options.fleet_options import FleetOptions, is_several
 from iaprof.cli.options.selection import SELECTING, SelectionOptions
 from iaprof.cli.terminal.facts import say_facts
-from iaprof.cli.time_lines import check_options, hold_time_lines, holds_time_lines, refuse_for_stalls, stage_options
+from iaprof.cli.timelines.reports import (
+    check_options,
+    hold_time_lines,
+    holds_time_lines,
+    refuse_for_stalls,
+    stage_options,
+)
 
 if TYPE_CHECKING:
     from iaprof.cli.interactive.contents import Contents, Listing
@@ -168,10 +174,10 @@ def _view_several(
 
 def _view_slices(capture: Path, is_inverted: bool, freq: str | None, quiet: bool) -> None:
     from iaprof.cli.interactive.contents import SLICES, Contents
-    from iaprof.cli.terminal.trace_messages import say_messages
+    from iaprof.cli.timelines.messages import say_messages
     from iaprof.formats.capture.reader import CaptureReader
-    from iaprof.report.timeline.outputs.formats import finished
-    from iaprof.report.timeline.views.browsable import browsable
+    from iaprof.timelines.outputs.formats import finished
+    from iaprof.timelines.views.browsable import browsable
 
     trace = finished(CaptureReader(capture), stage_options(freq))
     _show(Contents(str(capture), browsable(trace), is_inverted=is_inverted, measure=SLICES))

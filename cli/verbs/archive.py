@@ -76,9 +76,9 @@ def archive(
         raise UsageError("--redact-key is for --redact")
     check_output(output, force, existing(capture))
     from iaprof.formats.capture.reader import CaptureReader
-    from iaprof.report.archive import archive as write
+    from iaprof.report.archive.archiving import archive as write
+    from iaprof.report.archive.pseudonyms import Pseudonyms, read_key
     from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
-    from iaprof.report.pseudonyms import Pseudonyms, read_key
 
     reader = CaptureReader(capture)
     names = Pseudonyms(None if redact_key is None else read_key(redact_key)) if redact else None

@@ -21,13 +21,13 @@ from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.fleet_options import FleetOptions, is_several, with_fleet
 from iaprof.cli.options.output_format import output_format
 from iaprof.cli.options.selection import SelectionOptions, with_selection
-from iaprof.cli.options.timeline_options import CompilerLog, Freq
 from iaprof.cli.terminal.answers import OF_DIFFERENCES, TABLE, Answers, Force, limit_option
 from iaprof.cli.terminal.entry_names import entry_titles, key_fields
 from iaprof.cli.terminal.facts import matched_text, say_facts
 from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 from iaprof.cli.terminal.table import COLD, STRONG, WARM, WEAK, Column, Table, terminal_width
-from iaprof.cli.time_lines import (
+from iaprof.cli.timelines.options import CompilerLog, Freq
+from iaprof.cli.timelines.reports import (
     both_hold_time_lines,
     check_options,
     refuse_for_stalls,

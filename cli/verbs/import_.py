@@ -24,8 +24,8 @@ from iaprof.formats.profile import clean
 if TYPE_CHECKING:
     from iaprof.formats.imports.iaprof_lines import Facts
     from iaprof.report.together.joining import JoinedTrace
-    from iaprof.report.traces.imported_file import FileFacts
-    from iaprof.report.traces.importing import TraceFacts
+    from iaprof.timelines.reading.imported_file import FileFacts
+    from iaprof.timelines.reading.importing import TraceFacts
 
 EXAMPLES = """\b
 Examples:
@@ -86,7 +86,7 @@ def import_(
         with _opened(texts[0]) as source:
             start = source.peek(_SNIFFED) if isinstance(source, io.BufferedReader) else b""
             from iaprof.formats.imports.encoded_text import refuse_compressed
-            from iaprof.report.traces.importing import is_trace
+            from iaprof.timelines.reading.importing import is_trace
 
             refuse_compressed(start, name)
             if len(texts) > 1 or is_trace(start[:_SNIFFED]):
@@ -204,7 +204,7 @@ def _join(
 
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.together.joining import join_traces
-    from iaprof.report.traces.importing import import_traces
+    from iaprof.timelines.reading.importing import import_traces
 
     with replace_file(output) as file, tempfile.TemporaryFile() as spool:
         facts = import_traces(paths, spool, progress.tell, names=names)
@@ -234,7 +234,7 @@ def _write_capture(
     paths: Sequence[Path], names: Sequence[str], output: Path, progress: _Reading
 ) -> tuple[TraceFacts, int]:
     """Returns what was read of traces, and the capture's bytes."""
-    from iaprof.report.traces.importing import import_traces
+    from iaprof.timelines.reading.importing import import_traces
 
     with replace_file(output) as file:
         return import_traces(paths, file, progress.tell, names=names), file.tell()

@@ -19,14 +19,14 @@ from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.output_format import output_format
 from iaprof.cli.options.selection import SelectionOptions, with_selection
-from iaprof.cli.options.timeline_options import Freq
 from iaprof.cli.terminal.browser import open_in_browser, opened_secretly
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.stdout import open_output, refuse_terminal
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.symbol_sources import symbol_source_lines
 from iaprof.cli.terminal.wait_facts import say_waits
-from iaprof.cli.time_lines import (
+from iaprof.cli.timelines.options import Freq
+from iaprof.cli.timelines.reports import (
     check_options,
     holds_time_lines,
     open_traces,

@@ -15,16 +15,16 @@ import typer
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import mode_of_report, replace_file
 from iaprof.cli.options.captures import DEFAULT, existing
-from iaprof.cli.options.timeline_options import with_timeline_options
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import WEAK, Column, Table
-from iaprof.cli.terminal.trace_messages import say_messages
-from iaprof.cli.terminal.trace_tables import show
+from iaprof.cli.timelines.messages import say_messages
+from iaprof.cli.timelines.options import with_timeline_options
+from iaprof.cli.timelines.tables import show
 
 if TYPE_CHECKING:
     from iaprof.formats.capture.reader import CaptureReader
-    from iaprof.report.timeline.arguments import Arguments
-    from iaprof.report.timeline.trace import Trace
+    from iaprof.timelines.arguments import Arguments
+    from iaprof.timelines.trace import Trace
 
 EXAMPLES = """\b
 Examples:
@@ -39,7 +39,7 @@ _TEXT_TOO = ("categories",)  # tables that are also written as text
 
 @with_timeline_options
 def timeline(
-    options: Any,  # report.timeline.options.Options
+    options: Any,  # timelines.options.Options
     traces: Annotated[
         list[Path] | None,
         typer.Argument(
@@ -88,8 +88,8 @@ def timeline(
 
     Reads traces of the AIU's runtime or PyTorch's profiler, or a capture that 'iaprof import' made from them.
     """
-    from iaprof.report.timeline.profiles import enabled
-    from iaprof.report.timeline.registry import STAGES, Stage, run
+    from iaprof.timelines.profiles import enabled
+    from iaprof.timelines.registry import STAGES, Stage, run
 
     names = [stage.name for stage in STAGES]
     on = enabled(
@@ -112,8 +112,8 @@ def timeline(
         raise UsageError(f"there is no stage {unknown[0]}: --list-stages prints them")
     mode = mode_of_report(*traces)
     with _folder(output, force), _captured(traces, quiet) as capture, contextlib.ExitStack() as opened:
-        from iaprof.report.join.memory import return_free_memory
-        from iaprof.report.timeline.load import load
+        from iaprof.basics.freed_memory import return_free_memory
+        from iaprof.timelines.load import load
 
         trace = load(capture)
         given = _Given(capture, opened) if output is not None else None
@@ -133,13 +133,13 @@ def timeline(
             if html:
                 _write_page(trace, capture, output / "page.html", mode)
             if pddf:
-                from iaprof.report.timeline.outputs.pddf import write_pddf
+                from iaprof.timelines.outputs.pddf import write_pddf
 
                 with replace_file(output / "pddf.csv", mode) as file:
                     write_pddf(trace, file)
         with utf8_stdout():
             if as_json:
-                from iaprof.report.timeline.outputs.document import write_document
+                from iaprof.timelines.outputs.document import write_document
 
                 write_document(trace, sys.stdout)
             else:
@@ -161,7 +161,7 @@ class _Given:
 
     @staticmethod
     def _open(capture: CaptureReader, files: contextlib.ExitStack) -> Mapping[str, Arguments]:
-        from iaprof.report.timeline.load import arguments
+        from iaprof.timelines.load import arguments
 
         return {kind: files.enter_context(arguments(capture, kind)) for kind in ("slice", "flow", "instant")}
 
@@ -181,7 +181,7 @@ def _captured(paths: Sequence[Path], quiet: bool) -> Iterator[CaptureReader]:
         return
     import tempfile
 
-    from iaprof.report.join.memory import keep_freed_blocks
+    from iaprof.basics.freed_memory import keep_freed_blocks
 
     keep_freed_blocks()
     with tempfile.TemporaryDirectory(prefix="iaprof-") as folder:
@@ -236,7 +236,7 @@ def _remove_earlier(folder: Path, stages: Sequence[str], kept: Set[Path]) -> Non
         stages: the names of all stages.
         kept: files of this run: what it read, and what it wrote.
     """
-    from iaprof.report.timeline.outputs.tables import TABLES
+    from iaprof.timelines.outputs.tables import TABLES
 
     stay = {path.resolve() for path in kept}
     for path in folder.iterdir():
@@ -257,8 +257,8 @@ def _write_all(trace: Trace, given: Mapping[str, Arguments], folder: Path, mode:
     import threading
     from concurrent.futures import ThreadPoolExecutor
 
-    from iaprof.report.join.memory import keep_freed_blocks
-    from iaprof.report.timeline.outputs.tables import write_csv, write_text
+    from iaprof.basics.freed_memory import keep_freed_blocks
+    from iaprof.timelines.outputs.tables import write_csv, write_text
 
     keep_freed_blocks()
     with ThreadPoolExecutor(1) as threads:  # Arrow does most of the work, without Python's lock
@@ -278,9 +278,9 @@ def _write_all(trace: Trace, given: Mapping[str, Arguments], folder: Path, mode:
 
 
 def _write_trace(trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int, tensorboard: bool) -> None:
-    from iaprof.report.timeline.outputs.chrome import ChromeWriter
-    from iaprof.report.timeline.outputs.tensorboard import step_of, workers
-    from iaprof.report.timeline.own_output import FILES, described
+    from iaprof.timelines.outputs.chrome import ChromeWriter
+    from iaprof.timelines.outputs.tensorboard import step_of, workers
+    from iaprof.timelines.own_output import FILES, described
 
     writer = ChromeWriter(trace, given, {"CmdLine": " ".join(sys.argv[1:]), FILES: described(trace)})
     with replace_file(path, mode) as file:
@@ -292,7 +292,7 @@ def _write_trace(trace: Trace, given: Mapping[str, Arguments], path: Path, mode:
 
 def _write_dump(trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int) -> None:
     """Writes a trace between two stages: it names no files, as its events are not those of the final trace."""
-    from iaprof.report.timeline.outputs.chrome import write_chrome
+    from iaprof.timelines.outputs.chrome import write_chrome
 
     with replace_file(path, mode) as file:
         write_chrome(trace, given, {"CmdLine": " ".join(sys.argv[1:])}, file)
@@ -300,11 +300,12 @@ def _write_dump(trace: Trace, given: Mapping[str, Arguments], path: Path, mode: 
 
 def _write_page(trace: Trace, capture: CaptureReader, path: Path, mode: int) -> None:
     from iaprof.formats.profile import StackOptions
-    from iaprof.report.timeline.outputs.formats import TimeLine
-    from iaprof.report.timeline.outputs.page import write_html
+    from iaprof.report.about import about
+    from iaprof.timelines.outputs.formats import TimeLine
+    from iaprof.timelines.outputs.page import write_html
 
     page = io.StringIO()
-    write_html(TimeLine(trace, capture), StackOptions(), page)
+    write_html(TimeLine(trace, capture, about), StackOptions(), page)
     with replace_file(path, mode) as file:
         file.write(page.getvalue().encode())
 
@@ -312,14 +313,14 @@ def _write_page(trace: Trace, capture: CaptureReader, path: Path, mode: int) -> 
 def _write_perfetto(
     trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int, prepared: Callable[[], None]
 ) -> None:
-    from iaprof.report.timeline.outputs.perfetto import write_perfetto
+    from iaprof.timelines.outputs.perfetto import write_perfetto
 
     with replace_file(path, mode) as file:
         write_perfetto(trace, given, file, prepared)
 
 
 def _print_stages(on: Sequence[bool]) -> None:
-    from iaprof.report.timeline.registry import STAGES
+    from iaprof.timelines.registry import STAGES
 
     table = Table(Column("", right=True), Column("STAGE"), Column(""), Column("WHAT IT DOES", flexible=True))
     for number, (stage, is_on) in enumerate(zip(STAGES, on, strict=True)):

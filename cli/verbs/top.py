@@ -15,14 +15,14 @@ from iaprof.cli.options.captures import existing
 from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions, is_several, with_fleet
 from iaprof.cli.options.selection import SelectionOptions, with_selection
-from iaprof.cli.options.timeline_options import Freq
 from iaprof.cli.terminal.answers import Answers, Force, Output, limit_option
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.ranking_tables import BY, ENERGY, OPERATOR, show
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.wait_facts import say_waits
-from iaprof.cli.time_lines import (
+from iaprof.cli.timelines.options import Freq
+from iaprof.cli.timelines.reports import (
     check_options,
     hold_time_lines,
     holds_time_lines,

@@ -35,8 +35,8 @@ def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers:
         IaprofError: the capture has no copies and fills, or none is selected.
         UsageError: the selection uses properties that transfers do not have.
     """
+    from iaprof.basics.freed_memory import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
-    from iaprof.report.join.memory import return_large_blocks_when_freed
     from iaprof.report.views.transfers import sum_transfers, transfers
 
     return_large_blocks_when_freed()

@@ -48,7 +48,7 @@ class Field:
     type: pa.DataType
     flags: int = 0  # of FieldFlags
     since: int = 1  # the first format that has it
-    identifies: str = ""  # what its texts name, if redaction replaces them: report/redaction.py
+    identifies: str = ""  # what its texts name, if redaction replaces them: report/archive/redaction.py
 
     @property
     def is_text(self) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.basics.freed_memory import return_free_memory
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.ranges import batches, ranges
 from iaprof.gpu.vendors import REASONS
@@ -22,7 +23,6 @@ from iaprof.report.join.addresses import Addresses
 from iaprof.report.join.candidates import Candidates, Rule, Shares, TooManyAtOnce
 from iaprof.report.join.cells import Cells
 from iaprof.report.join.joules import EnergyOfReads, joules_of_rows
-from iaprof.report.join.memory import return_free_memory
 from iaprof.report.join.placements import ADDRESS_MASK, Placed, Site
 from iaprof.report.join.seen import Seen
 from iaprof.report.join.streams import Stream

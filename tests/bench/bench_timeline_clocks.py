@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.made_traces import wrapping
 from bench.measuring import machine, print_table
-from iaprof.report.timeline import registry
-from iaprof.report.timeline.options import Options, Overlap
+from iaprof.timelines import registry
+from iaprof.timelines.options import Options, Overlap
 
 
 def main() -> None:

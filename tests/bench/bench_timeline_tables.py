@@ -16,9 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.made_traces import KERNELS, WORD, chains
 from bench.measuring import print_table
-from iaprof.report.timeline.options import CounterTrack, Options
-from iaprof.report.timeline.registry import STAGES, Stage, run
-from iaprof.report.timeline.trace import Trace
+from iaprof.timelines.options import CounterTrack, Options
+from iaprof.timelines.registry import STAGES, Stage, run
+from iaprof.timelines.trace import Trace
 
 
 def main() -> None:

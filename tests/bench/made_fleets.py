@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.report.archive import rows_of
+from iaprof.report.archive.archiving import rows_of
 
 SAMPLES = sorted((Path(__file__).parents[1] / "data" / "captures").glob("format-[56789].parquet"))
 HOSTS = 40

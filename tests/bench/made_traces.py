@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.report.timeline.texts import Texts
-from iaprof.report.timeline.trace import ABSENT, Dialect, Marks, Points, Slices, Trace, TraceFile
+from iaprof.timelines.texts import Texts
+from iaprof.timelines.trace import ABSENT, Dialect, Marks, Points, Slices, Trace, TraceFile
 
 RANKS, JOBS = 4, 10
 PARTS = ("DmaI", "Cmpt Prep", "Cmpt Exec", "DmaO")

@@ -24,7 +24,7 @@ from integration.recording import IAPROF, environment, iaprof
 from standin import runtime
 from standin.hardware import Hardware
 from terminals import Terminal
-from unit.report.timeline.clock_examples import E1
+from unit.timelines.clock_examples import E1
 from waiting import LONGEST_WAIT_S, until
 
 pytestmark = pytest.mark.bpf

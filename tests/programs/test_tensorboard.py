@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from unit.in_process import iaprof
-from unit.report.timeline.test_tensorboard import all_reduces
+from unit.timelines.test_tensorboard import all_reduces
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = Path(__file__).parent / "work" / "tensorboard_figures.py"

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.measuring import machine, print_table, scaled
 from iaprof.formats.writers.registry import WRITERS
-from iaprof.report.timeline.outputs.formats import FORMATS
+from iaprof.timelines.outputs.formats import FORMATS
 from unit.capturing import HEADER, capture
 from unit.formats.test_hostile_captures import rows
 from unit.memory_runs import Run, Runs

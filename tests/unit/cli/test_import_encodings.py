@@ -17,7 +17,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.imports.encoded_text import EncodedText, encoding_of
 from unit.in_process import iaprof as run
-from unit.report.traces.perfetto.making import zstd
+from unit.timelines.reading.perfetto.making import zstd
 
 TEXT = (Path(__file__).parents[2] / "data/iaprof-text/2026.2.txt").read_text()
 TRACE = json.dumps([{"ph": "X", "name": "é", "pid": 0, "tid": 7, "ts": 1, "dur": 1}], ensure_ascii=False)

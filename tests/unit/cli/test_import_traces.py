@@ -13,7 +13,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from iaprof.formats.capture.reader import CaptureReader
 from unit.in_process import iaprof as run
 from unit.report.together import runs
-from unit.report.traces.perfetto.making import Maker, zstd
+from unit.timelines.reading.perfetto.making import Maker, zstd
 
 X = {"ph": "X", "name": "secret k_1 Cmpt Exec", "cat": "kernel", "pid": 0, "tid": 7, "ts": 1000.5, "dur": 50.25,
      "args": {"TS1": "0x10", "path": "/home/me"}}  # fmt: skip

@@ -35,8 +35,8 @@ from iaprof.formats.capture.schema import KINDS, SCHEMA
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.record.spool import FrameKind, Spool, framed
-from iaprof.report.timeline.outputs.formats import FORMATS
 from iaprof.sandbox.memory import available
+from iaprof.timelines.outputs.formats import FORMATS
 from thorough import thorough, usually
 from unit.bombs import BOMBS, LONGEST, texts_of_time_lines
 from unit.capturing import HEADER, capture
@@ -343,7 +343,7 @@ def test_an_error_of_arrow_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_pa
     def archive(*_: object, **__: object) -> None:
         raise pa.ArrowCapacityError("array cannot contain more than 2147483646 bytes\nbacktrace")
 
-    monkeypatch.setattr("iaprof.report.archive.archive", archive)
+    monkeypatch.setattr("iaprof.report.archive.archiving.archive", archive)
     done = iaprof("archive", capture(tmp_path / "c", **rows()), "-o", tmp_path / "out")
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert done.err.startswith("iaprof: a file that was read is damaged or malicious: ")

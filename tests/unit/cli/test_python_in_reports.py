@@ -19,11 +19,11 @@ from iaprof.formats.profile import StackOptions
 from iaprof.formats.stacks.trees import stall_tree
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.about import about
-from iaprof.report.archive import archive
+from iaprof.report.archive.archiving import archive
+from iaprof.report.archive.pseudonyms import Pseudonyms
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
 from iaprof.report.profile import ReportOptions, build
-from iaprof.report.pseudonyms import Pseudonyms
 from iaprof.symbols.cpu_frames import FrameOptions
 from iaprof.symbols.names.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, named_by, record, stall

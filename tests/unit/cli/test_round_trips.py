@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.writers.registry import FORMATS
-from iaprof.report.timeline.outputs import formats as time_lines
+from iaprof.timelines.outputs import formats as time_lines
 from unit.in_process import iaprof
-from unit.report.timeline.clock_examples import E1
+from unit.timelines.clock_examples import E1
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 STALLS = DATA / "captures" / "format-10.parquet"

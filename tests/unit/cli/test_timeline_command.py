@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
-from iaprof.report.timeline.outputs import tables
-from iaprof.report.timeline.stages.energy import TABLE
+from iaprof.timelines.outputs import tables
+from iaprof.timelines.stages.energy import TABLE
 from unit.in_process import iaprof
 
 DATA = Path(__file__).resolve().parents[1] / "report" / "timeline" / "data"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from unit.in_process import iaprof
-from unit.report.timeline.clock_examples import E1
+from unit.timelines.clock_examples import E1
 
 Json = Any
 

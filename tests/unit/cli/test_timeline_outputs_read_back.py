@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from unit.in_process import iaprof
-from unit.report.timeline.clock_examples import E1, e6
-from unit.report.timeline.examples import launch
-from unit.report.timeline.traces import Event
+from unit.timelines.clock_examples import E1, e6
+from unit.timelines.examples import launch
+from unit.timelines.traces import Event
 
 STALLS = Path(__file__).resolve().parents[2] / "data" / "captures" / "format-10.parquet"
 LOG = "~~~~ Ideal/Total Cycles ~~~~\nk_1-opCatBmm_fp16 22000\nm_2-opCatScalar 0\n====== Perf Summary End ======\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from iaprof.cli.terminal.trace_tables import show
+from iaprof.cli.timelines.tables import show
 from unit.in_process import iaprof
-from unit.report.timeline.traces import trace
+from unit.timelines.traces import trace
 
 
 def printed(capsys: pytest.CaptureFixture[str], limit: int = 10, **tables: pa.Table) -> list[str]:

@@ -14,7 +14,7 @@ import pytest
 from iaprof.formats.profile import clean
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof
-from unit.report.timeline.clock_examples import E1
+from unit.timelines.clock_examples import E1
 
 ADDRESS = 0x8000_0001_0000
 

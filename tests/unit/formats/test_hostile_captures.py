@@ -22,12 +22,12 @@ from iaprof.formats.profile import StackOptions
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.formats.writers.writer import Needs
-from iaprof.report.archive import archive
+from iaprof.report.archive.archiving import archive
+from iaprof.report.archive.pseudonyms import Pseudonyms
 from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.exporting import build_export
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import ReportOptions
-from iaprof.report.pseudonyms import Pseudonyms
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.rows import CaptureNames
 from limits import Within

@@ -13,7 +13,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import Export
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS
-from iaprof.report.archive import archive
+from iaprof.report.archive.archiving import archive
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import ReportOptions, build
 from iaprof.symbols.cpu_frames import FrameOptions

@@ -29,11 +29,11 @@ from iaprof.formats.pprof_proto import new_profile
 from iaprof.formats.profile import INVISIBLE, clean
 from iaprof.formats.texts import clean_texts, csv_text, csv_texts, escaped_json
 from iaprof.formats.writers.registry import FORMATS
-from iaprof.report.timeline.outputs.formats import FORMATS as TRACE_FORMATS
+from iaprof.timelines.outputs.formats import FORMATS as TRACE_FORMATS
 from unit.capturing import capture, record, stall
 from unit.in_process import iaprof
-from unit.report.timeline import clock_examples as examples
 from unit.report.together import runs
+from unit.timelines import clock_examples as examples
 
 SAMPLE = Path(__file__).parents[2] / "data" / "captures" / "format-9.parquet"
 STARTS = ["=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\t=", "\r=", "\u202e=", ""]

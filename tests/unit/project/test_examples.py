@@ -18,8 +18,8 @@ from iaprof.cli.main import app
 from iaprof.record.spool import FrameKind, Spool
 from thorough import thorough
 from unit.capturing import HEADER, capture, launch, record, stall
-from unit.report.timeline.clock_examples import E1
 from unit.report.together import runs
+from unit.timelines.clock_examples import E1
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMAND = typer.main.get_command(app)

@@ -18,7 +18,7 @@ from thorough import thorough
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPILED = ("record/kernels/libiaprof_inject.so", "symbols/unwind/libiaprof_unwind.so")  # by setup.py
-PACKAGES = ["basics", "bpf", "cli", "formats", "gpu", "record", "report", "sandbox", "symbols"]
+PACKAGES = ["basics", "bpf", "cli", "formats", "gpu", "record", "report", "sandbox", "symbols", "timelines"]
 
 
 def run(*command: str | Path, cwd: Path) -> str:

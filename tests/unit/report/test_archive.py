@@ -17,12 +17,12 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT, KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.archive import archive
+from iaprof.report.archive.archiving import archive
+from iaprof.report.archive.pseudonyms import Pseudonyms
+from iaprof.report.archive.redacted_texts import redacted_path
+from iaprof.report.archive.redaction import Redaction
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import build
-from iaprof.report.pseudonyms import Pseudonyms
-from iaprof.report.redacted_texts import redacted_path
-from iaprof.report.redaction import Redaction
 from iaprof.symbols.names.modules import Module, ModuleKind
 from iaprof.symbols.names.names import Frame, Names, Symbolized
 from iaprof.symbols.names.rows import CaptureNames

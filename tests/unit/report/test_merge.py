@@ -26,13 +26,13 @@ from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.export import Export
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS
-from iaprof.report.archive import archive
+from iaprof.report.archive.archiving import archive
+from iaprof.report.archive.pseudonyms import Pseudonyms
 from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions
-from iaprof.report.pseudonyms import Pseudonyms
 from iaprof.symbols.names.modules import Module
 from iaprof.symbols.names.names import Frame, Names, Symbolized
 from unit.capturing import HEADER, capture, launch, named_by, record, stall

@@ -14,14 +14,13 @@ import pytest
 
 from iaprof.cli.main import main
 from iaprof.formats.export import About, Executions, Export, Launches, Thread, Track
-from iaprof.formats.profile import Launch, StackOptions, reason_name
+from iaprof.formats.profile import Launch, StackOptions, empty_profile, reason_name
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.formats.writers.timeline import launch_runs_of, times_of
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.exporting import empty_profile
 from iaprof.report.merging import merge
 from unit.capturing import HEADER, capture, launch, record, stall
-from unit.timelines import executed, export
+from unit.made_timelines import executed, export
 
 Event = dict[str, Any]
 

@@ -12,7 +12,7 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import StackOptions, reason_name
 from iaprof.formats.writers.firefox import Firefox
 from iaprof.gpu.intel.reasons import REASONS
-from unit import stalled, timelines
+from unit import made_timelines, stalled
 from unit.profiles import Row, counts
 
 SHARED = {  # columns by table: src/types/profile.ts of firefox-devtools/profiler at that version
@@ -193,7 +193,7 @@ def marks(document: Any) -> list[str]:
 
 
 def test_launches_and_when_kernels_were_seen_are_markers_of_their_processes() -> None:
-    found = marks(written(timelines.executed()))
+    found = marks(written(made_timelines.executed()))
     assert found[:3] == [
         "app: matmul \u00d7100, 0 to 300 ms, Launches ['matmul', '100', '7']",
         "app: matmul, 50 to 400 ms, Execution ['matmul', '6', 'card0', 'main']",
@@ -206,7 +206,7 @@ def test_launches_and_when_kernels_were_seen_are_markers_of_their_processes() ->
 
 
 def test_metrics_are_counters_by_what_they_change() -> None:
-    document = written(timelines.export())
+    document = written(made_timelines.export())
     of = {each["name"]: each for each in document["counters"]}
     frequency = of["frequency actual, MHz"]
     assert frequency["samples"] == {"time": [50.0, 150.0], "count": [400.0, 2000.5], "length": 2}

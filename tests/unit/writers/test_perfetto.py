@@ -13,11 +13,10 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.formats.export import Export, Launches
-from iaprof.formats.profile import StackOptions, reason_name
+from iaprof.formats.profile import StackOptions, empty_profile, reason_name
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.exporting import empty_profile
-from unit.timelines import HOSTILE, executed, export
+from unit.made_timelines import HOSTILE, executed, export
 
 ZERO = 50_000_000_000
 MS = 1_000_000

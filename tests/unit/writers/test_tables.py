@@ -16,9 +16,8 @@ from iaprof.basics.errors import UsageError
 from iaprof.cli.main import main
 from iaprof.cli.options.output_format import output_format
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Code, Kernel, Launch, StackOptions
+from iaprof.formats.profile import Code, Kernel, Launch, StackOptions, empty_profile
 from iaprof.formats.writers.registry import EXTENSIONS, WRITERS
-from iaprof.report.exporting import empty_profile
 from unit.capturing import capture, launch, record, stall
 from unit.profiles import Row, counts, profile
 

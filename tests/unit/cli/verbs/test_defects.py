@@ -15,8 +15,8 @@ import pytest
 
 from thorough import thorough
 from unit.in_process import Done, iaprof
-from unit.report.timeline.clock_examples import E1, e6
-from unit.report.timeline.traces import Event, slice_
+from unit.timelines.clock_examples import E1, e6
+from unit.timelines.traces import Event, slice_
 
 LOG = " Ideal/Total Cycles \n{lines}\n====== Perf Summary End ======\n"
 

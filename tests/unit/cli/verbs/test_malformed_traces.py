@@ -15,8 +15,8 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from unit.in_process import iaprof
-from unit.report.timeline.clock_examples import E1, e6
-from unit.report.timeline.examples import launch
+from unit.timelines.clock_examples import E1, e6
+from unit.timelines.examples import launch
 
 COUNTERS = {"TS1": "1000000", "TS2": "1010000", "TS3": "1030000", "TS4": "1080000", "TS5": "1085000", "Power": "1000"}
 K = {"ph": "X", "name": "k_1 Cmpt Exec", "pid": 0, "tid": 1, "ts": 1000, "dur": 50, "args": COUNTERS}

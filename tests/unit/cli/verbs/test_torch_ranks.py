@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from unit.in_process import iaprof
-from unit.report.timeline.examples import launch
+from unit.timelines.examples import launch
 
 
 def metadata(name: str, pid: int | str, **args: Any) -> dict[str, Any]:

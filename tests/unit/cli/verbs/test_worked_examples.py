@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from unit.in_process import iaprof
-from unit.report.timeline.clock_examples import E1, E2, E4, E4B, E7, E8, E9_FLEX, E9_TORCH, E12, e6
-from unit.report.timeline.examples import launch
-from unit.report.timeline.traces import Event, slice_
+from unit.timelines.clock_examples import E1, E2, E4, E4B, E7, E8, E9_FLEX, E9_TORCH, E12, e6
+from unit.timelines.examples import launch
+from unit.timelines.traces import Event, slice_
 
 LOG = """
  Ideal/Total Cycles \nk_1-opCatBmm_fp16 {cycles}\nm_2-opCatScalar 0\n====== Perf Summary End ======

@@ -18,8 +18,8 @@ from iaprof.formats.wire.sideband import mapping_record
 from iaprof.record.capture.finish import finish
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.about import about
-from iaprof.report.pseudonyms import Pseudonyms
-from iaprof.report.redacted_header import redacted_header
+from iaprof.report.archive.pseudonyms import Pseudonyms
+from iaprof.report.archive.redacted_header import redacted_header
 
 LEVEL_ZERO = "/opt/intel/lib/libze_intel_gpu.so.1.6"
 OPENCL = "/usr/lib/x86_64-linux-gnu/intel-opencl/libigdrcl.so"

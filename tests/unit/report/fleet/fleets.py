@@ -13,7 +13,7 @@ import pyarrow as pa
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.report.archive import rows_of
+from iaprof.report.archive.archiving import rows_of
 from unit.in_process import iaprof
 
 SAMPLES = sorted((Path(__file__).parents[3] / "data" / "captures").glob("format-*.parquet"))

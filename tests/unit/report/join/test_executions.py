@@ -15,8 +15,8 @@ import pytest
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.profile import empty_profile
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.report.exporting import empty_profile
 from iaprof.report.join.executions import StackOf, count_launches, expand_executions, find_fillings, read_launches
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, place_kernels

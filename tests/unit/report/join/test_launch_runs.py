@@ -15,9 +15,8 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.export import Launches, Thread
-from iaprof.formats.profile import Code, Kernel, Launch, Profile
+from iaprof.formats.profile import Code, Kernel, Launch, Profile, empty_profile
 from iaprof.formats.wire.launches import LaunchFlags
-from iaprof.report.exporting import empty_profile
 from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.report.profile import ReportOptions

@@ -18,7 +18,7 @@ from iaprof.report.together.joining import join_traces
 from iaprof.report.together.launches import KernelTexts, SeenLaunches
 from iaprof.report.together.matching import Recorded, match
 from unit.report.together import runs
-from unit.report.traces.importing import imported
+from unit.timelines.reading.importing import imported
 
 
 def joined(folder: Path, *traces: dict[str, Any], **more: Any) -> tuple[CaptureReader, list[TraceClock]]:

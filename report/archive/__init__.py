@@ -1,0 +1,1 @@
+"""Captures to hand on: `iaprof archive`, and pseudonyms in place of names."""

@@ -1,0 +1,149 @@
+"""What events are, in each dialect: regular expressions for the names and categories that runtimes give them.
+
+A new dialect is a column of this table. Regular expressions are RE2's, and are searched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.timelines.texts import NO_TEXT, Texts
+from iaprof.timelines.trace import Dialect, Slices, Trace
+
+
+class Kind(StrEnum):
+    """What a slice can be. A slice can be several."""
+
+    DEVICE = "device"  # something that the device did
+    KERNEL = "kernel"
+    PREPARATION = "preparation"
+    COPY_IN = "copy in"
+    COPY_OUT = "copy out"
+    COLLECTIVE = "collective"  # a part of a collective operation
+    BARRIER = "barrier"
+    ROUND_TRIP = "round trip"
+    CONVERSION = "conversion"
+    WIRE_UP = "wire-up"
+
+
+class Where(StrEnum):
+    """What of a slice tells its kind."""
+
+    NAME = "name"
+    CATEGORY = "category"
+    COUNTERS = "counters"  # it has TS1
+    GROUP = "group"  # it has a CollGroup
+
+
+@dataclass(frozen=True)
+class Sign:
+    """How a slice's kind shows."""
+
+    where: Where
+    pattern: str = ""
+    unless: str = ""  # a regular expression; what it finds is of another kind
+
+
+def _name(pattern: str, unless: str = "") -> Sign:
+    return Sign(Where.NAME, pattern, unless)
+
+
+_TORCH: Mapping[Kind, Sign] = {
+    Kind.DEVICE: Sign(Where.CATEGORY, "gpu|kernel"),
+    Kind.KERNEL: Sign(Where.CATEGORY, "kernel"),
+    Kind.PREPARATION: _name("Cmpt Prep$"),
+    Kind.COPY_IN: _name(r"[Mm]emcpy \(HtoD\)"),
+    Kind.COPY_OUT: _name(r"[Mm]emcpy \(DtoH\)"),
+    Kind.COLLECTIVE: _name("HCOLL|^(void )?(nccl|rccl|oneccl)[^:]"),  # kernels, not `nccl:all_reduce` around them
+    Kind.BARRIER: _name("[Bb]arrier:"),
+    Kind.ROUND_TRIP: _name("aiuLaunchSuperNode|aiuSuperNodeExecution"),
+    Kind.CONVERSION: _name("aiuDataConvert"),
+    Kind.WIRE_UP: _name("aiuPrepareAndSyncRdma"),
+}
+# Loading gives the slices of these tools' devices the categories of PyTorch's, see device_slices.py.
+_COPIES = {
+    Kind.COPY_IN: _name(r"[(]?[HM]2D\b|CopyHostToDevice|HOST_TO_DEVICE|MEMCPY_ASYNC:H2D"),
+    Kind.COPY_OUT: _name(r"[(]?D2[HM]\b|CopyDeviceToHost|DEVICE_TO_HOST|MEMCPY_ASYNC:D2H"),
+}
+
+SIGNS: Mapping[Dialect, Mapping[Kind, Sign]] = {
+    Dialect.FLEX: {
+        Kind.DEVICE: Sign(Where.COUNTERS),
+        Kind.KERNEL: _name("Cmpt Exec$"),
+        Kind.PREPARATION: _name("Cmpt Prep$"),
+        Kind.COPY_IN: _name(" DmaI"),
+        Kind.COPY_OUT: _name(" DmaO"),
+        Kind.COLLECTIVE: Sign(Where.GROUP),
+        Kind.BARRIER: _name("[Bb]arrier:"),
+        Kind.ROUND_TRIP: _name("^Flex RoundTrip$"),
+        Kind.CONVERSION: _name("Compute of ", unless="Compute of .*SenFusedDeviceNode"),
+        Kind.WIRE_UP: _name("PrepareAndSyncRdma"),
+    },
+    Dialect.TORCH: _TORCH,
+    Dialect.TORCH_NPU: {**_TORCH, **_COPIES},
+    Dialect.UNITRACE: {**_TORCH, **_COPIES},
+    Dialect.ROCPROF: {**_TORCH, **_COPIES},
+    Dialect.UNKNOWN: _TORCH,
+}
+
+WINDOWS = (("[ _]DmaI$", 0, 1), (" Cmpt Prep$", 1, 2), ("( Cmpt Exec|_Cmpt)$", 2, 3), ("[ _]DmaO$", 3, 4))
+"""Which of the device's counters TS1 to TS5 the times of a FLEX slice are between, by the end of its name: indexes.
+
+`_DmaI`, `_Cmpt` and `_DmaO` end the names that --split makes.
+"""
+OTHER_WINDOW = (0, 4)
+
+
+def find(trace: Trace, kind: Kind, slices: Slices | None = None) -> NDArray[np.bool_]:
+    """Tells which slices are of a kind, in the dialects of their files.
+
+    Args:
+        trace: whose slices they are.
+        kind: which.
+        slices: some of them; None: all.
+    """
+    slices = trace.slices if slices is None else slices
+    used = sorted({file.dialect for file in trace.files})
+    found = np.zeros(len(slices), bool)
+    if len(used) > 1:
+        number = np.array([used.index(file.dialect) for file in trace.files], np.int8)[slices.file]
+    for place, dialect in enumerate(used):
+        of_kind = _found(trace, SIGNS[dialect][kind], slices)
+        if len(used) > 1:
+            of_kind &= number == place
+        found |= of_kind
+    return found
+
+
+def communicates(trace: Trace) -> NDArray[np.bool_]:
+    """Tells which slices of devices move data between ranks and compute nothing.
+
+    Kernels that belong to a collective are such slices in PyTorch's and other profilers' files (`ncclDevKernel_...`).
+    In FLEX files they add up what was received.
+    """
+    found = find(trace, Kind.COLLECTIVE) & find(trace, Kind.DEVICE) & ~find(trace, Kind.PREPARATION)
+    return found & (trace.is_torch(trace.slices) | ~find(trace, Kind.KERNEL))
+
+
+def _found(trace: Trace, sign: Sign, slices: Slices) -> NDArray[np.bool_]:
+    if sign.where is Where.COUNTERS:
+        return slices.has_counters
+    if sign.where is Where.GROUP:
+        return np.asarray(slices.group != NO_TEXT, bool)
+    codes = slices.name if sign.where is Where.NAME else slices.category
+    found = trace.texts.matches(codes, sign.pattern)
+    return found & ~trace.texts.matches(codes, sign.unless) if sign.unless else found
+
+
+def windows(texts: Texts, names: NDArray[np.int32]) -> tuple[NDArray[np.int8], NDArray[np.int8]]:
+    """Returns the indexes of the first and the last counter of each name's window: int8[n] each, 0 to 4."""
+    first, last = (np.full(len(names), index, np.int8) for index in OTHER_WINDOW)
+    for pattern, start, end in WINDOWS:
+        found = texts.matches(names, pattern)
+        first[found], last[found] = start, end
+    return first, last

@@ -1,0 +1,100 @@
+"""Events of several kinds in order of time, window by window: all of them at once need much memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.timelines.grouped import by_time
+
+_BLOCK = 1 << 16  # rows whose times are computed together
+_WINDOW = 1 << 19  # events, about
+_MOST_WINDOWS = 64  # each looks at all blocks if rows are in no order
+_SAMPLED = 64  # of so many events, one tells where windows begin
+_Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Events of one kind: rows from 0 on."""
+
+    count: int
+    times: Callable[[slice], _Ints]  # of a span of rows, in ns; called several times
+
+
+@dataclass(frozen=True)
+class _Block:
+    first: int  # number of its first event among those of all kinds
+    rows: slice
+    kind: Kind
+    low: int  # its earliest time
+    high: int  # its latest time
+
+
+class EventOrder:
+    """The order of events. They are numbered from 0 on, one kind after the other."""
+
+    def __init__(self, kinds: Sequence[Kind]) -> None:
+        """Looks at the times of all events."""
+        self._blocks: list[_Block] = []
+        samples = [np.zeros(0, np.int64)]
+        count = 0
+        for kind in kinds:
+            for begin in range(0, kind.count, _BLOCK):
+                rows = slice(begin, min(begin + _BLOCK, kind.count))
+                times = kind.times(rows)
+                self._blocks.append(_Block(count + begin, rows, kind, int(times.min()), int(times.max())))
+                samples.append(times[::_SAMPLED].copy())
+            count += kind.count
+        windows = min(-(-count // _WINDOW), _MOST_WINDOWS)
+        sampled = np.sort(np.concatenate(samples))
+        places = [len(sampled) * number // windows for number in range(1, windows)]
+        self._begins: list[int] = np.unique(sampled[places]).tolist()  # of windows, but for the first
+
+    @property
+    def earliest(self) -> int:
+        """The first time of all events, in ns; 0 without events."""
+        return min((block.low for block in self._blocks), default=0)
+
+    def chunks(self, key: Callable[[_Ints], NDArray[Any]], at_once: int) -> Iterator[tuple[_Ints, _Ints]]:
+        """Yields events in order of time, those of one time in order of a key, and then in their own.
+
+        Args:
+            key: returns the keys of some events, by their numbers.
+            at_once: how many are yielded each time, but for the last.
+
+        Yields:
+            int64[at_once], numbers of events, and int64[at_once], their times.
+        """
+        events, times = np.zeros(0, np.int64), np.zeros(0, np.int64)  # that were not yielded yet
+        for low, high in zip([None, *self._begins], [*self._begins, None], strict=True):
+            found, of_found = self._window(low, high)
+            order = by_time(of_found, lambda rows, found=found: key(found[rows]))  # type: ignore[misc]
+            events, times = np.concatenate([events, found[order]]), np.concatenate([times, of_found[order]])
+            ready = len(events) - len(events) % at_once
+            for begin in range(0, ready, at_once):
+                yield events[begin : begin + at_once], times[begin : begin + at_once]
+            events, times = events[ready:].copy(), times[ready:].copy()
+        if len(events):
+            yield events, times
+
+    def _window(self, low: int | None, high: int | None) -> tuple[_Ints, _Ints]:
+        """Returns the numbers and times of the events from a time on (None: of all) and before another one."""
+        events, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for block in self._blocks:
+            if (high is not None and block.low >= high) or (low is not None and block.high < low):
+                continue
+            found = block.kind.times(block.rows)
+            inside = np.ones(len(found), bool)
+            if low is not None and block.low < low:
+                inside &= found >= low
+            if high is not None and block.high >= high:
+                inside &= found < high
+            rows = np.flatnonzero(inside)
+            events.append(rows + block.first)
+            times.append(found[rows])
+        return np.concatenate(events), np.concatenate(times)

@@ -1,0 +1,193 @@
+"""A file that is imported: what is found in it, whatever its format is, and the rows that it becomes."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from iaprof.sandbox.answers import AnswerError
+from iaprof.timelines.reading.answer import Columns
+from iaprof.timelines.reading.dialects import FLEX, Signs
+from iaprof.timelines.reading.pairs import Pairs
+from iaprof.timelines.reading.pieces import Children, Read
+from iaprof.timelines.reading.source import Source
+from iaprof.timelines.reading.tables import TableMaker
+
+MOST_RANKS = 64  # of a file, that the header names
+_KNOWN_PHASES = frozenset("XBECstfbneiIRMPNODvVSTFpc(),=a")
+
+
+@dataclass
+class FileCounts:
+    """What became of a file's events: `events` = rows of all kinds, dropped and merged ones together."""
+
+    events: int = 0
+    slices: int = 0
+    counters: int = 0  # events; each has a row for each of its values
+    flows: int = 0
+    instants: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)  # by reason
+    merged: Counter[str] = field(default_factory=Counter)
+    zero_durations: int = 0  # among the slices
+    zero_durations_with_cycles: int = 0  # among these: TS1 and TS5 differ
+    counter_values: int = 0  # rows
+    unknown_phases: int = 0  # among the instants
+    cut_texts: int = 0
+    cut_args: int = 0
+    bad_values: int = 0
+    bad_bytes: int = 0  # that are not UTF-8, and became `?`
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns JSON."""
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+
+
+@dataclass
+class FileFacts:
+    """What was found in a file."""
+
+    name: str
+    dialect: str = FLEX
+    rank: int | None = None  # None while nothing tells it
+    ranks: list[int] = field(default_factory=list)  # of its devices, ascending; the first MOST_RANKS that it has
+    counts: FileCounts = field(default_factory=FileCounts)
+    members: dict[str, Any] = field(default_factory=dict)
+    members_left_out: int = 0
+    problems: list[str] = field(default_factory=list)  # sentences about the file
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns JSON, for the header."""
+        return {**vars(self), "counts": self.counts.as_dict()}
+
+
+class ReadAgain(Exception):
+    """Something that only the end of a file told: all files have to be read again, with what is in Remembered."""
+
+
+@dataclass
+class Remembered:
+    """What was found out about a file when it was read before."""
+
+    is_own: bool = False  # it is output of the AIU Trace Analyzer
+    keeps_names: bool = False  # its names stay as they are: it is not of the AIU's runtime
+    has_tracks: bool = False  # its child knows all tracks
+    needs_zstd: bool = False  # it has packets that only some children can unpack
+
+
+@dataclass
+class Reading:
+    """How files are read."""
+
+    children: Children
+    piece_bytes: int
+    tell: Callable[[int], None]  # called with the bytes of the file that were read
+    add: Callable[[str, pa.Table], None]  # called with rows of a kind
+
+
+class ImportedFile:
+    """A file that is being read; its format calls `add` with what it found, piece by piece."""
+
+    def __init__(self, number: int, source: Source, reading: Reading, remembered: Remembered) -> None:
+        """Args: the file's number, its bytes, how it is read, and what is known of it before."""
+        self.source, self.reading, self.remembered = source, reading, remembered
+        self.name, self._number = source.name, number
+        self.facts = FileFacts(os.path.basename(source.name))
+        self.maker = TableMaker(number, renames=not remembered.keeps_names)
+        self._pairs = Pairs()
+        self.signs = Signs()
+        self._pids: set[int] = set()  # of slices with counters of a device
+
+    def keep_names(self) -> None:
+        """Says before its first rows that the file's names stay as they are."""
+        self.remembered.keeps_names = True
+        self.maker = TableMaker(self._number, renames=False)
+
+    def tell_dialect(self) -> None:
+        """Finds the dialect, when all of the file was read.
+
+        Raises:
+            ReadAgain: names were changed that have to stay as they are.
+        """
+        facts = self.facts
+        facts.dialect = self.signs.dialect(facts.members)
+        facts.rank = self.signs.rank()
+        if facts.dialect != FLEX and self.maker.renamed:
+            self.remembered.keeps_names = True
+            raise ReadAgain
+
+    def finish(self) -> FileFacts:
+        """Returns what the file has, when all of it was read."""
+        counts = self.facts.counts
+        self._pairs.finish()
+        counts.dropped += self._pairs.dropped
+        counts.merged["end of a slice"] += self._pairs.merged
+        counts.merged = +counts.merged
+        counts.dropped = +counts.dropped
+        self.facts.ranks = sorted(self._pids)[:MOST_RANKS] if self.facts.dialect == FLEX else []
+        if self.source.is_damaged:
+            self.facts.problems.append("its compressed data are damaged or cut short")
+        return self.facts
+
+    def add(self, read: Read) -> None:
+        """Takes what a piece of the file has.
+
+        Raises:
+            AnswerError: its counts do not add up.
+        """
+        counts = self.facts.counts
+        counts.events += read.events
+        counts.bad_bytes += read.bad_bytes
+        kept = read.events - sum(read.dropped.values())
+        if kept < 0:
+            raise AnswerError
+        if self.remembered.is_own:
+            counts.dropped["own output of the AIU Trace Analyzer"] += read.events
+        else:
+            counts.dropped.update(read.dropped)
+            self._add_rows(read.columns, kept)
+        self.reading.tell(self.source.done)
+
+    def _add_rows(self, columns: Columns, kept: int) -> None:
+        counts = self.facts.counts
+        found = self.maker.tables(columns)
+        self.signs.add(columns, found)
+        counts.cut_texts += columns.cut_texts
+        counts.cut_args += columns.cut_args
+        counts.bad_values += columns.bad_values
+        if "slice" in found:
+            kept -= len(found["slice"])
+            found["slice"] = self._pairs.slices(found["slice"])
+            counts.slices += len(found["slice"])
+            self._add_pids(found["slice"])
+            without = found["slice"].filter(pc.equal(found["slice"]["duration_ns"], 0))
+            counts.zero_durations += len(without)
+            counts.zero_durations_with_cycles += pc.sum(pc.not_equal(without["ts1"], without["ts5"])).as_py() or 0
+        if "counter" in found:
+            events = len(np.unique(columns.counters["event"]))
+            kept -= events
+            counts.counters += events
+            counts.counter_values += len(found["counter"])
+        if "flow" in found:
+            kept -= len(found["flow"])
+            counts.flows += len(found["flow"])
+        if "instant" in found:
+            kept -= len(found["instant"])
+            counts.instants += len(found["instant"])
+            phases = found["instant"]["phase"].value_counts().to_pylist()
+            counts.unknown_phases += sum(each["counts"] for each in phases if each["values"] not in _KNOWN_PHASES)
+        if kept:
+            raise AnswerError
+        for kind, table in found.items():
+            self.reading.add(kind, table)
+
+    def _add_pids(self, slices: pa.Table) -> None:
+        if len(self._pids) < MOST_RANKS:
+            pids = pc.unique(slices.filter(pc.is_valid(slices["ts1"]))["pid"]).slice(0, MOST_RANKS)
+            self._pids.update(pids.to_pylist())

@@ -1,0 +1,121 @@
+"""When, where and what the events of a batch are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.timelines.reading.answer import ABSENT
+from iaprof.timelines.reading.perfetto import wire
+from iaprof.timelines.reading.perfetto.protos import LegacyEvent, TrackEvent
+from iaprof.timelines.reading.perfetto.sequences import State
+from iaprof.timelines.reading.perfetto.trace_state import TraceState
+from iaprof.timelines.reading.perfetto.wire import Fields, Places
+
+NO_EVENT = -1
+_TYPES = {TrackEvent.TYPE_SLICE_BEGIN: "B", TrackEvent.TYPE_SLICE_END: "E", TrackEvent.TYPE_INSTANT: "i",
+          TrackEvent.TYPE_COUNTER: "C"}  # fmt: skip
+_IDS = (LegacyEvent.UNSCOPED_ID, LegacyEvent.LOCAL_ID, LegacyEvent.GLOBAL_ID)
+
+
+@dataclass
+class Events:
+    """The events of a batch that have a time, n of them, in the order of the file."""
+
+    fields: Fields  # of all events, also of those without a time
+    row: Places  # [n], index of each event in `fields`
+    packet: Places  # [n]
+    generation: NDArray[np.int64]  # [n]
+    time: NDArray[np.int64]  # [n], ns
+    phase: NDArray[np.uint8]  # [n], a letter, as in Chrome's format
+    uuid: NDArray[np.uint64]  # [n], of the track
+    pid: NDArray[np.int64]  # [n]
+    tid: NDArray[np.int64]  # [n]
+    legacy: Fields | None = None  # [n] messages
+
+    def places(self) -> NDArray[np.int64]:
+        """Returns for each message in `fields` the event that it is; NO_EVENT for those without a time."""
+        found = np.full(len(self.fields.damaged), NO_EVENT, np.int64)
+        found[self.row] = np.arange(len(self.row))
+        return found
+
+    def ids(self) -> NDArray[np.int64]:
+        """Returns the ids of events, which tell the parts of one operation; ABSENT for those without."""
+        found = np.full(len(self.row), ABSENT, np.int64)
+        if self.legacy is not None:
+            for number in _IDS:
+                has = self.legacy.has(number)[self.row]
+                found[has] = self.legacy.signed(number)[self.row][has]
+        return found
+
+
+@dataclass
+class Finder:
+    """Finds the events of a batch."""
+
+    trace: TraceState
+    data: NDArray[np.uint8]
+    state: State
+    times: NDArray[np.int64]  # of packets
+    has_time: NDArray[np.bool_]  # likewise
+    dropped: Counter[str]  # events that have no time or type
+
+    def events(self, fields: Fields, owner: Places, valid: NDArray[np.bool_]) -> Events:
+        """Finds out when, where and what events are."""
+        state = self.state
+        time, has_time = self.times[owner], self.has_time[owner]
+        time, has_time = self._own_times(fields, owner, valid, time, has_time)
+        legacy_owner, starts, ends = fields.spans(TrackEvent.LEGACY_EVENT)
+        phase = np.zeros(len(owner), np.uint8)
+        types = fields.column(TrackEvent.TYPE)
+        for type_, letter in _TYPES.items():
+            phase[types == type_] = ord(letter)
+        legacy = None
+        if len(legacy_owner):
+            begin, end = np.zeros(len(owner), np.int64), np.zeros(len(owner), np.int64)
+            begin[legacy_owner], end[legacy_owner] = starts, ends
+            legacy = wire.fields(self.data, begin, end)
+            letters = legacy.column(LegacyEvent.PHASE)
+            given = (letters > 32) & (letters < 127) & (phase == 0)
+            phase[given] = letters[given].astype(np.uint8)
+            phase[phase == ord("I")] = ord("i")
+        kept = valid & has_time & (phase > 0)
+        self.dropped["without a time"] += int((valid & ~has_time).sum())
+        self.dropped["without a type"] += int((valid & has_time & (phase == 0)).sum())
+        defaults = np.array([each.track for each in state.all_defaults], np.uint64)
+        uuid = np.where(
+            fields.has(TrackEvent.TRACK_UUID), fields.column(TrackEvent.TRACK_UUID), defaults[state.defaults[owner]]
+        )
+        row = np.flatnonzero(kept)
+        packet = owner[row]
+        uuid = uuid[row]
+        pid, tid = self.trace.places(uuid, state.sequence[packet])
+        if legacy is not None:
+            for number, column in ((LegacyEvent.PID_OVERRIDE, pid), (LegacyEvent.TID_OVERRIDE, tid)):
+                value = legacy.signed(number)[row]
+                column[value > 0] = value[value > 0]
+        return Events(fields, row, packet, state.generation[packet], time[row], phase[row], uuid, pid, tid, legacy)
+
+    def _own_times(
+        self, fields: Fields, owner: Places, valid: NDArray[np.bool_], time: NDArray[np.int64],
+        has_time: NDArray[np.bool_],
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:  # fmt: skip
+        """Takes the times that events have themselves, as in old traces."""
+        clocks = self.trace.clocks
+        for number, is_difference in ((TrackEvent.TIMESTAMP_ABSOLUTE_US, False), (TrackEvent.TIMESTAMP_DELTA_US, True)):
+            rows = np.flatnonzero(fields.has(number) & valid)
+            if not len(rows):
+                continue
+            values = fields.column(number)[rows]
+            sequence = self.state.sequence[owner[rows]]
+            for own in np.unique(sequence).tolist():
+                of_own = np.flatnonzero(sequence == own)
+                at = rows[of_own]
+                if is_difference and not clocks.has_reference(own):
+                    has_time[at] = False
+                    continue
+                time[at], has_time[at] = clocks.event_times(own, owner[at], values[of_own], is_difference)
+        return time, has_time

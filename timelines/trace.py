@@ -1,0 +1,252 @@
+"""A trace as columns: what the stages work on, and the outputs show.
+
+Times and durations are in ns. Times are integers: float64 resolves only 0.2 us at today's time since 1970. Durations
+are float64, as cycles at some MHz are not whole ns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from iaprof.timelines.columns.packed import ABSENT as ABSENT, Repeated, parts
+from iaprof.timelines.columns.table import Columns as Columns
+from iaprof.timelines.grouped import groups
+from iaprof.timelines.messages import Messages
+from iaprof.timelines.texts import NO_TEXT, Texts
+
+MADE_OF_TEXT = 1 << 48
+"""Pids, tids and identifiers from here on stand for texts: the import makes them, see timelines/reading/tables.py."""
+MADE = -1
+"""The row of an event that a stage made."""
+MOST_RANK = 1 << 31
+"""Ranks are less."""
+HOST_PIDS = 1000
+"""What is added to a rank for the pid of its host's events in FLEX files."""
+
+
+class Dialect(StrEnum):
+    """What a file's events mean. Only in FLEX files a pid is a rank."""
+
+    FLEX = "flex"  # of the AIU's runtime
+    TORCH = "torch"  # of PyTorch's profiler
+    TORCH_NPU = "torch_npu"  # of PyTorch's profiler for Ascend NPUs
+    UNITRACE = "unitrace"  # of Intel's tool for GPUs
+    ROCPROF = "rocprof"  # of AMD's tools for GPUs
+    UNKNOWN = "unknown"
+
+
+def dialect_of(name: object) -> Dialect:
+    """Returns the dialect that an untrusted header names; FLEX if there is no such."""
+    return Dialect(name) if isinstance(name, str) and name in set(Dialect) else Dialect.FLEX
+
+
+@dataclass(frozen=True)
+class TraceFile:
+    """One of the files that a trace was imported from: a job."""
+
+    name: str  # without its folder
+    dialect: Dialect
+    rank: int  # of TORCH files; 0 if the file does not say
+    devices: tuple[Mapping[str, Any], ...] = ()  # deviceProperties
+    members: Mapping[str, Any] = field(default_factory=dict)  # other members of the file, beside the events
+    is_output: bool = False  # iaprof wrote its events, see own_output.py
+
+
+@dataclass
+class Slices(Columns):
+    """What takes time: events of phase X, in n rows. Texts are codes of Trace.texts."""
+
+    file: NDArray[np.int32]  # index into Trace.files
+    pid: NDArray[np.int64]
+    tid: NDArray[np.int64]
+    name: NDArray[np.int32]
+    category: NDArray[np.int32]
+    start: NDArray[np.int64]  # ns
+    duration: NDArray[np.float64]  # ns
+    counters: NDArray[np.int64]  # [n, 5]: TS1 to TS5, cycles; ABSENT
+    power: NDArray[np.int64]  # the charge counter; ABSENT
+    bytes: NDArray[np.int64]  # ABSENT
+    bandwidth: NDArray[np.float64]  # GB/s, as a copy says; NaN
+    correlation: NDArray[np.int64]  # ABSENT
+    device: NDArray[np.int64]  # ABSENT
+    group: NDArray[np.int32]  # args.CollGroup
+    type: NDArray[np.int32]  # args.Type of a collective's event
+    peers: NDArray[np.int32]  # args.Peer or args.Peers
+    row: NDArray[np.int64]  # number of its `slice` row in the capture; MADE
+    extra: dict[str, NDArray[Any]] = field(default_factory=dict)
+    """Further members of args, by name: numbers, bool, or codes of texts as int32."""
+
+    @property
+    def end(self) -> NDArray[np.float64]:
+        """When they end, in ns; float64, so for differences of close times use start and duration."""
+        return self.start + self.duration
+
+    @property
+    def has_counters(self) -> NDArray[np.bool_]:
+        """Whether a slice has TS1, which makes it a device's in FLEX files."""
+        return np.asarray(self.counter(0) != ABSENT, bool)
+
+    def counter(self, number: int) -> NDArray[np.int64]:
+        """Returns one of the counters, from 0 for TS1 on: what takes less memory than all five of them."""
+        counters = self.column("counters")
+        return counters.column(number) if isinstance(counters, Repeated) else self.counters[:, number]
+
+    def counters_by(self, indexes: NDArray[np.int8]) -> NDArray[np.int64]:
+        """Returns one counter of each slice, by its index: int64[n]."""
+        counters = self.column("counters")
+        if isinstance(counters, Repeated):
+            distinct, found = counters.distinct(), np.empty(len(self), np.int64)
+            for part in parts(len(self)):
+                found[part] = distinct[counters.codes[part], indexes[part]]
+            return found
+        return np.asarray(self.counters[np.arange(len(self)), indexes])
+
+    def shared_counters(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """Returns the distinct counters of some slices, as several slices of an operation have the same.
+
+        Returns:
+            int64[rows], the number of each row's counters, and int64[m], rows that have them; None if m is not small.
+        """
+        counters = self.column("counters")
+        if not isinstance(counters, Repeated):
+            return None
+        number, first = groups(counters.codes[rows].astype(np.int64))
+        return (number, rows[first]) if 2 * len(first) <= len(rows) else None
+
+    def distinct_counters(self) -> tuple[NDArray[np.int64], NDArray[Any] | None]:
+        """Returns counters that slices have, int64[m, 5], and the row of each slice's; None if each has its own row."""
+        counters = self.column("counters")
+        if isinstance(counters, Repeated):
+            return counters.distinct(), counters.codes
+        return self.counters, None
+
+    def set_distinct_counters(self, counters: NDArray[np.int64]) -> None:
+        """Replaces what `distinct_counters` returned."""
+        stored = self.column("counters")
+        self.counters = stored.with_table(counters) if isinstance(stored, Repeated) else counters  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, count: int, **columns: NDArray[Any]) -> Slices:
+        """Returns rows with these columns; all others are absent, or 0, and `row` is MADE."""
+        made: dict[str, NDArray[Any]] = {}
+        for name in ("file", "name", "category", "group", "type", "peers"):
+            made[name] = np.full(count, 0 if name == "file" else NO_TEXT, np.int32)
+        for name in ("pid", "tid", "start"):
+            made[name] = np.zeros(count, np.int64)
+        for name in ("power", "bytes", "correlation", "device"):
+            made[name] = np.full(count, ABSENT, np.int64)
+        made |= {
+            "duration": np.zeros(count), "bandwidth": np.full(count, np.nan),
+            "counters": np.full((count, 5), ABSENT, np.int64), "row": np.full(count, MADE, np.int64),
+        }  # fmt: skip
+        made.update(columns)
+        return cls(**made)  # type: ignore[arg-type]  # `extra` has its default
+
+
+@dataclass
+class Points(Columns):
+    """Values of counters, events of phase C."""
+
+    file: NDArray[np.int32]
+    pid: NDArray[np.int64]
+    tid: NDArray[np.int64]
+    name: NDArray[np.int32]  # the track
+    category: NDArray[np.int32]
+    series: NDArray[np.int32]  # the member of args, such as Watts
+    time: NDArray[np.int64]  # ns
+    value: NDArray[np.float64]
+    row: NDArray[np.int64]  # number of its `counter` row in the capture; MADE
+    extra: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Marks(Columns):
+    """Events without a duration: flows, instants, metadata, and the ends of asynchronous events."""
+
+    file: NDArray[np.int32]
+    pid: NDArray[np.int64]
+    tid: NDArray[np.int64]
+    phase: NDArray[np.int32]  # code of its letter: s t f i b e n M
+    name: NDArray[np.int32]
+    category: NDArray[np.int32]
+    id: NDArray[np.int64]  # of flows and asynchronous events; ABSENT
+    time: NDArray[np.int64]  # ns
+    row: NDArray[np.int64]  # number of its row in the capture; MADE
+    extra: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Power:
+    """Mean power between samples of charge, in n intervals: by pid and time."""
+
+    file: NDArray[np.int32]
+    pid: NDArray[np.int64]
+    start: NDArray[np.int64]  # ns
+    end: NDArray[np.int64]  # ns
+    watts: NDArray[np.float64]  # NaN where it cannot be true
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+
+@dataclass
+class Trace:
+    """A trace with all its events, and what stages found out about it."""
+
+    files: list[TraceFile]
+    texts: Texts
+    slices: Slices
+    points: Points
+    flows: Marks
+    instants: Marks
+    messages: Messages = field(default_factory=Messages)
+    dropped: Counter[str] = field(default_factory=Counter)  # events that stages removed, by reason
+    merged: Counter[str] = field(default_factory=Counter)  # events that became part of another one, by reason
+    made: Counter[str] = field(default_factory=Counter)  # events that stages made, by what they are
+    tables: dict[str, pa.Table] = field(default_factory=dict)  # by name, such as "summary"
+    power: Power | None = None  # by the counter TS4, once a stage asked for it
+    slices_without_time: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    """Rows of the capture, see placeholders.py."""
+    points_without_time: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def is_torch(self, columns: Slices | Points | Marks) -> NDArray[np.bool_]:
+        """Tells whether events are of PyTorch's or other profilers' files, not of FLEX ones."""
+        files = self.torch_files if self.files else np.zeros(1, bool)
+        return np.asarray(files[columns.file], bool)
+
+    @property
+    def torch_files(self) -> NDArray[np.bool_]:
+        """Tells which files are PyTorch's or other profilers', not FLEX: bool[files]."""
+        return np.array([file.dialect is not Dialect.FLEX for file in self.files], bool)
+
+    @property
+    def is_output(self) -> bool:
+        """Whether iaprof wrote the trace: stages do not change its events."""
+        return any(file.is_output for file in self.files)
+
+    @property
+    def job_names(self) -> list[str]:
+        """The names of the files, `args.jobname`; those of several files have the file's number behind them."""
+        names = Counter(file.name for file in self.files)
+        return [
+            f"{file.name}({number})" if names[file.name] > 1 else file.name for number, file in enumerate(self.files)
+        ]
+
+    def keep(self, mask: NDArray[np.bool_], reason: str) -> None:
+        """Drops the slices that are not in the mask, and counts them."""
+        if count := int(len(mask) - mask.sum()):
+            self.dropped[reason] += count
+            self.slices.keep(mask)
+
+    def pack(self) -> None:
+        """Packs what stages have set."""
+        for columns in (self.slices, self.points, self.flows, self.instants):
+            columns.pack()
