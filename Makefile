@@ -1,6 +1,6 @@
 # Everything but help, clean and test-distributions starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup lock wheel demo pictures bytecode test test-thorough test-repeat test-driver test-programs test-kernels test-image test-distributions lint format bench soak fuzz clean distclean
+.PHONY: help setup lock wheel demo pictures bytecode check test test-thorough test-repeat test-driver test-programs test-kernels test-image test-distributions lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -28,6 +28,9 @@ pictures: demo ## make the pictures of the docs anew
 bytecode: setup ## compile the BPF programs, after their C files changed
 	@scripts/debian-bcc bookworm >/dev/null
 	@$(SUDO) env XDG_CACHE_HOME="$${XDG_CACHE_HOME:-$$HOME/.cache}" $(IN)/python -B scripts/bytecode.py
+
+check: setup ## run the linters, and the unit tests that belong to FILES="cli/verbs/top.py ..."
+	@scripts/check $(FILES)
 
 test: setup ## run the tests, those that need root and BPF included, but for those of the next targets
 	@$(EVERY_BCC)
