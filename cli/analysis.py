@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from iaprof.basics.clean import clean
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.unmatched import check_has_rows, filters_of, names_of_profile, names_of_samples, nothing_matches
-from iaprof.formats.profile import StackOptions, clean
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.writer import Needs, Writer
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.quantities import counted, in_utc, percent
 from iaprof.cli.analysis import show_progress, symbol_options
@@ -16,7 +17,6 @@ from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.facts import matched_text, say_problems
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.unmatched import filters_of, nothing_matches
-from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
     from iaprof.formats.export import About

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.quantities import counted, percent
 from iaprof.cli.fleet import FleetReport, ask_fleet, say_fleet
@@ -16,7 +17,7 @@ from iaprof.cli.terminal.entry_names import entry_titles, key_fields
 from iaprof.cli.terminal.ranking_tables import print_table, ranking_dict
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import Column, Table, terminal_width
-from iaprof.formats.profile import UNKNOWN_KERNEL, clean
+from iaprof.formats.profile import UNKNOWN_KERNEL
 
 if TYPE_CHECKING:
     from iaprof.report.fleet.partial import Partial

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import iaprof
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.options.commands import Verb, Verbs
 from iaprof.cli.options.memory_limit import out_of_memory, with_limits, with_memory_limit
@@ -32,7 +33,6 @@ from iaprof.cli.verbs import (
     timeline,
     top,
 )
-from iaprof.formats.profile import clean
 
 _NAME = "iaprof"
 app = typer.Typer(

@@ -10,8 +10,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.profile import clean
 from iaprof.formats.urls import is_url, shown, without_credentials
 
 EXTRA = "pip install 'iaprof[fleet]'"

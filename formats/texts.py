@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from iaprof.formats.profile import INVISIBLE, clean, is_visible
+from iaprof.basics.clean import INVISIBLE, clean, is_visible
 
 if TYPE_CHECKING:
     import pyarrow as pa

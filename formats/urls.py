@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit, urlunsplit
 
-from iaprof.formats.profile import clean
+from iaprof.basics.clean import clean
 
 _URL = re.compile(r"\b[a-z][a-z0-9+.-]*:/+[^\s'\"<>]+", re.IGNORECASE)
 _PASSWORD = re.compile(r"^(?!\[)[^@]*:(?!\d*\W*$)")

@@ -12,8 +12,8 @@ import select
 import stat
 from collections.abc import Iterator
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import UsageError
-from iaprof.formats.profile import clean
 
 COMMANDS = ("enable", "disable", "snapshot", "stop", "ping")
 MAX_BYTES = 4096  # of a command without its newline

@@ -8,11 +8,11 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
+from iaprof.basics.clean import clean
 from iaprof.basics.quantities import and_more, counted, in_time_units, in_utc, or_dash, percent
 from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import About
-from iaprof.formats.profile import clean
 from iaprof.report.facts import Facts
 from iaprof.report.gpu.source_files import NO_SOURCES, SourceFiles
 from iaprof.report.inventory import Inventory, Loss, Part, Stream, inventory

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from iaprof.basics.clean import clean
 from iaprof.basics.quantities import in_time
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.merged import merged_members
@@ -29,7 +30,6 @@ from iaprof.formats.header.unprobed import MEMBER as UNPROBED, sentence as unpro
 from iaprof.formats.header.unrecorded_copies import sentence as unrecorded_copies
 from iaprof.formats.header.waits import WaitTotals
 from iaprof.formats.header.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
-from iaprof.formats.profile import clean
 from iaprof.gpu import vendors
 from iaprof.report.join.executions import count_launches, describe_unknown_executions
 

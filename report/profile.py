@@ -31,8 +31,8 @@ from iaprof.report.join.operators import read_operators
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.seen import Seen
 from iaprof.report.join.selection import Selection, begun_ns
+from iaprof.report.join.shares import Joined
 from iaprof.report.join.streams import reasons_of, streams
-from iaprof.report.join.sums.shares import Joined
 from iaprof.symbols.cpu_frames import CpuFrames, FrameOptions
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.names import Symbolizer

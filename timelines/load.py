@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.basics.freed_memory import keep_freed_blocks, return_free_memory, return_large_blocks_when_freed
 from iaprof.formats.capture.dictionaries import combined
 from iaprof.formats.capture.limits import RANKS
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.profile import clean
 from iaprof.timelines.arguments import Arguments
 from iaprof.timelines.columns.packed import Column, joined, pack, unpacked
 from iaprof.timelines.columns.table import Extra

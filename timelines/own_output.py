@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.profile import clean
 from iaprof.timelines.arguments import Arguments, members_of
 from iaprof.timelines.stages.collectives.bandwidth import OF_ALL, OF_CALLS, OF_SUMS
 from iaprof.timelines.texts import NO_TEXT

@@ -13,8 +13,8 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, SelectionList, Static
 from textual.widgets.selection_list import Selection
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import UsageError
-from iaprof.formats.profile import clean
 
 _FRAME = """
     align: center middle;

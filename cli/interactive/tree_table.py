@@ -14,10 +14,10 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from iaprof.basics.clean import clean
 from iaprof.cli.interactive.columns import Column, columns
 from iaprof.cli.interactive.contents import Contents
 from iaprof.cli.terminal.table import shortened
-from iaprof.formats.profile import clean
 from iaprof.report.views.browsing.tree import Line, Node, Tree
 
 OPEN, CLOSED, LEAF = "▾ ", "▸ ", "  "

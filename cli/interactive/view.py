@@ -17,6 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import Screen
 from textual.widgets import Footer, Static
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import UsageError
 from iaprof.basics.quantities import percent
 from iaprof.cli.interactive.contents import SAMPLES, Contents
@@ -25,7 +26,7 @@ from iaprof.cli.interactive.keys import keys_for
 from iaprof.cli.interactive.text_screen import TextScreen
 from iaprof.cli.interactive.tree_table import TreeTable
 from iaprof.cli.terminal.table import shortened
-from iaprof.formats.profile import Profile, clean, samples_text
+from iaprof.formats.profile import Profile, samples_text
 from iaprof.report.join.selection import TimeRange
 from iaprof.report.views.browsing.levels import GROUPINGS
 from iaprof.report.views.browsing.searching import next_match

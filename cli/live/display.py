@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 
+from iaprof.basics.clean import clean
 from iaprof.basics.quantities import in_bytes
 from iaprof.cli.interactive.text_screen import TextScreen
 from iaprof.cli.interactive.view import View
 from iaprof.cli.live.state import LiveState
 from iaprof.cli.terminal.summary import say
-from iaprof.formats.profile import clean
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.sandbox.privileges import give_up_privileges
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import sudo_user
 from iaprof.cli.terminal.summary import say, say_end
-from iaprof.formats.profile import clean
 from iaprof.record.options import Options
 from iaprof.record.session import Callbacks, Session, Status
 from iaprof.record.signals import StopSignals

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from iaprof.formats.profile import clean
+from iaprof.basics.clean import clean
 
 if TYPE_CHECKING:
     from iaprof.report.views.ranking import Key

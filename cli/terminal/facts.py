@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from iaprof.basics.clean import clean
 from iaprof.basics.quantities import percent
 from iaprof.cli.terminal.summary import losses, say
 from iaprof.formats.header.python_counts import NOUNS as PYTHON_NOUNS, recorded as recorded_python
 from iaprof.formats.header.whole_stacks import NOUNS, recorded
-from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
     from iaprof.report.facts import Facts

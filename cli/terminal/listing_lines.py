@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
 
+from iaprof.basics.clean import clean
 from iaprof.cli.terminal.entry_names import short_python
 from iaprof.cli.terminal.table import HEADING, WARM, WEAK, shortened
-from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
     from iaprof.gpu.instructions import Wait

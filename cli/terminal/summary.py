@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from iaprof.basics.clean import clean
 from iaprof.basics.quantities import in_bytes
 from iaprof.formats.header.no_launches import MEMBER, sentence as no_launches
 from iaprof.formats.header.python_counts import sentences as python_sentences
 from iaprof.formats.header.unprobed import MEMBER as UNPROBED, sentence as unprobed
 from iaprof.formats.header.whole_stacks import NOUNS, recorded
-from iaprof.formats.profile import clean
 
 MOST_LOSSES = 20  # listed
 

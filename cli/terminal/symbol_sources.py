@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from iaprof.formats.profile import clean
+from iaprof.basics.clean import clean
 
 if TYPE_CHECKING:
     from iaprof.report.facts import CpuModule

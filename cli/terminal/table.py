@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from iaprof.formats.profile import clean
+from iaprof.basics.clean import clean
 
 HEADING, STRONG, WEAK, WARM, COLD = "1", "1", "2", "31", "34"
 """Styles: parameters of the terminal's SGR sequence (ECMA-48, 8.3.117)."""

@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from iaprof.formats.profile import clean
+from iaprof.basics.clean import clean
 
 if TYPE_CHECKING:
     from iaprof.timelines.trace import Trace

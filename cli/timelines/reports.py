@@ -11,11 +11,12 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.quantities import counted
 from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 from iaprof.cli.terminal.summary import say
-from iaprof.formats.profile import StackOptions, clean
+from iaprof.formats.profile import StackOptions
 
 if TYPE_CHECKING:
     from iaprof.cli.terminal.answers import Answers

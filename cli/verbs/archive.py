@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import UsageError
 from iaprof.basics.files import check_output
 from iaprof.basics.quantities import in_bytes
@@ -16,7 +17,6 @@ from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.symbol_options import Kallsyms, SymbolDirs, Symfs
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.summary import say
-from iaprof.formats.profile import clean
 
 EXAMPLES = """\b
 Examples:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iaprof.basics.clean import clean
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.formats.header.slow_launches import slow_launches
 from iaprof.formats.header.unrecorded_copies import CLAUSE
-from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
     from iaprof.bpf.driver_layout import Field, Layout

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError
 from iaprof.cli.terminal.stdout import utf8_stdout
-from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
     from iaprof.record.sources.xe import Device

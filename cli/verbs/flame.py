@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
 from iaprof.cli.options.memory_limit import Large, MemoryLimit, apply_limit, memory_bytes
@@ -16,7 +17,6 @@ from iaprof.cli.terminal.summary import say
 from iaprof.cli.verbs.record import record
 from iaprof.cli.verbs.report import report
 from iaprof.formats.capture.limits import allow_large
-from iaprof.formats.profile import clean
 from iaprof.sandbox.memory import default_limit, use_malloc
 
 EXAMPLES = """\b

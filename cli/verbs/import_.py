@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output, replace_file
 from iaprof.basics.quantities import counted, in_bytes
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
-from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
     from iaprof.formats.imports.iaprof_lines import Facts

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import UsageError
 from iaprof.basics.files import check_output
 from iaprof.basics.quantities import in_bytes
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.summary import losses, say
 from iaprof.cli.verbs.info import info
-from iaprof.formats.profile import clean
 
 EXAMPLES = """\b
 Examples:

@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import UsageError
 from iaprof.cli.analysis import open_report
 from iaprof.cli.options.captures import FirstCapture, capture_and
@@ -23,7 +24,6 @@ from iaprof.cli.terminal.answers import FORMATS, TABLE, Answers, Force, Output
 from iaprof.cli.terminal.stdout import open_output
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import WEAK, Column, Table, coloured, terminal_width
-from iaprof.formats.profile import clean
 from iaprof.formats.texts import csv_text
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
 from iaprof.cli.options.choices import checked_choice, one_of
@@ -18,7 +19,6 @@ from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.summary import end_line, launch_warnings, say, say_end
 from iaprof.formats.header.labels import parse_labels
-from iaprof.formats.profile import clean
 
 if TYPE_CHECKING:
     from iaprof.record.options import Options

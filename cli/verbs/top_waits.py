@@ -7,13 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iaprof.basics.clean import clean
 from iaprof.cli.analysis import symbol_options
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.entry_names import BETWEEN_FRAMES, short_python
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
 from iaprof.cli.unmatched import check_has_rows, filters_of, names_of_samples, nothing_matches
-from iaprof.formats.profile import UNKNOWN_PROCESS, clean
+from iaprof.formats.profile import UNKNOWN_PROCESS
 
 if TYPE_CHECKING:
     import numpy as np

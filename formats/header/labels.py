@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import UsageError
-from iaprof.formats.profile import clean
 
 MEMBER = "labels"
 """The header member: an object of names and values."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from iaprof.formats.profile import clean
+from iaprof.basics.clean import clean
 
 if TYPE_CHECKING:
     from iaprof.formats.capture.reader import CaptureReader

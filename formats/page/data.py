@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.formats.estimates import EXPLANATION, divided_text
 from iaprof.formats.export import Export
 from iaprof.formats.guesses import NOTE, SUFFIX, is_guess
 from iaprof.formats.page.kernels import kernels_of_rows
-from iaprof.formats.profile import CodeKind, Profile, StackOptions, clean
+from iaprof.formats.profile import CodeKind, Profile, StackOptions
 from iaprof.formats.stacks.divided import divided_nodes
 from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree

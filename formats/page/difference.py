@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import IO, Any
 
+from iaprof.basics.clean import clean
 from iaprof.formats.export import Export
 from iaprof.formats.page.data import packed, payload
 from iaprof.formats.page.html import BASE, STACKS, Parts, write_page
-from iaprof.formats.profile import Profile, StackOptions, clean
+from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.writers.difffolded import COMPONENTS
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from iaprof.basics.clean import clean
 from iaprof.formats.host_times import HostTimes
-from iaprof.formats.profile import clean
 
 _MOST_ROWS = 250
 _LONGEST = 80  # characters of a name

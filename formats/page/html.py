@@ -15,8 +15,9 @@ from importlib import resources
 from string import Template
 from typing import IO
 
+from iaprof.basics.clean import clean
 from iaprof.formats.export import Export
-from iaprof.formats.profile import CodeKind, StackOptions, clean
+from iaprof.formats.profile import CodeKind, StackOptions
 from iaprof.formats.writers.writer import Needs, Writer
 
 BASE = ("model.js", "about.js", "words.js", "theme.js", "paper.js")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.profile import UNKNOWN_KERNEL, Profile, clean, kernel_name
+from iaprof.basics.clean import clean
+from iaprof.formats.profile import UNKNOWN_KERNEL, Profile, kernel_name
 
 _LONGEST = 2_000  # characters
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from iaprof.basics.clean import clean
 from iaprof.formats.export import OperatorSlices
-from iaprof.formats.profile import clean
 
 _MOST_THREADS = 4
 _MOST_SLICES = 3_000  # of a thread: three for each unit of the drawing's width

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.formats.energy import NJ_PER_J
 from iaprof.formats.export import About, Export, Launches, Series
 from iaprof.formats.page.hosts import host_map
 from iaprof.formats.page.kernels import kernels_of_rows, shown_name
 from iaprof.formats.page.operators import operators
-from iaprof.formats.profile import Profile, clean
+from iaprof.formats.profile import Profile
 from iaprof.formats.writers.timeline import unit
 
 _MOST_KERNELS = 500  # rows of the table

@@ -14,8 +14,9 @@ from xml.sax.saxutils import escape
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.formats.guesses import shortened
-from iaprof.formats.profile import CodeKind, clean
+from iaprof.formats.profile import CodeKind
 from iaprof.formats.stacks.divided import divided_nodes
 from iaprof.formats.stacks.frames import Frame
 from iaprof.formats.stacks.trees import Tree

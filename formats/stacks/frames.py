@@ -7,18 +7,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from iaprof.basics.clean import clean
 from iaprof.formats.guesses import unmarked
-from iaprof.formats.profile import (
-    Code,
-    CodeKind,
-    Kernel,
-    Launch,
-    Origin,
-    StackOptions,
-    clean,
-    kernel_name,
-    reason_name,
-)
+from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin, StackOptions, kernel_name, reason_name
 
 CPU_GPU_SEPARATOR = "-"
 CPU_COMPONENTS = ("host", "process", "pid", "operator", "cpu")

@@ -9,8 +9,9 @@ import json
 from collections.abc import Hashable, Iterator
 from typing import IO, Any
 
+from iaprof.basics.clean import clean
 from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Thread
-from iaprof.formats.profile import StackOptions, clean
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.stacks.frames import StackTexts
 from iaprof.formats.writers.writer import Needs, Writer
 

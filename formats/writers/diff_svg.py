@@ -11,8 +11,9 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.formats.export import About
-from iaprof.formats.profile import Profile, StackOptions, clean
+from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.stacks.flame_layout import Box, FlameLayout, frame_key, lay_out
 from iaprof.formats.stacks.trees import stall_tree
 from iaprof.formats.writers.flame_svg import dark, draw, rules_of

@@ -20,9 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof import __version__
+from iaprof.basics.clean import clean
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.profile import CodeKind, Profile, StackOptions, clean, reason_name
+from iaprof.formats.profile import CodeKind, Profile, StackOptions, reason_name
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.stacks.viewer_tree import stalls_by_time, viewer_tree, without_components, without_offsets

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from iaprof.basics.clean import clean
 from iaprof.formats.export import Executions, Export, Launches, Series
-from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, StackOptions, clean
+from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, StackOptions
 from iaprof.formats.stacks.frames import StackTexts
 from iaprof.formats.writers.timeline import run_name, unit
 

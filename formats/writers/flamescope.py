@@ -16,9 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.formats.export import Export
 from iaprof.formats.guesses import SUFFIX, is_guess, unmarked
-from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, StackOptions, clean
+from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, StackOptions
 from iaprof.formats.ranges import ranges
 from iaprof.formats.stacks.frames import Frame, clean_frame
 from iaprof.formats.stacks.trees import Tree

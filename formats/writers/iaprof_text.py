@@ -12,19 +12,10 @@ from typing import IO, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import Export
-from iaprof.formats.profile import (
-    UNKNOWN_PROCESS,
-    Code,
-    Gauges,
-    Kernel,
-    Launch,
-    Profile,
-    StackOptions,
-    clean,
-    kernel_name,
-)
+from iaprof.formats.profile import UNKNOWN_PROCESS, Code, Gauges, Kernel, Launch, Profile, StackOptions, kernel_name
 from iaprof.formats.stacks.frames import StackTexts
 from iaprof.formats.writers.writer import Writer
 

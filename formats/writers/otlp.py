@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof import __version__
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import UsageError
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.profile import Profile, StackOptions, clean
+from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.writers.pprof import GPU, LATEST_S, LabelledStacks, innermost_first, labelled_stacks

@@ -13,9 +13,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
+from iaprof.basics.clean import clean
 from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Thread
 from iaprof.formats.perfetto.packets import EVENT_NAMES, MOST_PID, TEXTS, PacketWriter, flows
-from iaprof.formats.profile import StackOptions, clean
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.stacks.frames import StackTexts
 from iaprof.formats.writers.timeline import (
     Intervals,

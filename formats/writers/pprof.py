@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof import __version__
+from iaprof.basics.clean import clean
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import About, CpuSamples, Export
 from iaprof.formats.pprof_proto import new_profile
-from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, StackOptions, clean, reason_name
+from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, StackOptions, reason_name
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
 from iaprof.formats.stacks.stack_columns import interval_frames
 from iaprof.formats.stacks.trees import Tree

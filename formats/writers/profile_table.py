@@ -9,9 +9,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.formats.energy import NJ_PER_J
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions, clean, kernel_name
+from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions, kernel_name
 from iaprof.formats.stacks.frames import StackTexts
 
 _dictionary = pa.dictionary(pa.int32(), pa.string())

@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof import __version__
+from iaprof.basics.clean import clean
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import CpuSamples, Export
-from iaprof.formats.profile import Profile, StackOptions, clean
+from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.stacks.frames import clean_frame
 from iaprof.formats.stacks.trees import Tree
 from iaprof.formats.stacks.viewer_tree import ancestor_paths, viewer_tree, without_offsets

@@ -9,8 +9,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Track
-from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, clean, reason_name
+from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, reason_name
 
 _READ_S = 0.01  # a launch may follow the begin of the read in which its first samples come
 _SHORTEST_S = 1e-6  # makes single launches visible; runs in a row are farther apart than this

@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from iaprof.basics.clean import clean
 from iaprof.basics.elf import PF_EXECUTE
 from iaprof.bpf.driver_layout import MAX_ENTRIES
 from iaprof.bpf.probes.library_file import LibraryFile
-from iaprof.formats.profile import clean
 from iaprof.record.calibrate.calls import CALL, CALL_BYTES, JUMP, calls_in
 from iaprof.record.calibrate.entry import LENGTH, probe_offset
 from iaprof.record.calibrate.search import Candidate, Path, nearest

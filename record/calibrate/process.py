@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import IO, Any
 
-from iaprof.formats.profile import clean
+from iaprof.basics.clean import clean
 from iaprof.record.calibrate.answer import MAX_PROBLEM, Problem
 from iaprof.record.calibrate.opencl_driver import GPUS
 from iaprof.sandbox.worker import Worker

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import mode_of_report
-from iaprof.formats.profile import clean
 from iaprof.report.fleet.cache import Cache, CacheError
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.partial import Partial, Sum, nothing

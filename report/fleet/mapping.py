@@ -12,12 +12,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.dictionaries import rows_equal
 from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.pods import pod as pod_of
-from iaprof.formats.profile import Code, Launch, Origin, Profile, clean
+from iaprof.formats.profile import Code, Launch, Origin, Profile
 from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.facts import Report
 from iaprof.report.fleet.modules import RememberedModules

@@ -22,14 +22,14 @@ from iaprof.gpu.vendors import REASONS
 from iaprof.report.join.addresses import Addresses
 from iaprof.report.join.candidates import Candidates, Rule, Shares, TooManyAtOnce
 from iaprof.report.join.cells import Cells
+from iaprof.report.join.counting import dense_pairs, flatten_words, sum_by_address
+from iaprof.report.join.crowds import MOST_CANDIDATES, drawn
 from iaprof.report.join.joules import EnergyOfReads, joules_of_rows
 from iaprof.report.join.placements import ADDRESS_MASK, Placed, Site
 from iaprof.report.join.seen import Seen
+from iaprof.report.join.shares import JoinedShares, merge_shares
 from iaprof.report.join.streams import Stream
-from iaprof.report.join.sums.counting import dense_pairs, flatten_words, sum_by_address
-from iaprof.report.join.sums.crowds import MOST_CANDIDATES, drawn
-from iaprof.report.join.sums.shares import JoinedShares, merge_shares
-from iaprof.report.join.sums.tally import CellAddresses, Tally
+from iaprof.report.join.tally import CellAddresses, Tally
 
 MAX_INTERVALS = 1 << 20
 _COMPACT_ROWS = 1 << 19

@@ -29,8 +29,8 @@ from iaprof.report.join.candidates import Rule
 from iaprof.report.join.joules import EnergyOfReads
 from iaprof.report.join.placements import Placed, Site
 from iaprof.report.join.seen import Seen
+from iaprof.report.join.shares import Joined, JoinedShares, merge_shares, to_whole_counts
 from iaprof.report.join.streams import reasons_of, streams
-from iaprof.report.join.sums.shares import Joined, JoinedShares, merge_shares, to_whole_counts
 from iaprof.sandbox.memory import MALLOC_ENVIRONMENT, limit, limit_memory
 from iaprof.sandbox.worker import Worker
 

@@ -13,8 +13,8 @@ from iaprof.report.gpu.module import NO_BINARY, NO_DECODER, NO_INSTRUCTION, GpuK
 from iaprof.report.join.candidates import AMBIGUOUS
 from iaprof.report.join.kernels import KernelNames, SampledKernels
 from iaprof.report.join.placements import Placed, Placement, Site
+from iaprof.report.join.shares import Joined
 from iaprof.report.join.streams import Stream, reasons_of
-from iaprof.report.join.sums.shares import Joined
 from iaprof.symbols.cpu_frames import CpuFrames
 
 NO_INSTRUCTIONS = (NO_BINARY, NO_DECODER, NO_INSTRUCTION, UNDECODABLE)

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.formats.capture.metrics import CPU_USE
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import Series
-from iaprof.formats.profile import clean
 from iaprof.report.join.streams import streams
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions

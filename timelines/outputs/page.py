@@ -13,10 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from iaprof.basics.clean import clean
 from iaprof.formats.page.data import packed, planes, short_texts
 from iaprof.formats.page.html import TIME_LINES, write_page
 from iaprof.formats.page.panels import about_data
-from iaprof.formats.profile import StackOptions, clean
+from iaprof.formats.profile import StackOptions
 from iaprof.timelines.grouped import Groups
 from iaprof.timelines.messages import Level
 from iaprof.timelines.outputs.formats import TimeLine

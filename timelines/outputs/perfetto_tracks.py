@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.formats.perfetto.packets import PacketWriter
-from iaprof.formats.profile import clean
 from iaprof.formats.texts import clean_texts
 from iaprof.timelines.arguments import Arguments, members_of
 from iaprof.timelines.dialects import Kind, find

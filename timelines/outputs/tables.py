@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from rich.cells import cell_len
 
-from iaprof.formats.profile import StackOptions, clean
+from iaprof.basics.clean import clean
+from iaprof.formats.profile import StackOptions
 from iaprof.formats.texts import csv_texts
 from iaprof.formats.writers import table_csv, table_parquet
 from iaprof.timelines.outputs.formats import TimeLine

@@ -10,8 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.basics.clean import clean
 from iaprof.formats.export import CpuSamples
-from iaprof.formats.profile import CodeKind, Launch, Origin, clean
+from iaprof.formats.profile import CodeKind, Launch, Origin
 from iaprof.timelines.grouped import Groups
 from iaprof.timelines.intervals import FARTHEST
 from iaprof.timelines.texts import NO_TEXT

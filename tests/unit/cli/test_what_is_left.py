@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.formats.profile import clean
+from iaprof.basics.clean import clean
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.timelines.clock_examples import E1

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.basics.clean import clean
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.file_names import as_text, possible_names
-from iaprof.formats.profile import clean
 
 
 @pytest.mark.parametrize(

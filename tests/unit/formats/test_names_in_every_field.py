@@ -22,11 +22,11 @@ from hypothesis import given, strategies as st
 from opentelemetry.proto.profiles.v1development.profiles_pb2 import ProfilesData
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
+from iaprof.basics.clean import INVISIBLE, clean
 from iaprof.cli.verbs.top import ALL
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, ROW_KINDS
 from iaprof.formats.pprof_proto import new_profile
-from iaprof.formats.profile import INVISIBLE, clean
 from iaprof.formats.texts import clean_texts, csv_text, csv_texts, escaped_json
 from iaprof.formats.writers.registry import FORMATS
 from iaprof.timelines.outputs.formats import FORMATS as TRACE_FORMATS

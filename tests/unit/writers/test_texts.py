@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.basics.clean import clean
 from iaprof.formats.export import Export
-from iaprof.formats.profile import Code, Kernel, Launch, StackOptions, clean
+from iaprof.formats.profile import Code, Kernel, Launch, StackOptions
 from iaprof.formats.writers.folded import Folded
 from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.gpu.intel.reasons import REASONS

@@ -16,7 +16,7 @@ from iaprof.report.gpu.module import GpuKernel, GpuModule
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import Compilation, place_kernels
-from iaprof.report.join.sums.shares import JoinedShares, to_whole_counts
+from iaprof.report.join.shares import JoinedShares, to_whole_counts
 from unit.capturing import HEADER, capture, launch, record, stall
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.report.join.crowds import MOST_CANDIDATES, drawn
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
-from iaprof.report.join.sums.crowds import MOST_CANDIDATES, drawn
-from iaprof.report.join.sums.shares import Joined
+from iaprof.report.join.shares import Joined
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.slow_captures import kernels_over_each_other, processes_at_one_address, stacks_of_one_kernel

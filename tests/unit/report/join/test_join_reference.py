@@ -24,8 +24,8 @@ from iaprof.report.gpu.module import GpuKernel, GpuModule
 from iaprof.report.join.attribution import Attribution, RowFilter
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.join.placements import Compilation, Placed, place_kernels
+from iaprof.report.join.shares import Joined, JoinedShares, merge_shares, to_whole_counts
 from iaprof.report.join.streams import Stream
-from iaprof.report.join.sums.shares import Joined, JoinedShares, merge_shares, to_whole_counts
 from thorough import usually
 from unit.capturing import launch
 

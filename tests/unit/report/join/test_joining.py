@@ -34,7 +34,7 @@ from iaprof.report.join.candidates import Method, Rule
 from iaprof.report.join.joining import Helper, Task, helping, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.selection import Selection, TimeRange
-from iaprof.report.join.sums.shares import Joined
+from iaprof.report.join.shares import Joined
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions, build

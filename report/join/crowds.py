@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.report.join.sums.shares import R3_MULTIPLIERS
+from iaprof.report.join.shares import R3_MULTIPLIERS
 
 MOST_CANDIDATES = 64
 """The most among which all samples are divided."""

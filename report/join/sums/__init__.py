@@ -1,1 +1,0 @@
-"""Sums of samples while stalls are joined: by address, divided among candidates, and as whole counts."""
