@@ -13,13 +13,14 @@ import typer
 from iaprof.cli.options.captures import check_report
 from iaprof.cli.options.output_format import output_format
 from iaprof.cli.terminal.stdout import open_output, refuse_terminal, utf8_stdout
+from iaprof.formats.writers.registry import Of, extensions
 
 if TYPE_CHECKING:
     from iaprof.formats.profile import Profile
 
-FORMATS = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
+FORMATS = extensions(Of.TABLES)
 """By extension: the formats of all answers."""
-OF_DIFFERENCES = {**FORMATS, ".html": "html"}
+OF_DIFFERENCES = FORMATS | extensions(Of.DIFFERENCES)
 TABLE = "table"
 """The format of answers that no option names, which is for people."""
 Output: TypeAlias = Annotated[

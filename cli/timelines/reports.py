@@ -207,10 +207,10 @@ def write_report(
     from iaprof.cli.timelines.messages import say_messages
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.about import about
-    from iaprof.timelines.outputs.formats import TimeLine, finished, format_of
+    from iaprof.timelines.outputs.formats import TimeLine, finished, writer_of
 
     capture = CaptureReader(path)
     trace = finished(capture, stage_options)
-    format_of(format_).load()(TimeLine(trace, capture, about, clean(" ".join(sys.argv[1:]))), options, out)
+    writer_of(format_)(TimeLine(trace, capture, about, clean(" ".join(sys.argv[1:]))), options, out)
     if not quiet:
         say_messages(trace)

@@ -36,6 +36,7 @@ from iaprof.cli.timelines.reports import (
 )
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.urls import shown
+from iaprof.formats.writers.registry import Of, extensions
 
 if TYPE_CHECKING:
     from iaprof.formats.profile import Profile
@@ -73,9 +74,9 @@ Examples:
   iaprof diff 'v41/*.parquet' 'v42/*.parquet'       many captures, and the chance of such changes
 """
 _NORMALIZED = ("total", "none")
-OF_STACKS = {".folded": "folded", ".collapsed": "folded", ".svg": "svg"}
+OF_STACKS = extensions(Of.STACKS_OF_DIFFERENCES)
 """By extension: the formats that show stacks of two captures."""
-FORMATS = {**OF_DIFFERENCES, **OF_STACKS}
+FORMATS = OF_DIFFERENCES | OF_STACKS
 
 
 @with_fleet

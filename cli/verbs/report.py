@@ -37,10 +37,10 @@ from iaprof.cli.timelines.reports import (
 from iaprof.cli.viewing import is_viewed, view, view_time_lines
 from iaprof.formats.header.left_out import left_out_text
 from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, StackOptions
-from iaprof.formats.writers.registry import EXTENSIONS, FORMATS, WRITERS, Format
+from iaprof.formats.writers.registry import EXTENSIONS, FORMATS, WRITERS, Format, Of
 from iaprof.formats.writers.writer import Needs
 
-OF_WAITS = ("folded", "svg", "speedscope")
+OF_WAITS = [name for name, format_ in FORMATS.items() if Of.WAITS in format_.of]
 """The formats that can show waits instead of stalls."""
 OF_TIME_LINES = frozenset(
     {"captures", "format_", "output", "force", "as_json", "inverted", "percent_limit", "max_stack", "open_", "serve"}
@@ -52,8 +52,8 @@ OF_STACKS = (
     "lines", "hide_cpython", "symbol_sources", "interval", "source_dirs",
 )  # fmt: skip
 """The options that shape what formats show, and not the table on a terminal."""
-TYPES = {"html": "text/html; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
-"""The formats that browsers show, with their content types."""
+SHOWN = [name for name, format_ in FORMATS.items() if format_.content_type]
+"""The formats that browsers show."""
 _FORMATS = "\n".join(f"  {format_.name:11} {format_.description}" for format_ in FORMATS.values())
 EXAMPLES = f"""\b
 Formats:
@@ -172,8 +172,8 @@ def report(
     viewed = is_viewed(context, bool(named or as_json or output), OF_STACKS)
     chosen = FORMATS[output_format(EXTENSIONS, "folded", named=named, as_json=as_json, output=output)]
     writer = WRITERS[chosen.name]
-    if shown and chosen.name not in TYPES:
-        raise UsageError(f"--open and --serve show {' and '.join(TYPES)}: {chosen.name} is for other programs")
+    if shown and not chosen.content_type:
+        raise UsageError(f"--open and --serve show {' and '.join(SHOWN)}: {chosen.name} is for other programs")
     if serve and output is not None:
         raise UsageError("--serve writes no file: leave out -o")
     if not writer.readable and output is None and not shown:
@@ -273,7 +273,7 @@ def report(
 def _show(page: str, output: Path | str, chosen: Format, serve: bool, open_: bool) -> None:
     """Shows a page, or its file, in a browser, if that is asked for; `output` is a name where there is no file."""
     if serve:
-        _serve(page, TYPES[chosen.name], open_)
+        _serve(page, chosen.content_type, open_)
     elif open_:
         open_in_browser((output if isinstance(output, Path) else _kept(page, output)).absolute().as_uri())
 

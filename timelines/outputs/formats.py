@@ -1,7 +1,6 @@
-"""The formats of `iaprof report` for a capture of time lines: a line of FORMATS for each.
+"""What the formats of `iaprof report` write of time lines.
 
-A writer is a function `write(shown, options, out)` in a module below iaprof.timelines; it is imported when it is
-used. Names, descriptions and extensions of formats are those of formats.writers.registry.
+formats.writers.registry has their functions, which are imported when they are used.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from iaprof.basics.errors import UsageError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import About
 from iaprof.formats.profile import StackOptions
+from iaprof.formats.writers.registry import FORMATS as REGISTRY, OfTimeLines
 from iaprof.timelines.arguments import Arguments
 from iaprof.timelines.load import arguments, load
 from iaprof.timelines.options import Options
@@ -44,40 +44,22 @@ class TimeLine:
 Write = Callable[[TimeLine, StackOptions, IO[Any]], None]
 
 
-@dataclass(frozen=True)
-class TraceFormat:
-    """A format."""
-
-    function: str  # "module:function" below iaprof.timelines
-    binary: bool = False  # writes bytes, not text
-    has_stacks: bool = False  # follows the options of stacks
-
-    def load(self) -> Write:
-        """Imports its function."""
-        module, _, name = self.function.partition(":")
-        function: Write = getattr(importlib.import_module(f"iaprof.timelines.{module}"), name)
-        return function
+FORMATS = {name: format_.time_lines for name, format_ in REGISTRY.items() if format_.time_lines is not None}
+"""The formats that show time lines, by the names of formats.writers.registry."""
 
 
-FORMATS: Mapping[str, TraceFormat] = {
-    "folded": TraceFormat("outputs.stack_formats:write_folded", has_stacks=True),
-    "html": TraceFormat("outputs.page:write_html"),
-    "svg": TraceFormat("outputs.stack_formats:write_svg", has_stacks=True),
-    "speedscope": TraceFormat("outputs.stack_formats:write_speedscope", has_stacks=True),
-    "json": TraceFormat("outputs.document:write_json"),
-    "chrome": TraceFormat("outputs.chrome:write_report", binary=True),
-    "perfetto": TraceFormat("outputs.perfetto:write_report", binary=True),
-    "csv": TraceFormat("outputs.tables:write_totals_csv", binary=True),
-    "parquet": TraceFormat("outputs.tables:write_totals_parquet", binary=True),
-}
-"""By the names of formats.writers.registry."""
-
-
-def format_of(name: str) -> TraceFormat:
+def format_of(name: str) -> OfTimeLines:
     """Returns a format; UsageError if time lines cannot be written in it."""
     if name not in FORMATS:
         raise UsageError(f"--format={name} shows stalls, and this capture has time lines: choose {', '.join(FORMATS)}")
     return FORMATS[name]
+
+
+def writer_of(name: str) -> Write:
+    """Imports the function of a format, which writes a report."""
+    module, _, function = format_of(name).function.partition(":")
+    write: Write = getattr(importlib.import_module(f"iaprof.timelines.{module}"), function)
+    return write
 
 
 def finished(capture: CaptureReader, options: Options = Options(), profile: str = "everything") -> Trace:  # noqa: B008

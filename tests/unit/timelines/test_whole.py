@@ -18,7 +18,7 @@ from iaprof.report.about import about
 from iaprof.timelines.load import arguments, load
 from iaprof.timelines.options import DEFAULT_TRACKS, CounterTrack, Limit, Options, Overlap
 from iaprof.timelines.outputs.chrome import write_chrome
-from iaprof.timelines.outputs.formats import FORMATS, TimeLine
+from iaprof.timelines.outputs.formats import FORMATS, TimeLine, writer_of
 from iaprof.timelines.outputs.pddf import write_pddf
 from iaprof.timelines.outputs.tables import write_csv, write_text
 from iaprof.timelines.outputs.tensorboard import workers
@@ -160,7 +160,7 @@ def written(capture: CaptureReader, options: Options) -> dict[str, bytes]:
     shown = TimeLine(trace, capture, about)
     for name, format_ in FORMATS.items():
         binary, text = io.BytesIO(), io.StringIO()
-        format_.load()(shown, StackOptions(), binary if format_.binary else text)
+        writer_of(name)(shown, StackOptions(), binary if format_.binary else text)
         found[f"report.{name}"] = binary.getvalue() or text.getvalue().encode()
     pddf = io.BytesIO()
     write_pddf(trace, pddf)
