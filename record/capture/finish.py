@@ -42,15 +42,19 @@ from iaprof.formats.wire.sideband import SideBand, decode
 from iaprof.gpu.vendors import of_layout
 from iaprof.record.capture.code_object_rows import CodeObjectRows
 from iaprof.record.capture.cpu_sample_rows import counts_left_out, cpu_sample_rows
-from iaprof.record.capture.launch_rows import launch_rows
+from iaprof.record.capture.launch_rows import (
+    check as check_transfers,
+    launch_rows,
+    transfer_rows,
+    until_exits,
+    wait_rows,
+)
 from iaprof.record.capture.list_rows import check as check_lists, list_rows
 from iaprof.record.capture.loss_rows import LossRows
 from iaprof.record.capture.sideband_rows import described_process, sideband_rows
 from iaprof.record.capture.single_rows import json_object
 from iaprof.record.capture.stall_rows import StallRows
 from iaprof.record.capture.totals import COUNTED, TOTALS, cost_of
-from iaprof.record.capture.transfer_rows import check as check_transfers, transfer_rows
-from iaprof.record.capture.wait_rows import until_exits, wait_rows
 from iaprof.record.left_out import LeftOut, Whose
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.record.stacks.launch_stacks import LaunchStacks

@@ -6,19 +6,108 @@ Cards and kernels differ in what can be measured; what cannot is reported once a
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from iaprof.formats.capture.metrics import FREQUENCY_ACTUAL, FREQUENCY_REQUESTED, Derivation, Metric, busy, describe
+from iaprof.formats.capture.metrics import (
+    FREQUENCY_ACTUAL,
+    FREQUENCY_REQUESTED,
+    MISSING,
+    Derivation,
+    Metric,
+    busy,
+    describe,
+)
 from iaprof.record.cpu_use import CpuUse
-from iaprof.record.sources.hwmon import sensors
 from iaprof.record.sources.pmu import EventGroup, Pmu
-from iaprof.record.sources.sysfs import NumberFiles
 from iaprof.record.sources.xe import Device, Gt
+
+_MOST_DIGITS = 64
+_U64 = (1 << 64) - 1
+
+
+class NumberFiles:
+    """Open files. Each read asks the driver again."""
+
+    def __init__(self) -> None:
+        """Begins without files."""
+        self._fds: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._fds)
+
+    def add(self, path: Path) -> int:
+        """Opens one more file; returns its index in what `read` returns.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        self._fds.append(os.open(path, os.O_RDONLY))
+        return len(self._fds) - 1
+
+    def read(self) -> bytes:
+        """Returns the numbers, little-endian u64, negative ones as two's complement; MISSING where there is none now.
+
+        Raises:
+            OSError: the device has vanished.
+        """
+        numbers = b""
+        for fd in self._fds:
+            try:
+                number = int(os.pread(fd, _MOST_DIGITS, 0)) & _U64
+            except ValueError:
+                number = MISSING
+            except OSError as error:
+                if error.errno == errno.ENODEV:
+                    raise
+                number = MISSING
+            numbers += number.to_bytes(8, "little")
+        return numbers
+
+    def close(self) -> None:
+        """Closes the files."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+
+
+_INPUT = re.compile(r"(energy|temp|fan)([0-9]+)_input")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_]+")
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """A readable sensor."""
+
+    kind: str  # `energy`, in microjoules since some time; `temp`, in millidegrees Celsius; `fan`, in RPM
+    place: str  # the part of the card, as the driver labels it, or the sensor's number
+    path: Path
+
+
+def sensors(device: Path) -> Iterator[Sensor]:
+    """Yields the sensors of a card.
+
+    Args:
+        device: the card's folder in sysfs.
+    """
+    for path in sorted(device.glob("hwmon/hwmon*/*_input")):
+        if match := _INPUT.fullmatch(path.name):
+            yield Sensor(match[1], _place(path, match[2]), path)
+
+
+def _place(path: Path, number: str) -> str:
+    try:
+        label = path.with_name(path.name.replace("_input", "_label")).read_text()
+    except (OSError, ValueError):
+        return number
+    return _NOT_IN_NAMES.sub("-", label.strip())[:32] or number
+
 
 DRM = Path("/sys/class/drm")
 ENERGY_NS = 100_000_000  # the firmware updates energy at times of its own: over shorter spans power would jump

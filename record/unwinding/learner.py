@@ -21,7 +21,7 @@ import socket
 import struct
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -36,7 +36,6 @@ from iaprof.bpf.sizes import COPY_PAGES
 from iaprof.formats.wire.launches import COPY
 from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.record.symbolize.opener import Opener
-from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.interpreters import Interpreters
 from iaprof.record.unwinding.mappings import ImageGone, Images, Memory, executable, rights_of
 from iaprof.record.unwinding.unfinished import (
@@ -49,6 +48,33 @@ from iaprof.record.unwinding.unfinished import (
 )
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, Mapping
+
+
+class Budget:
+    """A share of the time; unused time adds up to at most `most_s` seconds."""
+
+    def __init__(self, share: float, most_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """Begins with `most_s` seconds."""
+        self._share, self._most_s, self._clock = share, most_s, clock
+        self._left_s, self._at = most_s, clock()
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds until time is available; 0 if it is now."""
+        now = self._clock()
+        self._left_s = min(self._left_s + self._share * (now - self._at), self._most_s)
+        self._at = now
+        return max(0.0, -self._left_s / self._share)
+
+    @contextlib.contextmanager
+    def spent(self) -> Iterator[None]:
+        """Counts the time of the `with` block as spent."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._left_s -= self._clock() - began
+
 
 MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together

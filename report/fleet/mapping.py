@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import shlex
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cache
 from typing import TypeVar
@@ -19,21 +21,62 @@ from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.pods import pod as pod_of
 from iaprof.formats.profile import Code, Launch, Origin, Profile
+from iaprof.gpu.instructions import InstructionSet
 from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.facts import Report
-from iaprof.report.fleet.modules import RememberedModules
 from iaprof.report.fleet.rows import Rows
 from iaprof.report.fleet.samples import HashedKernel, Prefixes, fork_of
 from iaprof.report.fleet.segment import Segment
 from iaprof.report.fleet.sources import Source
 from iaprof.report.fleet.summary import LaunchedKernel, Lost, Summary
-from iaprof.report.gpu.module import GpuModuleLoader
+from iaprof.report.gpu.module import GpuModule, GpuModuleLoader
 from iaprof.report.inventory import inventory
 from iaprof.report.join.selection import begun_ns, length_ns
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions
 from iaprof.report.views.difference import without_address
 from iaprof.symbols.symbolizers.binaries import Binaries
+
+_MOST_BYTES = 64 << 20  # of the modules that are remembered; what is made of them takes about as much
+
+
+class RememberedModules(GpuModuleLoader):
+    """A loader that remembers what it has read."""
+
+    def __init__(self) -> None:
+        """Remembers nothing yet."""
+        super().__init__()
+        self._read: OrderedDict[tuple[object, ...], tuple[frozenset[int] | None, GpuModule, int]] = OrderedDict()
+        self._bytes = 0
+
+    def load(
+        self,
+        elf: bytes,
+        instruction_set: InstructionSet | None,
+        only: Collection[int] | None = None,
+        texts: bool = True,
+    ) -> GpuModule:
+        """See GpuModuleLoader."""
+        key = hashlib.sha256(elf).digest(), instruction_set, texts, only is not None and not only
+        wanted = None if only is None else frozenset(only)
+        if key in self._read:
+            there, module, _ = self._read[key]
+            if there is None or (wanted is not None and wanted <= there):
+                self._read.move_to_end(key)
+                return module
+            wanted = None if wanted is None else wanted | there
+            self._forget(key)
+        module = super().load(elf, instruction_set, wanted, texts)
+        if not module.problems:
+            self._read[key] = wanted, module, len(elf)
+            self._bytes += len(elf)
+            while self._bytes > _MOST_BYTES:
+                self._forget(next(iter(self._read)))
+        return module
+
+    def _forget(self, key: tuple[object, ...]) -> None:
+        self._bytes -= self._read.pop(key)[2]
+
 
 _T = TypeVar("_T", bound=Hashable)
 _Ints = NDArray[np.int64]

@@ -5,22 +5,76 @@ from __future__ import annotations
 import fnmatch
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
+from iaprof.formats.capture.dictionaries import number_texts, rows_equal
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.gpu.samples import ACTIVE
 from iaprof.report.join.attribution import RowFilter
 from iaprof.report.join.candidates import Rule
 from iaprof.report.join.executions import StackOf
-from iaprof.report.join.in_cgroups import COLUMNS, InCgroups
+from iaprof.report.join.lifetimes import TimesByPid
 from iaprof.report.join.placements import Placed
 from iaprof.symbols.python.without_interpreter import python_function
+
+COLUMNS = ("time_ns", "pid", "tid", "event", "cgroup", "container")
+
+
+class Instances:
+    """The processes that had a pid one after the other: each fork of it begins another one."""
+
+    def __init__(self, processes: pa.Table) -> None:
+        """Sorts the forks; `processes`: columns time_ns, pid, tid and event of `process` rows, in any order."""
+        times, pids, tids = (processes[name].to_numpy() for name in ("time_ns", "pid", "tid"))
+        begins = rows_equal(processes["event"], "fork") & (pids == tids)
+        self._begins = TimesByPid(pids[begins], times[begins])
+        self._factor = np.uint64(int(begins.sum()) + 1)
+
+    def keys(self, pids: NDArray[np.integer], times: NDArray[np.integer]) -> NDArray[np.uint64]:
+        """Returns a number for the process that had each pid at a time, ns: uint64[n]."""
+        wide = pids.astype(np.uint64)
+        found: NDArray[np.uint64] = wide * self._factor
+        found += self._begins.at(wide, times.astype(np.uint64)).astype(np.uint64)
+        return found
+
+
+class InCgroups:
+    """The processes that a filter by cgroup or container selects.
+
+    Attributes:
+        pids: those that such a process had at any time.
+    """
+
+    def __init__(self, processes: pa.Table, matches: Callable[[str, str], bool]) -> None:
+        """Applies the filter.
+
+        Args:
+            processes: COLUMNS of `process` rows.
+            matches: tells whether a cgroup and a container are selected; each is empty if there is none.
+        """
+        self._instances = Instances(processes)
+        described = processes.filter(pa.array(rows_equal(processes["event"], "described")))
+        cgroups, containers = dict[str | None, int](), dict[str | None, int]()
+        cgroup, container = number_texts(described["cgroup"], cgroups), number_texts(described["container"], containers)
+        names = [each or "" for each in cgroups], [each or "" for each in containers]
+        pairs, which = np.unique(np.stack([cgroup, container], axis=1), axis=0, return_inverse=True)
+        wanted = np.array([matches(names[0][one], names[1][other]) for one, other in pairs.tolist()], bool)
+        chosen = wanted[which.reshape(-1)] if len(pairs) else np.zeros(0, bool)
+        pids, times = described["pid"].to_numpy()[chosen], described["time_ns"].to_numpy()[chosen]
+        self.pids: set[int] = set(np.unique(pids).tolist())
+        self._keys = np.unique(self._instances.keys(pids, times))
+
+    def has(self, pids: NDArray[np.integer], times: NDArray[np.integer]) -> NDArray[np.bool_]:
+        """Tells whether the process that had each pid at a time, ns, is selected: bool[n]."""
+        return np.isin(self._instances.keys(pids, times), self._keys)
+
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "": 1.0}
 _MAX_NS = (1 << 64) - 1

@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from iaprof.cli.interactive.contents import Contents
-from iaprof.cli.interactive.keys import keys_for
-from iaprof.cli.interactive.view import View
+from iaprof.cli.interactive.view import View, keys_for
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.report.views.browsing.levels import GROUPINGS, OF_SLICES
 from iaprof.report.views.difference import joined

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.wire.process_maps import HUGE_PAGE
-from iaprof.record.unwinding.remapped import with_remapped_text
+from iaprof.record.unwinding.mappings import with_remapped_text
 from iaprof.symbols.unwind.finishing import Mapping
 
 AT = 0x5600_0000_0000  # a multiple of HUGE_PAGE

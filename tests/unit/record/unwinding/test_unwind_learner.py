@@ -18,7 +18,6 @@ from iaprof.formats.wire.launches import COPY, stack_dtype
 from iaprof.formats.wire.unwind_rules import HARD, Rule, RuleFlags, RuleKind, RuleScope, Walked
 from iaprof.record.symbolize.opener import Rights
 from iaprof.record.unwinding import learner as module
-from iaprof.record.unwinding.budget import Budget
 from iaprof.record.unwinding.learner import (
     DROPPED,
     DROPPED_MARK,
@@ -28,6 +27,7 @@ from iaprof.record.unwinding.learner import (
     MOST_SAMPLES,
     MOST_WAITING,
     READY,
+    Budget,
     Learner,
 )
 from iaprof.record.unwinding.mappings import ImageGone

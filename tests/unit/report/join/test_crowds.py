@@ -10,7 +10,7 @@ import pytest
 
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.report.join.crowds import MOST_CANDIDATES, drawn
+from iaprof.report.join.attribution import MOST_CANDIDATES, drawn
 from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.shares import Joined

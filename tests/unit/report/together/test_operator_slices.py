@@ -10,7 +10,7 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.page.operators import operators
+from iaprof.formats.page.panels import operators
 from iaprof.report.profile import ReportOptions
 from iaprof.report.views.operator_slices import operator_slices
 from unit.in_process import iaprof as run

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from iaprof.report.views.sql_signals import interrupting
+from iaprof.report.views.sql import interrupting
 from unit.builds import no_descriptor_is_lost
 
 
