@@ -16,7 +16,7 @@ from iaprof.timelines.outputs import tables
 from iaprof.timelines.stages.energy import TABLE
 from unit.in_process import iaprof
 
-DATA = Path(__file__).resolve().parents[1] / "report" / "timeline" / "data"
+DATA = Path(__file__).resolve().parents[1] / "timelines" / "data"
 SAMPLE = (str(DATA / "sample_flex.json"), "-c", str(DATA / "sample_compiler_log.txt"), "--freq", "557.1:1100")
 
 

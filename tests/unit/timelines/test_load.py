@@ -86,6 +86,6 @@ def test_args_of_some_rows(tmp_path: Path) -> None:
 
 
 def test_a_capture_without_time_lines() -> None:
-    data = Path(__file__).parents[3] / "data" / "captures"
+    data = Path(__file__).parents[2] / "data" / "captures"
     trace = load(CaptureReader(data / "format-8.parquet"))
     assert (len(trace.slices), len(trace.flows), len(trace.points), trace.files) == (0, 0, 0, [])
