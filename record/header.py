@@ -6,26 +6,20 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import iaprof
 from iaprof.bpf.perf_event import online_cpus
 from iaprof.formats.header.labels import MEMBER as LABELS
+from iaprof.formats.header.members import MEMBERS
 from iaprof.record.options import Options
 from iaprof.record.own_cost import cpu_seconds, peak_bytes
 from iaprof.record.sources.source import Source
 from iaprof.symbols.names.boot import boot_id
 
-_ORDER = (
-    "iaprof", "host", "python", "command", "arguments", LABELS, "part", "clock", "stack_depth",
-    "follows_frame_pointers",
-    "launches_by", "waits_wanted", "cpu_hz", "metric_interval_ns", "streams", "libraries", "scope",
-    "recorder_pid", "command_pid", "sampled_pids", "unprobed",
-    "end_ns", "clock_end", "probes", "cost",
-    "cpu_s", "learn_cpu_s", "compile_cpu_s", "peak_bytes", "spool_bytes", "probe_ns",
-)  # fmt: skip
-"""The order of these members in captures; other members that sources add come after them."""
+_COST = ("cpu_s", "learn_cpu_s", "compile_cpu_s", "peak_bytes", "spool_bytes", "probe_ns")
+"""The order of the members of `cost`."""
 
 
 def header(options: Options, part: int, sources: Sequence[Source]) -> dict[str, Any]:
@@ -49,7 +43,7 @@ def header(options: Options, part: int, sources: Sequence[Source]) -> dict[str, 
     }
     for source in sources:
         members |= source.header()
-    return _in_order(members)
+    return _in_order(members, MEMBERS)
 
 
 def footer(end_ns: int, spool_bytes: int, sources: Sequence[Source]) -> dict[str, Any]:
@@ -65,11 +59,12 @@ def footer(end_ns: int, spool_bytes: int, sources: Sequence[Source]) -> dict[str
         "peak_bytes": peak_bytes(),
         "spool_bytes": spool_bytes,
     }
-    return _in_order(members | {"cost": _in_order(cost)})
+    return _in_order(members | {"cost": _in_order(cost, _COST)}, MEMBERS)
 
 
-def _in_order(members: dict[str, Any]) -> dict[str, Any]:
-    place = {name: number for number, name in enumerate(_ORDER)}
+def _in_order(members: dict[str, Any], order: Iterable[str]) -> dict[str, Any]:
+    """Sorts members; those that the order does not have come last."""
+    place = {name: number for number, name in enumerate(order)}
     return dict(sorted(members.items(), key=lambda member: place.get(member[0], len(place))))
 
 

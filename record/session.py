@@ -110,7 +110,7 @@ class Session:
         self._control = Control(options.control) if options.control else None
         if self._control is not None:
             self._until_end.callback(self._control.close)
-        self._roots = Roots()
+        self._roots = Roots(scope)
         self._until_close.callback(self._roots.close)
         self._sources = open_sources(
             options, scope, self._sampled, self._roots, self._signals, self._until_end, self._until_close

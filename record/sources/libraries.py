@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from iaprof.bpf import processes
@@ -16,7 +16,9 @@ from iaprof.formats.wire.process_maps import maps_of
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.scope import Scope
+from iaprof.record.sources.finished_stacks import FinishedStacks
 from iaprof.record.sources.source import Source
+from iaprof.record.symbolize.roots import Roots
 
 TURN_NS = 10_000_000  # of probing libraries, before the other sources' turns
 MOST_PATHS = 16  # of drivers that one process maps at once; more are ignored
@@ -25,21 +27,28 @@ MOST_PATHS = 16  # of drivers that one process maps at once; more are ignored
 class MappedLibraries(Source):
     """The drivers of running processes, and of those that map one later, which the source SideBand reports."""
 
-    def __init__(self, probes: LaunchProbes, installed: Iterable[Outcome], scope: Scope | None) -> None:
+    def __init__(
+        self,
+        probes: LaunchProbes,
+        installed: Iterable[Outcome],
+        scope: Scope | None,
+        roots: Roots,
+        stacks: FinishedStacks,
+    ) -> None:
         """Begins with the installed drivers, which no process needs to have mapped.
 
         Args:
             probes: put into the drivers.
             installed: the outcomes of putting probes into installed drivers.
             scope: the processes in scope; None for all.
+            roots: keeps the root folders of processes that mapped a driver.
+            stacks: gets told of these processes, and of those that run an interpreter.
         """
-        self._probes, self._installed, self._scope = probes, installed, scope
+        self._probes, self._installed, self._scope, self._roots, self._stacks = probes, installed, scope, roots, stacks
         self._mapped: dict[int, Mapped] = {}  # by pid: libraries mapped since the last look, in order
         self._ready_ns = 0  # since when the drivers that were there at the start have probes
         self._libraries: list[dict[str, object]] = []  # of the header
         self._warned_of_waits = False
-        self.on_mapped: Callable[[int], None] = lambda _: None  # called with the pid of a process that mapped a library
-        self.on_python: Callable[[int], None] = lambda _: None  # called with the pid of who runs an interpreter
 
     def header(self) -> dict[str, Any]:
         """See Source."""
@@ -52,7 +61,7 @@ class MappedLibraries(Source):
         self._add_outcomes(self._probes.libraries.running())
         for pid in processes.running_pids():
             if b"python" in maps_of(pid):
-                self.on_python(pid)
+                self._stacks.look_for_python(pid)
         self._ready_ns = time.monotonic_ns()
 
     def mapped(self, time_ns: int, pid: int, path: bytes) -> None:
@@ -68,7 +77,9 @@ class MappedLibraries(Source):
         while self._mapped and time.monotonic_ns() < turn_ends:
             pid = next(iter(self._mapped))
             mapped = self._mapped.pop(pid)
-            self.on_mapped(pid)
+            self._roots.keep(pid)
+            if self._is_in_scope(pid):
+                self._stacks.prepare(pid)
             self._add_outcomes(self._probes.libraries.mapped(pid, mapped if self._is_counted(pid, mapped) else None))
         if not self._mapped:
             self._loop.stop_calling("libraries")
@@ -107,7 +118,10 @@ class MappedLibraries(Source):
 
     def _is_counted(self, pid: int, mapped: Mapped) -> bool:
         """Whether a process counts if its launches may be missing: not one that ran before the recording."""
-        return mapped.time_ns > self._ready_ns and (self._scope is None or pid not in self._scope.others)
+        return mapped.time_ns > self._ready_ns and self._is_in_scope(pid)
+
+    def _is_in_scope(self, pid: int) -> bool:
+        return self._scope is None or pid not in self._scope.others
 
     def count_missed(self) -> None:
         """Counts processes that ended before their drivers were probed, once all mappings are known."""

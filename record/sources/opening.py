@@ -65,7 +65,7 @@ def open_sources(
     collector = DebugElfCollector()
     code = until_end.enter_context(closing(CodeObjects(collector)))
     signals.check()
-    side_band = until_end.enter_context(closing(SideBand()))
+    side_band = until_end.enter_context(closing(SideBand(scope or sampled)))
     signals.check()
     probes.ready(signals)
     signals.check()
@@ -77,35 +77,20 @@ def open_sources(
     stacks = until_end.enter_context(closing(FinishedStacks(probes.depth, learner)))
     drivers = until_named.enter_context(closing(Drivers(probes.libraries, options.launches, bool(options.command))))
     launches = Launches(options, probes, code, drivers, scope, sampled)
-    libraries = MappedLibraries(probes, drivers.outcomes, scope)
+    libraries = MappedLibraries(probes, drivers.outcomes, scope, roots, stacks)
     metering = until_end.enter_context(closing(Metering(sampler, options.metric_interval_ns)))
 
-    def keep_root(pid: int) -> None:
-        if scope is None or pid not in scope.others:
-            roots.keep(pid)
-
     def on_gpu_process(pid: int) -> None:
-        keep_root(pid)
+        roots.keep(pid)
         metering.watch(pid)
-
-    launches.on_process = on_gpu_process
-
-    def on_driver(pid: int) -> None:
-        keep_root(pid)
-        if scope is None or pid not in scope.others:
-            stacks.prepare(pid)
-
-    libraries.on_mapped = on_driver
-    libraries.on_python = side_band.on_python = stacks.look_for_python
-    side_band.on_library, side_band.on_end = libraries.mapped, libraries.count_missed
 
     def on_exit(pid: int, time_ns: int) -> None:
         roots.ended(pid)
         launches.ended(pid, time_ns)
 
-    side_band.on_exit = on_exit
-    if (followed := scope or sampled) is not None:
-        side_band.on_records = followed.follow
+    launches.on_process, side_band.on_exit = on_gpu_process, on_exit
+    side_band.on_library, side_band.on_end = libraries.mapped, libraries.count_missed
+    side_band.on_python = stacks.look_for_python
     if drivers.injection:
         code.on_taken = drivers.injection.remove_elf
         collector.own_folder = os.fsencode(drivers.injection.library.parent)

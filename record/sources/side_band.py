@@ -16,6 +16,7 @@ from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.wire.sideband import mapped_paths, possible_exits
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
+from iaprof.record.scope import Scope
 from iaprof.record.sources.new_cpus import NewCpus
 from iaprof.record.sources.source import Source
 from iaprof.record.spool import FrameKind
@@ -28,8 +29,11 @@ PYTHON = b"python"  # in the names of interpreters: programs and libraries
 class SideBand(Source):
     """The side-band buffers of all CPUs."""
 
-    def __init__(self) -> None:
+    def __init__(self, followed: Scope | None = None) -> None:
         """Opens the buffers, and reads from /proc what runs.
+
+        Args:
+            followed: gets all records, for forks and exits; None: nobody does.
 
         Raises:
             IaprofError: the buffers cannot be opened.
@@ -42,6 +46,7 @@ class SideBand(Source):
                 "run iaprof with sudo, or set kernel.perf_event_paranoid to -1"
             ) from error
         self._new_cpus = NewCpus(self._buffers, "side-band", "mappings, names, forks and exits there")
+        self._followed = followed
         self._has_finished = False
         # The side-band has whatever is mapped from now on.
         self._running = b"".join(snapshot(time.monotonic_ns()))
@@ -52,8 +57,6 @@ class SideBand(Source):
         """Called with the pid of a process that mapped a file with an interpreter's name."""
         self.on_exit: Callable[[int, int], None] = lambda *_: None
         """Called with pid and time (CLOCK_MONOTONIC ns) when a process's first thread has exited."""
-        self.on_records: Callable[[list[bytes]], None] | None = None
-        """Called with all records, if set."""
         self.on_end: Callable[[], None] = lambda: None
         """Called when all records have been read."""
 
@@ -78,8 +81,8 @@ class SideBand(Source):
             if PYTHON in data:
                 for pid in {pid for _, pid, path in mapped_paths(data) if PYTHON in path.rpartition(b"/")[2]}:
                     self.on_python(pid)
-        if self.on_records is not None and records:
-            self.on_records(records)
+        if self._followed is not None and records:
+            self._followed.follow(records)
         for data in records:
             for pid, time_ns in zip(*(column.tolist() for column in possible_exits(data)), strict=True):
                 self.on_exit(pid, time_ns)

@@ -17,6 +17,7 @@ from pathlib import Path
 from iaprof.bpf.accounts import ACCOUNTS, Places, describe
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
+from iaprof.record.scope import Scope
 from iaprof.record.spool import FrameKind
 
 MOST_KEPT = 64  # roots in other mount namespaces
@@ -53,7 +54,9 @@ class _Kept:
 class Roots:
     """The roots of processes that use the GPU, if they differ from ours."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: Scope | None = None) -> None:
+        """Begins with none; `scope` has the processes in scope, None for all."""
+        self._scope = scope
         self._own = _place(os.getpid())
         self._kept: dict[_Place, _Kept] = {}
         self._places = Places(MOST_KEPT, MOST_OF_ONE_USER)
@@ -68,7 +71,9 @@ class Roots:
         loop.every(RELEASE_NS, self.release_unused)
 
     def keep(self, pid: int) -> None:
-        """Makes a process's paths resolvable after its end; may be called again."""
+        """Makes the paths of a process in scope resolvable after its end; may be called again."""
+        if self._scope is not None and pid in self._scope.others:
+            return
         place = _place(pid)
         if place is None:
             return

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.header.members import MEMBERS
 from integration.recording import IAPROF, environment, iaprof, record
 from limits import Within
 from standin import runtime
@@ -148,6 +149,7 @@ def test_the_command_s_samples_are_the_command_s(tmp_path: Path) -> None:
     assert all(count > 0.5 * 499 for count in shown.values())
     # the recorder's are those of itself and its children
     header = CaptureReader(tmp_path / "c").header
+    assert header.keys() <= MEMBERS.keys()
     own = {header["recorder_pid"]}
     table = CaptureReader(tmp_path / "c").table("process", ("pid", "tid", "ppid", "event")).to_pylist()
     for _ in range(4):

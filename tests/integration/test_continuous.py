@@ -17,6 +17,7 @@ import pytest
 from iaprof.bpf.cpu_clock import CpuClock
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.header.members import MEMBERS
 from integration.recording import BARE, IAPROF, IN_TURN, cpu_seconds, environment, iaprof, spool_of, until_recording
 from standin import runtime
 from standin.hardware import Hardware
@@ -102,6 +103,7 @@ def test_sampling_is_thinned_to_the_budget(tmp_path: Path) -> None:
         launches(hardware, 45)
         errors = ended(recorder)
     files = [CaptureReader(path) for path in (*sorted(tmp_path.glob("cap.2*.parquet")), capture)]
+    assert all(each.header.keys() <= MEMBERS.keys() for each in files)
     changes = [change for each in files for change in each.header["thinned"]]
     assert changes[0]["cpu_hz"] < 999
     assert (f"{changes[0]['cpu_hz']} CPU samples/s" if changes[0]["cpu_hz"] else "no CPU samples") in errors

@@ -7,7 +7,8 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -91,6 +92,13 @@ def test_of_a_root_in_our_mount_namespace_the_path_is_written(kept: Roots, machi
     kept.keep(7)
     assert [(row["pid"], row["root"], row["uid"]) for row in written(spool)] == [(7, "/srv/root", 5)]
     assert (kept.by_process(), opened(before)) == ({}, 0)
+
+
+def test_roots_of_processes_out_of_scope_are_not_kept(kept: Roots, machine: Machine, spool: Spool) -> None:
+    kept._scope = cast(Any, SimpleNamespace(others={7}))
+    for pid in (7, 8):
+        kept.keep(machine.add(pid, 1, "/srv/root"))
+    assert [row["pid"] for row in written(spool)] == [8]
 
 
 def test_processes_of_one_namespace_share_a_kept_root(kept: Roots, machine: Machine, spool: Spool) -> None:
