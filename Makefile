@@ -29,7 +29,7 @@ bytecode: setup ## compile the BPF programs, after their C files changed
 	@scripts/debian-bcc bookworm >/dev/null
 	@$(SUDO) env XDG_CACHE_HOME="$${XDG_CACHE_HOME:-$$HOME/.cache}" $(IN)/python -B scripts/bytecode.py
 
-check: setup ## run the linters, and the unit tests that belong to FILES="cli/verbs/top.py ..."
+check: lint ## run the linters, and the unit tests that belong to FILES="cli/verbs/top.py ..."
 	@scripts/check $(FILES)
 
 test: setup ## run the tests, those that need root and BPF included, but for those of the next targets

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from iaprof.gpu.code import ADDRESS_MASK
+
 if TYPE_CHECKING:  # every verb imports this module for its help
     import numpy as np
     from numpy.typing import NDArray
@@ -58,7 +60,7 @@ class SampleLayout(ABC):
     @property
     def address_mask(self) -> int:
         """The bits of a GPU address that a record holds, out of 48."""
-        return (1 << 48) - 1
+        return ADDRESS_MASK
 
     @abstractmethod
     def ips(self, words: list[NDArray[np.uint64]]) -> NDArray[np.uint64]:

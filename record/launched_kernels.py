@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import LaunchFlags
+from iaprof.gpu.code import ADDRESS_MASK, canonical
 
 
 class LaunchedKernels:
@@ -23,7 +24,7 @@ class LaunchedKernels:
     def add_launches(self, launches: NDArray[np.void]) -> None:
         """Adds the kernels of LAUNCH[n]."""
         readable = (launches["flags"] & LaunchFlags.BAD_ARGS) == 0
-        addresses = np.unique(launches["address"][readable] & np.uint64((1 << 48) - 1))
+        addresses = np.unique(launches["address"][readable] & np.uint64(ADDRESS_MASK))
         if not np.isin(addresses, self._launched, assume_unique=True).all():
             self._launched = np.union1d(self._launched, addresses)
             self._changed = True
@@ -31,7 +32,7 @@ class LaunchedKernels:
     def add_code(self, ranges: Iterable[tuple[int, int]]) -> None:
         """Adds address ranges of code that was taken: (address, size)."""
         for address, size in ranges:
-            start = address & ((1 << 48) - 1)
+            start = canonical(address)
             self._starts.append(start)
             self._ends.append(start + size)
             self._changed = True

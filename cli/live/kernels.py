@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.cli.live.sums import Launched
+from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.instructions import InstructionSet
 from iaprof.report.gpu.module import GpuKernel, GpuModuleLoader
 
 MOST_BYTES = 256 << 20  # of debug ELFs that are kept
 _REFRESH_S = 0.5  # that reading modules may take of a refresh
-_LARGEST = (1 << 48) - 1
 
 
 @dataclass(eq=False)
@@ -85,7 +85,7 @@ class LiveKernels:
             self._failed.add(kernel)
         return True
 
-    def at(self, addresses: NDArray[np.uint64], mask: int = _LARGEST) -> tuple[list[LiveKernel], NDArray[np.int64]]:
+    def at(self, addresses: NDArray[np.uint64], mask: int = ADDRESS_MASK) -> tuple[list[LiveKernel], NDArray[np.int64]]:
         """Finds the kernels at instruction addresses.
 
         Args:

@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import LaunchFlags
+from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.report.join.streams import Stream
 
 MOST_ADDRESSES = 200_000  # of instructions with stalls
 MOST_LAUNCHES = 50_000  # distinct (kernel address, process)
-_ADDRESS = np.uint64((1 << 48) - 1)
+_ADDRESS = np.uint64(ADDRESS_MASK)
 
 
 class StallSums:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -31,6 +32,14 @@ def _as_written(field: pa.Field) -> pa.Field:
 
 
 _WRITTEN = pa.schema([_as_written(field) for field in SCHEMA])
+
+
+@dataclass(frozen=True)
+class Written:
+    """A capture that was written: its header, and its size in bytes."""
+
+    header: dict[str, Any]
+    size: int
 
 
 class CaptureWriter:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.intel.reasons import REASONS, ROWS
 from iaprof.gpu.samples import SampleLayout, SampleRows
 
@@ -37,7 +38,7 @@ class RecordLayout(SampleLayout):
     @property
     def address_mask(self) -> int:
         """See SampleLayout."""
-        return min((1 << (self.ip_bits + 3)) - 1, (1 << 48) - 1)
+        return min((1 << (self.ip_bits + 3)) - 1, ADDRESS_MASK)
 
     def columns(self, records: NDArray[np.uint64]) -> list[NDArray[np.uint64]]:
         """Returns the words with data as columns: a list of `words` arrays, uint64[n] each.

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from ctypes import byref, c_char_p, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from iaprof.record.calibrate.search import GPU_BITS, Kernel
+from iaprof.gpu.code import ADDRESS_MASK
+from iaprof.record.calibrate.search import Kernel
 
 MAX_KERNELS = 16  # of a module
 MAX_BYTES = 1 << 20  # of code, or of a module
@@ -163,7 +164,7 @@ class Driver:
         pointer = c_void_p()  # stays 0 if the name is that of something else
         self.call("zeModuleGetFunctionPointer", module, name, byref(pointer))
         called, base, code = self.kernel(handle.value or 0)
-        if not base or (base ^ (pointer.value or 0)) & GPU_BITS:
+        if not base or (base ^ (pointer.value or 0)) & ADDRESS_MASK:
             raise DriverError(f"its calls disagree on where a kernel is ({base:#x}, {pointer.value or 0:#x})")
         if called != name:
             raise DriverError("its calls disagree on a kernel's name")

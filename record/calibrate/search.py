@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from iaprof.formats.wire.process_maps import Mapping, mappings, maps_of
+from iaprof.gpu.code import ADDRESS_MASK
 
 DEPTH = 4  # offsets of a path: NEO 26.27 needs as many, earlier versions fewer
 WINDOW = 4096  # bytes of an object that are searched
@@ -24,7 +25,6 @@ NEIGHBOURS = 8  # words after an allocation's address that may be its size
 MAX_BIAS = 64  # bytes: how far into an object a handle of it may point
 MAX_ALLOCATION = 1 << 32  # bytes: instructions lie in one range of the GPU's address space of this size
 _PAGE = 4096
-GPU_BITS = (1 << 48) - 1  # some drivers sign-extend GPU addresses, others do not
 _WORD = 8
 _LOWER = (1 << 32) - 1
 
@@ -138,7 +138,7 @@ class Search:
 
         bases: dict[int, list[Path]] = {}  # paths to allocations, by the distance from their start to the code
         for base in {base for base, _size in self.candidates.get("allocation", ())}:
-            distance = (leader.address - (self._memory.follow(leader.handle, base) or 0)) & GPU_BITS
+            distance = (leader.address - (self._memory.follow(leader.handle, base) or 0)) & ADDRESS_MASK
             if distance:
                 bases.setdefault(distance, []).append(base)
         distances = {
@@ -211,7 +211,7 @@ class Search:
             at = _WORD * index
             if length in (word & _LOWER, word >> 32):
                 yield "size", (at if word & _LOWER == length else at + 4,), ()
-            distance = (kernel.address - word) & GPU_BITS
+            distance = (kernel.address - word) & ADDRESS_MASK
             if distance == 0:
                 yield "address", (at,), ()
             if distance < MAX_ALLOCATION and word % _PAGE == 0:
@@ -271,9 +271,9 @@ class Search:
             return False
         match kind:
             case "address":
-                return (first + second - kernel.address) & GPU_BITS == 0
+                return (first + second - kernel.address) & ADDRESS_MASK == 0
             case "allocation":
-                return _spans(second, ((kernel.address - first) & GPU_BITS) + len(kernel.code))
+                return _spans(second, ((kernel.address - first) & ADDRESS_MASK) + len(kernel.code))
             case "binary":
                 return second == len(kernel.binary) and memory.read(first, second) == kernel.binary
         return False

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from iaprof.basics.files import replace_file
 from iaprof.formats.capture import metric_values
 from iaprof.formats.capture.schema import RECORDED
-from iaprof.formats.capture.writer import CaptureWriter
+from iaprof.formats.capture.writer import CaptureWriter, Written
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, add_drivers, no_launches
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS
 from iaprof.formats.header.transfers import UNKNOWN_BYTES
@@ -43,7 +43,7 @@ from iaprof.gpu.vendors import of_layout
 from iaprof.record.capture.code_object_rows import CodeObjectRows
 from iaprof.record.capture.cpu_sample_rows import counts_left_out, cpu_sample_rows
 from iaprof.record.capture.launch_rows import (
-    check as check_transfers,
+    check_transfers,
     launch_rows,
     transfer_rows,
     until_exits,
@@ -79,21 +79,13 @@ WriteSymbols = Callable[[SymbolInputs, CaptureWriter], dict[str, Any]]
 """Writes `module` and `symbol` rows, and returns what the header says of them."""
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A capture that was written: its header, and its bytes."""
-
-    header: dict[str, Any]
-    size: int
-
-
 def finish(
     spool: SpoolReader,
     output: Path,
     on_frame: Callable[[Frame], None] | None = None,
     write_symbols: WriteSymbols | None = None,
     finish_stacks: FinishStacks | None = None,
-) -> Finished:
+) -> Written:
     """Writes the capture of a spool.
 
     Args:
@@ -124,7 +116,7 @@ def finish(
         writer.close(header)
         file.flush()
         os.fsync(file.fileno())  # the spool is removed next: after a power failure there must be one of both
-        return Finished(header, file.tell())
+        return Written(header, file.tell())
 
 
 class _Finishing:
@@ -267,7 +259,9 @@ class _Finishing:
         streams = self._header.get("streams")
         stream = streams[frame.source] if isinstance(streams, list) and frame.source < len(streams) else {}
         rows = of_layout(stream.get("layout") if isinstance(stream, dict) else None).rows
-        stalls = self._stalls.setdefault(rows.kind, StallRows(rows))
+        if rows.kind not in self._stalls:
+            self._stalls[rows.kind] = StallRows(rows)
+        stalls = self._stalls[rows.kind]
         stalls.add(frame)
         if stalls.is_full:
             self._flush_stalls()

@@ -64,7 +64,7 @@ def wait_rows(waits: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructA
     return make_rows("wait", columns)
 
 
-def check(records: NDArray[np.void]) -> None:
+def check_transfers(records: NDArray[np.void]) -> None:
     """Raises ValueError if LAUNCH[n] are not copies and fills by known functions."""
     if len(records) and not ((records["iba"] > 0) & (records["iba"] <= len(TRANSFERS))).all():
         raise ValueError("it has copies by an unknown function")

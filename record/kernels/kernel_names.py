@@ -18,14 +18,13 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.limits import MAX_TEXT_BYTES
 from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.wire.launches import NAME_BYTES
-from iaprof.gpu.code import canonical
+from iaprof.gpu.code import ADDRESS_MASK, canonical
 from iaprof.gpu.intel.zebin import kernel_names
 
 CUT = "…"
 CUT_BYTES = NAME_BYTES - 1  # length of a cut name in a launch record
 MAX_KEPT_BYTES = 128 << 20  # of names; a kernel's name has some hundred
 _NAME_COSTS = 1024  # bytes of memory that a name takes in addition
-_ADDRESS_MASK = np.uint64((1 << 48) - 1)
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ class KernelNames:
     ) -> None:
         """Replaces cut names: changes `indices` at `rows`; adds each new name to `texts` once."""
         pids, addresses, times = (launches[name][rows] for name in ("pid", "address", "time"))
-        addresses = addresses & _ADDRESS_MASK
+        addresses = addresses & np.uint64(ADDRESS_MASK)
         firsts, kind = distinct_rows(pids, *_halves(addresses), indices[rows])
         order = np.argsort(kind, kind="stable")
         ends = np.searchsorted(kind[order], np.arange(len(firsts)), "right")

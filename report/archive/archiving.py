@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from iaprof.formats.capture.limits import MODULES, PROCESSES
 from iaprof.formats.capture.merged import merged_members
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS, WHOLE
-from iaprof.formats.capture.writer import CaptureWriter
+from iaprof.formats.capture.writer import CaptureWriter, Written
 from iaprof.report.archive.pseudonyms import Pseudonyms
 from iaprof.report.archive.redacted_header import redacted_header
 from iaprof.report.archive.redaction import Redaction
@@ -35,14 +34,6 @@ from iaprof.symbols.names.write_names import Progress, write_names
 _NAMES = ("module", "symbol")
 
 
-@dataclass(frozen=True)
-class Archived:
-    """The written capture's header and size in bytes."""
-
-    header: dict[str, Any]
-    size: int
-
-
 def archive(
     capture: CaptureReader,
     output: Path,
@@ -50,7 +41,7 @@ def archive(
     progress: Progress,
     redact: Pseudonyms | None,
     keep_kernels: bool,
-) -> Archived:
+) -> Written:
     """Writes a capture again, with the names of CPU frames.
 
     Args:
@@ -83,7 +74,7 @@ def archive(
             clock = {name: value for name, value in merged_members(headers).items() if redact and name == "clock"}
             header = {**whole, **clock, "symbols": dict(counts), "parts": headers}
         writer.close(header)
-        return Archived(header, file.tell())
+        return Written(header, file.tell())
 
 
 def _write(

@@ -11,9 +11,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 _PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB of code
-_LOW_PAGES = (
-    1 << 19
-)  # the pages of 4 GiB, with such units: records of most GPUs hold no more than 32 bits of an address
+# The pages of 4 GiB, with such units: records of most GPUs hold no more than 32 bits of an address.
+_LOW_PAGES = 1 << 19
 
 
 class Addresses:

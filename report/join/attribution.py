@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from iaprof.basics.freed_memory import return_free_memory
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.ranges import batches, ranges
+from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.vendors import REASONS
 from iaprof.report.join.addresses import Addresses
 from iaprof.report.join.candidates import Candidates, Rule, Shares, TooManyAtOnce
 from iaprof.report.join.cells import Cells
 from iaprof.report.join.counting import dense_pairs, flatten_words, sum_by_address
 from iaprof.report.join.joules import EnergyOfReads, joules_of_rows
-from iaprof.report.join.placements import ADDRESS_MASK, Placed, Site
+from iaprof.report.join.placements import Placed, Site
 from iaprof.report.join.seen import Seen
 from iaprof.report.join.shares import R3_MULTIPLIERS, JoinedShares, merge_shares
 from iaprof.report.join.streams import Stream

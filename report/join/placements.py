@@ -17,12 +17,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.wire.launches import LaunchFlags
+from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.report.gpu.module import GpuKernel, GpuModule
 from iaprof.report.join.executions import only_one
 from iaprof.report.join.lifetimes import NEVER, Lives, superseded
 
-ADDRESS_MASK = (1 << 48) - 1
-"""Some devices report GPU addresses sign-extended: only their low 48 bits are compared."""
 MAX_KERNEL_BYTES = 1 << 28
 
 LAUNCH_COLUMNS = ("time_ns", "pid", "tid", "comm", "address", "size", "stack", "name", "flags", "list")

@@ -14,9 +14,9 @@ from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.export import Launches, Thread
 from iaprof.formats.profile import UNKNOWN_KERNEL, Profile
 from iaprof.formats.wire.launches import LaunchFlags
+from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 from iaprof.report.join.executions import RUNS_AT_ONCE, StackOf, expand_executions, read_fillings
-from iaprof.report.join.placements import ADDRESS_MASK
 from iaprof.report.join.selection import Selection
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions, scope
