@@ -12,7 +12,8 @@ import iaprof
 from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.options.commands import Verb, Verbs
-from iaprof.cli.options.memory_limit import out_of_memory, with_limits, with_memory_limit
+from iaprof.cli.options.declared import with_options
+from iaprof.cli.options.memory_limit import Limits, OneLimit, out_of_memory
 from iaprof.cli.options.usage_errors import Refused, sentence
 from iaprof.cli.verbs import (
     annotate,
@@ -46,28 +47,30 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 # Options after the command's name belong to the command, with or without `--`.
-app.command(cls=Verb, epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(record.record)
+app.command(cls=Verb, epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(
+    with_options(record.record)
+)
 app.command(cls=Verb, epilog=flame.EXAMPLES, context_settings={"allow_interspersed_args": False})(flame.flame)
 app.command(cls=Verb, epilog=report.EXAMPLES, short_help="Print where the GPU stalled, in any of many formats.")(
-    with_limits(report.report)
+    with_options(report.report, Limits)
 )
-app.command(cls=Verb, epilog=top.EXAMPLES)(with_limits(top.top))
-app.command(name="annotate", cls=Verb, epilog=annotate.EXAMPLES)(with_limits(annotate.annotate))
-app.command(cls=Verb, epilog=diff.EXAMPLES)(with_limits(diff.diff))
-app.command(cls=Verb, epilog=info.EXAMPLES)(with_limits(info.info))
-app.command(cls=Verb, epilog=merge.EXAMPLES)(with_limits(merge.merge))
+app.command(cls=Verb, epilog=top.EXAMPLES)(with_options(top.top, Limits))
+app.command(name="annotate", cls=Verb, epilog=annotate.EXAMPLES)(with_options(annotate.annotate, Limits))
+app.command(cls=Verb, epilog=diff.EXAMPLES)(with_options(diff.diff, Limits))
+app.command(cls=Verb, epilog=info.EXAMPLES)(with_options(info.info, Limits))
+app.command(cls=Verb, epilog=merge.EXAMPLES)(with_options(merge.merge, Limits))
 app.command(
     name="import",
     cls=Verb,
     epilog=import_.EXAMPLES,
     short_help="Convert output and traces of other tools into a capture.",
-)(with_limits(import_.import_))
+)(with_options(import_.import_, Limits))
 app.command(cls=Verb, epilog=timeline.EXAMPLES, short_help="Show what an accelerator did over time.")(
-    with_limits(timeline.timeline)
+    with_options(timeline.timeline, Limits)
 )
-app.command(cls=Verb, epilog=query.EXAMPLES)(with_limits(query.query))
-app.command(cls=Verb, epilog=archive.EXAMPLES)(with_limits(archive.archive))
-app.command(cls=Verb, epilog=recover.EXAMPLES)(with_memory_limit(recover.recover))
+app.command(cls=Verb, epilog=query.EXAMPLES)(with_options(query.query, Limits))
+app.command(cls=Verb, epilog=archive.EXAMPLES)(with_options(archive.archive, Limits))
+app.command(cls=Verb, epilog=recover.EXAMPLES)(with_options(recover.recover, OneLimit))
 app.command(cls=Verb, epilog=devices.EXAMPLES)(devices.devices)
 app.command(cls=Verb, epilog=check.EXAMPLES)(check.check)
 app.command(cls=Verb, epilog=calibrate.EXAMPLES, short_help="Learn the layout of a driver that iaprof does not know.")(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import typer
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.options.added import add_options
 from iaprof.cli.options.captures import DEFAULT
+from iaprof.cli.options.declared import For, Of
 from iaprof.cli.options.quantities import words_of
 from iaprof.formats.urls import is_url
 
@@ -38,35 +39,13 @@ def is_several(words: Sequence[str]) -> bool:
 
 @dataclass(frozen=True)
 class FleetOptions:
-    """The values of the options."""
+    """The options for several captures.
 
-    group_by: tuple[str, ...] = ()
-    cluster: str | None = None
-    cache: str | None = None  # None: the user's own folder
-    strict: bool = False
-    timeout_s: float | None = None  # None: sources.DEFAULT_TIMEOUT_S
+    Raises:
+        UsageError: a value is invalid.
+    """
 
-    def refuse_for_one(self, verb: str) -> None:
-        """Checks that none is given where one capture is reported.
-
-        Raises:
-            UsageError: one is.
-        """
-        given = {
-            "--group-by": self.group_by, "--cluster": self.cluster, "--cache": self.cache, "--strict": self.strict,
-            "--timeout": self.timeout_s,
-        }  # fmt: skip
-        for name, value in given.items():
-            if value:
-                raise UsageError(f"{name} is for several captures: 'iaprof {verb}' got one file")
-
-
-def with_fleet(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replaces a verb's parameter `fleet` by the options."""
-    return add_options(verb, _fleet, lambda fleet, own: verb(**own, fleet=fleet), left_out="fleet")
-
-
-def _fleet(
+    FOR: ClassVar[For] = For(Of.SEVERAL | Of.TREE)
     group_by: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,7 +54,7 @@ def _fleet(
             help="Group by host, day, hour, capture, command, gpu, container, pod, device, hash or label:NAME.",
             rich_help_panel=_PANEL,
         ),
-    ] = None,
+    ] = None
     cluster: Annotated[
         str | None,
         typer.Option(
@@ -86,7 +65,7 @@ def _fleet(
             show_default=False,
             rich_help_panel=_PANEL,
         ),
-    ] = None,
+    ] = None
     cache: Annotated[
         str | None,
         typer.Option(
@@ -96,7 +75,7 @@ def _fleet(
             show_default=False,
             rich_help_panel=_PANEL,
         ),
-    ] = None,
+    ] = None
     strict: Annotated[
         bool,
         typer.Option(
@@ -104,7 +83,7 @@ def _fleet(
             help="Fail if a capture cannot be read.",
             rich_help_panel=_PANEL,
         ),
-    ] = False,
+    ] = False
     timeout: Annotated[
         float | None,
         typer.Option(
@@ -114,13 +93,18 @@ def _fleet(
             show_default=False,
             rich_help_panel=_PANEL,
         ),
-    ] = None,
-) -> FleetOptions:
-    words = words_of(group_by, "--group-by")
-    if words:
-        from iaprof.report.fleet.groups import Grouping
+    ] = None
 
-        Grouping.parse(words)
-    if timeout is not None and not 1 <= timeout < 1e9:
-        raise UsageError("--timeout must be a number of seconds, 1 or more")
-    return FleetOptions(tuple(words), cluster, cache, strict, timeout)
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        if self.groups:
+            from iaprof.report.fleet.groups import Grouping
+
+            Grouping.parse(self.groups)
+        if self.timeout is not None and not 1 <= self.timeout < 1e9:
+            raise UsageError("--timeout must be a number of seconds, 1 or more")
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """What captures are grouped by."""
+        return tuple(words_of(self.group_by, "--group-by"))

@@ -6,20 +6,21 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 import typer
 
 from iaprof.basics.errors import UsageError
 from iaprof.basics.files import remove_unfinished
-from iaprof.cli.options.added import add_options
+from iaprof.cli.options.declared import ALL, For, Of
 from iaprof.cli.options.quantities import size
 from iaprof.sandbox.memory import MIN_BYTES, default_limit, lift_limit, limit, limit_memory
 from iaprof.sandbox.uncaught import on_uncaught_bad_alloc
 
 _OPTION = "--memory-limit"
 _OBJECTS_UNTIL_COLLECTION = 50_000  # not 700: stacks are millions of objects that stay, and looking at them is slow
+_BUT_LIVE = For(ALL & ~Of.LIVE)
 MemoryLimit: TypeAlias = Annotated[
     str | None,
     typer.Option(
@@ -28,6 +29,7 @@ MemoryLimit: TypeAlias = Annotated[
         help="Use at most SIZE of memory.  [default: 2G, or half of what is available if that is less]",
         show_default=False,
     ),
+    _BUT_LIVE,
 ]
 Large: TypeAlias = Annotated[
     bool,
@@ -35,23 +37,36 @@ Large: TypeAlias = Annotated[
         "--large",
         help="Read captures whose contents are implausibly large for their file size. Only if you trust them.",
     ),
+    _BUT_LIVE,
 ]
 
 
-def with_memory_limit(verb: Callable[..., None]) -> Callable[..., None]:
-    """Returns the verb with the additional option `--memory-limit`."""
-    return add_options(verb, _limit, lambda _, own: verb(**own))
+@dataclass(frozen=True)
+class OneLimit:
+    """The option `--memory-limit`."""
+
+    memory_limit: MemoryLimit = None
+
+    def apply(self) -> None:
+        """Limits this process."""
+        _remove_unfinished_when_ended()
+        gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
+        apply_limit(memory_bytes(self.memory_limit) or default_limit())
 
 
-def with_limits(verb: Callable[..., None]) -> Callable[..., None]:
-    """Returns the verb with the additional options `--memory-limit` and `--large`, for verbs that read captures."""
-    return add_options(verb, _limits, lambda _, own: verb(**own))
+@dataclass(frozen=True)
+class Limits(OneLimit):
+    """The options `--memory-limit` and `--large`, of verbs that read captures."""
 
+    large: Large = False
 
-def _limit(memory_limit: MemoryLimit = None) -> None:
-    _remove_unfinished_when_ended()
-    gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
-    apply_limit(memory_bytes(memory_limit) or default_limit())
+    def apply(self) -> None:
+        """Limits this process, and what captures may be like."""
+        super().apply()
+        if self.large:
+            from iaprof.formats.capture.limits import allow_large
+
+            allow_large()
 
 
 def _remove_unfinished_when_ended() -> None:
@@ -65,14 +80,6 @@ def _remove_unfinished_when_ended() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL and threading.current_thread() is threading.main_thread():
             signal.signal(number, end)
-
-
-def _limits(memory_limit: MemoryLimit = None, large: Large = False) -> None:
-    _limit(memory_limit)
-    if large:
-        from iaprof.formats.capture.limits import allow_large
-
-        allow_large()
 
 
 def apply_limit(bytes_: int) -> None:

@@ -1,4 +1,4 @@
-"""Where the answers of `iaprof top` and `iaprof diff` go: a table on the terminal, JSON, or a file of rows."""
+"""Where the answers of `iaprof top`, `diff` and others go: a table on the terminal, JSON, or a file of rows."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from iaprof.cli.options.captures import check_report
+from iaprof.cli.options.declared import ALL, For, Of
 from iaprof.cli.options.output_format import output_format
 from iaprof.cli.terminal.stdout import open_output, refuse_terminal, utf8_stdout
-from iaprof.formats.writers.registry import Of, extensions
+from iaprof.formats.writers.registry import Of as Shows, extensions
 
 if TYPE_CHECKING:
     from iaprof.formats.profile import Profile
 
-FORMATS = extensions(Of.TABLES)
+FORMATS = extensions(Shows.TABLES)
 """By extension: the formats of all answers."""
-OF_DIFFERENCES = FORMATS | extensions(Of.DIFFERENCES)
+OF_DIFFERENCES = FORMATS | extensions(Shows.DIFFERENCES)
 TABLE = "table"
 """The format of answers that no option names, which is for people."""
+_BUT_TREES = For(ALL & ~Of.TREE)
 Output: TypeAlias = Annotated[
     Path | None,
     typer.Option("--output", "-o", metavar="FILE", help="Write to a .json, .csv or .parquet file.", show_default=False),
+    _BUT_TREES,
 ]
-Force: TypeAlias = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output.")]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", "-f", help="Replace an existing output."), _BUT_TREES]
 _UNREADABLE = ("parquet", "html")
 _USUAL_ROWS = {"csv": 0, "parquet": 0, "html": 500}  # where no limit is given; of other formats:
 _FEW_ROWS = 20
@@ -49,7 +52,7 @@ def limit_option(defaults: str) -> Any:
 class Answers:
     """Takes documents, which are what `--json` prints, unless a table for people is wanted."""
 
-    format: str = ""  # of OF_DIFFERENCES; "": a table, which the verb prints itself
+    format: str = ""  # of OF_DIFFERENCES, or of stacks; "": a table, which the verb prints itself
     output: Path | None = None  # None: stdout
     mode: int = 0o600  # of the output
 

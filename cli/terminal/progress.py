@@ -1,10 +1,13 @@
-"""The status line of a recording on a terminal, which overwrites itself."""
+"""Progress on a terminal: lines that overwrite themselves."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from iaprof.basics.quantities import in_bytes
@@ -12,6 +15,8 @@ from iaprof.cli.terminal.summary import say
 
 if TYPE_CHECKING:
     from iaprof.record.session import Status
+
+_PROGRESS_AFTER_S = 1.0  # before the first message of show_progress
 
 
 class Progress:
@@ -90,3 +95,36 @@ def _short(number: float) -> str:
             return f"{number:.0f}{unit}" if not unit or number >= 9.95 else f"{number:.1f}{unit}"
         number /= 1000
     return f"{number:.1f}G"
+
+
+@contextlib.contextmanager
+def show_joining(records: int) -> Iterator[Callable[[int], None]]:
+    """Yields a progress callback (records done), which writes to a terminal once joining takes over a second."""
+
+    def line(done: int) -> str:
+        share = f" ({100 * done / records:.0f} %)" if 0 < records >= done else ""
+        return f"joining stalls to launches: {done / 1e6:,.1f} M records{share}"
+
+    with show_progress(line) as progress:
+        yield progress
+
+
+@contextlib.contextmanager
+def show_progress(line: Callable[[int], str]) -> Iterator[Callable[[int], None]]:
+    """Yields a progress callback (what is done), which writes `line` of it to a terminal after a second."""
+    begun = time.monotonic()
+    drawn = False
+
+    def progress(done: int) -> None:
+        nonlocal drawn
+        if time.monotonic() - begun > _PROGRESS_AFTER_S:
+            sys.stderr.write(f"\r\x1b[K{line(done)}")
+            sys.stderr.flush()
+            drawn = True
+
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    try:
+        yield progress if terminal else lambda done: None
+    finally:
+        if drawn:
+            sys.stderr.write("\r\x1b[K")

@@ -1,20 +1,22 @@
-"""Options of the stages of `iaprof timeline`."""
+"""Options of time lines: of the stages of `iaprof timeline`, and of verbs that show stalls, too."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.cli.options.added import add_options
+from iaprof.cli.options.declared import For, Of
 
 if TYPE_CHECKING:
-    from iaprof.timelines.options import Limit
+    from iaprof.timelines.options import Limit, Options
 
 CLOCKS, SHOWN, MEASURED = "Clocks and order", "Filters and merging", "Measurements"
 _LIMIT_KEYS = {"skip", "count", "ts_start", "ts_end", "no_count_types"}
@@ -23,29 +25,72 @@ _Choice = TypeVar("_Choice", bound=StrEnum)
 
 
 DEFAULT_FREQ = "1000:1100"
-# For verbs that show time lines besides stalls.
-Freq = Annotated[
-    str | None,
-    typer.Option(
-        "--freq",
-        metavar="SOC[:CORE]",
-        help="For time lines: frequency of the device and of its cores, in MHz.",
-        show_default=False,
-    ),
-]
-CompilerLog = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--compiler-log",
-        "-c",
-        metavar="FILE",
-        help="For time lines: a compiler log or folder with ideal cycles; repeat it for each rank.",
-        show_default=False,
-    ),
-]
+FREQ = typer.Option(
+    "--freq",
+    metavar="SOC[:CORE]",
+    help="For time lines: frequency of the device and of its cores, in MHz.",
+    show_default=False,
+)
 
 
-def timeline_options(
+@dataclass(frozen=True)
+class DeviceOptions:
+    """What verbs that show stalls, too, are told of the devices of time lines.
+
+    Raises:
+        UsageError: the frequencies are none.
+        IaprofError: a compiler log is not there.
+    """
+
+    freq: Annotated[str | None, FREQ, For(Of.TIME_LINES | Of.TREE)] = None
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        assert self.frequencies
+
+    @cached_property
+    def frequencies(self) -> tuple[float, float]:
+        """Those of the device and of its cores, MHz."""
+        return _frequencies(self.freq or DEFAULT_FREQ)
+
+    def stage_options(self) -> Options:
+        """Returns the options of the stages."""
+        from iaprof.timelines.options import Options
+
+        soc, core = self.frequencies
+        return Options(soc_mhz=soc, core_mhz=core)
+
+
+@dataclass(frozen=True)
+class LoggedDeviceOptions(DeviceOptions):
+    """The same, and compiler logs."""
+
+    compiler_log: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--compiler-log",
+            "-c",
+            metavar="FILE",
+            help="For time lines: a compiler log or folder with ideal cycles; repeat it for each rank.",
+            show_default=False,
+        ),
+        For(Of.TIME_LINES),
+    ] = None
+
+    def stage_options(self) -> Options:
+        """Returns the options of the stages; IaprofError if a log is not there."""
+        return replace(super().stage_options(), compiler_logs=_existing_logs(self.compiler_log or ()))
+
+
+@dataclass(frozen=True)
+class StageOptions:
+    """The options of the stages of `iaprof timeline`.
+
+    Raises:
+        UsageError: a value is none that the option takes.
+        IaprofError: a compiler log is not there.
+    """
+
     freq: Annotated[
         str,
         typer.Option(
@@ -54,13 +99,13 @@ def timeline_options(
             rich_help_panel=CLOCKS,
             help="Frequency of the device and of its cores, in MHz.",
         ),
-    ] = DEFAULT_FREQ,
+    ] = DEFAULT_FREQ
     align_jobs: Annotated[
         bool,
         typer.Option(
             "--align-jobs", rich_help_panel=CLOCKS, help="Move a job's device events into the host's round trip."
         ),
-    ] = False,
+    ] = False
     ranks: Annotated[
         str,
         typer.Option(
@@ -69,7 +114,7 @@ def timeline_options(
             rich_help_panel=CLOCKS,
             help="Align the ranks' clocks by their collectives: tight, dilated (also by the run's length), or none.",
         ),
-    ] = "tight",
+    ] = "tight"
     overlap: Annotated[
         str,
         typer.Option(
@@ -78,7 +123,7 @@ def timeline_options(
             rich_help_panel=CLOCKS,
             help="How to show slices that partly overlap: tid (in rows of their own), drop, async, shift, warn.",
         ),
-    ] = "tid",
+    ] = "tid"
     max_tid_streams: Annotated[
         int,
         typer.Option(
@@ -87,7 +132,7 @@ def timeline_options(
             rich_help_panel=CLOCKS,
             help="Use at most N rows for overlapping slices; -1: no limit.",
         ),
-    ] = 5,
+    ] = 5
     filters: Annotated[
         list[str] | None,
         typer.Option(
@@ -96,7 +141,7 @@ def timeline_options(
             rich_help_panel=SHOWN,
             help="Drop matching slices. Can be repeated.",
         ),
-    ] = None,
+    ] = None
     limit: Annotated[
         str,
         typer.Option(
@@ -105,35 +150,35 @@ def timeline_options(
             rich_help_panel=SHOWN,
             help='Events to read: {"skip": N, "count": N, "ts_start": US, "ts_end": US, "no_count_types": "M"}.',
         ),
-    ] = "",
+    ] = ""
     phases: Annotated[
         str, typer.Option("--phases", metavar="LETTERS", rich_help_panel=SHOWN, help="Only events of these phases.")
-    ] = "",
+    ] = ""
     drop_globals: Annotated[
         bool,
         typer.Option("--drop-globals", rich_help_panel=SHOWN, help="Drop host events that span all others."),
-    ] = False,
+    ] = False
     keep_prep: Annotated[
         bool, typer.Option("--keep-prep", rich_help_panel=SHOWN, help="Keep the slices of preparations.")
-    ] = False,
+    ] = False
     keep_names: Annotated[
         bool, typer.Option("--keep-names", rich_help_panel=SHOWN, help="Keep the numbers in names.")
-    ] = False,
+    ] = False
     split: Annotated[
         bool, typer.Option("--split", rich_help_panel=SHOWN, help="Split operations into DmaI, Cmpt and DmaO.")
-    ] = False,
+    ] = False
     merge_sends: Annotated[
         bool,
         typer.Option(
             "--merge-sends", rich_help_panel=SHOWN, help="Merge the events of a send or receive into one slice."
         ),
-    ] = False,
+    ] = False
     flows: Annotated[
         bool, typer.Option("--flow", rich_help_panel=SHOWN, help="Draw arrows between the events of collectives.")
-    ] = False,
+    ] = False
     collectives: Annotated[
         bool, typer.Option("--collectives", rich_help_panel=SHOWN, help="Add a slice for each collective of a rank.")
-    ] = False,
+    ] = False
     counters: Annotated[
         str,
         typer.Option(
@@ -142,7 +187,7 @@ def timeline_options(
             rich_help_panel=MEASURED,
             help="Only these counters, of power_ts4, power_ts3, coll_bw, bandwidth, prep_queue, rcu_util; or none.",
         ),
-    ] = "power_ts4,coll_bw,prep_queue,rcu_util",
+    ] = "power_ts4,coll_bw,prep_queue,rcu_util"
     compiler_log: Annotated[
         list[str] | None,
         typer.Option(
@@ -152,7 +197,7 @@ def timeline_options(
             rich_help_panel=MEASURED,
             help="Read ideal cycles from this compiler log or folder; repeat it for each rank.",
         ),
-    ] = None,
+    ] = None
     power_scale: Annotated[
         float,
         typer.Option(
@@ -161,69 +206,62 @@ def timeline_options(
             rich_help_panel=MEASURED,
             help="Watts per unit of charge per us; a warning suggests a value if this one gives impossible power.",
         ),
-    ] = 12 / 512,
+    ] = 12 / 512
     power_skip: Annotated[
         bool,
         typer.Option(
             "--power-skip", rich_help_panel=MEASURED, help="Leave out Exec after Exec, and DmaI after DmaO or Exec."
         ),
-    ] = False,
+    ] = False
     power_stats: Annotated[
         bool, typer.Option("--power-stats", rich_help_panel=MEASURED, help="Add statistics of the power.")
-    ] = False,
-) -> Any:  # Options, which only running the verb imports, as typer evaluates annotations
-    """Returns the options of the stages, timelines.options.Options.
+    ] = False
 
-    Raises:
-        UsageError: a value is none that the option takes.
-    """
-    from iaprof.timelines.options import CounterTrack, Options, Overlap
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        assert self.options
 
-    soc, core = frequencies(freq)
-    if power_stats and "power_ts4" not in counters:
-        raise UsageError("--power-stats needs the counter power_ts4")
-    tracks = frozenset(_choice(CounterTrack, name, "--counters") for name in _names(counters))
-    if {CounterTrack.POWER_TS3, CounterTrack.POWER_TS4} <= tracks:
-        raise UsageError("--counters: power_ts3 and power_ts4 are two ways to measure the same; give one of them")
-    if ranks not in ("tight", "dilated", "none"):
-        raise UsageError(f"--align-ranks: there is no {ranks}; there are tight, dilated, none")
-    if not 0 < power_scale < float("inf"):
-        raise UsageError(f"--power-scale: {power_scale:g} is not a number of watts above 0")
-    if max_tid_streams < -1:
-        raise UsageError("--max-tid-streams: give a number of rows, or -1 for no limit")
-    return Options(
-        soc_mhz=soc,
-        core_mhz=core,
-        tracks=tracks,
-        compiler_logs=existing_logs(compiler_log or ()),
-        filters=tuple(_filter(each) for each in filters or ()),
-        limit=_limit(limit),
-        phases=phases,
-        flows=flows,
-        collectives=collectives,
-        merge_sends=merge_sends,
-        align_jobs=align_jobs,
-        drop_globals=drop_globals,
-        keep_preparations=keep_prep,
-        keep_names=keep_names,
-        power_statistics=power_stats,
-        power_scale=power_scale,
-        power_of_first=power_skip,
-        align_ranks=ranks == "tight",
-        dilate_ranks=ranks == "dilated",
-        overlap=_choice(Overlap, overlap, "--overlap"),
-        most_extra_tids=max_tid_streams,
-        split=split,
-    )
+    @cached_property
+    def options(self) -> Options:
+        """The values."""
+        from iaprof.timelines.options import CounterTrack, Options, Overlap
 
-
-def with_timeline_options(verb: Callable[..., None]) -> Callable[..., None]:
-    """Adds these options to a verb, whose first parameter they become."""
-
-    def call(options: Any, own: dict[str, Any]) -> None:
-        verb(options, **own)
-
-    return add_options(verb, timeline_options, call, left_out="options")
+        soc, core = _frequencies(self.freq)
+        if self.power_stats and "power_ts4" not in self.counters:
+            raise UsageError("--power-stats needs the counter power_ts4")
+        tracks = frozenset(_choice(CounterTrack, name, "--counters") for name in _names(self.counters))
+        if {CounterTrack.POWER_TS3, CounterTrack.POWER_TS4} <= tracks:
+            raise UsageError("--counters: power_ts3 and power_ts4 are two ways to measure the same; give one of them")
+        if self.ranks not in ("tight", "dilated", "none"):
+            raise UsageError(f"--align-ranks: there is no {self.ranks}; there are tight, dilated, none")
+        if not 0 < self.power_scale < float("inf"):
+            raise UsageError(f"--power-scale: {self.power_scale:g} is not a number of watts above 0")
+        if self.max_tid_streams < -1:
+            raise UsageError("--max-tid-streams: give a number of rows, or -1 for no limit")
+        return Options(
+            soc_mhz=soc,
+            core_mhz=core,
+            tracks=tracks,
+            compiler_logs=_existing_logs(self.compiler_log or ()),
+            filters=tuple(_filter(each) for each in self.filters or ()),
+            limit=_limit(self.limit),
+            phases=self.phases,
+            flows=self.flows,
+            collectives=self.collectives,
+            merge_sends=self.merge_sends,
+            align_jobs=self.align_jobs,
+            drop_globals=self.drop_globals,
+            keep_preparations=self.keep_prep,
+            keep_names=self.keep_names,
+            power_statistics=self.power_stats,
+            power_scale=self.power_scale,
+            power_of_first=self.power_skip,
+            align_ranks=self.ranks == "tight",
+            dilate_ranks=self.ranks == "dilated",
+            overlap=_choice(Overlap, self.overlap, "--overlap"),
+            most_extra_tids=self.max_tid_streams,
+            split=self.split,
+        )
 
 
 def _names(text: str) -> list[str]:
@@ -238,7 +276,7 @@ def _choice(values: type[_Choice], text: str, option: str) -> _Choice:
         raise UsageError(f"{option}: there is no {text}; there are {', '.join(values)}") from None
 
 
-def frequencies(text: str) -> tuple[float, float]:
+def _frequencies(text: str) -> tuple[float, float]:
     """Returns the frequencies of a device and its cores in MHz; UsageError if they are none."""
     words = text.split(":")
     try:
@@ -250,7 +288,7 @@ def frequencies(text: str) -> tuple[float, float]:
     return values[0], values[1] if len(values) == 2 else 1100.0
 
 
-def existing_logs(paths: Sequence[str]) -> tuple[str, ...]:
+def _existing_logs(paths: Sequence[str]) -> tuple[str, ...]:
     """Returns the paths of compiler logs; IaprofError if one is not there or cannot be read."""
     for path in paths:
         try:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from iaprof.basics.errors import IaprofError
-from iaprof.cli.analysis import open_report
 from iaprof.cli.options.captures import FirstCapture, capture_and
 from iaprof.cli.options.choices import meant
-from iaprof.cli.options.selection import SelectionOptions, with_selection
+from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.subjects.stalls import open_report
 from iaprof.cli.terminal.answers import TABLE, Answers, Force
 from iaprof.cli.terminal.facts import say_facts
 from iaprof.cli.terminal.listing_lines import lines
@@ -37,8 +37,8 @@ MOST_KERNELS = 5  # matching one name; more are probably a mistake
 _MOST_NAMES = 10  # per message
 
 
-@with_selection
 def annotate(
+    *,
     first: FirstCapture = None,
     second: Annotated[
         str | None,
@@ -57,7 +57,6 @@ def annotate(
     force: Force = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print a summary to stderr.")] = False,
-    *,
     choice: SelectionOptions,
 ) -> None:
     """Print a kernel's instructions and how each of them stalled.

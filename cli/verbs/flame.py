@@ -11,11 +11,16 @@ import typer
 from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
+from iaprof.cli.options.declared import Given
+from iaprof.cli.options.fleet_options import FleetOptions
 from iaprof.cli.options.memory_limit import Large, MemoryLimit, apply_limit, memory_bytes
+from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.options.shown import StackShape
 from iaprof.cli.terminal.browser import open_in_browser
 from iaprof.cli.terminal.summary import say
-from iaprof.cli.verbs.record import record
-from iaprof.cli.verbs.report import report
+from iaprof.cli.timelines.options import DeviceOptions
+from iaprof.cli.verbs.record import RecordingOptions, record
+from iaprof.cli.verbs.report import Browsers, ReportOutput, report
 from iaprof.formats.capture.limits import allow_large
 from iaprof.sandbox.memory import default_limit, use_malloc
 
@@ -28,7 +33,6 @@ Examples:
 
 
 def flame(
-    context: typer.Context,
     command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", hidden=True)] = None,
     output: Annotated[
         Path,
@@ -66,7 +70,17 @@ def flame(
     apply_limit(most or default_limit())  # set only now, as the recorder has no limit
     if large:
         allow_large()
-    report(context=context, captures=[str(capture)], output=output, force=force, quiet=quiet)
+    report(
+        Given("report", {}),
+        captures=[str(capture)],
+        output=ReportOutput(output=output, force=force),
+        shape=StackShape(),
+        browsers=Browsers(),
+        device=DeviceOptions(),
+        quiet=quiet,
+        choice=SelectionOptions(),
+        fleet=FleetOptions(),
+    )
     if not quiet:
         say(clean(f"iaprof: {output} opens in any browser; {capture} is the capture"))
     if open_:
@@ -78,7 +92,7 @@ def flame(
 def _recorded(capture: Path, command: list[str] | None, duration: float | None, force: bool, quiet: bool) -> int:
     """Records; returns the command's exit code."""
     try:
-        record(command, capture, force=force, duration=duration, quiet=quiet)
+        record(command=command, recording=RecordingOptions(capture, force=force, duration=duration), quiet=quiet)
     except typer.Exit as ended:
         return ended.exit_code
     return 0

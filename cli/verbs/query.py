@@ -16,10 +16,10 @@ import typer
 
 from iaprof.basics.clean import clean
 from iaprof.basics.errors import UsageError
-from iaprof.cli.analysis import open_report
 from iaprof.cli.options.captures import FirstCapture, capture_and
 from iaprof.cli.options.choices import one_of
 from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.subjects.stalls import open_report
 from iaprof.cli.terminal.answers import FORMATS, TABLE, Answers, Force, Output
 from iaprof.cli.terminal.stdout import open_output
 from iaprof.cli.terminal.summary import say
@@ -102,9 +102,7 @@ def _write_parquet(database: Database, sql: str, answers: Answers) -> None:
 
 
 def _profile(capture: Path) -> Profile:
-    from iaprof.report.join.selection import Selection
-
-    with open_report(capture, SelectionOptions(Selection())) as report:
+    with open_report(capture, SelectionOptions()) as report:
         return report.profile
 
 

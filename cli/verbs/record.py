@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +15,7 @@ import typer
 from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
+from iaprof.cli.options.captures import DEFAULT
 from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.quantities import percent, pids, size, size_or_time
 from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
@@ -37,38 +40,38 @@ Examples:
 _LAUNCHES = ("auto", "probes", "attach", "inject")
 
 
-def record(
-    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", hidden=True)] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The capture to write.")] = Path(
-        "iaprof.parquet"
-    ),
-    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False,
+@dataclass(frozen=True)
+class RecordingOptions:
+    """The options of a recording."""
+
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The capture to write.")] = DEFAULT
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace an existing capture.")] = False
     all_: Annotated[
         bool, typer.Option("--all", "-a", help="Record all processes, CPU samples of others than COMMAND's, too.")
-    ] = False,
+    ] = False
     processes: Annotated[
         list[str] | None,
         typer.Option("--pid", "-p", metavar="PID,...", help="Record only these processes and their children."),
-    ] = None,
+    ] = None
     devices: Annotated[
         list[str] | None,
         typer.Option("--device", metavar="DEVICE", help="Record only this GPU: card, PCI address or render node."),
-    ] = None,
+    ] = None
     duration: Annotated[
         float | None,
         typer.Option("--duration", "-d", metavar="SECONDS", help="Stop after this time.", show_default=False),
-    ] = None,
+    ] = None
     delay: Annotated[
         int,
         typer.Option("--delay", "-D", metavar="MS", help="Start sampling after MS; -1: when --control enables it."),
-    ] = 0,
+    ] = 0
     rate: Annotated[
         str | None,
         typer.Option("--rate", metavar="RATE", help="Sample at this rate, a name or GPU cycles from 'iaprof devices'."),
-    ] = None,
+    ] = None
     subsample: Annotated[
         int, typer.Option("--subsample", metavar="N", help="Keep one of every N stall records.", show_default=False)
-    ] = 1,
+    ] = 1
     launches: Annotated[
         str,
         typer.Option(
@@ -77,53 +80,133 @@ def record(
             help="How to record launches: auto, probes, attach or inject.",
             autocompletion=one_of(_LAUNCHES),
         ),
-    ] = "auto",
+    ] = "auto"
     waits: Annotated[
         bool,
         typer.Option("--waits", help="Record which threads wait for the GPU, and how long. Read docs/waits.md first."),
-    ] = False,
+    ] = False
     cpu_freq: Annotated[
         int, typer.Option("--cpu-freq", metavar="HZ", help="Take HZ CPU samples per second; 0: none.")
-    ] = 49,
+    ] = 49
     max_stack: Annotated[
         int, typer.Option("--max-stack", metavar="N", help="Keep at most N innermost frames of a stack.")
-    ] = 256,
+    ] = 256
     metric_interval: Annotated[
         float, typer.Option("--metric-interval", metavar="MS", help="Read metrics every MS; 0: never.")
-    ] = 10,
+    ] = 10
     control: Annotated[
         str | None,
         typer.Option(
             "--control", metavar="fifo:CTL[,ACK]", help="Accept the commands enable, disable, snapshot, stop and ping."
         ),
-    ] = None,
+    ] = None
     switch_output: Annotated[
         str | None,
         typer.Option(
             "--switch-output", metavar="SIZE|TIME", help="Start a new file after this size (500M) or time (10m)."
         ),
-    ] = None,
+    ] = None
     max_files: Annotated[
         int | None, typer.Option("--max-files", metavar="N", help="Keep only the last N files.", show_default=False)
-    ] = None,
+    ] = None
     max_total: Annotated[
         str | None,
         typer.Option("--max-total", metavar="SIZE", help="Remove the oldest files of this name when all exceed SIZE."),
-    ] = None,
+    ] = None
     max_cpu: Annotated[
         str | None,
         typer.Option(
             "--max-cpu", metavar="PERCENT", help="Sample less before recording uses more than PERCENT of one CPU."
         ),
-    ] = None,
-    max_size: Annotated[
-        str | None, typer.Option("--max-size", metavar="SIZE", help="Stop when SIZE was recorded.")
-    ] = None,
+    ] = None
+    max_size: Annotated[str | None, typer.Option("--max-size", metavar="SIZE", help="Stop when SIZE was recorded.")] = (
+        None
+    )
     label: Annotated[
         list[str] | None,
         typer.Option("--label", metavar="NAME=VALUE", help="Label the capture, to find and group it later."),
-    ] = None,
-    symbols: WhichSymbols = "needed",
+    ] = None
+    symbols: WhichSymbols = "needed"
+
+    def check(self, command: Sequence[str]) -> None:
+        """Checks the values for a recording of a command, or of none.
+
+        Raises:
+            UsageError: a value is invalid, or two contradict each other.
+            IaprofError: the capture may not be written.
+        """
+        if pids(self.processes) and self.all_:
+            raise UsageError("-a and -p exclude each other")
+        if self.duration is not None and not 0 < self.duration < 1e9:
+            raise UsageError("--duration must be more than 0 seconds")
+        if self.delay < -1:
+            raise UsageError("--delay takes milliseconds, or -1")
+        if self.delay == -1 and self.control is None:
+            raise UsageError("--delay -1 waits for --control, which is not given")
+        if not 1 <= self.subsample <= 1 << 30:
+            raise UsageError("--subsample takes 1 or more")
+        if not 0 <= self.cpu_freq <= 10_000:
+            raise UsageError("--cpu-freq takes 0 to 10000 Hz")
+        # Imported here and below, so that other verbs load nothing of the recorder.
+        from iaprof.formats.wire.launches import MAX_DEPTH
+
+        if not 1 <= self.max_stack <= MAX_DEPTH:
+            raise UsageError(f"--max-stack takes 1 to {MAX_DEPTH} frames")
+        if self.metric_interval and not 1 <= self.metric_interval <= 1e6:
+            raise UsageError("--metric-interval takes 1 ms or more, or 0")
+        if self.max_files is not None and self.max_files < 1:
+            raise UsageError("--max-files takes 1 or more")
+        checked_choice(self.launches, _LAUNCHES, "--launches")
+        if self.launches == "inject" and not command:
+            raise UsageError("--launches inject works in the command that it starts: name one after --")
+        which_symbols(self.symbols)
+        if self.max_total and not self.switch_output:
+            raise UsageError("--max-total removes earlier files of --switch-output, which is not given")
+        check_output(self.output, self.force or self._keep_earlier)
+
+    @property
+    def _keep_earlier(self) -> bool:
+        return self.switch_output is not None and not self.force
+
+    def of(self, command: Sequence[str]) -> Options:
+        """Returns the values for a recording of a command, or of none; UsageError if one is invalid."""
+        from iaprof.record.options import LaunchesBy, Options
+
+        switch_bytes, switch_s = (
+            size_or_time(self.switch_output, "--switch-output") if self.switch_output else (None, None)
+        )
+        return Options(
+            output=self.output,
+            command=tuple(command),
+            duration_s=self.duration,
+            delay_ms=self.delay,
+            pids=pids(self.processes),
+            all_samples=self.all_,
+            devices=tuple(name for text in self.devices or () for name in text.split(",") if name),
+            rate=self.rate,
+            subsample=self.subsample,
+            launches=LaunchesBy(self.launches),
+            waits=self.waits,
+            cpu_hz=self.cpu_freq,
+            max_stack=self.max_stack,
+            metric_interval_ns=int(self.metric_interval * 1e6),
+            control=self.control,
+            switch_bytes=switch_bytes,
+            switch_s=switch_s,
+            keep_earlier=self._keep_earlier,
+            max_files=self.max_files,
+            max_cpu=percent(self.max_cpu, "--max-cpu") / 100 if self.max_cpu else None,
+            max_total=size(self.max_total, "--max-total") if self.max_total else None,
+            symbols=which_symbols(self.symbols),
+            max_bytes=size(self.max_size, "--max-size") if self.max_size else None,
+            labels=parse_labels(self.label or ()),
+        )
+
+
+def record(
+    *,
+    command: Annotated[list[str] | None, typer.Argument(metavar="-- COMMAND", hidden=True)] = None,
+    recording: RecordingOptions,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also report libraries and modules.")] = False,
 ) -> None:
@@ -137,69 +220,11 @@ def record(
     """
     if os.geteuid() != 0:
         raise IaprofError("recording needs root: run it with sudo")
-    wanted = pids(processes)
-    if wanted and all_:
-        raise UsageError("-a and -p exclude each other")
-    if duration is not None and not 0 < duration < 1e9:
-        raise UsageError("--duration must be more than 0 seconds")
-    if delay < -1:
-        raise UsageError("--delay takes milliseconds, or -1")
-    if delay == -1 and control is None:
-        raise UsageError("--delay -1 waits for --control, which is not given")
-    if not 1 <= subsample <= 1 << 30:
-        raise UsageError("--subsample takes 1 or more")
-    if not 0 <= cpu_freq <= 10_000:
-        raise UsageError("--cpu-freq takes 0 to 10000 Hz")
-    # Imported here and below, so that `iaprof report` loads nothing of the recorder.
-    from iaprof.formats.wire.launches import MAX_DEPTH
-
-    if not 1 <= max_stack <= MAX_DEPTH:
-        raise UsageError(f"--max-stack takes 1 to {MAX_DEPTH} frames")
-    if metric_interval and not 1 <= metric_interval <= 1e6:
-        raise UsageError("--metric-interval takes 1 ms or more, or 0")
-    if max_files is not None and max_files < 1:
-        raise UsageError("--max-files takes 1 or more")
-    checked_choice(launches, _LAUNCHES, "--launches")
-    if launches == "inject" and not command:
-        raise UsageError("--launches inject works in the command that it starts: name one after --")
-    which = which_symbols(symbols)
-    switch_bytes, switch_s = size_or_time(switch_output, "--switch-output") if switch_output else (None, None)
-    if max_total and not switch_output:
-        raise UsageError("--max-total removes earlier files of --switch-output, which is not given")
-    keep_earlier = switch_output is not None and not force
-    check_output(output, force or keep_earlier)
+    recording.check(command or ())
     from iaprof.record.signals import StopSignals
 
     with StopSignals() as signals:
-        from iaprof.record.options import LaunchesBy, Options
-
-        options = Options(
-            output=output,
-            command=tuple(command or ()),
-            duration_s=duration,
-            delay_ms=delay,
-            pids=wanted,
-            all_samples=all_,
-            devices=tuple(name for text in devices or () for name in text.split(",") if name),
-            rate=rate,
-            subsample=subsample,
-            launches=LaunchesBy(launches),
-            waits=waits,
-            cpu_hz=cpu_freq,
-            max_stack=max_stack,
-            metric_interval_ns=int(metric_interval * 1e6),
-            control=control,
-            switch_bytes=switch_bytes,
-            switch_s=switch_s,
-            keep_earlier=keep_earlier,
-            max_files=max_files,
-            max_cpu=percent(max_cpu, "--max-cpu") / 100 if max_cpu else None,
-            max_total=size(max_total, "--max-total") if max_total else None,
-            symbols=which,
-            max_bytes=size(max_size, "--max-size") if max_size else None,
-            labels=parse_labels(label or ()),
-        )
-        status = _record(options, signals, quiet, verbose)
+        status = _record(recording.of(command or ()), signals, quiet, verbose)
     if status:
         raise typer.Exit(status)
 

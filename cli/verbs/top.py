@@ -2,45 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import Annotated
 
 import typer
 
-from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.cli.analysis import open_report
-from iaprof.cli.interactive.opening import Interactive, check_interactive, grouping_of, view as view_interactively
-from iaprof.cli.live.choosing import show_live
-from iaprof.cli.options.captures import existing
+from iaprof.basics.errors import UsageError
 from iaprof.cli.options.choices import checked_choice, one_of
-from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions, is_several, with_fleet
-from iaprof.cli.options.selection import SelectionOptions, with_selection
+from iaprof.cli.options.declared import For, Given, Of
+from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions
+from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.options.shown import Interactive, Intervals, Quiet, StackShape
+from iaprof.cli.subjects.choosing import subject_of_table
+from iaprof.cli.subjects.live import Live
+from iaprof.cli.subjects.subject import check_tree
+from iaprof.cli.subjects.transfers import BY as TRANSFER
+from iaprof.cli.subjects.waits import BY as WAIT
 from iaprof.cli.terminal.answers import Answers, Force, Output, limit_option
-from iaprof.cli.terminal.facts import say_facts
-from iaprof.cli.terminal.ranking_tables import BY, ENERGY, OPERATOR, show
-from iaprof.cli.terminal.stdout import utf8_stdout
-from iaprof.cli.terminal.summary import say
-from iaprof.cli.terminal.wait_facts import say_waits
-from iaprof.cli.timelines.options import Freq
-from iaprof.cli.timelines.reports import (
-    check_options,
-    hold_time_lines,
-    holds_time_lines,
-    is_given,
-    show_energy,
-    stage_options,
-)
-from iaprof.cli.verbs.top_transfers import say_unrecorded, show_transfers
-from iaprof.cli.verbs.top_waits import BY as WAIT, top_waits
+from iaprof.cli.terminal.ranking_tables import BY
+from iaprof.cli.timelines.options import FREQ, DeviceOptions
 
-if TYPE_CHECKING:
-    pass
-
-OF_TIME_LINES = frozenset(
-    ("captures", "by", "limit", "output", "force", "as_json", "freq", "quiet", "memory_limit", "large")
-)
-"""The options that a capture of time lines takes, too, with --by energy."""
-TRANSFER = "transfer"
 ALL = (*BY, TRANSFER, WAIT)
 EXAMPLES = """\b
 Examples:
@@ -59,44 +40,65 @@ Examples:
   iaprof top captures/ --group-by host --outliers   kernels for which hosts differ
   iaprof top captures/ --group-by host -o hosts.csv   all rows of all groups, in a file
 """
+_PRINTED = For(Of.STALLS | Of.SEVERAL | Of.TIME_LINES)
 
 
-@with_fleet
-@with_selection
-def top(
-    choice: SelectionOptions,
-    fleet: FleetOptions,
-    context: typer.Context,
-    captures: Captures = ONE,
-    by: Annotated[
-        str,
-        typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.", autocompletion=one_of(ALL)),
-    ] = "kernel",
-    limit: Annotated[int | None, limit_option("20; in a CSV or Parquet file all")] = None,
-    per_interval: Annotated[bool, typer.Option("--per-interval", help="Print a table for each interval.")] = False,
-    interval: Annotated[float, typer.Option("--interval", metavar="SECONDS", help="Length of intervals.")] = 1.0,
-    outliers: Annotated[
-        bool, typer.Option("--outliers", help="With --group-by: show kernels whose stalls differ between groups.")
-    ] = False,
-    percentiles: Annotated[
-        bool,
-        typer.Option("--percentiles", help="With --group-by: show p50, p90 and p99 of each row's share in the groups."),
-    ] = False,
-    output: Output = None,
-    force: Force = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    interactive: Interactive = False,
+@dataclass(frozen=True)
+class TableOutput:
+    """The options that say where a table goes; with --live, where the capture goes."""
+
+    output: Output = None
+    force: Force = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON."), _PRINTED] = False
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The options of a table that is recorded, and the one for the interactive view, which is before them."""
+
+    interactive: Interactive = False
     live: Annotated[
         bool, typer.Option("--live", help="Record and show the stalls live; -o keeps a capture. Needs root.")
-    ] = False,
+    ] = False
     duration: Annotated[
         float | None,
         typer.Option(
             "--duration", "-d", metavar="SECONDS", help="With --live: stop after this time.", show_default=False
         ),
-    ] = None,
-    freq: Freq = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not print a summary to stderr.")] = False,
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        if self.duration is not None and not self.live:
+            raise UsageError("--duration is for --live, which records; choose times of a capture with --time")
+
+
+@dataclass(frozen=True)
+class EnergyOptions(DeviceOptions):
+    """What is known of the devices of time lines, of which only the energy is shown."""
+
+    freq: Annotated[str | None, FREQ, For(Of.TIME_LINES, "--freq is for --by energy of time lines: leave it out")] = (
+        None
+    )
+
+
+def top(
+    given: Given,
+    *,
+    captures: Captures = ONE,
+    by: Annotated[
+        str,
+        typer.Option("--by", metavar="WHAT", help=f"What a row is: {', '.join(ALL)}.", autocompletion=one_of(ALL)),
+        For(_PRINTED.of | Of.TREE),
+    ] = "kernel",
+    limit: Annotated[int | None, limit_option("20; in a CSV or Parquet file all"), _PRINTED] = None,
+    intervals: Intervals,
+    output: TableOutput,
+    recording: Recording,
+    device: EnergyOptions,
+    quiet: Quiet = False,
+    choice: SelectionOptions,
+    fleet: FleetOptions,
 ) -> None:
     """Print what stalls most.
 
@@ -104,63 +106,18 @@ def top(
     function that copies or fills, with the most bytes first. Runs on any machine, without a GPU and without root.
     """
     checked_choice(by, ALL, "--by")
-    if live:
-        command = captures if is_given(context, "captures") else []
-        show_live(context, command, choice, output, force, duration, quiet)
+    if recording.live:
+        command = captures if given.has("captures") else []
+        live = Live("top", command, choice, output.output, output.force, recording.duration)
+        live.check(given)
+        live.table(by, 0, intervals, Answers(), quiet)
         return
-    if duration is not None:
-        raise UsageError("--duration is for --live, which records; choose times of a capture with --time")
-    if interactive:
-        check_interactive(context, captures, "by")
-        view_interactively("top", captures, choice, fleet, grouping_of(by), quiet=quiet)
+    if recording.interactive:
+        check_tree(given)
+    subject = subject_of_table("top", captures, by, choice, fleet, device)
+    subject.check(given)
+    if recording.interactive:
+        subject.tree(by, StackShape(), quiet)
         return
-    if not 0.001 <= interval < 1e9:
-        raise UsageError("--interval must be a number of seconds, 0.001 or more")
-    is_of_traces = by == ENERGY and (
-        hold_time_lines(captures) if is_several(captures) else holds_time_lines(existing(Path(captures[0])))
-    )
-    if freq is not None and not is_of_traces:
-        raise UsageError("--freq is for --by energy of time lines: leave it out")
-    answers = Answers.chosen(output, as_json, force, captures)
-    limit = answers.rows(limit)
-    if is_of_traces:
-        check_options(context, Path(captures[0]), OF_TIME_LINES)
-        show_energy(captures, stage_options(freq), limit, answers, quiet)
-        return
-    if is_several(captures):
-        if per_interval:
-            raise UsageError("--per-interval is for one capture; --group-by day or hour divides several")
-        from iaprof.cli.fleet_tables import top_fleet  # which imports this module
-
-        top_fleet(captures, choice, fleet, by, limit, answers, outliers=outliers, percentiles=percentiles, quiet=quiet)
-        return
-    if outliers or percentiles:
-        raise UsageError(f"--{'outliers' if outliers else 'percentiles'} is for several captures, with --group-by")
-    fleet.refuse_for_one("top")
-    capture = existing(Path(captures[0]))
-    if by == TRANSFER:
-        if per_interval:
-            raise UsageError("--by transfer has no table for each interval: choose times with --time")
-        with utf8_stdout():
-            reader = show_transfers(capture, choice, limit, answers)
-        if not quiet:
-            say_unrecorded(reader)
-        return
-    if by == WAIT:
-        choice.refuse_filters_of_stalls("--by wait")
-        with utf8_stdout():
-            reader = top_waits(capture, choice, limit, interval if per_interval else 0.0, answers)
-        if not quiet:
-            say_waits("top", reader)
-        return
-    with open_report(capture, choice, interval if per_interval else 0.0) as report, utf8_stdout():
-        if by == ENERGY and report.facts.energy is None:
-            raise IaprofError(
-                f"{capture} has no energy of its GPUs: record with metrics where the driver has a sensor (iaprof check)"
-            )
-        show(report.profile, by, limit, answers, per_interval, report.facts.energy)
-        has_operators = by != OPERATOR or any(launch and launch.operators for launch in report.profile.launches)
-    if not quiet:
-        if not has_operators:
-            say("iaprof: warning: the capture has no operators: join a trace of the same run with iaprof import --with")
-        say_facts("top", report.facts, report.header)
+    answers = Answers.chosen(output.output, output.as_json, output.force, captures)
+    subject.table(by, answers.rows(limit), intervals, answers, quiet)

@@ -14,7 +14,7 @@ import pytest
 
 from iaprof.cli.main import main
 from iaprof.cli.terminal.answers import Answers
-from iaprof.cli.verbs.diff import BY, show
+from iaprof.cli.terminal.difference_tables import BY, show
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions
 from iaprof.formats.writers import difffolded
 from iaprof.report.views.difference import ENTRIES, difference, joined

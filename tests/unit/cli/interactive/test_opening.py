@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.cli.interactive import opening
+from iaprof.cli.options.fleet_options import FleetOptions
+from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.options.shown import Comparison
+from iaprof.cli.subjects import subject
+from iaprof.cli.subjects.several import Several
+from iaprof.cli.subjects.stalls import interval_of
 from terminals import Terminal
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof
@@ -68,7 +73,6 @@ def test_a_terminal_gets_the_view_and_is_left_as_it_was(
         (("top", "--live", "-d", "0"), "--duration must be more than 0 seconds"),
         (("top", "--live"), "--live needs a terminal for its input, output and errors"),
         (("top", "-d", "1"), "--duration is for --live, which records; choose times of a capture with --time"),
-        (("diff", "-i", ".", "."), "--interactive compares two captures: 'iaprof merge' makes one of several"),
         (("report", "-i"), "--interactive needs a terminal for its input, output and errors"),
     ],
 )
@@ -76,18 +80,24 @@ def test_what_cannot_be_is_one_sentence(words: tuple[str, ...], error: str) -> N
     assert iaprof(*words) == (2, "", f"iaprof: {error}\n")
 
 
+def test_sets_of_captures_have_no_tree_of_their_difference() -> None:
+    one = Several("diff", ["."], SelectionOptions(), FleetOptions())
+    with pytest.raises(UsageError, match="compares two captures: 'iaprof merge' makes one of several"):
+        one.tree_of_difference(one, "kernel", Comparison(), quiet=False)
+
+
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("stdin", "stdout", "stderr"):
-        monkeypatch.setattr(f"iaprof.cli.interactive.opening.sys.{name}", type("", (), {"isatty": lambda self: True})())
+        monkeypatch.setattr(f"iaprof.cli.subjects.subject.sys.{name}", type("", (), {"isatty": lambda self: True})())
 
 
 def test_without_textual_it_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     # given
     on_a_terminal(monkeypatch)
-    monkeypatch.setattr(opening, "find_spec", lambda name: None)
+    monkeypatch.setattr(subject, "find_spec", lambda name: None)
     # when
     with pytest.raises(IaprofError) as raised:
-        opening.check_terminal("--live")
+        subject.check_terminal("--live")
     # then
     assert str(raised.value) == (
         "the interactive view needs textual: install it with pip install 'iaprof[interactive]'"
@@ -151,7 +161,7 @@ def test_a_terminal_that_goes_ends_the_view(cap: Path, is_ignored: bool) -> None
 @pytest.mark.parametrize("by", ["transfer", "wait", "energy"])
 def test_a_table_without_stalls_has_no_tree(by: str) -> None:
     with pytest.raises(UsageError, match=f"no tree of --by {by}: choose from kernel, line"):
-        opening.grouping_of(by)
+        subject.grouping_of(by)
 
 
 @pytest.mark.parametrize(
@@ -161,4 +171,4 @@ def test_a_recording_is_divided_into_two_hundred_intervals_at_most(
     tmp_path: Path, seconds: float, expected: float
 ) -> None:
     header = HEADER | {"end_ns": 1_000_000_000 + int(seconds * 1e9)}
-    assert opening.interval_of(capture(tmp_path / "c", header, stall=[stall(1, record(8, sbid=1))])) == expected
+    assert interval_of(capture(tmp_path / "c", header, stall=[stall(1, record(8, sbid=1))])) == expected

@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from iaprof.basics.clean import clean
-from iaprof.cli.analysis import symbol_options
 from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.subjects.unmatched import check_has_rows, filters_of, names_of_samples, nothing_matches
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.entry_names import BETWEEN_FRAMES, short_python
+from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
-from iaprof.cli.unmatched import check_has_rows, filters_of, names_of_samples, nothing_matches
+from iaprof.cli.terminal.wait_facts import say_waits
 from iaprof.formats.profile import UNKNOWN_PROCESS
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.join.selection import Selection
     from iaprof.report.views.waits import Entry, Waits
 
@@ -28,10 +28,16 @@ BY = "wait"
 _SCALES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"))
 
 
-def top_waits(
-    capture: Path, choice: SelectionOptions, limit: int, interval_s: float, answers: Answers
-) -> CaptureReader:
-    """Prints the table, or, unless `interval_s` is 0, one for each interval with waits.
+def table(
+    verb: str,
+    capture: Path,
+    choice: SelectionOptions,
+    limit: int,
+    interval_s: float,
+    answers: Answers,
+    quiet: bool,
+) -> None:
+    """Prints the table, or, unless `interval_s` is 0, one for each interval with waits; then the summary.
 
     Raises:
         CaptureError: the file is not a capture, or is damaged.
@@ -41,37 +47,46 @@ def top_waits(
     from iaprof.basics.freed_memory import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.profile import ReportOptions
-    from iaprof.report.views.waits import entries, waits_of
+    from iaprof.report.views.waits import waits_of
 
+    choice.refuse_filters_of_stalls(f"--by {BY}")
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     check_has_rows(reader, "wait")
 
     def selected(selection: Selection) -> Waits:
         options = ReportOptions(selection, interval_s, choice.frame_options())
-        return waits_of(reader, options, symbol_options(choice))
+        return waits_of(reader, options, choice.symbol_options())
 
     waits = selected(choice.selection)
     if not len(waits.count) and filters_of(choice.selection):
         raise nothing_matches(
             "wait", choice.selection, reader, lambda only: names_of_samples(selected(only).as_samples(), reader, "wait")
         )
+    with utf8_stdout():
+        _show(waits, limit, interval_s, answers)
+    if not quiet:
+        say_waits(verb, reader)
+
+
+def _show(waits: Waits, limit: int, interval_s: float, answers: Answers) -> None:
+    from iaprof.report.views.waits import entries
+
     if not interval_s:
         found = entries(waits, limit)
         if answers.is_text:
             _table(*found).print()
         else:
             answers.write(_as_dict(*found))
-        return reader
+        return
     tables = [(start, entries(waits, limit, rows)) for start, rows in _intervals(waits, interval_s)]
     if not answers.is_text:
         several = [{"start_s": start, **_as_dict(*found)} for start, found in tables]
         answers.write({"by": BY, "intervals": several})
-        return reader
+        return
     for number, (start, found) in enumerate(tables):
         print(f"{chr(10) if number else ''}from {start:.3f} s")
         _table(*found).print()
-    return reader
 
 
 def _intervals(waits: Waits, interval_s: float) -> Iterator[tuple[float, NDArray[np.bool_]]]:

@@ -2,43 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from iaprof.basics.errors import UsageError
 from iaprof.basics.quantities import in_bytes
 from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.options.shown import Intervals
+from iaprof.cli.subjects.unmatched import check_has_rows, filters_of, names_of_transfers, nothing_matches
 from iaprof.cli.terminal.answers import Answers
+from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table
-from iaprof.cli.unmatched import check_has_rows, filters_of, names_of_transfers, nothing_matches
 from iaprof.formats.header.unrecorded_copies import unrecorded
 
 if TYPE_CHECKING:
-    from iaprof.cli.unmatched import Names
-    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.cli.subjects.unmatched import Names
     from iaprof.report.join.selection import Selection
     from iaprof.report.views.transfers import Transfers
 
+BY = "transfer"
 
-def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers: Answers) -> CaptureReader:
-    """Prints the table of a capture's copies and fills; returns the capture's reader.
+
+def table(
+    capture: Path, choice: SelectionOptions, limit: int, intervals: Intervals, answers: Answers, quiet: bool
+) -> None:
+    """Prints the table of a capture's copies and fills, and which of them are not recorded.
 
     Args:
         capture: the file.
         choice: the selection of transfers.
         limit: maximum number of rows; 0: all.
+        intervals: those that have tables of their own, of which there can be none.
         answers: where the table goes.
+        quiet: do not say what is not recorded.
 
     Raises:
         CaptureError: the file is not a capture, or is damaged.
         IaprofError: the capture has no copies and fills, or none is selected.
-        UsageError: the selection uses properties that transfers do not have.
+        UsageError: the options name properties that transfers do not have.
     """
     from iaprof.basics.freed_memory import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
-    from iaprof.report.views.transfers import sum_transfers, transfers
+    from iaprof.report.views.transfers import transfers
 
+    if intervals.per_interval:
+        raise UsageError(f"--by {BY} has no table for each interval: choose times with --time")
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
     check_has_rows(reader, "transfer")
@@ -49,12 +60,22 @@ def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers:
 
     if not found and filters_of(choice.selection):
         raise nothing_matches("transfer", choice.selection, reader, names_of)
+    with utf8_stdout():
+        _show(found, limit, answers)
+    if not quiet:
+        for text in unrecorded(reader):  # over all parts
+            say(f"iaprof: {text}")
+
+
+def _show(found: Sequence[Transfers], limit: int, answers: Answers) -> None:
+    from iaprof.report.views.transfers import sum_transfers
+
     shown, more = (found[:limit], found[limit:]) if limit else (found, [])
     rest, total = sum_transfers(more, f"({len(more):,} more)"), sum_transfers(found, "(total)")
     if not answers.is_text:
         entries = [asdict(each) for each in shown]
-        answers.write({"by": "transfer", "entries": entries, "more": _sums(rest), "total": _sums(total)})
-        return reader
+        answers.write({"by": BY, "entries": entries, "more": _sums(rest), "total": _sums(total)})
+        return
     table = Table(
         *(Column(heading, right=True) for heading in ("BYTES", "CALLS", "KERNELS")), Column("FUNCTION", flexible=True)
     )
@@ -64,13 +85,6 @@ def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers:
         table.add(*_cells(rest), style=WEAK)
     table.add(*_cells(total), style=STRONG)
     table.print()
-    return reader
-
-
-def say_unrecorded(reader: CaptureReader) -> None:
-    """Prints which drivers' copies and fills, or own kernels, are not recorded, over all parts."""
-    for text in unrecorded(reader):
-        say(f"iaprof: {text}")
 
 
 def _cells(each: Transfers) -> tuple[str, ...]:

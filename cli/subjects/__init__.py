@@ -1,0 +1,1 @@
+"""What verbs show: a file for each subject, behind one interface (`subject.py`)."""
