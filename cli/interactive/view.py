@@ -21,8 +21,7 @@ from iaprof.basics.clean import clean
 from iaprof.basics.errors import UsageError
 from iaprof.basics.quantities import percent
 from iaprof.cli.interactive.contents import SAMPLES, Contents
-from iaprof.cli.interactive.dialogs import Prompt, ReasonChooser
-from iaprof.cli.interactive.text_screen import TextScreen
+from iaprof.cli.interactive.dialogs import Prompt, ReasonChooser, TextScreen
 from iaprof.cli.interactive.tree_table import TreeTable
 from iaprof.cli.terminal.table import shortened
 from iaprof.formats.profile import Profile, samples_text

@@ -22,7 +22,7 @@ from textual.binding import Binding, BindingType
 
 from iaprof.basics.clean import clean
 from iaprof.basics.quantities import in_bytes
-from iaprof.cli.interactive.text_screen import TextScreen
+from iaprof.cli.interactive.dialogs import TextScreen
 from iaprof.cli.interactive.view import View
 from iaprof.cli.live.state import LiveState
 from iaprof.cli.terminal.summary import say

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from iaprof.cli.manual.bash import bash_completion
 from iaprof.cli.manual.commands import commands
-from iaprof.cli.manual.fish import fish_completion
+from iaprof.cli.manual.completions import bash_completion, fish_completion, zsh_completion
 from iaprof.cli.manual.man import man_page, page_name
-from iaprof.cli.manual.zsh import zsh_completion
 
 
 def files(app: Any, version: str, date: str) -> dict[str, str]:

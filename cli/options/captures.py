@@ -1,16 +1,20 @@
-"""The argument CAPTURE, which all verbs treat alike: without it, they read what 'iaprof record' writes by default."""
+"""The argument CAPTURE, one or several, and the options for several."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias
 
 import typer
 
-from iaprof.basics.errors import IaprofError
+from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output, mode_of_report
+from iaprof.cli.options.declared import For, Of
+from iaprof.cli.options.values import words_of
 from iaprof.formats.urls import is_url, without_credentials
 
 DEFAULT = Path("iaprof.parquet")
@@ -20,6 +24,17 @@ FirstCapture: TypeAlias = Annotated[
     typer.Argument(metavar="CAPTURE", help=f"A file that 'iaprof record' wrote.  [default: {DEFAULT}]"),
 ]
 """A capture before another argument, which can be given without it: see capture_and."""
+_PANEL = "Several captures"
+_PATTERN = "*?["
+ONE = [str(DEFAULT)]
+"""The captures of a verb that gets none."""
+Captures: TypeAlias = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="CAPTURE", help="Captures that 'iaprof record' wrote, or folders, patterns and URLs of captures."
+    ),
+]
+"""The argument of verbs that report several captures together."""
 
 
 def existing(path: Path, absent: Callable[[Path], str] | None = None) -> Path:
@@ -90,3 +105,84 @@ def _absent(path: Path) -> str:
     if path == DEFAULT:
         return f"{path} does not exist: run 'iaprof record' first, or name a capture"
     return f"{without_credentials(str(path))} does not exist: name a file that 'iaprof record' wrote"
+
+
+def is_several(words: Sequence[str]) -> bool:
+    """Whether words name more than one local file, or may: then captures are reported together."""
+    if len(words) != 1 or is_url(words[0]):
+        return True
+    path = Path(words[0])
+    return path.is_dir() or (any(mark in words[0] for mark in _PATTERN) and not path.exists())
+
+
+@dataclass(frozen=True)
+class FleetOptions:
+    """The options for several captures.
+
+    Raises:
+        UsageError: a value is invalid.
+    """
+
+    FOR: ClassVar[For] = For(Of.SEVERAL | Of.TREE)
+    group_by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group-by",
+            metavar="WHAT,...",
+            help="Group by host, day, hour, capture, command, gpu, container, pod, device, hash or label:NAME.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            "--cluster",
+            metavar="ADDRESS",
+            help="Use N processes of this machine: local:N, or a Dask cluster: tls://HOST:PORT or tcp://HOST:PORT.  "
+            "[default: a process for each core]",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            "--cache",
+            metavar="DIR|URL",
+            help="Cache the captures' profiles here; none: do not cache them.  [default: ~/.cache/iaprof/profiles]",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict",
+            help="Fail if a capture cannot be read.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            help="Skip a capture that takes longer than this to read.  [default: 600]",
+            show_default=False,
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        """Checks the values."""
+        if self.groups:
+            from iaprof.report.fleet.groups import Grouping
+
+            Grouping.parse(self.groups)
+        if self.timeout is not None and not 1 <= self.timeout < 1e9:
+            raise UsageError("--timeout must be a number of seconds, 1 or more")
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """What captures are grouped by."""
+        return tuple(words_of(self.group_by, "--group-by"))

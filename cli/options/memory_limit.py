@@ -14,7 +14,7 @@ import typer
 from iaprof.basics.errors import UsageError
 from iaprof.basics.files import remove_unfinished
 from iaprof.cli.options.declared import ALL, For, Of
-from iaprof.cli.options.quantities import size
+from iaprof.cli.options.values import size
 from iaprof.sandbox.memory import MIN_BYTES, default_limit, lift_limit, limit, limit_memory
 from iaprof.sandbox.uncaught import on_uncaught_bad_alloc
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.options.choices import checked_choice
+from iaprof.cli.options.values import checked_choice
 
 _WELL_KNOWN = frozenset((".csv", ".html", ".json", ".parquet", ".svg"))  # of one format whatever the verb
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.declared import For, Of
-from iaprof.cli.options.quantities import pids as pids_of, words_of
 from iaprof.cli.options.symbol_options import NAMES, Kallsyms, SymbolDirs, Symfs
+from iaprof.cli.options.values import checked_choice, one_of, pids as pids_of, words_of
 from iaprof.gpu.vendors import REASONS
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import Annotated, ClassVar
 import typer
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.declared import For, Of
 from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.options.values import checked_choice, one_of
 from iaprof.formats.profile import COMPONENTS, DEFAULT_COMPONENTS, StackOptions
 from iaprof.formats.writers.registry import FORMATS, Format, Of as Shows
 from iaprof.formats.writers.writer import Needs, Writer

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from iaprof.cli.options.choices import checked_choice, one_of
+from iaprof.cli.options.values import checked_choice, one_of
 from iaprof.symbols.names.which import Symbols
 
 NAMES = "CPU symbols"

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.options.captures import existing
-from iaprof.cli.options.fleet_options import FleetOptions, is_several
+from iaprof.cli.options.captures import FleetOptions, existing, is_several
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.subjects.several import Several
 from iaprof.cli.subjects.stalls import Stalls

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.quantities import counted, in_utc, percent
-from iaprof.cli.options.captures import check_report
-from iaprof.cli.options.choices import checked_choice
+from iaprof.cli.options.captures import FleetOptions, check_report
 from iaprof.cli.options.declared import Of
-from iaprof.cli.options.fleet_options import FleetOptions
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.options.shown import Comparison, Intervals, StackShape
+from iaprof.cli.options.values import checked_choice
 from iaprof.cli.subjects.subject import Recorded, browse, grouping_of
 from iaprof.cli.subjects.unmatched import filters_of, nothing_matches
 from iaprof.cli.terminal.answers import Answers

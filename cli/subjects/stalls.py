@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import check_output, mode_of_report
-from iaprof.cli.options.choices import checked_choice
 from iaprof.cli.options.declared import Of
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.options.shown import Comparison, Intervals, StackShape
+from iaprof.cli.options.values import checked_choice
 from iaprof.cli.subjects.subject import Recorded, browse, grouping_of
 from iaprof.cli.subjects.transfers import BY as TRANSFER, table as table_of_transfers
 from iaprof.cli.subjects.unmatched import (
@@ -27,14 +27,12 @@ from iaprof.cli.subjects.waits import BY as WAIT, table as table_of_waits
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.destination import Destination
 from iaprof.cli.terminal.difference_tables import BY as OF_DIFFERENCES, show as show_difference
-from iaprof.cli.terminal.facts import say_facts
+from iaprof.cli.terminal.facts import say_facts, say_waits, symbol_source_lines
 from iaprof.cli.terminal.pager import paged
 from iaprof.cli.terminal.progress import show_joining
 from iaprof.cli.terminal.ranking_tables import ENERGY, OPERATOR, show
 from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 from iaprof.cli.terminal.summary import say
-from iaprof.cli.terminal.symbol_sources import symbol_source_lines
-from iaprof.cli.terminal.wait_facts import say_waits
 from iaprof.formats.header.left_out import left_out_text
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS, Format, Of as Shows, extensions

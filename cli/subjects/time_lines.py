@@ -13,19 +13,17 @@ from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output, mode_of_report
 from iaprof.basics.quantities import counted
-from iaprof.cli.options.choices import checked_choice
 from iaprof.cli.options.declared import Of
 from iaprof.cli.options.shown import Comparison, Intervals, StackShape
+from iaprof.cli.options.values import checked_choice
 from iaprof.cli.subjects.subject import Recorded, browse
 from iaprof.cli.terminal.answers import TABLE, Answers
 from iaprof.cli.terminal.destination import Destination
 from iaprof.cli.terminal.pager import paged
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
-from iaprof.cli.timelines.difference import show as show_difference
-from iaprof.cli.timelines.messages import say_messages
 from iaprof.cli.timelines.options import DeviceOptions
-from iaprof.cli.timelines.tables import energy_dict, energy_lines, show
+from iaprof.cli.timelines.tables import energy_dict, energy_lines, say_messages, show, show_difference
 from iaprof.formats.writers.registry import Format
 
 if TYPE_CHECKING:

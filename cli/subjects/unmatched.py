@@ -11,7 +11,7 @@ from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.quantities import in_time
 from iaprof.cli.terminal.entry_names import entry_titles
-from iaprof.cli.terminal.wait_facts import no_waits
+from iaprof.cli.terminal.facts import no_waits
 from iaprof.formats.header.unrecorded_copies import unrecorded
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.subjects.unmatched import check_has_rows, filters_of, names_of_samples, nothing_matches
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.entry_names import BETWEEN_FRAMES, short_python
+from iaprof.cli.terminal.facts import say_waits
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table, terminal_width
-from iaprof.cli.terminal.wait_facts import say_waits
 from iaprof.formats.profile import UNKNOWN_PROCESS
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
-"""The summary that a verb prints on stderr about its report: totals and match rates."""
+"""What a verb says on stderr about its report: totals, match rates, waits, and where names came from."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from iaprof.basics.clean import clean
@@ -11,7 +12,59 @@ from iaprof.formats.header.python_counts import NOUNS as PYTHON_NOUNS, recorded 
 from iaprof.formats.header.whole_stacks import NOUNS, recorded
 
 if TYPE_CHECKING:
-    from iaprof.report.facts import Facts
+    from iaprof.formats.capture.reader import CaptureReader
+    from iaprof.report.facts import CpuModule, Facts
+
+_NONE = (
+    "no waits were recorded: nothing waited, the kernel was older than Linux 6.13, or the driver's layout has no "
+    "functions that wait (run 'sudo iaprof calibrate')"
+)
+
+
+def no_waits(reader: CaptureReader) -> str:
+    """Why a capture has no `wait` rows, or how to record waits: a sentence without a full stop."""
+    headers = [part.header for part in reader.parts]
+    if not any(header.get("waits_wanted") is True for header in headers):
+        return "this capture has no waits: record with 'iaprof record --waits'"
+    return "; ".join([_NONE, *_losses(headers)])
+
+
+def say_waits(verb: str, reader: CaptureReader) -> None:
+    """Prints the totals and losses of waits over all parts."""
+    from iaprof.formats.header.waits import WaitTotals, total_waits
+
+    headers = [part.header for part in reader.parts]
+    say(f"[ iaprof {verb}: {(total_waits(headers) or WaitTotals()).sentence()} ]")
+    for text in _losses(headers):
+        say(f"iaprof: {text}")
+
+
+def _losses(headers: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for loss in (loss for header in headers for loss in header.get("losses", ()) if isinstance(loss, dict)):
+        if loss.get("source") == "waits" and isinstance(loss.get("what"), str):
+            count = loss.get("count")
+            yield f"waits {loss['what']}: {count:,}" if type(count) is int else f"waits {loss['what']}"
+
+
+def symbol_source_lines(modules: Sequence[CpuModule]) -> Iterator[str]:
+    """The lines of the table.
+
+    Args:
+        modules: the files with frames in launching stacks.
+    """
+    if not modules:
+        yield "no CPU stacks to name"
+        return
+    yield f"{'SAMPLES':>8} {'UNNAMED':>8}  FILE"
+    for row in modules:
+        module, symbolized = row.names.module, row.names.symbolized
+        where = module.path or f"no mapping of process {module.pid}"
+        count = f"{len(row.names.rows):,} of {row.names.addresses:,} addresses named"
+        yield clean(f"{row.share:8.1%} {row.unnamed:8.1%}  {where}")
+        for what in (count + (f", from {symbolized.source}" if symbolized.source else ""), symbolized.problem):
+            if what:
+                yield clean(f"{'':19}{what}")
+
 
 MOST_PROBLEMS = 50  # printed
 

@@ -11,8 +11,8 @@ import typer
 
 from iaprof.basics.errors import IaprofError
 from iaprof.cli.options.captures import FirstCapture, capture_and
-from iaprof.cli.options.choices import meant
 from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.options.values import meant
 from iaprof.cli.subjects.stalls import open_report
 from iaprof.cli.terminal.answers import TABLE, Answers, Force
 from iaprof.cli.terminal.facts import say_facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,10 +13,14 @@ from iaprof.basics.errors import UsageError
 from iaprof.basics.files import check_output
 from iaprof.basics.quantities import in_bytes
 from iaprof.cli.options.captures import DEFAULT, Capture, existing
-from iaprof.cli.options.choices import checked_choice, one_of
 from iaprof.cli.options.symbol_options import Kallsyms, SymbolDirs, Symfs
+from iaprof.cli.options.values import checked_choice, one_of
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.summary import say
+
+if TYPE_CHECKING:
+    from iaprof.report.archive.pseudonyms import Pseudonyms
+    from iaprof.report.cpu_names import SymbolOptions
 
 EXAMPLES = """\b
 Examples:
@@ -75,13 +79,29 @@ def archive(
     if redact_key is not None and not redact:
         raise UsageError("--redact-key is for --redact")
     check_output(output, force, existing(capture))
+    from iaprof.report.archive.pseudonyms import Pseudonyms, read_key
+    from iaprof.report.cpu_names import SymbolOptions
+
+    pseudonyms = Pseudonyms(None if redact_key is None else read_key(redact_key)) if redact else None
+    keep_kernels = not redact if kernels is None else kernels
+    options = SymbolOptions(symfs, tuple(symbol_dirs or ()), kallsyms)
+    _archive(capture, output, options, symbols == "all", pseudonyms, keep_kernels, quiet)
+
+
+def _archive(
+    capture: Path,
+    output: Path,
+    options: SymbolOptions,
+    of_all: bool,
+    pseudonyms: Pseudonyms | None,
+    keep_kernels: bool,
+    quiet: bool,
+) -> None:
+    """Writes the archive; `of_all`: with the names of all functions."""
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.archive.archiving import archive as write
-    from iaprof.report.archive.pseudonyms import Pseudonyms, read_key
-    from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
+    from iaprof.report.cpu_names import open_symbolizer
 
-    reader = CaptureReader(capture)
-    names = Pseudonyms(None if redact_key is None else read_key(redact_key)) if redact else None
     progress = Progress()
     on_terminal = not quiet and sys.stderr is not None and sys.stderr.isatty()
 
@@ -89,10 +109,13 @@ def archive(
         if on_terminal:
             progress.naming(done, modules)
 
-    keep_kernels = not redact if kernels is None else kernels
-    symbol_options = SymbolOptions(symfs, tuple(symbol_dirs or ()), kallsyms)
     archived = write(
-        reader, output, lambda part: open_symbolizer(part, symbol_options, symbols == "all"), tell, names, keep_kernels
+        CaptureReader(capture),
+        output,
+        lambda part: open_symbolizer(part, options, of_all),
+        tell,
+        pseudonyms,
+        keep_kernels,
     )
     progress.clear()
     if not quiet:

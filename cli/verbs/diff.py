@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from iaprof.cli.options.captures import DEFAULT
-from iaprof.cli.options.choices import one_of
+from iaprof.cli.options.captures import DEFAULT, FleetOptions
 from iaprof.cli.options.declared import For, Given, Of
-from iaprof.cli.options.fleet_options import FleetOptions
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.options.shown import Comparison, Interactive, Quiet
+from iaprof.cli.options.values import one_of
 from iaprof.cli.subjects.choosing import sides_of
 from iaprof.cli.subjects.subject import check_tree
 from iaprof.cli.subjects.time_lines import BY as OF_TIME_LINES

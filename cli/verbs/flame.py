@@ -11,12 +11,12 @@ import typer
 from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
+from iaprof.cli.options.captures import FleetOptions
 from iaprof.cli.options.declared import Given
-from iaprof.cli.options.fleet_options import FleetOptions
 from iaprof.cli.options.memory_limit import Large, MemoryLimit, apply_limit, memory_bytes
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.options.shown import StackShape
-from iaprof.cli.terminal.browser import open_in_browser
+from iaprof.cli.terminal.destination import open_in_browser
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.timelines.options import DeviceOptions
 from iaprof.cli.verbs.record import RecordingOptions, record

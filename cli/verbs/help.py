@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.options.choices import meant
+from iaprof.cli.options.values import meant
 from iaprof.cli.terminal.pager import show
 from iaprof.cli.terminal.stdout import is_terminal, utf8_stdout
 

@@ -72,10 +72,7 @@ def import_(
     """
     texts = expanded(texts)
     _check_files(texts)
-    if output is None:
-        if len(texts) > 1:
-            raise UsageError("several files become one capture: name it with -o")
-        output = _capture_of(texts[0])
+    output = output or _capture_of(texts)
     for text in texts:
         check_output(output, force, None if text == _STDIN else text)
     if recorded is not None:
@@ -267,8 +264,11 @@ def _opened(text: Path) -> BinaryIO:
     return sys.stdin.buffer
 
 
-def _capture_of(text: Path) -> Path:
-    """The default name of the capture, in the text's folder."""
+def _capture_of(texts: Sequence[Path]) -> Path:
+    """The default name of the capture, in the text's folder; UsageError if there are several texts."""
+    if len(texts) > 1:
+        raise UsageError("several files become one capture: name it with -o")
+    text = texts[0]
     if text == _STDIN:
         return Path("iaprof.parquet")
     stem = next((text.name.removesuffix(end) for end in _EXTENSIONS if text.name.endswith(end)), text.name)

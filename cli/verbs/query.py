@@ -17,8 +17,8 @@ import typer
 from iaprof.basics.clean import clean
 from iaprof.basics.errors import UsageError
 from iaprof.cli.options.captures import FirstCapture, capture_and
-from iaprof.cli.options.choices import one_of
 from iaprof.cli.options.selection import SelectionOptions
+from iaprof.cli.options.values import one_of
 from iaprof.cli.subjects.stalls import open_report
 from iaprof.cli.terminal.answers import FORMATS, TABLE, Answers, Force, Output
 from iaprof.cli.terminal.stdout import open_output

@@ -16,9 +16,8 @@ from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output
 from iaprof.cli.options.captures import DEFAULT
-from iaprof.cli.options.choices import checked_choice, one_of
-from iaprof.cli.options.quantities import percent, pids, size, size_or_time
 from iaprof.cli.options.symbol_options import WhichSymbols, which_symbols
+from iaprof.cli.options.values import checked_choice, one_of, percent, pids, size, size_or_time
 from iaprof.cli.terminal.progress import Progress
 from iaprof.cli.terminal.summary import end_line, launch_warnings, say, say_end
 from iaprof.formats.header.labels import parse_labels

@@ -9,12 +9,12 @@ from typing import Annotated, ClassVar
 import typer
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.options.choices import one_of
+from iaprof.cli.options.captures import ONE, Captures, FleetOptions, is_several
 from iaprof.cli.options.declared import For, Given, Of
-from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions, is_several
 from iaprof.cli.options.output_format import output_format
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.options.shown import Interactive, Quiet, StackShape
+from iaprof.cli.options.values import one_of
 from iaprof.cli.subjects.choosing import subject_of
 from iaprof.cli.subjects.subject import check_tree
 from iaprof.cli.terminal.destination import Destination

@@ -19,9 +19,8 @@ from iaprof.basics.files import mode_of_report, replace_file
 from iaprof.cli.options.captures import DEFAULT, existing
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import WEAK, Column, Table
-from iaprof.cli.timelines.messages import say_messages
 from iaprof.cli.timelines.options import StageOptions
-from iaprof.cli.timelines.tables import show
+from iaprof.cli.timelines.tables import say_messages, show
 from iaprof.cli.verbs.import_ import expanded, import_to
 
 if TYPE_CHECKING:

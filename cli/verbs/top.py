@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.options.choices import checked_choice, one_of
+from iaprof.cli.options.captures import ONE, Captures, FleetOptions
 from iaprof.cli.options.declared import For, Given, Of
-from iaprof.cli.options.fleet_options import ONE, Captures, FleetOptions
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.options.shown import Interactive, Intervals, Quiet, StackShape
+from iaprof.cli.options.values import checked_choice, one_of
 from iaprof.cli.subjects.choosing import subject_of_table
 from iaprof.cli.subjects.live import Live
 from iaprof.cli.subjects.subject import check_tree

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from iaprof.basics.errors import UsageError
-from iaprof.cli.options.quantities import pids, size, size_or_time
+from iaprof.cli.options.values import pids, size, size_or_time
 
 
 def test_sizes_and_times() -> None:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from iaprof.cli.terminal.browser import opened_secretly
+from iaprof.cli.terminal.destination import opened_secretly
 from iaprof.cli.terminal.serving import Server
 from limits import Within
 from thorough import thorough

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from collections import Counter
@@ -26,3 +27,15 @@ def test_every_package_is_in_the_picture_of_the_structure() -> None:
 
 def test_the_picture_fits_on_two_screens() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= 110
+
+
+def test_a_verb_fits_on_a_screen() -> None:
+    """It reads options and asks what it shows; both are elsewhere."""
+    functions = [
+        (path.name, each.name, (each.end_lineno or 0) - each.lineno + 1)
+        for path in (ROOT / "cli" / "verbs").glob("*.py")
+        for each in ast.walk(ast.parse(path.read_text()))
+        if isinstance(each, ast.FunctionDef)
+    ]
+    assert {"report", "top", "diff", "timeline", "record"} <= {name for _, name, _ in functions}
+    assert [each for each in functions if each[2] > 60] == []

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.cli.options.fleet_options import FleetOptions
+from iaprof.cli.options.captures import FleetOptions
 from iaprof.cli.options.selection import SelectionOptions
 from iaprof.cli.options.shown import Comparison
 from iaprof.cli.subjects import subject
