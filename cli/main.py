@@ -11,9 +11,9 @@ import typer
 import iaprof
 from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.cli.options.commands import Refused, Verb, Verbs, sentence
 from iaprof.cli.options.declared import with_options
 from iaprof.cli.options.memory_limit import Limits, OneLimit, out_of_memory
+from iaprof.cli.options.parsing import Refused, Verb, Verbs, sentence
 from iaprof.cli.verbs import (
     annotate,
     archive,

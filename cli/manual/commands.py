@@ -9,7 +9,7 @@ from typing import Any
 
 from typer.main import get_command
 
-from iaprof.cli.options.commands import grouped, help_record
+from iaprof.cli.options.parsing import grouped, help_record
 
 
 class Kind(Enum):
