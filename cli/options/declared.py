@@ -1,12 +1,8 @@
 """Options as fields of dataclasses, from which typer's parameters are made; each says which subjects take it.
 
-@dataclass(frozen=True)
-class Output:
-force: Annotated[bool, typer.Option("--force"), For(Of.STALLS)] = False
-
-def verb(given: Given, output: Output) -> None: ...
-
-app.command()(with_options(verb))
+A field is annotated as typer wants it, and with a For: `Annotated[bool, typer.Option("--force"), For(Of.STALLS)]`. A
+verb has parameters that are such dataclasses, which check their values when they are made, and `with_options` makes of
+it what typer takes.
 """
 
 from __future__ import annotations
@@ -57,11 +53,9 @@ class Given:
     """What the user gave on the command line.
 
     Attributes:
-        verb: the verb's name.
         options: by parameter, in the order of the help: the option's longest name, and what takes it.
     """
 
-    verb: str
     options: Mapping[str, tuple[str, For]]
 
     def has(self, *names: str) -> bool:
@@ -120,7 +114,7 @@ def with_options(verb: Callable[..., None], applied: type[Applied] | None = None
             _made(applied, values).apply()
         arguments = {name: values[name] for name in own if name in values}
         arguments |= {name: _made(class_, values) for name, class_ in classes.items()}
-        given = Given(str(context.info_name), dict(_given(context, taken)))
+        given = Given(dict(_given(context, taken)))
         verb(**arguments, **{name: given for name in own if hints[name] is Given})
 
     made: Any = with_dataclasses  # not functools.wraps: typer would follow __wrapped__ to the verb's own parameters

@@ -71,7 +71,7 @@ def flame(
     if large:
         allow_large()
     report(
-        Given("report", {}),
+        Given({}),
         captures=[str(capture)],
         output=ReportOutput(output=output, force=force),
         shape=StackShape(),
