@@ -17,7 +17,7 @@ from iaprof.record.checks.result import Check, Level
 from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.interpreters import InterpreterSearch
 from iaprof.record.unwinding.mappings import Images, executable
-from iaprof.sandbox.closing import Closing
+from iaprof.sandbox.worker import Closing
 from iaprof.symbols.python.layout import FIRST_MINOR, LAST_MINOR
 from iaprof.symbols.unwind.finishing import Finishing, Mapping
 

@@ -15,8 +15,7 @@ from iaprof.formats.wire.process_maps import mappings, maps_of
 from iaprof.record.kernels.collector import start_child
 from iaprof.record.kernels.collector_child import ABSENT, ANOTHER, FORBIDDEN, NOT_REGULAR
 from iaprof.record.symbolize.mapped_files import FileIdentity
-from iaprof.sandbox.closing import Closing
-from iaprof.sandbox.worker import Worker
+from iaprof.sandbox.worker import Closing, Worker
 
 TIMEOUT_S = 2.0
 _LAST_WAIT_S = 0.2  # for a killed child to end: a file system in user space may keep it

@@ -26,8 +26,8 @@ from iaprof.formats.capture.dictionaries import rows_equal, rows_where
 from iaprof.record.symbolize.entry_names import with_entry_names
 from iaprof.record.symbolize.mapped_files import FileIdentity, MappedFiles
 from iaprof.record.symbolize.opener import Opener, Rights
-from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.deadline import patient_clock
+from iaprof.sandbox.worker import Closing
 from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import is_same_boot
