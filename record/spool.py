@@ -58,7 +58,7 @@ class FrameKind(IntEnum):
     END = 8  # JSON, the members of the header that are known only at the end
     APPEND = 9  # JSON, lists that are appended to the header's lists of the same names
     METRICS = 10  # a JSON line of `part` bytes that names the columns; then rows of little-endian u64
-    PROCESS = 11  # JSON, what /proc says of a process: see bpf.containers.describe
+    PROCESS = 11  # JSON, what /proc says of a process: see bpf.accounts.describe
     PIECE = 12  # a CHUNK record without the unused end of its data; losses show this name
     STACKS = 14  # stack_dtype(part) records
     CPU_SAMPLES = 13  # CPU_SAMPLE records

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.bytecode import BpfUnavailable
 
 VARIABLE = "BCC_KERNEL_SOURCE"
 HEADERS_ADVICE = (

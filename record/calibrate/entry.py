@@ -1,6 +1,6 @@
 """Where in a function to put a uprobe so that it costs least, with the arguments still in their registers.
 
-The kernel emulates some instructions (bpf/probes/emulation.py): pushes, nops, relative jumps and calls. A uprobe on
+The kernel emulates some instructions (bpf/probes/library_file.py): pushes, nops, relative jumps and calls. A uprobe on
 them costs 1.5 us. It single-steps others, such as the endbr64 at a function's beginning, which costs up to 10 us.
 
 So the search goes from the function's beginning to its first emulated instruction, past instructions that only make
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Set
 
-from iaprof.bpf.probes.emulation import EMULATED
+from iaprof.bpf.probes.library_file import EMULATED
 
 _ENDBR64 = re.compile(rb"\xf3\x0f\x1e\xfa")
 _SUB_RSP = re.compile(rb"\x48(?:\x83\xec([\x00-\x7f])|\x81\xec(..\x00\x00))", re.DOTALL)

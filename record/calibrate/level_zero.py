@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Field, Layout
-from iaprof.bpf.probes.transfers import LEVEL_ZERO as TRANSFERRING
-from iaprof.bpf.probes.waits import LEVEL_ZERO as WAITING
+from iaprof.bpf.probes.functions import LEVEL_ZERO_TRANSFERS, LEVEL_ZERO_WAITS
 from iaprof.record.calibrate.answer import (
     OWN_KERNELS,
     PARTS,
@@ -41,7 +40,7 @@ _ENTRIES = {
     "zeCommandListAppendLaunchKernelWithArguments": (Action.LAUNCH, 1, None),
     "zeCommandListUpdateMutableCommandKernelsExp": (Action.LAUNCH_MANY, 3, 1),
     "zexCommandListAppendVariableLaunchKernel": (Action.LAUNCH, 1, None),
-    **{name: (action, argument, None) for name, (action, argument) in TRANSFERRING.items()},
+    **{name: (action, argument, None) for name, (action, argument) in LEVEL_ZERO_TRANSFERS.items()},
     "zeKernelDestroy": (Action.KERNEL_GONE, 0, None),
     "zeModuleDestroy": (Action.MODULE_GONE, 0, None),
     "zeCommandQueueExecuteCommandLists": (Action.EXECUTE, 2, 1),
@@ -50,7 +49,7 @@ _ENTRIES = {
     "zeCommandListClose": (Action.LIST_CLOSED, 0, None),
     "zeCommandListReset": (Action.LIST_RESET, 0, None),
     "zeCommandListDestroy": (Action.LIST_GONE, 0, None),
-    **dict.fromkeys(WAITING, (Action.WAIT, 0, None)),
+    **dict.fromkeys(LEVEL_ZERO_WAITS, (Action.WAIT, 0, None)),
 }
 _JUMP = re.compile(rb"(?:\xf3\x0f\x1e\xfa)?\xe9(.{4})", re.DOTALL)
 _NEEDED = ("zeCommandListAppendLaunchKernel", "zeKernelDestroy")

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.bpf.driver_layout import TRANSFERS, Action, Dispatch, Entry, Field, Layout
-from iaprof.bpf.probes.transfers import MAY_COPY, OPENCL as TRANSFERRING
-from iaprof.bpf.probes.waits import OPENCL as WAITING
+from iaprof.bpf.probes.functions import MAY_COPY, OPENCL_TRANSFERS, OPENCL_WAITS
 from iaprof.record.calibrate.answer import (
     OWN_KERNELS,
     PARTS,
@@ -35,8 +34,8 @@ _PARTS = PARTS | {"binary": (3,), "number": (1,)}
 _NEEDED = LAUNCHES[:1]
 _LAUNCHES = dict.fromkeys(LAUNCHES, (Action.LAUNCH, 1))
 _MAY_COPY = dict.fromkeys(MAY_COPY, (Action.MAY_COPY, 0))  # probed only for the driver's own kernels
-_WAITS = {name: (Action.WAIT, argument) for name, argument in WAITING.items()}
-_FUNCTIONS = _LAUNCHES | TRANSFERRING | _MAY_COPY | _WAITS
+_WAITS = {name: (Action.WAIT, argument) for name, argument in OPENCL_WAITS.items()}
+_FUNCTIONS = _LAUNCHES | OPENCL_TRANSFERS | _MAY_COPY | _WAITS
 # By kind of object: the action at its end, and a name for the destructor.
 _GONE = {
     "Kernel": (Action.KERNEL_GONE, "MultiDeviceKernel::~MultiDeviceKernel"),
@@ -110,7 +109,7 @@ def opencl_layout(build_id: str, code: Code, answers: Sequence[OpenCLAnswer]) ->
         version=answers[0].version,
         entries=(
             *_entries(_LAUNCHES, functions, code),
-            *_entries(TRANSFERRING, functions, code),
+            *_entries(OPENCL_TRANSFERS, functions, code),
             *(_entries(_MAY_COPY, functions, code) if path else ()),
             *_ends(answers, module[1][0], code),
             *_entries(_WAITS, functions, code),

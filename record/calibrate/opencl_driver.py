@@ -12,8 +12,7 @@ from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from iaprof.bpf.probes.transfers import MAY_COPY, OPENCL
-from iaprof.bpf.probes.waits import OPENCL as WAITS
+from iaprof.bpf.probes.functions import MAY_COPY, OPENCL_TRANSFERS, OPENCL_WAITS
 from iaprof.record.calibrate.level_zero_driver import MAX_BYTES, MAX_KERNELS, DriverError
 from iaprof.record.calibrate.search import Kernel
 
@@ -111,7 +110,7 @@ class OpenCLDriver:
     def functions(self) -> dict[str, int]:
         """Returns the addresses of functions as loaders call them, by name."""
         addresses = {}
-        for name in (*LAUNCHES, *OPENCL, *MAY_COPY, *WAITS):
+        for name in (*LAUNCHES, *OPENCL_TRANSFERS, *MAY_COPY, *OPENCL_WAITS):
             address = self._address(name)
             if address:
                 addresses[name] = address

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.bytecode import BpfUnavailable
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import Libraries
 from iaprof.bpf.processes import describe

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from iaprof.bpf import processes
 from iaprof.bpf.accounts import describe
+from iaprof.bpf.maps import RingBuffer
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.formats.wire.launches import (
     Counter,
     LaunchFlags,

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.heap import take_in_advance
-from iaprof.bpf.ringbuffer import MOST_RECORDS, RingBuffer
+from iaprof.bpf.maps import MOST_RECORDS, RingBuffer
 from iaprof.bpf.rule_table import MappingState, RuleTable, Spaces
 from iaprof.bpf.sizes import COPY_PAGES
 from iaprof.formats.wire.launches import COPY

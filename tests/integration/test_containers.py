@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf.containers import describe
+from iaprof.bpf.accounts import describe
 from iaprof.formats.capture.reader import CaptureReader
 from integration.attacking import PYTHON
 from integration.recording import IAPROF, by_instruction, folded, has_met, ledger_by_instruction, until_recording

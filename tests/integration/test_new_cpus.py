@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.bpf import cpu_clock, sideband
+from iaprof.bpf import perf_event, sideband
 from iaprof.bpf.perf_event import IOC_DISABLE, online_cpus
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.sideband import SideBandBuffers
@@ -63,12 +63,12 @@ class Loop:
 def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first CPU seems to be online, until `show`."""
     assert LATER, "this machine has one CPU"
-    for module in (sideband, cpu_clock):
+    for module in (sideband, perf_event):
         monkeypatch.setattr(module, "online_cpus", lambda: [FIRST])
 
 
 def show(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sideband, cpu_clock):
+    for module in (sideband, perf_event):
         monkeypatch.setattr(module, "online_cpus", online_cpus)
 
 
@@ -220,7 +220,7 @@ def test_of_several_new_cpus_some_of_which_cannot_be_watched(monkeypatch: pytest
         return real(cpu, pages)
 
     monkeypatch.setattr(sideband, "CpuSideBand", opened)
-    for module in (sideband, cpu_clock):
+    for module in (sideband, perf_event):
         monkeypatch.setattr(module, "online_cpus", lambda: [FIRST, *LATER, last])
     for _ in range(3):
         source.losses()
@@ -233,7 +233,7 @@ def test_of_several_new_cpus_some_of_which_cannot_be_watched(monkeypatch: pytest
 
 @pytest.mark.usefixtures("hidden")
 def test_a_recording_does_not_begin_where_one_cpu_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sideband, cpu_clock):
+    for module in (sideband, perf_event):
         monkeypatch.setattr(module, "online_cpus", lambda: [FIRST, *LATER])
     real = sideband.CpuSideBand
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from iaprof.bpf.ringbuffer import MOST_HELD_NS, RingBuffer
+from iaprof.bpf.maps import MOST_HELD_NS, RingBuffer
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.waits import WAIT
 from iaprof.formats.wire.launches import Counter
