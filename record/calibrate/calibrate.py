@@ -141,7 +141,7 @@ def store(layout: Layout, output: Path | None) -> Path:
     path = output or CACHE / f"{layout.build_id}.json"
     if not output:
         try:
-            make_public_folder(CACHE)  # next to it, injection.py keeps the commands' libraries
+            make_public_folder(CACHE)  # next to it, drivers.py keeps the commands' libraries
         except OSError as error:
             raise IaprofError(f"{CACHE} cannot be made ({error.strerror}): name a file with -o") from error
     with replace_file(path, mode=0o644) as file:

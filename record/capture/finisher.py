@@ -44,7 +44,7 @@ class Finisher:
         fds = [spool.fileno(), self._folder, *([] if state_fd is None else [state_fd]), *set(self._roots.values())]
         try:
             self._child = Worker(
-                "iaprof.record.capture.finish_child:main",
+                "iaprof.record.capture.finish:main",
                 channel=socket.SOCK_STREAM,
                 files=fds,
                 environment=os.environ | MALLOC_ENVIRONMENT,

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from iaprof.basics.quantities import counted
 from iaprof.bpf.processes import running_pids
 from iaprof.bpf.sizes import kernel_offsets
-from iaprof.record.checks.processes import shortened
-from iaprof.record.checks.result import Check, Level
+from iaprof.record.checks.result import Check, Level, shortened
 from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.interpreters import InterpreterSearch
 from iaprof.record.unwinding.mappings import Images, executable

@@ -10,7 +10,7 @@ from driver.driver import WAYS, Driver, build
 from driver.injecting import Recorder
 from iaprof.bpf.probes import functions
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.record.kernels.injection import Injection
+from iaprof.record.kernels.drivers import Injection
 from integration.recording import IN_TURN
 
 

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -78,7 +79,7 @@ def on_cpu(cpu: int) -> subprocess.Popen[bytes]:
 
 @pytest.mark.usefixtures("hidden")
 def test_the_side_band_of_a_new_cpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, journal, loop = SideBand(), Journal(), Loop()
+    source, journal, loop = SideBand(Mock(), Mock(), Mock()), Journal(), Loop()
     source.start(journal, loop)  # type: ignore[arg-type]
     # given a process that begins on a CPU that is not watched
     with on_cpu(LATER[0]) as before:
@@ -164,7 +165,7 @@ def test_a_new_cpu_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cpu_that_goes_and_comes_back_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, journal, loop = SideBand(), Journal(), Loop()
+    source, journal, loop = SideBand(Mock(), Mock(), Mock()), Journal(), Loop()
     source.start(journal, loop)  # type: ignore[arg-type]
     source.losses()
     assert journal.losses == []
@@ -210,7 +211,7 @@ def test_a_cpu_is_sampled_again_after_it_has_gone_and_come_back() -> None:
 
 @pytest.mark.usefixtures("hidden")
 def test_of_several_new_cpus_some_of_which_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, journal = SideBand(), Journal()
+    source, journal = SideBand(Mock(), Mock(), Mock()), Journal()
     source.start(journal, Loop())  # type: ignore[arg-type]
     real, last = sideband.CpuSideBand, LATER[-1] + 1
 
@@ -249,7 +250,7 @@ def test_a_recording_does_not_begin_where_one_cpu_cannot_be_watched(monkeypatch:
 
 @pytest.mark.usefixtures("hidden")
 def test_a_cpu_that_cannot_be_watched_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, journal = SideBand(), Journal()
+    source, journal = SideBand(Mock(), Mock(), Mock()), Journal()
     source.start(journal, Loop())  # type: ignore[arg-type]
 
     def refused(*_: object) -> None:

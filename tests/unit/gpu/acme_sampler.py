@@ -12,7 +12,7 @@ from iaprof.formats.wire.launches import LAUNCH
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
-from iaprof.record.sources.sampler import Sampler
+from iaprof.record.sources.source import Sampler
 from iaprof.record.spool import FrameKind
 
 PERIOD_NS = 1_000_000

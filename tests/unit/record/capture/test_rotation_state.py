@@ -13,7 +13,7 @@ import pytest
 
 from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, LaunchFlags, ListEvent, stack_dtype
 from iaprof.formats.wire.sideband import SideBand, decode, mapping_record, running_record
-from iaprof.record.capture import rotation_lists
+from iaprof.record.capture import rotation_state
 from iaprof.record.capture.rotation_state import LINGER_NS, RotationState
 from iaprof.record.spool import FrameKind, Spool, SpoolReader, framed
 
@@ -179,7 +179,7 @@ def test_launches_in_lists_that_may_be_executed_later_are_kept(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given that launches in no list are dropped early, or never
-    monkeypatch.setattr(rotation_lists, "MOST_APPENDED", max(most, 4))
+    monkeypatch.setattr(rotation_state, "MOST_APPENDED", max(most, 4))
     pid = 10
     spool = Spool(tmp_path / "s")
     spool.write(FrameKind.STACKS, stacks(1, 2, 3, 4, 5), part=DEPTH, time=1)
@@ -229,7 +229,7 @@ def test_lists_of_ended_processes_are_dropped(tmp_path: Path) -> None:
 
 
 def test_what_has_no_room_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation_lists, "MOST_APPENDED", 2)
+    monkeypatch.setattr(rotation_state, "MOST_APPENDED", 2)
     spool = Spool(tmp_path / "s")
     spool.write(FrameKind.LAUNCHES, appended(*((n, 10, n * 64, 1, A) for n in range(1, 6))), time=5)
     spool.write(FrameKind.LISTS, events((6, 10, ListEvent.CLOSE, 0, (A,))), time=6)
