@@ -14,8 +14,6 @@ from iaprof.record.calibrate.answer import (
     OWN_KERNELS,
     PARTS,
     Answer,
-    Code,
-    address_of,
     best,
     best_address,
     best_class,
@@ -27,6 +25,7 @@ from iaprof.record.calibrate.answer import (
     read_places,
     read_version,
 )
+from iaprof.record.calibrate.code import Code, address_of
 from iaprof.record.calibrate.level_zero_own import LaunchPlace
 from iaprof.record.calibrate.search import MAX_BIAS
 

@@ -12,9 +12,6 @@ from iaprof.record.calibrate.answer import (
     OWN_KERNELS,
     PARTS,
     Answer,
-    Code,
-    Problem,
-    address_of,
     best,
     best_address,
     best_class,
@@ -26,6 +23,7 @@ from iaprof.record.calibrate.answer import (
     read_places,
     read_version,
 )
+from iaprof.record.calibrate.code import Code, Problem, address_of
 from iaprof.record.calibrate.opencl_driver import LAUNCHES
 from iaprof.record.calibrate.opencl_own import HandlePath
 from iaprof.record.calibrate.search import MAX_BIAS, Path

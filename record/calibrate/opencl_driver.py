@@ -17,7 +17,7 @@ from iaprof.record.calibrate.level_zero_driver import MAX_BYTES, MAX_KERNELS, Dr
 from iaprof.record.calibrate.search import Kernel
 
 OF_OPENCL = "clIcdGetPlatformIDsKHR"  # the function by which loaders recognize such a driver
-GPUS = 3  # that the driver simulates: see process.py
+GPUS = 3  # that the driver simulates: see calibrate.py
 _GPU = 4  # CL_DEVICE_TYPE_GPU
 _DRIVER_VERSION = 0x102D
 _FUNCTION_NAME = 0x1190
