@@ -64,20 +64,20 @@ class Journal:
         """Stops writing to the previous spool."""
         self._previous = None
 
-    def write_late(self, kind: FrameKind, payload: bytes, since_ns: int, part: int) -> None:
+    def write_late(self, kind: FrameKind, payload: bytes, since_ns: int, shape: int) -> None:
         """Writes a frame to each spool that may contain what it refers to.
 
         Args:
             kind: the frame's kind.
             payload: the frame's payload.
             since_ns: when what it is about began, CLOCK_MONOTONIC ns.
-            part: see FrameKind.
+            shape: see FrameKind.
         """
         now = time.monotonic_ns()
         if self._previous is not None and since_ns < self._began_ns:
-            self._previous.write(kind, payload, time=now, part=part)
+            self._previous.write(kind, payload, time=now, shape=shape)
         if since_ns >= self._began_ns - OVERLAP_NS:
-            self.write(kind, payload, time=now, part=part)
+            self.write(kind, payload, time=now, shape=shape)
 
     def json(self, kind: FrameKind, value: object, time_ns: int = 0, begin_ns: int = 0) -> None:
         """Writes a frame with a JSON payload; its time is now unless `time_ns` is given."""

@@ -45,7 +45,7 @@ from iaprof.bpf.sizes import (
     Sizes,
     kernel_offsets,
     map_entries,
-    named_constants,
+    program_constants,
 )
 from iaprof.bpf.structs import SETTINGS, pack
 from iaprof.bpf.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
@@ -126,7 +126,7 @@ class LaunchProbes:
         offsets = None if frame_pointers_only else kernel_offsets()
         self.follows_frame_pointers = offsets is None
         without = {*(() if waits else WAIT_PROGRAMS), *(() if cpu_samples else SAMPLE_PROGRAMS)}
-        self._loader = Loader(named_constants(self.depth, sizes, offsets), map_entries(sizes), without)
+        self._loader = Loader(program_constants(self.depth, sizes, offsets), map_entries(sizes), without)
         self._loaded: _LoadedPrograms | None = None
         self._settings = _Settings()
         self._links: list[UprobeLink] = []

@@ -135,7 +135,7 @@ def _change(before: bytes) -> Change:
 
 
 def exported(library: LibraryFile, names: Iterable[str]) -> dict[str, int]:
-    """Returns the file offsets of those of the named functions that a library exports, by name.
+    """Returns the file offsets of those of the functions that a library exports, by name.
 
     Raises:
         ProbeError: the file is broken.

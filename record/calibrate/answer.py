@@ -15,7 +15,7 @@ from iaprof.record.calibrate.code import Problem
 from iaprof.record.calibrate.search import Candidate, Path, nearest
 
 # By kind: of how many paths, or paths and numbers, candidates consist.
-PARTS = {
+LENGTHS = {
     "address": (1, 2),
     "allocation": (2,),
     "binary": (2,),
@@ -80,14 +80,14 @@ def read_list(raw: Any) -> list[Any]:
     return list(raw)
 
 
-def read_candidates(raw: Any, parts: Mapping[str, tuple[int, ...]]) -> Candidates:
-    """Reads candidates of the kinds in PARTS, or a similar mapping."""
-    return {kind: frozenset(_candidates(raw.get(kind, ()), kind, many)) for kind, many in parts.items()}
+def read_candidates(raw: Any, lengths: Mapping[str, tuple[int, ...]]) -> Candidates:
+    """Reads candidates of the kinds in LENGTHS, or a similar mapping."""
+    return {kind: frozenset(_candidates(raw.get(kind, ()), kind, many)) for kind, many in lengths.items()}
 
 
 def _candidates(raw: Any, kind: str, many: tuple[int, ...]) -> Iterator[Candidate]:
     for paths in raw:
-        candidate = tuple(tuple(map(int, part)) for part in paths)
+        candidate = tuple(tuple(map(int, path)) for path in paths)
         if len(candidate) not in many or not all(candidate):
             raise ValueError(kind)
         yield candidate

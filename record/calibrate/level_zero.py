@@ -11,8 +11,8 @@ from typing import Any
 from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Field, Layout
 from iaprof.bpf.probes.functions import LEVEL_ZERO_TRANSFERS, LEVEL_ZERO_WAITS
 from iaprof.record.calibrate.answer import (
+    LENGTHS,
     OWN_KERNELS,
-    PARTS,
     Answer,
     best,
     best_address,
@@ -72,7 +72,7 @@ def read_level_zero(raw: Any) -> LevelZeroAnswer:
     return LevelZeroAnswer(
         version=read_version(raw),
         functions=read_places(raw["functions"], _ENTRIES),
-        candidates=read_candidates(raw["candidates"], PARTS),
+        candidates=read_candidates(raw["candidates"], LENGTHS),
         no_own=read_no_own(raw),
         exports=read_places(raw.get("exports", {}), _ENTRIES),
         own=tuple(_places(raw.get("own", ()))),

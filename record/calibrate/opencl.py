@@ -9,8 +9,8 @@ from typing import Any
 from iaprof.bpf.driver_layout import TRANSFERS, Action, Dispatch, Entry, Field, Layout
 from iaprof.bpf.probes.functions import MAY_COPY, OPENCL_TRANSFERS, OPENCL_WAITS
 from iaprof.record.calibrate.answer import (
+    LENGTHS,
     OWN_KERNELS,
-    PARTS,
     Answer,
     best,
     best_address,
@@ -28,7 +28,7 @@ from iaprof.record.calibrate.opencl_driver import LAUNCHES
 from iaprof.record.calibrate.opencl_own import HandlePath
 from iaprof.record.calibrate.search import MAX_BIAS, Path
 
-_PARTS = PARTS | {"binary": (3,), "number": (1,)}
+_LENGTHS = LENGTHS | {"binary": (3,), "number": (1,)}
 _NEEDED = LAUNCHES[:1]
 _LAUNCHES = dict.fromkeys(LAUNCHES, (Action.LAUNCH, 1))
 _MAY_COPY = dict.fromkeys(MAY_COPY, (Action.MAY_COPY, 0))  # probed only for the driver's own kernels
@@ -71,7 +71,7 @@ def read_opencl(raw: Any) -> OpenCLAnswer:
     return OpenCLAnswer(
         version=read_version(raw),
         functions=read_places(raw["functions"], _FUNCTIONS),
-        candidates=read_candidates(raw["candidates"], _PARTS),
+        candidates=read_candidates(raw["candidates"], _LENGTHS),
         no_own=read_no_own(raw),
         gone={kind: _destructor(raw["gone"][kind]) for kind in _GONE},
         own=frozenset(map(read_place, read_list(raw.get("own", ())))),

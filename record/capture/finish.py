@@ -304,7 +304,7 @@ class _Finishing:
         self._deferred[frame.kind].append(frame.position)
 
     def _add_stacks(self, frame: Frame) -> None:
-        for rows in self._stacks.gather(frame.payload, frame.part):
+        for rows in self._stacks.gather(frame.payload, frame.shape):
             self._keep_stacks(rows)
 
     def _keep_stacks(self, rows: pa.StructArray) -> None:
@@ -408,7 +408,7 @@ class _Finishing:
                 self._flush_sideband()
 
     def _add_metrics(self, frame: Frame) -> None:
-        meta, rows = frame.payload[: frame.part], frame.payload[frame.part :]
+        meta, rows = frame.payload[: frame.shape], frame.payload[frame.shape :]
         self._metric_rows += max(metric_values.check(meta, rows), 1)
         self._metrics.setdefault(meta, []).append(rows)
         if self._metric_rows >= ROWS_PER_GROUP:

@@ -47,7 +47,7 @@ class RotationState:
         elif frame.kind is FrameKind.LISTS and len(frame.payload) % LIST_EVENT.itemsize == 0:
             self._lists.add_events(np.frombuffer(frame.payload, LIST_EVENT))
         elif frame.kind is FrameKind.KERNEL:
-            about = json.loads(frame.payload[: frame.part])
+            about = json.loads(frame.payload[: frame.shape])
             self._users.setdefault(about["digest"], set()).add(about["pid"])
         elif frame.kind is FrameKind.SIDEBAND:
             for time, pid, parent, begins in process_events(frame.payload):
@@ -106,16 +106,16 @@ class RotationState:
                     if side_band := process_records(frame.payload, ended):
                         file.writelines(frame_of(frame.kind, side_band, time=frame.time))
                 elif frame.kind is FrameKind.STACKS:
-                    records = np.frombuffer(frame.payload, stack_dtype(frame.part))
+                    records = np.frombuffer(frame.payload, stack_dtype(frame.shape))
                     records = records[np.isin(records["id"], stacks)].copy()
                     records["time"] = self._now  # the next file gets the mappings of this time
                     if len(records):
-                        file.writelines(frame_of(frame.kind, records.tobytes(), time=frame.time, part=frame.part))
+                        file.writelines(frame_of(frame.kind, records.tobytes(), time=frame.time, shape=frame.shape))
                 elif frame.kind is FrameKind.PIECE:
                     if self._lives(chunk_head(frame).pid):
                         file.writelines(frame_of(frame.kind, frame.payload, time=frame.time))
-                elif any(map(self._lives, self._users[json.loads(frame.payload[: frame.part])["digest"]])):
-                    file.writelines(frame_of(frame.kind, frame.payload, time=frame.time, part=frame.part))
+                elif any(map(self._lives, self._users[json.loads(frame.payload[: frame.shape])["digest"]])):
+                    file.writelines(frame_of(frame.kind, frame.payload, time=frame.time, shape=frame.shape))
             if launches or len(held):
                 all_ = marked_carried(np.concatenate([np.array(launches, LAUNCH), held]))
                 file.writelines(frame_of(FrameKind.LAUNCHES, all_.tobytes(), time=self._now))

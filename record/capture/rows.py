@@ -245,19 +245,19 @@ class StallRows:
         return self.records >= _RECORDS_PER_GROUP or len(self._reads) >= _READS_PER_GROUP
 
     def add(self, read: Frame) -> None:
-        """Adds a read: its payload is columns of words, uint64[part, records].
+        """Adds a read: its payload is columns of words, uint64[shape, records].
 
         Raises:
             ValueError: the length is not that of whole records.
         """
-        if not self._required <= read.part <= len(self._columns) or len(read.payload) % (8 * read.part):
+        if not self._required <= read.shape <= len(self._columns) or len(read.payload) % (8 * read.shape):
             raise ValueError("its length is not that of records")
         self._reads.append(read)
-        self.records += len(read.payload) // (8 * read.part)
+        self.records += len(read.payload) // (8 * read.shape)
 
     def rows(self) -> pa.StructArray:
         """Makes a row for each read."""
-        columns = [list(np.frombuffer(read.payload, np.uint64).reshape(read.part, -1)) for read in self._reads]
+        columns = [list(np.frombuffer(read.payload, np.uint64).reshape(read.shape, -1)) for read in self._reads]
         lengths = np.array([len(words[0]) for words in columns], np.int64)
         lists = {}
         for word, name in enumerate(self._columns):
@@ -353,8 +353,8 @@ class CodeObjectRows:
 
     def add_elf(self, frame: Frame) -> None:
         """Adds a debug ELF; raises ValueError, KeyError, TypeError or OverflowError if the frame is damaged."""
-        about = json_object(frame.payload[: frame.part])
-        content = frame.payload[frame.part :] if about["content"] else None
+        about = json_object(frame.payload[: frame.shape])
+        content = frame.payload[frame.shape :] if about["content"] else None
         self._add(frame.time, about["pid"], about["path"], about["digest"], about["size"], content)
 
     def add_chunk(self, frame: Frame) -> None:

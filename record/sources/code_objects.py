@@ -88,7 +88,7 @@ class CodeObjects(Source):
         about["content"] = answer.content is not None
         meta = json.dumps(about).encode()
         content = answer.content or b""
-        self._journal.write(FrameKind.KERNEL, meta, content, time=compiled.time_ns, part=len(meta))
+        self._journal.write(FrameKind.KERNEL, meta, content, time=compiled.time_ns, shape=len(meta))
         self._journal.totals.modules += 1
         if self._injection is not None:
             self._injection.remove_elf(compiled.path)

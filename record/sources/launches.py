@@ -191,9 +191,9 @@ class Launches(Source):
     def _write_stacks(self, records: Sequence[NDArray[np.void]], now: int) -> None:
         """Writes stacks, frames of Python and code objects."""
         kinds = {FrameKind.STACKS: self._probes.depth, FrameKind.PYTHON: 0, FrameKind.CODES: 0}
-        for (kind, part), stack_records in zip(kinds.items(), records, strict=True):
+        for (kind, shape), stack_records in zip(kinds.items(), records, strict=True):
             if len(stack_records):
-                self._journal.write(kind, stack_records.view("u1").data, time=now, part=part)
+                self._journal.write(kind, stack_records.view("u1").data, time=now, shape=shape)
 
     def _describe_processes(self, calls: NDArray[np.void]) -> None:
         """Describes the processes of LAUNCH or LIST_EVENT records that are new."""

@@ -100,7 +100,7 @@ class Metering(Source):
         """See Source."""
         if self._metrics is not None:
             for meta, rows in self._metrics.take():
-                self._journal.write(FrameKind.METRICS, meta, rows, time=time.monotonic_ns(), part=len(meta))
+                self._journal.write(FrameKind.METRICS, meta, rows, time=time.monotonic_ns(), shape=len(meta))
 
     def finish(self) -> None:
         """See Source."""

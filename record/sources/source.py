@@ -135,8 +135,8 @@ class Sampler(Source):
 
     Its header describes its streams in `streams`, each with at least `ip_version`, the vendor's version of the GPU, and
     `layout`, the name of one of the vendor's layouts. It writes a STALLS frame for each read: columns of u64, the first
-    `part` of the vendor's SampleRows, one after the other, with `source` as the index of the stream. It adds the number
-    of records to `Journal.totals.records`.
+    `shape` of the vendor's SampleRows, one after the other, with `source` as the index of the stream. It adds the
+    number of records to `Journal.totals.records`.
     """
 
     def gts(self) -> Sequence[MeteredGt]:

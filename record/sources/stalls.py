@@ -143,7 +143,7 @@ class Stalls(Sampler):
                     time=answer.time_ns,
                     begin=answer.begin_ns,
                     source=index,
-                    part=len(columns),
+                    shape=len(columns),
                 )
                 continue
             if old_fd is not None and stream.fileno() != old_fd:

@@ -211,11 +211,11 @@ def pick_rate(device: Device, rate: str | None) -> int:
     Raises:
         UsageError: the device has no such rate.
     """
-    rates, named = device.rates, named_rates(device)
+    rates, by_name = device.rates, named_rates(device)
     if rate is None:
         return rates[-1]
-    if rate in named:
-        return named[rate]
+    if rate in by_name:
+        return by_name[rate]
     cycles = int(rate) if rate.isascii() and rate.isdecimal() and len(rate) < 20 else 0
     if cycles not in rates:
         raise UsageError(

@@ -102,7 +102,7 @@ def needed_by(spool: SpoolReader) -> Needed:
 def _add_processes(needed: Needed, frame: Frame) -> None:
     try:
         if frame.kind is FrameKind.STACKS:
-            records = np.frombuffer(frame.payload, stack_dtype(min(max(frame.part, 1), MAX_DEPTH)))
+            records = np.frombuffer(frame.payload, stack_dtype(min(max(frame.shape, 1), MAX_DEPTH)))
         else:
             records = np.frombuffer(frame.payload, COPY if frame.kind is FrameKind.COPY else WAIT)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Opens files that profiled processes name, with their rights, in the debug-ELF collector's child (collector_child.py).
+"""Opens files that recorded processes name, with their rights, in the debug-ELF collector's child (collector_child.py).
 
 Used at the end of a recording, for one file after the other. A file that cannot be opened in time costs its names only.
 

@@ -43,7 +43,7 @@ def test_stacks_of_the_first_launches_come_with_their_python() -> None:
     launches = Launches(cast(Any, None), cast(Any, probes), cast(Any, Code()), cast(Any, None), Mock(), Mock())
     written: list[tuple[FrameKind, int, int]] = []
     launches._journal = cast(
-        Any, SimpleNamespace(write=lambda kind, data, time, part=0: written.append((kind, len(data), part)))
+        Any, SimpleNamespace(write=lambda kind, data, time, shape=0: written.append((kind, len(data), shape)))
     )
     sent = [
         (FrameKind.STACKS, 2 * stack_dtype(DEPTH).itemsize, DEPTH),

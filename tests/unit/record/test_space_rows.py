@@ -42,7 +42,7 @@ def finished(folder: Path, *frames: tuple[FrameKind, bytes]) -> tuple[CaptureRea
     """The capture of a spool with these frames, and what naming its stacks was given."""
     spool = Spool(folder / "s")
     for kind, payload in frames:
-        spool.write(kind, payload, part=DEPTH if kind is FrameKind.STACKS else 0, time=5)
+        spool.write(kind, payload, shape=DEPTH if kind is FrameKind.STACKS else 0, time=5)
     spool.close()
     given: list[SymbolInputs] = []
 

@@ -58,7 +58,7 @@ def elf_of(*kernels: tuple[str, int]) -> bytes:
 def module(spool: Spool, elf: bytes, pid: int = 7, time: int = 100, with_content: bool = True) -> None:
     about = {"pid": pid, "path": "/x", "digest": hashlib.sha256(elf).hexdigest(), "size": len(elf)}
     meta = json.dumps(about | {"content": with_content}).encode()
-    spool.write(FrameKind.KERNEL, meta, elf if with_content else b"", time=time, part=len(meta))
+    spool.write(FrameKind.KERNEL, meta, elf if with_content else b"", time=time, shape=len(meta))
 
 
 def names_of(spool: Spool) -> list[str]:

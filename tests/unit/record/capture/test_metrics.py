@@ -555,7 +555,7 @@ def test_from_the_spool_to_the_capture_and_a_damaged_frame_is_counted(machine: M
         for meta, rows in measured.take():
             frames += 1
             cut = 8 if frames == 10 else 0
-            spool.write(FrameKind.METRICS, meta, rows[: len(rows) - cut], part=len(meta))
+            spool.write(FrameKind.METRICS, meta, rows[: len(rows) - cut], shape=len(meta))
     measured.close()
     spool.close()
     # when
