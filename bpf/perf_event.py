@@ -1,4 +1,4 @@
-"""perf_event_open(2): the attribute structure, the constants that iaprof uses, and the call; and a clock on each CPU.
+"""perf_event_open(2): the attribute structure, the constants that iaprof uses, and the call; and events of each CPU.
 
 Source of layout and numbers: include/uapi/linux/perf_event.h, Linux 6.18.
 """
@@ -11,6 +11,8 @@ import errno
 import fcntl
 import os
 import struct
+from abc import ABC, abstractmethod
+from collections.abc import Collection
 from enum import IntFlag
 from pathlib import Path
 
@@ -135,7 +137,61 @@ def _cpus(which: str) -> list[int]:
     return cpus
 
 
-class CpuClock:
+class EventsOfCpus(ABC):
+    """Perf events of each online CPU, opened and closed as CPUs come and go."""
+
+    def open_all(self) -> None:
+        """Opens the events of all online CPUs; raises OSError as `follow_cpus` does."""
+        try:
+            while self.follow_cpus():  # the second time, it says what it could not open
+                pass
+        except OSError:
+            self.close()
+            raise
+
+    def follow_cpus(self) -> list[int]:
+        """Opens events for CPUs that have come online, whose numbers it returns; closes those of CPUs that have gone.
+
+        The events of a CPU that has gone do not go on when it comes back, perhaps before anybody looks.
+
+        Raises:
+            OSError: no permission (CAP_PERFMON or root), or no memory to lock. If others were opened, the next call
+                says so.
+        """
+        online = online_cpus()
+        for cpu in [each for each in self._cpus() if each not in online or not self._goes_on(each)]:
+            self._close_cpu(cpu)
+        come: list[int] = []
+        for cpu in [each for each in online if each not in self._cpus()]:
+            try:
+                self._open_cpu(cpu)
+            except OSError as error:
+                if error.errno == errno.ENODEV:  # the CPU has gone offline meanwhile
+                    continue
+                if come:
+                    break
+                raise
+            come.append(cpu)
+        return come
+
+    @abstractmethod
+    def _cpus(self) -> Collection[int]: ...
+
+    @abstractmethod
+    def _goes_on(self, cpu: int) -> bool: ...
+
+    @abstractmethod
+    def _open_cpu(self, cpu: int) -> None: ...
+
+    @abstractmethod
+    def _close_cpu(self, cpu: int) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes all events, for good."""
+
+
+class CpuClock(EventsOfCpus):
     """A CPU-clock event on each online CPU, which runs a BPF program at a fixed rate; idle time does not count."""
 
     def __init__(self, program: int, hz: int) -> None:
@@ -151,50 +207,29 @@ class CpuClock:
         self._program, self._hz, self._on = program, hz, False
         self._events: dict[int, int] = {}  # descriptors, by CPU
         self._going: dict[int, Going] = {}
-        try:
-            while self.follow_cpus():  # the second time, it says what it could not open
-                pass
-        except OSError:
-            self.close()
-            raise
+        self.open_all()
 
     def follow_cpus(self) -> list[int]:
-        """Opens events for CPUs that have come online, whose numbers it returns; closes those of CPUs that have gone.
+        """See EventsOfCpus."""
+        return super().follow_cpus() if self._hz else []
 
-        Raises:
-            OSError: as in __init__; a CPU cannot be sampled. If others were opened, the next call says so.
-        """
-        if not self._hz:
-            return []
-        online = online_cpus()
-        for cpu in [
-            each for each in self._events if each not in online or (self._on and not self._going[each].goes_on())
-        ]:
-            os.close(self._events.pop(cpu))
-        come: list[int] = []
-        for cpu in [each for each in online if each not in self._events]:
-            try:
-                come += [cpu] if self._open(cpu) else []
-            except OSError:
-                if come:
-                    break
-                raise
-        return come
+    def _cpus(self) -> Collection[int]:
+        return self._events
 
-    def _open(self, cpu: int) -> bool:
+    def _goes_on(self, cpu: int) -> bool:
+        return not self._on or self._going[cpu].goes_on()
+
+    def _open_cpu(self, cpu: int) -> None:
         attr = Attr(type=TYPE_SOFTWARE, config=COUNT_SW_CPU_CLOCK, sample_period=1_000_000_000 // self._hz)
         attr.flags, attr.read_format = Flag.DISABLED | Flag.EXCLUDE_IDLE, READ_TIME_ENABLED
-        try:
-            event = self._events[cpu] = open_event(attr, -1, cpu)
-        except OSError as error:
-            if error.errno == errno.ENODEV:  # the CPU has gone offline meanwhile
-                return False
-            raise
+        event = self._events[cpu] = open_event(attr, -1, cpu)
         self._going[cpu] = Going(event)
         fcntl.ioctl(event, IOC_SET_BPF, self._program)
         if self._on:
             fcntl.ioctl(event, IOC_ENABLE, 0)
-        return True
+
+    def _close_cpu(self, cpu: int) -> None:
+        os.close(self._events.pop(cpu))
 
     def change(self, hz: int) -> None:
         """Changes the rate, whether the program runs or not.
@@ -216,7 +251,7 @@ class CpuClock:
             fcntl.ioctl(event, IOC_ENABLE if on else IOC_DISABLE, 0)
 
     def close(self) -> None:
-        """Closes the events, for good."""
+        """See EventsOfCpus."""
         self._hz = 0
         while self._events:
             with contextlib.suppress(OSError):

@@ -17,61 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from iaprof.bpf import structs
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, from_text
 from iaprof.bpf.compile.compiler import Source
 from iaprof.bpf.driver_layout import MAX_CLASSES, MAX_GPUS
-from iaprof.bpf.structs import (
-    ARG,
-    COPYING,
-    ENTRY,
-    LAYOUT,
-    MAX_ARGS,
-    MAX_STEPS,
-    MISSED_PATH,
-    NO_REGISTER,
-    PROBE,
-    PYTHON,
-    PYTHON_LAYOUT,
-    SETTINGS,
-    SPACE,
-    STEP,
-    WAIT_ENTRY,
-    AddressValue,
-    ArgKind,
-    DescriptionValue,
-    Phase,
-    SizeKind,
-)
-from iaprof.formats.header.waits import SITE, SITE_KEY, WAIT, WAITING, WaitFlags
-from iaprof.formats.wire.launches import (
-    ABOUT,
-    CHUNK,
-    CHUNK_BYTES,
-    CODE,
-    CODE_TABLE_BYTES,
-    CODE_TEXT_BYTES,
-    COMPILED,
-    COPIED,
-    CPU_SAMPLE,
-    LAUNCH,
-    LIST_EVENT,
-    LISTS_A_RECORD,
-    MAPPING_STATE,
-    MAX_DEPTH,
-    MAX_PYTHON,
-    NAME_BYTES,
-    PAGE_BYTES,
-    PATH_BYTES,
-    PYTHON_FRAME,
-    PYTHON_STACK,
-    REGISTERS,
-    ChunkOf,
-    Counter,
-    LaunchFlags,
-    ListEvent,
-    PythonState,
-    stack_dtype,
-)
+from iaprof.bpf.structs import Phase
+from iaprof.formats.header import waits
+from iaprof.formats.wire import launches
 from iaprof.formats.wire.unwind_rules import ADDRESS_BITS, BLOCK_BYTES, RuleKind, Walked
 
 MOST_CODE_CHUNKS = 192  # of a kernel's code, sent at one launch: 3 MiB
@@ -122,10 +74,10 @@ PHASES = {
 }
 """The program-array maps for tail calls: the program at each phase's index."""
 _DEFINES = {
-    "MAX_DEPTH": MAX_DEPTH,
-    "MAX_STEPS": MAX_STEPS,
+    "MAX_DEPTH": launches.MAX_DEPTH,
+    "MAX_STEPS": structs.MAX_STEPS,
     "CLASSES": MAX_CLASSES,
-    "CHUNK_BYTES": CHUNK_BYTES,
+    "CHUNK_BYTES": launches.CHUNK_BYTES,
     "MOST_CODE_CHUNKS": MOST_CODE_CHUNKS,
     "MOST_MODULE_CHUNKS": MOST_MODULE_CHUNKS,
 }
@@ -163,61 +115,63 @@ def shipped() -> Bytecode:
 _NUMBERS = {
     "ADDRESS_BITS": ADDRESS_BITS,
     "BLOCK": BLOCK_BYTES,
-    "COUNTERS": len(Counter),
-    "LISTS_A_RECORD": LISTS_A_RECORD,
-    "MAX_ARGS": MAX_ARGS,
-    "MAX_PYTHON": MAX_PYTHON,
+    "COUNTERS": len(launches.Counter),
+    "LISTS_A_RECORD": launches.LISTS_A_RECORD,
+    "MAX_ARGS": structs.MAX_ARGS,
+    "MAX_PYTHON": launches.MAX_PYTHON,
     "MOST_GPUS": MAX_GPUS,
-    "NAME_BYTES": NAME_BYTES,
-    "NO_REGISTER": NO_REGISTER,
-    "PAGE": PAGE_BYTES,
-    "PATH_BYTES": PATH_BYTES,
+    "NAME_BYTES": launches.NAME_BYTES,
+    "NO_REGISTER": structs.NO_REGISTER,
+    "PAGE": launches.PAGE_BYTES,
+    "PATH_BYTES": launches.PATH_BYTES,
     "PHASES": len(Phase),
-    "TABLE_BYTES": CODE_TABLE_BYTES,
-    "TEXT_BYTES": CODE_TEXT_BYTES,
+    "TABLE_BYTES": launches.CODE_TABLE_BYTES,
+    "TEXT_BYTES": launches.CODE_TEXT_BYTES,
 }
 _ENUMS: dict[str, tuple[str, type[IntEnum | IntFlag]]] = {  # by name in C: prefix of the members' names, the enum
-    "counter": ("", Counter),
-    "launch_flags": ("LAUNCH_", LaunchFlags),
-    "list_event": ("LIST_", ListEvent),
-    "chunk_of": ("CHUNK_OF_", ChunkOf),
-    "python_state": ("PYTHON_", PythonState),
-    "wait_flags": ("WAIT_", WaitFlags),
+    "counter": ("", launches.Counter),
+    "launch_flags": ("LAUNCH_", launches.LaunchFlags),
+    "list_event": ("LIST_", launches.ListEvent),
+    "chunk_of": ("CHUNK_OF_", launches.ChunkOf),
+    "python_state": ("PYTHON_", launches.PythonState),
+    "wait_flags": ("WAIT_", waits.WaitFlags),
     "rule_kind": ("RULE_", RuleKind),
     "walked": ("", Walked),
-    "arg_kind": ("ARG_", ArgKind),
-    "size_kind": ("", SizeKind),
-    "address_value": ("", AddressValue),
-    "description_value": ("", DescriptionValue),
+    "arg_kind": ("ARG_", structs.ArgKind),
+    "size_kind": ("", structs.SizeKind),
+    "address_value": ("", structs.AddressValue),
+    "description_value": ("", structs.DescriptionValue),
     "phase": ("", Phase),
 }
 _STRUCTS = {  # by name in C
-    "arg": ARG, "probe": PROBE, "settings": SETTINGS, "step": STEP, "layout": LAYOUT, "entry": ENTRY,
-    "wait_entry": WAIT_ENTRY, "mapping_state": MAPPING_STATE, "space": SPACE, "missed_path": MISSED_PATH,
-    "copying": COPYING, "python_layout": PYTHON_LAYOUT, "python": PYTHON, "launch": LAUNCH, "compiled": COMPILED,
-    "list_record": LIST_EVENT, "about": ABOUT, "chunk": CHUNK, "start": REGISTERS, "copied": COPIED,
-    "sample": CPU_SAMPLE,
-    "stack": stack_dtype(0),  # STACK_DEPTH addresses follow
-    "python_frame": PYTHON_FRAME, "python_stack": PYTHON_STACK, "code": CODE, "wait": WAIT, "waiting": WAITING,
-    "site_key": SITE_KEY, "site": SITE,
+    "arg": structs.ARG, "probe": structs.PROBE, "settings": structs.SETTINGS, "step": structs.STEP,
+    "layout": structs.LAYOUT, "entry": structs.ENTRY, "wait_entry": structs.WAIT_ENTRY,
+    "mapping_state": launches.MAPPING_STATE, "space": structs.SPACE, "missed_path": structs.MISSED_PATH,
+    "copying": structs.COPYING, "python_layout": structs.PYTHON_LAYOUT, "python": structs.PYTHON,
+    "launch": launches.LAUNCH, "compiled": launches.COMPILED, "list_record": launches.LIST_EVENT,
+    "about": launches.ABOUT, "chunk": launches.CHUNK, "start": launches.REGISTERS, "copied": launches.COPIED,
+    "sample": launches.CPU_SAMPLE,
+    "stack": launches.stack_dtype(0),  # STACK_DEPTH addresses follow
+    "python_frame": launches.PYTHON_FRAME, "python_stack": launches.PYTHON_STACK, "code": launches.CODE,
+    "wait": waits.WAIT, "waiting": waits.WAITING, "site_key": waits.SITE_KEY, "site": waits.SITE,
 }  # fmt: skip
-_COUNTERS = np.dtype(("<u8", len(Counter)))
+_COUNTERS = np.dtype(("<u8", len(launches.Counter)))
 _NUMBER, _LONG = np.dtype("<u4"), np.dtype("<u8")
 _ELEMENTS: dict[str, tuple[np.dtype[Any], np.dtype[Any]]] = {  # key and value of maps that user space reads or writes
     "counters": (_NUMBER, _COUNTERS),
-    "probes": (_NUMBER, PROBE),
-    "settings": (_NUMBER, SETTINGS),
-    "layouts": (_NUMBER, LAYOUT),
-    "entries": (_NUMBER, ENTRY),
-    "wait_entries": (_NUMBER, WAIT_ENTRY),
+    "probes": (_NUMBER, structs.PROBE),
+    "settings": (_NUMBER, structs.SETTINGS),
+    "layouts": (_NUMBER, structs.LAYOUT),
+    "entries": (_NUMBER, structs.ENTRY),
+    "wait_entries": (_NUMBER, structs.WAIT_ENTRY),
     "others": (_NUMBER, _NUMBER),
-    "spaces": (_NUMBER, SPACE),
+    "spaces": (_NUMBER, structs.SPACE),
     "process_unloads": (_NUMBER, _LONG),
-    "missed_paths": (_LONG, MISSED_PATH),
+    "missed_paths": (_LONG, structs.MISSED_PATH),
     "copies_done": (_NUMBER, _LONG),
-    "pythons": (_NUMBER, PYTHON),
-    "waits": (_NUMBER, WAITING),
-    "wait_sites": (SITE_KEY, SITE),
+    "pythons": (_NUMBER, structs.PYTHON),
+    "waits": (_NUMBER, waits.WAITING),
+    "wait_sites": (waits.SITE_KEY, waits.SITE),
 }
 
 

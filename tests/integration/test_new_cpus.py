@@ -64,13 +64,11 @@ class Loop:
 def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first CPU seems to be online, until `show`."""
     assert LATER, "this machine has one CPU"
-    for module in (sideband, perf_event):
-        monkeypatch.setattr(module, "online_cpus", lambda: [FIRST])
+    monkeypatch.setattr(perf_event, "online_cpus", lambda: [FIRST])
 
 
 def show(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sideband, perf_event):
-        monkeypatch.setattr(module, "online_cpus", online_cpus)
+    monkeypatch.setattr(perf_event, "online_cpus", online_cpus)
 
 
 def on_cpu(cpu: int) -> subprocess.Popen[bytes]:
@@ -116,7 +114,7 @@ def test_a_cpu_that_goes_leaves_its_records(monkeypatch: pytest.MonkeyPatch) -> 
     with on_cpu(LATER[0]) as process:
         until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
         process.kill()
-    monkeypatch.setattr(sideband, "online_cpus", lambda: [FIRST])
+    monkeypatch.setattr(perf_event, "online_cpus", lambda: [FIRST])
     assert buffers.follow_cpus() == []
     band = Band()
     for _, data in buffers.read():
@@ -221,8 +219,7 @@ def test_of_several_new_cpus_some_of_which_cannot_be_watched(monkeypatch: pytest
         return real(cpu, pages)
 
     monkeypatch.setattr(sideband, "CpuSideBand", opened)
-    for module in (sideband, perf_event):
-        monkeypatch.setattr(module, "online_cpus", lambda: [FIRST, *LATER, last])
+    monkeypatch.setattr(perf_event, "online_cpus", lambda: [FIRST, *LATER, last])
     for _ in range(3):
         source.losses()
     source.close()
@@ -234,8 +231,7 @@ def test_of_several_new_cpus_some_of_which_cannot_be_watched(monkeypatch: pytest
 
 @pytest.mark.usefixtures("hidden")
 def test_a_recording_does_not_begin_where_one_cpu_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sideband, perf_event):
-        monkeypatch.setattr(module, "online_cpus", lambda: [FIRST, *LATER])
+    monkeypatch.setattr(perf_event, "online_cpus", lambda: [FIRST, *LATER])
     real = sideband.CpuSideBand
 
     def opened(cpu: int, pages: int) -> sideband.CpuSideBand:
