@@ -25,8 +25,7 @@ from iaprof.bpf.perf_event import online_cpus
 from iaprof.formats.header.labels import MEMBER as LABELS
 from iaprof.formats.header.members import MEMBERS
 from iaprof.record.budget import BudgetKeeper, Level, cpu_seconds, peak_bytes
-from iaprof.record.capture.finisher import Finisher
-from iaprof.record.capture.rotation import OnPart, Rotation, keep_earlier, spool_path
+from iaprof.record.capture.rotation import Finisher, OnPart, Rotation, keep_earlier, spool_path
 from iaprof.record.control import COMMANDS, Control
 from iaprof.record.journal import OVERLAP_NS, Journal, LaunchedKernels, MessageHandler
 from iaprof.record.left_out import COMMAND
@@ -128,8 +127,7 @@ class Session:
         try:
             kept = keep_earlier(self._options.output)
         except IaprofError:
-            self.spool.close()
-            self.spool.remove()
+            self.discard()
             raise
         if kept is not None:
             self._callbacks.inform(f"{self._options.output} is {kept.name} now")
@@ -157,8 +155,7 @@ class Session:
             try:
                 self._begin()
             except BaseException:
-                self.spool.close()
-                self.spool.remove()
+                self.discard()
                 raise
             self._signals.exit_message = self._exit_message
             gc.freeze()  # these objects stay: traversing them at a collection would keep the loop from reading
@@ -384,13 +381,12 @@ class Session:
                 if self._callbacks.naming is not None:
                     self._callbacks.naming(*finisher.naming)
         self._signals.call_once = None
-        header, size = finisher.result()
-        self.spool.close()
-        self.spool.remove()
-        return header, size
+        made = finisher.result()
+        self.discard()
+        return made
 
     def discard(self) -> None:
-        """Deletes the spool of an ended recording whose options say that it is not kept."""
+        """Deletes the spool: of an ended recording that is not kept, for instance."""
         self.spool.close()
         self.spool.remove()
 

@@ -285,12 +285,11 @@ def integer(value: Any, limit: int = LARGEST) -> int:
 
 def string_list(value: Any) -> list[str]:
     """Checks a list of strings that can be encoded: JSON allows lone surrogates, which encoders refuse."""
-    if not isinstance(value, list):
-        raise AnswerError
-    for each in value:
+    strings = any_list(value)
+    for each in strings:
         if not isinstance(each, str) or not (each.isascii() or _SURROGATE.search(each) is None):
             raise AnswerError
-    return value
+    return strings
 
 
 def string(value: Any) -> str:

@@ -41,17 +41,6 @@ class Answer:
     no_own: str  # why it is unknown where the driver launches kernels of its own; empty if known
 
 
-def read_version(raw: Any) -> str:
-    """Reads the driver's version.
-
-    Raises:
-        Problem: the answer is a problem.
-    """
-    if "problem" in raw:
-        raise Problem(clean(str(raw["problem"])[:MAX_PROBLEM]))
-    return clean(str(raw["version"])[:64])
-
-
 def read_place(raw: Any) -> int:
     """Reads a place in the file, in bytes.
 
@@ -80,11 +69,6 @@ def read_list(raw: Any) -> list[Any]:
     return list(raw)
 
 
-def read_candidates(raw: Any, lengths: Mapping[str, tuple[int, ...]]) -> Candidates:
-    """Reads candidates of the kinds in LENGTHS, or a similar mapping."""
-    return {kind: frozenset(_candidates(raw.get(kind, ()), kind, many)) for kind, many in lengths.items()}
-
-
 def _candidates(raw: Any, kind: str, many: tuple[int, ...]) -> Iterator[Candidate]:
     for paths in raw:
         candidate = tuple(tuple(map(int, path)) for path in paths)
@@ -93,9 +77,27 @@ def _candidates(raw: Any, kind: str, many: tuple[int, ...]) -> Iterator[Candidat
         yield candidate
 
 
-def read_no_own(raw: Any) -> str:
-    """Reads why launches of the driver's own kernels are unknown; empty if they are known."""
-    return clean(str(raw.get("no_own", ""))[:MAX_PROBLEM]) or ("" if raw.get("own") else "its copies are unknown")
+def read_common(raw: Any, functions: Iterable[str], lengths: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Reads the members of Answer.
+
+    Args:
+        raw: the answer.
+        functions: names of those whose places are read.
+        lengths: LENGTHS, or a similar mapping.
+
+    Raises:
+        Problem: the answer says why there is none.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: the answer makes no sense.
+    """
+    if "problem" in raw:
+        raise Problem(clean(str(raw["problem"])[:MAX_PROBLEM]))
+    found, no_own = raw["candidates"], clean(str(raw.get("no_own", ""))[:MAX_PROBLEM])
+    return {
+        "version": clean(str(raw["version"])[:64]),
+        "functions": read_places(raw["functions"], functions),
+        "candidates": {kind: frozenset(_candidates(found.get(kind, ()), kind, many)) for kind, many in lengths.items()},
+        "no_own": no_own or ("" if raw.get("own") else "its copies are unknown"),
+    }
 
 
 def common_functions(answers: Sequence[Answer], needed: Iterable[str]) -> dict[str, int]:

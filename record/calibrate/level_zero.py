@@ -18,12 +18,10 @@ from iaprof.record.calibrate.answer import (
     best_address,
     best_class,
     common_functions,
-    read_candidates,
+    read_common,
     read_list,
-    read_no_own,
     read_place,
     read_places,
-    read_version,
 )
 from iaprof.record.calibrate.code import Code, address_of
 from iaprof.record.calibrate.level_zero_own import LaunchPlace
@@ -63,17 +61,9 @@ class LevelZeroAnswer(Answer):
 
 
 def read_level_zero(raw: Any) -> LevelZeroAnswer:
-    """Checks and reads an answer.
-
-    Raises:
-        Problem: the answer says why there is none.
-        ValueError, KeyError, TypeError, AttributeError, OverflowError: the answer makes no sense.
-    """
+    """Checks and reads an answer; raises what `read_common` does."""
     return LevelZeroAnswer(
-        version=read_version(raw),
-        functions=read_places(raw["functions"], _ENTRIES),
-        candidates=read_candidates(raw["candidates"], LENGTHS),
-        no_own=read_no_own(raw),
+        **read_common(raw, _ENTRIES, LENGTHS),
         exports=read_places(raw.get("exports", {}), _ENTRIES),
         own=tuple(_places(raw.get("own", ()))),
     )

@@ -16,12 +16,9 @@ from iaprof.record.calibrate.answer import (
     best_address,
     best_class,
     common_functions,
-    read_candidates,
+    read_common,
     read_list,
-    read_no_own,
     read_place,
-    read_places,
-    read_version,
 )
 from iaprof.record.calibrate.code import Code, Problem, address_of
 from iaprof.record.calibrate.opencl_driver import LAUNCHES
@@ -62,17 +59,9 @@ class OpenCLAnswer(Answer):
 
 
 def read_opencl(raw: Any) -> OpenCLAnswer:
-    """Checks and reads an answer.
-
-    Raises:
-        Problem: the answer says why there is none.
-        ValueError, KeyError, TypeError, AttributeError, OverflowError: the answer makes no sense.
-    """
+    """Checks and reads an answer; raises what `read_common` does."""
     return OpenCLAnswer(
-        version=read_version(raw),
-        functions=read_places(raw["functions"], _FUNCTIONS),
-        candidates=read_candidates(raw["candidates"], _LENGTHS),
-        no_own=read_no_own(raw),
+        **read_common(raw, _FUNCTIONS, _LENGTHS),
         gone={kind: _destructor(raw["gone"][kind]) for kind in _GONE},
         own=frozenset(map(read_place, read_list(raw.get("own", ())))),
         handle_paths=frozenset(HandlePath(*map(int, path)) for path in raw.get("ways", ())),

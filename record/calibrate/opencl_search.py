@@ -73,28 +73,20 @@ class _Paths:
         search = Search(memory, driver.table)
         self._of_gpu = {at: Search(memory, driver.table) for at in tables(memory, search, kernels_by_gpu)[:_MAX_TABLES]}
         for at, search in self._of_gpu.items():
-            search.find(
-                [
-                    of_gpu(memory, at, gpu, kernel)
-                    for gpu, gpu_kernels in enumerate(kernels_by_gpu)
-                    for kernel in gpu_kernels
-                ]
-            )
+            search.find(self._at(at, kernels_by_gpu))
         self._of_handle = [Search(memory, driver.table) for _ in kernels_by_gpu]
         for search, gpu_kernels in zip(self._of_handle, kernels_by_gpu, strict=True):
             search.find(gpu_kernels)
+
+    def _at(self, at: int, kernels_by_gpu: Sequence[Sequence[Kernel]]) -> list[Kernel]:
+        """Returns the GPUs' kernels of cl_kernels whose table is at this offset."""
+        return [of_gpu(self._memory, at, gpu, each) for gpu, kernels in enumerate(kernels_by_gpu) for each in kernels]
 
     def keep(self, kernels: Sequence[Sequence[Kernel]]) -> None:
         """Drops paths that do not hold for these kernels, given for each GPU."""
         self._memory.refresh()
         for at, search in self._of_gpu.items():
-            search.keep(
-                [
-                    of_gpu(self._memory, at, gpu, kernel)
-                    for gpu, gpu_kernels in enumerate(kernels)
-                    for kernel in gpu_kernels
-                ]
-            )
+            search.keep(self._at(at, kernels))
         for search, gpu_kernels in zip(self._of_handle, kernels, strict=True):
             search.keep(gpu_kernels)
 

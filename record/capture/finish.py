@@ -1,6 +1,6 @@
 """Makes a capture of a spool: frames become columns, streamed, so that memory does not grow with the recording.
 
-The same code runs at the end of a recording, in a process of its own (`main`, which finisher.py starts), so that the
+The same code runs at the end of a recording, in a process of its own (`main`, which rotation.py starts), so that the
 recorder stays small, and in `iaprof recover`.
 """
 

@@ -121,12 +121,10 @@ class RotationState:
                 file.writelines(frame_of(FrameKind.LAUNCHES, all_.tobytes(), time=self._now))
             if len(events):
                 file.writelines(frame_of(FrameKind.LISTS, marked_carried(events).tobytes(), time=self._now))
-            if self._forgotten:
-                row = {"source": "launches", "what": "not carried", "count": self._forgotten, "detail": _FORGOTTEN}
-                file.writelines(frame_of(FrameKind.LOSS, json.dumps(row).encode(), time=self._now, begin=self._now))
-            if self._lists.dropped:
-                row = {"source": "launches", "what": "not carried", "count": self._lists.dropped, "detail": _DROPPED}
-                file.writelines(frame_of(FrameKind.LOSS, json.dumps(row).encode(), time=self._now, begin=self._now))
+            for count, detail in ((self._forgotten, _FORGOTTEN), (self._lists.dropped, _DROPPED)):
+                if count:
+                    row = {"source": "launches", "what": "not carried", "count": count, "detail": detail}
+                    file.writelines(frame_of(FrameKind.LOSS, json.dumps(row).encode(), time=self._now, begin=self._now))
 
     def _of_living(self, rows: NDArray[np.void]) -> NDArray[np.void]:
         living = [pid for pid in np.unique(rows["pid"]).tolist() if self._lives(pid)]
