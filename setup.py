@@ -68,7 +68,7 @@ setup(
         Extension(
             "iaprof.record.kernels.libiaprof_inject",
             [f"src/iaprof/record/kernels/inject{part}.c" for part in ("", "_opencl", "_recording", "_children")],
-            depends=["src/iaprof/record/kernels/inject.h", "src/iaprof/record/kernels/opencl.h"],
+            depends=["src/iaprof/record/kernels/inject.h"],
             # Frame pointers, because recorded stacks begin in this library.
             extra_compile_args=["-O2", "-fno-omit-frame-pointer", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],
             # -Bsymbolic: the library calls its own functions, even if the program has functions with these names.

@@ -29,6 +29,12 @@ class BytecodeError(IaprofError):
     """A file is not stored bytecode, or a compiled program cannot be stored."""
 
 
+class BpfUnavailable(IaprofError):
+    """BPF programs cannot be loaded or compiled here; the text says what to install or allow."""
+
+    needs_bcc = False  # the kernel refused the programs that ship, so bcc and kernel headers are needed
+
+
 @dataclass(frozen=True)
 class Map:
     """The arguments of BPF_MAP_CREATE; the loader may choose another number of entries."""

@@ -11,11 +11,9 @@ import struct
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from iaprof.bpf.bytecode import Bytecode, BytecodeError
+from iaprof.bpf.bytecode import BpfUnavailable, Bytecode, BytecodeError
 from iaprof.bpf.compile import cache as compile_cache
 from iaprof.bpf.compile.compilation import Compilation, Interruption
-from iaprof.bpf.declarations import check_maps
-from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.maps import create_map, write_slot
 from iaprof.bpf.programs import (
     PHASES,
@@ -23,6 +21,7 @@ from iaprof.bpf.programs import (
     SESSION_COPIES,
     SESSION_PROGRAMS,
     WITHOUT_ITERATORS,
+    check_maps,
     shipped,
     source,
 )

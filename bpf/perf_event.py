@@ -1,13 +1,18 @@
-"""perf_event_open(2): the attribute structure, the constants that iaprof uses, and the call.
+"""perf_event_open(2): the attribute structure, the constants that iaprof uses, and the call; and events of each CPU.
 
 Source of layout and numbers: include/uapi/linux/perf_event.h, Linux 6.18.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import errno
+import fcntl
 import os
 import struct
+from abc import ABC, abstractmethod
+from collections.abc import Collection
 from enum import IntFlag
 from pathlib import Path
 
@@ -130,3 +135,124 @@ def _cpus(which: str) -> list[int]:
         first, _, last = part.partition("-")
         cpus.extend(range(int(first), int(last or first) + 1))
     return cpus
+
+
+class EventsOfCpus(ABC):
+    """Perf events of each online CPU, opened and closed as CPUs come and go."""
+
+    def open_all(self) -> None:
+        """Opens the events of all online CPUs; raises OSError as `follow_cpus` does."""
+        try:
+            while self.follow_cpus():  # the second time, it says what it could not open
+                pass
+        except OSError:
+            self.close()
+            raise
+
+    def follow_cpus(self) -> list[int]:
+        """Opens events for CPUs that have come online, whose numbers it returns; closes those of CPUs that have gone.
+
+        The events of a CPU that has gone do not go on when it comes back, perhaps before anybody looks.
+
+        Raises:
+            OSError: no permission (CAP_PERFMON or root), or no memory to lock. If others were opened, the next call
+                says so.
+        """
+        online = online_cpus()
+        for cpu in [each for each in self._cpus() if each not in online or not self._goes_on(each)]:
+            self._close_cpu(cpu)
+        come: list[int] = []
+        for cpu in [each for each in online if each not in self._cpus()]:
+            try:
+                self._open_cpu(cpu)
+            except OSError as error:
+                if error.errno == errno.ENODEV:  # the CPU has gone offline meanwhile
+                    continue
+                if come:
+                    break
+                raise
+            come.append(cpu)
+        return come
+
+    @abstractmethod
+    def _cpus(self) -> Collection[int]: ...
+
+    @abstractmethod
+    def _goes_on(self, cpu: int) -> bool: ...
+
+    @abstractmethod
+    def _open_cpu(self, cpu: int) -> None: ...
+
+    @abstractmethod
+    def _close_cpu(self, cpu: int) -> None: ...
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes all events, for good."""
+
+
+class CpuClock(EventsOfCpus):
+    """A CPU-clock event on each online CPU, which runs a BPF program at a fixed rate; idle time does not count."""
+
+    def __init__(self, program: int, hz: int) -> None:
+        """Opens the events; the program does not run before `enable`.
+
+        Args:
+            program: descriptor of a program for perf events; the caller closes it.
+            hz: samples per second and CPU; 0 opens no events.
+
+        Raises:
+            OSError: no permission (CAP_PERFMON or root).
+        """
+        self._program, self._hz, self._on = program, hz, False
+        self._events: dict[int, int] = {}  # descriptors, by CPU
+        self._going: dict[int, Going] = {}
+        self.open_all()
+
+    def follow_cpus(self) -> list[int]:
+        """See EventsOfCpus."""
+        return super().follow_cpus() if self._hz else []
+
+    def _cpus(self) -> Collection[int]:
+        return self._events
+
+    def _goes_on(self, cpu: int) -> bool:
+        return not self._on or self._going[cpu].goes_on()
+
+    def _open_cpu(self, cpu: int) -> None:
+        attr = Attr(type=TYPE_SOFTWARE, config=COUNT_SW_CPU_CLOCK, sample_period=1_000_000_000 // self._hz)
+        attr.flags, attr.read_format = Flag.DISABLED | Flag.EXCLUDE_IDLE, READ_TIME_ENABLED
+        event = self._events[cpu] = open_event(attr, -1, cpu)
+        self._going[cpu] = Going(event)
+        fcntl.ioctl(event, IOC_SET_BPF, self._program)
+        if self._on:
+            fcntl.ioctl(event, IOC_ENABLE, 0)
+
+    def _close_cpu(self, cpu: int) -> None:
+        os.close(self._events.pop(cpu))
+
+    def change(self, hz: int) -> None:
+        """Changes the rate, whether the program runs or not.
+
+        Args:
+            hz: samples per second and CPU, above 0.
+
+        Raises:
+            OSError: the kernel refuses it.
+        """
+        self._hz = hz
+        for event in self._events.values():
+            fcntl.ioctl(event, IOC_PERIOD, struct.pack("Q", 1_000_000_000 // hz))
+
+    def enable(self, on: bool) -> None:
+        """Starts or stops running the program."""
+        self._on = on
+        for event in self._events.values():
+            fcntl.ioctl(event, IOC_ENABLE if on else IOC_DISABLE, 0)
+
+    def close(self) -> None:
+        """See EventsOfCpus."""
+        self._hz = 0
+        while self._events:
+            with contextlib.suppress(OSError):
+                os.close(self._events.popitem()[1])

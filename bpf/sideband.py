@@ -8,12 +8,11 @@ decodes them after the recording.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
 import select
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -24,10 +23,10 @@ from iaprof.bpf.perf_event import (
     READ_TIME_ENABLED,
     TYPE_SOFTWARE,
     Attr,
+    EventsOfCpus,
     Flag,
     Going,
     Sample,
-    online_cpus,
     open_event,
 )
 
@@ -107,7 +106,7 @@ class CpuSideBand:
         self._opened.close()
 
 
-class SideBandBuffers:
+class SideBandBuffers(EventsOfCpus):
     """The buffers of all CPUs, as one descriptor to wait on."""
 
     def __init__(self, pages: int = BUFFER_PAGES) -> None:
@@ -120,46 +119,28 @@ class SideBandBuffers:
             OSError: no permission (CAP_PERFMON or root), or no memory to lock.
         """
         self._pages = pages
-        self._buffers: list[CpuSideBand] = []
+        self._buffers: dict[int, CpuSideBand] = {}  # by CPU
         self._last_of_offline: list[tuple[int, bytes]] = []
         self._epoll = select.epoll()
-        try:
-            while self.follow_cpus():  # the second time, it says what it could not open
-                pass
-        except OSError:
-            self.close()
-            raise
+        self.open_all()
 
-    def follow_cpus(self) -> list[int]:
-        """Opens buffers for CPUs that have come online, whose numbers it returns; closes those of CPUs that have gone.
+    def _cpus(self) -> Collection[int]:
+        return self._buffers
 
-        The events of a CPU that has gone do not go on when it comes back, perhaps before anybody looks.
+    def _goes_on(self, cpu: int) -> bool:
+        return self._buffers[cpu].goes_on()
 
-        Raises:
-            OSError: as in __init__; a CPU cannot be watched. If others were opened, the next call says so.
-        """
-        online = online_cpus()
-        for buffer in [each for each in self._buffers if each.cpu not in online or not each.goes_on()]:
-            self._last_of_offline.append((buffer.cpu, buffer.read()))
-            self._buffers.remove(buffer)
-            for fd in (buffer.wakeup_fd, buffer.buffer_fd):
-                self._epoll.unregister(fd)
-            buffer.close()
-        come: list[int] = []
-        for cpu in sorted(set(online) - {buffer.cpu for buffer in self._buffers}):
-            try:
-                buffer = CpuSideBand(cpu, self._pages)
-            except OSError as error:
-                if error.errno == errno.ENODEV:  # the CPU has gone offline meanwhile
-                    continue
-                if come:
-                    break
-                raise
-            self._buffers.append(buffer)
-            for fd in (buffer.wakeup_fd, buffer.buffer_fd):
-                self._epoll.register(fd, select.EPOLLIN)
-            come.append(cpu)
-        return come
+    def _open_cpu(self, cpu: int) -> None:
+        buffer = self._buffers[cpu] = CpuSideBand(cpu, self._pages)
+        for fd in (buffer.wakeup_fd, buffer.buffer_fd):
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def _close_cpu(self, cpu: int) -> None:
+        buffer = self._buffers.pop(cpu)
+        self._last_of_offline.append((cpu, buffer.read()))
+        for fd in (buffer.wakeup_fd, buffer.buffer_fd):
+            self._epoll.unregister(fd)
+        buffer.close()
 
     def fileno(self) -> int:
         """Returns an epoll descriptor that is readable when executable memory was mapped, or a buffer is half full.
@@ -173,17 +154,17 @@ class SideBandBuffers:
         """Yields CPU and records of each CPU that has any."""
         last, self._last_of_offline = self._last_of_offline, []
         yield from ((cpu, data) for cpu, data in last if data)
-        for buffer in self._buffers:
+        for cpu, buffer in self._buffers.items():
             if data := buffer.read():
-                yield buffer.cpu, data
+                yield cpu, data
 
     def stop(self) -> None:
         """Stops the events; records in the buffers can still be read."""
-        for buffer in self._buffers:
+        for buffer in self._buffers.values():
             buffer.stop()
 
     def close(self) -> None:
-        """Closes all events and buffers."""
+        """See EventsOfCpus."""
         self._epoll.close()
-        for buffer in self._buffers:
+        for buffer in self._buffers.values():
             buffer.close()

@@ -56,7 +56,7 @@ class Sizes:
 DEFAULT_SIZES = Sizes()
 
 
-def named_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOffsets | None = None) -> dict[str, int]:
+def program_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOffsets | None = None) -> dict[str, int]:
     """Returns the values of the programs' constants by name, for stacks of at most `depth` frames.
 
     Without `offsets`, walks follow frame pointers.
@@ -66,7 +66,7 @@ def named_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOff
         "STACK_DEPTH": depth,
         "STACK_ID_BITS": sizes.stack_id_bits,
         "FRAME_POINTERS_ONLY": int(offsets is None),
-        **(offsets or KernelOffsets()).named(),
+        **(offsets or KernelOffsets()).constants(),
         **_kernel_code(),
         "COPY_PAGES": COPY_PAGES,
         "SAMPLE_COPY_PAGES": SAMPLE_COPY_PAGES,
@@ -104,7 +104,7 @@ class KernelOffsets:
     iterator_next: int = 0
     iterator_destroy: int = 0
 
-    def named(self) -> dict[str, int]:
+    def constants(self) -> dict[str, int]:
         """Returns them by the names of the programs' constants; ITERATES is a mask."""
         found = {name.upper(): value for name, value in asdict(self).items()}
         return found | {"ITERATES": (1 << 64) - 1 if self.iterator_next else 0}

@@ -1,6 +1,6 @@
 """Structs that user space writes to maps of the BPF programs, as NumPy dtypes, and the enums in them.
 
-Records that the programs send are in formats.wire.launches and formats.header.waits. declarations.py generates the C
+Records that the programs send are in formats.wire.launches and formats.header.waits. programs.py generates the C
 declarations of all of these: a change here needs `make bytecode`.
 """
 

@@ -2,7 +2,7 @@
 
 A vendor is a package in this folder and a line in vendors.py. Every verb imports its class for its help, so the class
 imports what is slow, such as NumPy, when it is used. Its source of samples is a file in record/sources
-and a line in record/sources/samplers.py. A capture names its vendor by the layouts of its streams, a code object by
+and a line in record/sources/opening.py. A capture names its vendor by the layouts of its streams, a code object by
 its bytes.
 """
 

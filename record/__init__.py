@@ -1,1 +1,1 @@
-"""What runs on the profiled machine: sources, the loop that calls them, the spool, and the capture made of it."""
+"""What runs on the recorded machine: sources, the loop that calls them, the spool, and the capture made of it."""

@@ -1,14 +1,21 @@
-"""The budget of a recorder's CPU time (`--max-cpu`): when sampling is thinned to keep to it, and when restored.
-
-Nothing here reads a clock or a counter: a session passes in what was used, and applies the levels that come out.
-"""
+"""The budget of a recorder's CPU time (`--max-cpu`): what it uses, and when sampling is thinned or restored."""
 
 from __future__ import annotations
 
+import resource
+import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, log2
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from iaprof.formats.header.thinned import BUDGET, MEMBER, change, sampled
+from iaprof.record.journal import Journal
+
+if TYPE_CHECKING:
+    from iaprof.record.sources.source import Source
 NEAR = 0.85  # of the budget: sampling is thinned here, before the budget is passed
 FAR = 0.4  # of the budget: a level may be restored, which at most doubles the use
 SHORTEST_S = 5.0  # over which use is measured: the recorder works in bursts, for example when it begins another file
@@ -48,7 +55,7 @@ class Step:
 
 
 class Budget:
-    """Decides about levels by what was used in a sliding window."""
+    """Decides about levels by what was used in a sliding window; it is told of that, and reads no clock or counter."""
 
     def __init__(self, share: float, full: Level) -> None:
         """Begins with the full level.
@@ -132,3 +139,71 @@ class Budget:
         self._samples.clear()  # what was used before says nothing of this level
         self._samples.append(last)
         return Step(self.level, share, thinner)
+
+
+_PASSED = "--max-cpu is exceeded: launches and stalls alone need more, and are still recorded"
+
+
+class BudgetKeeper:
+    """Measures what a recording uses, has sources sample less or more, and writes down each change.
+
+    It counts from the recording's beginning; what opening took does not count.
+    """
+
+    def __init__(self, share: float, full: Level, sources: Sequence[Source], journal: Journal) -> None:
+        """Takes the budget.
+
+        Args:
+            share: of one CPU, above 0.
+            full: what is sampled as long as there is room.
+            sources: are told to sample less or more.
+            journal: gets the changes.
+        """
+        self._share, self._full, self._sources, self._journal = share, full, sources, journal
+        self._budget = Budget(share, full)
+        self._last: dict[str, Any] | None = None  # the change that is in force
+        self._measured_ns = time.monotonic_ns()
+
+    def header(self) -> dict[str, Any]:
+        """Returns the members of the header of an output file that begins now."""
+        in_force = [self._last] if self._last is not None and self._budget.level != self._full else []
+        return {BUDGET: round(self._share * 100, 4), MEMBER: in_force}
+
+    def measure(self) -> None:
+        """Measures what was used, and changes how densely sources sample, if need be."""
+        now = time.monotonic_ns()
+        used = cpu_seconds() + sum(source.cpu_seconds + source.probe_seconds for source in self._sources)
+        step = self._budget.add(now / 1e9, used, children_cpu_seconds())
+        if step is not None and step.passed:
+            self._journal.loss("budget", "passed", None, _PASSED, self._measured_ns, now)
+            self._journal.warn(f"{_PASSED} ({step.share:.1%} of a CPU used, {self._share:.2%} allowed)")
+        elif step is not None:
+            for source in self._sources:
+                source.thin(step.level)
+            level = step.level
+            self._last = change(now, level.cpu_hz, level.metric_interval_ns, step.share)
+            self._journal.append(MEMBER, self._last)
+            why = "to stay within --max-cpu" if step.thinner else "because there is room again"
+            what = sampled(level.cpu_hz, level.metric_interval_ns)
+            self._journal.warn(f"{what} from now on, {why} ({step.share:.2%} of a CPU used, {self._share:.2%} allowed)")
+        self._measured_ns = now
+
+
+def cpu_seconds() -> float:
+    """Returns user and system time of this process, without its children's."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def children_cpu_seconds() -> float:
+    """Returns user and system time of this process's children that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def peak_bytes() -> int:
+    """Returns the peak resident memory. Not from getrusage: its value can be that of the parent before exec."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from iaprof.record.launched_kernels import LaunchedKernels
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.formats.wire.launches import LaunchFlags
+from iaprof.gpu.code import ADDRESS_MASK, canonical
 from iaprof.record.spool import FrameKind, Spool
 
 MessageHandler = Callable[[str], None]
@@ -60,20 +64,20 @@ class Journal:
         """Stops writing to the previous spool."""
         self._previous = None
 
-    def write_late(self, kind: FrameKind, payload: bytes, since_ns: int, part: int) -> None:
+    def write_late(self, kind: FrameKind, payload: bytes, since_ns: int, shape: int) -> None:
         """Writes a frame to each spool that may contain what it refers to.
 
         Args:
             kind: the frame's kind.
             payload: the frame's payload.
             since_ns: when what it is about began, CLOCK_MONOTONIC ns.
-            part: see FrameKind.
+            shape: see FrameKind.
         """
         now = time.monotonic_ns()
         if self._previous is not None and since_ns < self._began_ns:
-            self._previous.write(kind, payload, time=now, part=part)
+            self._previous.write(kind, payload, time=now, shape=shape)
         if since_ns >= self._began_ns - OVERLAP_NS:
-            self.write(kind, payload, time=now, part=part)
+            self.write(kind, payload, time=now, shape=shape)
 
     def json(self, kind: FrameKind, value: object, time_ns: int = 0, begin_ns: int = 0) -> None:
         """Writes a frame with a JSON payload; its time is now unless `time_ns` is given."""
@@ -98,3 +102,41 @@ class Journal:
         self.totals.lost += count or 0
         row: dict[str, Any] = {"source": source, "what": what, "count": count, "detail": detail}
         self.json(FrameKind.LOSS, row, time_ns=end, begin_ns=begin)
+
+
+class LaunchedKernels:
+    """Counts the distinct kernels that were launched, and those of them in a code object that was taken."""
+
+    def __init__(self) -> None:
+        self._launched = np.empty(0, np.uint64)  # distinct addresses
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._matched = 0
+        self._changed = False
+
+    def add_launches(self, launches: NDArray[np.void]) -> None:
+        """Adds the kernels of LAUNCH[n]."""
+        readable = (launches["flags"] & LaunchFlags.BAD_ARGS) == 0
+        addresses = np.unique(launches["address"][readable] & np.uint64(ADDRESS_MASK))
+        if not np.isin(addresses, self._launched, assume_unique=True).all():
+            self._launched = np.union1d(self._launched, addresses)
+            self._changed = True
+
+    def add_code(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Adds address ranges of code that was taken: (address, size)."""
+        for address, size in ranges:
+            start = canonical(address)
+            self._starts.append(start)
+            self._ends.append(start + size)
+            self._changed = True
+
+    def counts(self) -> tuple[int, int]:
+        """Returns how many distinct kernels were launched, and how many of them have known code."""
+        if self._changed:
+            self._changed = False
+            starts = np.sort(np.array(self._starts, np.uint64))
+            ends = np.sort(np.array(self._ends, np.uint64))
+            # A kernel is inside a range if more ranges have begun than ended at its address.
+            begun = np.searchsorted(starts, self._launched, "right")
+            self._matched = int((begun > np.searchsorted(ends, self._launched, "right")).sum())
+        return len(self._launched), self._matched

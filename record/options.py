@@ -41,7 +41,7 @@ class Options:
     rate: str | None = None  # as xe.pick_rate takes it
     subsample: int = 1  # keep one of so many records
     launches: LaunchesBy = LaunchesBy.AUTO
-    waits: bool = False  # this replaces return addresses in profiled programs: docs/waits.md
+    waits: bool = False  # this replaces return addresses in recorded programs: docs/waits.md
     cpu_hz: int = 49
     max_stack: int = MAX_DEPTH  # frames
     metric_interval_ns: int = 10_000_000

@@ -9,32 +9,35 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import platform
+import select
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import iaprof
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.threads import users_environment
-from iaprof.record.budget import Level
-from iaprof.record.budget_keeper import BudgetKeeper
-from iaprof.record.capture.finisher import Finisher
-from iaprof.record.capture.rotation import OnPart, Rotation
-from iaprof.record.command import PATIENCE_S, Command
+from iaprof.bpf.perf_event import online_cpus
+from iaprof.formats.header.labels import MEMBER as LABELS
+from iaprof.formats.header.members import MEMBERS
+from iaprof.record.budget import BudgetKeeper, Level, cpu_seconds, peak_bytes
+from iaprof.record.capture.rotation import Finisher, OnPart, Rotation, keep_earlier, spool_path
 from iaprof.record.control import COMMANDS, Control
-from iaprof.record.header import footer, header
-from iaprof.record.journal import OVERLAP_NS, Journal, MessageHandler
-from iaprof.record.launched_kernels import LaunchedKernels
+from iaprof.record.journal import OVERLAP_NS, Journal, LaunchedKernels, MessageHandler
 from iaprof.record.left_out import COMMAND
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
-from iaprof.record.own_cost import cpu_seconds
-from iaprof.record.part_files import keep_earlier, spool_path
 from iaprof.record.scope import Scope
 from iaprof.record.signals import StopSignals
 from iaprof.record.sources.opening import open_sources
+from iaprof.record.sources.source import Source
 from iaprof.record.spool import FrameKind, Spool
 from iaprof.record.symbolize.roots import Roots
+from iaprof.symbols.names.boot import boot_id
 
 TICK_NS = 250_000_000  # what a killed recorder had not written yet is no older than this
 DRAIN_S = 0.02  # four of the driver's 5 ms polls, after which the last samples are visible
@@ -124,8 +127,7 @@ class Session:
         try:
             kept = keep_earlier(self._options.output)
         except IaprofError:
-            self.spool.close()
-            self.spool.remove()
+            self.discard()
             raise
         if kept is not None:
             self._callbacks.inform(f"{self._options.output} is {kept.name} now")
@@ -153,8 +155,7 @@ class Session:
             try:
                 self._begin()
             except BaseException:
-                self.spool.close()
-                self.spool.remove()
+                self.discard()
                 raise
             self._signals.exit_message = self._exit_message
             gc.freeze()  # these objects stay: traversing them at a collection would keep the loop from reading
@@ -380,13 +381,12 @@ class Session:
                 if self._callbacks.naming is not None:
                     self._callbacks.naming(*finisher.naming)
         self._signals.call_once = None
-        header, size = finisher.result()
-        self.spool.close()
-        self.spool.remove()
-        return header, size
+        made = finisher.result()
+        self.discard()
+        return made
 
     def discard(self) -> None:
-        """Deletes the spool of an ended recording whose options say that it is not kept."""
+        """Deletes the spool: of an ended recording that is not kept, for instance."""
         self.spool.close()
         self.spool.remove()
 
@@ -410,3 +410,121 @@ class Session:
         """Waits until the command ends or a signal comes, though its recording has failed."""
         if self._command is not None:
             self._command.wait()
+
+
+PATIENCE_S = 3.0  # how long a command that handles the ending signal itself may go on running
+WAIT_S = 1.0  # how long `end` waits for the command after SIGTERM
+
+
+class Command:
+    """The recorded command, from its start on."""
+
+    def __init__(self, words: tuple[str, ...], signals: StopSignals, environment: Mapping[str, str]) -> None:
+        """Starts the command with our standard input and output.
+
+        Args:
+            words: the program and its arguments.
+            signals: forwards those meant for the command.
+            environment: of the command.
+
+        Raises:
+            IaprofError: the command cannot be started.
+        """
+        self._signals = signals
+        signals.take_for_command()
+        try:
+            self._process = subprocess.Popen(words, env=environment)
+        except OSError as error:
+            raise IaprofError(f"{words[0]} cannot be started: {error.strerror}") from error
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether the command has not ended yet."""
+        return self._process.poll() is None
+
+    @property
+    def exit_code(self) -> int:
+        """The command's exit code, 128 + signal number if a signal ended it; 0 while it runs."""
+        status = self._process.returncode
+        return 128 - status if status is not None and status < 0 else status or 0
+
+    def forward(self) -> None:
+        """Sends the command the signals that came for it."""
+        for number in self._signals.to_forward():
+            with contextlib.suppress(ProcessLookupError):
+                self._process.send_signal(number)
+
+    def end(self) -> None:
+        """Sends SIGTERM, and waits WAIT_S for the command's end."""
+        if self.runs:
+            self._process.terminate()  # as perf does when it is interrupted
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(WAIT_S)
+
+    def wait(self) -> None:
+        """Waits until the command ends or a signal comes, though its recording has failed."""
+        while self.runs and not self._signals.count:
+            select.select([self._signals], [], [], 1.0)
+            self._signals.clear()
+            self.forward()
+
+
+_COST = ("cpu_s", "learn_cpu_s", "compile_cpu_s", "peak_bytes", "spool_bytes", "probe_ns")
+"""The order of the members of `cost`."""
+
+
+def header(options: Options, part: int, sources: Sequence[Source]) -> dict[str, Any]:
+    """Returns the header as it is known when output file number `part` begins."""
+    host = os.uname()
+    members: dict[str, Any] = {
+        "iaprof": iaprof.__version__,
+        "host": {
+            "name": host.nodename,
+            "kernel": host.release,
+            "machine": host.machine,
+            "cpus": len(online_cpus()),
+            "boot_id": boot_id(),
+        },
+        "python": platform.python_version(),
+        "command": list(options.command),
+        "arguments": sys.argv,
+        LABELS: dict(options.labels),
+        "part": part,
+        "clock": _clocks(),
+    }
+    for source in sources:
+        members |= source.header()
+    return _in_order(members, MEMBERS)
+
+
+def footer(end_ns: int, spool_bytes: int, sources: Sequence[Source]) -> dict[str, Any]:
+    """Returns the members that are added to the header when an output file ends."""
+    members: dict[str, Any] = {"end_ns": end_ns, "clock_end": _clocks()}
+    cost: dict[str, Any] = {}
+    for source in sources:
+        of_source = source.footer()
+        cost |= of_source.pop("cost", {})
+        members |= of_source
+    cost |= {
+        "cpu_s": round(cpu_seconds() + sum(source.cpu_seconds for source in sources), 3),
+        "peak_bytes": peak_bytes(),
+        "spool_bytes": spool_bytes,
+    }
+    return _in_order(members | {"cost": _in_order(cost, _COST)}, MEMBERS)
+
+
+def _in_order(members: dict[str, Any], order: Iterable[str]) -> dict[str, Any]:
+    """Sorts members; those that the order does not have come last."""
+    place = {name: number for number, name in enumerate(order)}
+    return dict(sorted(members.items(), key=lambda member: place.get(member[0], len(place))))
+
+
+def _clocks() -> dict[str, int]:
+    """Returns the current time on both clocks: the wall clock may be set while recording."""
+    monotonic, realtime = time.monotonic_ns(), time.time_ns()
+    return {"monotonic_ns": monotonic, "realtime_ns": realtime}

@@ -35,7 +35,7 @@ from iaprof.basics.files import create, remove, rename
 MAGIC = b"IAPS"
 VERSION = 4
 _START = struct.Struct("<4sI8s")
-# kind, source, part, stored bytes, bytes of the payload, time, begin, checksum of what is stored
+# kind, source, shape, stored bytes, bytes of the payload, time, begin, checksum of what is stored
 _FRAME = struct.Struct("<HHIIIQQI")
 _CHECK = struct.Struct("<8sI")  # the mark, the checksum of what follows in the header
 _HEAD_BYTES = _CHECK.size + _FRAME.size  # of a frame's header
@@ -50,17 +50,17 @@ class FrameKind(IntEnum):
     """What a frame's payload is."""
 
     HEADER = 1  # JSON, the members of the capture's header that are known at the start
-    STALLS = 2  # `part` columns of u64, one after the other; `source` is the stream
+    STALLS = 2  # `shape` columns of u64, one after the other; `source` is the stream
     LAUNCHES = 3  # LAUNCH records
-    KERNEL = 5  # `part` bytes of JSON, then the ELF file
+    KERNEL = 5  # `shape` bytes of JSON, then the ELF file
     SIDEBAND = 6  # perf records; `source` is the CPU
     LOSS = 7  # JSON
     END = 8  # JSON, the members of the header that are known only at the end
     APPEND = 9  # JSON, lists that are appended to the header's lists of the same names
-    METRICS = 10  # a JSON line of `part` bytes that names the columns; then rows of little-endian u64
-    PROCESS = 11  # JSON, what /proc says of a process: see bpf.containers.describe
+    METRICS = 10  # a JSON line of `shape` bytes that names the columns; then rows of little-endian u64
+    PROCESS = 11  # JSON, what /proc says of a process: see bpf.accounts.describe
     PIECE = 12  # a CHUNK record without the unused end of its data; losses show this name
-    STACKS = 14  # stack_dtype(part) records
+    STACKS = 14  # stack_dtype(shape) records
     CPU_SAMPLES = 13  # CPU_SAMPLE records
     PYTHON = 16  # PYTHON_STACK records
     CODES = 17  # CODE records
@@ -83,7 +83,7 @@ class Frame:
 
     kind: FrameKind
     source: int
-    part: int
+    shape: int
     time: int
     begin: int
     payload: bytes
@@ -119,7 +119,7 @@ class Spool:
         time: int = 0,
         begin: int = 0,
         source: int = 0,
-        part: int = 0,
+        shape: int = 0,
     ) -> None:
         """Appends a frame.
 
@@ -129,14 +129,14 @@ class Spool:
             time: when the payload was read, CLOCK_MONOTONIC ns.
             begin: the earliest time that the payload can be about, CLOCK_MONOTONIC ns.
             source: stream or CPU.
-            part: see FrameKind.
+            shape: see FrameKind.
 
         Raises:
             IaprofError: the disk is full, or writing failed otherwise. The spool then ends with the frames before
                 and, if there is room, a loss that describes this one.
         """
-        buffers = framed(kind, *payload, time=time, begin=begin, source=source, part=part)
-        count = sum(map(len, buffers[1:])) // (8 * part) if kind is FrameKind.STALLS and part else None
+        buffers = framed(kind, *payload, time=time, begin=begin, source=source, shape=shape)
+        count = sum(map(len, buffers[1:])) // (8 * shape) if kind is FrameKind.STALLS and shape else None
         try:
             self._append(buffers)
         except IaprofError as error:
@@ -221,7 +221,7 @@ def framed(
     time: int = 0,
     begin: int = 0,
     source: int = 0,
-    part: int = 0,
+    shape: int = 0,
     mark: bytes = _MARK,
 ) -> list[memoryview]:
     """Returns the buffers of a frame, in order: see Spool.write; `mark`: of the spool that it is for."""
@@ -229,13 +229,13 @@ def framed(
     size = length = sum(map(len, buffers))
     if kind in _COMPRESSED and size >= _LEAST_COMPRESSED:
         compressor = zlib.compressobj(1)
-        compressed = [memoryview(part) for part in (*map(compressor.compress, buffers), compressor.flush())]
+        compressed = [memoryview(data) for data in (*map(compressor.compress, buffers), compressor.flush())]
         if (shorter := sum(map(len, compressed))) < size:
             buffers, length = compressed, shorter
     check = 0
     for buffer in buffers:
         check = zlib.crc32(buffer, check)
-    head = _FRAME.pack(kind, source, part, length, size, time, begin, check)
+    head = _FRAME.pack(kind, source, shape, length, size, time, begin, check)
     return [memoryview(_CHECK.pack(mark, zlib.crc32(head)) + head), *buffers]
 
 
@@ -325,7 +325,7 @@ class SpoolReader:
                 self._damage.setdefault("", _Damage()).add(found - position, last, last)
                 position = found
                 continue
-            kind, source, part, length, size, time, begin, check = _FRAME.unpack_from(head, _CHECK.size)
+            kind, source, shape, length, size, time, begin, check = _FRAME.unpack_from(head, _CHECK.size)
             end = position + _HEAD_BYTES + length
             if end > self._size or length > MAX_PAYLOAD:
                 break
@@ -336,7 +336,7 @@ class SpoolReader:
             if payload is None:
                 self._damage.setdefault(_name(kind), _Damage()).add(length, begin or last, last)
             elif kind in FrameKind.__members__.values():
-                yield Frame(FrameKind(kind), source, part, time, begin, payload, here)
+                yield Frame(FrameKind(kind), source, shape, time, begin, payload, here)
             else:
                 self.unknown += 1
         self.cut = self._size - position
@@ -388,11 +388,11 @@ class SpoolReader:
     def frame_at(self, position: int) -> Frame:
         """Reads a frame of `frames` again; not to be called while `frames` runs."""
         self._file.seek(position + _CHECK.size)
-        kind, source, part, length, size, time, begin, check = _FRAME.unpack(self._file.read(_FRAME.size))
+        kind, source, shape, length, size, time, begin, check = _FRAME.unpack(self._file.read(_FRAME.size))
         payload = self._payload(length, size, check)
         if payload is None:
             raise SpoolError(f"{self.path} was changed while it was read")
-        return Frame(FrameKind(kind), source, part, time, begin, payload, position)
+        return Frame(FrameKind(kind), source, shape, time, begin, payload, position)
 
     def _bytes_at(self, position: int, length: int) -> bytes:
         """Reads `length` bytes, fewer at the end of the file."""

@@ -14,8 +14,7 @@ import socket
 import time
 
 from iaprof.basics.mounts import ROOTS_MOUNTS
-from iaprof.sandbox.closing import Closing
-from iaprof.sandbox.worker import Worker
+from iaprof.sandbox.worker import Closing, Worker
 
 PATIENCE_S = 2.0  # for an answer
 ASK_AGAIN_S = 1.0  # after an answer

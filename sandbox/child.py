@@ -17,11 +17,9 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from iaprof.sandbox import seccomp
 from iaprof.sandbox.parent import ANSWER, IS_BYTES, LONGEST_DATA, REQUEST, receive
-from iaprof.sandbox.privileges import give_up_privileges
-from iaprof.sandbox.reader import Operation, Refusal
-from iaprof.sandbox.stage_limit import OutOfTime
+from iaprof.sandbox.privileges import filter_system_calls, give_up_privileges
+from iaprof.sandbox.reader import Operation, OutOfTime, Refusal
 
 _CHANNEL = 0  # file descriptor: a socket to the parent
 _STANDARD_FILES = 3
@@ -107,7 +105,7 @@ def _give_up_rights(allowed: dict[str, Any]) -> None:
     )
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))  # so that no other process of nobody can trace it
-    seccomp.install(libc)  # if the kernel lacks seccomp, the restrictions above must do
+    filter_system_calls(libc)
 
 
 def _send(answer: dict[str, object], most_bytes: int = _LONGEST_HEADER) -> None:

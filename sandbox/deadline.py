@@ -11,8 +11,6 @@ import threading
 import time
 from pathlib import Path
 
-from iaprof.sandbox.closing import Closing
-
 MOST_WAITING_S = 120.0  # that a process may wait for a CPU before one deadline
 _LOOK_S = 0.25  # between two looks at a process that waits for a CPU
 _LONGEST = 100  # bytes of /proc/PID/schedstat
@@ -27,7 +25,7 @@ def patient_clock() -> float:
     return time.monotonic() - _total_s
 
 
-class CpuWaits(Closing):
+class CpuWaits:
     """How long a process ran, and waited for a CPU (Documentation/scheduler/sched-stats.rst of the kernel)."""
 
     def __init__(self, pid: int) -> None:

@@ -4,7 +4,8 @@ The parent starts the child when there is work, sends it requests, waits for ans
 another child if one dies. A request may include open files, as the child cannot open any. sandbox.child gives up the
 child's rights and serves the requests.
 
-As an attacker may control the child, its answers are JSON, or bytes, of limited length, whose content callers check.
+As an attacker may control the child, its answers are JSON, or bytes, of limited length. The module that sends a request
+knows the layout of the answer, and checks it with the functions here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -20,12 +22,12 @@ import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.deadline import Deadline
-from iaprof.sandbox.worker import Worker
+from iaprof.sandbox.worker import Closing, Worker
 
 REQUEST = struct.Struct("<QQ")  # length of the JSON and of the data that follow
 ANSWER = struct.Struct("<Q")  # length of what follows: JSON, or bytes if IS_BYTES is set
@@ -253,3 +255,62 @@ def receive(channel: socket.socket, length: int, deadline: Deadline | None = Non
         if deadline is not None and number % _MOST_AT_ONCE == 0:
             deadline.left()
     return received
+
+
+LARGEST = 1 << 48  # addresses, offsets and lines
+_LONGEST_SENTENCE = 600
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class AnswerError(IaprofError):
+    """The child's answer is invalid: it is broken, or controlled by an attacker."""
+
+    def __init__(self) -> None:
+        super().__init__("the reader process answered nonsense")
+
+
+def integers(value: Any, limit: int = LARGEST, lowest: int = 0) -> list[int]:
+    """Checks a list of integers from `lowest` up to, but not including, `limit`."""
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        raise AnswerError
+    if value and not (lowest <= min(value) and max(value) < limit):
+        raise AnswerError
+    return value
+
+
+def integer(value: Any, limit: int = LARGEST) -> int:
+    """Checks an integer from 0 up to, but not including, `limit`."""
+    return integers([value], limit)[0]
+
+
+def string_list(value: Any) -> list[str]:
+    """Checks a list of strings that can be encoded: JSON allows lone surrogates, which encoders refuse."""
+    strings = any_list(value)
+    for each in strings:
+        if not isinstance(each, str) or not (each.isascii() or _SURROGATE.search(each) is None):
+            raise AnswerError
+    return strings
+
+
+def string(value: Any) -> str:
+    """Checks a string that can be encoded."""
+    return string_list([value])[0]
+
+
+def sentence(text: str) -> str:
+    """Makes the child's text safe to print: one line of limited length, without characters that control a terminal."""
+    text = text if len(text) <= _LONGEST_SENTENCE else text[:_LONGEST_SENTENCE] + "..."
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def any_list(value: Any) -> list[Any]:
+    """Checks a list, but not its elements."""
+    if not isinstance(value, list):
+        raise AnswerError
+    return value
+
+
+def ascending(offsets: Sequence[int]) -> None:
+    """Checks that each offset is larger than the one before."""
+    if any(later <= earlier for earlier, later in pairwise(offsets)):
+        raise AnswerError

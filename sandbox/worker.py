@@ -25,12 +25,13 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from types import TracebackType
+from typing import IO, Any, Self, TypeVar
 
 from iaprof.basics.threads import ONE_THREAD
-from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.deadline import CpuWaits, Deadline
 
 _PACKAGES = str(Path(__file__).parents[2])  # the folder from which iaprof is imported
@@ -39,6 +40,22 @@ _SO_SNDBUFFORCE = 32  # asm-generic/socket.h
 _POLL_S = 0.001  # between two checks whether a child has ended
 _TICKS = os.sysconf("SC_CLK_TCK")
 Received = TypeVar("Received")
+
+
+class Closing(ABC):
+    """A context manager whose exit calls `close`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Releases the resource."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Worker(Closing):

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.texts import escaped_json
-from iaprof.sandbox.closing import Closing
+from iaprof.sandbox.worker import Closing
 
 _EMPTY, _NEW_LINE = (pa.scalar(text, pa.large_string()) for text in ("", "\n"))
 _TAKEN_AT_ONCE = 1 << 20  # rows, whose pages stay in memory

@@ -18,11 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from iaprof.bpf.bytecode import Bytecode, from_text
-from iaprof.bpf.compile.child import ANSWER, REQUEST
-from iaprof.bpf.compile.compiler import BCC_FOLDERS, Source
+from iaprof.bpf.bytecode import BpfUnavailable, Bytecode, from_text
+from iaprof.bpf.compile.compiler import ANSWER, BCC_FOLDERS, REQUEST, Source
 from iaprof.bpf.compile.headers import VARIABLE, only_root_can_change
-from iaprof.bpf.errors import BpfUnavailable
 from iaprof.sandbox.worker import Worker
 
 _POLL_S = 0.05  # between two checks of an interruption
@@ -69,7 +67,7 @@ class Compilation:
             (self._folder / REQUEST).write_text(json.dumps(request))
             # `bare`, as the child imports only the standard library, this package, and bcc by its path.
             self._child = Worker(
-                "iaprof.bpf.compile.child:main",
+                "iaprof.bpf.compile.compiler:main",
                 self._folder,
                 environment=self._environment(self._folder),
                 folder="/",

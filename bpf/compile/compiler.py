@@ -1,7 +1,8 @@
 """Compiles the C programs with bcc, into bytecode that any process can load.
 
 The programs ship compiled (programs.json), so a recorder compiles them only if the kernel refuses those. As clang takes
-130 MB and frees little of it, a child process compiles (child.py).
+130 MB and frees little of it, a child process compiles (`main`; compilation.py starts
+it).
 
 bcc comes from the distribution's package, not from PyPI (what is called `bcc` there is something else). Its Python
 part is plain ctypes, so this one package can be imported from the distribution's folder by its path. With the whole
@@ -26,9 +27,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, call_placeholder, from_compiled, placeholder
-from iaprof.bpf.compile.headers import HEADERS_ADVICE
-from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.bytecode import (
+    BpfUnavailable,
+    Bytecode,
+    BytecodeError,
+    Map,
+    call_placeholder,
+    from_compiled,
+    placeholder,
+)
+from iaprof.bpf.compile.headers import HEADERS_ADVICE, find_headers
 from iaprof.bpf.syscall import BPF_OBJ_GET_INFO_BY_FD, bpf
 
 BCC_FOLDERS = (
@@ -187,3 +195,21 @@ def _captured_stderr() -> Iterator[Any]:
         finally:
             os.dup2(saved, 2)
             os.close(saved)
+
+
+REQUEST, ANSWER = "request", "answer"
+
+
+def main(folder: str) -> None:
+    """Serves the request in the file REQUEST of a folder that only root can enter; the result is in the file ANSWER."""
+    private = Path(folder)
+    tempfile.tempdir = str(private)
+    request = json.loads((private / REQUEST).read_text())
+    try:
+        find_headers(os.environ).prepare(private)
+        compiled = compile_source(Source(**request["source"]), request["bcc_folders"])
+        answer = {"bytecode": compiled.to_text()}
+    except BpfUnavailable as error:
+        answer = {"error": str(error)}
+    (private / ANSWER).write_text(json.dumps(answer))
+    os._exit(0)  # the kernel frees clang's and bcc's memory faster than their destructors

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.bytecode import BpfUnavailable
 
 VARIABLE = "BCC_KERNEL_SOURCE"
 HEADERS_ADVICE = (
@@ -52,9 +52,9 @@ def find_headers(environment: Mapping[str, str]) -> Headers:
     Raises:
         BpfUnavailable: there are no headers, or users other than root can change them.
     """
-    if named := environment.get(VARIABLE):
-        _require_root_owned(Path(named), f"{VARIABLE} names")
-        return Headers(f"those in {named} ({VARIABLE})", (Path(named),))
+    if chosen := environment.get(VARIABLE):
+        _require_root_owned(Path(chosen), f"{VARIABLE} names")
+        return Headers(f"those in {chosen} ({VARIABLE})", (Path(chosen),))
     own = _own_headers()
     if own and all(map(_belongs_to_root, own)):
         return Headers("of the running kernel")

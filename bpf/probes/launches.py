@@ -13,6 +13,7 @@ from errno import EINVAL
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.bpf.bytecode import BpfUnavailable
 from iaprof.bpf.compile.compilation import Interruption
 from iaprof.bpf.driver_layout import (
     Action,
@@ -20,16 +21,21 @@ from iaprof.bpf.driver_layout import (
     Layout,
     LayoutError,
 )
-from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.loader import Loader, Origin, close
-from iaprof.bpf.maps import HashMap, PerCpuCounters, add_keys, remove_keys, wait_for_running_programs, write_slot
+from iaprof.bpf.maps import (
+    HashMap,
+    PerCpuCounters,
+    RingBuffer,
+    add_keys,
+    remove_keys,
+    wait_for_running_programs,
+    write_slot,
+)
 from iaprof.bpf.perf_event import possible_cpus
 from iaprof.bpf.probes.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, Libraries, Way
-from iaprof.bpf.probes.packed_layout import packed_entry, packed_layout
+from iaprof.bpf.probes.packed_layout import packed_entry, packed_layout, packed_wait_entry
 from iaprof.bpf.probes.usdt import Probe
-from iaprof.bpf.probes.waits import NO_SESSIONS, packed_wait_entry
 from iaprof.bpf.programs import SAMPLE_PROGRAMS, WAIT_PROGRAMS
-from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.sizes import (
     DEFAULT_SIZES,
     MAX_ENTRIES,
@@ -39,7 +45,7 @@ from iaprof.bpf.sizes import (
     Sizes,
     kernel_offsets,
     map_entries,
-    named_constants,
+    program_constants,
 )
 from iaprof.bpf.structs import SETTINGS, pack
 from iaprof.bpf.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
@@ -57,6 +63,7 @@ from iaprof.formats.wire.launches import (
     stack_dtype,
 )
 
+NO_SESSIONS = "this kernel has no uprobe sessions, which came with Linux 6.13: boot a newer one"
 _PROGRAMS = {  # by name of the USDT probe
     LAUNCH: "on_launch",
     COMPILE: "on_compile",
@@ -119,7 +126,7 @@ class LaunchProbes:
         offsets = None if frame_pointers_only else kernel_offsets()
         self.follows_frame_pointers = offsets is None
         without = {*(() if waits else WAIT_PROGRAMS), *(() if cpu_samples else SAMPLE_PROGRAMS)}
-        self._loader = Loader(named_constants(self.depth, sizes, offsets), map_entries(sizes), without)
+        self._loader = Loader(program_constants(self.depth, sizes, offsets), map_entries(sizes), without)
         self._loaded: _LoadedPrograms | None = None
         self._settings = _Settings()
         self._links: list[UprobeLink] = []

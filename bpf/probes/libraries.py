@@ -22,9 +22,8 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import open_regular
 from iaprof.bpf.accounts import ACCOUNTS, Places, may_read
 from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
-from iaprof.bpf.probes.emulation import single_stepped
-from iaprof.bpf.probes.injected import injected_entries
-from iaprof.bpf.probes.library_file import LibraryFile, changes_of_libraries
+from iaprof.bpf.probes.functions import injected_entries
+from iaprof.bpf.probes.library_file import LibraryFile, changes_of_libraries, single_stepped
 from iaprof.bpf.probes.usdt import Probe, read_probes
 from iaprof.bpf.processes import running_pids, user_of
 from iaprof.formats.header.no_launches import driver_at

@@ -1,8 +1,13 @@
-"""Reads from an untrusted library what probes need: its build-id, and the file offsets of addresses and functions."""
+"""Reads from an untrusted library what probes need: its build-id, file offsets of addresses and functions, and code.
+
+At an instruction that the kernel does not emulate (arch/x86/kernel/uprobes.c), a probe single-steps a copy of it, which
+takes 2 to 10 us instead of a few hundred ns.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
@@ -130,7 +135,7 @@ def _change(before: bytes) -> Change:
 
 
 def exported(library: LibraryFile, names: Iterable[str]) -> dict[str, int]:
-    """Returns the file offsets of those of the named functions that a library exports, by name.
+    """Returns the file offsets of those of the functions that a library exports, by name.
 
     Raises:
         ProbeError: the file is broken.
@@ -138,3 +143,27 @@ def exported(library: LibraryFile, names: Iterable[str]) -> dict[str, int]:
     with library.reading():
         found = {name: library.elf.exported(name.encode(), kinds=(STT_FUNC,)) for name in names}
     return {name: library.offset(at, executable=True) for name, at in found.items() if at is not None}
+
+
+# push, also of r8 to r15; nop; conditional jumps, short and near; jmp and call. Linux 6.1 and later.
+EMULATED = re.compile(rb"\x41?[\x50-\x57]|\x90|[\x70-\x7f]|\x0f[\x80-\x8f]|[\xe8\xe9\xeb]", re.DOTALL)
+_LONG_NOP = re.compile(rb"\x66*(?:\x90|\x0f\x1f)", re.DOTALL)  # emulated by newer kernels, such as Linux 6.18
+_LONGEST = 15  # maximum length of an instruction in bytes
+
+
+def single_stepped(file_fd: int, offsets: Iterable[tuple[str, int]]) -> tuple[str, ...]:
+    """Returns the names of the places in a file whose instruction no kernel emulates, without duplicates.
+
+    Args:
+        file_fd: the open file.
+        offsets: name and file offset of each place.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    stepped = (name for name, offset in offsets if not _may_be_emulated(os.pread(file_fd, _LONGEST, offset)))
+    return tuple(dict.fromkeys(stepped))
+
+
+def _may_be_emulated(code: bytes) -> bool:
+    return bool(EMULATED.match(code) or _LONG_NOP.match(code))

@@ -1,4 +1,4 @@
-"""Packs driver layouts and their entries for the maps of bpf/c/handles.c."""
+"""Packs driver layouts and their entries for the maps of bpf/c/handles.c and waits.c."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from iaprof.bpf.driver_layout import (
     Layout,
     LayoutError,
 )
-from iaprof.bpf.structs import ENTRY, LAYOUT, MAX_STEPS, AddressValue, DescriptionValue, SizeKind, pack
+from iaprof.bpf.structs import ENTRY, LAYOUT, MAX_STEPS, WAIT_ENTRY, AddressValue, DescriptionValue, SizeKind, pack
 from iaprof.formats.header.transfers import function_number
+from iaprof.formats.header.waits import FUNCTIONS
 from iaprof.formats.wire.launches import (
     LaunchFlags,
     ListEvent,
@@ -105,3 +106,28 @@ def packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
     in_list = bool(layout and layout.has_lists)
     numbers = (*registers, is_array, flags, offset, transfer, size_kind, entry.list_offset, in_list, event)
     return pack(ENTRY, entry.address, index, *numbers, entry.nested)
+
+
+TIMEOUTS = {
+    "zeEventHostSynchronize": 1,
+    "zeCommandQueueSynchronize": 1,
+    "zeFenceHostSynchronize": 1,
+    "zeCommandListHostSynchronize": 1,
+}
+"""By name: number of the argument that is the timeout, counted from 0; functions not listed wait without a limit."""
+_WITH_ARRAYS = ("clWaitForEvents",)  # functions that take an array of handles
+_NUMBERS = {name: number for number, name in FUNCTIONS.items()}
+
+
+def packed_wait_entry(entry: Entry) -> bytes:
+    """Packs an entry as WAIT_ENTRY.
+
+    Raises:
+        LayoutError: this version does not know the function.
+    """
+    number = _NUMBERS.get(entry.name)
+    if number is None:
+        raise LayoutError(f"this iaprof does not know how to record waits in {entry.name}")
+    timeout = ARGUMENTS[TIMEOUTS[entry.name]] if entry.name in TIMEOUTS else 0
+    is_array = entry.name in _WITH_ARRAYS
+    return pack(WAIT_ENTRY, entry.address, number, ARGUMENTS[entry.handle], timeout, is_array)

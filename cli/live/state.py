@@ -72,15 +72,15 @@ class LiveState:
 
     def _add(self, frame: Frame) -> None:
         if frame.kind is FrameKind.STALLS:
-            if len(frame.payload) % (8 * frame.part) or frame.part != self._streams[frame.source].layout.words:
+            if len(frame.payload) % (8 * frame.shape) or frame.shape != self._streams[frame.source].layout.words:
                 raise ValueError("not whole records")
-            words = np.frombuffer(frame.payload, np.uint64).reshape(frame.part, -1)
+            words = np.frombuffer(frame.payload, np.uint64).reshape(frame.shape, -1)
             self._stalls.add(self._streams[frame.source], list(words))
         elif frame.kind is FrameKind.LAUNCHES:
             self._launches.add(np.frombuffer(frame.payload, LAUNCH))
         elif frame.kind is FrameKind.KERNEL:
-            if json.loads(frame.payload[: frame.part])["content"]:
-                self._kernels.add_elf(frame.payload[frame.part :])
+            if json.loads(frame.payload[: frame.shape])["content"]:
+                self._kernels.add_elf(frame.payload[frame.shape :])
         else:
             members = json.loads(frame.payload)
             if frame.kind is FrameKind.HEADER:

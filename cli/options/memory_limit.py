@@ -15,8 +15,7 @@ from iaprof.basics.errors import UsageError
 from iaprof.basics.files import remove_unfinished
 from iaprof.cli.options.declared import ALL, For, Of
 from iaprof.cli.options.values import size
-from iaprof.sandbox.memory import MIN_BYTES, default_limit, lift_limit, limit, limit_memory
-from iaprof.sandbox.uncaught import on_uncaught_bad_alloc
+from iaprof.sandbox.memory import MIN_BYTES, default_limit, lift_limit, limit, limit_memory, on_uncaught_bad_alloc
 
 _OPTION = "--memory-limit"
 _OBJECTS_UNTIL_COLLECTION = 50_000  # not 700: stacks are millions of objects that stay, and looking at them is slow

@@ -111,7 +111,7 @@ def _explain(text: str) -> None:
 def _other(path: str, problem: str) -> dict[str, str]:
     """What is known of a GPU that cannot be sampled."""
     from iaprof.record.sources import xe
-    from iaprof.record.sources.pci_ids import device_name
+    from iaprof.record.sources.xe import device_name
 
     vendor, device = (_sysfs_number(path, name) for name in ("vendor", "device"))
     return {

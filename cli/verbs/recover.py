@@ -47,8 +47,7 @@ def recover(
     Converts its spool into a capture, which contains everything that the recorder had read. Keeps the spool.
     """
     which = which_symbols(symbols)
-    from iaprof.record.capture.finish import finish
-    from iaprof.record.capture.recorded import stack_finisher, symbol_writer
+    from iaprof.record.capture.finish import finish, stack_finisher, symbol_writer
     from iaprof.record.spool import SpoolReader
     from iaprof.symbols.names.which import Symbols
 

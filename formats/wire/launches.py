@@ -1,6 +1,6 @@
 """Records of the BPF programs, as NumPy dtypes.
 
-bpf/declarations.py makes the programs' own declarations of these: a change here needs `make bytecode`.
+bpf/programs.py makes the programs' own declarations of these: a change here needs `make bytecode`.
 """
 
 from __future__ import annotations

@@ -5,22 +5,17 @@ What Layout.from_json checks is not checked here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
-
-import numpy as np
+from typing import Any
 
 from iaprof.basics.clean import clean
-from iaprof.basics.elf import PF_EXECUTE
 from iaprof.bpf.driver_layout import MAX_ENTRIES
-from iaprof.bpf.probes.library_file import LibraryFile
-from iaprof.record.calibrate.calls import CALL, CALL_BYTES, JUMP, calls_in
-from iaprof.record.calibrate.entry import LENGTH, probe_offset
+from iaprof.record.calibrate.code import Problem
 from iaprof.record.calibrate.search import Candidate, Path, nearest
 
 # By kind: of how many paths, or paths and numbers, candidates consist.
-PARTS = {
+LENGTHS = {
     "address": (1, 2),
     "allocation": (2,),
     "binary": (2,),
@@ -33,13 +28,7 @@ PARTS = {
 OWN_KERNELS = "launch of the driver's own kernels"  # in place of a function's name
 MAX_PROBLEM = 300  # characters
 _MAX_PLACE = 1 << 48
-_NO_CODE = "it answers with an address that is in no segment of code"
-_CALL_BY_RAX = b"\xff\x90"
 Candidates = Mapping[str, frozenset[Candidate]]
-
-
-class Problem(Exception):
-    """Why there is no layout: a clause about the library."""
 
 
 @dataclass(frozen=True)
@@ -50,17 +39,6 @@ class Answer:
     functions: Mapping[str, int]  # by name: place in the file
     candidates: Candidates
     no_own: str  # why it is unknown where the driver launches kernels of its own; empty if known
-
-
-def read_version(raw: Any) -> str:
-    """Reads the driver's version.
-
-    Raises:
-        Problem: the answer is a problem.
-    """
-    if "problem" in raw:
-        raise Problem(clean(str(raw["problem"])[:MAX_PROBLEM]))
-    return clean(str(raw["version"])[:64])
 
 
 def read_place(raw: Any) -> int:
@@ -91,22 +69,35 @@ def read_list(raw: Any) -> list[Any]:
     return list(raw)
 
 
-def read_candidates(raw: Any, parts: Mapping[str, tuple[int, ...]]) -> Candidates:
-    """Reads candidates of the kinds in PARTS, or a similar mapping."""
-    return {kind: frozenset(_candidates(raw.get(kind, ()), kind, many)) for kind, many in parts.items()}
-
-
 def _candidates(raw: Any, kind: str, many: tuple[int, ...]) -> Iterator[Candidate]:
     for paths in raw:
-        candidate = tuple(tuple(map(int, part)) for part in paths)
+        candidate = tuple(tuple(map(int, path)) for path in paths)
         if len(candidate) not in many or not all(candidate):
             raise ValueError(kind)
         yield candidate
 
 
-def read_no_own(raw: Any) -> str:
-    """Reads why launches of the driver's own kernels are unknown; empty if they are known."""
-    return clean(str(raw.get("no_own", ""))[:MAX_PROBLEM]) or ("" if raw.get("own") else "its copies are unknown")
+def read_common(raw: Any, functions: Iterable[str], lengths: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Reads the members of Answer.
+
+    Args:
+        raw: the answer.
+        functions: names of those whose places are read.
+        lengths: LENGTHS, or a similar mapping.
+
+    Raises:
+        Problem: the answer says why there is none.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: the answer makes no sense.
+    """
+    if "problem" in raw:
+        raise Problem(clean(str(raw["problem"])[:MAX_PROBLEM]))
+    found, no_own = raw["candidates"], clean(str(raw.get("no_own", ""))[:MAX_PROBLEM])
+    return {
+        "version": clean(str(raw["version"])[:64]),
+        "functions": read_places(raw["functions"], functions),
+        "candidates": {kind: frozenset(_candidates(found.get(kind, ()), kind, many)) for kind, many in lengths.items()},
+        "no_own": no_own or ("" if raw.get("own") else "its copies are unknown"),
+    }
 
 
 def common_functions(answers: Sequence[Answer], needed: Iterable[str]) -> dict[str, int]:
@@ -164,79 +155,3 @@ def best_class(objects: Iterable[Path], answers: Sequence[Answer]) -> tuple[Path
         if fitting:
             return min(fitting), sorted({places[min(fitting)] for places in by_path})
     raise Problem("no virtual table tells its kernels from other objects")
-
-
-def address_of(elf: LibraryFile, place: int, executable: bool) -> int:
-    """Returns the virtual address of a place in the file, in a segment of code or of data.
-
-    Raises:
-        Problem: the place is in no such segment.
-    """
-    for segment in elf.loads:
-        if 0 <= place - segment.offset < segment.size and bool(segment.flags & PF_EXECUTE) is executable:
-            return place - segment.offset + segment.address
-    raise Problem(_NO_CODE if executable else "it answers with an address that is in no segment of data")
-
-
-@dataclass(frozen=True)
-class Code:
-    """The driver's file."""
-
-    elf: LibraryFile
-    file: BinaryIO
-
-    def beginning(self, place: int) -> bytes:
-        """Reads the first LENGTH bytes of a function."""
-        self.file.seek(place)
-        return self.file.read(LENGTH)
-
-    def probe(self, place: int, needed: set[int], keeps_stack: bool = False, keeps_memory: bool = True) -> int:
-        """Returns where to probe a function, as a virtual address: see entry.probe_offset.
-
-        Raises:
-            Problem: the place is not code of the driver.
-        """
-        start = address_of(self.elf, place, executable=True)
-        return start + probe_offset(self.beginning(place), needed, keeps_stack, keeps_memory)
-
-    def call(self, place: int) -> int:
-        """Returns the virtual address of an instruction that calls directly, or a function at disp32(%rax).
-
-        Raises:
-            Problem: there is no such instruction: a probe there would change other code.
-        """
-        address = address_of(self.elf, place, executable=True)
-        if not self.beginning(place).startswith((bytes([CALL]), _CALL_BY_RAX)):
-            raise Problem("it answers with a call where there is none")
-        return address
-
-    def segment(self, place: int) -> tuple[int, int, int]:
-        """Returns the segment of code with a place in the file: place and address of its beginning, and its bytes.
-
-        Raises:
-            Problem: the place is in no segment of code.
-        """
-        for segment in self.elf.loads:
-            if segment.flags & PF_EXECUTE and 0 <= place - segment.offset < segment.size:
-                return segment.offset, segment.address, segment.size
-        raise Problem(_NO_CODE)
-
-    def called(self, places: Set[int]) -> frozenset[int]:
-        """Returns those of the functions that are called within the segment of code of the first of them."""
-        if not places:
-            return frozenset()
-        functions = np.array(sorted(places), np.int64)
-        start, _, length = self.segment(int(functions[0]))
-        self.file.seek(start)
-        code = np.frombuffer(self.file.read(length), np.uint8)
-        _, targets = calls_in(code, start)
-        return frozenset(functions[np.isin(functions, targets)].tolist())
-
-    def calls(self, function: int, other: int) -> bool:
-        """Whether a function calls or jumps to another, in its first LENGTH bytes."""
-        code = self.beginning(function)
-        return any(
-            function + at + CALL_BYTES + int.from_bytes(code[at + 1 : at + CALL_BYTES], "little", signed=True) == other
-            for at in range(len(code) - CALL_BYTES + 1)
-            if code[at] in (CALL, JUMP)
-        )

@@ -16,10 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from iaprof.record.calibrate.level_zero_copies import find_own_kernels
 from iaprof.record.calibrate.level_zero_driver import Driver, DriverError
-from iaprof.record.calibrate.level_zero_own import ENDS_COPYING, OwnKernels, OwnKernelsError
-from iaprof.record.calibrate.opencl_child import search_opencl
+from iaprof.record.calibrate.level_zero_own import ENDS_COPYING, OwnKernels, OwnKernelsError, find_own_kernels
+from iaprof.record.calibrate.opencl_search import search_opencl
 from iaprof.record.calibrate.search import MOST_ANSWERED, Memory, Search
 from iaprof.sandbox.privileges import give_up_privileges
 

@@ -9,25 +9,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Field, Layout
-from iaprof.bpf.probes.transfers import LEVEL_ZERO as TRANSFERRING
-from iaprof.bpf.probes.waits import LEVEL_ZERO as WAITING
+from iaprof.bpf.probes.functions import LEVEL_ZERO_TRANSFERS, LEVEL_ZERO_WAITS
 from iaprof.record.calibrate.answer import (
+    LENGTHS,
     OWN_KERNELS,
-    PARTS,
     Answer,
-    Code,
-    address_of,
     best,
     best_address,
     best_class,
     common_functions,
-    read_candidates,
+    read_common,
     read_list,
-    read_no_own,
     read_place,
     read_places,
-    read_version,
 )
+from iaprof.record.calibrate.code import Code, address_of
 from iaprof.record.calibrate.level_zero_own import LaunchPlace
 from iaprof.record.calibrate.search import MAX_BIAS
 
@@ -41,7 +37,7 @@ _ENTRIES = {
     "zeCommandListAppendLaunchKernelWithArguments": (Action.LAUNCH, 1, None),
     "zeCommandListUpdateMutableCommandKernelsExp": (Action.LAUNCH_MANY, 3, 1),
     "zexCommandListAppendVariableLaunchKernel": (Action.LAUNCH, 1, None),
-    **{name: (action, argument, None) for name, (action, argument) in TRANSFERRING.items()},
+    **{name: (action, argument, None) for name, (action, argument) in LEVEL_ZERO_TRANSFERS.items()},
     "zeKernelDestroy": (Action.KERNEL_GONE, 0, None),
     "zeModuleDestroy": (Action.MODULE_GONE, 0, None),
     "zeCommandQueueExecuteCommandLists": (Action.EXECUTE, 2, 1),
@@ -50,7 +46,7 @@ _ENTRIES = {
     "zeCommandListClose": (Action.LIST_CLOSED, 0, None),
     "zeCommandListReset": (Action.LIST_RESET, 0, None),
     "zeCommandListDestroy": (Action.LIST_GONE, 0, None),
-    **dict.fromkeys(WAITING, (Action.WAIT, 0, None)),
+    **dict.fromkeys(LEVEL_ZERO_WAITS, (Action.WAIT, 0, None)),
 }
 _JUMP = re.compile(rb"(?:\xf3\x0f\x1e\xfa)?\xe9(.{4})", re.DOTALL)
 _NEEDED = ("zeCommandListAppendLaunchKernel", "zeKernelDestroy")
@@ -65,17 +61,9 @@ class LevelZeroAnswer(Answer):
 
 
 def read_level_zero(raw: Any) -> LevelZeroAnswer:
-    """Checks and reads an answer.
-
-    Raises:
-        Problem: the answer says why there is none.
-        ValueError, KeyError, TypeError, AttributeError, OverflowError: the answer makes no sense.
-    """
+    """Checks and reads an answer; raises what `read_common` does."""
     return LevelZeroAnswer(
-        version=read_version(raw),
-        functions=read_places(raw["functions"], _ENTRIES),
-        candidates=read_candidates(raw["candidates"], PARTS),
-        no_own=read_no_own(raw),
+        **read_common(raw, _ENTRIES, LENGTHS),
         exports=read_places(raw.get("exports", {}), _ENTRIES),
         own=tuple(_places(raw.get("own", ()))),
     )

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from ctypes import byref, c_char_p, c_size_t, c_uint32, c_uint64, c_void_p
+from functools import partial
 from typing import Any
 
 from iaprof.gpu.code import ADDRESS_MASK
@@ -69,8 +70,21 @@ EXTENSIONS = (  # found by name
 )
 
 
+DriverCall = Callable[[], None]
+
+
 class DriverError(Exception):
     """A driver's call failed, or gave a wrong result; the text says which."""
+
+
+def attempts(calls: Iterable[DriverCall]) -> Iterator[DriverCall]:
+    """Yields these calls, which then do nothing where the driver refuses: not every device supports each."""
+
+    def attempt(call: DriverCall) -> None:
+        with contextlib.suppress(DriverError):
+            call()
+
+    return (partial(attempt, call) for call in calls)
 
 
 class _ContextDesc(ctypes.Structure):

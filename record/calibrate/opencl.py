@@ -7,36 +7,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.bpf.driver_layout import TRANSFERS, Action, Dispatch, Entry, Field, Layout
-from iaprof.bpf.probes.transfers import MAY_COPY, OPENCL as TRANSFERRING
-from iaprof.bpf.probes.waits import OPENCL as WAITING
+from iaprof.bpf.probes.functions import MAY_COPY, OPENCL_TRANSFERS, OPENCL_WAITS
 from iaprof.record.calibrate.answer import (
+    LENGTHS,
     OWN_KERNELS,
-    PARTS,
     Answer,
-    Code,
-    Problem,
-    address_of,
     best,
     best_address,
     best_class,
     common_functions,
-    read_candidates,
+    read_common,
     read_list,
-    read_no_own,
     read_place,
-    read_places,
-    read_version,
 )
+from iaprof.record.calibrate.code import Code, Problem, address_of
 from iaprof.record.calibrate.opencl_driver import LAUNCHES
 from iaprof.record.calibrate.opencl_own import HandlePath
 from iaprof.record.calibrate.search import MAX_BIAS, Path
 
-_PARTS = PARTS | {"binary": (3,), "number": (1,)}
+_LENGTHS = LENGTHS | {"binary": (3,), "number": (1,)}
 _NEEDED = LAUNCHES[:1]
 _LAUNCHES = dict.fromkeys(LAUNCHES, (Action.LAUNCH, 1))
 _MAY_COPY = dict.fromkeys(MAY_COPY, (Action.MAY_COPY, 0))  # probed only for the driver's own kernels
-_WAITS = {name: (Action.WAIT, argument) for name, argument in WAITING.items()}
-_FUNCTIONS = _LAUNCHES | TRANSFERRING | _MAY_COPY | _WAITS
+_WAITS = {name: (Action.WAIT, argument) for name, argument in OPENCL_WAITS.items()}
+_FUNCTIONS = _LAUNCHES | OPENCL_TRANSFERS | _MAY_COPY | _WAITS
 # By kind of object: the action at its end, and a name for the destructor.
 _GONE = {
     "Kernel": (Action.KERNEL_GONE, "MultiDeviceKernel::~MultiDeviceKernel"),
@@ -65,17 +59,9 @@ class OpenCLAnswer(Answer):
 
 
 def read_opencl(raw: Any) -> OpenCLAnswer:
-    """Checks and reads an answer.
-
-    Raises:
-        Problem: the answer says why there is none.
-        ValueError, KeyError, TypeError, AttributeError, OverflowError: the answer makes no sense.
-    """
+    """Checks and reads an answer; raises what `read_common` does."""
     return OpenCLAnswer(
-        version=read_version(raw),
-        functions=read_places(raw["functions"], _FUNCTIONS),
-        candidates=read_candidates(raw["candidates"], _PARTS),
-        no_own=read_no_own(raw),
+        **read_common(raw, _FUNCTIONS, _LENGTHS),
         gone={kind: _destructor(raw["gone"][kind]) for kind in _GONE},
         own=frozenset(map(read_place, read_list(raw.get("own", ())))),
         handle_paths=frozenset(HandlePath(*map(int, path)) for path in raw.get("ways", ())),
@@ -110,7 +96,7 @@ def opencl_layout(build_id: str, code: Code, answers: Sequence[OpenCLAnswer]) ->
         version=answers[0].version,
         entries=(
             *_entries(_LAUNCHES, functions, code),
-            *_entries(TRANSFERRING, functions, code),
+            *_entries(OPENCL_TRANSFERS, functions, code),
             *(_entries(_MAY_COPY, functions, code) if path else ()),
             *_ends(answers, module[1][0], code),
             *_entries(_WAITS, functions, code),

@@ -12,13 +12,12 @@ from collections.abc import Iterator, Sequence
 from ctypes import byref, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from iaprof.bpf.probes.transfers import MAY_COPY, OPENCL
-from iaprof.bpf.probes.waits import OPENCL as WAITS
+from iaprof.bpf.probes.functions import MAY_COPY, OPENCL_TRANSFERS, OPENCL_WAITS
 from iaprof.record.calibrate.level_zero_driver import MAX_BYTES, MAX_KERNELS, DriverError
 from iaprof.record.calibrate.search import Kernel
 
 OF_OPENCL = "clIcdGetPlatformIDsKHR"  # the function by which loaders recognize such a driver
-GPUS = 3  # that the driver simulates: see process.py
+GPUS = 3  # that the driver simulates: see calibrate.py
 _GPU = 4  # CL_DEVICE_TYPE_GPU
 _DRIVER_VERSION = 0x102D
 _FUNCTION_NAME = 0x1190
@@ -29,48 +28,17 @@ _BY_AFFINITY, _NEXT = 0x1088, 0x20  # CL_DEVICE_PARTITION_BY_AFFINITY_DOMAIN, ..
 
 # Indices of functions in the table that loaders call through (cl_icd.h).
 TABLE = {
-    "clGetDeviceIDs": 2,
-    "clGetDeviceInfo": 3,
-    "clCreateContext": 4,
-    "clReleaseContext": 7,
-    "clReleaseCommandQueue": 11,
-    "clCreateBuffer": 14,
-    "clCreateProgramWithBinary": 27,
-    "clReleaseProgram": 29,
-    "clBuildProgram": 30,
-    "clCreateKernel": 34,
-    "clCreateKernelsInProgram": 35,
-    "clReleaseKernel": 37,
-    "clSetKernelArg": 38,
-    "clGetKernelInfo": 39,
-    "clWaitForEvents": 41,
-    "clFinish": 47,
-    "clEnqueueReadBuffer": 48,
-    "clEnqueueWriteBuffer": 49,
-    "clEnqueueCopyBuffer": 50,
-    "clEnqueueReadImage": 51,
-    "clEnqueueWriteImage": 52,
-    "clEnqueueCopyImage": 53,
-    "clEnqueueCopyImageToBuffer": 54,
-    "clEnqueueCopyBufferToImage": 55,
-    "clEnqueueMapBuffer": 56,
-    "clEnqueueMapImage": 57,
-    "clEnqueueUnmapMemObject": 58,
-    "clEnqueueNDRangeKernel": 59,
-    "clEnqueueReadBufferRect": 86,
-    "clEnqueueWriteBufferRect": 87,
-    "clEnqueueCopyBufferRect": 88,
-    "clCreateSubDevices": 93,
-    "clCreateImage": 96,
-    "clEnqueueFillBuffer": 102,
-    "clEnqueueFillImage": 103,
-    "clCreateCommandQueueWithProperties": 123,
-    "clSVMAlloc": 126,
-    "clEnqueueSVMMemcpy": 129,
-    "clEnqueueSVMMemFill": 130,
-    "clEnqueueSVMMap": 131,
-    "clEnqueueSVMUnmap": 132,
-}
+    "clGetDeviceIDs": 2, "clGetDeviceInfo": 3, "clCreateContext": 4, "clReleaseContext": 7, "clReleaseCommandQueue": 11,
+    "clCreateBuffer": 14, "clCreateProgramWithBinary": 27, "clReleaseProgram": 29, "clBuildProgram": 30,
+    "clCreateKernel": 34, "clCreateKernelsInProgram": 35, "clReleaseKernel": 37, "clSetKernelArg": 38,
+    "clGetKernelInfo": 39, "clWaitForEvents": 41, "clFinish": 47, "clEnqueueReadBuffer": 48, "clEnqueueWriteBuffer": 49,
+    "clEnqueueCopyBuffer": 50, "clEnqueueReadImage": 51, "clEnqueueWriteImage": 52, "clEnqueueCopyImage": 53,
+    "clEnqueueCopyImageToBuffer": 54, "clEnqueueCopyBufferToImage": 55, "clEnqueueMapBuffer": 56,
+    "clEnqueueMapImage": 57, "clEnqueueUnmapMemObject": 58, "clEnqueueNDRangeKernel": 59, "clEnqueueReadBufferRect": 86,
+    "clEnqueueWriteBufferRect": 87, "clEnqueueCopyBufferRect": 88, "clCreateSubDevices": 93, "clCreateImage": 96,
+    "clEnqueueFillBuffer": 102, "clEnqueueFillImage": 103, "clCreateCommandQueueWithProperties": 123, "clSVMAlloc": 126,
+    "clEnqueueSVMMemcpy": 129, "clEnqueueSVMMemFill": 130, "clEnqueueSVMMap": 131, "clEnqueueSVMUnmap": 132,
+}  # fmt: skip
 LAUNCHES = ("clEnqueueNDRangeKernel", "clEnqueueNDCountKernelINTEL")
 
 
@@ -111,7 +79,7 @@ class OpenCLDriver:
     def functions(self) -> dict[str, int]:
         """Returns the addresses of functions as loaders call them, by name."""
         addresses = {}
-        for name in (*LAUNCHES, *OPENCL, *MAY_COPY, *WAITS):
+        for name in (*LAUNCHES, *OPENCL_TRANSFERS, *MAY_COPY, *OPENCL_WAITS):
             address = self._address(name)
             if address:
                 addresses[name] = address

@@ -7,13 +7,188 @@ number, by the same amount from each GPU to the next.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any, BinaryIO
 
 from iaprof.record.calibrate.level_zero_driver import DriverError
-from iaprof.record.calibrate.level_zero_own import WatchedObject
-from iaprof.record.calibrate.search import MAX_BIAS, WINDOW, Candidate, Kernel, Memory, Path, Search, nearest
+from iaprof.record.calibrate.level_zero_own import ENDS_COPYING, WatchedObject
+from iaprof.record.calibrate.opencl_driver import GPUS, OpenCLDriver
+from iaprof.record.calibrate.opencl_own import OurKernel, PreparedCopies
+from iaprof.record.calibrate.search import (
+    MAX_BIAS,
+    MOST_ANSWERED,
+    WINDOW,
+    Candidate,
+    Kernel,
+    Memory,
+    Path,
+    Search,
+    nearest,
+)
+
+_MAX_TABLES = 4
+_ENDS_WATCHED = "it ends when breakpoints in its code show what it calls"
+_KINDS = ("Kernel", "Program")
+
+
+def search_opencl(
+    library: str,
+    memory: Memory,
+    searched: bytes,
+    checked: bytes,
+    file: BinaryIO,
+    write_answer: Callable[[dict[str, Any]], None],
+) -> None:
+    """Searches a driver that runs as one kind of GPU, and writes what it finds.
+
+    Raises:
+        DriverError: a call of the driver failed.
+    """
+    driver = OpenCLDriver(library)
+    search = Search(memory, driver.table)
+    findings: dict[str, Any] = {"version": driver.version(), "functions": search.places(driver.functions())}
+    findings["candidates"] = _candidates(driver, memory, searched, checked)
+    findings["candidates"]["number"] = [(path,) for path in gpu_numbers(memory, _queues(driver))]
+    findings["gone"] = {kind: _find_destructor(driver, memory, search, kind, searched) for kind in _KINDS}
+    write_answer({**findings, "no_own": ENDS_COPYING})
+    if findings["candidates"]["code"]:  # without it there is no layout
+        try:
+            our_kernel = _make_our_kernel(driver, memory, findings["candidates"]["code"][0][0][0], searched)
+            prepared = PreparedCopies(driver, our_kernel)
+        except DriverError as error:
+            write_answer({**findings, "no_own": str(error)})
+            return
+        write_answer({**findings, "no_own": _ENDS_WATCHED})
+        write_answer({**findings, **prepared.find(memory, search, file.read())})
+
+
+class _Paths:
+    """Searches paths from a GPU's kernel, for each place of the table of kernels, and paths from each GPU's handles."""
+
+    def __init__(self, driver: OpenCLDriver, memory: Memory, kernels_by_gpu: Sequence[Sequence[Kernel]]) -> None:
+        self._memory = memory
+        search = Search(memory, driver.table)
+        self._of_gpu = {at: Search(memory, driver.table) for at in tables(memory, search, kernels_by_gpu)[:_MAX_TABLES]}
+        for at, search in self._of_gpu.items():
+            search.find(self._at(at, kernels_by_gpu))
+        self._of_handle = [Search(memory, driver.table) for _ in kernels_by_gpu]
+        for search, gpu_kernels in zip(self._of_handle, kernels_by_gpu, strict=True):
+            search.find(gpu_kernels)
+
+    def _at(self, at: int, kernels_by_gpu: Sequence[Sequence[Kernel]]) -> list[Kernel]:
+        """Returns the GPUs' kernels of cl_kernels whose table is at this offset."""
+        return [of_gpu(self._memory, at, gpu, each) for gpu, kernels in enumerate(kernels_by_gpu) for each in kernels]
+
+    def keep(self, kernels: Sequence[Sequence[Kernel]]) -> None:
+        """Drops paths that do not hold for these kernels, given for each GPU."""
+        self._memory.refresh()
+        for at, search in self._of_gpu.items():
+            search.keep(self._at(at, kernels))
+        for search, gpu_kernels in zip(self._of_handle, kernels, strict=True):
+            search.keep(gpu_kernels)
+
+    def candidates(self, kernel_by_gpu: Sequence[Kernel]) -> dict[str, list[Candidate]]:
+        """Returns the candidates of each kind, nearest first.
+
+        Args:
+            kernel_by_gpu: what one handle has for each GPU; its address is not used.
+        """
+        memory = self._memory
+        by_kind: dict[str, list[Candidate]] = {kind: [] for kind in OF_GPU}
+        memory.refresh()
+        for at, search in self._of_gpu.items():
+            kernels = [of_gpu(memory, at, gpu, kernel) for gpu, kernel in enumerate(kernel_by_gpu)]
+            for kind in OF_GPU:
+                paths = 2 if kind in ("address", "allocation") else 1
+                for candidate in search.candidates.get(kind, ())[:MOST_ANSWERED]:
+                    if paths == 2 or all(search.holds(kind, candidate, kernel) for kernel in kernels):
+                        prefixed = ((at, 0, *path) for path in candidate[:paths])
+                        by_kind[kind].append((*prefixed, *candidate[paths:]))
+        by_gpu = [search.candidates for search in self._of_handle]
+        others = [set(candidates.get("module", ())) for candidates in by_gpu[1:]]
+        by_kind["module"] = [
+            candidate for candidate in by_gpu[0].get("module", ()) if all(candidate in modules for modules in others)
+        ]
+        by_kind["binary"] = [
+            candidate
+            for candidate in growing([candidates.get("binary", ()) for candidates in by_gpu])
+            if all(
+                self._of_handle[gpu].holds("binary", moved(candidate[:2], candidate[2], gpu), kernel)
+                for gpu, kernel in enumerate(kernel_by_gpu)
+            )
+        ]
+        return {kind: candidates[:MOST_ANSWERED] for kind, candidates in by_kind.items()}
+
+
+def _candidates(driver: OpenCLDriver, memory: Memory, searched: bytes, checked: bytes) -> dict[str, list[Candidate]]:
+    with contextlib.ExitStack() as living:
+        paths = _Paths(
+            driver,
+            memory,
+            [
+                [kernel for _ in range(2) for kernel in living.enter_context(driver.program(gpu, searched))]
+                for gpu in range(GPUS)
+            ],
+        )
+    # Another program, other kernels, and other memory for the kernels of before.
+    with contextlib.ExitStack() as living:
+        again = [
+            [
+                *living.enter_context(driver.program(gpu, checked, copies=2)),
+                *living.enter_context(driver.program(gpu, searched)),
+            ]
+            for gpu in range(GPUS)
+        ]
+        paths.keep(again)
+        name = again[0][0].name
+    return paths.candidates(_kernel_on_all_gpus(driver, checked, name))
+
+
+def _kernel_on_all_gpus(driver: OpenCLDriver, binary: bytes, name: bytes) -> list[Kernel]:
+    """Makes a kernel for all GPUs, whose binaries differ in length."""
+    binaries = [binary + bytes(16 * gpu) for gpu in range(GPUS)]
+    program = driver.build(driver.context(driver.gpus), driver.gpus, binaries)
+    kernel = driver.kernel(program, name)
+    return [driver.about(program, kernel, gpu_binary) for gpu_binary in binaries]
+
+
+def _queues(driver: OpenCLDriver) -> list[tuple[int, int]]:
+    """Makes queues of GPUs and of their tiles; returns them with the GPU's number."""
+    common_context = driver.context(driver.gpus)
+    queues = []
+    for number, gpu in enumerate(driver.gpus):
+        devices = [(driver.contexts[number], gpu), (common_context, gpu)]
+        tiles = driver.tiles(gpu)
+        if tiles:
+            devices += [(driver.context(tiles), tile) for tile in tiles]
+        queues += [(queue, number) for context, device in devices for queue in driver.queues(context, device)]
+    return queues
+
+
+def _make_our_kernel(driver: OpenCLDriver, memory: Memory, table: int, binary: bytes) -> OurKernel:
+    """Makes a kernel on the first GPU."""
+    program = driver.build(driver.contexts[0], driver.gpus[:1], [binary])
+    handle = driver.kernels(program)[0]
+    memory.refresh()
+    return OurKernel(handle, memory.follow(handle, (table, 0)) or 0, table)
+
+
+def _find_destructor(driver: OpenCLDriver, memory: Memory, search: Search, kind: str, binary: bytes) -> dict[str, Any]:
+    """Finds what is called when a kernel or a program ends."""
+    program = driver.build(driver.contexts[0], driver.gpus[:1], [binary])
+    handles = driver.kernels(program)
+    for handle in handles[1:] if kind == "Kernel" else handles:
+        driver.release("Kernel", handle)
+    handle = handles[0] if kind == "Kernel" else program
+    ending = destructor(memory, search, handle, lambda: driver.release(kind, handle))
+    places = [search.place(function) for function in ending.functions]
+    if None in places:
+        raise DriverError("its kernels and programs end outside of it")
+    return {"functions": places, "bias": ending.bias}
+
 
 OF_GPU = ("address", "allocation", "code", "kernel_class", "name", "size")  # kinds searched from one GPU's kernel
 STEPS = 3  # offsets of the path from a queue to its GPU's number

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.elf import PF_EXECUTE, PT_GNU_EH_FRAME, PT_LOAD, ElfFile, in_memory
-from iaprof.record.calibrate.calls import CALL, CALL_BYTES, calls_in
+from iaprof.record.calibrate.code import CALL, CALL_BYTES, calls_in
 from iaprof.record.calibrate.search import Memory
 
 WINDOW = 8192  # bytes noted from where the second argument points

@@ -1,26 +1,34 @@
 """Makes a capture of a spool: frames become columns, streamed, so that memory does not grow with the recording.
 
-The same code runs at the end of a recording and in `iaprof recover`.
+The same code runs at the end of a recording, in a process of its own (`main`, which rotation.py starts), so that the
+recorder stays small, and in `iaprof recover`.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import signal
+import sys
+import traceback
 from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.basics.files import replace_file
+from iaprof.basics.errors import IaprofError
+from iaprof.basics.files import replace_file, use_folder
 from iaprof.formats.capture import metric_values
-from iaprof.formats.capture.schema import RECORDED
+from iaprof.formats.capture.schema import RECORDED, ROW_KINDS, SAMPLE_KINDS, sorted_kinds
 from iaprof.formats.capture.writer import CaptureWriter, Written
+from iaprof.formats.header.left_out import TOTALS as LEFT_OUT
 from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, add_drivers, no_launches
 from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS
 from iaprof.formats.header.transfers import UNKNOWN_BYTES
@@ -40,32 +48,39 @@ from iaprof.formats.wire.launches import (
 )
 from iaprof.formats.wire.sideband import SideBand, decode
 from iaprof.gpu.vendors import of_layout
-from iaprof.record.capture.code_object_rows import CodeObjectRows
-from iaprof.record.capture.cpu_sample_rows import counts_left_out, cpu_sample_rows
-from iaprof.record.capture.launch_rows import (
+from iaprof.record.budget import children_cpu_seconds, cpu_seconds, peak_bytes
+from iaprof.record.capture.rotation_state import RotationState
+from iaprof.record.capture.rows import (
+    CodeObjectRows,
+    LossRows,
+    StallRows,
+    check_lists,
     check_transfers,
+    counts_left_out,
+    cpu_sample_rows,
+    described_process,
+    json_object,
     launch_rows,
+    list_rows,
+    sideband_rows,
     transfer_rows,
     until_exits,
     wait_rows,
 )
-from iaprof.record.capture.list_rows import check as check_lists, list_rows
-from iaprof.record.capture.loss_rows import LossRows
-from iaprof.record.capture.sideband_rows import described_process, sideband_rows
-from iaprof.record.capture.single_rows import json_object
-from iaprof.record.capture.stall_rows import StallRows
-from iaprof.record.capture.totals import COUNTED, TOTALS, cost_of
 from iaprof.record.left_out import LeftOut, Whose
 from iaprof.record.spool import Frame, FrameKind, SpoolReader
 from iaprof.record.stacks.launch_stacks import LaunchStacks
-from iaprof.record.stacks.python_counting import PythonCounting
-from iaprof.record.stacks.python_stacks import Interpreter, PythonStacks
+from iaprof.record.stacks.python_stacks import Interpreter, PythonCounting, PythonStacks
 from iaprof.record.stacks.walks import Walks
-from iaprof.record.symbolize.needed import FinishStacks, SymbolInputs
-from iaprof.record.symbolize.space_rows import NO_ROOM, needed_by
+from iaprof.record.symbolize.needed import NO_ROOM, FinishStacks, SymbolInputs, needed_by
+from iaprof.sandbox.memory import half_of_available, limit_memory
 from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.which import Symbols
+from iaprof.symbols.names.write_names import Cancellation, Progress, write_names
 from iaprof.symbols.python.layout import Layout
 
+if TYPE_CHECKING:
+    from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 ROWS_PER_GROUP = 1 << 18
 STACK_BYTES_PER_GROUP = 8 << 20
 DESCRIBED_PER_GROUP = 1 << 12  # an array of one row takes kilobytes
@@ -117,6 +132,23 @@ def finish(
         file.flush()
         os.fsync(file.fileno())  # the spool is removed next: after a power failure there must be one of both
         return Written(header, file.tell())
+
+
+_TOTALS_ORDER = (
+    "launch", "command_list", "transfer", "python_code", "stack", "mapping", "process", "kernel", "loss", "cpu_sample",
+    "wait", "metric",
+)  # fmt: skip
+_NO_TOTALS = (*SAMPLE_KINDS, "module", "symbol", "sample", "slice", "counter", "flow", "instant")
+"""Samples are counted by record; the others come from no frame."""
+COUNTED = {
+    kind.name: kind.count or kind.view for kind in sorted_kinds(ROW_KINDS, _TOTALS_ORDER) if kind.name not in _NO_TOTALS
+}
+"""The header's name for the number of rows of each kind."""
+TOTALS = (
+    "stalls", "stall_reads", *COUNTED.values(), "carried_launches", "executions", "transferred_bytes",
+    *LEFT_OUT.values(),
+)  # fmt: skip
+"""The members of `totals`, which are there even if 0."""
 
 
 class _Finishing:
@@ -272,7 +304,7 @@ class _Finishing:
         self._deferred[frame.kind].append(frame.position)
 
     def _add_stacks(self, frame: Frame) -> None:
-        for rows in self._stacks.gather(frame.payload, frame.part):
+        for rows in self._stacks.gather(frame.payload, frame.shape):
             self._keep_stacks(rows)
 
     def _keep_stacks(self, rows: pa.StructArray) -> None:
@@ -376,7 +408,7 @@ class _Finishing:
                 self._flush_sideband()
 
     def _add_metrics(self, frame: Frame) -> None:
-        meta, rows = frame.payload[: frame.part], frame.payload[frame.part :]
+        meta, rows = frame.payload[: frame.shape], frame.payload[frame.shape :]
         self._metric_rows += max(metric_values.check(meta, rows), 1)
         self._metrics.setdefault(meta, []).append(rows)
         if self._metric_rows >= ROWS_PER_GROUP:
@@ -508,3 +540,132 @@ _FIRST = {
 _OF_STACKS = {FrameKind.PYTHON, FrameKind.CODES}
 _FIRST_KINDS = (_FIRST.keys() - _OF_STACKS, _OF_STACKS)
 """In this order: reading a code object needs its interpreter."""
+
+
+def cost_of(recording: object) -> dict[str, Any]:
+    """Returns what recording cost, as the recorder says, and what finishing has cost this process."""
+    cost = recording if isinstance(recording, dict) else {}
+    before = cost.get("cpu_s")
+    seconds = cpu_seconds()
+    return {
+        **cost,
+        "finish_cpu_s": round(seconds, 3),
+        "finish_peak_bytes": peak_bytes(),
+        "total_cpu_s": round(seconds + (before if isinstance(before, int | float) else 0), 3),
+    }
+
+
+_NICE = 10  # a busy program on the same CPU gets ten times as much of it
+
+
+def stack_finisher(kept_roots: Mapping[int, int] | None = None) -> FinishStacks:
+    """Returns the function with which finish() finishes stacks that were not finished while recording.
+
+    Args:
+        kept_roots: see symbol_writer.
+    """
+
+    def finish_stacks(inputs: SymbolInputs, copies: Iterator[NDArray[np.void]], depth: int) -> Iterator[bytes]:
+        from iaprof.record.unwinding.late import LateFinishing
+
+        with _symbolizer(inputs, kept_roots) as symbolizer:
+            yield from LateFinishing(symbolizer, inputs.spaces, depth).finish(copies)
+
+    return finish_stacks
+
+
+def symbol_writer(which: Symbols, progress: Progress, kept_roots: Mapping[int, int] | None = None) -> WriteSymbols:
+    """Returns the function with which finish() writes names. SIGINT ends that early, with the names found so far.
+
+    Args:
+        which: which addresses get names.
+        progress: is called with the number of modules named so far, and of all.
+        kept_roots: descriptors of roots that were kept open, by process.
+    """
+
+    def write(inputs: SymbolInputs, writer: CaptureWriter) -> dict[str, Any]:
+        before = cpu_seconds() + children_cpu_seconds()
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)  # naming can wait, other programs cannot
+        modules = list(inputs.needed.modules(inputs.spaces))
+        cancellation = Cancellation()
+
+        def skip(_number: int, _frame: FrameType | None) -> None:
+            cancellation.cancel()
+
+        with _symbolizer(inputs, kept_roots, everything=which is Symbols.ALL) as symbolizer:
+            previous = signal.signal(signal.SIGINT, skip)
+            try:
+                counts = write_names(writer, modules, symbolizer, progress, cancellation, inputs.add_names)
+            finally:
+                signal.signal(signal.SIGINT, previous)
+        return {"which": which.value, **counts, "cpu_s": round(cpu_seconds() + children_cpu_seconds() - before, 3)}
+
+    return write
+
+
+def _symbolizer(
+    inputs: SymbolInputs, kept_roots: Mapping[int, int] | None, everything: bool = False
+) -> RecordingSymbolizer:
+    from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
+
+    mappings, processes = inputs.rows.table("mapping"), inputs.rows.table("process")
+    roots: dict[int, int | str] = {**inputs.roots, **(kept_roots or {})}
+    return RecordingSymbolizer(
+        inputs.header, inputs.spaces, mappings, processes, everything, inputs.files, roots, inputs.accounts
+    )
+
+
+_CHANNEL = 0  # its descriptor
+
+
+def _serve(request: dict[str, Any]) -> dict[str, Any]:
+    reader = SpoolReader(Path(f"/proc/self/fd/{request['spool']}"))
+    use_folder(Path(request["output"]), request["folder"])
+    state = RotationState() if request["rotation_state"] is not None else None
+    wanted_symbols = Symbols(request["symbols"])
+    kept = {int(pid): fd for pid, fd in request["roots"].items()}
+    names = None
+    if wanted_symbols is not Symbols.NONE:
+        names = symbol_writer(wanted_symbols, lambda done, total: _say({"naming": [done, total]}), kept)
+    try:
+        finished = finish(reader, Path(request["output"]), state.add if state else None, names, stack_finisher(kept))
+        if state:
+            state.write(reader, request["rotation_state"])
+    except (IaprofError, OSError) as error:
+        return {"error": str(error)}
+    except MemoryError:
+        return {
+            "error": "finishing the capture needs more memory than it may use: "
+            "'iaprof recover --memory-limit' allows more"
+        }
+    except Exception as error:  # noqa: BLE001 - nobody else could report it
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{type(error).__name__} ({error}) at {Path(last.filename).name}:{last.lineno}"
+        return {"error": f"the capture could not be finished; this is a bug, please report it: {place}"}
+    return {"header": finished.header, "size": finished.size}
+
+
+def _say(line: dict[str, Any]) -> None:
+    with open(_CHANNEL, "w", closefd=False) as channel:
+        channel.write(json.dumps(line) + "\n")
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # context managers remove the unfinished file
+
+
+def main() -> None:
+    """Serves one request in a Worker with a stream channel; ends at once if the recorder closes the channel instead.
+
+    A request is a line of JSON: descriptors of the spool, of the file for the rotation state, of the output folder and
+    of processes' roots; the output's path; and which names to write. Lines of JSON go back: the progress of naming, and
+    at last the answer. SIGINT ends the naming. The recorder starts this process early, so that its imports are done
+    when the recording ends.
+    """
+    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpriority(os.PRIO_PROCESS, 0, 0)  # the recorder goes first
+    line = sys.stdin.readline()
+    if line:
+        limit_memory(half_of_available())  # root's process on a production machine; the spool stays if it is reached
+        _say(_serve(json.loads(line)))

@@ -8,12 +8,11 @@ import struct
 import time
 from collections.abc import Iterator
 
+from iaprof.bpf.bytecode import BpfUnavailable
 from iaprof.bpf.compile.compiler import bcc_version
 from iaprof.bpf.compile.headers import find_headers
-from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.syscall import bpf
-from iaprof.record.checks.packages import install_command
-from iaprof.record.checks.result import Check, Level
+from iaprof.record.checks.result import Check, Level, install_command
 
 GROUP = "BPF"
 _BPF_MAP_CREATE = 0

@@ -14,9 +14,8 @@ from iaprof.bpf.probes.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outc
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.formats.header.slow_launches import slow_launches
 from iaprof.formats.header.unrecorded_copies import CLAUSE, OWN_CLAUSE
-from iaprof.record.checks.processes import shortened
-from iaprof.record.checks.result import Check, Level
-from iaprof.record.kernels.injection import built_library, check_folders
+from iaprof.record.checks.result import Check, Level, shortened
+from iaprof.record.kernels.drivers import built_library, check_folders
 
 GROUP = "Runtime"
 MOST_LINES = 16

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from iaprof.basics.quantities import counted
 from iaprof.bpf.processes import running_pids
 from iaprof.bpf.sizes import kernel_offsets
-from iaprof.record.checks.processes import shortened
-from iaprof.record.checks.result import Check, Level
+from iaprof.record.checks.result import Check, Level, shortened
 from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.interpreters import InterpreterSearch
 from iaprof.record.unwinding.mappings import Images, executable
-from iaprof.sandbox.closing import Closing
+from iaprof.sandbox.worker import Closing
 from iaprof.symbols.python.layout import FIRST_MINOR, LAST_MINOR
 from iaprof.symbols.unwind.finishing import Finishing, Mapping
 

@@ -1,4 +1,4 @@
-"""The child process that opens files that profiled processes name: a bare sandbox.worker.Worker.
+"""The child process that opens files that recorded processes name: a bare sandbox.worker.Worker.
 
 The recorder is root and anyone can choose the path, so the file is opened as its process would open it: below that
 process's root, as the user and group that the kernel saw when the probe fired, without further capabilities. A file

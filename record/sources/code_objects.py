@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from iaprof.formats.wire.launches import CHUNK, CHUNK_BYTES, ChunkOf
 from iaprof.gpu.intel.zebin import placed_ranges
 from iaprof.record.journal import Journal
 from iaprof.record.kernels.collector import MAX_TOTAL_BYTES, DebugElfCollector, RefusedElf, TakenElf
+from iaprof.record.kernels.drivers import Injection
 from iaprof.record.loop import Loop
 from iaprof.record.sources.source import Source
 from iaprof.record.spool import FrameKind
@@ -24,10 +25,12 @@ MIN_CHUNK_BYTES = 4096  # what a chunk counts for at least: putting a million ti
 class CodeObjects(Source):
     """The debug-ELF collector, and chunks of kernels and modules; BPF's records for both come from `Launches`."""
 
-    def __init__(self, collector: DebugElfCollector) -> None:
-        self._collector = collector
+    def __init__(self, collector: DebugElfCollector, injection: Injection | None) -> None:
+        """Args: the collector, which the caller closes, too; the injected library, whose debug ELFs are removed."""
+        self._collector, self._injection = collector, injection
+        if injection is not None:
+            collector.own_folder = os.fsencode(injection.library.parent)
         self._chunk_bytes = 0
-        self.on_taken: Callable[[bytes], None] = lambda _: None  # called with the path of each debug ELF that was taken
 
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""
@@ -85,9 +88,10 @@ class CodeObjects(Source):
         about["content"] = answer.content is not None
         meta = json.dumps(about).encode()
         content = answer.content or b""
-        self._journal.write(FrameKind.KERNEL, meta, content, time=compiled.time_ns, part=len(meta))
+        self._journal.write(FrameKind.KERNEL, meta, content, time=compiled.time_ns, shape=len(meta))
         self._journal.totals.modules += 1
-        self.on_taken(compiled.path)
+        if self._injection is not None:
+            self._injection.remove_elf(compiled.path)
         self._journal.inform(f"took {path} of process {compiled.pid}: {answer.size:,} bytes")
         if (kernels := self._journal.totals.kernels) is not None and answer.content is not None:
             kernels.add_code(placed_ranges(answer.content))
@@ -110,7 +114,3 @@ class CodeObjects(Source):
     def cpu_seconds(self) -> float:
         """See Source."""
         return self._collector.cpu_seconds
-
-    def close(self) -> None:
-        """Ends the collector's child."""
-        self._collector.close()

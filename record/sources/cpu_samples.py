@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.bpf.cpu_clock import CpuClock
+from iaprof.bpf.perf_event import CpuClock
 from iaprof.record.budget import Level
 from iaprof.record.journal import Journal
 from iaprof.record.left_out import RECORDER, SCOPE

@@ -9,7 +9,7 @@ import os
 import select
 import time
 from collections import Counter as CountOf
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from iaprof.bpf import processes
 from iaprof.bpf.accounts import describe
+from iaprof.bpf.maps import RingBuffer
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.formats.wire.launches import (
     Counter,
     LaunchFlags,
@@ -29,8 +29,10 @@ from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.scope import Scope
 from iaprof.record.sources.code_objects import CodeObjects
+from iaprof.record.sources.metrics import Metering
 from iaprof.record.sources.source import Source
 from iaprof.record.spool import FrameKind
+from iaprof.record.symbolize.roots import Roots
 
 MAX_PROCESSES = 1 << 16  # that are remembered as described
 
@@ -71,6 +73,8 @@ class Launches(Source):
         probes: LaunchProbes,
         code: CodeObjects,
         drivers: Drivers,
+        roots: Roots,
+        metering: Metering,
         scope: Scope | None = None,
         sampled: Scope | None = None,
     ) -> None:
@@ -81,19 +85,19 @@ class Launches(Source):
             probes: the caller closes them.
             code: gets the probes' records about code.
             drivers: make the command's environment.
+            roots: keep the root folders of the processes that launch, wait or copy, and are told of their ends.
+            metering: measures these processes.
             scope: the processes in scope; None for all.
             sampled: likewise for CPU samples, whose program is one of the probes'.
         """
         self._options, self._probes, self._code, self._drivers = options, probes, code, drivers
-        self._scope, self._sampled = scope, sampled
+        self._roots, self._metering, self._scope, self._sampled = roots, metering, scope, sampled
         self._last_stacks: list[NDArray[np.void]] = []  # of the last read: stacks, frames of Python, code objects
         self._described: dict[int, int] = {}  # by pid: when something of it was read last, CLOCK_MONOTONIC ns
         self._last_counters = dict.fromkeys(Counter, 0)
         self._last_misfits: CountOf[str] = CountOf()  # by source of losses
         self._counters_ns = time.monotonic_ns()
         self._again: dict[int, tuple[dict[str, Any], bytes]] = {}  # what the next file gets of processes
-        self.on_process: Callable[[int], None] = lambda _: None
-        """Called once with the pid of each process that launches, waits or copies."""
 
     def header(self) -> dict[str, Any]:
         """See Source."""
@@ -187,9 +191,9 @@ class Launches(Source):
     def _write_stacks(self, records: Sequence[NDArray[np.void]], now: int) -> None:
         """Writes stacks, frames of Python and code objects."""
         kinds = {FrameKind.STACKS: self._probes.depth, FrameKind.PYTHON: 0, FrameKind.CODES: 0}
-        for (kind, part), stack_records in zip(kinds.items(), records, strict=True):
+        for (kind, shape), stack_records in zip(kinds.items(), records, strict=True):
             if len(stack_records):
-                self._journal.write(kind, stack_records.view("u1").data, time=now, part=part)
+                self._journal.write(kind, stack_records.view("u1").data, time=now, shape=shape)
 
     def _describe_processes(self, calls: NDArray[np.void]) -> None:
         """Describes the processes of LAUNCH or LIST_EVENT records that are new."""
@@ -200,13 +204,14 @@ class Launches(Source):
         for pid in np.unique(pids).tolist():
             if pid not in self._described:
                 self._describe(pid)
-                self.on_process(pid)
             self._described[pid] = now
 
     def _describe(self, pid: int) -> None:
         if len(self._described) >= MAX_PROCESSES:
             self._described.clear()
         self._write_described(pid, describe(pid))
+        self._roots.keep(pid)
+        self._metering.watch(pid)
 
     def _write_described(self, pid: int, about: dict[str, Any]) -> None:
         self._described[pid] = time.monotonic_ns()
@@ -221,9 +226,9 @@ class Launches(Source):
             time_ns: when it ended, CLOCK_MONOTONIC: if something of this pid was read after that, it may be the next
                 process's, which is described now.
         """
+        self._roots.ended(pid)
         if (read_ns := self._described.pop(pid, None)) is not None and read_ns > time_ns:
             self._describe(pid)
-            self.on_process(pid)
 
     def end_part(self, since_ns: int) -> None:
         """See Source: has each stack sent again, for the next file; what has come goes into this one."""

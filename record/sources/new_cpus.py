@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 from iaprof.basics.quantities import in_ranges
+from iaprof.bpf.perf_event import EventsOfCpus
 from iaprof.record.journal import Journal
-
-
-class PerCpu(Protocol):
-    """What has a perf event on each CPU."""
-
-    def follow_cpus(self) -> list[int]:
-        """Opens events for CPUs that have come online, whose numbers it returns.
-
-        Raises:
-            OSError: perf_event_open(2) failed.
-        """
 
 
 class NewCpus:
     """Looks for CPUs that have come online, and writes a loss of what was missed there."""
 
-    def __init__(self, events: PerCpu, source: str, missed: str) -> None:
+    def __init__(self, events: EventsOfCpus, source: str, missed: str) -> None:
         """Begins with the CPUs that are watched.
 
         Args:

@@ -1,8 +1,8 @@
-"""Opens the sources of a recording, in order, and connects those that need one another."""
+"""Opens the sources of a recording, each with those that it tells of what it sees, and has the registry of samplers."""
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 
 from iaprof.basics.errors import IaprofError
@@ -17,12 +17,30 @@ from iaprof.record.sources.cpu_samples import CpuSamples
 from iaprof.record.sources.finished_stacks import FinishedStacks
 from iaprof.record.sources.launches import Launches
 from iaprof.record.sources.libraries import MappedLibraries
-from iaprof.record.sources.metering import Metering
-from iaprof.record.sources.samplers import open_sampler
+from iaprof.record.sources.metrics import Metering
 from iaprof.record.sources.side_band import SideBand
-from iaprof.record.sources.source import Source
+from iaprof.record.sources.source import Sampler, Source
+from iaprof.record.sources.stalls import Stalls
 from iaprof.record.symbolize.roots import Roots
 from iaprof.record.unwinding.learner_process import LearnerProcess
+
+SAMPLERS: Sequence[Callable[[Options], Sampler]] = (Stalls,)
+"""Each opens the streams of its vendor's GPUs, or raises an IaprofError that says why it has none to record."""
+
+
+def open_sampler(options: Options) -> Sampler:
+    """Opens the source of samples of the first vendor that has GPUs to record.
+
+    Raises:
+        IaprofError: there is none; the text is that of the first vendor.
+    """
+    refusals = []
+    for sampler in SAMPLERS:
+        try:
+            return sampler(options)
+        except IaprofError as error:
+            refusals.append(error)
+    raise refusals[0]
 
 
 def open_sources(
@@ -62,36 +80,21 @@ def open_sources(
         cpu_samples=options.cpu_hz > 0,
     )
     until_end.enter_context(closing(probes))
-    collector = DebugElfCollector()
-    code = until_end.enter_context(closing(CodeObjects(collector)))
-    signals.check()
-    side_band = until_end.enter_context(closing(SideBand(scope or sampled)))
+    collector = until_end.enter_context(closing(DebugElfCollector()))
     signals.check()
     probes.ready(signals)
     signals.check()
-    cpu_samples = until_end.enter_context(closing(CpuSamples(probes.maps, options.cpu_hz, sampled)))
     try:
         learner = LearnerProcess(probes)
     except OSError as error:
         raise IaprofError(f"there is no room for the process that finishes stacks: {error.strerror}") from error
     stacks = until_end.enter_context(closing(FinishedStacks(probes.depth, learner)))
     drivers = until_named.enter_context(closing(Drivers(probes.libraries, options.launches, bool(options.command))))
-    launches = Launches(options, probes, code, drivers, scope, sampled)
-    libraries = MappedLibraries(probes, drivers.outcomes, scope, roots, stacks)
     metering = until_end.enter_context(closing(Metering(sampler, options.metric_interval_ns)))
-
-    def on_gpu_process(pid: int) -> None:
-        roots.keep(pid)
-        metering.watch(pid)
-
-    def on_exit(pid: int, time_ns: int) -> None:
-        roots.ended(pid)
-        launches.ended(pid, time_ns)
-
-    launches.on_process, side_band.on_exit = on_gpu_process, on_exit
-    side_band.on_library, side_band.on_end = libraries.mapped, libraries.count_missed
-    side_band.on_python = stacks.look_for_python
-    if drivers.injection:
-        code.on_taken = drivers.injection.remove_elf
-        collector.own_folder = os.fsencode(drivers.injection.library.parent)
+    code = CodeObjects(collector, drivers.injection)
+    launches = Launches(options, probes, code, drivers, roots, metering, scope, sampled)
+    libraries = MappedLibraries(probes, drivers.outcomes, scope, roots, stacks)
+    side_band = until_end.enter_context(closing(SideBand(launches, libraries, stacks, scope or sampled)))
+    signals.check()
+    cpu_samples = until_end.enter_context(closing(CpuSamples(probes.maps, options.cpu_hz, sampled)))
     return [launches, libraries, stacks, code, side_band, metering, sampler, cpu_samples]

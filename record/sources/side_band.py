@@ -1,13 +1,10 @@
-"""The source of mappings, names, forks and exits: perf's side-band, and the running processes in the same form.
-
-Other sources get told of mapped libraries and interpreters, and of forks.
-"""
+"""The source of mappings, names, forks and exits: perf's side-band, and the running processes in the same form."""
 
 from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.probes.libraries import NAMES
@@ -17,6 +14,9 @@ from iaprof.formats.wire.sideband import mapped_paths, possible_exits
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.scope import Scope
+from iaprof.record.sources.finished_stacks import FinishedStacks
+from iaprof.record.sources.launches import Launches
+from iaprof.record.sources.libraries import MappedLibraries
 from iaprof.record.sources.new_cpus import NewCpus
 from iaprof.record.sources.source import Source
 from iaprof.record.spool import FrameKind
@@ -29,10 +29,15 @@ PYTHON = b"python"  # in the names of interpreters: programs and libraries
 class SideBand(Source):
     """The side-band buffers of all CPUs."""
 
-    def __init__(self, followed: Scope | None = None) -> None:
+    def __init__(
+        self, launches: Launches, libraries: MappedLibraries, stacks: FinishedStacks, followed: Scope | None = None
+    ) -> None:
         """Opens the buffers, and reads from /proc what runs.
 
         Args:
+            launches: gets told of processes whose first thread has exited.
+            libraries: gets told of mapped files that are named like a driver, and when all records have been read.
+            stacks: gets told of processes that mapped a file with an interpreter's name.
             followed: gets all records, for forks and exits; None: nobody does.
 
         Raises:
@@ -46,19 +51,11 @@ class SideBand(Source):
                 "run iaprof with sudo, or set kernel.perf_event_paranoid to -1"
             ) from error
         self._new_cpus = NewCpus(self._buffers, "side-band", "mappings, names, forks and exits there")
-        self._followed = followed
+        self._launches, self._libraries, self._stacks, self._followed = launches, libraries, stacks, followed
         self._has_finished = False
         # The side-band has whatever is mapped from now on.
         self._running = b"".join(snapshot(time.monotonic_ns()))
         self._snapshot: Iterator[bytes] = iter(())  # what runs, as far as it is not yet in the next output file
-        self.on_library: Callable[[int, int, bytes], None] = lambda *_: None
-        """Called with time (CLOCK_MONOTONIC ns), pid and path (in the process) of a mapped file named like a driver."""
-        self.on_python: Callable[[int], None] = lambda _: None
-        """Called with the pid of a process that mapped a file with an interpreter's name."""
-        self.on_exit: Callable[[int, int], None] = lambda *_: None
-        """Called with pid and time (CLOCK_MONOTONIC ns) when a process's first thread has exited."""
-        self.on_end: Callable[[], None] = lambda: None
-        """Called when all records have been read."""
 
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""
@@ -77,15 +74,15 @@ class SideBand(Source):
             if names := [name for name in NAMES if name in data]:
                 for time_ns, pid, path in mapped_paths(data):
                     if any(name in path for name in names):
-                        self.on_library(time_ns, pid, path)
+                        self._libraries.mapped(time_ns, pid, path)
             if PYTHON in data:
                 for pid in {pid for _, pid, path in mapped_paths(data) if PYTHON in path.rpartition(b"/")[2]}:
-                    self.on_python(pid)
+                    self._stacks.look_for_python(pid)
         if self._followed is not None and records:
             self._followed.follow(records)
         for data in records:
             for pid, time_ns in zip(*(column.tolist() for column in possible_exits(data)), strict=True):
-                self.on_exit(pid, time_ns)
+                self._launches.ended(pid, time_ns)
 
     def _read_and_rest(self) -> None:
         """Reads, then rests: on a busy machine, which maps and forks all the time, every record would wake us."""
@@ -122,7 +119,7 @@ class SideBand(Source):
         self._has_finished = True
         self._buffers.stop()
         self.read()
-        self.on_end()
+        self._libraries.count_missed()
         while self._loop.is_calling(self):
             self._write_snapshot()
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from iaprof.record.budget import Level
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
+
+if TYPE_CHECKING:
+    from iaprof.record.sources.xe import Device, Gt
 
 
 class Source:
@@ -114,3 +119,26 @@ class Source:
 
     def close(self) -> None:
         """Releases what __init__ and `start` opened; also called after an error, and after `finish`."""
+
+
+@dataclass(frozen=True)
+class MeteredGt:
+    """A GT whose metrics are recorded."""
+
+    stream: int  # index into the header's `streams`
+    device: Device
+    gt: Gt
+
+
+class Sampler(Source):
+    """A source of samples, one for each vendor.
+
+    Its header describes its streams in `streams`, each with at least `ip_version`, the vendor's version of the GPU, and
+    `layout`, the name of one of the vendor's layouts. It writes a STALLS frame for each read: columns of u64, the first
+    `shape` of the vendor's SampleRows, one after the other, with `source` as the index of the stream. It adds the
+    number of records to `Journal.totals.records`.
+    """
+
+    def gts(self) -> Sequence[MeteredGt]:
+        """Returns the GTs that are recorded so far, for the source of metrics; none if it measures no such GPUs."""
+        return ()

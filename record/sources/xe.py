@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import os
+import re
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +18,6 @@ from dataclasses import dataclass, replace
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.gpu.intel import generations
 from iaprof.gpu.intel.records import RECORD_BYTES, RecordLayout
-from iaprof.record.sources.pci_ids import device_name
 
 _VERSION = 0xC0406400
 _DEVICE_QUERY = 0xC0286440
@@ -210,11 +211,11 @@ def pick_rate(device: Device, rate: str | None) -> int:
     Raises:
         UsageError: the device has no such rate.
     """
-    rates, named = device.rates, named_rates(device)
+    rates, by_name = device.rates, named_rates(device)
     if rate is None:
         return rates[-1]
-    if rate in named:
-        return named[rate]
+    if rate in by_name:
+        return by_name[rate]
     cycles = int(rate) if rate.isascii() and rate.isdecimal() and len(rate) < 20 else 0
     if cycles not in rates:
         raise UsageError(
@@ -418,3 +419,32 @@ def _no_stream(device: Device, gt: Gt, error: OSError) -> DeviceError:
     if error.errno == errno.ENODEV:
         return DeviceError(f"{what} {NO_EU_STALLS}")
     return DeviceError(f"{what} refuses an EU-stall stream: {error.strerror}")
+
+
+DATABASES = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
+_MOST_BYTES = 16 << 20  # of the database, which has 1.5 MB today
+
+
+def device_name(vendor: int, device: int) -> str:
+    """Returns a PCI device's name, such as 'Battlemage G21 [Arc B580]'; empty if it is unknown.
+
+    It is that in the database which distributions install (https://pci-ids.ucw.cz).
+    """
+    for line in _devices(vendor).splitlines():
+        if line.startswith(f"\t{device:04x}  "):
+            return line[7:].strip()
+    return ""
+
+
+@functools.cache
+def _devices(vendor: int) -> str:
+    """Returns the lines below a vendor's: its devices and their subsystems."""
+    for path in DATABASES:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                text = file.read(_MOST_BYTES)
+        except OSError:
+            continue
+        match = re.search(rf"^{vendor:04x}  .*\n((?:[\t#].*\n|\n)*)", text, re.MULTILINE)
+        return match[1] if match else ""
+    return ""

@@ -11,8 +11,7 @@ from iaprof.formats.wire.launches import KEPT_SHIFT, MAX_DEPTH, stack_dtype
 from iaprof.formats.wire.unwind_rules import Mark, Walked
 from iaprof.record.stacks.ends import NO_GUESS, StackEnds
 from iaprof.record.stacks.python_stacks import PythonStacks
-from iaprof.record.stacks.stack_ids import StackIds
-from iaprof.record.stacks.walks import WalkedStacks, Walks
+from iaprof.record.stacks.walks import StackIds, WalkedStacks, Walks
 
 ENDED = {
     Walked.WHOLE: "whole",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -17,9 +17,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
-from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, Completeness
+from iaprof.formats.header.python_counts import NO_CODE, NOUNS, NOWHERE, Completeness, PythonCounts
 from iaprof.formats.wire.launches import MAX_DEPTH, MAX_PYTHON, PYTHON_STACK, PythonState
-from iaprof.record.stacks.stack_ids import StackIds
+from iaprof.record.stacks.walks import StackIds
 from iaprof.symbols.python.layout import Layout
 from iaprof.symbols.python.locations import lines_of
 from iaprof.symbols.python.texts import TextError, bytes_of, text_of, type_of, with_ellipsis
@@ -294,3 +294,32 @@ def _placed(walked: np.void, cfas: NDArray[np.uint64]) -> tuple[list[int], list[
         order = np.argsort(np.append(ends, _LAST_ADDRESS)[loop], kind="stable")
         columns = columns[0][order], columns[1][order], columns[2][order]
     return columns[0].tolist(), columns[1].tolist(), columns[2].tolist()
+
+
+class PythonCounting:
+    """Counts launches and CPU samples by the completeness of their stacks' Python frames."""
+
+    def __init__(self, python: PythonStacks) -> None:
+        """Begins without counts; `python` knows the stacks."""
+        self._python = python
+        self._states: dict[str, Counter[int]] = {kind: Counter() for kind in NOUNS}  # counts by Completeness, by kind
+        self._none: Counter[str] = Counter()  # by kind: without Python frames, though their process has an interpreter
+
+    def add(self, kind: str, stacks: NDArray[np.uint64], pids: NDArray[np.uint32]) -> None:
+        """Counts launches or samples.
+
+        Args:
+            kind: `launches` or `cpu_samples`.
+            stacks: uint64[n], the ids of their stacks in the capture; 0 for none.
+            pids: uint32[n], their processes.
+        """
+        distinct, which = np.unique(stacks, return_inverse=True)
+        states = self._python.states(distinct)[which]
+        counts = np.bincount(states)
+        self._states[kind].update({state: int(counts[state]) for state in np.flatnonzero(counts).tolist()})
+        without = (states == Completeness.NONE) & (stacks != 0)
+        self._none[kind] += int(np.isin(pids[without], self._python.pids).sum())
+
+    def header(self) -> dict[str, dict[str, int]]:
+        """Returns the member of the header: by kind, see PythonCounts.to_json."""
+        return {kind: PythonCounts.from_counts(self._states[kind], self._none[kind]).to_json() for kind in NOUNS}

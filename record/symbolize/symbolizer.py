@@ -11,6 +11,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,16 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import sudo_user
 from iaprof.bpf.accounts import ACCOUNTS, describe
+from iaprof.bpf.driver_layout import Layout, LayoutError, find_layout
 from iaprof.formats.capture.dictionaries import rows_equal, rows_where
-from iaprof.record.symbolize.entry_names import with_entry_names
-from iaprof.record.symbolize.mapped_files import FileIdentity, MappedFiles
-from iaprof.record.symbolize.opener import Opener, Rights
-from iaprof.sandbox.closing import Closing
+from iaprof.record.symbolize.opener import FileIdentity, MappedFiles, Opener, Rights
 from iaprof.sandbox.deadline import patient_clock
+from iaprof.sandbox.worker import Closing
 from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import is_same_boot
 from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Symbolized
+from iaprof.symbols.names.names import Frame, Names, Symbolized
 from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError, Companions, Facts
 from iaprof.symbols.symbolizers.debug_files import debug_files
 from iaprof.symbols.symbolizers.generated import GeneratedCode
@@ -275,3 +275,47 @@ def _closing(fd: int) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def with_entry_names(
+    named: Symbolized, binaries: Binaries, file: int, build_id: bytes | None, addresses: NDArray[np.uint64]
+) -> Symbolized:
+    """Adds the names of entry points to a driver's names, for addresses without a name.
+
+    Distributions' drivers have no symbols for probed functions, but driver layouts do.
+
+    Args:
+        named: the names from the file's symbols.
+        binaries: reads the file, which can be anyone's.
+        file: the file's descriptor.
+        build_id: the file's; without one there is no layout.
+        addresses: uint64[n], the offsets in the file to name.
+    """
+    try:
+        layout = find_layout(build_id.hex()) if build_id else None
+    except LayoutError:
+        layout = None  # the source of libraries reports it
+    if layout is None:
+        return named
+    missing = addresses[named.names.find(addresses) < 0]
+    entry_names = _entries(layout, binaries, file, missing)
+    if not entry_names:
+        return named
+    entries = Names.of((offset, 1, [Frame(name)]) for offset, name in entry_names.items())
+    source = f"iaprof's layout of this driver ({layout.version})"
+    return replace(
+        named,
+        names=Names.joined([entries, named.names]),
+        source=f"{named.source} and {source}" if named.source else source,
+        problem="" if len(entry_names) == len(missing) else named.problem,
+    )
+
+
+def _entries(layout: Layout, binaries: Binaries, file: int, offsets: NDArray[np.uint64]) -> dict[int, str]:
+    """Returns the entry points at these file offsets, by offset; none if the file is damaged."""
+    names = {entry.address: entry.name for entry in layout.entries}
+    try:
+        addresses = binaries.addresses(file, offsets)
+    except BinaryError:
+        return {}
+    return {offset: names[address] for offset, address in addresses.items() if address in names}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
-from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack, copied_parts, finished_records
+from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack, copied_runs, finished_records
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.modules import Module, ModuleKind
@@ -48,14 +48,14 @@ class LateFinishing:
             copies: arrays COPY[n], grouped by stack.
         """
         end, latest = patient_clock() + MOST_SECONDS, time.monotonic() + _LATEST * MOST_SECONDS
-        parts = (part for array in copies for part in copied_parts(array))
+        runs = (run for array in copies for run in copied_runs(array))
         failures = Counter[int]()  # by process
         with Finishing(self._open, patience_s=_PATIENCE_S) as finishing:
-            for _, of_stack in groupby(parts, key=lambda part: part.head.id):
+            for _, of_stack in groupby(runs, key=lambda run: run.head.id):
                 stack = None
-                for part in of_stack:
-                    stack = stack or UnfinishedStack(part.head)
-                    stack.add(part.pages, part.is_last)
+                for run in of_stack:
+                    stack = stack or UnfinishedStack(run.head)
+                    stack.add(run.pages, run.is_last)
                 if stack is None or patient_clock() > end or time.monotonic() > latest:
                     return
                 if failures[stack.pid] == MOST_FAILURES:

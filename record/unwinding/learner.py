@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.heap import take_in_advance
-from iaprof.bpf.ringbuffer import MOST_RECORDS, RingBuffer
+from iaprof.bpf.maps import MOST_RECORDS, RingBuffer
 from iaprof.bpf.rule_table import MappingState, RuleTable, Spaces
 from iaprof.bpf.sizes import COPY_PAGES
 from iaprof.formats.wire.launches import COPY
@@ -43,7 +43,7 @@ from iaprof.record.unwinding.unfinished import (
     Copied,
     StackQueue,
     UnfinishedStack,
-    copied_parts,
+    copied_runs,
     finished_records,
 )
 from iaprof.sandbox.deadline import patient_clock
@@ -240,16 +240,16 @@ class Learner:
 
     def take(self, records: NDArray[np.void]) -> None:
         """Adds COPY[n]."""
-        parts = copied_parts(records)
-        if parts:
-            self._look_at_latest(parts[-1].head)
-        for part in parts:
-            number = part.head.id
+        runs = copied_runs(records)
+        if runs:
+            self._look_at_latest(runs[-1].head)
+        for run in runs:
+            number = run.head.id
             stack = self._incomplete.get(number)
             if stack is None:
-                stack = self._incomplete[number] = UnfinishedStack(part.head)
-            stack.add(part.pages, part.is_last)
-            if part.is_last:
+                stack = self._incomplete[number] = UnfinishedStack(run.head)
+            stack.add(run.pages, run.is_last)
+            if run.is_last:
                 self._queue(self._incomplete.pop(number))
         # A copy's end that had no room in the ring buffer never comes.
         while self._incomplete and (

@@ -177,7 +177,7 @@ class StackQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class CopiedPart:
+class CopiedRun:
     """Successive COPY records of one stack."""
 
     head: Copied  # the first record
@@ -185,7 +185,7 @@ class CopiedPart:
     is_last: bool  # whether the stack's copy ends with it
 
 
-def copied_parts(records: NDArray[np.void]) -> list[CopiedPart]:
+def copied_runs(records: NDArray[np.void]) -> list[CopiedRun]:
     """Divides COPY[n] where the stack changes; copies that CPUs send at once come in turns. Pages stay in `records`."""
     if not len(records):
         return []
@@ -193,7 +193,7 @@ def copied_parts(records: NDArray[np.void]) -> list[CopiedPart]:
     heads: NDArray[np.void] = np.ndarray(len(records), COPIED, content, 0, (COPY.itemsize,))
     ids, addresses = heads["id"], heads["address"].tolist()
     starts = [0, *(np.flatnonzero(ids[1:] != ids[:-1]) + 1).tolist(), len(records)]
-    parts = []
+    runs = []
     for (start, end), head in zip(pairwise(starts), heads[starts[:-1]].tolist(), strict=True):
         at = range(start * COPY.itemsize + COPIED.itemsize, end * COPY.itemsize, COPY.itemsize)
         pages = {
@@ -201,5 +201,5 @@ def copied_parts(records: NDArray[np.void]) -> list[CopiedPart]:
             for address, page in zip(addresses[start:end], at, strict=True)
             if address
         }
-        parts.append(CopiedPart(Copied.from_record(head), pages, not addresses[end - 1]))
-    return parts
+        runs.append(CopiedRun(Copied.from_record(head), pages, not addresses[end - 1]))
+    return runs

@@ -18,8 +18,8 @@ from iaprof.formats.urls import shown
 from iaprof.report.fleet.processes import ADDRESSES, MOST_DEATHS, Processes, Task
 from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
 from iaprof.report.fleet.tasks import Answer, AnswerError, MapTask, check_answers, given_up
-from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.memory import DEFAULT_BYTES
+from iaprof.sandbox.worker import Closing
 
 _TLS = "tls:", "wss:"
 _ADDRESS = re.compile(r"(?:tcp|tls|wss?)://(\[[0-9a-fA-F:.%]+\]|[^\s/@:\[\]]+):\d{1,5}/?")

@@ -17,9 +17,8 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.limits import allow_large, is_large_allowed
 from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
 from iaprof.report.fleet.tasks import Answer, MapTask, ReadTask, given_up, run
-from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.memory import MALLOC_ENVIRONMENT, limit_memory
-from iaprof.sandbox.worker import Worker
+from iaprof.sandbox.worker import Closing, Worker
 
 Task = MapTask | ReadTask
 _PARENT_IS_GONE = 3  # exit code of a process

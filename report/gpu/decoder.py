@@ -16,8 +16,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.gpu.instructions import InstructionSet
 from iaprof.report.gpu.instructions import read_instructions
 from iaprof.report.gpu.sandbox import GpuSandboxed
-from iaprof.sandbox.answers import AnswerError, string_list
-from iaprof.sandbox.parent import Sandbox, SandboxDied, SandboxRefused
+from iaprof.sandbox.parent import AnswerError, Sandbox, SandboxDied, SandboxRefused, string_list
 
 
 @dataclass(frozen=True, slots=True)

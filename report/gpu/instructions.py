@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.gpu.vendors import LONGEST_INSTRUCTION
-from iaprof.sandbox.answers import LARGEST, AnswerError, any_list, integers
+from iaprof.sandbox.parent import LARGEST, AnswerError, any_list, integers
 
 _MAX_TARGETS = 3
 

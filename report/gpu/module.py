@@ -21,8 +21,14 @@ from iaprof.gpu.instructions import UNDECODABLE, InstructionSet
 from iaprof.report.gpu.decoder import in_json
 from iaprof.report.gpu.instructions import Instructions, read_instructions
 from iaprof.report.gpu.sandbox import GpuSandboxed
-from iaprof.sandbox.answers import (
+from iaprof.sandbox.deadline import patient_clock
+from iaprof.sandbox.parent import (
+    LONGEST_DATA,
     AnswerError,
+    Sandbox,
+    SandboxDied,
+    SandboxError,
+    SandboxRefused,
     any_list,
     ascending,
     integer,
@@ -31,8 +37,6 @@ from iaprof.sandbox.answers import (
     string,
     string_list,
 )
-from iaprof.sandbox.deadline import patient_clock
-from iaprof.sandbox.parent import LONGEST_DATA, Sandbox, SandboxDied, SandboxError, SandboxRefused
 
 NO_BINARY = "[no binary]"
 NO_DECODER = "[no decoder]"

@@ -14,8 +14,7 @@ from iaprof.gpu.code import CodeKernel, CodeObject, CodeObjectError
 from iaprof.gpu.instructions import UNDECODABLE, Decoder, Decoding, InstructionSet, NoDecoder, NotDecoded
 from iaprof.report.gpu.frames import DebugInfo, Segment, no_debug_info, read_debug_info, readable_name
 from iaprof.report.gpu.functions import TooMuchDebugInfo
-from iaprof.sandbox.reader import Operation, Refusal
-from iaprof.sandbox.stage_limit import OutOfTime, stage_limit
+from iaprof.sandbox.reader import Operation, OutOfTime, Refusal, stage_limit
 from iaprof.symbols.names.demangle import demangled
 
 

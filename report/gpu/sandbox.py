@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.parent import Limits, Sandbox
+from iaprof.sandbox.worker import Closing
 
 
 def gpu_sandbox(limits: Limits | None = None) -> Sandbox:

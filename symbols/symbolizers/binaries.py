@@ -24,10 +24,19 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.ranges import ranges
-from iaprof.sandbox.answers import AnswerError, any_list, integer, sentence, string, string_list
-from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.deadline import patient_clock
-from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
+from iaprof.sandbox.parent import (
+    AnswerError,
+    Limits,
+    Sandbox,
+    SandboxError,
+    any_list,
+    integer,
+    sentence,
+    string,
+    string_list,
+)
+from iaprof.sandbox.worker import Closing
 from iaprof.symbols.files.cache import Cache, default_folder, key_of
 from iaprof.symbols.names.names import LONGEST_NAME, Names, Symbolized
 from iaprof.symbols.names.sources import SOURCES

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from iaprof.basics.files import cache_home
-from iaprof.sandbox.answers import sentence
+from iaprof.sandbox.parent import sentence
 from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError
 from iaprof.symbols.symbolizers.debug_files import Candidate
 

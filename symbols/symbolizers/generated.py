@@ -12,9 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.sandbox.answers import AnswerError, ascending, integers, sentence, string, string_list
-from iaprof.sandbox.closing import Closing
-from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
+from iaprof.sandbox.parent import (
+    AnswerError,
+    Limits,
+    Sandbox,
+    SandboxError,
+    ascending,
+    integers,
+    sentence,
+    string,
+    string_list,
+)
+from iaprof.sandbox.worker import Closing
 from iaprof.symbols.names.names import LONGEST_NAME, Frame, Names, Symbolized
 
 _LIMITS = Limits(seconds=20.0, files=1)  # 200 MB of hostile lines take some 3 s

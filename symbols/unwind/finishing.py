@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.wire.unwind_rules import Rule, RuleFlags, RuleKind, RuleScope, Walked
-from iaprof.sandbox.answers import AnswerError
-from iaprof.sandbox.closing import Closing
-from iaprof.sandbox.parent import Limits, Sandbox, SandboxError, SandboxSlow
+from iaprof.sandbox.parent import AnswerError, Limits, Sandbox, SandboxError, SandboxSlow
+from iaprof.sandbox.worker import Closing
 from iaprof.symbols.python.layout import LARGEST_OFFSET, Layout
 from iaprof.symbols.unwind.reader import MAPPING
 

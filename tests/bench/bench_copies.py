@@ -25,7 +25,7 @@ from driver.copies import Copies, read_copies
 from driver.driver import Driver, build, run_workload
 from driver.recording import run_recorder
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.kernels.injection import Injection
+from iaprof.record.kernels.drivers import Injection
 from standin.hardware import Hardware
 
 DEVICE = "bmg"

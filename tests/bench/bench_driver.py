@@ -26,7 +26,7 @@ from bench.measuring import machine, needs_root, print_table
 from driver.driver import Driver, Kernel, build, read_ledger, run_workload, zebin
 from driver.recording import launched, record, recorded_launches
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.kernels.injection import Injection
+from iaprof.record.kernels.drivers import Injection
 
 DEVICE = "bmg"
 LISTS = ("immediate", "regular", "arguments")  # ways of workload.c

@@ -8,9 +8,9 @@ import pytest
 from driver import opencl as opencl_driver
 from driver.driver import WAYS, Driver, build
 from driver.injecting import Recorder
-from iaprof.bpf.probes import transfers
+from iaprof.bpf.probes import functions
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.record.kernels.injection import Injection
+from iaprof.record.kernels.drivers import Injection
 from integration.recording import IN_TURN
 
 
@@ -37,7 +37,7 @@ def recorder() -> Iterator[Recorder]:
     (outcome,) = probes.libraries.take(injection.library)
     executing = 6  # functions that execute, close, reset and destroy command lists
     of_opencl = 3  # forms of launch
-    copying = len(transfers.LEVEL_ZERO) + len(transfers.OPENCL)
+    copying = len(functions.LEVEL_ZERO_TRANSFERS) + len(functions.OPENCL_TRANSFERS)
     assert outcome.probes == len(WAYS) + of_opencl + executing + copying, (
         "one for each form of launch, but two of Level Zero share one, and one for modules"
     )

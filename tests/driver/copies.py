@@ -17,7 +17,7 @@ from typing import Any
 
 from driver.driver import Driver, compile_workload, run_workload
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.kernels.injection import built_library
+from iaprof.record.kernels.drivers import built_library
 
 PRINTS_KERNELS = {"PrintKernelDispatchParameters": "1"}
 _KERNEL = re.compile(r"kernel, (\w+), grfCount")

@@ -16,7 +16,7 @@ from driver import driver as level_zero, opencl
 from driver.driver import WAYS
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.gpu.code import canonical
-from iaprof.record.kernels.injection import Injection
+from iaprof.record.kernels.drivers import Injection
 
 ALL_WAYS = ("--ways", ",".join(WAYS))  # options of the Level Zero workload
 _PIDS = re.compile(r"^\d+(?=-)")

@@ -18,9 +18,8 @@ from pathlib import Path
 from iaprof.bpf.driver_layout import find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.record.calibrate import child as calibrate_child
-from iaprof.record.calibrate.level_zero_copies import find_own_kernels
 from iaprof.record.calibrate.level_zero_driver import Driver
-from iaprof.record.calibrate.level_zero_own import OwnKernels
+from iaprof.record.calibrate.level_zero_own import OwnKernels, find_own_kernels
 from iaprof.record.calibrate.search import Memory, Search
 
 

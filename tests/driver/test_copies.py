@@ -30,7 +30,7 @@ from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.gpu.code import canonical
 from iaprof.gpu.intel.zebin import read_zebin
-from iaprof.record.kernels.injection import built_library
+from iaprof.record.kernels.drivers import built_library
 from iaprof.report.join.executions import read_launches
 from integration.recording import IAPROF
 from standin.hardware import Hardware, LedgerRow

@@ -26,7 +26,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.gpu.code import canonical
 from iaprof.gpu.intel.zebin import read_zebin
-from iaprof.record.kernels.injection import built_library
+from iaprof.record.kernels.drivers import built_library
 from integration.recording import BARE, IAPROF
 from programs.counting import Calls, Place
 from standin.hardware import Hardware, LedgerRow

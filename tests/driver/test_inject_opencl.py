@@ -18,7 +18,7 @@ from driver.opencl import MATMUL, WAYS, Kernel, OpenCL, on_tiles, read_ledger
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.gpu.intel.zebin import read_zebin
-from iaprof.record.kernels.injection import built_library
+from iaprof.record.kernels.drivers import built_library
 from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware
 

@@ -16,7 +16,7 @@ from driver import driver as level_zero, opencl as of_opencl
 from driver.driver import Driver, zebin
 from driver.injecting import ALL_WAYS, files_of, run
 from driver.opencl import MATMUL, OpenCL
-from iaprof.record.kernels.injection import Injection
+from iaprof.record.kernels.drivers import Injection
 
 pytestmark = pytest.mark.bpf
 

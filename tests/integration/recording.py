@@ -138,7 +138,7 @@ def stalls_in_spool(capture: Path) -> int:
     """Stall records that a recorder has written so far."""
     reader = SpoolReader(spool_of(capture))
     try:
-        return sum(len(frame.payload) // (8 * frame.part) for frame in reader.frames({FrameKind.STALLS}))
+        return sum(len(frame.payload) // (8 * frame.shape) for frame in reader.frames({FrameKind.STALLS}))
     finally:
         reader.close()
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from iaprof.bpf import loader
+from iaprof.bpf.bytecode import BpfUnavailable
 from iaprof.bpf.compile import cache as compile_cache, compilation
 from iaprof.bpf.compile.compilation import Compilation
 from iaprof.bpf.compile.compiler import BCC_FOLDERS, Source
-from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.loader import Origin
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.programs import shipped
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.bpf, pytest.mark.beside]
 
 WAIT = "from iaprof.bpf.probes.launches import LaunchProbes; p = LaunchProbes(); p.ready()"
 SAY = f"""
-from iaprof.bpf.errors import BpfUnavailable
+from iaprof.bpf.bytecode import BpfUnavailable
 try:
     {WAIT}
     print(p.origin)

@@ -19,7 +19,7 @@ import pytest
 from iaprof.bpf import loader
 from iaprof.bpf.bytecode import Bytecode
 from iaprof.bpf.programs import SAMPLE_PROGRAMS, SESSION_PROGRAMS, SHIPPED, WITHOUT_ITERATORS, shipped
-from iaprof.bpf.sizes import kernel_offsets, map_entries, named_constants
+from iaprof.bpf.sizes import kernel_offsets, map_entries, program_constants
 from iaprof.bpf.syscall import BPF_PROG_LOAD, bpf
 from iaprof.formats.wire.launches import MAX_DEPTH
 from thorough import thorough, usually
@@ -71,7 +71,7 @@ def followed(name: str, code: bytes) -> int:
     return int(found[1])
 
 
-RULES = named_constants(MAX_DEPTH, offsets=kernel_offsets())
+RULES = program_constants(MAX_DEPTH, offsets=kernel_offsets())
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ RULES = named_constants(MAX_DEPTH, offsets=kernel_offsets())
     [
         pytest.param(RULES, MOST_TOGETHER, id="rules"),
         pytest.param(RULES | WITHOUT_ITERATORS, MOST_WITHOUT_ITERATORS, id="bounded loops"),
-        pytest.param(named_constants(MAX_DEPTH), MOST_WITHOUT_ITERATORS, id="frame pointers"),
+        pytest.param(program_constants(MAX_DEPTH), MOST_WITHOUT_ITERATORS, id="frame pointers"),
     ],
 )
 @pytest.mark.parametrize("release", usually([""], ["", *RELEASES]))

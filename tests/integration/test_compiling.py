@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.threads import ONE_THREAD
+from iaprof.bpf.bytecode import BpfUnavailable
 from iaprof.bpf.compile import cache as compile_cache, compilation, headers
 from iaprof.bpf.compile.compilation import Compilation
 from iaprof.bpf.compile.headers import only_root_can_change
-from iaprof.bpf.errors import BpfUnavailable
 from iaprof.bpf.programs import shipped, source
 from thorough import thorough
 

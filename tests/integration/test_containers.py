@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf.containers import describe
+from iaprof.bpf.accounts import describe
 from iaprof.formats.capture.reader import CaptureReader
 from integration.attacking import PYTHON
 from integration.recording import IAPROF, by_instruction, folded, has_met, ledger_by_instruction, until_recording
@@ -85,7 +85,15 @@ def test_a_process_is_described(cgroup: Path) -> None:
         process.communicate()
     # then
     place = f"/{cgroup.parent.name}/{cgroup.name}"
-    assert told == {"pid": inside, "ns_pid": 1, "cgroup": place, "container": ID, "uid": 0, "gid": 0}
+    assert told == {
+        "pid": inside,
+        "ns_pid": 1,
+        "cgroup": place,
+        "container": ID,
+        "uid": 0,
+        "gid": 0,
+        "account": f"container {place}",
+    }
     assert (outside["ns_pid"], outside["container"]) == (None, None)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.bpf.cpu_clock import CpuClock
+from iaprof.bpf.perf_event import CpuClock
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.members import MEMBERS

@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from iaprof.bpf.cpu_clock import CpuClock
+from iaprof.bpf.perf_event import CpuClock
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.wire.launches import Counter as Counted
 from integration.recording import cpu_seconds

@@ -85,7 +85,7 @@ LOOK = """
 import re, sys
 from iaprof.bpf.probes.libraries import Libraries
 from iaprof.bpf.processes import describe
-from iaprof.record.checks.processes import mapped
+from iaprof.record.checks.stacks import mapped
 pid = int(sys.argv[1])
 assert b"libze_intel_gpu.so.1" in describe(pid, 5)
 for _ in range(2):

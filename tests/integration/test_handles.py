@@ -29,7 +29,7 @@ from iaprof.formats.header.transfers import UNKNOWN_BYTES, function_number
 from iaprof.formats.wire.launches import CHUNK_BYTES, MAX_DEPTH, ChunkOf, Counter, LaunchFlags
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.gpu.intel.zebin import read_zebin
-from iaprof.record.capture.code_object_rows import IN_MEMORY
+from iaprof.record.capture.rows import IN_MEMORY
 from integration.handles.driver import GONE_OFFSET, HEAP, HEAP_BYTES, Built, Driver, LoadedModule, build, copied
 from integration.recording import BARE, iaprof
 from integration.walking import Walking

@@ -64,7 +64,7 @@ def answered(capture: Path) -> int:
     """To how many files that were named the recorder has answered so far; the honest programs' are not counted."""
     reader, count = SpoolReader(spool_of(capture)), 0
     for frame in reader.frames({FrameKind.KERNEL, FrameKind.LOSS}):
-        told = json.loads(frame.payload[: frame.part] if frame.kind is FrameKind.KERNEL else frame.payload)
+        told = json.loads(frame.payload[: frame.shape] if frame.kind is FrameKind.KERNEL else frame.payload)
         refused = (told.get("source"), told.get("what")) == ("kernels", "refused")
         honest = "dumped_zebin_module" in (told["detail"] if refused else told.get("path", ""))
         count += (refused or frame.kind is FrameKind.KERNEL) and not honest

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.record.kernels import injection
-from iaprof.record.kernels.injection import FOLDERS, Injection
+from iaprof.record.kernels import drivers as module
+from iaprof.record.kernels.drivers import FOLDERS, Injection
 
 pytestmark = pytest.mark.beside
 
@@ -196,7 +196,7 @@ def test_no_library_is_put_where_a_stranger_could_replace_it(tmp_path: Path, spo
 
 
 def test_it_says_what_to_do_where_it_was_not_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(injection, "_BUILT", tmp_path / "libiaprof_inject.so")
+    monkeypatch.setattr(module, "_BUILT", tmp_path / "libiaprof_inject.so")
     before = set(FOLDERS.glob("*"))
 
     with pytest.raises(IaprofError, match=r"lacks libiaprof_inject\.so: install a C compiler"):

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from iaprof.bpf.maps import RingBuffer
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.usdt import Probe, read_probes
-from iaprof.bpf.ringbuffer import RingBuffer
 from iaprof.bpf.sizes import Sizes
 from iaprof.formats.wire.launches import LAUNCH, MAX_DEPTH, Counter, LaunchFlags
 from integration.recording import IN_TURN, copy_of_build, voluntary_switches

@@ -8,11 +8,12 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
-from iaprof.bpf import cpu_clock, sideband
+from iaprof.bpf import perf_event, sideband
 from iaprof.bpf.perf_event import IOC_DISABLE, online_cpus
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.sideband import SideBandBuffers
@@ -63,13 +64,11 @@ class Loop:
 def hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the first CPU seems to be online, until `show`."""
     assert LATER, "this machine has one CPU"
-    for module in (sideband, cpu_clock):
-        monkeypatch.setattr(module, "online_cpus", lambda: [FIRST])
+    monkeypatch.setattr(perf_event, "online_cpus", lambda: [FIRST])
 
 
 def show(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sideband, cpu_clock):
-        monkeypatch.setattr(module, "online_cpus", online_cpus)
+    monkeypatch.setattr(perf_event, "online_cpus", online_cpus)
 
 
 def on_cpu(cpu: int) -> subprocess.Popen[bytes]:
@@ -78,7 +77,7 @@ def on_cpu(cpu: int) -> subprocess.Popen[bytes]:
 
 @pytest.mark.usefixtures("hidden")
 def test_the_side_band_of_a_new_cpu_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, journal, loop = SideBand(), Journal(), Loop()
+    source, journal, loop = SideBand(Mock(), Mock(), Mock()), Journal(), Loop()
     source.start(journal, loop)  # type: ignore[arg-type]
     # given a process that begins on a CPU that is not watched
     with on_cpu(LATER[0]) as before:
@@ -115,7 +114,7 @@ def test_a_cpu_that_goes_leaves_its_records(monkeypatch: pytest.MonkeyPatch) -> 
     with on_cpu(LATER[0]) as process:
         until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
         process.kill()
-    monkeypatch.setattr(sideband, "online_cpus", lambda: [FIRST])
+    monkeypatch.setattr(perf_event, "online_cpus", lambda: [FIRST])
     assert buffers.follow_cpus() == []
     band = Band()
     for _, data in buffers.read():
@@ -164,12 +163,12 @@ def test_a_new_cpu_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_cpu_that_goes_and_comes_back_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, journal, loop = SideBand(), Journal(), Loop()
+    source, journal, loop = SideBand(Mock(), Mock(), Mock()), Journal(), Loop()
     source.start(journal, loop)  # type: ignore[arg-type]
     source.losses()
     assert journal.losses == []
     # when events do not count any more, as the kernel leaves those of a CPU that goes
-    buffer = source._buffers._buffers[-1]
+    buffer = list(source._buffers._buffers.values())[-1]
     fcntl.ioctl(buffer.buffer_fd, IOC_DISABLE, 0)
     source.losses()  # it counted since the last look
     source.losses()
@@ -210,7 +209,7 @@ def test_a_cpu_is_sampled_again_after_it_has_gone_and_come_back() -> None:
 
 @pytest.mark.usefixtures("hidden")
 def test_of_several_new_cpus_some_of_which_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, journal = SideBand(), Journal()
+    source, journal = SideBand(Mock(), Mock(), Mock()), Journal()
     source.start(journal, Loop())  # type: ignore[arg-type]
     real, last = sideband.CpuSideBand, LATER[-1] + 1
 
@@ -220,8 +219,7 @@ def test_of_several_new_cpus_some_of_which_cannot_be_watched(monkeypatch: pytest
         return real(cpu, pages)
 
     monkeypatch.setattr(sideband, "CpuSideBand", opened)
-    for module in (sideband, cpu_clock):
-        monkeypatch.setattr(module, "online_cpus", lambda: [FIRST, *LATER, last])
+    monkeypatch.setattr(perf_event, "online_cpus", lambda: [FIRST, *LATER, last])
     for _ in range(3):
         source.losses()
     source.close()
@@ -233,8 +231,7 @@ def test_of_several_new_cpus_some_of_which_cannot_be_watched(monkeypatch: pytest
 
 @pytest.mark.usefixtures("hidden")
 def test_a_recording_does_not_begin_where_one_cpu_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (sideband, cpu_clock):
-        monkeypatch.setattr(module, "online_cpus", lambda: [FIRST, *LATER])
+    monkeypatch.setattr(perf_event, "online_cpus", lambda: [FIRST, *LATER])
     real = sideband.CpuSideBand
 
     def opened(cpu: int, pages: int) -> sideband.CpuSideBand:
@@ -249,7 +246,7 @@ def test_a_recording_does_not_begin_where_one_cpu_cannot_be_watched(monkeypatch:
 
 @pytest.mark.usefixtures("hidden")
 def test_a_cpu_that_cannot_be_watched_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    source, journal = SideBand(), Journal()
+    source, journal = SideBand(Mock(), Mock(), Mock()), Journal()
     source.start(journal, Loop())  # type: ignore[arg-type]
 
     def refused(*_: object) -> None:

@@ -13,8 +13,7 @@ import pytest
 
 from iaprof.formats.wire import sideband
 from iaprof.formats.wire.process_maps import mappings, maps_of
-from iaprof.record.symbolize.mapped_files import FileIdentity
-from iaprof.record.symbolize.opener import ELSEWHERE, Opener, Rights
+from iaprof.record.symbolize.opener import ELSEWHERE, FileIdentity, Opener, Rights
 from integration.attacking import NOBODY
 from waiting import until
 

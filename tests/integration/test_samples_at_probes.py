@@ -19,7 +19,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from iaprof.bpf.cpu_clock import CpuClock
+from iaprof.bpf.perf_event import CpuClock
 from iaprof.bpf.processes import running_pids
 from iaprof.formats.wire.unwind_rules import Walked
 from integration.probed import probed

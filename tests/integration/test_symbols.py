@@ -16,7 +16,7 @@ import pytest
 
 import iaprof
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.record.capture.finisher import Finisher
+from iaprof.record.capture.rotation import Finisher
 from iaprof.record.spool import Spool
 from iaprof.symbols.names.which import Symbols
 from integration.attacking import NOBODY

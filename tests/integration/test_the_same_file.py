@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from iaprof.record.symbolize import roots
-from iaprof.record.symbolize.mapped_files import FileIdentity
-from iaprof.record.symbolize.opener import Opener, Rights
+from iaprof.record.symbolize.opener import FileIdentity, Opener, Rights
 from integration.attacking import NOBODY
 
 pytestmark = [pytest.mark.root, pytest.mark.beside]

@@ -28,7 +28,7 @@ from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.programs import SESSION_COPIES
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.wire.unwind_rules import Walked
-from iaprof.record.kernels.injection import Injection
+from iaprof.record.kernels.drivers import Injection
 from integration.walking import Walking
 
 REPORT = "/dev/ttyS1"

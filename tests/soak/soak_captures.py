@@ -164,7 +164,7 @@ def without_modules(whole: Originals, folder: Path) -> Originals:
         writer.close(whole.header)
     written = Spool(spool)
     for frame in frames:
-        places = {"time": frame.time, "begin": frame.begin, "source": frame.source, "part": frame.part}
+        places = {"time": frame.time, "begin": frame.begin, "source": frame.source, "shape": frame.shape}
         written.write(frame.kind, frame.payload, **places)
     written.close()
     return Originals(capture.read_bytes(), spool.read_bytes(), whole.header, rows, frames)
@@ -260,8 +260,8 @@ def write_changed_spool(originals: Originals, rng: random.Random, path: Path) ->
     chosen = {rng.randrange(len(frames)) for _ in range(rng.randint(1, 5))}
     spool = Spool(path)
     for number, frame in enumerate(frames):
-        kind_, payload, time_, begin, source, part = (
-            *(frame.kind, frame.payload, frame.time, frame.begin, frame.source, frame.part),
+        kind_, payload, time_, begin, source, shape = (
+            *(frame.kind, frame.payload, frame.time, frame.begin, frame.source, frame.shape),
         )
         if number in chosen:
             match rng.randrange(6):
@@ -272,10 +272,10 @@ def write_changed_spool(originals: Originals, rng: random.Random, path: Path) ->
                 case 2:
                     source = odd_number(rng) & 0xFFFF
                 case 3:
-                    part = odd_number(rng) & 0xFFFF_FFFF
+                    shape = odd_number(rng) & 0xFFFF_FFFF
                 case _:
                     payload = mutate(payload, rng) if payload else rng.randbytes(40)
-        spool.write(kind_, payload, time=time_, begin=begin, source=source, part=part)
+        spool.write(kind_, payload, time=time_, begin=begin, source=source, shape=shape)
     spool.close()
 
 

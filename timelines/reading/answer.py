@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.sandbox.answers import AnswerError, any_list, integer, string
+from iaprof.sandbox.parent import AnswerError, any_list, integer, string
 
 ABSENT = int(np.iinfo(np.int64).min)
 NO_TEXT = -1

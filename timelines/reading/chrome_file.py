@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.sandbox.answers import AnswerError, integer
+from iaprof.sandbox.parent import AnswerError, integer
 from iaprof.timelines.reading.imported_file import ImportedFile, ReadAgain
 from iaprof.timelines.reading.members import EVENTS
 from iaprof.timelines.reading.pieces import End, events

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from iaprof.sandbox.answers import AnswerError
+from iaprof.sandbox.parent import AnswerError
 from iaprof.timelines.reading.answer import Columns
 from iaprof.timelines.reading.dialects import FLEX, Signs
 from iaprof.timelines.reading.pairs import Pairs

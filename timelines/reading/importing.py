@@ -19,8 +19,7 @@ from iaprof.basics.quantities import counted
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.imports.encoded_text import refuse_compressed, unpacked_start
-from iaprof.sandbox.answers import AnswerError
-from iaprof.sandbox.parent import SandboxError
+from iaprof.sandbox.parent import AnswerError, SandboxError
 from iaprof.timelines.reading.chrome_file import is_chrome, read_chrome
 from iaprof.timelines.reading.dialects import FLEX, ONE_FILE_PER_RANK, TORCH
 from iaprof.timelines.reading.extent import Extent

@@ -14,9 +14,8 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from iaprof.sandbox.answers import AnswerError, integer, string
-from iaprof.sandbox.closing import Closing
-from iaprof.sandbox.parent import Limits, Sandbox, SandboxDied, SandboxRefused
+from iaprof.sandbox.parent import AnswerError, Limits, Sandbox, SandboxDied, SandboxRefused, integer, string
+from iaprof.sandbox.worker import Closing
 from iaprof.timelines.reading import answer as answers
 from iaprof.timelines.reading.answer import Columns
 from iaprof.timelines.reading.source import Reads, Source, Span

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from iaprof.formats.imports.encoded_text import GZIP, MOST_EXPANDED, MOST_EXPANSION, absurdly_large, encoding_of
-from iaprof.sandbox.answers import AnswerError, integer
+from iaprof.sandbox.parent import AnswerError, integer
 
 _BLOCK = 1 << 21
 ENCODINGS = ("utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be")

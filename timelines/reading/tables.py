@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import FIELDS, KINDS, NULLABLE
-from iaprof.sandbox.answers import AnswerError
+from iaprof.sandbox.parent import AnswerError
 from iaprof.timelines.reading.answer import ABSENT, MADE, NO_TEXT, Columns, Table
 
 _HASH_BYTES = 5

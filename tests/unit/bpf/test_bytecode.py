@@ -15,7 +15,7 @@ import pytest
 
 from iaprof.bpf import bytecode, programs
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, call_placeholder, from_compiled, placeholder
-from iaprof.bpf.sizes import map_entries, named_constants
+from iaprof.bpf.sizes import map_entries, program_constants
 
 ROOT = Path(__file__).parents[3]
 EXIT = struct.pack("<BBhI", 0x95, 0, 0, 0)
@@ -130,7 +130,7 @@ def test_other_files_are_refused(text: str) -> None:
 def test_the_loader_has_all_that_the_shipped_programs_need() -> None:
     shipped = programs.shipped()
     assert set(shipped.programs) == set(programs.source().functions)
-    source, constants = programs.source(), set(named_constants(127))
+    source, constants = programs.source(), set(program_constants(127))
     used = {name for program in shipped.programs.values() for _, name in program.constants}
     called = {name for program in shipped.programs.values() for _, name in program.calls}
     assert (used, called) == (set(source.constants), set(source.calls))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf import containers
-from iaprof.bpf.containers import container, describe
+from iaprof.bpf import accounts
+from iaprof.bpf.accounts import container, describe
 
 ID = "3f2504e04f8911d39a0c0305e82c3301" * 2
 OTHER = "0123456789abcdef" * 4
@@ -61,7 +61,7 @@ def test_container_of_a_cgroup(cgroup: str, expected: str | None) -> None:
     ],
 )
 def test_cgroup_of_a_process(monkeypatch: pytest.MonkeyPatch, text: str, expected: str | None) -> None:
-    monkeypatch.setattr(containers, "_read", lambda pid, name: text.encode() if name == "cgroup" else b"")
+    monkeypatch.setattr(accounts, "_read", lambda pid, name: text.encode() if name == "cgroup" else b"")
     assert describe(1)["cgroup"] == expected
 
 
@@ -71,18 +71,19 @@ def test_pids_and_odd_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
         "status": b"Name:\tNSpid:\t9\nNgid:\t0\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\nNSpid:\t3000\t41\t7\n",
         "cgroup": b"0::/\xff\xfe\x1b[2J\n",
     }
-    monkeypatch.setattr(containers, "_read", lambda pid, name: texts[name])
+    monkeypatch.setattr(accounts, "_read", lambda pid, name: texts[name])
     # when
     described = describe(3000)
     # then
     expected = {"pid": 3000, "ns_pid": 7, "cgroup": "/\\xff\\xfe\x1b[2J", "container": None, "uid": 1, "gid": 5}
-    assert described == expected
     assert json.loads(json.dumps(described)) == described
+    assert str(described.pop("account")).startswith("user 1")
+    assert described == expected
 
 
 @pytest.mark.parametrize(("ids", "expected"), [("1000\t0\t0\t0", 1000), ("0\t7\t0\t7", 7), ("0\t0\t0\t0", 0)])
 def test_whose_rights_a_set_user_id_program_has(monkeypatch: pytest.MonkeyPatch, ids: str, expected: int) -> None:
-    monkeypatch.setattr(containers, "_read", lambda pid, name: f"Uid:\t{ids}\nGid:\t{ids}\n".encode())
+    monkeypatch.setattr(accounts, "_read", lambda pid, name: f"Uid:\t{ids}\nGid:\t{ids}\n".encode())
     assert (describe(1)["uid"], describe(1)["gid"]) == (expected, expected)
 
 
@@ -95,5 +96,5 @@ def test_this_process_and_one_that_is_gone() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     assert (described["uid"], described["gid"]) == (os.geteuid(), os.getegid())
-    nothing = dict.fromkeys(("ns_pid", "cgroup", "container", "uid", "gid"))
+    nothing = dict.fromkeys(("ns_pid", "cgroup", "container", "uid", "gid", "account"))
     assert describe(process.pid) == {"pid": process.pid, **nothing}

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.bpf import declarations as module, loader
+from iaprof.bpf import loader, programs as module
 from iaprof.bpf.bytecode import BytecodeError
-from iaprof.bpf.declarations import check_maps, declarations
 from iaprof.bpf.loader import load
-from iaprof.bpf.programs import PHASES, SAMPLE_PROGRAMS, shipped, source
+from iaprof.bpf.programs import PHASES, SAMPLE_PROGRAMS, check_maps, declarations, shipped, source
 from iaprof.bpf.structs import ARG, LAYOUT, PYTHON, PYTHON_OFFSETS, SPACE, Phase, pack
 from iaprof.formats.wire.launches import Counter, LaunchFlags
 

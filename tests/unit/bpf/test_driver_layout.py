@@ -30,8 +30,8 @@ from iaprof.bpf.driver_layout import (
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.probes.packed_layout import packed_layout
 from iaprof.record.calibrate import calibrate
-from iaprof.record.calibrate.answer import Answer, Code, Problem
-from iaprof.record.calibrate.entry import probe_offset
+from iaprof.record.calibrate.answer import Answer
+from iaprof.record.calibrate.code import Code, Problem, probe_offset
 from iaprof.record.calibrate.level_zero import read_level_zero
 from iaprof.record.calibrate.opencl import OpenCLAnswer, _handle_path, read_opencl
 from iaprof.record.calibrate.opencl_own import HandlePath

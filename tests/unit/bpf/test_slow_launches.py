@@ -16,7 +16,7 @@ from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.probes.libraries import Libraries, Outcome
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.formats.header.slow_launches import sentence, slow_launches
-from iaprof.record.calibrate.entry import LENGTH, probe_offset
+from iaprof.record.calibrate.code import LENGTH, probe_offset
 from iaprof.record.checks import libraries as checks
 from iaprof.record.checks.result import Level
 

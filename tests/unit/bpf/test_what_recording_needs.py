@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from iaprof.bpf import uprobe
+from iaprof.bpf.bytecode import BpfUnavailable
 from iaprof.bpf.compile import headers
 from iaprof.bpf.compile.compiler import import_bcc
-from iaprof.bpf.errors import BpfUnavailable
 from iaprof.cli.main import main
 
 

@@ -171,7 +171,7 @@ def test_a_spool_of_zeros_is_not_recovered_into_memory(tmp_path: Path, runs: Run
     spool.close()
     zeros = mmap.mmap(-1, 960 << 20)
     with spool.path.open("ab") as file:
-        file.write(framed(FrameKind.STALLS, memoryview(zeros), time=1, part=2)[0])
+        file.write(framed(FrameKind.STALLS, memoryview(zeros), time=1, shape=2)[0])
         file.truncate(file.tell() + len(zeros))
     # when
     run = runs.run("recover", spool.path, "-o", tmp_path / "cap.parquet", "--symbols=none", "--memory-limit=512M")

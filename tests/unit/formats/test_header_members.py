@@ -10,8 +10,8 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.header.members import MEMBERS
-from iaprof.record.header import footer, header
 from iaprof.record.options import Options
+from iaprof.record.session import footer, header
 from iaprof.report.archive.pseudonyms import Pseudonyms
 from iaprof.report.archive.redacted_header import redacted_header
 

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from iaprof.gpu.code import CodeFunction, canonical
 from iaprof.gpu.intel.zebin import CALLED_FUNCTIONS, placed_ranges, read_sections, read_zebin
-from iaprof.record.kernels.placed_elf import MOST_KERNELS, PlacedKernel, compose
+from iaprof.record.kernels.dumped import MOST_KERNELS, PlacedKernel, compose
 from iaprof.report.gpu.frames import read_debug_info
 from limits import Within
 from unit import elfwriter as elf

@@ -12,7 +12,7 @@ from iaprof.formats.wire.launches import LAUNCH
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
-from iaprof.record.sources.sampler import Sampler
+from iaprof.record.sources.source import Sampler
 from iaprof.record.spool import FrameKind
 
 PERIOD_NS = 1_000_000
@@ -36,7 +36,7 @@ class AcmeSampler(Sampler):
         elf = code_object(MODULE, {"scale": b"".join(CODE), "_Z3sumPi": b"".join((*CODE, b"\xff\0\0\0"))})
         about = {"pid": 5, "path": "acme.code", "digest": "", "size": len(elf), "content": True}
         described = json.dumps(about).encode()
-        journal.write(FrameKind.KERNEL, described, elf, time=1, part=len(described))
+        journal.write(FrameKind.KERNEL, described, elf, time=1, shape=len(described))
         launches = np.zeros(2, LAUNCH)
         launches["address"], launches["size"] = [MODULE << 32, (MODULE << 32) + (1 << 16)], [12, 16]
         launches["pid"], launches["tid"], launches["comm"], launches["time"] = 5, 5, b"app", 10
@@ -48,5 +48,5 @@ class AcmeSampler(Sampler):
         words = np.stack([np.full(len(count), MODULE, np.uint64), function, offset, reason, count])
         now = 1000 + 100 * self.reads
         self._journal.totals.records += len(count)
-        self._journal.write(FrameKind.STALLS, words.tobytes(), time=now, begin=now - 50, source=0, part=len(words))
+        self._journal.write(FrameKind.STALLS, words.tobytes(), time=now, begin=now - 50, source=0, shape=len(words))
         self.reads += 1

@@ -23,8 +23,8 @@ REGISTRIES = {
         ("from iaprof.gpu.intel.vendor import Intel\n", "from iaprof.gpu.acme import Acme\n"),
         ("= (Intel(),)", "= (Intel(), Acme())"),
     ),
-    "record/sources/samplers.py": (
-        ("from iaprof.record.sources.sampler import Sampler\n", "from iaprof.record.sources.acme import AcmeSampler\n"),
+    "record/sources/opening.py": (
+        ("from iaprof.record.sources.source import Sampler\n", "from iaprof.record.sources.acme import AcmeSampler\n"),
         ("= (Stalls,)", "= (AcmeSampler, Stalls)"),
     ),
 }
@@ -37,7 +37,7 @@ from iaprof.record.journal import Journal
 from iaprof.record.spool import FrameKind, Spool
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
-from iaprof.record.sources.samplers import open_sampler
+from iaprof.record.sources.opening import open_sampler
 from iaprof.report.gpu.module import GpuModuleLoader
 
 sampler = open_sampler(Options(Path("cap.parquet")))

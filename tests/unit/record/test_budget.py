@@ -10,9 +10,18 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from iaprof.formats.header.thinned import thinned
-from iaprof.record import budget_keeper
-from iaprof.record.budget import CALM_S, SLOWEST_METRICS_NS, SPREAD_S, WINDOW_S, Budget, Level, Step, levels
-from iaprof.record.budget_keeper import BudgetKeeper
+from iaprof.record import budget
+from iaprof.record.budget import (
+    CALM_S,
+    SLOWEST_METRICS_NS,
+    SPREAD_S,
+    WINDOW_S,
+    Budget,
+    BudgetKeeper,
+    Level,
+    Step,
+    levels,
+)
 from iaprof.record.sources.source import Source
 
 FULL = Level(49, 10_000_000)
@@ -172,9 +181,9 @@ class Written:
 
 def test_each_change_is_told_to_sources_users_and_the_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0]
-    monkeypatch.setattr(budget_keeper, "cpu_seconds", lambda: 0.0)
-    monkeypatch.setattr(budget_keeper, "children_cpu_seconds", lambda: 0.0)
-    monkeypatch.setattr("iaprof.record.budget_keeper.time.monotonic_ns", lambda: clock[0])
+    monkeypatch.setattr(budget, "cpu_seconds", lambda: 0.0)
+    monkeypatch.setattr(budget, "children_cpu_seconds", lambda: 0.0)
+    monkeypatch.setattr("iaprof.record.budget.time.monotonic_ns", lambda: clock[0])
     source, journal = Thinned(), Written()
     keeper = BudgetKeeper(0.01, FULL, [source], journal)  # type: ignore[arg-type]
     assert keeper.header() == {"max_cpu_percent": 1.0, "thinned": []}

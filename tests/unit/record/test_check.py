@@ -13,19 +13,21 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from iaprof.basics.files import open_regular
 from iaprof.bpf.probes.libraries import Outcome, Way
 from iaprof.cli.main import main
 from iaprof.cli.verbs import check as command
 from iaprof.formats.header.whole_stacks import WholeStacks
 from iaprof.gpu.vendors import VENDORS
-from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, processes, stacks
-from iaprof.record.checks.launching import SeenLaunches
-from iaprof.record.checks.result import Check, Level
+from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, stacks
+from iaprof.record.checks.result import Check, Level, shortened
+from iaprof.record.checks.stacks import SeenLaunches
 from iaprof.record.sources import xe
 from iaprof.record.sources.xe import DeviceError, NotPermitted, StreamBusy
 from iaprof.symbols.unwind.frame_pointers import Prologues, read_prologues
@@ -395,21 +397,21 @@ def test_only_regular_files_are_opened(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("/dev/zero")
     for name, regular in {"fifo": False, "file": True, "link": False, ".": False, "none": False}.items():
-        with processes.opened(str(tmp_path / name)) as fd:
-            assert (fd is not None) is regular
+        with nullcontext() if regular else pytest.raises(OSError), open_regular(str(tmp_path / name)) as file:
+            assert file.read() == b""
 
 
 def test_mapped_files_of_this_process() -> None:
-    mine = [file for file in processes.mapped(re.compile(rb"libc\.so\.6")) if file.pid == os.getpid()]
+    mine = [file for file in stacks.mapped(re.compile(rb"libc\.so\.6")) if file.pid == os.getpid()]
     (libc,) = mine
     assert os.path.samefile(libc.path, re.search(r"/\S+libc\.so\.6", Path("/proc/self/maps").read_text())[0])  # type: ignore[index]
 
 
 def test_long_paths_are_shortened() -> None:
     path = "/a" * 2000 + "/libze_intel_gpu.so.1"
-    assert len(processes.shortened(path)) <= 120
-    assert processes.shortened(path).endswith("/libze_intel_gpu.so.1")
-    assert processes.shortened("/a/b") == "/a/b"
+    assert len(shortened(path)) <= 120
+    assert shortened(path).endswith("/libze_intel_gpu.so.1")
+    assert shortened("/a/b") == "/a/b"
 
 
 # ---- the command ----
@@ -497,7 +499,7 @@ def test_the_decoder_in_its_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def launching(monkeypatch: pytest.MonkeyPatch, ends: WholeStacks | None, files: dict[str, str] | None = None) -> None:
     """Lets check see a process with a driver whose launches' stacks end like this."""
-    driver = processes.MappedFile(1, "/opt/libze_intel_gpu.so.1", "/none")
+    driver = stacks.MappedFile(1, "/opt/libze_intel_gpu.so.1")
     monkeypatch.setattr(
         stacks, "mapped", lambda name: iter([driver] if name.fullmatch(b"libze_intel_gpu.so.1") else [])
     )

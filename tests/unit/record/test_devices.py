@@ -10,7 +10,7 @@ import pytest
 
 from iaprof.basics.errors import UsageError
 from iaprof.cli.main import main
-from iaprof.record.sources import pci_ids, xe
+from iaprof.record.sources import xe
 
 RATES = (251, 502, 753, 1004, 1255, 1506, 1757)
 
@@ -138,21 +138,21 @@ DATABASE = """\
 def database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "pci.ids"
     path.write_text(DATABASE)
-    monkeypatch.setattr(pci_ids, "DATABASES", (str(tmp_path / "none"), str(path)))
-    pci_ids._devices.cache_clear()
+    monkeypatch.setattr(xe, "DATABASES", (str(tmp_path / "none"), str(path)))
+    xe._devices.cache_clear()
     return path
 
 
 def test_names_come_from_the_database(database: Path) -> None:
-    assert pci_ids.device_name(0x8086, 0xE20B) == "Battlemage G21 [Arc B580]"
-    assert pci_ids.device_name(0x8086, 0xE20C) == "Battlemage G21 [Arc B570]"
-    assert pci_ids.device_name(0x8086, 0xE20D) == ""
-    assert pci_ids.device_name(0x1234, 0xE20B) == ""
+    assert xe.device_name(0x8086, 0xE20B) == "Battlemage G21 [Arc B580]"
+    assert xe.device_name(0x8086, 0xE20C) == "Battlemage G21 [Arc B570]"
+    assert xe.device_name(0x8086, 0xE20D) == ""
+    assert xe.device_name(0x1234, 0xE20B) == ""
 
 
 def test_without_a_database_there_are_no_names(database: Path) -> None:
     database.unlink()
-    assert pci_ids.device_name(0x8086, 0xE20B) == ""
+    assert xe.device_name(0x8086, 0xE20B) == ""
 
 
 # ---- the command ----

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from iaprof.formats.wire.sideband import SideBand, decode, mapping_record
-from iaprof.record.symbolize import mapped_files
-from iaprof.record.symbolize.mapped_files import FileIdentity, MappedFiles
+from iaprof.record.symbolize import opener
+from iaprof.record.symbolize.opener import FileIdentity, MappedFiles
 
 PATH, INODE = "/lib/x.so", 77
 SECOND = 1_000_000_000
@@ -67,4 +67,4 @@ def test_what_was_not_mapped_or_has_a_build_id_is_not_known(clocks: dict[str, An
 
 
 def test_the_clock_is_that_of_file_systems() -> None:
-    assert 0 < time.clock_getres(mapped_files._CLOCK_REALTIME_COARSE) <= 0.01
+    assert 0 < time.clock_getres(opener._CLOCK_REALTIME_COARSE) <= 0.01

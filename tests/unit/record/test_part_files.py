@@ -10,7 +10,7 @@ import pytest
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.header.removed_files import RemovedFiles
-from iaprof.record.part_files import PartFiles, free_name, keep_earlier, spool_path
+from iaprof.record.capture.rotation import PartFiles, free_name, keep_earlier, spool_path
 
 FIRST = 1_795_000_000.25
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_removed_is_a_warning_once(tmp_path: Path, monkeypatch: p
     def refuse(path: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("iaprof.record.part_files.remove", refuse)
+    monkeypatch.setattr("iaprof.record.capture.rotation.remove", refuse)
     kept, said = files(output, most_bytes=1)
     kept.make_room()
     kept.make_room()

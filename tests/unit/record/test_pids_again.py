@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -34,9 +35,10 @@ class Given:
         self.told: list[int] = []
         monkeypatch.setattr(module, "describe", self._describe)
         monkeypatch.setattr(time, "monotonic_ns", lambda: self.now)
-        self.launches = Launches(cast(Any, None), cast(Any, None), cast(Any, None), cast(Any, None))
+        roots: Any = SimpleNamespace(keep=self.told.append, ended=lambda pid: None)
+        nothing = cast(Any, None)
+        self.launches = Launches(nothing, nothing, nothing, nothing, roots, Mock())
         self.launches._journal = cast(Any, SimpleNamespace(json=self._write))
-        self.launches.on_process = self.told.append
 
     def _describe(self, pid: int) -> dict[str, Any]:
         container = self.containers.get(pid)
@@ -96,9 +98,8 @@ def test_a_process_that_is_gone_takes_nothing_back(given: Given) -> None:
 @pytest.mark.root
 @pytest.mark.bpf
 def test_the_side_band_tells_of_exits() -> None:
-    source = SideBand()
     ended: dict[int, int] = {}
-    source.on_exit = ended.__setitem__
+    source = SideBand(Mock(ended=ended.__setitem__), Mock(), Mock())
     source._journal = cast(Any, SimpleNamespace(write=lambda *_, **__: None))
     before = time.monotonic_ns()
     # a process that starts threads, which end first

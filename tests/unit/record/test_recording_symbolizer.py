@@ -11,8 +11,7 @@ import pytest
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.wire.sideband import Mappings
 from iaprof.record.symbolize import symbolizer as naming
-from iaprof.record.symbolize.mapped_files import MappedFiles
-from iaprof.record.symbolize.opener import Opener, Rights
+from iaprof.record.symbolize.opener import MappedFiles, Opener, Rights
 from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import boot_id

@@ -15,7 +15,7 @@ import pytest
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.record import session as module
-from iaprof.record.budget_keeper import BudgetKeeper
+from iaprof.record.budget import BudgetKeeper
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options

@@ -16,7 +16,7 @@ from iaprof.formats.wire.launches import stack_dtype
 from iaprof.formats.wire.sideband import mapping_record
 from iaprof.record.capture.finish import finish
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
-from iaprof.record.symbolize import space_rows
+from iaprof.record.symbolize import needed
 from iaprof.record.symbolize.needed import SymbolInputs
 
 DEPTH = 2
@@ -42,7 +42,7 @@ def finished(folder: Path, *frames: tuple[FrameKind, bytes]) -> tuple[CaptureRea
     """The capture of a spool with these frames, and what naming its stacks was given."""
     spool = Spool(folder / "s")
     for kind, payload in frames:
-        spool.write(kind, payload, part=DEPTH if kind is FrameKind.STACKS else 0, time=5)
+        spool.write(kind, payload, shape=DEPTH if kind is FrameKind.STACKS else 0, time=5)
     spool.close()
     given: list[SymbolInputs] = []
 
@@ -100,7 +100,7 @@ def test_the_end_of_a_thread_that_waited_is_kept(tmp_path: Path) -> None:
 
 def test_a_process_with_too_many_mappings_costs_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a process that maps without end, and others that have stacks, too
-    monkeypatch.setattr(space_rows, "MOST_ROWS", 1000)
+    monkeypatch.setattr(needed, "MOST_ROWS", 1000)
     endless = b"".join(mapped(10, 66, number, b"/tmp/%d" % number) for number in range(2000))
     others = [mapped(pid, pid) for pid in (5, 7)]
     frames = [(FrameKind.SIDEBAND, others[0]), (FrameKind.SIDEBAND, endless), (FrameKind.SIDEBAND, others[1])]
@@ -116,7 +116,7 @@ def test_a_process_with_too_many_mappings_costs_itself(tmp_path: Path, monkeypat
 
 
 def test_of_equal_processes_the_oldest_are_dropped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(space_rows, "MOST_ROWS", 100)
+    monkeypatch.setattr(needed, "MOST_ROWS", 100)
     frames = []
     for pid in range(1, 301):
         frames += [(FrameKind.SIDEBAND, mapped(pid, pid)), (FrameKind.STACKS, stack(pid, pid))]

@@ -10,7 +10,7 @@ from iaprof.gpu.intel import generations, records
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.intel.records import RecordLayout
 from iaprof.record.sources import xe
-from iaprof.record.sources.stall_stream import StallLoss, StallRead, StallStream
+from iaprof.record.sources.stalls import StallLoss, StallRead, StallStream
 
 # First and last bit of each field, from the driver's structures.
 PVC = {

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from iaprof.record.sources.stall_stream import Subsample
+from iaprof.record.sources.stalls import Subsample
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 100])

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from iaprof.record.budget import Level
-from iaprof.record.sources import cpu_samples, metering
+from iaprof.record.sources import cpu_samples, metrics
 from iaprof.record.sources.cpu_samples import CpuSamples
-from iaprof.record.sources.metering import Metering
+from iaprof.record.sources.metrics import Metering
 
 
 class Clock:
@@ -54,8 +54,8 @@ def test_metrics_get_rarer_and_come_back(monkeypatch: pytest.MonkeyPatch) -> Non
     # given a loop whose actions are called here, each before it is due
     samples, asked = list[None](), list[tuple[int, Any]]()
     made = SimpleNamespace(problems=[], add=None, sample=lambda: samples.append(None), close=lambda: None)
-    monkeypatch.setattr(metering, "Metrics", lambda _: made)
-    stalls: Any = SimpleNamespace(gts=list, on_new_gt=None)
+    monkeypatch.setattr(metrics, "Metrics", lambda _: made)
+    stalls: Any = SimpleNamespace(gts=list)
     loop: Any = SimpleNamespace(at=lambda due, action: asked.append((due, action)))
     source = Metering(stalls, 5_000_000)
     source.start(SimpleNamespace(inform=None), loop)  # type: ignore[arg-type]

@@ -176,7 +176,7 @@ def test_the_kernel_tells_how_long_a_process_ran_and_waited() -> None:
         pids = [stack.enter_context(running(BUSY)) for _ in range(4)]
         for pid in pids:
             os.sched_setaffinity(pid, cpu)
-        waits = stack.enter_context(CpuWaits(pids[0]))
+        waits = stack.enter_context(contextlib.closing(CpuWaits(pids[0])))
         ran, waited = waits.seconds()
         # when / then
         until(lambda: waits.seconds()[0] > ran + 0.1 and waits.seconds()[1] > waited + 0.3)
@@ -214,7 +214,7 @@ def test_a_child_that_seldom_runs_has_the_same_time(tmp_path: Path, monkeypatch:
 
 
 def test_a_process_that_sleeps_or_has_ended_waits_for_no_cpu() -> None:
-    with running("import time; time.sleep(1000)") as pid, CpuWaits(pid) as waits:
+    with running("import time; time.sleep(1000)") as pid, contextlib.closing(CpuWaits(pid)) as waits:
         until(lambda: not waits.is_runnable())
         os.kill(pid, 9)
         os.waitpid(pid, 0)

@@ -22,7 +22,7 @@ from bench import generated_cpp
 from bench.symbolizer import MEANT, SAME, difference, differences, llvm_symbolizer
 from fuzz import fuzz_binaries, make_seeds
 from iaprof.formats.file_names import as_text
-from iaprof.sandbox.answers import AnswerError
+from iaprof.sandbox.parent import AnswerError
 from iaprof.symbols.files import cache as cache_module
 from iaprof.symbols.files.cache import Cache, default_folder, key_of
 from iaprof.symbols.names.names import LONGEST_NAME, Frame, Symbolized, is_shortened

@@ -9,7 +9,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from iaprof.basics.errors import IaprofError
-from iaprof.sandbox.answers import AnswerError
+from iaprof.sandbox.parent import AnswerError
 from iaprof.timelines.reading.imported_file import ImportedFile, ReadAgain
 from iaprof.timelines.reading.perfetto.packets import is_trace
 from iaprof.timelines.reading.pieces import MOST_PIECE_BYTES, PacketsRead

@@ -48,7 +48,7 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 def stalls(spool: Spool, *records: tuple[int, int]) -> None:
     words = np.array(records, np.uint64).T.copy()
-    spool.write(FrameKind.STALLS, words.tobytes(), time=1, part=2)
+    spool.write(FrameKind.STALLS, words.tobytes(), time=1, shape=2)
 
 
 def launched(spool: Spool, address: int, pid: int, count: int = 1, **more: Any) -> None:
@@ -61,7 +61,7 @@ def launched(spool: Spool, address: int, pid: int, count: int = 1, **more: Any) 
 
 def module(spool: Spool, elf: bytes) -> None:
     about = json.dumps({"pid": 1, "path": "m", "digest": "", "size": len(elf), "content": True}).encode()
-    spool.write(FrameKind.KERNEL, about, elf, time=1, part=len(about))
+    spool.write(FrameKind.KERNEL, about, elf, time=1, shape=len(about))
 
 
 def shown(state: LiveState) -> set[tuple[str, str, int, str, int]]:
@@ -191,7 +191,7 @@ def test_launches_by_more_processes_than_there_is_room_for_forget_the_oldest(mon
 
 
 @pytest.mark.parametrize(
-    ("kind", "payload", "part"),
+    ("kind", "payload", "shape"),
     [
         (FrameKind.STALLS, b"123", 2),
         (FrameKind.STALLS, bytes(24), 3),
@@ -201,11 +201,11 @@ def test_launches_by_more_processes_than_there_is_room_for_forget_the_oldest(mon
     ],
 )
 def test_damaged_frames_are_counted(
-    spool: Spool, loader: GpuModuleLoader, kind: FrameKind, payload: bytes, part: int
+    spool: Spool, loader: GpuModuleLoader, kind: FrameKind, payload: bytes, shape: int
 ) -> None:
     # given
     state = LiveState(spool.path, loader)
-    spool.write(kind, payload, part=part)
+    spool.write(kind, payload, shape=shape)
     # when
     state.read()
     # then

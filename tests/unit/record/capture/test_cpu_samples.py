@@ -27,7 +27,7 @@ def finished(folder: Path, *frames: tuple[FrameKind, bytes]) -> CaptureReader:
     spool = Spool(folder / "s")
     spool.write(FrameKind.HEADER, b'{"stack_depth": %d}' % DEPTH)
     for kind, payload in frames:
-        spool.write(kind, payload, part=DEPTH)
+        spool.write(kind, payload, shape=DEPTH)
     spool.close()
     finish(SpoolReader(folder / "s"), folder / "c")
     return CaptureReader(folder / "c")

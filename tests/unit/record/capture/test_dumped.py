@@ -17,9 +17,9 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import CHUNK, ChunkOf
 from iaprof.gpu.code import canonical
 from iaprof.gpu.intel.zebin import read_zebin
-from iaprof.record.capture.code_object_rows import IN_MEMORY
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.rotation_state import RotationState
+from iaprof.record.capture.rows import IN_MEMORY
 from iaprof.record.journal import Journal
 from iaprof.record.kernels.dumped import HEAD, SAME_TIME_NS, DumpedModules
 from iaprof.record.sources import code_objects
@@ -287,7 +287,7 @@ def test_a_million_tiny_chunks_are_too_many(tmp_path: Path, monkeypatch: pytest.
     """Each needs memory when they are put together; they are refused past what would be 4 GiB of larger ones."""
     monkeypatch.setattr(code_objects, "MAX_TOTAL_BYTES", 1 << 20)
     journal = Journal(Spool(tmp_path / "s"), print, print)
-    taking = code_objects.CodeObjects(None)  # type: ignore[arg-type]
+    taking = code_objects.CodeObjects(None, None)  # type: ignore[arg-type]
     taking._journal = journal
     tiny = np.zeros(100, CHUNK)
     tiny["bytes"] = 1

@@ -37,7 +37,7 @@ def captured(folder: Path, *frames: tuple[int, bytes, int], **more: int) -> Capt
     """The capture of a spool with these frames: kind, payload, part."""
     spool = Spool(folder / "s")
     for kind, payload, part in frames:
-        spool.write(kind, payload, part=part, **more)  # type: ignore[arg-type]
+        spool.write(kind, payload, shape=part, **more)  # type: ignore[arg-type]
     spool.close()
     finish(SpoolReader(folder / "s"), folder / "c")
     return CaptureReader(folder / "c")

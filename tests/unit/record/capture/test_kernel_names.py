@@ -19,9 +19,9 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LAUNCH, NAME_BYTES, LaunchFlags
 from iaprof.gpu.intel.zebin import kernel_names
 from iaprof.record.capture.finish import finish
-from iaprof.record.capture.launch_rows import NAME_BYTES_PER_GROUP, launch_rows
+from iaprof.record.capture.rows import NAME_BYTES_PER_GROUP, launch_rows
+from iaprof.record.kernels.dumped import PlacedKernel, compose
 from iaprof.record.kernels.kernel_names import KernelNames
-from iaprof.record.kernels.placed_elf import PlacedKernel, compose
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from unit.record.capture.test_dumped import Chunk, dumped_kernel
 from unit.zebins import debug_elf, plain_zebin
@@ -58,7 +58,7 @@ def elf_of(*kernels: tuple[str, int]) -> bytes:
 def module(spool: Spool, elf: bytes, pid: int = 7, time: int = 100, with_content: bool = True) -> None:
     about = {"pid": pid, "path": "/x", "digest": hashlib.sha256(elf).hexdigest(), "size": len(elf)}
     meta = json.dumps(about | {"content": with_content}).encode()
-    spool.write(FrameKind.KERNEL, meta, elf if with_content else b"", time=time, part=len(meta))
+    spool.write(FrameKind.KERNEL, meta, elf if with_content else b"", time=time, shape=len(meta))
 
 
 def names_of(spool: Spool) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from iaprof.record.capture.loss_rows import LossRows
+from iaprof.record.capture.rows import LossRows
 
 
 def test_very_many_losses_are_few_arrays() -> None:

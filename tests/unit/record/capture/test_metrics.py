@@ -25,10 +25,10 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Gauges, StackOptions
 from iaprof.formats.writers.iaprof_text import IaprofText
-from iaprof.record import cpu_use
 from iaprof.record.capture.finish import finish
-from iaprof.record.sources import metrics, pmu, xe
-from iaprof.record.sources.metrics import MeteredGt, Metrics
+from iaprof.record.sources import metrics, xe
+from iaprof.record.sources.metrics import Metrics
+from iaprof.record.sources.source import MeteredGt
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.gauges import gauges
 from thorough import thorough
@@ -322,8 +322,8 @@ CARD = "0000:03:00.0"
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(tmp_path)
-    monkeypatch.setattr(pmu, "DEVICES", tmp_path / "pmu")
-    monkeypatch.setattr(pmu, "open_event", machine.open_event)
+    monkeypatch.setattr(metrics, "DEVICES", tmp_path / "pmu")
+    monkeypatch.setattr(metrics, "open_event", machine.open_event)
     monkeypatch.setattr(metrics, "DRM", tmp_path / "drm")
     monkeypatch.setattr(metrics, "time", machine)
     return machine
@@ -469,7 +469,7 @@ def test_the_kernel_refuses_an_engine_and_the_others_are_measured(
             raise OSError(2, "No such file or directory")
         return machine.open_event(attr, pid, cpu, group_fd)
 
-    monkeypatch.setattr(pmu, "open_event", refuse)
+    monkeypatch.setattr(metrics, "open_event", refuse)
     machine.pmu(CARD)
     measured = Metrics(metered(COPY, COMPUTE))
     assert ["copy" in problem for problem in measured.problems] == [True]
@@ -555,7 +555,7 @@ def test_from_the_spool_to_the_capture_and_a_damaged_frame_is_counted(machine: M
         for meta, rows in measured.take():
             frames += 1
             cut = 8 if frames == 10 else 0
-            spool.write(FrameKind.METRICS, meta, rows[: len(rows) - cut], part=len(meta))
+            spool.write(FrameKind.METRICS, meta, rows[: len(rows) - cut], shape=len(meta))
     measured.close()
     spool.close()
     # when
@@ -577,7 +577,7 @@ def test_the_kernel_s_own_groups(machine: Machine, monkeypatch: pytest.MonkeyPat
     machine.pmu(CARD, events=events, form=FORM | dict.fromkeys(("engine_class", "gt"), "config2:0-63"))
     machine.write("pmu/xe_0000_03_00.0/type", 1)
     machine.write("pmu/xe_0000_03_00.0/cpumask", "0-1")
-    monkeypatch.setattr(pmu, "open_event", open_event)
+    monkeypatch.setattr(metrics, "open_event", open_event)
     measured = Metrics(metered(COMPUTE))
     # when
     for _ in range(3):
@@ -601,7 +601,7 @@ def stat(pid: int, name: str, start: int, user: int, system: int) -> str:
 
 @pytest.fixture
 def proc(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
-    monkeypatch.setattr(cpu_use, "PROC", machine.root / "proc")
+    monkeypatch.setattr(metrics, "PROC", machine.root / "proc")
     yield machine
 
 
@@ -655,7 +655,7 @@ def test_another_process_gets_the_pid(proc: Machine, noticed: bool) -> None:
 
 
 def test_the_processes_named_last_are_looked_at_and_no_descriptor_is_left(proc: Machine) -> None:
-    most = cpu_use.MAX_PROCESSES
+    most = metrics.MAX_PROCESSES
     for pid in range(1, most + 11):
         proc.write(f"proc/{pid}/stat", stat(pid, "a", 100, 0, 0))
     with no_descriptor_is_lost(sockets=True):

@@ -48,7 +48,7 @@ def recorded(
         record = mapping_record(2, 6 + number, 0x1000, 0x1000, 0, path.encode(), b"", (0, 1, 2))
         spool.write(FrameKind.SIDEBAND, record, time=2)
     if stalls:
-        spool.write(FrameKind.STALLS, bytes(16 * stalls), time=3, part=2)
+        spool.write(FrameKind.STALLS, bytes(16 * stalls), time=3, shape=2)
     if launches:
         rows = np.zeros(launches, LAUNCH)
         rows["flags"] = flags

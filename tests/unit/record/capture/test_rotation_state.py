@@ -13,7 +13,7 @@ import pytest
 
 from iaprof.formats.wire.launches import LAUNCH, LIST_EVENT, LaunchFlags, ListEvent, stack_dtype
 from iaprof.formats.wire.sideband import SideBand, decode, mapping_record, running_record
-from iaprof.record.capture import rotation_lists
+from iaprof.record.capture import rotation_state
 from iaprof.record.capture.rotation_state import LINGER_NS, RotationState
 from iaprof.record.spool import FrameKind, Spool, SpoolReader, framed
 
@@ -93,7 +93,7 @@ def state_frames(folder: Path) -> list[tuple[FrameKind, bytes, int]]:
     os.close(fd)
     assert other.size == (folder / "t").stat().st_size
     other.close()
-    return [(frame.kind, frame.payload, frame.part) for frame in SpoolReader(folder / "t").frames()]
+    return [(frame.kind, frame.payload, frame.shape) for frame in SpoolReader(folder / "t").frames()]
 
 
 def test_kernels_that_are_too_many_to_carry_are_a_counted_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_each_kernel_s_last_launch_is_kept_with_stack_and_modules(tmp_path: Path
     alive, gone, lingering = 10, 11, 12
     now = 100 * SECOND
     spool = Spool(tmp_path / "s")
-    spool.write(FrameKind.STACKS, stacks(1, 2, 3, 4), part=DEPTH, time=1)
+    spool.write(FrameKind.STACKS, stacks(1, 2, 3, 4), shape=DEPTH, time=1)
     rows = [(1, alive, 0x100, 1), (2, alive, 0x200, 2), (3, gone, 0x100, 3), (4, alive, 0x100, 4), (5, lingering, 7, 1)]
     spool.write(FrameKind.LAUNCHES, launches(*rows[:2]), time=2)
     spool.write(FrameKind.LAUNCHES, launches(*rows[2:]), time=5)
@@ -124,7 +124,7 @@ def test_each_kernel_s_last_launch_is_kept_with_stack_and_modules(tmp_path: Path
         [(gone, "aa", b"one"), (alive, "aa", b""), (gone, "bb", b"two"), (alive, "cc", b"dri"), (alive, "cc", b"")]
     ):
         meta, elf = kernel(pid, digest, content)
-        spool.write(FrameKind.KERNEL, meta, elf, part=len(meta), time=number)
+        spool.write(FrameKind.KERNEL, meta, elf, shape=len(meta), time=number)
     ends = ended(gone, now - LINGER_NS - 1) + ended(lingering, now - LINGER_NS + SECOND)
     spool.write(FrameKind.SIDEBAND, ends, time=now)
     spool.close()
@@ -179,10 +179,10 @@ def test_launches_in_lists_that_may_be_executed_later_are_kept(
     most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given that launches in no list are dropped early, or never
-    monkeypatch.setattr(rotation_lists, "MOST_APPENDED", max(most, 4))
+    monkeypatch.setattr(rotation_state, "MOST_APPENDED", max(most, 4))
     pid = 10
     spool = Spool(tmp_path / "s")
-    spool.write(FrameKind.STACKS, stacks(1, 2, 3, 4, 5), part=DEPTH, time=1)
+    spool.write(FrameKind.STACKS, stacks(1, 2, 3, 4, 5), shape=DEPTH, time=1)
     # given a list that was executed, one that was filled twice, one that was destroyed, and one that is being filled
     rows = [(1, pid, 0x100, 1, A), (2, pid, 0x200, 2, A), (3, pid, 0x300, 3, B), (4, pid, 0x400, 3, C)]
     spool.write(FrameKind.LAUNCHES, appended(*rows), time=4)
@@ -229,7 +229,7 @@ def test_lists_of_ended_processes_are_dropped(tmp_path: Path) -> None:
 
 
 def test_what_has_no_room_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation_lists, "MOST_APPENDED", 2)
+    monkeypatch.setattr(rotation_state, "MOST_APPENDED", 2)
     spool = Spool(tmp_path / "s")
     spool.write(FrameKind.LAUNCHES, appended(*((n, 10, n * 64, 1, A) for n in range(1, 6))), time=5)
     spool.write(FrameKind.LISTS, events((6, 10, ListEvent.CLOSE, 0, (A,))), time=6)

@@ -37,7 +37,7 @@ def write(path: Path) -> list[tuple[FrameKind, bytes]]:
         (FrameKind.END, b"{}"),
     ]
     for kind, payload in frames:
-        spool.write(kind, payload[:3], payload[3:], time=5, begin=4, source=1, part=2)
+        spool.write(kind, payload[:3], payload[3:], time=5, begin=4, source=1, shape=2)
     spool.close()
     return frames
 
@@ -50,7 +50,7 @@ def test_frames_come_back_as_written(tmp_path: Path) -> None:
     frames = list(reader.frames())
     # then
     assert [(f.kind, f.payload) for f in frames] == written
-    assert {(f.time, f.begin, f.source, f.part) for f in frames} == {(5, 4, 1, 2)}
+    assert {(f.time, f.begin, f.source, f.shape) for f in frames} == {(5, 4, 1, 2)}
     assert reader.cut == 0
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
 
@@ -271,7 +271,7 @@ def test_what_a_full_disk_has_no_room_for_is_counted(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "writev", writev)
     # when
     with pytest.raises(IaprofError, match="No space left"):
-        spool.write(FrameKind.STALLS, b"x" * 16_000, time=7, begin=5, part=2)
+        spool.write(FrameKind.STALLS, b"x" * 16_000, time=7, begin=5, shape=2)
     # then
     frames = list(SpoolReader(tmp_path / "s").frames())
     assert [(f.kind, f.begin, f.time) for f in frames] == [(FrameKind.LOSS, 5, 7)]

@@ -9,7 +9,7 @@ import pytest
 from iaprof.record.symbolize.opener import Opener
 from iaprof.record.unwinding.interpreters import InterpreterSearch
 from iaprof.record.unwinding.mappings import Images
-from iaprof.sandbox.answers import AnswerError
+from iaprof.sandbox.parent import AnswerError
 from iaprof.symbols.python.layout import layout_of
 from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter, Mapping
 

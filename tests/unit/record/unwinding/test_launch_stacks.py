@@ -73,7 +73,7 @@ def captured(
     spool.write(FrameKind.HEADER, json.dumps(header).encode(), time=1)
     spool.write(FrameKind.SIDEBAND, mappings() + mappings(OTHER), time=2)
     for kind, payload in frames:
-        spool.write(kind, payload, time=300, part=DEPTH)
+        spool.write(kind, payload, time=300, shape=DEPTH)
     spool.write(FrameKind.END, b"{}", time=400)
     spool.close()
     finish(SpoolReader(folder / "cap.spool"), folder / "cap.parquet", finish_stacks=finish_stacks)
@@ -385,7 +385,7 @@ def test_frames_that_nobody_sends_are_counted_or_cost_nothing(tmp_path: Path) ->
         (FrameKind.COPY, b"", 0), (FrameKind.STACKS, b"", DEPTH), (FrameKind.STACKS, rest.tobytes(), 1),
         (FrameKind.STACKS, stack(5, *PATH, walked=Walked.MISSED), DEPTH),
     ):  # fmt: skip
-        spool.write(kind, payload, time=300, part=depth)
+        spool.write(kind, payload, time=300, shape=depth)
     spool.close()
     # when
     finish(SpoolReader(tmp_path / "s"), tmp_path / "c", finish_stacks=lambda *_: iter(()))

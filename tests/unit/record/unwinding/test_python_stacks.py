@@ -13,8 +13,7 @@ import pytest
 
 from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, PythonCounts
 from iaprof.formats.wire.launches import CODE, PYTHON_FRAME, PYTHON_STACK, PythonState
-from iaprof.record.stacks.python_counting import PythonCounting
-from iaprof.record.stacks.python_stacks import Interpreter, PythonStacks
+from iaprof.record.stacks.python_stacks import Interpreter, PythonCounting, PythonStacks
 from iaprof.symbols.python.layout import Layout, layout_of
 
 Records: TypeAlias = np.ndarray[Any, Any]

@@ -11,7 +11,7 @@ import pytest
 
 from iaprof.gpu.code import CodeKernel
 from iaprof.gpu.intel.zebin import read_sections, read_zebin
-from iaprof.record.kernels.placed_elf import PlacedKernel, compose
+from iaprof.record.kernels.dumped import PlacedKernel, compose
 from iaprof.report.gpu.frames import read_debug_info
 from iaprof.report.gpu.functions import FunctionTree, Scope
 from iaprof.report.gpu.lines import LineRange

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from iaprof.bpf import driver_layout
-from iaprof.record.symbolize.entry_names import with_entry_names
+from iaprof.record.symbolize.symbolizer import with_entry_names
 from iaprof.symbols.names.names import Frame, Names, Symbolized
 from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from iaprof.sandbox.answers import AnswerError
+from iaprof.sandbox.parent import AnswerError
 from iaprof.timelines.reading import answer
 from iaprof.timelines.reading.answer import Columns
 from iaprof.timelines.reading.tables import TableMaker

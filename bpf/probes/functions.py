@@ -1,10 +1,12 @@
-"""The drivers' functions that copy and fill, and which argument gives the number of bytes."""
+"""The drivers' functions that copy, fill, or wait for the GPU, and those of the injected library in place of them."""
 
 from __future__ import annotations
 
-from iaprof.bpf.driver_layout import Action
+from iaprof.bpf.driver_layout import Action, Entry
+from iaprof.bpf.probes.library_file import LibraryFile, exported
+from iaprof.formats.header.waits import FUNCTIONS
 
-LEVEL_ZERO = {
+LEVEL_ZERO_TRANSFERS = {
     "zeCommandListAppendMemoryCopy": (Action.TRANSFER, 3),
     "zeCommandListAppendMemoryCopyRegion": (Action.TRANSFER_REGION, 2),
     "zeCommandListAppendMemoryCopyFromContext": (Action.TRANSFER, 4),
@@ -21,7 +23,7 @@ LEVEL_ZERO = {
     "zeCommandListAppendImageCopyFromMemoryExt": (Action.TRANSFER_UNKNOWN, 0),
 }
 """By name: action and `handle` of the function's Entry."""
-OPENCL = {
+OPENCL_TRANSFERS = {
     "clEnqueueReadBuffer": (Action.TRANSFER, 4),
     "clEnqueueWriteBuffer": (Action.TRANSFER, 4),
     "clEnqueueCopyBuffer": (Action.TRANSFER, 5),
@@ -50,3 +52,31 @@ MAY_COPY = (
     "clEnqueueSVMUnmap",
 )
 """OpenCL's functions that are not transfers, but may copy."""
+LEVEL_ZERO_WAITS = tuple(name for name in FUNCTIONS.values() if name.startswith("ze"))
+OPENCL_WAITS = {"clFinish": 0, "clWaitForEvents": 1}
+"""By name: number of the argument that is the handle, or the array of handles."""
+
+_PREFIX = "iaprof_"  # of the exported names, so that programs do not call these functions by accident
+_FUNCTIONS = {
+    **dict.fromkeys(LEVEL_ZERO_WAITS, (Action.WAIT, 0)),
+    **{name: (Action.WAIT, handle) for name, handle in OPENCL_WAITS.items()},
+    **LEVEL_ZERO_TRANSFERS,
+    **OPENCL_TRANSFERS,
+}
+
+
+def injected_entries(library: LibraryFile) -> list[tuple[Entry, int]]:
+    """Returns the injected library's functions (libiaprof_inject.so) that wait, copy and fill, and their file offsets.
+
+    Each function is a jump to the driver's function, so the arguments are in the registers that the ABI prescribes.
+
+    Raises:
+        ProbeError: the file is broken.
+    """
+    found = exported(library, (f"{_PREFIX}{name}" for name in _FUNCTIONS))
+    names = {name.removeprefix(_PREFIX): offset for name, offset in found.items()}
+    return [
+        (Entry(name, action, names[name], handle), names[name])
+        for name, (action, handle) in _FUNCTIONS.items()
+        if name in names
+    ]
