@@ -184,7 +184,7 @@ def _cgroups(capture: CaptureReader) -> list[str]:
 
 
 def _python(stacks: Iterable[Sequence[str]]) -> list[str]:
-    from iaprof.symbols.python.without_interpreter import python_function
+    from iaprof.symbols.python.frames import python_function
 
     frames = dict.fromkeys(frame for stack in stacks for frame in stack)
     return list(dict.fromkeys(filter(None, map(python_function, frames))))

@@ -22,10 +22,8 @@ from iaprof.formats.ranges import batches, groups, ranges
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.names.calls import DEEPEST_STACK, Places, calls, identities
 from iaprof.symbols.names.demangle import demangled
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Symbolized, Symbolizer, is_shortened, shortened
-from iaprof.symbols.python.frames import PythonStacks
-from iaprof.symbols.python.without_interpreter import PYTHON_FUNCTION, is_interpreter, without_interpreter
+from iaprof.symbols.names.names import Module, ModuleKind, Symbolized, Symbolizer, is_shortened, shortened
+from iaprof.symbols.python.frames import PYTHON_FUNCTION, PythonStacks, is_interpreter, without_interpreter
 from iaprof.symbols.unwind.stack_ends import WHOLE, End, code_of, end_of, has_no_beginning, mark, without_strays
 
 _MISSING = Origin(CodeKind.UNKNOWN)  # of the frame that stands for missing frames

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.record.own_cost import children_cpu_seconds, cpu_seconds
 from iaprof.record.symbolize.needed import FinishStacks, SymbolInputs
+from iaprof.symbols.names.rows import Cancellation, Progress, write_names
 from iaprof.symbols.names.which import Symbols
-from iaprof.symbols.names.write_names import Cancellation, Progress, write_names
 
 _NICE = 10  # a busy program on the same CPU gets ten times as much of it
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from iaprof.formats.header.whole_stacks import COUNTED, ProcessEnd, WholeStacks
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.stacks.walks import UNKNOWN, LastFrames
-from iaprof.symbols.names.modules import Module
-from iaprof.symbols.names.names import Symbolized
+from iaprof.symbols.names.names import Module, Symbolized
 from iaprof.symbols.unwind.stack_ends import End, code_of, end_of, has_no_beginning
 
 _AT_ONCE = 1 << 20  # added rows that are summed up together

@@ -15,8 +15,7 @@ from iaprof.record.symbolize.mapped_files import MappedFiles
 from iaprof.record.symbolize.space_rows import Needed, SpaceRows
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.calls import StackAddresses
-from iaprof.symbols.names.modules import Module
-from iaprof.symbols.names.names import Symbolized
+from iaprof.symbols.names.names import Module, Symbolized
 
 
 class SymbolInputs:

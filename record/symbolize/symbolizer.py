@@ -28,11 +28,9 @@ from iaprof.record.symbolize.mapped_files import FileIdentity, MappedFiles
 from iaprof.record.symbolize.opener import Opener, Rights
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.deadline import patient_clock
-from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.boot import is_same_boot
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Symbolized
+from iaprof.symbols.names.boot import is_same_boot, open_vdso
+from iaprof.symbols.names.names import Module, ModuleKind, Symbolized
 from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError, Companions, Facts
 from iaprof.symbols.symbolizers.debug_files import debug_files
 from iaprof.symbols.symbolizers.generated import GeneratedCode

@@ -27,9 +27,8 @@ from iaprof.report.join.selection import Selection
 from iaprof.report.profile import build
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.calls import StackAddresses
-from iaprof.symbols.names.modules import ModuleKind
-from iaprof.symbols.names.names import Symbolizer
-from iaprof.symbols.names.write_names import Progress, write_names
+from iaprof.symbols.names.names import ModuleKind, Symbolizer
+from iaprof.symbols.names.rows import Progress, write_names
 
 _NAMES = ("module", "symbol")
 

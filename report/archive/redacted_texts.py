@@ -11,7 +11,7 @@ from iaprof.formats.guesses import SUFFIX, is_guess, unmarked
 from iaprof.formats.imports.iaprof_lines import truncated_text
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
 from iaprof.report.archive.pseudonyms import Pseudonyms
-from iaprof.symbols.python.without_interpreter import PYTHON_FUNCTION
+from iaprof.symbols.python.frames import PYTHON_FUNCTION
 from iaprof.symbols.unwind.stack_ends import BEGINNINGS
 
 # Common files: reports need their names to say where stacks end and which frames are Python's. Folder and name count,

@@ -39,8 +39,7 @@ from iaprof.report.archive.traces import (
     redacted_type,
 )
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Names, Symbolized
+from iaprof.symbols.names.names import Module, ModuleKind, Names, Symbolized
 
 _MEMBERS = {kind.name: {each.name: each.identifies for each in kind.fields if each.identifies} for kind in ROW_KINDS}
 """By kind of row: the members with texts to replace, and what these texts are."""

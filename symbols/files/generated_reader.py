@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from iaprof.sandbox.reader import Operation, Refusal
 from iaprof.symbols.files.jitdump import JitdumpError, read_jitdump
-from iaprof.symbols.files.perf_map import read_perf_map
+from iaprof.symbols.files.symbol_lists import read_perf_map
 from iaprof.symbols.names.names import Frame
 
 MOST_BYTES = 256 << 20  # of a file

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.symbols.files.perf_map import text_of
+from iaprof.symbols.files.symbol_lists import text_of
 from iaprof.symbols.names.names import LONGEST_READ, Frame
 from iaprof.symbols.names.segment_tree import SegmentTree
 

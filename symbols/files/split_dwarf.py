@@ -32,7 +32,7 @@ from iaprof.basics.elf import (
     in_memory,
 )
 from iaprof.symbols.files.elf import Elf
-from iaprof.symbols.unwind.dwarf_reader import Bytes, CfiError, DwarfReader
+from iaprof.symbols.unwind.cfi import Bytes, CfiError, DwarfReader
 
 _MOST_BYTES = 1 << 28  # of a section
 _MOST_UNITS = 1 << 17

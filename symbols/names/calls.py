@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.unwind_rules import Mark
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.modules import Module
+from iaprof.symbols.names.names import Module
 
 DEEPEST_STACK = 1024  # frames; recorders write fewer
 

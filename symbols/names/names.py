@@ -1,4 +1,4 @@
-"""Names of address ranges, as columns, and the interface of symbolizers, which give them.
+"""Modules, which hold code, names of address ranges in them, and the interface of symbolizers, which give the names.
 
 An address range is named by its chain of inlined functions, with files and lines. Function names are symbols as the
 compiler wrote them, not demangled.
@@ -10,18 +10,68 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.ranges import ranges
-from iaprof.symbols.names.modules import Module
+
+# The sources of names in an ELF file, as users see them, the best first.
+DEBUG_INFORMATION, SYMBOL_TABLE, DYNAMIC_SYMBOLS = "debug information", "symbol table", "dynamic symbols"
+RELOCATIONS, CODE = "relocations", "code"  # of functions that call others in libraries, and of signal handlers' ends
+SOURCES = (  # The sources of names in an ELF file, as users see them, the best first.
+    DEBUG_INFORMATION,
+    SYMBOL_TABLE,
+    DYNAMIC_SYMBOLS,
+    RELOCATIONS,
+    CODE,
+)
 
 MOST_INLINED = 256  # functions shown for one address
 LONGEST_NAME = 1 << 14  # bytes of a function or file name in UTF-8; `shortened` cuts longer ones
 LONGEST_READ = 4 * LONGEST_NAME  # bytes that are read of a name: where no more differs, two names become one
 _SHORTENED = re.compile(r"\.\.\.\[cut, [0-9a-f]{8}\]$")
+
+
+class ModuleKind(StrEnum):
+    """The kind of a module. It decides what an address in the module means."""
+
+    FILE = "file"  # an ELF file; addresses are offsets in the file, bytes
+    VDSO = "vdso"  # the ELF image that the Linux kernel maps into every process; addresses are offsets in the image
+    KERNEL = "kernel"  # the Linux kernel with its modules; addresses are virtual addresses
+    GENERATED = "generated"  # code that a process generated; addresses are virtual addresses of that process
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A file or mapping with CPU code."""
+
+    kind: ModuleKind
+    path: str = ""  # of a FILE, as the process saw it; [vdso]; [kernel]; the name of a GENERATED mapping
+    build_id: bytes | None = None  # of a FILE; None if it has none
+    inode: int = 0  # of a FILE without a build-id; 0 if unknown
+    pid: int = 0  # of GENERATED; for a FILE, any process that mapped it; 0 if unknown
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What tells modules apart: files with the same path and build-id are one module, whoever mapped them.
+
+        The same build-id at another path is another module: a file that forges a build-id does not get at the names of
+        the other file.
+        """
+        if self.kind is not ModuleKind.FILE:
+            return self.kind, self.pid
+        return self.build_id, self.path, self.inode
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An address in a module."""
+
+    module: Module
+    address: int  # see ModuleKind
 
 
 def shortened(name: str) -> str:

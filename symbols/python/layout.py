@@ -13,10 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from types import MappingProxyType
 
-OWNED_BY_C = 3
-"""Since 3.12: a frame with this owner or more is not a function's; it is on the C stack, below its loop's frames."""
-CODE_TAGS = 7
-"""Since 3.14: these bits of a frame's pointer to its code object are not part of the address."""
 LARGEST_OFFSET = 1 << 15
 LARGEST_FRAME = 128
 """The most bytes of a frame that have to be read."""

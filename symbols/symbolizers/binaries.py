@@ -29,8 +29,7 @@ from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
 from iaprof.symbols.files.cache import Cache, default_folder, key_of
-from iaprof.symbols.names.names import LONGEST_NAME, Names, Symbolized
-from iaprof.symbols.names.sources import SOURCES
+from iaprof.symbols.names.names import LONGEST_NAME, SOURCES, Names, Symbolized
 
 # Memory is limited to less than 1 GB. Mapped files come on top of that, and belong to the page cache.
 _MEMORY, _MAPPED, _TABLE, _ANSWER = 896 << 20, 16 << 30, 512 << 20, 256 << 20

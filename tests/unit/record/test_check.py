@@ -28,7 +28,7 @@ from iaprof.record.checks.launching import SeenLaunches
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.sources import xe
 from iaprof.record.sources.xe import DeviceError, NotPermitted, StreamBusy
-from iaprof.symbols.unwind.frame_pointers import Prologues, read_prologues
+from iaprof.symbols.unwind.file_code import Prologues, read_prologues
 from limits import Within
 from unit.builds import no_descriptor_is_lost
 from unit.record.test_devices import device

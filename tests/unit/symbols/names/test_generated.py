@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from iaprof.sandbox.parent import Limits
-from iaprof.symbols.files import jitdump as jitdump_module, perf_map as perf_map_module
-from iaprof.symbols.files.perf_map import read_perf_map
+from iaprof.symbols.files import jitdump as jitdump_module, symbol_lists
+from iaprof.symbols.files.symbol_lists import read_perf_map
 from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, Frame, Symbolized, is_shortened, shortened
 from iaprof.symbols.symbolizers.generated import GeneratedCode
 from limits import Within
@@ -91,10 +91,10 @@ def test_bytes_that_are_not_utf8_are_escaped() -> None:
     assert mapped(b"10 1 caf\xe9\xff\n", 0x10) == {0x10: "caf\\xe9\\xff"}
 
 
-@pytest.mark.parametrize("chunk", [16, 50, perf_map_module.CHUNK])
+@pytest.mark.parametrize("chunk", [16, 50, symbol_lists.CHUNK])
 def test_later_lines_win(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     # given overlapping ranges, and chunks of several sizes
-    monkeypatch.setattr(perf_map_module, "CHUNK", chunk)
+    monkeypatch.setattr(symbol_lists, "CHUNK", chunk)
     rng = np.random.default_rng(chunk)
     ranges = [(int(start), int(size), f"f{i}") for i, (start, size) in enumerate(rng.integers(1, 200, (300, 2)))]
     text = "".join(f"{start:x} {size:x} {name}\n" for start, size, name in ranges).encode()
@@ -155,7 +155,7 @@ def test_a_long_name_is_cut() -> None:
 
 def test_a_line_longer_than_a_chunk_is_skipped() -> None:
     # given
-    long = b"1000 20 " + b"x" * (2 * perf_map_module.CHUNK)
+    long = b"1000 20 " + b"x" * (2 * symbol_lists.CHUNK)
     # when
     for text in (long, b"2000 20 before\n" + long + b"\n3000 20 behind\n"):
         names, skipped = read_perf_map(text, words(0x1000, 0x2000, 0x3000))

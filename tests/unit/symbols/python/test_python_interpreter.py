@@ -16,12 +16,10 @@ import pytest
 
 from iaprof.basics.elf import in_memory
 from iaprof.symbols.files.elf import Elf
+from iaprof.symbols.python.code_objects import bytes_of, lines_of, text_of
 from iaprof.symbols.python.interpreter import Interpreter, InterpreterError, Version, read_interpreter
 from iaprof.symbols.python.layout import LARGEST_FRAME, Layout
-from iaprof.symbols.python.locations import lines_of
-from iaprof.symbols.python.texts import bytes_of, text_of
-from iaprof.symbols.unwind.cfi import CallFrames
-from iaprof.symbols.unwind.dwarf_reader import CfiError
+from iaprof.symbols.unwind.cfi import CallFrames, CfiError
 from pythons.interpreters import HERE, NAMES, files_of, output_of, started_as
 
 GENERATOR = 1  # the owner of a generator's frame
