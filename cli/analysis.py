@@ -54,7 +54,7 @@ def open_report(
         IaprofError: filters select no stalls.
         UsageError: the capture lacks something that the options name, such as a GPU.
     """
-    from iaprof.basics.freed_memory import return_large_blocks_when_freed
+    from iaprof.basics.heap import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.gpu.module import GpuModuleLoader
     from iaprof.report.parts import build_parts
@@ -109,7 +109,7 @@ def open_export(
         IaprofError: filters select nothing, or the capture has no waits or CPU samples, which the options ask for.
         UsageError: the capture lacks something that the options name, or a folder cannot be read.
     """
-    from iaprof.basics.freed_memory import return_large_blocks_when_freed
+    from iaprof.basics.heap import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.formats.export import Export
     from iaprof.formats.profile import empty_profile

@@ -126,7 +126,7 @@ def _show_groups(report: FleetReport, group_by: Sequence[str], by: str, limit: i
 
 
 def _show_percentiles(report: FleetReport, group_by: Sequence[str], by: str, limit: int, answers: Answers) -> None:
-    from iaprof.report.fleet.percentiles import spreads
+    from iaprof.report.fleet.comparison import spreads
 
     found = spreads(report.total, by)
     shown, more = found[: limit or None], max(len(found) - (limit or len(found)), 0)
@@ -154,7 +154,7 @@ def _show_percentiles(report: FleetReport, group_by: Sequence[str], by: str, lim
 
 
 def _show_outliers(report: FleetReport, group_by: Sequence[str], limit: int, answers: Answers) -> None:
-    from iaprof.report.fleet.outliers import FEWEST_GROUPS, outliers
+    from iaprof.report.fleet.comparison import FEWEST_GROUPS, outliers
 
     if len(report.total.groups) < FEWEST_GROUPS:
         raise IaprofError(f"outliers need {FEWEST_GROUPS} groups or more, and there are {len(report.total.groups)}")

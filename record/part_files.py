@@ -18,7 +18,7 @@ from typing import Any
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import regular_file, regular_files, remove, rename
 from iaprof.basics.quantities import in_bytes
-from iaprof.formats.header.removed_files import MEMBER, RemovedFiles
+from iaprof.formats.header.budgets import REMOVED_FILES, RemovedFiles
 
 _MOST_OF_A_TIME = 1000  # files whose names have the same time
 Tell = Callable[[str], None]
@@ -98,7 +98,7 @@ class PartFiles:
     def header(self) -> dict[str, Any]:
         """Returns the members of an output file's header; none if there are no limits."""
         limited = self._most_files is not None or self._most_bytes is not None
-        return {MEMBER: self.removed.to_json()} if limited else {}
+        return {REMOVED_FILES: self.removed.to_json()} if limited else {}
 
     def add(self, path: Path) -> None:
         """Takes note of a file of this recording that is finished, and removes files that are too many."""

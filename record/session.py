@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.threads import users_environment
+from iaprof.basics.libraries import users_environment
 from iaprof.record.budget import Level
 from iaprof.record.budget_keeper import BudgetKeeper
 from iaprof.record.capture.finisher import Finisher

@@ -19,8 +19,8 @@ from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.gpu.source_files import NO_SOURCES, SourceFiles
 from iaprof.report.parts import build_parts, host_of, resolve_time_range, starts_ns, whole_ns
 from iaprof.report.profile import ReportOptions
+from iaprof.report.views.annotation import hot_listings
 from iaprof.report.views.cpu_profile import build_cpu
-from iaprof.report.views.hot_listings import hot_listings
 from iaprof.report.views.launch_runs import launch_runs
 from iaprof.report.views.operator_slices import operator_slices
 from iaprof.report.views.series import series

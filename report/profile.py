@@ -9,13 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.basics.freed_memory import return_free_memory
+from iaprof.basics.heap import return_free_memory
 from iaprof.basics.quantities import counted
 from iaprof.formats.capture.limits import INSTRUCTIONS, SITES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.energy import whole_parts
-from iaprof.formats.header.python_counts import recorded as recorded_python
-from iaprof.formats.header.whole_stacks import recorded
+from iaprof.formats.header.stacks import recorded, recorded_python
 from iaprof.gpu.samples import ACTIVE
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gauges import gauges
@@ -23,9 +22,8 @@ from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED, Method
 from iaprof.report.join.energy import read_energy
 from iaprof.report.join.executions import read_launches
-from iaprof.report.join.instruction_starts import instruction_starts
 from iaprof.report.join.joining import Helper, Task, helping, join
-from iaprof.report.join.kernels import SampledKernels
+from iaprof.report.join.kernels import SampledKernels, instruction_starts
 from iaprof.report.join.named import to_profile
 from iaprof.report.join.operators import read_operators
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels

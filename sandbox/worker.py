@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from iaprof.basics.threads import ONE_THREAD
+from iaprof.basics.libraries import ONE_THREAD
 from iaprof.sandbox.closing import Closing
 from iaprof.sandbox.deadline import CpuWaits, Deadline
 
@@ -278,5 +278,5 @@ def _program(module: str, name: str, arguments: int, bare: bool) -> str:
     end = arguments + 1
     imports = f"sys.path += sys.argv[{end}:]"
     if not bare:
-        imports = f"sys.path[:] = sys.argv[{end}:]; from iaprof.basics.arrow import hide_pandas; hide_pandas()"
+        imports = f"sys.path[:] = sys.argv[{end}:]; from iaprof.basics.libraries import hide_pandas; hide_pandas()"
     return f"import sys; {imports}; from {module} import {name}; {name}(*sys.argv[1:{end}])"

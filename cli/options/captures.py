@@ -11,7 +11,7 @@ import typer
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import check_output, mode_of_report
-from iaprof.formats.urls import is_url, without_credentials
+from iaprof.formats.stores import is_url, without_credentials
 
 DEFAULT = Path("iaprof.parquet")
 Capture: TypeAlias = Annotated[Path, typer.Argument(metavar="CAPTURE", help="A capture that 'iaprof record' wrote.")]

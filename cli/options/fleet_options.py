@@ -13,7 +13,7 @@ from iaprof.basics.errors import UsageError
 from iaprof.cli.options.added import add_options
 from iaprof.cli.options.captures import DEFAULT
 from iaprof.cli.options.quantities import words_of
-from iaprof.formats.urls import is_url
+from iaprof.formats.stores import is_url
 
 _PANEL = "Several captures"
 _PATTERN = "*?["

@@ -35,7 +35,7 @@ from iaprof.cli.timelines.reports import (
     stage_options,
 )
 from iaprof.formats.profile import StackOptions
-from iaprof.formats.urls import shown
+from iaprof.formats.stores import shown
 from iaprof.formats.writers.registry import Of, extensions
 
 if TYPE_CHECKING:
@@ -185,14 +185,14 @@ def diff(
     ):
         both = joined(old.profile, new.profile)
     if of_stacks:
-        from iaprof.formats.writers import diff_svg, difffolded
+        from iaprof.formats.writers import flame_svg, folded
 
-        stacks = StackOptions(components=difffolded.COMPONENTS)
+        stacks = StackOptions(components=folded.DIFFERENCE_COMPONENTS)
         with open_output(output, mode=mode_of_report(old_path, new_path)) as out:
             if chosen == "svg":
-                diff_svg.write(both, (old_path.name, new_path.name), stacks, relative, out)
+                flame_svg.write_difference(both, (old_path.name, new_path.name), stacks, relative, out)
             else:
-                difffolded.write(both, stacks, relative, out)
+                folded.write_difference(both, stacks, relative, out)
     else:
         facts = [(path.name, report.facts) for path, report in ((old_path, old), (new_path, new))]
         show(difference(both, by, answers.rows(limit), relative), answers, relative, facts, both=both)
@@ -212,7 +212,7 @@ def diff_fleets(
     quiet: bool,
 ) -> None:
     """Compares two sets of captures, and tells chance from change by how captures of a set differ among themselves."""
-    from iaprof.report.fleet.movers import movers
+    from iaprof.report.fleet.comparison import movers
 
     if fleet.group_by:
         raise UsageError("--group-by is for top and report: diff compares two sets")

@@ -112,7 +112,7 @@ def timeline(
         raise UsageError(f"there is no stage {unknown[0]}: --list-stages prints them")
     mode = mode_of_report(*traces)
     with _folder(output, force), _captured(traces, quiet) as capture, contextlib.ExitStack() as opened:
-        from iaprof.basics.freed_memory import return_free_memory
+        from iaprof.basics.heap import return_free_memory
         from iaprof.timelines.load import load
 
         trace = load(capture)
@@ -181,7 +181,7 @@ def _captured(paths: Sequence[Path], quiet: bool) -> Iterator[CaptureReader]:
         return
     import tempfile
 
-    from iaprof.basics.freed_memory import keep_freed_blocks
+    from iaprof.basics.heap import keep_freed_blocks
 
     keep_freed_blocks()
     with tempfile.TemporaryDirectory(prefix="iaprof-") as folder:
@@ -257,7 +257,7 @@ def _write_all(trace: Trace, given: Mapping[str, Arguments], folder: Path, mode:
     import threading
     from concurrent.futures import ThreadPoolExecutor
 
-    from iaprof.basics.freed_memory import keep_freed_blocks
+    from iaprof.basics.heap import keep_freed_blocks
     from iaprof.timelines.outputs.tables import write_csv, write_text
 
     keep_freed_blocks()

@@ -12,7 +12,7 @@ from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table
 from iaprof.cli.unmatched import check_has_rows, filters_of, names_of_transfers, nothing_matches
-from iaprof.formats.header.unrecorded_copies import unrecorded
+from iaprof.formats.header.launches import unrecorded
 
 if TYPE_CHECKING:
     from iaprof.cli.unmatched import Names
@@ -35,7 +35,7 @@ def show_transfers(capture: Path, choice: SelectionOptions, limit: int, answers:
         IaprofError: the capture has no copies and fills, or none is selected.
         UsageError: the selection uses properties that transfers do not have.
     """
-    from iaprof.basics.freed_memory import return_large_blocks_when_freed
+    from iaprof.basics.heap import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.views.transfers import sum_transfers, transfers
 

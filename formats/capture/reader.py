@@ -54,8 +54,7 @@ from iaprof.formats.capture.schema import (
     WHOLE,
     absent_in,
 )
-from iaprof.formats.capture.stored_file import StoredFile
-from iaprof.formats.urls import without_credentials
+from iaprof.formats.stores import StoredFile, without_credentials
 
 _TEXTS = ["kind", *(name for name, field in FIELDS.items() if field.is_text)]  # read as dictionaries
 

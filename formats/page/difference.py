@@ -11,7 +11,7 @@ from iaprof.formats.page.data import packed, payload
 from iaprof.formats.page.html import BASE, STACKS, Parts, write_page
 from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.stacks.frames import Frame
-from iaprof.formats.writers.difffolded import COMPONENTS
+from iaprof.formats.writers.folded import DIFFERENCE_COMPONENTS
 
 _LONGEST = 2_000  # characters of a name
 _TABLE = Parts(
@@ -53,7 +53,7 @@ def write_difference(document: Mapping[str, Any], out: IO[str], both: Profile | 
         write_page(_TABLE, title, packed({"panels": panels, "trees": {}}, ()), out)
         return
     export = Export(both, interval_s=1.0)
-    stacks = payload(export, StackOptions(components=COMPONENTS), panels, most_entries=_ALL, key=_key)
+    stacks = payload(export, StackOptions(components=DIFFERENCE_COMPONENTS), panels, most_entries=_ALL, key=_key)
     write_page(_STACKS, title, stacks, out)
 
 

@@ -116,7 +116,7 @@ def _hash(text: str) -> str:
 
 def _kinds() -> str:
     """The style rules with the colours of kinds of code, in the order of CodeKind, and of the text on them."""
-    from iaprof.formats.stacks.palette import DARK, LIGHT, ink
+    from iaprof.formats.stacks.flame_layout import DARK, LIGHT, ink
 
     def rules(colours: dict[CodeKind, str]) -> str:
         return "".join(

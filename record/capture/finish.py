@@ -21,9 +21,8 @@ from iaprof.basics.files import replace_file
 from iaprof.formats.capture import metric_values
 from iaprof.formats.capture.schema import RECORDED
 from iaprof.formats.capture.writer import CaptureWriter, Written
-from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, add_drivers, no_launches
-from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS
-from iaprof.formats.header.transfers import UNKNOWN_BYTES
+from iaprof.formats.header.launches import NO_LAUNCHES, add_drivers, no_launches
+from iaprof.formats.header.stacks import PYTHON_STACKS
 from iaprof.formats.header.waits import MEMBER as WAITS, WAIT, WaitTotals
 from iaprof.formats.wire.launches import (
     CODE,
@@ -34,6 +33,7 @@ from iaprof.formats.wire.launches import (
     LISTS_A_RECORD,
     MAX_DEPTH,
     PYTHON_STACK,
+    UNKNOWN_BYTES,
     LaunchFlags,
     ListEvent,
     stack_dtype,

@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import make_rows
-from iaprof.formats.header.transfers import FUNCTIONS as TRANSFERS, UNKNOWN_BYTES
 from iaprof.formats.header.waits import FUNCTIONS, UNKNOWN_FUNCTION, WaitFlags
-from iaprof.formats.wire.launches import LaunchFlags
+from iaprof.formats.wire.launches import TRANSFER_FUNCTIONS as TRANSFERS, UNKNOWN_BYTES, LaunchFlags
 from iaprof.record.kernels.kernel_names import KernelNames
 
 _FLAGS = int(sum(WaitFlags))

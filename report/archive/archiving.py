@@ -19,8 +19,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS, WHOLE
 from iaprof.formats.capture.writer import CaptureWriter, Written
 from iaprof.report.archive.pseudonyms import Pseudonyms
-from iaprof.report.archive.redacted_header import redacted_header
-from iaprof.report.archive.redaction import Redaction
+from iaprof.report.archive.redaction import Redaction, redacted_header
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.imported import build_imported
 from iaprof.report.join.selection import Selection

@@ -19,11 +19,9 @@ from iaprof.formats.profile import Kernel, Profile
 from iaprof.formats.ranges import RowsOfKeys
 from iaprof.report.facts import Facts
 from iaprof.report.fleet.groups import Group, Grouping
-from iaprof.report.fleet.rows import Rows
-from iaprof.report.fleet.samples import Samples
+from iaprof.report.fleet.samples import Rows, Samples
 from iaprof.report.fleet.segment import Segment
-from iaprof.report.fleet.summary import Summary
-from iaprof.report.fleet.totals import Totals
+from iaprof.report.fleet.totals import Summary, Totals
 
 _ROWS_UNTIL_SUM = 2_000_000  # that a sum keeps before it adds up equal ones; 19 columns of 8 bytes each
 

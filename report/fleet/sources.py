@@ -21,9 +21,7 @@ from urllib.parse import urlsplit
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import open_regular
-from iaprof.formats.capture.stored_file import StoredFile
-from iaprof.formats.stores import file_system, reason, within
-from iaprof.formats.urls import is_url, shown
+from iaprof.formats.stores import StoredFile, file_system, is_url, reason, shown, within
 
 DEFAULT_TIMEOUT_S = 600.0
 """How long a capture may take, and the listing of a store."""

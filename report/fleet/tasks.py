@@ -18,12 +18,10 @@ from iaprof.report.fleet.groups import Grouping
 from iaprof.report.fleet.mapping import MapOptions, Mapper
 from iaprof.report.fleet.partial import Partial, Sum, nothing, partial_of
 from iaprof.report.fleet.rare import Counts, counts_of, folded
-from iaprof.report.fleet.rows import VALUES, Rows
-from iaprof.report.fleet.samples import HashedKernel
+from iaprof.report.fleet.samples import VALUES, HashedKernel, Rows
 from iaprof.report.fleet.segment import Segment, SegmentError
 from iaprof.report.fleet.sources import Source
-from iaprof.report.fleet.summary import Summary
-from iaprof.report.fleet.totals import Totals
+from iaprof.report.fleet.totals import Summary, Totals
 
 
 class AnswerError(IaprofError):

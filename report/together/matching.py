@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.header.trace_clocks import MOST_RATE, TOLD_DRIFT_NS
+from iaprof.formats.header.traces import MOST_RATE, TOLD_DRIFT_NS
 from iaprof.report.together.launches import SeenLaunches
 
 NEAR_NS = 1_000_000  # launches farther apart than this are not the same one

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import OperatorSlices, Thread
-from iaprof.report.join.nesting import depths
-from iaprof.report.join.operators import HostSlices, read_host_slices
+from iaprof.report.join.operators import HostSlices, depths, read_host_slices
 from iaprof.report.join.selection import Selection
 from iaprof.report.parts import host_of, starts_ns
 from iaprof.report.profile import ReportOptions

@@ -19,7 +19,7 @@ from functools import cached_property
 from mmap import mmap
 from typing import NamedTuple, TypeAlias
 
-from iaprof.basics.elf import EM_X86_64, PT_GNU_EH_FRAME, ElfError, ElfFile, in_memory
+from iaprof.basics.elf import EM_X86_64, PT_GNU_EH_FRAME, ElfFile, in_memory
 
 _MASK = (1 << 64) - 1
 _LONGEST_BLOCK = 1 << 12  # bytes; real expressions have fewer than 100

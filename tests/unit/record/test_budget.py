@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from iaprof.formats.header.thinned import thinned
+from iaprof.formats.header.budgets import thinned
 from iaprof.record import budget_keeper
 from iaprof.record.budget import CALM_S, SLOWEST_METRICS_NS, SPREAD_S, WINDOW_S, Budget, Level, Step, levels
 from iaprof.record.budget_keeper import BudgetKeeper

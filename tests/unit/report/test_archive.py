@@ -19,8 +19,7 @@ from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.archive.archiving import archive
 from iaprof.report.archive.pseudonyms import Pseudonyms
-from iaprof.report.archive.redacted_texts import redacted_path
-from iaprof.report.archive.redaction import Redaction
+from iaprof.report.archive.redaction import Redaction, redacted_path
 from iaprof.report.cpu_names import SymbolizerChain
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import build

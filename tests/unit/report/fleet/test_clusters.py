@@ -21,8 +21,8 @@ from iaprof.report.fleet import cluster as clusters
 from iaprof.report.fleet.cluster import Cluster
 from iaprof.report.fleet.partial import nothing
 from iaprof.report.fleet.processes import Processes
-from iaprof.report.fleet.summary import Summary
 from iaprof.report.fleet.tasks import Answer, run
+from iaprof.report.fleet.totals import Summary
 from thorough import usually
 from unit.report.fleet.fleets import SAMPLES
 from unit.report.fleet.test_engines import asked, rows

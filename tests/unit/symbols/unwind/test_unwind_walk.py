@@ -13,8 +13,8 @@ import pytest
 
 from iaprof.formats.wire.unwind_rules import (
     BLOCK_BYTES,
-    END,
     BY_FRAME_POINTER,
+    END,
     HARD,
     Rule,
     RuleFlags,
