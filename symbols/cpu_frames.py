@@ -403,19 +403,19 @@ class CpuFrames:
         of_interpreter = np.array([is_interpreter(module) for module in self._modules], bool)[modules]
         replaced = self._python.have_frames[rows] & (not self._options.interpreter)
         shares = np.zeros((2, len(self._modules)), np.int64)
-        for part in batches(self._kept[rows], _FRAMES_AT_ONCE):
-            kept = self._kept[rows[part]]
+        for piece in batches(self._kept[rows], _FRAMES_AT_ONCE):
+            kept = self._kept[rows[piece]]
             stack, level = np.repeat(np.arange(len(kept)), kept), ranges(0, kept)
-            place = self._places.of_frame[ranges(self._starts[rows[part]], kept)]
+            place = self._places.of_frame[ranges(self._starts[rows[piece]], kept)]
             # A walk by frame pointers often ends in addresses that are not code.
             last = np.full(len(kept), -1)
             known = ~is_nowhere[place]
             np.maximum.at(last, stack[known], level[known])
-            counts = (level <= last[stack]) & ~(replaced[part][stack] & of_interpreter[place])
+            counts = (level <= last[stack]) & ~(replaced[piece][stack] & of_interpreter[place])
             key = stack * len(self._modules) + self._identities[place]
             for share, which in zip(shares, (counts, counts & ~self._has_name[place]), strict=True):
                 stack_of, identity = np.divmod(pc.unique(pa.array(key[which])).to_numpy(), len(self._modules))
-                np.add.at(share, identity, weight[part][stack_of])
+                np.add.at(share, identity, weight[piece][stack_of])
         return {
             module.identity: (all_, unnamed)
             for module, all_, unnamed in zip(self._modules, *shares.tolist(), strict=True)

@@ -38,7 +38,7 @@ from iaprof.symbols.names.names import Module, ModuleKind, Names, Symbolized
 from iaprof.symbols.python.frames import PYTHON_FUNCTION
 from iaprof.symbols.unwind.stack_ends import BEGINNINGS
 
-_MOST_PARTS = 16  # of a name; one with more becomes a single hash
+_MOST_PIECES = 16  # of a name; one with more becomes a single hash
 _WORDS = re.compile(
     # windows of an operation, its number, and its bytes
     r" Cmpt (?:Exec|Prep)\b| Dma[IO]\b|_\d{1,9}(?= |$)| ?\[\d{1,18}B\]|"
@@ -126,18 +126,18 @@ _HIGHEST = 1 << 63  # the Linux kernel's addresses are at or above
 
 def redacted_name(names: Pseudonyms, name: str) -> str:
     """Redacts the name of an event."""
-    parts, at, hashes = [], 0, 0
+    pieces, at, hashes = [], 0, 0
     for word in [*_WORDS.finditer(name), None]:
         between = name[at : word.start() if word else len(name)]
         if _SEPARATORS.fullmatch(between):
-            parts.append(between)
+            pieces.append(between)
         else:
-            parts.append(_between(names, between))
+            pieces.append(_between(names, between))
             hashes += 1
         if word:
-            parts.append(word[0])
+            pieces.append(word[0])
             at = word.end()
-    return "".join(parts) if hashes <= 2 and len(parts) <= 2 * _MOST_PARTS else names.letters("slice", name)
+    return "".join(pieces) if hashes <= 2 and len(pieces) <= 2 * _MOST_PIECES else names.letters("slice", name)
 
 
 def _between(names: Pseudonyms, text: str) -> str:
@@ -363,8 +363,8 @@ class Redaction:
         elif kind == "stack":
             ips = combined(table["ips"])
             depths = np.diff(ips.offsets.to_numpy())
-            parts = [self._ips(table[some], ips[some]) for some in batches(depths, _FRAMES_AT_ONCE)]
-            table = _set(table, "ips", pa.chunked_array(parts, ips.type))
+            pieces = [self._ips(table[some], ips[some]) for some in batches(depths, _FRAMES_AT_ONCE)]
+            table = _set(table, "ips", pa.chunked_array(pieces, ips.type))
         return table
 
     def _moved(self, table: pa.Table, name: str) -> pa.Array:

@@ -69,9 +69,9 @@ class Shares:
         count = np.bincount(entry, minlength=entries)
         return cls(entries, len(of_group), entry[order], group[order], share[order], np.cumsum(count) - count, count)
 
-    def quantile(self, part: float) -> _Floats:
+    def quantile(self, share: float) -> _Floats:
         """Returns a quantile over all groups, as `numpy.quantile`: float64[entries]."""
-        place = part * (self.groups - 1)
+        place = share * (self.groups - 1)
         below = int(np.floor(place))
         low, high = self._ranked(below), self._ranked(min(below + 1, self.groups - 1))
         weight, step = place - below, high - low
@@ -125,7 +125,7 @@ def spreads(total: Partial, by: str) -> list[Spread]:
     shares = Shares.of(entry[some], place[profile.interval[some]], samples[some], len(keys), of_group[with_samples])
     if not len(with_samples):
         return []
-    p50, p90, p99 = (shares.quantile(part).tolist() for part in (0.5, 0.9, 0.99))
+    p50, p90, p99 = (shares.quantile(share).tolist() for share in (0.5, 0.9, 0.99))
     most, group = shares.largest()
     whole = max(int(of_entry.sum()), 1)
     return [
@@ -189,7 +189,7 @@ def outliers(total: Partial) -> list[Outlier]:
     of_group = np.bincount(rows.capture, rows.counts.sum(axis=1), groups).astype(np.int64)
     column = number[rows.kernel[row]] * reasons + reason
     shares = Shares.of(column, rows.capture[row], rows.counts[row, reason], kernels * reasons, of_group)
-    low, median, high = (shares.quantile(part) for part in (0.1, 0.5, 0.9))
+    low, median, high = (shares.quantile(share) for share in (0.1, 0.5, 0.9))
     keys = list(distinct)
     found = []
     for at, of_column, its_shares in _outliers(shares, median):

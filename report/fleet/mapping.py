@@ -55,10 +55,10 @@ def pod(cgroup: str) -> str | None:
         return None
     found = [(match.start(1), match[1]) for match in _OF_CGROUPFS.finditer(cgroup)]
     at = 0
-    for part in cgroup.split("/"):
-        if match := _OF_SYSTEMD.fullmatch(part):
+    for name in cgroup.split("/"):
+        if match := _OF_SYSTEMD.fullmatch(name):
             found.append((at, match[1]))
-        at += len(part) + 1
+        at += len(name) + 1
     return max(found)[1].replace("_", "-") if found else None
 
 

@@ -72,11 +72,11 @@ class RawPaths:
 
     def _found(self, name: bytes) -> bytes:
         # A replacement character stands for up to three bytes.
-        parts = re.split(rb"((?:%b)+)" % _REPLACED, name)
-        counts = [len(part) // len(_REPLACED) for part in parts]
+        pieces = re.split(rb"((?:%b)+)" % _REPLACED, name)
+        counts = [len(piece) // len(_REPLACED) for piece in pieces]
         pattern = b"".join(
-            rb"[\x80-\xff]{%d,%d}" % (count, 3 * count) if at % 2 else re.escape(part)
-            for at, (part, count) in enumerate(zip(parts, counts, strict=True))
+            rb"[\x80-\xff]{%d,%d}" % (count, 3 * count) if at % 2 else re.escape(piece)
+            for at, (piece, count) in enumerate(zip(pieces, counts, strict=True))
         )
         text = name.decode("utf-8", "replace")
         found = {match[0] for strings in self._strings for match in re.finditer(pattern + rb"(?=[/\x00])", strings)}
@@ -186,8 +186,8 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
     base = (debug or elf).first_address
     raw_paths = RawPaths(debug if debug and debug.has_debug_info else elf)
     for first in range(0, len(offsets), _AT_ONCE):
-        part = slice(first, first + _AT_ONCE)
-        _name_some(answer, offsets[part], addresses[part], known[part], caches, base, raw_paths, functions)
+        piece = slice(first, first + _AT_ONCE)
+        _name_some(answer, offsets[piece], addresses[piece], known[piece], caches, base, raw_paths, functions)
     if parameters["everything"]:
         starts, ends, indices = _remaining_ranges(functions, addresses[known])
         start_offsets, inside = elf.offsets(starts)  # a function is in one segment
@@ -240,11 +240,11 @@ class _Answer:
 
     def written(self, file: int, problems: list[str]) -> dict[str, object]:
         """Writes all rows, unsorted, into a file; returns a description of the file's content."""
-        columns = [np.concatenate(parts) for parts in self._columns]
+        columns = [np.concatenate(pieces) for pieces in self._columns]
         strings = b"\0".join(self._strings)
         try:
-            for part in (*(column.tobytes() for column in columns), strings):
-                view = memoryview(part)
+            for piece in (*(column.tobytes() for column in columns), strings):
+                view = memoryview(piece)
                 while view:
                     view = view[os.write(file, view) :]
         except OSError as error:

@@ -92,13 +92,13 @@ class _Relocations:
 
     def __init__(self, elf: Elf, tables: list[SymbolTable]) -> None:
         self._elf, self._tables = elf, tables
-        parts, links = [np.empty(0, RELOCATION)], [np.empty(0, np.int64)]
+        pieces, links = [np.empty(0, RELOCATION)], [np.empty(0, np.int64)]
         for index, section in enumerate(elf.sections):
             if section.type == SHT_RELA and section.entry_size == RELOCATION.itemsize and section.address:
-                part = _table(elf, index, RELOCATION)
-                parts.append(part[np.isin(part["kind"], (_R_64, _R_GLOB_DAT, _R_JUMP_SLOT, _R_IRELATIVE))])
-                links.append(np.full(len(parts[-1]), section.link))
-        rows, links_of_rows = np.concatenate(parts), np.concatenate(links)
+                piece = _table(elf, index, RELOCATION)
+                pieces.append(piece[np.isin(piece["kind"], (_R_64, _R_GLOB_DAT, _R_JUMP_SLOT, _R_IRELATIVE))])
+                links.append(np.full(len(pieces[-1]), section.link))
+        rows, links_of_rows = np.concatenate(pieces), np.concatenate(links)
         order = np.argsort(rows["offset"], kind="stable")
         self._rows, self._links = rows[order], links_of_rows[order]
         pushed = elf.section(".rela.plt")

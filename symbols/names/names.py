@@ -131,29 +131,31 @@ class Names:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Names]) -> Names:
-        """Returns the names of all parts together; if several have the same range, that of the last part counts."""
-        if len(parts) == 1:
-            return parts[0]
-        first_frames = np.cumsum([0, *(len(part.functions) for part in parts)])
-        first_strings = np.cumsum([0, *(len(part.strings) for part in parts)])
+    def joined(cls, pieces: Sequence[Names]) -> Names:
+        """Returns the names of several together; if several have the same range, that of the last one counts."""
+        if len(pieces) == 1:
+            return pieces[0]
+        first_frames = np.cumsum([0, *(len(piece.functions) for piece in pieces)])
+        first_strings = np.cumsum([0, *(len(piece.strings) for piece in pieces)])
         addresses, sizes, functions, files, lines = (
-            np.concatenate([getattr(part, name) + offset for part, offset in zip(parts, offsets, strict=False)])
+            np.concatenate([getattr(piece, name) + offset for piece, offset in zip(pieces, offsets, strict=False)])
             for name, offsets in (
-                ("addresses", np.zeros(len(parts), np.uint64)),
-                ("sizes", np.zeros(len(parts), np.uint64)),
+                ("addresses", np.zeros(len(pieces), np.uint64)),
+                ("sizes", np.zeros(len(pieces), np.uint64)),
                 ("functions", first_strings.astype(np.int32)),
                 ("files", first_strings.astype(np.int32)),
-                ("lines", np.zeros(len(parts), np.uint32)),
+                ("lines", np.zeros(len(pieces), np.uint32)),
             )
         )
-        first = np.concatenate([part.starts[:-1] + offset for part, offset in zip(parts, first_frames, strict=False)])
-        counts = np.concatenate([np.diff(part.starts) for part in parts])
+        first = np.concatenate(
+            [piece.starts[:-1] + offset for piece, offset in zip(pieces, first_frames, strict=False)]
+        )
+        counts = np.concatenate([np.diff(piece.starts) for piece in pieces])
         order = np.lexsort((~sizes, addresses))
         counts, first = counts[order], first[order]
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         frames = ranges(first, counts)
-        strings = [text for part in parts for text in part.strings]
+        strings = [text for piece in pieces for text in piece.strings]
         return cls(addresses[order], sizes[order], starts, functions[frames], files[frames], lines[frames], strings)
 
     def outermost(self) -> Names:

@@ -48,15 +48,15 @@ def symbol_rows(number: int, names: Names) -> Iterator[pa.StructArray]:
     depths = ranges(0, counts)
     strings = pa.array([_valid(text) for text in names.strings], pa.string())
     for start in range(0, len(entries), FRAMES_PER_GROUP):
-        part = slice(start, start + FRAMES_PER_GROUP)
+        piece = slice(start, start + FRAMES_PER_GROUP)
         columns = [
-            pa.repeat(pa.scalar(number, pa.uint32()), len(entries[part])),
-            pa.array(names.addresses[entries[part]]),
-            pa.array(names.sizes[entries[part]]),
-            pa.array(depths[part].astype(np.uint16)),
-            pa.DictionaryArray.from_arrays(pa.array(names.functions[part], pa.int32()), strings),
-            pa.DictionaryArray.from_arrays(pa.array(names.files[part], pa.int32()), strings),
-            pa.array(names.lines[part]),
+            pa.repeat(pa.scalar(number, pa.uint32()), len(entries[piece])),
+            pa.array(names.addresses[entries[piece]]),
+            pa.array(names.sizes[entries[piece]]),
+            pa.array(depths[piece].astype(np.uint16)),
+            pa.DictionaryArray.from_arrays(pa.array(names.functions[piece], pa.int32()), strings),
+            pa.DictionaryArray.from_arrays(pa.array(names.files[piece], pa.int32()), strings),
+            pa.array(names.lines[piece]),
         ]
         yield pa.StructArray.from_arrays(columns, names=[field.name for field in KINDS["symbol"]])
 

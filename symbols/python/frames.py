@@ -131,8 +131,8 @@ class PythonStacks:
         A frame is a kind: the number of a code object with a line, below `kinds`, for `frame`. A number that no C frame
         has means that the place is unknown.
         """
-        part = slice(int(self._starts[row]), int(self._starts[row + 1]))
-        kinds, places = self._kind[part][::-1].tolist(), self._at[part][::-1].tolist()
+        piece = slice(int(self._starts[row]), int(self._starts[row + 1]))
+        kinds, places = self._kind[piece][::-1].tolist(), self._at[piece][::-1].tolist()
         if places.count(places[0]) == len(places):
             return {places[0]: kinds}
         groups: dict[int, list[int]] = {}

@@ -72,7 +72,7 @@ def _checked(hexversion: int) -> Version:
     version = Version(hexversion >> 24, hexversion >> 16 & 255, hexversion >> 8 & 255)
     if version.major != 3 or version.minor < FIRST_MINOR:
         raise InterpreterError(
-            f"what it exports as its version ({hexversion:#x}) is that of no Python with such frames"
+            f"it exports {hexversion:#x} as its version; frames of Python 3.{FIRST_MINOR} to 3.{LAST_MINOR} are read"
         )
     if version.minor > LAST_MINOR:
         raise InterpreterError(f"it is Python {version}, which is newer than what is known here (3.{LAST_MINOR})")
