@@ -12,7 +12,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.quantities import in_time
 from iaprof.cli.terminal.entry_names import entry_titles
 from iaprof.cli.terminal.wait_facts import no_waits
-from iaprof.formats.header.launches import unrecorded
+from iaprof.formats.header.launch_warnings import unrecorded
 
 if TYPE_CHECKING:
     from iaprof.formats.capture.reader import CaptureReader

@@ -8,7 +8,7 @@ from typing import Any
 
 from iaprof.formats.energy import Energy
 from iaprof.formats.export import Executions
-from iaprof.formats.header.stacks import PythonCounts, WholeStacks
+from iaprof.formats.header.stack_counts import PythonCounts, WholeStacks
 from iaprof.formats.profile import Profile, samples_text
 from iaprof.report.gpu.module import GpuKernel
 from iaprof.symbols.cpu_frames import ModuleNames

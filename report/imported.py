@@ -21,8 +21,8 @@ from iaprof.gpu.vendors import IMPORTED_REASONS as REASONS
 from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.gauges import gauges_between
 from iaprof.report.join.attribution import MAX_INTERVALS
-from iaprof.report.join.named import NO_INSTRUCTIONS
 from iaprof.report.join.selection import Selection
+from iaprof.report.profile import NO_INSTRUCTIONS
 
 _TOLERANCE_DIVISOR = 20  # lengths within 5 % are the same interval: Intel's tool times intervals by a signal
 _MAX_SAMPLES = 1 << 62

@@ -22,7 +22,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import ROW_KINDS, SAMPLE_KINDS, sorted_kinds
 from iaprof.formats.header.budgets import RemovedFiles, thinned
 from iaprof.formats.header.labels import labels_of
-from iaprof.formats.header.launches import (
+from iaprof.formats.header.launch_warnings import (
     NO_LAUNCHES,
     UNPROBED,
     no_launches_sentence,
@@ -31,7 +31,7 @@ from iaprof.formats.header.launches import (
     unrecorded_sentence as unrecorded_copies,
 )
 from iaprof.formats.header.left_out import TOTALS as LEFT_OUT, left_out_text
-from iaprof.formats.header.stacks import (
+from iaprof.formats.header.stack_counts import (
     COUNTED,
     NOUNS,
     PYTHON_STACKS,

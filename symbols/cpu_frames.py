@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.guesses import SUFFIX
-from iaprof.formats.header.stacks import ProcessEnd, PythonCounts, WholeStacks
+from iaprof.formats.header.stack_counts import ProcessEnd, PythonCounts, WholeStacks
 from iaprof.formats.profile import CodeKind, Origin
 from iaprof.formats.ranges import batches, groups, ranges
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces

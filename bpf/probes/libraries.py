@@ -27,7 +27,7 @@ from iaprof.bpf.probes.injected import injected_entries
 from iaprof.bpf.probes.library_file import LibraryFile, changes_of_libraries
 from iaprof.bpf.probes.usdt import Probe, read_probes
 from iaprof.bpf.processes import running_pids, user_of
-from iaprof.formats.header.launches import Unprobed, driver_at
+from iaprof.formats.header.launch_warnings import Unprobed, driver_at
 from iaprof.formats.wire.process_maps import lines, mappings, maps_of
 from iaprof.sandbox.answering import ANSWERING
 

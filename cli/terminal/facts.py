@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from iaprof.basics.clean import clean
 from iaprof.basics.quantities import percent
 from iaprof.cli.terminal.summary import losses, say
-from iaprof.formats.header.stacks import NOUNS, recorded, recorded_python
+from iaprof.formats.header.stack_counts import NOUNS, recorded, recorded_python
 
 if TYPE_CHECKING:
     from iaprof.report.facts import Facts

@@ -9,13 +9,13 @@ from typing import Any
 
 from iaprof.basics.clean import clean
 from iaprof.basics.quantities import in_bytes
-from iaprof.formats.header.launches import (
+from iaprof.formats.header.launch_warnings import (
     NO_LAUNCHES,
     UNPROBED,
     no_launches_sentence as no_launches,
     unprobed_sentence as unprobed,
 )
-from iaprof.formats.header.stacks import NOUNS, python_sentences, recorded
+from iaprof.formats.header.stack_counts import NOUNS, python_sentences, recorded
 
 MOST_LOSSES = 20  # listed
 

@@ -12,7 +12,7 @@ import typer
 
 from iaprof.basics.clean import clean
 from iaprof.cli.terminal.stdout import utf8_stdout
-from iaprof.formats.header.launches import COPIES_UNRECORDED, slow_launches
+from iaprof.formats.header.launch_warnings import COPIES_UNRECORDED, slow_launches
 
 if TYPE_CHECKING:
     from iaprof.bpf.driver_layout import Field, Layout

@@ -12,7 +12,7 @@ from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table
 from iaprof.cli.unmatched import check_has_rows, filters_of, names_of_transfers, nothing_matches
-from iaprof.formats.header.launches import unrecorded
+from iaprof.formats.header.launch_warnings import unrecorded
 
 if TYPE_CHECKING:
     from iaprof.cli.unmatched import Names

@@ -198,8 +198,8 @@ class _Tables:
         if name and name not in self._mappings:
             self._mappings[name] = len(self._mappings) + 1
             # keeps pprof from symbolizing addresses itself
-            named = {"has_functions": True, "has_filenames": True, "has_line_numbers": True, "has_inline_frames": True}
-            self.message.mapping.add(id=self._mappings[name], filename=name, **named)
+            flags = {"has_functions": True, "has_filenames": True, "has_line_numbers": True, "has_inline_frames": True}
+            self.message.mapping.add(id=self._mappings[name], filename=name, **flags)
         return self._mappings.get(name, 0)
 
     def strings(self) -> list[str]:

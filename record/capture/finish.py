@@ -21,8 +21,8 @@ from iaprof.basics.files import replace_file
 from iaprof.formats.capture import metric_values
 from iaprof.formats.capture.schema import RECORDED
 from iaprof.formats.capture.writer import CaptureWriter, Written
-from iaprof.formats.header.launches import NO_LAUNCHES, add_drivers, no_launches
-from iaprof.formats.header.stacks import PYTHON_STACKS
+from iaprof.formats.header.launch_warnings import NO_LAUNCHES, add_drivers, no_launches
+from iaprof.formats.header.stack_counts import PYTHON_STACKS
 from iaprof.formats.header.waits import MEMBER as WAITS, WAIT, WaitTotals
 from iaprof.formats.wire.launches import (
     CODE,

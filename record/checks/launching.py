@@ -16,7 +16,7 @@ from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import Libraries
 from iaprof.bpf.processes import describe
 from iaprof.formats.capture.schema import KINDS
-from iaprof.formats.header.stacks import WholeStacks
+from iaprof.formats.header.stack_counts import WholeStacks
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags, stack_dtype
 from iaprof.formats.wire.sideband import SideBand, decode
 from iaprof.record.capture.sideband_rows import sideband_rows

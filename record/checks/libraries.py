@@ -12,7 +12,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.bpf.driver_layout import Layout
 from iaprof.bpf.probes.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Way
 from iaprof.bpf.probes.usdt import Probe
-from iaprof.formats.header.launches import COPIES_UNRECORDED, OWN_KERNELS_UNRECORDED, slow_launches
+from iaprof.formats.header.launch_warnings import COPIES_UNRECORDED, OWN_KERNELS_UNRECORDED, slow_launches
 from iaprof.record.checks.processes import shortened
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.kernels.injection import built_library, check_folders

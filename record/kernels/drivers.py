@@ -9,7 +9,7 @@ from pathlib import Path
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.driver_layout import known_builds
 from iaprof.bpf.probes.libraries import SYSTEM_FOLDERS, Libraries, Outcome
-from iaprof.formats.header.launches import driver_at
+from iaprof.formats.header.launch_warnings import driver_at
 from iaprof.record.kernels.injection import Injection
 from iaprof.record.options import LaunchesBy
 

@@ -9,7 +9,7 @@ from typing import Any
 from iaprof.bpf import processes
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import Mapped, Outcome
-from iaprof.formats.header.launches import COPIES, OWN_KERNELS, SINGLE_STEPPED, UNPROBED, slow_launches_sentence
+from iaprof.formats.header.launch_warnings import COPIES, OWN_KERNELS, SINGLE_STEPPED, UNPROBED, slow_launches_sentence
 from iaprof.formats.wire.process_maps import maps_of
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop

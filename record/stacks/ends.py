@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.header.stacks import COUNTED, ProcessEnd, WholeStacks
+from iaprof.formats.header.stack_counts import COUNTED, ProcessEnd, WholeStacks
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.stacks.walks import UNKNOWN, LastFrames
 from iaprof.symbols.names.names import Module, Symbolized

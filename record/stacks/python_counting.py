@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.header.stacks import NOUNS, Completeness, PythonCounts
+from iaprof.formats.header.stack_counts import NOUNS, Completeness, PythonCounts
 from iaprof.record.stacks.python_stacks import PythonStacks
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
-from iaprof.formats.header.stacks import NO_CODE, NOWHERE, Completeness
+from iaprof.formats.header.stack_counts import NO_CODE, NOWHERE, Completeness
 from iaprof.formats.wire.launches import MAX_DEPTH, MAX_PYTHON, PYTHON_STACK, PythonState
 from iaprof.record.stacks.stack_ids import StackIds
 from iaprof.symbols.python.code_objects import TextError, bytes_of, lines_of, text_of, type_of, with_ellipsis

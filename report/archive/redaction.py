@@ -402,9 +402,9 @@ class Redaction:
             _HIGHEST
         )
 
-    def module(self, module: Module, named: Symbolized) -> tuple[Module, Symbolized]:
+    def module(self, module: Module, symbolized: Symbolized) -> tuple[Module, Symbolized]:
         """Redacts a module and its names, for `module` and `symbol` rows."""
-        names = named.names
+        names = symbolized.names
         if module.kind is ModuleKind.KERNEL:
             names = names.outermost().at(self._kernel_addresses)
             names = self._kernel_names(replace(names, addresses=self._ordinals(names.addresses)))
@@ -422,9 +422,11 @@ class Redaction:
             names = replace(names, strings=strings)
         build_id = self._names.content(module.build_id) if module.build_id is not None else None
         redacted = Module(module.kind, redacted_path(self._names, module.path), build_id, 0, module.pid)
-        problem = "redacted" if named.problem else ""
-        source = "redacted" if named.source else ""
-        return redacted, Symbolized(names, source, problem, named.frame_pointers, named.outermost, named.no_calls)
+        problem = "redacted" if symbolized.problem else ""
+        source = "redacted" if symbolized.source else ""
+        return redacted, Symbolized(
+            names, source, problem, symbolized.frame_pointers, symbolized.outermost, symbolized.no_calls
+        )
 
     def _kernel_names(self, names: Names) -> Names:
         """Redacts the Linux kernel's names: those of modules that not everybody has, and of BPF programs."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.energy import Energy
-from iaprof.formats.header.stacks import PythonCounts, WholeStacks
+from iaprof.formats.header.stack_counts import PythonCounts, WholeStacks
 from iaprof.formats.profile import Code, CodeKind, Launch, Origin
 from iaprof.gpu.vendors import REASONS
 from iaprof.report.facts import Matched

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from iaprof.formats.energy import Energy
-from iaprof.formats.header.stacks import PythonCounts, WholeStacks
+from iaprof.formats.header.stack_counts import PythonCounts, WholeStacks
 from iaprof.formats.host_times import HostTimes
 from iaprof.report.facts import Facts, Matched
 from iaprof.report.fleet.rare import Folded

@@ -77,14 +77,14 @@ class ReadEnergy:
         """Says what became of all; all reads with samples have `sampled` J, what is selected of them `selected`."""
         busy = sampled if self.busy is None else max(self.busy, sampled)
         total = max(round(self.total * NJ_PER_J), 0)
-        pieces = [
+        kinds = [
             round(selected * NJ_PER_J),
             round((sampled - selected) * NJ_PER_J),
             round((busy - sampled) * NJ_PER_J),
         ]
         own: list[int] = []
-        for piece in pieces:
-            own.append(max(min(piece, total - sum(own)), 0))
+        for kind in kinds:
+            own.append(max(min(kind, total - sum(own)), 0))
         return Energy(own[0], own[1], own[2], total - sum(own))
 
 

@@ -114,10 +114,10 @@ class Recorded:
         With a drift, launches farther away fit others of their kernel. So the drift is measured where launches fit
         best, and then around that place in a span that doubles, as what is known of the drift allows.
         """
-        pieces = min(len(fit.place) // _FEWEST_OF_PIECE, _MOST_PIECES)
-        if pieces < 2:
+        count = min(len(fit.place) // _FEWEST_OF_PIECE, _MOST_PIECES)
+        if count < 2:
             return fit, None
-        pieces = np.array_split(np.argsort(trace.time[fit.place], kind="stable"), pieces)
+        pieces = np.array_split(np.argsort(trace.time[fit.place], kind="stable"), count)
         best = min(pieces, key=lambda rows: float(np.median(fit.distance[rows])))
         low, high = int(fit.place[best].min()), int(fit.place[best].max()) + 1
         steady, rate, offset = int(np.median(trace.time[fit.place[best]])), 0.0, fit.offset_ns

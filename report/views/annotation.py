@@ -160,7 +160,7 @@ def _rows(
             instructions[offset] = InstructionInfo(offset, 0, mnemonics[offset], "", (), frames)
         else:
             instructions[offset] = code.at(offset)
-    dependencies = vendors.named(code.vendor).dependencies(code.instructions) if code else Dependencies()
+    dependencies = vendors.by_name(code.vendor).dependencies(code.instructions) if code else Dependencies()
     none = (0,) * len(names)
     rows = []
     for offset in sorted(instructions):

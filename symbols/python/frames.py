@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import combined
-from iaprof.formats.header.stacks import DEEPEST, NO_CODE, Completeness
+from iaprof.formats.header.stack_counts import DEEPEST, NO_CODE, Completeness
 from iaprof.formats.ranges import ranges
 from iaprof.symbols.names.names import Module, ModuleKind
 

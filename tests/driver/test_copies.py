@@ -25,7 +25,7 @@ from driver.recording import run_recorder
 from iaprof.bpf.driver_layout import CACHE, TRANSFERS, find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.launches import OWN_KERNELS_UNRECORDED
+from iaprof.formats.header.launch_warnings import OWN_KERNELS_UNRECORDED
 from iaprof.formats.wire.launches import TRANSFER_FUNCTIONS as FUNCTIONS, LaunchFlags
 from iaprof.gpu.code import canonical
 from iaprof.gpu.intel.zebin import read_zebin

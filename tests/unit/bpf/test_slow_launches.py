@@ -15,7 +15,7 @@ from iaprof.bpf import driver_layout
 from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.probes.libraries import Libraries, Outcome
 from iaprof.bpf.probes.usdt import Probe
-from iaprof.formats.header.launches import slow_launches, slow_launches_sentence
+from iaprof.formats.header.launch_warnings import slow_launches, slow_launches_sentence
 from iaprof.record.calibrate.entry import LENGTH, probe_offset
 from iaprof.record.checks import libraries as checks
 from iaprof.record.checks.result import Level

@@ -15,7 +15,7 @@ import pytest
 
 from iaprof.bpf import driver_layout
 from iaprof.bpf.probes.libraries import Libraries, Mapped
-from iaprof.formats.header.launches import Unprobed, unprobed_sentence
+from iaprof.formats.header.launch_warnings import Unprobed, unprobed_sentence
 from unit.bpf.test_slow_launches import driver
 
 DRIVER = "libze_intel_gpu.so.1"

@@ -13,7 +13,7 @@ import pytest
 
 from iaprof.cli.terminal.summary import end_line
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.stacks import NO_CODE, NOWHERE, Completeness, PythonCounts
+from iaprof.formats.header.stack_counts import NO_CODE, NOWHERE, Completeness, PythonCounts
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.stacks.trees import stall_tree
 from iaprof.formats.writers.pprof import new_profile

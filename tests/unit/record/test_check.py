@@ -21,7 +21,7 @@ import pytest
 from iaprof.bpf.probes.libraries import Outcome, Way
 from iaprof.cli.main import main
 from iaprof.cli.verbs import check as command
-from iaprof.formats.header.stacks import WholeStacks
+from iaprof.formats.header.stack_counts import WholeStacks
 from iaprof.gpu.vendors import VENDORS
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, processes, stacks
 from iaprof.record.checks.launching import SeenLaunches

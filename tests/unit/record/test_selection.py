@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from iaprof.formats.header.launches import COPIES_UNRECORDED
+from iaprof.formats.header.launch_warnings import COPIES_UNRECORDED
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import Done, iaprof
 

@@ -12,7 +12,7 @@ import pytest
 from iaprof.cli.terminal.summary import say_end
 from iaprof.cli.verbs import info as info_verb
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.launches import no_launches_sentence
+from iaprof.formats.header.launch_warnings import no_launches_sentence
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
 from iaprof.formats.wire.sideband import mapping_record
 from iaprof.record.capture.finish import finish

@@ -14,7 +14,7 @@ from iaprof.basics.errors import UsageError
 from iaprof.bpf.driver_layout import SHIPPED, Action, Layout, LayoutError
 from iaprof.cli.verbs import info as verb
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.launches import OWN_KERNELS_UNRECORDED
+from iaprof.formats.header.launch_warnings import OWN_KERNELS_UNRECORDED
 from iaprof.formats.wire.launches import (
     LAUNCH,
     TRANSFER_FUNCTIONS as FUNCTIONS,

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from iaprof.formats.capture.schema import KINDS
-from iaprof.formats.header.stacks import NO_CODE, LibraryEnd, ProcessEnd, WholeStacks
+from iaprof.formats.header.stack_counts import NO_CODE, LibraryEnd, ProcessEnd, WholeStacks
 from iaprof.symbols.cpu_frames import CpuFrames, FrameOptions, unnamed
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.names.names import Frame, Module, ModuleKind, Names, Symbolized
