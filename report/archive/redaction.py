@@ -424,9 +424,7 @@ class Redaction:
         redacted = Module(module.kind, redacted_path(self._names, module.path), build_id, 0, module.pid)
         problem = "redacted" if symbolized.problem else ""
         source = "redacted" if symbolized.source else ""
-        return redacted, Symbolized(
-            names, source, problem, symbolized.frame_pointers, symbolized.outermost, symbolized.no_calls
-        )
+        return redacted, replace(symbolized, names=names, source=source, problem=problem)
 
     def _kernel_names(self, names: Names) -> Names:
         """Redacts the Linux kernel's names: those of modules that not everybody has, and of BPF programs."""

@@ -2,8 +2,8 @@
 
 The library takes 2 s for 190 MB and uses one thread. So several children share the units of a large file, and each
 makes a SymCache of its piece. A piece is the same file mapped with changed headers: .debug_info begins and ends with
-the units of that piece. Only the pages of the headers are copied. Units of split debug information become files of their
-own (symbols/files/split_dwarf.py).
+the units of that piece. Only the pages of the headers are copied. Units of split debug information become files of
+their own (symbols/files/split_dwarf.py).
 """
 
 from __future__ import annotations
