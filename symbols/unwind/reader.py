@@ -16,7 +16,7 @@ from typing import Any
 
 from iaprof.basics.heap import take_in_advance
 from iaprof.sandbox.reader import Operation
-from iaprof.symbols.python.interpreter import InterpreterError, read_interpreter
+from iaprof.symbols.python.layout import InterpreterError, read_interpreter
 from iaprof.symbols.unwind.cfi import CallFrames, CfiError
 
 LIBRARY = Path(__file__).with_name("libiaprof_unwind.so")

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.symbols.python.interpreter import Interpreter, read_interpreter
+from iaprof.symbols.python.layout import Interpreter, read_interpreter
 from iaprof.symbols.unwind.cfi import CallFrames, CfiError
 
 RELEASES = {"bookworm": (2, 36), "trixie": (2, 41), "unstable": (2, 42)}

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from iaprof.sandbox.parent import Limits
-from iaprof.symbols.files import jitdump as jitdump_module, symbol_lists
+from iaprof.symbols.files import generated_reader, symbol_lists
 from iaprof.symbols.files.symbol_lists import read_perf_map
 from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, Frame, Symbolized, is_shortened, shortened
 from iaprof.symbols.symbolizers.generated import GeneratedCode
@@ -321,14 +321,14 @@ def test_absurd_numbers_in_a_jitdump_do_no_harm(generated: GeneratedCode, tmp_pa
 
 def test_the_number_of_lines_read_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     # given two functions of three lines each, and a limit of four lines
-    monkeypatch.setattr(jitdump_module, "MOST_LINES", 4)
+    monkeypatch.setattr(generated_reader, "MOST_LINES", 4)
     dump = header()
     for address in (0x1000, 0x2000):
         lines = [(address + 16 * i, 1 + i, b"a.js") for i in range(3)]
         dump += debug_info(90, address, lines) + load(100, address, b"\x90" * 64, "f")
     # when
     addresses = words(0x1000, 0x1020, 0x2000, 0x2020)
-    jitdump = jitdump_module.read_jitdump(dump, addresses, words(1000, 1000, 1000, 1000))
+    jitdump = generated_reader.read_jitdump(dump, addresses, words(1000, 1000, 1000, 1000))
     # then
     assert [frame.line for _, frame in sorted(jitdump.frames.items())] == [1, 3, 1, 1]
     assert jitdump.problem == "it has more than 4 lines, of which the first were read"
@@ -388,9 +388,9 @@ def test_a_jitdump_of_small_records_costs_bounded_time_and_memory(tmp_path: Path
 
 
 def test_the_number_of_records_read_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jitdump_module, "MOST_RECORDS", 2)
+    monkeypatch.setattr(generated_reader, "MOST_RECORDS", 2)
     for dump, more in ((WHOLE, b""), (WHOLE, load(100, 0x3000, b"\x90", "third")), (WHOLE, close(100))):
-        jitdump = jitdump_module.read_jitdump(dump + more, words(0x1000, 0x2000, 0x3000), words(100, 100, 100))
+        jitdump = generated_reader.read_jitdump(dump + more, words(0x1000, 0x2000, 0x3000), words(100, 100, 100))
         assert [frame.function for _, frame in sorted(jitdump.frames.items())] == ["first", "second"]
         assert jitdump.problem == ("it has more than 2 records, of which the first were read" if more else "")
 

@@ -17,8 +17,7 @@ import pytest
 from iaprof.basics.elf import in_memory
 from iaprof.symbols.files.elf import Elf
 from iaprof.symbols.python.code_objects import bytes_of, lines_of, text_of
-from iaprof.symbols.python.interpreter import Interpreter, InterpreterError, Version, read_interpreter
-from iaprof.symbols.python.layout import LARGEST_FRAME, Layout
+from iaprof.symbols.python.layout import LARGEST_FRAME, Interpreter, InterpreterError, Layout, Version, read_interpreter
 from iaprof.symbols.unwind.cfi import CallFrames, CfiError
 from pythons.interpreters import HERE, NAMES, files_of, output_of, started_as
 
