@@ -15,15 +15,11 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import About
 from iaprof.report.facts import Facts
 from iaprof.report.gpu.source_files import NO_SOURCES, SourceFiles
-from iaprof.report.inventory import (
+from iaprof.report.inventory import Inventory, Loss, Part, Stream, inventory
+from iaprof.report.inventory_texts import (
     MOST_ROWS,
     Fact,
-    Inventory,
-    Loss,
-    Part,
-    Stream,
     holds,
-    inventory,
     lost,
     own_cost,
     quality,

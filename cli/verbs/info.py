@@ -14,7 +14,7 @@ from iaprof.basics.quantities import and_more, counted, in_bytes, in_ranges, in_
 from iaprof.cli.options.captures import DEFAULT, Capture, existing
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import HEADING, WARM, Column, Table, coloured, terminal_width
-from iaprof.report.inventory import (
+from iaprof.report.inventory_texts import (
     MOST_ROWS,
     Fact,
     holds,
