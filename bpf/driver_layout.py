@@ -21,7 +21,7 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import is_untrusted
-from iaprof.formats.header.transfers import function_number
+from iaprof.formats.wire.launches import transfer_function_number
 
 SHIPPED = Path(__file__).with_name("layouts")
 CACHE = Path("/var/cache/iaprof/layouts")
@@ -221,7 +221,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         raise LayoutError("it does not say what ends a kernel or a module, whose place another may take")
     if any((entry.action in _WITH_ARRAYS) != (entry.count is not None) for entry in entries):
         raise LayoutError("an entry point has no count of what it is given, or one too many")
-    if any(entry.action in TRANSFERS and not function_number(entry.name) for entry in entries):
+    if any(entry.action in TRANSFERS and not transfer_function_number(entry.name) for entry in entries):
         raise LayoutError("it has copies by functions that this iaprof does not know")
     if layout.gpu and (len(layout.gpu.path), layout.gpu.bits) != (3, 32):
         raise LayoutError("its way to the number of a GPU is of another length")

@@ -11,8 +11,7 @@ import signal
 import sys
 import threading
 
-from iaprof.basics.arrow import hide_pandas
-from iaprof.basics.threads import use_one_thread
+from iaprof.basics.libraries import hide_pandas, use_one_thread
 
 _STANDARD_FILES = 3
 _CALLBACK_S = 0.01  # longer than a destructor or a callback usually takes

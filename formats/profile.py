@@ -18,8 +18,7 @@ if TYPE_CHECKING:  # without NumPy, the registry of formats imports fast
     import numpy as np
     from numpy.typing import NDArray
 
-    from iaprof.formats.header.python_counts import PythonCounts
-    from iaprof.formats.header.whole_stacks import WholeStacks
+    from iaprof.formats.header.stack_counts import PythonCounts, WholeStacks
 
 
 @dataclass(frozen=True, slots=True)

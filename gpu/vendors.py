@@ -24,7 +24,7 @@ def layouts() -> dict[str, SampleLayout]:
     return {name: layout for vendor in VENDORS for name, layout in vendor.layouts.items()}
 
 
-def named(name: str) -> Vendor:
+def by_name(name: str) -> Vendor:
     """Returns the vendor of that name; KeyError if there is none."""
     return {vendor.name: vendor for vendor in VENDORS}[name]
 

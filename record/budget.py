@@ -11,7 +11,7 @@ from math import ceil, log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from iaprof.formats.header.thinned import BUDGET, MEMBER, change, sampled
+from iaprof.formats.header.budgets import BUDGET, THINNED, change, sampled
 from iaprof.record.journal import Journal
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class BudgetKeeper:
     def header(self) -> dict[str, Any]:
         """Returns the members of the header of an output file that begins now."""
         in_force = [self._last] if self._last is not None and self._budget.level != self._full else []
-        return {BUDGET: round(self._share * 100, 4), MEMBER: in_force}
+        return {BUDGET: round(self._share * 100, 4), THINNED: in_force}
 
     def measure(self) -> None:
         """Measures what was used, and changes how densely sources sample, if need be."""
@@ -182,7 +182,7 @@ class BudgetKeeper:
                 source.thin(step.level)
             level = step.level
             self._last = change(now, level.cpu_hz, level.metric_interval_ns, step.share)
-            self._journal.append(MEMBER, self._last)
+            self._journal.append(THINNED, self._last)
             why = "to stay within --max-cpu" if step.thinner else "because there is room again"
             what = sampled(level.cpu_hz, level.metric_interval_ns)
             self._journal.warn(f"{what} from now on, {why} ({step.share:.2%} of a CPU used, {self._share:.2%} allowed)")

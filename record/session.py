@@ -20,7 +20,7 @@ from typing import Any
 
 import iaprof
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.threads import users_environment
+from iaprof.basics.libraries import users_environment
 from iaprof.bpf.perf_event import online_cpus
 from iaprof.formats.header.labels import MEMBER as LABELS
 from iaprof.formats.header.members import MEMBERS

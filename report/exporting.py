@@ -19,12 +19,10 @@ from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.gpu.source_files import NO_SOURCES, SourceFiles
 from iaprof.report.parts import build_parts, host_of, resolve_time_range, starts_ns, whole_ns
 from iaprof.report.profile import ReportOptions
+from iaprof.report.views.annotation import hot_listings
 from iaprof.report.views.cpu_profile import build_cpu
-from iaprof.report.views.hot_listings import hot_listings
-from iaprof.report.views.launch_runs import launch_runs
-from iaprof.report.views.operator_slices import operator_slices
 from iaprof.report.views.series import series
-from iaprof.report.views.wait_runs import wait_runs
+from iaprof.report.views.thread_runs import launch_runs, operator_slices, wait_runs
 
 _MAX_ROWS_BY_TIME = 4_000_000  # stall records; each can become a row of an interval, together some hundred MB
 _MAX_INTERVALS = 30_000  # ten minutes in intervals of 20 ms

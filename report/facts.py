@@ -8,8 +8,7 @@ from typing import Any
 
 from iaprof.formats.energy import Energy
 from iaprof.formats.export import Executions
-from iaprof.formats.header.python_counts import PythonCounts
-from iaprof.formats.header.whole_stacks import WholeStacks
+from iaprof.formats.header.stack_counts import PythonCounts, WholeStacks
 from iaprof.formats.profile import Profile, samples_text
 from iaprof.report.gpu.module import GpuKernel
 from iaprof.symbols.cpu_frames import ModuleNames

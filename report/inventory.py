@@ -18,18 +18,27 @@ from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.merged import merged_members
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import ROW_KINDS, SAMPLE_KINDS, sorted_kinds
+from iaprof.formats.header.budgets import RemovedFiles, thinned
 from iaprof.formats.header.labels import labels_of
+from iaprof.formats.header.launch_warnings import (
+    NO_LAUNCHES,
+    UNPROBED,
+    no_launches_sentence,
+    slow_launches_sentence as slow_launches,
+    unprobed_sentence as unprobed,
+    unrecorded_sentence as unrecorded_copies,
+)
 from iaprof.formats.header.left_out import TOTALS as LEFT_OUT
-from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, sentence as no_launches_sentence
-from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS, PythonCounts, recorded as recorded_python
-from iaprof.formats.header.removed_files import RemovedFiles
-from iaprof.formats.header.slow_launches import sentence as slow_launches
-from iaprof.formats.header.thinned import thinned
+from iaprof.formats.header.stack_counts import (
+    PYTHON_STACKS,
+    STACK_ENDS,
+    PythonCounts,
+    WholeStacks,
+    recorded,
+    recorded_python,
+)
 from iaprof.formats.header.traces import TraceFile, trace_files
-from iaprof.formats.header.unprobed import MEMBER as UNPROBED, sentence as unprobed
-from iaprof.formats.header.unrecorded_copies import sentence as unrecorded_copies
 from iaprof.formats.header.waits import WaitTotals
-from iaprof.formats.header.whole_stacks import MEMBER as STACK_ENDS, WholeStacks, recorded
 from iaprof.gpu import vendors
 from iaprof.report.join.executions import count_launches, describe_unknown_executions
 

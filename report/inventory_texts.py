@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from iaprof.basics.quantities import and_more, counted, in_bytes, in_time, in_time_units, in_utc, or_dash
 from iaprof.formats.header.left_out import TOTALS as LEFT_OUT, left_out_text
-from iaprof.formats.header.python_counts import NOUNS as PYTHON_NOUNS, PythonCounts
-from iaprof.formats.header.whole_stacks import COUNTED, NOUNS, WholeStacks
+from iaprof.formats.header.stack_counts import COUNTED, NOUNS, PythonCounts, WholeStacks
 
 if TYPE_CHECKING:
     from iaprof.report.inventory import Cost, Loss, Part
@@ -150,7 +149,7 @@ def stack_quality(parts: Sequence[Part]) -> Iterator[Fact]:
     for kind in COUNTED:
         ends = [part.stack_ends[kind] for part in parts if part.stack_ends and kind in part.stack_ends]
         yield from WholeStacks.total(ends).facts(f"{_STACKS[kind]} stacks", NOUNS[kind])
-    for kind in PYTHON_NOUNS:
+    for kind in NOUNS:
         python_counts = [
             part.python_stacks[kind] for part in parts if part.python_stacks and kind in part.python_stacks
         ]

@@ -19,8 +19,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import SAMPLE_KINDS
 from iaprof.formats.energy import Energy
 from iaprof.formats.export import Executions
-from iaprof.formats.header.python_counts import PythonCounts, recorded as recorded_python
-from iaprof.formats.header.whole_stacks import WholeStacks, recorded
+from iaprof.formats.header.stack_counts import PythonCounts, WholeStacks, recorded, recorded_python
 from iaprof.formats.profile import Launch, Profile, all_reasons
 from iaprof.report.cpu_names import SymbolOptions, open_symbolizer
 from iaprof.report.facts import Facts, Matched, Report

@@ -14,7 +14,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-from iaprof.basics.arrow import look_for_pandas
+from iaprof.basics.libraries import look_for_pandas
 
 DEFAULT_BYTES = 2 << 30
 MIN_BYTES = 256 << 20  # Python, NumPy and Arrow take a third of it

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, TypeVar
 
-from iaprof.basics.threads import ONE_THREAD
+from iaprof.basics.libraries import ONE_THREAD
 from iaprof.sandbox.deadline import CpuWaits, Deadline
 
 _PACKAGES = str(Path(__file__).parents[2])  # the folder from which iaprof is imported
@@ -295,5 +295,5 @@ def _program(module: str, name: str, arguments: int, bare: bool) -> str:
     end = arguments + 1
     imports = f"sys.path += sys.argv[{end}:]"
     if not bare:
-        imports = f"sys.path[:] = sys.argv[{end}:]; from iaprof.basics.arrow import hide_pandas; hide_pandas()"
+        imports = f"sys.path[:] = sys.argv[{end}:]; from iaprof.basics.libraries import hide_pandas; hide_pandas()"
     return f"import sys; {imports}; from {module} import {name}; {name}(*sys.argv[1:{end}])"

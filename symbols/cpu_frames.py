@@ -15,17 +15,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.guesses import SUFFIX
-from iaprof.formats.header.python_counts import PythonCounts
-from iaprof.formats.header.whole_stacks import ProcessEnd, WholeStacks
+from iaprof.formats.header.stack_counts import ProcessEnd, PythonCounts, WholeStacks
 from iaprof.formats.profile import CodeKind, Origin
 from iaprof.formats.ranges import batches, groups, ranges
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
 from iaprof.symbols.names.calls import DEEPEST_STACK, Places, calls, identities
 from iaprof.symbols.names.demangle import demangled
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Symbolized, Symbolizer, is_shortened, shortened
-from iaprof.symbols.python.frames import PythonStacks
-from iaprof.symbols.python.without_interpreter import PYTHON_FUNCTION, is_interpreter, without_interpreter
+from iaprof.symbols.names.names import Module, ModuleKind, Symbolized, Symbolizer, is_shortened, shortened
+from iaprof.symbols.python.frames import PYTHON_FUNCTION, PythonStacks, is_interpreter, without_interpreter
 from iaprof.symbols.unwind.stack_ends import WHOLE, End, code_of, end_of, has_no_beginning, mark, without_strays
 
 _MISSING = Origin(CodeKind.UNKNOWN)  # of the frame that stands for missing frames
@@ -406,19 +403,19 @@ class CpuFrames:
         of_interpreter = np.array([is_interpreter(module) for module in self._modules], bool)[modules]
         replaced = self._python.have_frames[rows] & (not self._options.interpreter)
         shares = np.zeros((2, len(self._modules)), np.int64)
-        for part in batches(self._kept[rows], _FRAMES_AT_ONCE):
-            kept = self._kept[rows[part]]
+        for piece in batches(self._kept[rows], _FRAMES_AT_ONCE):
+            kept = self._kept[rows[piece]]
             stack, level = np.repeat(np.arange(len(kept)), kept), ranges(0, kept)
-            place = self._places.of_frame[ranges(self._starts[rows[part]], kept)]
+            place = self._places.of_frame[ranges(self._starts[rows[piece]], kept)]
             # A walk by frame pointers often ends in addresses that are not code.
             last = np.full(len(kept), -1)
             known = ~is_nowhere[place]
             np.maximum.at(last, stack[known], level[known])
-            counts = (level <= last[stack]) & ~(replaced[part][stack] & of_interpreter[place])
+            counts = (level <= last[stack]) & ~(replaced[piece][stack] & of_interpreter[place])
             key = stack * len(self._modules) + self._identities[place]
             for share, which in zip(shares, (counts, counts & ~self._has_name[place]), strict=True):
                 stack_of, identity = np.divmod(pc.unique(pa.array(key[which])).to_numpy(), len(self._modules))
-                np.add.at(share, identity, weight[part][stack_of])
+                np.add.at(share, identity, weight[piece][stack_of])
         return {
             module.identity: (all_, unnamed)
             for module, all_, unnamed in zip(self._modules, *shares.tolist(), strict=True)

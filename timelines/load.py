@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.basics.clean import clean
-from iaprof.basics.freed_memory import keep_freed_blocks, return_free_memory, return_large_blocks_when_freed
+from iaprof.basics.heap import keep_freed_blocks, return_free_memory, return_large_blocks_when_freed
 from iaprof.formats.capture.dictionaries import combined
 from iaprof.formats.capture.limits import RANKS
 from iaprof.formats.capture.reader import CaptureReader

@@ -26,8 +26,7 @@ from iaprof.bpf.probes.functions import injected_entries
 from iaprof.bpf.probes.library_file import LibraryFile, changes_of_libraries, single_stepped
 from iaprof.bpf.probes.usdt import Probe, read_probes
 from iaprof.bpf.processes import running_pids, user_of
-from iaprof.formats.header.no_launches import driver_at
-from iaprof.formats.header.unprobed import Unprobed
+from iaprof.formats.header.launch_warnings import Unprobed, driver_at
 from iaprof.formats.wire.process_maps import lines, mappings, maps_of
 from iaprof.sandbox.answering import ANSWERING
 

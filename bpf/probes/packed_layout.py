@@ -17,11 +17,11 @@ from iaprof.bpf.driver_layout import (
     LayoutError,
 )
 from iaprof.bpf.structs import ENTRY, LAYOUT, MAX_STEPS, WAIT_ENTRY, AddressValue, DescriptionValue, SizeKind, pack
-from iaprof.formats.header.transfers import function_number
 from iaprof.formats.header.waits import FUNCTIONS
 from iaprof.formats.wire.launches import (
     LaunchFlags,
     ListEvent,
+    transfer_function_number,
 )
 
 _NO_STEP = (0, 0, 0, 0, 0)
@@ -101,7 +101,7 @@ def packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
     is_array = entry.count is not None
     registers = ARGUMENTS[entry.handle], ARGUMENTS[entry.count or 0]
     flags = LaunchFlags.OWN if entry.action in OWN_LAUNCHES else 0
-    transfer, size_kind = function_number(entry.name), _SIZE_KINDS.get(entry.action, SizeKind.NO_NUMBER)
+    transfer, size_kind = transfer_function_number(entry.name), _SIZE_KINDS.get(entry.action, SizeKind.NO_NUMBER)
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
     in_list = bool(layout and layout.has_lists)
     numbers = (*registers, is_array, flags, offset, transfer, size_kind, entry.list_offset, in_list, event)

@@ -27,8 +27,7 @@ from iaprof.cli.terminal.table import shortened
 from iaprof.formats.profile import Profile, samples_text
 from iaprof.report.join.selection import TimeRange
 from iaprof.report.views.browsing.levels import GROUPINGS
-from iaprof.report.views.browsing.searching import next_match
-from iaprof.report.views.browsing.tree import REASON, Node, Selection, Tree
+from iaprof.report.views.browsing.tree import REASON, Node, Selection, Tree, next_match
 
 _GROUPINGS = {
     "stack": "process, stack, kernel, instruction, reason",

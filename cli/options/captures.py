@@ -15,7 +15,7 @@ from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import check_output, mode_of_report
 from iaprof.cli.options.declared import For, Of
 from iaprof.cli.options.values import words_of
-from iaprof.formats.urls import is_url, without_credentials
+from iaprof.formats.stores import is_url, without_credentials
 
 DEFAULT = Path("iaprof.parquet")
 Capture: TypeAlias = Annotated[Path, typer.Argument(metavar="CAPTURE", help="A capture that 'iaprof record' wrote.")]

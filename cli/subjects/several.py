@@ -31,7 +31,7 @@ from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import Column, Table, terminal_width
 from iaprof.formats.profile import DEFAULT_COMPONENTS, UNKNOWN_KERNEL
-from iaprof.formats.urls import shown as shown_url
+from iaprof.formats.stores import shown as shown_url
 from iaprof.formats.writers.registry import WRITERS, Format, Of as Shows, extensions
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class Several(Recorded):
         self, after: Self, by: str, limit: int | None, comparison: Comparison, answers: Answers, quiet: bool
     ) -> None:
         """Tells chance from change, too, by how the captures of a side differ among themselves; see Recorded."""
-        from iaprof.report.fleet.movers import movers
+        from iaprof.report.fleet.comparison import movers
 
         checked_choice(by, OF_DIFFERENCES, "--by")
         if answers.format in _OF_STACKS:
@@ -406,7 +406,7 @@ def _show_groups(report: FleetReport, group_by: Sequence[str], by: str, limit: i
 
 
 def _show_percentiles(report: FleetReport, group_by: Sequence[str], by: str, limit: int, answers: Answers) -> None:
-    from iaprof.report.fleet.percentiles import spreads
+    from iaprof.report.fleet.comparison import spreads
 
     found = spreads(report.total, by)
     shown, more = found[: limit or None], max(len(found) - (limit or len(found)), 0)
@@ -434,7 +434,7 @@ def _show_percentiles(report: FleetReport, group_by: Sequence[str], by: str, lim
 
 
 def _show_outliers(report: FleetReport, group_by: Sequence[str], limit: int, answers: Answers) -> None:
-    from iaprof.report.fleet.outliers import FEWEST_GROUPS, outliers
+    from iaprof.report.fleet.comparison import FEWEST_GROUPS, outliers
 
     if len(report.total.groups) < FEWEST_GROUPS:
         raise IaprofError(f"outliers need {FEWEST_GROUPS} groups or more, and there are {len(report.total.groups)}")

@@ -218,7 +218,7 @@ def open_report(
         IaprofError: filters select no stalls.
         UsageError: the capture lacks something that the options name, such as a GPU.
     """
-    from iaprof.basics.freed_memory import return_large_blocks_when_freed
+    from iaprof.basics.heap import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.gpu.module import GpuModuleLoader
     from iaprof.report.parts import build_parts
@@ -253,7 +253,7 @@ def _open_export(
         IaprofError: filters select nothing, or the capture has no waits or CPU samples, which the options ask for.
         UsageError: the capture lacks something that the options name, or a folder cannot be read.
     """
-    from iaprof.basics.freed_memory import return_large_blocks_when_freed
+    from iaprof.basics.heap import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.formats.export import Export
     from iaprof.formats.profile import empty_profile
@@ -318,14 +318,14 @@ def _selected(
 
 def _write_stacks(both: Profile, sides: tuple[str, str], comparison: Comparison, answers: Answers) -> None:
     """Writes the stacks of two captures."""
-    from iaprof.formats.writers import diff_svg, difffolded
+    from iaprof.formats.writers import flame_svg, folded
 
-    stacks = StackOptions(components=difffolded.COMPONENTS)
+    stacks = StackOptions(components=folded.DIFFERENCE_COMPONENTS)
     with open_output(answers.output, mode=answers.mode) as out:
         if answers.format == "svg":
-            diff_svg.write(both, sides, stacks, comparison.is_relative, out)
+            flame_svg.write_difference(both, sides, stacks, comparison.is_relative, out)
         else:
-            difffolded.write(both, stacks, comparison.is_relative, out)
+            folded.write_difference(both, stacks, comparison.is_relative, out)
 
 
 def _listing(report: Report, source_dirs: Sequence[Path], kernels_before: int | None = None) -> Listing:

@@ -16,7 +16,7 @@ from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import STRONG, WEAK, Column, Table
-from iaprof.formats.header.unrecorded_copies import unrecorded
+from iaprof.formats.header.launch_warnings import unrecorded
 
 if TYPE_CHECKING:
     from iaprof.cli.subjects.unmatched import Names
@@ -44,7 +44,7 @@ def table(
         IaprofError: the capture has no copies and fills, or none is selected.
         UsageError: the options name properties that transfers do not have.
     """
-    from iaprof.basics.freed_memory import return_large_blocks_when_freed
+    from iaprof.basics.heap import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.views.transfers import transfers
 

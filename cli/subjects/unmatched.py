@@ -12,7 +12,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.quantities import in_time
 from iaprof.cli.terminal.entry_names import entry_titles
 from iaprof.cli.terminal.facts import no_waits
-from iaprof.formats.header.unrecorded_copies import unrecorded
+from iaprof.formats.header.launch_warnings import unrecorded
 
 if TYPE_CHECKING:
     from iaprof.formats.capture.reader import CaptureReader
@@ -184,7 +184,7 @@ def _cgroups(capture: CaptureReader) -> list[str]:
 
 
 def _python(stacks: Iterable[Sequence[str]]) -> list[str]:
-    from iaprof.symbols.python.without_interpreter import python_function
+    from iaprof.symbols.python.frames import python_function
 
     frames = dict.fromkeys(frame for stack in stacks for frame in stack)
     return list(dict.fromkeys(filter(None, map(python_function, frames))))

@@ -44,7 +44,7 @@ def table(
         IaprofError: the capture has no waits, or none is selected.
         UsageError: the capture lacks something that the options name, such as a GPU.
     """
-    from iaprof.basics.freed_memory import return_large_blocks_when_freed
+    from iaprof.basics.heap import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.profile import ReportOptions
     from iaprof.report.views.waits import waits_of

@@ -116,7 +116,7 @@ class Answers:
                 out.write(json.dumps(document, indent=2) + "\n")
             return
         if self.format == "html":
-            from iaprof.formats.page.difference import write_difference
+            from iaprof.formats.page.html import write_difference
 
             with open_output(self.output, mode=self.mode) as out:
                 write_difference(document, out, both)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from iaprof.basics.clean import clean
 from iaprof.basics.quantities import percent
 from iaprof.cli.terminal.summary import losses, say
-from iaprof.formats.header.python_counts import NOUNS as PYTHON_NOUNS, recorded as recorded_python
-from iaprof.formats.header.whole_stacks import NOUNS, recorded
+from iaprof.formats.header.stack_counts import NOUNS, recorded, recorded_python
 
 if TYPE_CHECKING:
     from iaprof.formats.capture.reader import CaptureReader
@@ -107,7 +106,7 @@ def matched_text(facts: Facts) -> str:
 def _recorded(header: dict[str, Any]) -> str:
     """The recorder's counts of stacks, if some were finished late or presumed: the report cannot know that."""
     texts = [ends.short(NOUNS[kind]) for kind, ends in recorded(header).items() if ends.late or ends.presumed]
-    texts += [each.text(PYTHON_NOUNS[kind]) for kind, each in recorded_python(header).items() if not each.is_whole]
+    texts += [each.text(NOUNS[kind]) for kind, each in recorded_python(header).items() if not each.is_whole]
     return f"recorded stacks: {'; '.join(texts)}; " if texts else ""
 
 

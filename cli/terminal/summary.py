@@ -9,10 +9,13 @@ from typing import Any
 
 from iaprof.basics.clean import clean
 from iaprof.basics.quantities import in_bytes
-from iaprof.formats.header.no_launches import MEMBER, sentence as no_launches
-from iaprof.formats.header.python_counts import sentences as python_sentences
-from iaprof.formats.header.unprobed import MEMBER as UNPROBED, sentence as unprobed
-from iaprof.formats.header.whole_stacks import NOUNS, recorded
+from iaprof.formats.header.launch_warnings import (
+    NO_LAUNCHES,
+    UNPROBED,
+    no_launches_sentence as no_launches,
+    unprobed_sentence as unprobed,
+)
+from iaprof.formats.header.stack_counts import NOUNS, python_sentences, recorded
 
 MOST_LOSSES = 20  # listed
 
@@ -63,7 +66,8 @@ def say_end(verb: str, output: Path, header: dict[str, Any], size: int) -> None:
 
 def launch_warnings(header: dict[str, Any]) -> list[str]:
     """Warnings about missing launches, a line each."""
-    texts = (unprobed(header.get(UNPROBED)), no_launches(header.get(MEMBER), header.get("totals", {}).get("stalls")))
+    stalls = header.get("totals", {}).get("stalls")
+    texts = (unprobed(header.get(UNPROBED)), no_launches(header.get(NO_LAUNCHES), stalls))
     return [clean(f"iaprof: {text}") for text in texts if text]
 
 

@@ -12,8 +12,7 @@ import typer
 
 from iaprof.basics.clean import clean
 from iaprof.cli.terminal.stdout import utf8_stdout
-from iaprof.formats.header.slow_launches import slow_launches
-from iaprof.formats.header.unrecorded_copies import CLAUSE
+from iaprof.formats.header.launch_warnings import COPIES_UNRECORDED, slow_launches
 
 if TYPE_CHECKING:
     from iaprof.bpf.driver_layout import Field, Layout
@@ -88,7 +87,7 @@ def _show(library: Path, found: Calibration, path: Path) -> None:
     for entry in layout.entries:
         print(f"  {entry.address:<#12x}{entry.name}")
     if found.no_own_kernels:
-        print(f"\nWarning: {CLAUSE}: {found.no_own_kernels}")
+        print(f"\nWarning: {COPIES_UNRECORDED}: {found.no_own_kernels}")
     if found.single_stepped:
         print(f"\nWarning: {slow_launches(found.single_stepped)}")
     print(f"\nWritten to {clean(str(path))}")

@@ -90,8 +90,7 @@ def _checks(folder: Path) -> Iterator[Check]:
 def _decoder(vendor: Vendor) -> Check:
     """Checks that a vendor's decoder works in its sandbox, with an instruction of each instruction set."""
     from iaprof.record.checks.result import Check, Level, install_command
-    from iaprof.report.gpu.decoder import DecodeError, Decoder, DecoderUnavailable
-    from iaprof.report.gpu.sandbox import gpu_sandbox
+    from iaprof.report.gpu.decoder import DecodeError, Decoder, DecoderUnavailable, gpu_sandbox
     from iaprof.sandbox.parent import SandboxError
 
     known, refusal = [], ""

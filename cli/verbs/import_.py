@@ -22,7 +22,7 @@ from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 
 if TYPE_CHECKING:
-    from iaprof.formats.imports.iaprof_lines import Facts
+    from iaprof.formats.imports.iaprof_import import Facts
     from iaprof.report.together.joining import JoinedTrace
     from iaprof.timelines.reading.imported_file import FileFacts
     from iaprof.timelines.reading.importing import TraceFacts
@@ -324,7 +324,7 @@ def _say_traces(facts: TraceFacts, begin: str) -> None:
 
 
 def _say_clocks(joined: Sequence[JoinedTrace]) -> None:
-    from iaprof.formats.header.trace_clocks import describe_clock
+    from iaprof.formats.header.traces import describe_clock
 
     for trace in joined[:_MOST_SAID]:
         say(clean(f"iaprof: {trace.name}: {describe_clock(trace.clock)}"))

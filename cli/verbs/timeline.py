@@ -138,7 +138,7 @@ def timeline(
         raise UsageError("--tb, --html and --pddf need a folder: give -o")
     dumped, mode = run.dumped(), mode_of_report(*traces)
     with _folder(written.output, written.force), _captured(traces, quiet) as capture, contextlib.ExitStack() as opened:
-        from iaprof.basics.freed_memory import return_free_memory
+        from iaprof.basics.heap import return_free_memory
         from iaprof.timelines.load import load
         from iaprof.timelines.registry import run as run_stages
 
@@ -225,7 +225,7 @@ class _Files:
         import threading
         from concurrent.futures import ThreadPoolExecutor
 
-        from iaprof.basics.freed_memory import keep_freed_blocks
+        from iaprof.basics.heap import keep_freed_blocks
 
         keep_freed_blocks()
         with ThreadPoolExecutor(1) as threads:  # Arrow does most of the work, without Python's lock
@@ -288,7 +288,7 @@ def _captured(paths: Sequence[Path], quiet: bool) -> Iterator[CaptureReader]:
         return
     import tempfile
 
-    from iaprof.basics.freed_memory import keep_freed_blocks
+    from iaprof.basics.heap import keep_freed_blocks
 
     keep_freed_blocks()
     with tempfile.TemporaryDirectory(prefix="iaprof-") as folder:

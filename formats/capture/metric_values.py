@@ -82,7 +82,7 @@ def _described(meta: bytes) -> tuple[int | None, int, tuple[Metric, ...]]:
             if width != PROCESS_WIDTH:
                 raise ValueError("it has no rows of processes")
         elif type(stream) is not int or not 0 <= stream < 1 << 16:
-            raise ValueError("it is of no stream")
+            raise ValueError("its stream is not a number from 0 to 65535")
         if type(width) is not int or not 1 <= width <= MAX_WIDTH or len(about["metrics"]) > MAX_WIDTH:
             raise ValueError("it has absurdly many columns")
         return stream, width, tuple(_metric(entry, width) for entry in about["metrics"])
@@ -96,7 +96,7 @@ def _metric(entry: dict[str, Any], width: int) -> Metric:
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
         raise ValueError("a metric of it has no name")
     if any(type(column) is not int or not 1 <= column < width for column in columns + of):
-        raise ValueError("a metric of it is of a column that there is not")
+        raise ValueError("a metric of it names a column that it does not have")
     if (
         not columns
         or bool(of) != (entry["how"] == Derivation.SHARE)

@@ -54,8 +54,7 @@ from iaprof.formats.capture.schema import (
     WHOLE,
     absent_in,
 )
-from iaprof.formats.capture.stored_file import StoredFile
-from iaprof.formats.urls import without_credentials
+from iaprof.formats.stores import StoredFile, without_credentials
 
 _TEXTS = ["kind", *(name for name, field in FIELDS.items() if field.is_text)]  # read as dictionaries
 
@@ -274,14 +273,14 @@ class CaptureReader:
                 continue
             kinds, _ = self._runs(index, "kind")
             if len(kinds) != 1:
-                raise CaptureError(f"{self.path} is damaged: a row group of it is not of one kind")
+                raise CaptureError(f"{self.path} is damaged: a row group of it has rows of several kinds, or of none")
             if kinds[0] not in KINDS:
                 continue  # of a later version of this format
             if kinds[0] in self._absent:
                 raise CaptureError(f"{self.path} is damaged: it has no column '{kinds[0]}'")
             numbers, ends = self._runs(index, "part") if self.is_merged else ([0], [group.num_rows])
             if len(numbers) > PARTS_PER_GROUP or numbers != sorted(set(numbers)) or numbers[-1] >= parts:
-                raise CaptureError(f"{self.path} is damaged: a row group of it is not of parts in their order")
+                raise CaptureError(f"{self.path} is damaged: the parts of a row group are not in their order")
             for number, start, end in zip(numbers, [0, *ends], ends, strict=False):
                 groups[number][kinds[0]].append(_Rows(index, start, end))
         return groups
@@ -297,7 +296,7 @@ class CaptureReader:
             found = runs.values[: PARTS_PER_GROUP + 1]  # one too many, to detect more
             found = (values.dictionary.take(found) if is_dictionary else found).to_pylist()
             if None in found:
-                raise ValueError(f"a row is of no {name}")
+                raise ValueError(f"a row has no {name}")
             return found, runs.run_ends.to_pylist()[: len(found)]
 
     def _rows_of(self, kind: str) -> list[_Rows]:
@@ -364,7 +363,7 @@ class CaptureReader:
                 if bytes_left < 0:
                     raise ValueError("they are absurdly many for a file of its size")
                 if rows.null_count:
-                    raise ValueError("a row of it is of no kind")
+                    raise ValueError("a row of it has no value")
                 if end - start < len(rows):
                     rows = _copied(rows, start, end)
                 arrays = [

@@ -25,13 +25,12 @@ from iaprof.basics.clean import clean
 from iaprof.formats.estimates import EXPLANATION, divided_text
 from iaprof.formats.export import Export
 from iaprof.formats.guesses import NOTE, SUFFIX, is_guess
-from iaprof.formats.page.kernels import kernels_of_rows
-from iaprof.formats.profile import CodeKind, Profile, StackOptions
-from iaprof.formats.stacks.divided import divided_nodes
+from iaprof.formats.profile import UNKNOWN_KERNEL, CodeKind, Profile, StackOptions, kernel_name
 from iaprof.formats.stacks.frames import Frame
-from iaprof.formats.stacks.trees import Tree, cpu_tree, stall_tree
-from iaprof.formats.stacks.viewer_tree import without_offsets
+from iaprof.formats.stacks.trees import Tree, cpu_tree, divided_nodes, stall_tree, without_offsets
 from iaprof.gpu.vendors import meanings
+
+_LONGEST_KERNEL = 2_000  # characters
 
 # Half the maximum per tree: each node that is kept may get one `[N smaller]` child.
 _MOST_NODES = 75_000
@@ -42,6 +41,23 @@ _MOST_TEXT = 4_000_000  # characters in all names of one sort
 _SHORTEST = 40  # characters: names may have this length however many there are
 
 _Ints = NDArray[np.int64]
+
+
+def shown_name(symbol: str) -> str:
+    """A kernel's name on the page: clean, and of bounded length."""
+    return clean(symbol or UNKNOWN_KERNEL)[:_LONGEST_KERNEL]
+
+
+def kernels_of_rows(profile: Profile) -> tuple[list[str], NDArray[np.int64]]:
+    """The distinct names of kernels, and the index of each profile row's name: int64[rows]."""
+    width = max(len(profile.codes), 1)
+    pairs, pair_of = np.unique(profile.kernel * width + profile.code, return_inverse=True)
+    numbers: dict[str, int] = {}
+    number_of = [
+        numbers.setdefault(shown_name(kernel_name(profile.kernels[kernel], profile.codes[code])), len(numbers))
+        for kernel, code in (divmod(pair, width) for pair in pairs.tolist())
+    ]
+    return list(numbers), np.array(number_of, np.int64)[pair_of]
 
 
 def frame_key(frame: Frame) -> Hashable:

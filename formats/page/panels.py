@@ -1,11 +1,13 @@
 """The data of the page's other panels as JSON, of bounded size however much was recorded.
 
-Names are untrusted: they are cleaned here, and the page sets them as text only.
+Names are untrusted: they are cleaned here, and the page sets them as text only. Of many hosts, several share a row of
+their heat map: those next to each other by name, with numbers in names as numbers.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,14 +17,62 @@ from numpy.typing import NDArray
 from iaprof.basics.clean import clean
 from iaprof.formats.energy import NJ_PER_J
 from iaprof.formats.export import About, Export, Launches, OperatorSlices, Series
-from iaprof.formats.page.hosts import host_map
-from iaprof.formats.page.kernels import kernels_of_rows, shown_name
+from iaprof.formats.host_times import HostTimes
+from iaprof.formats.page.data import kernels_of_rows, shown_name
 from iaprof.formats.profile import Profile
 from iaprof.formats.writers.timeline import unit
+
+_MOST_HOST_ROWS = 250
+_LONGEST_HOST = 80  # characters of a name
 
 _MOST_THREADS = 4
 _MOST_SLICES = 3_000  # of a thread: three for each unit of the drawing's width
 _DEEPEST = 12  # lanes
+
+
+def host_map(times: HostTimes, most_rows: int = _MOST_HOST_ROWS) -> dict[str, Any] | None:
+    """Returns the data of the heat map; None if it is of no capture known when it ran.
+
+    Cells come as runs: those of a row, one after the other, each as the way from the one before, and its samples.
+
+    Args:
+        times: samples by host and time.
+        most_rows: how many rows there may be.
+    """
+    if not len(times.host):
+        return None
+    known, host = np.unique(times.host, return_inverse=True)
+    names = [times.hosts[number] for number in known.tolist()]
+    order = sorted(range(len(names)), key=lambda number: _natural(names[number]))
+    each = -(-len(names) // most_rows)  # hosts of a row
+    row_of = np.empty(len(names), np.int64)
+    row_of[order] = np.arange(len(names)) // each
+    first = int(times.column.min())
+    columns = int(times.column.max()) - first + 1
+    cells, at = np.unique(row_of[host] * columns + times.column - first, return_inverse=True)
+    samples = np.zeros(len(cells), np.int64)
+    np.add.at(samples, at, times.samples)
+    rows = [order[begin : begin + each] for begin in range(0, len(order), each)]
+    return {
+        "begin": first * times.width,
+        "width": times.width,
+        "columns": columns,
+        "rows": [{"first": _short(names[row[0]]), "last": _short(names[row[-1]]), "hosts": len(row)} for row in rows],
+        "steps": np.diff(cells, prepend=0).tolist(),
+        "samples": samples.tolist(),
+        "timeless": times.timeless,
+    }
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    """Returns a key that sorts node-2 before node-10."""
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts]
+
+
+def _short(name: str) -> str:
+    text = clean(name)
+    return text if len(text) <= _LONGEST_HOST else f"{text[: _LONGEST_HOST - 1]}…"
 
 
 def operators(found: OperatorSlices) -> dict[str, Any]:

@@ -1,7 +1,12 @@
-"""The layout of flame graphs: which frames of a tree are drawn, and where.
+"""The layout of flame graphs: which frames of a tree are drawn, where, and in which colours.
 
 A picture cannot show a million frames. Frames with too small a share are merged into one per parent, by operations on
 whole columns; only frames that are drawn are handled one by one.
+
+Each kind of code has the same colour in every picture. The hues are those of Okabe and Ito's set for colour-blind
+readers ("Color Universal Design", 2008): warm hues for the GPU, cool ones for the CPU. Each kind has its own lightness,
+about six steps of CIE L* from the next, so that they differ in black-and-white prints, too.
+tests/unit/formats/test_palette.py measures both.
 """
 
 from __future__ import annotations
@@ -17,9 +22,23 @@ from numpy.typing import NDArray
 from iaprof.basics.clean import clean
 from iaprof.formats.guesses import shortened
 from iaprof.formats.profile import CodeKind
-from iaprof.formats.stacks.divided import divided_nodes
 from iaprof.formats.stacks.frames import Frame
-from iaprof.formats.stacks.trees import Tree
+from iaprof.formats.stacks.trees import Tree, divided_nodes
+
+LIGHT = {
+    CodeKind.PROCESS: "#e9e9e9",
+    CodeKind.PYTHON: "#eade40",
+    CodeKind.SOURCE: "#fdb651",
+    CodeKind.CPP: "#56bbeb",
+    CodeKind.UNKNOWN: "#a0a0a0",
+    CodeKind.INSTRUCTION: "#ef662e",
+    CodeKind.KERNEL: "#b660a2",
+    CodeKind.JIT: "#047959",
+    CodeKind.C: "#055e92",
+}
+"""For light backgrounds, lightest first."""
+DARK = {**LIGHT, CodeKind.PROCESS: "#4e4e4e"}
+"""For backgrounds as dark as #1b1b1f, where the lightest colour of LIGHT would glare."""
 
 SMALLEST = 0.01  # percent of all samples: a tenth of a pixel at a width of 1,000 pixels
 DEEPEST = 1000  # frames: some programs do not show pictures higher than 20,000 pixels
@@ -27,6 +46,28 @@ _MOST_BYTES = 9_000_000
 _BOX_BYTES = 200  # besides the text; each box may have a rest, which is another box
 _LONGEST = 1000  # characters in a frame's text
 _Ints = NDArray[np.int64]
+
+
+def ink(colour: str) -> str:
+    """Black or white, whichever has more contrast with a background.
+
+    Args:
+        colour: `#rrggbb`.
+    """
+    return "#000000" if contrast(colour, "#000000") >= contrast(colour, "#ffffff") else "#ffffff"
+
+
+def contrast(one: str, other: str) -> float:
+    """The contrast ratio of two colours, 1 to 21 (WCAG 2.2); text is easy to read from 4.5 on."""
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of a colour (sRGB, IEC 61966-2-1), 0 to 1."""
+    shares = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    red, green, blue = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 @dataclass(frozen=True, slots=True)

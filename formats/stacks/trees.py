@@ -1,7 +1,11 @@
-"""Stacks as a tree, for flame graphs and for formats with tables of stacks.
+"""Stacks as a tree, for flame graphs, for formats with tables of stacks, and for the viewers of other programs.
 
 No Python runs per row: each component of a stack is stored once, and advancing all rows by one frame takes a few
 operations on whole columns.
+
+Where samples were divided among the stacks that launched a kernel at about the same time, the share of each is an
+estimate. How many samples a frame has is certain where all stacks among which they were divided run through it, as
+through `main`. docs/attribution.md says how samples are divided.
 """
 
 from __future__ import annotations
@@ -14,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.distinct import distinct_rows
-from iaprof.formats.export import CpuSamples
-from iaprof.formats.profile import Launch, Profile, StackOptions
-from iaprof.formats.stacks.frames import CPU_COMPONENTS, GPU_COMPONENTS, Frame
-from iaprof.formats.stacks.stack_columns import StackColumn, cpu_columns, is_separator, stack_columns
+from iaprof.formats.export import CpuSamples, Export
+from iaprof.formats.profile import DEFAULT_COMPONENTS, CodeKind, Launch, Profile, StackOptions
+from iaprof.formats.stacks.frame_lists import StackColumn, cpu_columns, is_separator, stack_columns
+from iaprof.formats.stacks.frames import CPU_COMPONENTS, GPU_COMPONENTS, UNKNOWN_FRAME, Frame
 
 NO_REASON = -1
 _Ints = NDArray[np.int64]
+_Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +45,7 @@ class Tree:
     count: _Ints  # [rows], samples
     divided: NDArray[np.float64] | None = None  # [rows], samples of which several stacks can be the launch's; None: no
     place: _Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    """[rows]: divided samples of one number are divided among their stacks: divided.py."""
+    """[rows]: divided samples of one number are divided among their stacks."""
 
     def own(self) -> _Ints:
         """Samples of the stacks that end in each node: int64[nodes]."""
@@ -179,3 +184,132 @@ class _FrameNumbers:
             # Calls from several lines are one frame without a line.
             self.frames[number] = replace(self.frames[number], line=0)
         return number
+
+
+def divided_nodes(tree: Tree) -> _Ints:
+    """Samples of each node that were divided between it and nodes beside it: int64[nodes]."""
+    if tree.divided is None or not tree.divided.any():
+        return np.zeros(len(tree.parent), np.int64)
+    found = np.zeros(len(tree.parent))
+    rows = np.flatnonzero(tree.divided)
+    node, place, divided = tree.node[rows], tree.place[rows], tree.divided[rows]
+    # Where the stacks of a place meet, and above, nothing of its samples is estimated.
+    places, number = np.unique(place, return_inverse=True)
+    np.add.at(found, node, divided)
+    np.subtract.at(found, _meetings(tree, number, node, len(places)), np.bincount(number, divided, len(places)))
+    sums: _Floats = tree.with_callees(found)
+    return np.rint(np.maximum(sums, 0)).astype(np.int64)
+
+
+def _meetings(tree: Tree, place: _Ints, node: _Ints, places: int) -> _Ints:
+    """The innermost node that is above or at all nodes of each place: int64[places]."""
+    depth = tree.depth()
+    meeting = np.zeros(places, np.int64)
+    while len(place):
+        place, node = np.divmod(np.unique(place * len(depth) + node), len(depth))
+        single = np.bincount(place, minlength=places)[place] == 1
+        meeting[place[single]] = node[single]
+        place, node = place[~single], node[~single]
+        deepest = np.zeros(places, np.int64)
+        np.maximum.at(deepest, place, depth[node])
+        node = np.where(depth[node] == deepest[place], tree.parent[node], node)
+    return meeting
+
+
+def divided_rows(number: _Ints, place: _Ints, divided: NDArray[np.uint64]) -> _Ints:
+    """What is an estimate of rows that are added up by numbers, which depend on the launch only: int64[n].
+
+    Where a number has all divided samples of a place, it has them for certain.
+
+    Args:
+        number: int64[n].
+        place: int64[n]: divided samples of one place are divided among its numbers.
+        divided: uint64[n], samples.
+    """
+    both, both_of = np.unique(number * (int(place.max(initial=0)) + 1) + place, return_inverse=True)
+    of_both = np.bincount(both_of, divided, len(both))[both_of]
+    of_place = np.bincount(place, divided)[place] if len(place) else of_both
+    return np.where(of_both < of_place, divided, 0).astype(np.int64)
+
+
+def viewer_tree(source: Profile | CpuSamples, options: StackOptions, key: Callable[[Frame], Hashable]) -> Tree:
+    """The call tree of a profile's stalls or of CPU samples, in which every stack has at least one frame.
+
+    Stacks with a share below `percent_limit` become one frame, `[below P %]`.
+
+    Args:
+        source: stalls or CPU samples.
+        options: the stack options.
+        key: frames with equal keys are merged.
+    """
+    tree = cpu_tree(source, options, key) if isinstance(source, CpuSamples) else stall_tree(source, options, key)
+    tree = _ended(tree, tree.node == 0, UNKNOWN_FRAME)
+    if options.percent_limit:
+        own = tree.own()
+        small = own * 100.0 < options.percent_limit * int(own.sum())
+        tree = _ended(tree, small[tree.node], f"[below {options.percent_limit:g} %]")
+    return _pruned(tree)
+
+
+def without_components(options: StackOptions, components: Sequence[str]) -> StackOptions:
+    """The options without some components, for formats that store these elsewhere."""
+    return replace(
+        options, components=tuple(component for component in options.components if component not in components)
+    )
+
+
+def without_offsets(options: StackOptions) -> StackOptions:
+    """The options without offsets, unless the user chose components.
+
+    For viewers that list functions by self samples: they would list offsets, and merge equal offsets of different
+    kernels.
+    """
+    return without_components(options, ("offset",)) if options.components == DEFAULT_COMPONENTS else options
+
+
+def stalls_by_time(export: Export, options: StackOptions) -> tuple[Profile, StackOptions]:
+    """Stalls by interval, with the options for their stacks, which end in the kernel if the capture is large."""
+    if export.by_time is None:
+        return export.profile, options
+    return export.by_time, without_components(options, ("line", "instruction", "offset"))
+
+
+def ancestor_paths(tree: Tree, nodes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Each of `nodes` [n] followed by its ancestors without the root: int64[n, depth], padded with -1."""
+    at = np.where(nodes > 0, nodes, -1)
+    found = []
+    while (inside := at > 0).any():
+        found.append(at)
+        at = np.where(inside, tree.parent[at], -1)
+        at[at == 0] = -1
+    return np.array(found, np.int64).reshape(len(found), len(nodes)).T
+
+
+def _ended(tree: Tree, rows: NDArray[np.bool_], text: str) -> Tree:
+    """Moves some rows, bool[rows], to a new node below the root with this text; no node is added if there are none."""
+    if not rows.any():
+        return tree
+    return replace(
+        tree,
+        frames=[*tree.frames, Frame(text, CodeKind.UNKNOWN, name=text)],
+        parent=np.append(tree.parent, 0),
+        frame=np.append(tree.frame, len(tree.frames)),
+        node=np.where(rows, len(tree.parent), tree.node),
+    )
+
+
+def _pruned(tree: Tree) -> Tree:
+    """Removes nodes without samples, and frames that no node has."""
+    kept = tree.total() > 0
+    kept[0] = True
+    parent, frame, node = tree.parent, tree.frame, tree.node
+    if not kept.all():
+        number = np.cumsum(kept) - 1
+        parent = parent[kept]
+        parent, frame, node = np.where(parent < 0, -1, number[parent]), frame[kept], number[node]
+    # Not np.unique: a tree can have ten million nodes, of few frames.
+    is_used = np.zeros(len(tree.frames), bool)
+    is_used[frame[1:]] = True
+    place = np.append(np.cumsum(is_used) - 1, -1)  # the root's -1 stays
+    used = np.flatnonzero(is_used).tolist()
+    return replace(tree, frames=[tree.frames[each] for each in used], parent=parent, frame=place[frame], node=node)

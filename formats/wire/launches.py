@@ -62,6 +62,44 @@ LIST_EVENT = np.dtype(
     ]
 )
 
+TRANSFER_FUNCTIONS = (
+    "zeCommandListAppendMemoryCopy",
+    "zeCommandListAppendMemoryCopyRegion",
+    "zeCommandListAppendMemoryCopyFromContext",
+    "zeCommandListAppendMemoryCopyWithParameters",
+    "zexCommandListAppendMemoryCopyWithParameters",
+    "zeCommandListAppendMemoryFill",
+    "zeCommandListAppendMemoryFillWithParameters",
+    "zexCommandListAppendMemoryFillWithParameters",
+    "zeCommandListAppendImageCopy",
+    "zeCommandListAppendImageCopyRegion",
+    "zeCommandListAppendImageCopyToMemory",
+    "zeCommandListAppendImageCopyFromMemory",
+    "zeCommandListAppendImageCopyToMemoryExt",
+    "zeCommandListAppendImageCopyFromMemoryExt",
+    "clEnqueueReadBuffer",
+    "clEnqueueWriteBuffer",
+    "clEnqueueCopyBuffer",
+    "clEnqueueReadBufferRect",
+    "clEnqueueWriteBufferRect",
+    "clEnqueueCopyBufferRect",
+    "clEnqueueFillBuffer",
+    "clEnqueueReadImage",
+    "clEnqueueWriteImage",
+    "clEnqueueCopyImage",
+    "clEnqueueCopyImageToBuffer",
+    "clEnqueueCopyBufferToImage",
+    "clEnqueueFillImage",
+    "clEnqueueSVMMemcpy",
+    "clEnqueueSVMMemFill",
+    "clEnqueueMemcpyINTEL",
+    "clEnqueueMemFillINTEL",
+    "clEnqueueMemsetINTEL",
+)
+"""Records have the 1-based position in this tuple: append only."""
+UNKNOWN_BYTES = (1 << 64) - 1
+"""In records of transfers: the size is not known."""
+
 
 class ListEvent(IntEnum):
     """Events in the life of command lists."""
@@ -273,3 +311,8 @@ class Counter(IntEnum):
     WAITS_ASTRAY = 34  # without a valid return address
     WAIT_POLLS = 35  # calls with a timeout of 0, which do not wait
     WAIT_NS = 36  # time spent in programs for waits
+
+
+def transfer_function_number(function: str) -> int:
+    """The number of a function in records; 0 if it transfers nothing."""
+    return TRANSFER_FUNCTIONS.index(function) + 1 if function in TRANSFER_FUNCTIONS else 0

@@ -22,8 +22,7 @@ from iaprof.formats.guesses import SUFFIX, is_guess, unmarked
 from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, StackOptions
 from iaprof.formats.ranges import ranges
 from iaprof.formats.stacks.frames import Frame, clean_frame
-from iaprof.formats.stacks.trees import Tree
-from iaprof.formats.stacks.viewer_tree import ancestor_paths, stalls_by_time, viewer_tree, without_components
+from iaprof.formats.stacks.trees import Tree, ancestor_paths, stalls_by_time, viewer_tree, without_components
 from iaprof.formats.writers.writer import Needs, Writer
 
 MOST_EVENTS = 1_000_000

@@ -13,19 +13,55 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 
 import numpy as np
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from numpy.typing import NDArray
 
 from iaprof import __version__
 from iaprof.basics.clean import clean
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import About, CpuSamples, Export
-from iaprof.formats.pprof_proto import new_profile
 from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, Profile, StackOptions, reason_name
+from iaprof.formats.stacks.frame_lists import interval_frames
 from iaprof.formats.stacks.frames import UNKNOWN_FRAME, Frame
-from iaprof.formats.stacks.stack_columns import interval_frames
-from iaprof.formats.stacks.trees import Tree
-from iaprof.formats.stacks.viewer_tree import ancestor_paths, viewer_tree, without_components
+from iaprof.formats.stacks.trees import Tree, ancestor_paths, viewer_tree, without_components
 from iaprof.formats.writers.writer import Writer
+
+_PACKAGE = "perftools.profiles"
+_Field = descriptor_pb2.FieldDescriptorProto
+_SCALARS = {
+    "int64": _Field.TYPE_INT64,
+    "uint64": _Field.TYPE_UINT64,
+    "bool": _Field.TYPE_BOOL,
+    "string": _Field.TYPE_STRING,
+}
+_MESSAGES = {  # "*": repeated; int64 fields named like texts are indices into the string table
+    "Profile": {
+        "sample_type": (1, "*ValueType"),
+        "sample": (2, "*Sample"),
+        "mapping": (3, "*Mapping"),
+        "location": (4, "*Location"),
+        "function": (5, "*Function"),
+        "string_table": (6, "*string"),
+        "time_nanos": (9, "int64"),
+        "duration_nanos": (10, "int64"),
+        "comment": (13, "*int64"),
+        "default_sample_type": (14, "int64"),
+    },
+    "ValueType": {"type": (1, "int64"), "unit": (2, "int64")},
+    "Sample": {"location_id": (1, "*uint64"), "value": (2, "*int64"), "label": (3, "*Label")},
+    "Label": {"key": (1, "int64"), "str": (2, "int64"), "num": (3, "int64"), "num_unit": (4, "int64")},
+    "Mapping": {
+        "id": (1, "uint64"),
+        "filename": (5, "int64"),
+        "has_functions": (7, "bool"),
+        "has_filenames": (8, "bool"),
+        "has_line_numbers": (9, "bool"),
+        "has_inline_frames": (10, "bool"),
+    },
+    "Location": {"id": (1, "uint64"), "mapping_id": (2, "uint64"), "address": (3, "uint64"), "line": (4, "*Line")},
+    "Line": {"function_id": (1, "uint64"), "line": (2, "int64")},
+    "Function": {"id": (1, "uint64"), "name": (2, "int64"), "system_name": (3, "int64"), "filename": (4, "int64")},
+}
 
 _ELSEWHERE = ("interval", "host", "process", "pid", "file", "instruction", "reason", "offset")
 GPU = "[gpu]"  # brackets keep pprof from looking for a file of this name
@@ -36,6 +72,31 @@ LATEST_S = 9e9  # limits times: their ns fit into 63 bits
 _Ints = NDArray[np.int64]
 _Label = tuple[str, Sequence[str | int], _Ints]
 """A key, its values, of which "" and 0 mean no label, and the index of each row's value."""
+
+
+def new_profile() -> Any:
+    """An empty Profile message."""
+    return _PROFILE()
+
+
+def _profile_class() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="iaprof/pprof.proto", package=_PACKAGE, syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, (number, type_) in fields.items():
+            repeated, type_ = type_.startswith("*"), type_.removeprefix("*")
+            added = message.field.add(name=field, number=number)
+            added.label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
+            if type_ in _SCALARS:
+                added.type = _SCALARS[type_]
+            else:
+                added.type, added.type_name = _Field.TYPE_MESSAGE, f".{_PACKAGE}.{type_}"
+    pool = descriptor_pool.DescriptorPool()  # a private pool: another package may have registered pprof's types
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.Profile"))
+
+
+_PROFILE = _profile_class()
 
 
 @dataclass(frozen=True)
@@ -137,8 +198,8 @@ class _Tables:
         if name and name not in self._mappings:
             self._mappings[name] = len(self._mappings) + 1
             # keeps pprof from symbolizing addresses itself
-            named = {"has_functions": True, "has_filenames": True, "has_line_numbers": True, "has_inline_frames": True}
-            self.message.mapping.add(id=self._mappings[name], filename=name, **named)
+            flags = {"has_functions": True, "has_filenames": True, "has_line_numbers": True, "has_inline_frames": True}
+            self.message.mapping.add(id=self._mappings[name], filename=name, **flags)
         return self._mappings.get(name, 0)
 
     def strings(self) -> list[str]:

@@ -42,7 +42,7 @@ def profile_table(profile: Profile, options: StackOptions) -> pa.Table:
     launch, code = profile.launch[row], profile.code[row]
     width = max(len(profile.codes), 1)
     places, place = np.unique(profile.kernel[row] * width + code, return_inverse=True)
-    named = [_place_names(profile.kernels[each // width], profile.codes[each % width]) for each in places.tolist()]
+    names = [_place_names(profile.kernels[each // width], profile.codes[each % width]) for each in places.tolist()]
     texts = StackTexts(options)
     stacks = [None if each is None else texts.of(each) for each in launches]
     columns = [
@@ -51,7 +51,7 @@ def profile_table(profile: Profile, options: StackOptions) -> pa.Table:
         pa.array([None if each is None else each.pid for each in launches], pa.uint32()).take(pa.array(launch)),
         _texts([_operators(each) for each in launches], launch),
         _texts(stacks, launch),
-        *(_texts([each[at] for each in named], place) for at in range(3)),
+        *(_texts([each[at] for each in names], place) for at in range(3)),
         _texts([each.mnemonic for each in profile.codes], code),
         pa.array([each.lines[-1] if each.lines else 0 for each in profile.codes], pa.uint32()).take(pa.array(code)),
         pa.array(profile.offset[row]),

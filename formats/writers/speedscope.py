@@ -21,8 +21,7 @@ from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.export import CpuSamples, Export
 from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.stacks.frames import clean_frame
-from iaprof.formats.stacks.trees import Tree
-from iaprof.formats.stacks.viewer_tree import ancestor_paths, viewer_tree, without_offsets
+from iaprof.formats.stacks.trees import Tree, ancestor_paths, viewer_tree, without_offsets
 from iaprof.formats.writers.writer import Needs, Writer
 
 _SCHEMA = "https://www.speedscope.app/file-format-schema.json"

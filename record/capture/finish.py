@@ -28,10 +28,9 @@ from iaprof.basics.files import replace_file, use_folder
 from iaprof.formats.capture import metric_values
 from iaprof.formats.capture.schema import RECORDED, ROW_KINDS, SAMPLE_KINDS, sorted_kinds
 from iaprof.formats.capture.writer import CaptureWriter, Written
+from iaprof.formats.header.launch_warnings import NO_LAUNCHES, add_drivers, no_launches
 from iaprof.formats.header.left_out import TOTALS as LEFT_OUT
-from iaprof.formats.header.no_launches import MEMBER as NO_LAUNCHES, add_drivers, no_launches
-from iaprof.formats.header.python_counts import MEMBER as PYTHON_STACKS
-from iaprof.formats.header.transfers import UNKNOWN_BYTES
+from iaprof.formats.header.stack_counts import PYTHON_STACKS
 from iaprof.formats.header.waits import MEMBER as WAITS, WAIT, WaitTotals
 from iaprof.formats.wire.launches import (
     CODE,
@@ -42,6 +41,7 @@ from iaprof.formats.wire.launches import (
     LISTS_A_RECORD,
     MAX_DEPTH,
     PYTHON_STACK,
+    UNKNOWN_BYTES,
     LaunchFlags,
     ListEvent,
     stack_dtype,
@@ -75,8 +75,8 @@ from iaprof.record.stacks.walks import Walks
 from iaprof.record.symbolize.needed import NO_ROOM, FinishStacks, SymbolInputs, needed_by
 from iaprof.sandbox.memory import half_of_available, limit_memory
 from iaprof.symbols.names.address_space import AddressSpaces
+from iaprof.symbols.names.rows import Cancellation, Progress, write_names
 from iaprof.symbols.names.which import Symbols
-from iaprof.symbols.names.write_names import Cancellation, Progress, write_names
 from iaprof.symbols.python.layout import Layout
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from typing import Any
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import folder_descriptor, regular_file, regular_files, remove, rename
 from iaprof.basics.quantities import in_bytes
-from iaprof.formats.header.removed_files import MEMBER, RemovedFiles
+from iaprof.formats.header.budgets import REMOVED_FILES, RemovedFiles
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
@@ -306,7 +306,7 @@ class PartFiles:
     def header(self) -> dict[str, Any]:
         """Returns the members of an output file's header; none if there are no limits."""
         limited = self._most_files is not None or self._most_bytes is not None
-        return {MEMBER: self.removed.to_json()} if limited else {}
+        return {REMOVED_FILES: self.removed.to_json()} if limited else {}
 
     def add(self, path: Path) -> None:
         """Takes note of a file of this recording that is finished, and removes files that are too many."""

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS, NULLABLE, WORDS, make_rows
 from iaprof.formats.header.left_out import OTHER, RECORDER, TOTALS
-from iaprof.formats.header.transfers import FUNCTIONS as TRANSFERS, UNKNOWN_BYTES
-from iaprof.formats.header.waits import FUNCTIONS, UNKNOWN_FUNCTION, WaitFlags
-from iaprof.formats.wire.launches import CHUNK_BYTES, LISTS_A_RECORD, ChunkOf, LaunchFlags, ListEvent
+from iaprof.formats.header.waits import FUNCTIONS, FUNCTIONS as TRANSFERS, UNKNOWN_FUNCTION, WaitFlags
+from iaprof.formats.wire.launches import CHUNK_BYTES, LISTS_A_RECORD, UNKNOWN_BYTES, ChunkOf, LaunchFlags, ListEvent
 from iaprof.formats.wire.sideband import SideBand
 from iaprof.gpu.samples import SampleRows
 from iaprof.record.kernels.dumped import HEAD, DumpedModules, chunk_head

@@ -12,15 +12,14 @@ from iaprof.basics.errors import IaprofError
 from iaprof.bpf.driver_layout import Layout
 from iaprof.bpf.probes.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Way
 from iaprof.bpf.probes.usdt import Probe
-from iaprof.formats.header.slow_launches import slow_launches
-from iaprof.formats.header.unrecorded_copies import CLAUSE, OWN_CLAUSE
+from iaprof.formats.header.launch_warnings import COPIES_UNRECORDED, OWN_KERNELS_UNRECORDED, slow_launches
 from iaprof.record.checks.result import Check, Level, shortened
 from iaprof.record.kernels.drivers import built_library, check_folders
 
 GROUP = "Runtime"
 MOST_LINES = 16
 _NO_EXECUTIONS = "a kernel in a closed command list counts when it is appended, not when the list is executed"
-_NO_COPIES = f"{CLAUSE}: 'iaprof calibrate' of this version may find them, or says why not"
+_NO_COPIES = f"{COPIES_UNRECORDED}: 'iaprof calibrate' of this version may find them, or says why not"
 
 
 def checks() -> Iterator[Check]:
@@ -74,7 +73,8 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
             return _with_cost(Check(GROUP, what, Level.WARNING, text, mend, file), outcome)
         return _with_cost(Check(GROUP, what, Level.OK, text, file=file), outcome)
     if outcome.way is Way.INJECT:
-        text = f"launches by a library that iaprof put into its command; {OWN_CLAUSE if outcome.copies else CLAUSE}"
+        unrecorded = OWN_KERNELS_UNRECORDED if outcome.copies else COPIES_UNRECORDED
+        text = f"launches by a library that iaprof put into its command; {unrecorded}"
         return Check(GROUP, what, Level.OK, text, file=file)
     if outcome.way is None:
         mend = ""
@@ -104,6 +104,6 @@ def _injection() -> Check:
         return Check(GROUP, "injecting", Level.WARNING, f"iaprof cannot inject into other drivers: {error}")
     text = (
         "'record -- COMMAND' can put its library into a command whose driver has no probes and is of an unknown build; "
-        f"{OWN_CLAUSE}"
+        f"{OWN_KERNELS_UNRECORDED}"
     )
     return Check(GROUP, "injecting", Level.OK, text)

@@ -22,7 +22,7 @@ from iaprof.bpf.probes.libraries import Libraries
 from iaprof.bpf.processes import describe, running_pids, user_of
 from iaprof.bpf.sizes import kernel_offsets
 from iaprof.formats.capture.schema import KINDS
-from iaprof.formats.header.whole_stacks import WholeStacks
+from iaprof.formats.header.stack_counts import WholeStacks
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags, stack_dtype
 from iaprof.formats.wire.process_maps import lines, mappings, maps_of
 from iaprof.formats.wire.sideband import SideBand, decode

@@ -16,7 +16,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import make_public_folder
 from iaprof.bpf.driver_layout import known_builds
 from iaprof.bpf.probes.libraries import SYSTEM_FOLDERS, Libraries, Outcome
-from iaprof.formats.header.no_launches import driver_at
+from iaprof.formats.header.launch_warnings import driver_at
 from iaprof.record.options import LaunchesBy
 
 

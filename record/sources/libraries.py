@@ -9,9 +9,7 @@ from typing import Any
 from iaprof.bpf import processes
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import Mapped, Outcome
-from iaprof.formats.header.slow_launches import MEMBER as SINGLE_STEPPED, sentence
-from iaprof.formats.header.unprobed import MEMBER as UNPROBED
-from iaprof.formats.header.unrecorded_copies import MEMBER as COPIES, OWN_KERNELS
+from iaprof.formats.header.launch_warnings import COPIES, OWN_KERNELS, SINGLE_STEPPED, UNPROBED, slow_launches_sentence
 from iaprof.formats.wire.process_maps import maps_of
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
@@ -102,7 +100,7 @@ class MappedLibraries(Source):
             self._libraries.append(library)
             self._journal.append("libraries", library)
             self._journal.inform(f"{outcome.path}: {outcome.probes} probes{f' ({way})' if way else ''}")
-            if slow := sentence(library):
+            if slow := slow_launches_sentence(library):
                 self._journal.warn(slow)
             if (refused := self._probes.waits_refused) and not self._warned_of_waits:
                 self._warned_of_waits = True

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.header.whole_stacks import COUNTED, ProcessEnd, WholeStacks
+from iaprof.formats.header.stack_counts import COUNTED, ProcessEnd, WholeStacks
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.stacks.walks import UNKNOWN, LastFrames
-from iaprof.symbols.names.modules import Module
-from iaprof.symbols.names.names import Symbolized
+from iaprof.symbols.names.names import Module, Symbolized
 from iaprof.symbols.unwind.stack_ends import End, code_of, end_of, has_no_beginning
 
 _AT_ONCE = 1 << 20  # added rows that are summed up together

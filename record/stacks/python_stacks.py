@@ -17,12 +17,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS
-from iaprof.formats.header.python_counts import NO_CODE, NOUNS, NOWHERE, Completeness, PythonCounts
+from iaprof.formats.header.stack_counts import NO_CODE, NOUNS, NOWHERE, Completeness, PythonCounts
 from iaprof.formats.wire.launches import MAX_DEPTH, MAX_PYTHON, PYTHON_STACK, PythonState
 from iaprof.record.stacks.walks import StackIds
+from iaprof.symbols.python.code_objects import TextError, bytes_of, lines_of, text_of, type_of, with_ellipsis
 from iaprof.symbols.python.layout import Layout
-from iaprof.symbols.python.locations import lines_of
-from iaprof.symbols.python.texts import TextError, bytes_of, text_of, type_of, with_ellipsis
 
 MOST_CODES = 1 << 18  # distinct code objects
 MOST_COPIED = 1 << 20  # copied code objects: exec makes new ones at the same addresses

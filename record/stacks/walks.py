@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.ranges import ranges
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
-from iaprof.symbols.names.modules import Module
+from iaprof.symbols.names.names import Module
 
 UNKNOWN = 255
 _SNAPSHOT_NS = 1_000_000_000  # within this time, the mappings of processes that ran before are read

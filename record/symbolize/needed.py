@@ -25,8 +25,7 @@ from iaprof.record.stacks.ends import StackEnds
 from iaprof.record.symbolize.opener import MappedFiles
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.calls import StackAddresses
-from iaprof.symbols.names.modules import Module
-from iaprof.symbols.names.names import Symbolized
+from iaprof.symbols.names.names import Module, Symbolized
 
 
 class SymbolInputs:

@@ -28,11 +28,9 @@ from iaprof.formats.capture.dictionaries import rows_equal, rows_where
 from iaprof.record.symbolize.opener import FileIdentity, MappedFiles, Opener, Rights
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.sandbox.worker import Closing
-from iaprof.symbols.files.vdso import open_vdso
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.boot import is_same_boot
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Frame, Names, Symbolized
+from iaprof.symbols.names.boot import is_same_boot, open_vdso
+from iaprof.symbols.names.names import Frame, Module, ModuleKind, Names, Symbolized
 from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError, Companions, Facts
 from iaprof.symbols.symbolizers.debug_files import debug_files
 from iaprof.symbols.symbolizers.generated import GeneratedCode

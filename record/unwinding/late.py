@@ -20,7 +20,7 @@ from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 from iaprof.record.unwinding.unfinished import MOST_FAILURES, UnfinishedStack, copied_runs, finished_records
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Module, ModuleKind
 from iaprof.symbols.unwind.finishing import Finishing, Mapping
 
 MOST_SECONDS = 10.0

@@ -14,7 +14,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.bpf.accounts import ACCOUNTS
 from iaprof.formats.wire.process_maps import EXECUTABLE, HUGE_PAGE, mappings, maps_of
 from iaprof.record.symbolize.opener import ELSEWHERE, UNREADABLE, FileIdentity, Opener, Rights
-from iaprof.symbols.files.vdso import open_vdso
+from iaprof.symbols.names.boot import open_vdso
 from iaprof.symbols.unwind.finishing import PAGE, Mapping
 
 

@@ -19,17 +19,15 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS, WHOLE
 from iaprof.formats.capture.writer import CaptureWriter, Written
 from iaprof.report.archive.pseudonyms import Pseudonyms
-from iaprof.report.archive.redacted_header import redacted_header
-from iaprof.report.archive.redaction import Redaction
+from iaprof.report.archive.redaction import Redaction, redacted_header
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.imported import build_imported
 from iaprof.report.join.selection import Selection
 from iaprof.report.profile import build
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.calls import StackAddresses
-from iaprof.symbols.names.modules import ModuleKind
-from iaprof.symbols.names.names import Symbolizer
-from iaprof.symbols.names.write_names import Progress, write_names
+from iaprof.symbols.names.names import ModuleKind, Symbolizer
+from iaprof.symbols.names.rows import Progress, write_names
 
 _NAMES = ("module", "symbol")
 

@@ -20,8 +20,7 @@ from typing import Any, BinaryIO, TypeVar
 import iaprof
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import cache_home, open_regular
-from iaprof.formats.stores import StoreError, file_system, reason, within
-from iaprof.formats.urls import is_url, shown
+from iaprof.formats.stores import StoreError, file_system, is_url, reason, shown, within
 from iaprof.gpu.vendors import VENDORS
 from iaprof.report.fleet.mapping import MapOptions
 from iaprof.report.fleet.segment import VERSION, Segment, SegmentError, keys_in

@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.formats.stores import EXTRA, told
-from iaprof.formats.urls import shown
+from iaprof.formats.stores import EXTRA, shown, told
 from iaprof.report.fleet.processes import ADDRESSES, MOST_DEATHS, Processes, Task
 from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
 from iaprof.report.fleet.tasks import Answer, AnswerError, MapTask, check_answers, given_up

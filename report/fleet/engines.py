@@ -6,7 +6,7 @@ import os
 import re
 
 from iaprof.basics.errors import UsageError
-from iaprof.formats.urls import shown
+from iaprof.formats.stores import shown
 from iaprof.report.fleet.processes import LOCAL, Engine, Processes
 from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S
 from iaprof.sandbox.memory import DEFAULT_BYTES, available, limit

@@ -17,8 +17,8 @@ from iaprof.report.fleet.partial import Partial, Sum, nothing
 from iaprof.report.fleet.processes import Engine, Task
 from iaprof.report.fleet.rare import Counting
 from iaprof.report.fleet.sources import DEFAULT_TIMEOUT_S, Source
-from iaprof.report.fleet.summary import Summary
 from iaprof.report.fleet.tasks import Answer, MapTask, Question, ReadTask
+from iaprof.report.fleet.totals import Summary
 
 _MOST_IN_SEGMENT = 64  # captures
 _MOST_BYTES = 256 << 20  # of the captures of a task, so that none takes very long

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
 from iaprof.report.fleet.samples import Samples
-from iaprof.report.fleet.summary import Summary
+from iaprof.report.fleet.totals import Summary
 
 Group = tuple[str, ...]
 """A text for each dimension."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
@@ -19,16 +20,14 @@ from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.dictionaries import rows_equal
 from iaprof.formats.capture.merged import UNKNOWN_WALL, start_wall_ns
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.pods import pod as pod_of
 from iaprof.formats.profile import Code, Launch, Origin, Profile
 from iaprof.gpu.instructions import InstructionSet
 from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.facts import Report
-from iaprof.report.fleet.rows import Rows
-from iaprof.report.fleet.samples import HashedKernel, Prefixes, fork_of
+from iaprof.report.fleet.samples import HashedKernel, Prefixes, Rows, fork_of
 from iaprof.report.fleet.segment import Segment
 from iaprof.report.fleet.sources import Source
-from iaprof.report.fleet.summary import LaunchedKernel, Lost, Summary
+from iaprof.report.fleet.totals import LaunchedKernel, Lost, Summary
 from iaprof.report.gpu.module import GpuModule, GpuModuleLoader
 from iaprof.report.inventory import inventory
 from iaprof.report.join.selection import begun_ns, length_ns
@@ -37,7 +36,30 @@ from iaprof.report.profile import ReportOptions
 from iaprof.report.views.difference import without_address
 from iaprof.symbols.symbolizers.binaries import Binaries
 
+# What kubelet names the cgroup of a pod, one part of a path:
+#   kubepods/pod<uid>, kubepods/burstable/pod<uid>                      cgroupfs driver
+#   kubepods-pod<uid>.slice, kubepods-besteffort-pod<uid>.slice         systemd driver, which writes - in a uid as _
+#   kubelet-kubepods-burstable-pod<uid>.slice                           with a root cgroup for kubelet, as in kind
+# A pod that kubelet reads from a file has a hash in place of a UUID, without dashes.
+_UID = r"([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})"
+_OF_SYSTEMD = re.compile(rf"(?:[a-z0-9_]{{1,64}}-)?kubepods(?:-burstable|-besteffort)?-pod{_UID}\.slice")
+_OF_CGROUPFS = re.compile(rf"(?:^|/)kubepods(?:/burstable|/besteffort)?/pod{_UID}(?=/|\Z)")
+_LONGEST_CGROUP = 4096  # characters of a path, PATH_MAX of limits.h
+
 _MOST_BYTES = 64 << 20  # of the modules that are remembered; what is made of them takes about as much
+
+
+def pod(cgroup: str) -> str | None:
+    """Returns the uid of the pod of a cgroup, with dashes; of a pod in a pod, the inner one's. None outside of pods."""
+    if len(cgroup) > _LONGEST_CGROUP or "kubepods" not in cgroup:
+        return None
+    found = [(match.start(1), match[1]) for match in _OF_CGROUPFS.finditer(cgroup)]
+    at = 0
+    for name in cgroup.split("/"):
+        if match := _OF_SYSTEMD.fullmatch(name):
+            found.append((at, match[1]))
+        at += len(name) + 1
+    return max(found)[1].replace("_", "-") if found else None
 
 
 class RememberedModules(GpuModuleLoader):
@@ -305,7 +327,7 @@ def _containers(part: CaptureReader) -> Mapping[int, tuple[str, str]]:
         columns = (rows[name].to_pylist() for name in ("pid", "container", "cgroup", "uid"))
         for pid, container, cgroup, uid in zip(*columns, strict=True):
             if container or cgroup or uid is not None:
-                place = _plain(container or ""), pod_of(cgroup or "") or ""
+                place = _plain(container or ""), pod(cgroup or "") or ""
                 found[pid] = place if found.get(pid, place) == place else (_SEVERAL, _SEVERAL)
     return found
 

@@ -19,11 +19,9 @@ from iaprof.formats.profile import Kernel, Profile
 from iaprof.formats.ranges import RowsOfKeys
 from iaprof.report.facts import Facts
 from iaprof.report.fleet.groups import Group, Grouping
-from iaprof.report.fleet.rows import Rows
-from iaprof.report.fleet.samples import Samples
+from iaprof.report.fleet.samples import Rows, Samples
 from iaprof.report.fleet.segment import Segment
-from iaprof.report.fleet.summary import Summary
-from iaprof.report.fleet.totals import Totals
+from iaprof.report.fleet.totals import Summary, Totals
 
 _ROWS_UNTIL_SUM = 2_000_000  # that a sum keeps before it adds up equal ones; 19 columns of 8 bytes each
 
@@ -80,19 +78,19 @@ class Sum:
         self._rows: list[Rows] = []
         self._added = 0
 
-    def add(self, part: Partial) -> None:
+    def add(self, other: Partial) -> None:
         """Adds a partial sum."""
-        self._totals.add(part.totals)
+        self._totals.add(other.totals)
         columns = {
-            "capture": self._number("groups", part.groups),
-            "launch": self._number("launches", part.launches),
-            "kernel": self._number("kernels", part.kernels),
-            "code": self._number("codes", part.codes),
-            "device": self._number("devices", part.devices),
+            "capture": self._number("groups", other.groups),
+            "launch": self._number("launches", other.launches),
+            "kernel": self._number("kernels", other.kernels),
+            "code": self._number("codes", other.codes),
+            "device": self._number("devices", other.devices),
         }
-        places = self._number("reasons", part.reasons).tolist()
-        self._rows.append(part.rows.renumbered(columns).with_counts(places, len(self._numbers["reasons"])))
-        self._added += len(part.rows)
+        places = self._number("reasons", other.reasons).tolist()
+        self._rows.append(other.rows.renumbered(columns).with_counts(places, len(self._numbers["reasons"])))
+        self._added += len(other.rows)
         if self._added > _ROWS_UNTIL_SUM:
             self._add_up()
 

@@ -103,7 +103,7 @@ def folded(samples: _T, frequent: NDArray[np.int32]) -> tuple[_T, Folded]:
     launches = [_cut(launch, stays[_path(launch, prefixes)]) for launch in samples.launches]
     is_cut = np.array([new is not old for new, old in zip(launches, samples.launches, strict=True)], bool)
     kernels, instructions = _code_places(samples)
-    parts = stays[rows.fork % _PLACES] | (rows.fork == NO_CALLERS)
+    known = stays[rows.fork % _PLACES] | (rows.fork == NO_CALLERS)
     rare_kernel = ~stays[kernels]
     rare_instruction = ~stays[instructions] & ~rare_kernel
     new_rows = replace(
@@ -112,8 +112,8 @@ def folded(samples: _T, frequent: NDArray[np.int32]) -> tuple[_T, Folded]:
         code=np.where(rare_kernel | rare_instruction, len(samples.codes), rows.code),
         offset=np.where(rare_kernel | rare_instruction, 0, rows.offset),
         # Stacks that part below a rare prefix are one stack now: nothing is divided among them.
-        fork=np.where(parts, rows.fork, 0),
-        divided=np.where(parts, rows.divided, 0),
+        fork=np.where(known, rows.fork, 0),
+        divided=np.where(known, rows.divided, 0),
     )
     found = replace(
         samples,

@@ -21,14 +21,12 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.energy import Energy
-from iaprof.formats.header.python_counts import PythonCounts
-from iaprof.formats.header.whole_stacks import WholeStacks
+from iaprof.formats.header.stack_counts import PythonCounts, WholeStacks
 from iaprof.formats.profile import Code, CodeKind, Launch, Origin
 from iaprof.gpu.vendors import REASONS
 from iaprof.report.facts import Matched
-from iaprof.report.fleet.rows import Rows
-from iaprof.report.fleet.samples import TABLES, HashedKernel, Samples
-from iaprof.report.fleet.summary import Summary
+from iaprof.report.fleet.samples import TABLES, HashedKernel, Rows, Samples
+from iaprof.report.fleet.totals import Summary
 from iaprof.report.gpu.lines import MAX_LINE
 
 VERSION = 8

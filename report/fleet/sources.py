@@ -21,9 +21,7 @@ from urllib.parse import urlsplit
 
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.basics.files import open_regular
-from iaprof.formats.capture.stored_file import StoredFile
-from iaprof.formats.stores import file_system, reason, within
-from iaprof.formats.urls import is_url, shown
+from iaprof.formats.stores import StoredFile, file_system, is_url, reason, shown, within
 
 DEFAULT_TIMEOUT_S = 600.0
 """How long a capture may take, and the listing of a store."""
@@ -232,9 +230,9 @@ def _in_store(url: str) -> list[Source]:
 
 def _found(system: Any, path: str, is_pattern: bool) -> dict[str, dict[str, Any]]:
     """Returns what a store says of the captures that a path or pattern names, by name."""
-    named = system.glob(path, detail=True) if is_pattern else {path: _info(system, path)}
+    found = system.glob(path, detail=True) if is_pattern else {path: _info(system, path)}
     found = {}
-    for name, info in named.items():
+    for name, info in found.items():
         if info.get("type") != "directory":
             found[name] = info
             continue

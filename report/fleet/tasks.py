@@ -18,12 +18,10 @@ from iaprof.report.fleet.groups import Grouping
 from iaprof.report.fleet.mapping import MapOptions, Mapper
 from iaprof.report.fleet.partial import Partial, Sum, nothing, partial_of
 from iaprof.report.fleet.rare import Counts, counts_of, folded
-from iaprof.report.fleet.rows import VALUES, Rows
-from iaprof.report.fleet.samples import HashedKernel
+from iaprof.report.fleet.samples import VALUES, HashedKernel, Rows
 from iaprof.report.fleet.segment import Segment, SegmentError
 from iaprof.report.fleet.sources import Source
-from iaprof.report.fleet.summary import Summary
-from iaprof.report.fleet.totals import Totals
+from iaprof.report.fleet.totals import Summary, Totals
 
 
 class AnswerError(IaprofError):
@@ -128,7 +126,7 @@ def check_answers(answers: object, task: MapTask | ReadTask) -> list[Answer]:
         AnswerError: they do not fit.
     """
     if not isinstance(answers, list) or not all(isinstance(each, Answer) for each in answers):
-        raise AnswerError("it is of another type")
+        raise AnswerError("it is not a list of answers")
     names = [name for of_key in task.names.values() for name in of_key]
     for answer in answers:
         totals, rows = answer.partial.totals, answer.partial.rows
@@ -143,7 +141,7 @@ def check_answers(answers: object, task: MapTask | ReadTask) -> list[Answer]:
             and isinstance(answer.counts, Counts | None)
         )
         if not is_right:
-            raise AnswerError("it is about something else")
+            raise AnswerError("it does not fit the task")
         _check_rows(answer.partial)
         if not task.question.counting and int(rows.counts.sum()) != totals.facts.stalls:
             raise AnswerError("its samples do not add up")
@@ -166,13 +164,13 @@ def _check_rows(partial: Partial) -> None:
         column = getattr(partial.rows, field.name)
         shape = (len(partial.rows),) if field.name != "counts" else (len(partial.rows), len(partial.reasons))
         if not isinstance(column, np.ndarray) or column.dtype != np.int64 or column.shape != shape:
-            raise AnswerError(f"its column '{field.name}' is none")
+            raise AnswerError(f"its column '{field.name}' has another type or size")
         if field.name in tables:
             values, types = tables[field.name]
             if not isinstance(values, Sequence) or not all(isinstance(each, types) for each in values):
-                raise AnswerError(f"what its column '{field.name}' refers to is none")
+                raise AnswerError(f"entries of its column '{field.name}' have another type")
             if column.size and not 0 <= column.min() <= column.max() < len(values):
-                raise AnswerError(f"its column '{field.name}' refers to what there is not")
+                raise AnswerError(f"its column '{field.name}' has numbers of entries that do not exist")
         elif field.name in VALUES and column.min(initial=0) < 0:
             raise AnswerError(f"its column '{field.name}' is negative")
 

@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 from iaprof.gpu import vendors
 from iaprof.gpu.code import CodeKernel, CodeObjectError, canonical
 from iaprof.gpu.instructions import UNDECODABLE, InstructionSet
-from iaprof.report.gpu.decoder import in_json
-from iaprof.report.gpu.instructions import Instructions, read_instructions
-from iaprof.report.gpu.sandbox import GpuSandboxed
+from iaprof.report.gpu.decoder import GpuSandboxed, Instructions, in_json, read_instructions
 from iaprof.sandbox.deadline import patient_clock
 from iaprof.sandbox.parent import (
     LONGEST_DATA,

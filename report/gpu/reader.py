@@ -214,7 +214,7 @@ class GpuReader:
 def _instruction_set(name: list[Any]) -> InstructionSet:
     """Returns the instruction set that `decoder.in_json` named."""
     vendor, value = name
-    return vendors.named(vendor).instruction_sets(value)
+    return vendors.by_name(vendor).instruction_sets(value)
 
 
 def _empty_decoding(message: str = "") -> Decoding:
@@ -235,7 +235,7 @@ def _to_columns(decoding: Decoding, strings: Numbering) -> dict[str, list[Any]]:
 
 def _reaches_end(decoding: Decoding, length: int, instruction_set: InstructionSet) -> bool:
     """Whether fewer bytes follow the last instruction than the longest one has."""
-    longest = vendors.named(instruction_set.vendor).longest_instruction
+    longest = vendors.by_name(instruction_set.vendor).longest_instruction
     return bool(decoding.pcs) and length - decoding.pcs[-1] - decoding.sizes[-1] < longest
 
 

@@ -15,27 +15,172 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.basics.freed_memory import return_free_memory
+from iaprof.basics.heap import return_free_memory
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.ranges import batches, ranges
 from iaprof.gpu.code import ADDRESS_MASK
+from iaprof.gpu.samples import SampleLayout
 from iaprof.gpu.vendors import REASONS
-from iaprof.report.join.addresses import Addresses
 from iaprof.report.join.candidates import Candidates, Rule, Shares, TooManyAtOnce
 from iaprof.report.join.cells import Cells
-from iaprof.report.join.counting import dense_pairs, flatten_words, sum_by_address
-from iaprof.report.join.joules import EnergyOfReads, joules_of_rows
 from iaprof.report.join.placements import Placed, Site
 from iaprof.report.join.seen import Seen
-from iaprof.report.join.shares import R3_MULTIPLIERS, JoinedShares, merge_shares
+from iaprof.report.join.shares import R3_MULTIPLIERS, EnergyOfReads, JoinedShares, joules_of_rows, merge_shares
 from iaprof.report.join.streams import Stream
 from iaprof.report.join.tally import CellAddresses, Tally
+
+_PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB of code
+# The pages of 4 GiB, with such units: records of most GPUs hold no more than 32 bits of an address.
+_LOW_PAGES = 1 << 19
+
+_MAX_SLOTS_PER_RECORD = 8  # a table with more slots for each record is slower than sorting
 
 MOST_CANDIDATES = 64
 """The most among which all samples are divided."""
 _MOST_DRAWN = 16
 _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
+
+
+class Addresses:
+    """Numbers instruction addresses 0, 1, 2, ... in the order in which they first appear.
+
+    One is for records that hold the same number of address bits. Hashing a hundred million addresses would take longer
+    than the rest of the join. Kernels are compact, so a page table maps addresses to numbers; only the page numbers of
+    addresses beyond 4 GiB are hashed.
+    """
+
+    def __init__(self, unit_bits: int) -> None:
+        """Starts without addresses.
+
+        Args:
+            unit_bits: addresses are multiples of 1 << unit_bits bytes.
+        """
+        self._unit_bits = np.uint64(unit_bits)
+        self._pages: dict[int, int] = {}  # page -> its number
+        self._low_pages = np.full(_LOW_PAGES, -1, np.int32)  # the same for the first 4 GiB; -1: not seen yet
+        self._table = np.empty(0, np.int32)  # [pages << _PAGE_BITS]: an address's number; -1: not seen yet
+        self.ips = np.empty(0, np.uint64)
+        """uint64[numbers]: the address, in bytes, that has each number."""
+
+    def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Returns the number of each address: int64[n]. New addresses get the next free numbers.
+
+        Args:
+            ips: uint64[n], bytes, multiples of the unit.
+        """
+        places = ips >> self._unit_bits
+        if not len(places) or places.max() >> np.uint64(_PAGE_BITS) < len(self._low_pages):
+            places = places.astype(np.int32)  # halves the memory traffic
+            page = places >> _PAGE_BITS
+            number = self._low_pages[page]
+            if (number < 0).any():
+                self._number_pages(np.unique(page[number < 0]))
+                number = self._low_pages[page]
+        else:
+            encoded = pa.array(places >> np.uint64(_PAGE_BITS)).dictionary_encode()
+            distinct = encoded.dictionary.to_pylist()
+            page_numbers = np.array([self._pages.setdefault(each, len(self._pages)) for each in distinct], np.int32)
+            number = page_numbers[encoded.indices.to_numpy()]
+            places = (places & np.uint64((1 << _PAGE_BITS) - 1)).astype(np.int32)
+        slot = number << _PAGE_BITS | places & ((1 << _PAGE_BITS) - 1)
+        missing = (len(self._pages) << _PAGE_BITS) - len(self._table)
+        if missing:
+            self._table = np.append(self._table, np.full(missing, -1, np.int32))
+        found = self._table[slot]
+        unknown = found < 0
+        if unknown.any():
+            self._add(ips[unknown], slot[unknown])
+            found = self._table[slot]
+        numbers: NDArray[np.int64] = found.astype(np.int64)
+        return numbers
+
+    def _number_pages(self, pages: NDArray[np.int64]) -> None:
+        for page in pages.tolist():
+            self._low_pages[page] = self._pages.setdefault(page, len(self._pages))
+
+    def _add(self, ips: NDArray[np.uint64], slot: NDArray[np.int64]) -> None:
+        new, first = np.unique(slot, return_index=True)
+        self._table[new] = len(self.ips) + np.arange(len(new), dtype=np.int32)
+        self.ips = np.append(self.ips, ips[first])
+
+
+def dense_pairs(
+    read: NDArray[np.int64], cell: NDArray[np.int64], reads: int, cells: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns the distinct values of read * cells + cell, ascending, and the index among these for each record."""
+    key = read * cells + cell
+    if reads * cells > _MAX_SLOTS_PER_RECORD * len(key) + _MAX_SLOTS_PER_RECORD:
+        found, which = np.unique(key, return_inverse=True)
+        return found, which.astype(np.int64)
+    there = np.zeros(reads * cells, bool)
+    there[key] = True
+    return np.flatnonzero(there), (np.cumsum(there, dtype=np.int64) - 1)[key]
+
+
+def sum_by_address(
+    layout: SampleLayout,
+    reasons: Sequence[str],
+    pair_of: NDArray[np.int64],
+    place: NDArray[np.int64],
+    places: NDArray[np.int64],
+    words: list[NDArray[np.uint64]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[NDArray[np.float64]]]:
+    """Adds up the records of each (pair, address).
+
+    Args:
+        layout: the records' layout.
+        reasons: the reasons to count.
+        pair_of: int64[records], the record's (read, cell) pair.
+        place: int64[records], the number of the record's address within its cell.
+        places: int64[pairs], the number of addresses in the pair's cell.
+        words: the records' words, uint64[records] each.
+
+    Returns:
+        The rows' pairs, places, and counts by reason. A record may have a row of its own.
+    """
+    first = np.cumsum(places) - places
+    size = int(places.sum())
+    if size > _MAX_SLOTS_PER_RECORD * len(pair_of):  # too sparse for a table
+        return pair_of, place, [layout.counts(words, reason).astype(np.float64) for reason in reasons]
+    key = first[pair_of] + place
+    records = np.bincount(key, minlength=size)
+    rows = np.flatnonzero(records)
+    counts: list[NDArray[np.float64]] = []
+    # Several counters are digits of one number, to save passes: sums below 2^53 are exact in floating point.
+    bits = int(records.max() * layout.most).bit_length()
+    together = max(1, min(53 // bits, len(reasons)))
+    for group in range(0, len(reasons), together):
+        some = reasons[group : group + together]
+        packed = np.zeros(len(key), np.uint64)
+        for digit, reason in enumerate(some):
+            layout.add_counts(words, reason, digit * bits, packed)
+        sums = np.bincount(key, packed.astype(np.float64), size)[rows].astype(np.int64)
+        counts += [(sums >> (digit * bits) & ((1 << bits) - 1)).astype(np.float64) for digit in range(len(some))]
+    pair = np.repeat(np.arange(len(places)), np.diff(np.searchsorted(rows, np.append(first, size))))
+    return pair, rows - first[pair], counts
+
+
+def flatten_words(rows: pa.Table, layout: SampleLayout) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
+    """Returns the words of all records, uint64[records] each, and the number of records of each read.
+
+    Raises:
+        CaptureError: the lists of words differ in length, or one is missing: these are not rows of that layout.
+    """
+    columns, lengths = [], np.empty(0, np.int64)
+    for word, name in enumerate(layout.rows.columns[: layout.words]):
+        if name not in rows.column_names:
+            raise CaptureError("the capture has stalls of a stream that has other rows")
+        column = rows[name]
+        lists = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+        if lists.null_count:
+            raise CaptureError(f"the capture has stalls without their word {word}")
+        here = np.diff(lists.offsets.to_numpy())
+        if word and not np.array_equal(here, lengths):
+            raise CaptureError("the capture has stalls whose words do not belong together")
+        lengths = here.astype(np.int64)
+        columns.append(lists.flatten().to_numpy())
+    return columns, lengths
 
 
 def drawn(

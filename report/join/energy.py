@@ -77,10 +77,14 @@ class ReadEnergy:
         """Says what became of all; all reads with samples have `sampled` J, what is selected of them `selected`."""
         busy = sampled if self.busy is None else max(self.busy, sampled)
         total = max(round(self.total * NJ_PER_J), 0)
-        parts = [round(selected * NJ_PER_J), round((sampled - selected) * NJ_PER_J), round((busy - sampled) * NJ_PER_J)]
+        kinds = [
+            round(selected * NJ_PER_J),
+            round((sampled - selected) * NJ_PER_J),
+            round((busy - sampled) * NJ_PER_J),
+        ]
         own: list[int] = []
-        for part in parts:
-            own.append(max(min(part, total - sum(own)), 0))
+        for kind in kinds:
+            own.append(max(min(kind, total - sum(own)), 0))
         return Energy(own[0], own[1], own[2], total - sum(own))
 
 

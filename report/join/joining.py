@@ -19,17 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.freed_memory import return_large_blocks_when_freed
+from iaprof.basics.heap import return_large_blocks_when_freed
 from iaprof.formats.capture.limits import CANDIDATES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import READ_COLUMNS
 from iaprof.gpu.vendors import SAMPLE_ROWS
 from iaprof.report.join.attribution import Attribution, RowFilter
 from iaprof.report.join.candidates import Rule
-from iaprof.report.join.joules import EnergyOfReads
 from iaprof.report.join.placements import Placed, Site
 from iaprof.report.join.seen import Seen
-from iaprof.report.join.shares import Joined, JoinedShares, merge_shares, to_whole_counts
+from iaprof.report.join.shares import EnergyOfReads, Joined, JoinedShares, merge_shares, to_whole_counts
 from iaprof.report.join.streams import reasons_of, streams
 from iaprof.sandbox.memory import MALLOC_ENVIRONMENT, limit, limit_memory
 from iaprof.sandbox.worker import Worker

@@ -22,7 +22,7 @@ from iaprof.report.join.candidates import Rule
 from iaprof.report.join.executions import StackOf
 from iaprof.report.join.lifetimes import TimesByPid
 from iaprof.report.join.placements import Placed
-from iaprof.symbols.python.without_interpreter import python_function
+from iaprof.symbols.python.frames import python_function
 
 COLUMNS = ("time_ns", "pid", "tid", "event", "cgroup", "container")
 

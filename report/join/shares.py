@@ -1,14 +1,19 @@
-"""Sums of samples by interval, stream, site and address: as shares while stalls are joined, then as whole counts."""
+"""Sums of samples by interval, stream, site and address, with their energy.
+
+They are shares while stalls are joined, then whole counts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.report.join.joules import divided_again
+_Floats = NDArray[np.float64]
+_Ints = NDArray[np.int64]
 
 _MIN_SHARE = 1e-6  # of a sample; smaller differences are rounding errors
 _STEP_BITS = 20
@@ -16,6 +21,34 @@ _STEPS = 1 << _STEP_BITS  # into which a sample is divided: finer than any share
 # 2^64 / x, / x^2 and / x^3 with x^4 = x + 1, made odd: their multiples fill 64 bits evenly in three dimensions, as
 # those of the golden ratio do in one (M. Roberts, "The Unreasonable Effectiveness of Quasirandom Sequences", 2018).
 R3_MULTIPLIERS = (0xD1B54A32D192ED03, 0xABC98388FB8FAC03, 0x8CB92BA72F3D8DD7)
+
+
+class EnergyOfReads(Protocol):
+    """What knows the energy of reads, see energy.py."""
+
+    def of_reads(self, stream: int, times: NDArray[np.uint64]) -> _Floats:
+        """Returns the joules of reads, by their stream and times: float64[n]."""
+
+
+def joules_of_rows(joules: _Floats, read_of: _Ints, counts: Sequence[_Floats]) -> _Floats:
+    """Divides the joules of reads among rows in proportion to their samples: float64[n].
+
+    Args:
+        joules: float64[reads].
+        read_of: int64[n].
+        counts: float64[n] for each reason.
+    """
+    samples = np.sum(counts, axis=0)
+    of_read = np.bincount(read_of, samples, len(joules))
+    per_sample = np.divide(joules, of_read, out=np.zeros(len(joules)), where=of_read > 0)
+    return np.asarray(samples * per_sample[read_of], np.float64)
+
+
+def divided_again(joules: _Floats, group: _Ints, samples: NDArray[np.uint64], groups: int) -> _Floats:
+    """Adds up the joules of each group, and divides them among its rows in proportion to their samples: float64[n]."""
+    weights = samples.astype(np.float64)
+    in_group, all_weights = (np.bincount(group, each, groups)[group] for each in (joules, weights))
+    return np.divide(in_group * weights, all_weights, out=np.zeros(len(group)), where=all_weights > 0)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.distinct import distinct_rows
-from iaprof.formats.header.trace_clocks import MOST_THREADS, JoinedBy, TraceClock
+from iaprof.formats.header.traces import MOST_THREADS, JoinedBy, TraceClock
 from iaprof.report.together.launches import SeenLaunches
 from iaprof.report.together.matching import Drift, Fit, Recorded, match
 

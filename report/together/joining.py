@@ -17,8 +17,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, SAMPLE_KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.distinct import distinct_rows
-from iaprof.formats.header.trace_clocks import KEY, MOST_THREADS, TraceClock
-from iaprof.formats.header.traces import MEMBER
+from iaprof.formats.header.traces import KEY, MEMBER, MOST_THREADS, TraceClock
 from iaprof.report.archive.archiving import rows_of
 from iaprof.report.together.clocks import RecordedClocks, TraceTimes, clock_of, lasting, moved
 from iaprof.report.together.launches import KernelTexts, recorded_launches, traced_launches

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.header.trace_clocks import MOST_RATE, TOLD_DRIFT_NS
+from iaprof.formats.header.traces import MOST_RATE, TOLD_DRIFT_NS
 from iaprof.report.together.launches import SeenLaunches
 
 NEAR_NS = 1_000_000  # launches farther apart than this are not the same one
@@ -26,7 +26,7 @@ _MOST_WINDOWS = 4096  # that are looked at
 _SAMPLE = 1 << 15  # launches that a proposal is judged by
 _ALMOST = 0.9  # of the launches that fit best: a proposal with fewer is worse whatever the distances
 _FEWEST_OF_DRIFT = 4  # launches at each end
-_FEWEST_OF_PART, _MOST_PARTS = 20, 1024  # launches that a drift is measured by first; spans of the trace
+_FEWEST_OF_PIECE, _MOST_PIECES = 20, 1024  # launches that a drift is measured by first; spans of the trace
 _AS_NEAR = 2.0  # times the smallest median: a place that is no farther may be the true one
 _MIX = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: spreads the bits of hashes
 _Ints = NDArray[np.int64]
@@ -114,17 +114,17 @@ class Recorded:
         With a drift, launches farther away fit others of their kernel. So the drift is measured where launches fit
         best, and then around that place in a span that doubles, as what is known of the drift allows.
         """
-        parts = min(len(fit.place) // _FEWEST_OF_PART, _MOST_PARTS)
-        if parts < 2:
+        count = min(len(fit.place) // _FEWEST_OF_PIECE, _MOST_PIECES)
+        if count < 2:
             return fit, None
-        pieces = np.array_split(np.argsort(trace.time[fit.place], kind="stable"), parts)
+        pieces = np.array_split(np.argsort(trace.time[fit.place], kind="stable"), count)
         best = min(pieces, key=lambda rows: float(np.median(fit.distance[rows])))
         low, high = int(fit.place[best].min()), int(fit.place[best].max()) + 1
         steady, rate, offset = int(np.median(trace.time[fit.place[best]])), 0.0, fit.offset_ns
         while True:
             some = _steady(trace, slice(low, high), Drift(rate, steady))
             near = self.fit(some, offset)
-            if len(near.place) < _FEWEST_OF_PART:
+            if len(near.place) < _FEWEST_OF_PIECE:
                 return fit, None
             left = some.time[near.place] + offset - self.launches.time[near.partner]
             more, behind = _line(some.time[near.place] - steady, left)
@@ -150,9 +150,9 @@ class Recorded:
         return self.fit(trace, offset_ns + int(np.median(left)))
 
 
-def _steady(trace: SeenLaunches, part: slice, drift: Drift) -> SeenLaunches:
+def _steady(trace: SeenLaunches, piece: slice, drift: Drift) -> SeenLaunches:
     """Returns some launches of a trace, with times of a clock that does not drift."""
-    return replace(trace, time=drift.corrected(trace.time[part]), thread=trace.thread[part], name=trace.name[part])
+    return replace(trace, time=drift.corrected(trace.time[piece]), thread=trace.thread[piece], name=trace.name[piece])
 
 
 def _line(times: _Ints, values: _Ints) -> tuple[float, int]:

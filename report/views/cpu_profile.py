@@ -120,6 +120,6 @@ def process_names(processes: pa.Table) -> dict[int, str]:
     names = [text or "" for text in texts]
     place = np.empty(len(names), np.int64)  # the alphabetical order decides between names of the same time
     place[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
-    named = np.flatnonzero((pid == tid) & np.array([name != "" for name in names], bool)[comm])
-    order = named[np.lexsort((place[comm[named]], time[named]))]
+    with_name = np.flatnonzero((pid == tid) & np.array([name != "" for name in names], bool)[comm])
+    order = with_name[np.lexsort((place[comm[with_name]], time[with_name]))]
     return dict(zip(pid[order].tolist(), map(names.__getitem__, comm[order].tolist()), strict=True))

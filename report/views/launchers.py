@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.guesses import unmarked
 from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch
-from iaprof.symbols.python.without_interpreter import python_function
+from iaprof.symbols.python.frames import python_function
 
 NO_STACK = "[no stack]"
 # Files and functions of GPU runtimes: Level Zero, OpenCL, and SYCL with its adapters.

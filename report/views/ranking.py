@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile, kernel_name
 from iaprof.formats.ranges import ranges
-from iaprof.formats.stacks.divided import divided_rows
+from iaprof.formats.stacks.trees import divided_rows
 from iaprof.report.views.launchers import launcher
 
 ENERGY = "energy"

@@ -238,8 +238,3 @@ def total(found: Sequence[Entry]) -> Entry:
     )
     longest = max((each.longest_ns for each in found), default=0)
     return Entry("", "", 0, "", "", waited, waits, longest, 0, 0, not_ended)
-
-
-def has_waits(capture: CaptureReader) -> bool:
-    """Whether a capture has waits."""
-    return any(part.count("wait") for part in capture.parts)

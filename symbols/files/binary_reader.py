@@ -8,32 +8,93 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 import struct
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.basics.elf import ElfError
+from iaprof.basics.elf import SHF_COMPRESSED, ElfError
 from iaprof.formats.file_names import as_text
 from iaprof.sandbox.reader import Operation, Refusal
-from iaprof.symbols.files.calls_in_file import without_call
 from iaprof.symbols.files.elf import Elf, Functions, SymbolTable, functions_of, read_elf
-from iaprof.symbols.files.plt import plt_symbols
-from iaprof.symbols.files.raw_paths import RawPaths
-from iaprof.symbols.files.signal_trampoline import signal_trampolines
 from iaprof.symbols.files.split_dwarf import Sections, skeletons
+from iaprof.symbols.files.stubs import plt_symbols, signal_trampolines
 from iaprof.symbols.files.symcache import SymCache, SymCacheError
-from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, shortened
-from iaprof.symbols.names.sources import CODE, DEBUG_INFORMATION, DYNAMIC_SYMBOLS, RELOCATIONS, SOURCES, SYMBOL_TABLE
-from iaprof.symbols.unwind.frame_pointers import read_prologues
-from iaprof.symbols.unwind.outermost import outermost
+from iaprof.symbols.names.names import (
+    CODE,
+    DEBUG_INFORMATION,
+    DYNAMIC_SYMBOLS,
+    LONGEST_NAME,
+    LONGEST_READ,
+    RELOCATIONS,
+    SOURCES,
+    SYMBOL_TABLE,
+    shortened,
+)
+from iaprof.symbols.unwind.file_code import outermost, read_prologues, without_call
+
+_REPLACED = "\ufffd".encode()
+_PATH_SECTIONS = (".debug_line_str", ".debug_line", ".debug_str")
+_MOST_BYTES = 1 << 27  # of such a section
+_MOST_COMPONENTS = 1 << 8  # of paths, that are looked for
 
 _AT_ONCE = 1 << 14  # addresses; each may have hundreds of frames
 # The sources of the tables that `_functions` reads.
 _TABLE_SOURCES = (SYMBOL_TABLE, SYMBOL_TABLE, SYMBOL_TABLE, DYNAMIC_SYMBOLS, RELOCATIONS, CODE)
+
+
+class RawPaths:
+    """The paths of one file's debug information, whose bytes that are not UTF-8 `symbolic` replaces by U+FFFD.
+
+    The strings of the debug information still have them. A component of a path is restored if there is one string there
+    that it can come from; otherwise it keeps the replacement characters.
+    """
+
+    def __init__(self, elf: Elf) -> None:
+        """Reads nothing yet."""
+        self._elf = elf
+        self._components: dict[bytes, bytes] = {}
+
+    def restored(self, path: bytes) -> bytes:
+        """Returns a path with the bytes that it has in the debug information."""
+        return b"/".join(map(self._component, path.split(b"/"))) if _REPLACED in path else path
+
+    def _component(self, name: bytes) -> bytes:
+        if _REPLACED not in name:
+            return name
+        if name not in self._components and len(self._components) < _MOST_COMPONENTS:
+            self._components[name] = self._found(name)
+        return self._components.get(name, name)
+
+    def _found(self, name: bytes) -> bytes:
+        # A replacement character stands for up to three bytes.
+        pieces = re.split(rb"((?:%b)+)" % _REPLACED, name)
+        counts = [len(piece) // len(_REPLACED) for piece in pieces]
+        pattern = b"".join(
+            rb"[\x80-\xff]{%d,%d}" % (count, 3 * count) if at % 2 else re.escape(piece)
+            for at, (piece, count) in enumerate(zip(pieces, counts, strict=True))
+        )
+        text = name.decode("utf-8", "replace")
+        found = {match[0] for strings in self._strings for match in re.finditer(pattern + rb"(?=[/\x00])", strings)}
+        fitting = {each for each in found if each.decode("utf-8", "replace") == text}
+        return fitting.pop() if len(fitting) == 1 else name
+
+    @cached_property
+    def _strings(self) -> list[bytes]:
+        """The sections with the strings, without compressed ones and those that cannot be read."""
+        contents = []
+        for section in _PATH_SECTIONS:
+            index = self._elf.section(section)
+            if index is not None and not self._elf.sections[index].flags & SHF_COMPRESSED:
+                try:
+                    contents.append(self._elf.data(index, _MOST_BYTES))
+                except ElfError:
+                    continue
+        return contents
 
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:
@@ -125,8 +186,8 @@ def name(parameters: dict[str, Any], data: bytearray, files: list[int]) -> objec
     base = (debug or elf).first_address
     raw_paths = RawPaths(debug if debug and debug.has_debug_info else elf)
     for first in range(0, len(offsets), _AT_ONCE):
-        part = slice(first, first + _AT_ONCE)
-        _name_some(answer, offsets[part], addresses[part], known[part], caches, base, raw_paths, functions)
+        piece = slice(first, first + _AT_ONCE)
+        _name_some(answer, offsets[piece], addresses[piece], known[piece], caches, base, raw_paths, functions)
     if parameters["everything"]:
         starts, ends, indices = _remaining_ranges(functions, addresses[known])
         start_offsets, inside = elf.offsets(starts)  # a function is in one segment
@@ -179,11 +240,11 @@ class _Answer:
 
     def written(self, file: int, problems: list[str]) -> dict[str, object]:
         """Writes all rows, unsorted, into a file; returns a description of the file's content."""
-        columns = [np.concatenate(parts) for parts in self._columns]
+        columns = [np.concatenate(pieces) for pieces in self._columns]
         strings = b"\0".join(self._strings)
         try:
-            for part in (*(column.tobytes() for column in columns), strings):
-                view = memoryview(part)
+            for piece in (*(column.tobytes() for column in columns), strings):
+                view = memoryview(piece)
                 while view:
                     view = view[os.write(file, view) :]
         except OSError as error:

@@ -35,21 +35,21 @@ def key_of(build_id: bytes | None, status: os.stat_result) -> str:
 
 
 class Cache:
-    """Tables of debug information, each in a few parts, a file per part. Without a usable folder nothing is kept."""
+    """Tables of debug information, each in a few pieces, a file per piece. Without a usable folder nothing is kept."""
 
     def __init__(self, folder: Path | None) -> None:
         """Touches nothing yet."""
         self._path = folder
 
-    def find(self, key: str, parts: int) -> list[int] | None:
-        """Opens the files of all parts for reading; returns None if one of them is missing."""
+    def find(self, key: str, pieces: int) -> list[int] | None:
+        """Opens the files of all pieces for reading; returns None if one of them is missing."""
         with self._opened(make=False) as folder:
             if folder is None:
                 return None
             files: list[int] = []
             try:
-                for part in range(parts):
-                    files.append(os.open(_name(key, part, parts), os.O_RDONLY | _FILE, dir_fd=folder))
+                for piece in range(pieces):
+                    files.append(os.open(_name(key, piece, pieces), os.O_RDONLY | _FILE, dir_fd=folder))
                     status = os.fstat(files[-1])
                     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
                         raise FileNotFoundError
@@ -71,16 +71,16 @@ class Cache:
         with self._opened(make=True) as folder, contextlib.suppress(OSError):
             if folder is None or sum(os.fstat(file).st_size for file in files) > MOST_BYTES // 4:
                 return
-            for part, file in enumerate(files):
-                _copy(file, folder, _name(key, part, len(files)))
+            for piece, file in enumerate(files):
+                _copy(file, folder, _name(key, piece, len(files)))
             _evict(folder)
 
-    def forget(self, key: str, parts: int) -> None:
+    def forget(self, key: str, pieces: int) -> None:
         """Deletes the files of a key."""
         with self._opened(make=False) as folder:
-            for part in range(parts if folder is not None else 0):
+            for piece in range(pieces if folder is not None else 0):
                 with contextlib.suppress(OSError):
-                    os.unlink(_name(key, part, parts), dir_fd=folder)
+                    os.unlink(_name(key, piece, pieces), dir_fd=folder)
 
     @contextlib.contextmanager
     def _opened(self, make: bool) -> Iterator[int | None]:
@@ -105,8 +105,8 @@ class Cache:
                 os.close(folder)
 
 
-def _name(key: str, part: int, parts: int) -> str:
-    return f"{key}.{part}of{parts}"
+def _name(key: str, piece: int, pieces: int) -> str:
+    return f"{key}.{piece}of{pieces}"
 
 
 def _is_ours(path: Path) -> bool:

@@ -1,9 +1,9 @@
 """Runs in a sandboxed child: converts debug information into a SymCache with the `symbolic` library.
 
 The library takes 2 s for 190 MB and uses one thread. So several children share the units of a large file, and each
-makes a SymCache of its part. A part is the same file mapped with changed headers: .debug_info begins and ends with the
-units of that part. Only the pages of the headers are copied. Units of split debug information become files of their
-own (symbols/files/split_dwarf.py).
+makes a SymCache of its piece. A piece is the same file mapped with changed headers: .debug_info begins and ends with
+the units of that piece. Only the pages of the headers are copied. Units of split debug information become files of
+their own (symbols/files/split_dwarf.py).
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def operations(_stage_seconds: float) -> dict[str, Operation]:
 
 
 def make(parameters: dict[str, Any], _data: bytearray, files: list[int]) -> object:
-    """Writes the SymCache of one part of a file's debug information; writes nothing if the part has no units.
+    """Writes the SymCache of one piece of a file's debug information; writes nothing if the piece has no units.
 
-    parameters: "part" from 0 up to, not including, "parts". files: the file to read, and the file to write.
+    parameters: "piece" from 0 up to, not including, "pieces". files: the file to read, and the file to write.
 
     Returns:
         The number of address ranges in the SymCache.
@@ -72,7 +72,7 @@ def make(parameters: dict[str, Any], _data: bytearray, files: list[int]) -> obje
     try:
         elf = read_elf(source)
         _check_sizes(elf, os.fstat(source).st_size)
-        bounds = _bounds(elf, source, parameters["part"], parameters["parts"])
+        bounds = _bounds(elf, source, parameters["piece"], parameters["pieces"])
     except ElfError as error:
         raise Refusal("ElfError", str(error)) from None
     if bounds is not None and bounds[0] == bounds[1]:
@@ -134,7 +134,7 @@ def _write_symcache(start: Any, length: int, target: int, at: int = 0) -> int:
     archive = _rustcall(lib.symbolic_archive_from_bytes, start, length)
     binary = _rustcall(lib.symbolic_archive_get_object, archive, 0)
     if binary == ffi.NULL:
-        raise Refusal("DwarfError", "it is not an ELF file for it")
+        raise Refusal("DwarfError", "the library does not recognise it as an ELF file")
     cache = _rustcall(lib.symbolic_symcache_from_object, binary)
     content = ffi.buffer(
         _rustcall(lib.symbolic_symcache_get_bytes, cache), _rustcall(lib.symbolic_symcache_get_size, cache)
@@ -169,11 +169,11 @@ def _check_sizes(elf: Elf, size: int) -> None:
             )
 
 
-def _bounds(elf: Elf, source: int, part: int, parts: int) -> tuple[int, int] | None:
-    """Returns where a part's units begin and end in .debug_info; None if the first part must have all units."""
+def _bounds(elf: Elf, source: int, piece: int, pieces: int) -> tuple[int, int] | None:
+    """Returns where a piece's units begin and end in .debug_info; None if the first piece must have all units."""
     index = elf.section(".debug_info")
-    if parts == 1 or index is None or elf.sections[index].flags & SHF_COMPRESSED or _has_references_across_units(elf):
-        return None if part == 0 else (0, 0)
+    if pieces == 1 or index is None or elf.sections[index].flags & SHF_COMPRESSED or _has_references_across_units(elf):
+        return None if piece == 0 else (0, 0)
     offset, size = elf.sections[index].offset, elf.sections[index].size
     starts = [0]
     while starts[-1] < size and len(starts) < _MOST_UNITS:
@@ -183,9 +183,9 @@ def _bounds(elf: Elf, source: int, part: int, parts: int) -> tuple[int, int] | N
             length = int.from_bytes(head[4:], "little") + 8
         starts.append(starts[-1] + length + 4)
     if starts[-1] != size:
-        return None if part == 0 else (0, 0)  # the units are damaged: the library reports the error
-    edges = [starts[int(np.searchsorted(starts, size * number // parts))] for number in range(parts + 1)]
-    return edges[part], edges[part + 1]
+        return None if piece == 0 else (0, 0)  # the units are damaged: the library reports the error
+    edges = [starts[int(np.searchsorted(starts, size * number // pieces))] for number in range(pieces + 1)]
+    return edges[piece], edges[piece + 1]
 
 
 def _has_references_across_units(elf: Elf) -> bool:

@@ -32,7 +32,7 @@ from iaprof.basics.elf import (
     in_memory,
 )
 from iaprof.symbols.files.elf import Elf
-from iaprof.symbols.unwind.dwarf_reader import Bytes, CfiError, DwarfReader
+from iaprof.symbols.unwind.cfi import Bytes, CfiError, DwarfReader
 
 _MOST_BYTES = 1 << 28  # of a section
 _MOST_UNITS = 1 << 17
@@ -307,10 +307,10 @@ def whole_unit(program: Sections, skeleton: Skeleton, split: Sections) -> bytes 
 def _parts(sections: Sections, skeleton: Skeleton) -> dict[str, bytes]:
     """Returns the sections of a .dwo, or the parts of those of a .dwp that belong to a unit."""
     names = {**_OF_DWP, **({_RNGLISTS: ".debug_rnglists.dwo"} if skeleton.version == 5 else {})}
-    parts = {name: sections[name] for name in (*names.values(), ".debug_str.dwo")}
+    pieces = {name: sections[name] for name in (*names.values(), ".debug_str.dwo")}
     index = sections[".debug_cu_index"]
     if not index:
-        return parts
+        return pieces
     _, columns, units, slots = struct.unpack_from("<4I", index)  # the version has two bytes in DWARF 5, then zeros
     signatures = np.frombuffer(index, "<u8", slots, 16)
     rows = np.frombuffer(index, "<u4", slots, 16 + 8 * slots)
@@ -322,11 +322,11 @@ def _parts(sections: Sections, skeleton: Skeleton) -> dict[str, bytes]:
     for column, kind in enumerate(tables[0].tolist()):
         if kind in names:
             start, size = int(tables[row][column]), int(tables[units + row][column])
-            parts[names[kind]] = parts[names[kind]][start : start + size]
-    offsets, header = parts[".debug_str_offsets.dwo"], _OFFSETS_HEADER if skeleton.version == 5 else 0
-    new, parts[".debug_str.dwo"] = _own_strings(offsets[header:], parts[".debug_str.dwo"])
-    parts[".debug_str_offsets.dwo"] = offsets[:header] + new
-    return parts
+            pieces[names[kind]] = pieces[names[kind]][start : start + size]
+    offsets, header = pieces[".debug_str_offsets.dwo"], _OFFSETS_HEADER if skeleton.version == 5 else 0
+    new, pieces[".debug_str.dwo"] = _own_strings(offsets[header:], pieces[".debug_str.dwo"])
+    pieces[".debug_str_offsets.dwo"] = offsets[:header] + new
+    return pieces
 
 
 def _own_strings(offsets: bytes, strings: bytes) -> tuple[bytes, bytes]:
@@ -340,15 +340,15 @@ def _own_strings(offsets: bytes, strings: bytes) -> tuple[bytes, bytes]:
     return struct.pack(f"<{len(new)}I", *new), bytes(own)
 
 
-def _whole_unit(program: Sections, skeleton: Skeleton, parts: dict[str, bytes]) -> bytes | None:
-    info, table = parts.get(".debug_info.dwo", b""), parts.get(".debug_abbrev.dwo", b"")
+def _whole_unit(program: Sections, skeleton: Skeleton, pieces: dict[str, bytes]) -> bytes | None:
+    info, table = pieces.get(".debug_info.dwo", b""), pieces.get(".debug_abbrev.dwo", b"")
     line_table = program[".debug_line"]
     line_table = line_table[skeleton.line_table :][: 4 + _word(line_table, skeleton.line_table, 4)]
     # How many addresses and ranges of all units belong to this one is not known, but where they begin.
     addresses = program[".debug_addr"][skeleton.addresses : skeleton.addresses + _MOST_UNIT_BYTES]
     addresses = addresses[: len(addresses) // 8 * 8]
     if skeleton.version == 5:
-        lists, ranges = ".debug_rnglists", parts.get(".debug_rnglists.dwo", b"")[_LISTS_HEADER:]
+        lists, ranges = ".debug_rnglists", pieces.get(".debug_rnglists.dwo", b"")[_LISTS_HEADER:]
     else:
         lists, ranges = (
             ".debug_ranges",
@@ -361,7 +361,7 @@ def _whole_unit(program: Sections, skeleton: Skeleton, parts: dict[str, bytes]) 
     else:
         number = len(addresses) // 8
         addresses += struct.pack("<Q", skeleton.low_pc)
-        padded = bytes(number >> 7 * part & 127 | (128 if part < 3 else 0) for part in range(4))
+        padded = bytes(number >> 7 * piece & 127 | (128 if piece < 3 else 0) for piece in range(4))
         base = (
             (_LOW_PC, _ADDRX4, struct.pack("<I", number))
             if skeleton.version == 5
@@ -378,8 +378,8 @@ def _whole_unit(program: Sections, skeleton: Skeleton, parts: dict[str, bytes]) 
         sections = {
             ".debug_info": bytes(body),
             ".debug_abbrev": abbreviations,
-            ".debug_str": parts[".debug_str.dwo"],
-            ".debug_str_offsets": parts[".debug_str_offsets.dwo"][_OFFSETS_HEADER if unit.version == 5 else 0 :],
+            ".debug_str": pieces[".debug_str.dwo"],
+            ".debug_str_offsets": pieces[".debug_str_offsets.dwo"][_OFFSETS_HEADER if unit.version == 5 else 0 :],
             ".debug_addr": addresses,
             ".debug_line": line_table,
             ".debug_line_str": program[".debug_line_str"],

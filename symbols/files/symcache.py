@@ -121,9 +121,9 @@ class SymCache:
         """Returns the paths of source files, absolute if the compiler recorded the folder; empty for -1."""
         texts = []
         for number in numbers.tolist():
-            parts = self._files[number].tolist()[:3] if number >= 0 else ()
+            path = self._files[number].tolist()[:3] if number >= 0 else ()
             texts.append(
-                os.path.join(self._folder if parts else b"", *(self._string(part, longest) for part in parts))[:longest]
+                os.path.join(self._folder if path else b"", *(self._string(each, longest) for each in path))[:longest]
             )
         return texts
 

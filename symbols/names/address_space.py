@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.dictionaries import number_texts, rows_equal, rows_where
 from iaprof.formats.ranges import RowsOfKeys, groups
 from iaprof.formats.wire.process_maps import HUGE_PAGE
-from iaprof.symbols.names.modules import Module, ModuleKind, Place
+from iaprof.symbols.names.names import Module, ModuleKind, Place
 from iaprof.symbols.names.segment_tree import SegmentTree
 
 NOWHERE = ""  # the path of the GENERATED module for addresses in no known mapping

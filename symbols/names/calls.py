@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.unwind_rules import Mark
 from iaprof.symbols.names.address_space import AddressSpaces
-from iaprof.symbols.names.modules import Module
+from iaprof.symbols.names.names import Module
 
 DEEPEST_STACK = 1024  # frames; recorders write fewer
 
@@ -117,14 +117,14 @@ class Places:
         return cls(of_frame, keys // width, distinct.dictionary.to_numpy()[keys % width], first)
 
     @classmethod
-    def joined(cls, parts: Sequence[Places]) -> Places:
-        """Returns the places of the frames of all parts."""
+    def joined(cls, pieces: Sequence[Places]) -> Places:
+        """Returns the places of the frames of all."""
         empty = np.empty(0, np.uint64)
-        columns = ((empty, empty, empty), *((part.modules, part.addresses, part.times) for part in parts))
+        columns = ((empty, empty, empty), *((piece.modules, piece.addresses, piece.times) for piece in pieces))
         modules, addresses, times = (np.concatenate(column) for column in zip(*columns, strict=True))
         whole = cls.of(modules.astype(np.int32), addresses, times)
-        firsts = np.cumsum([0, *(len(part.modules) for part in parts)])
-        of_frame = [whole.of_frame[first + part.of_frame] for first, part in zip(firsts, parts, strict=False)]
+        firsts = np.cumsum([0, *(len(piece.modules) for piece in pieces)])
+        of_frame = [whole.of_frame[first + piece.of_frame] for first, piece in zip(firsts, pieces, strict=False)]
         return replace(whole, of_frame=np.concatenate([np.empty(0, np.int32), *of_frame]))
 
 

@@ -1,4 +1,4 @@
-"""Names of address ranges, as columns, and the interface of symbolizers, which give them.
+"""Modules, which hold code, names of address ranges in them, and the interface of symbolizers, which give the names.
 
 An address range is named by its chain of inlined functions, with files and lines. Function names are symbols as the
 compiler wrote them, not demangled.
@@ -10,18 +10,68 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.ranges import ranges
-from iaprof.symbols.names.modules import Module
+
+# The sources of names in an ELF file, as users see them, the best first.
+DEBUG_INFORMATION, SYMBOL_TABLE, DYNAMIC_SYMBOLS = "debug information", "symbol table", "dynamic symbols"
+RELOCATIONS, CODE = "relocations", "code"  # of functions that call others in libraries, and of signal handlers' ends
+SOURCES = (  # The sources of names in an ELF file, as users see them, the best first.
+    DEBUG_INFORMATION,
+    SYMBOL_TABLE,
+    DYNAMIC_SYMBOLS,
+    RELOCATIONS,
+    CODE,
+)
 
 MOST_INLINED = 256  # functions shown for one address
 LONGEST_NAME = 1 << 14  # bytes of a function or file name in UTF-8; `shortened` cuts longer ones
 LONGEST_READ = 4 * LONGEST_NAME  # bytes that are read of a name: where no more differs, two names become one
 _SHORTENED = re.compile(r"\.\.\.\[cut, [0-9a-f]{8}\]$")
+
+
+class ModuleKind(StrEnum):
+    """The kind of a module. It decides what an address in the module means."""
+
+    FILE = "file"  # an ELF file; addresses are offsets in the file, bytes
+    VDSO = "vdso"  # the ELF image that the Linux kernel maps into every process; addresses are offsets in the image
+    KERNEL = "kernel"  # the Linux kernel with its modules; addresses are virtual addresses
+    GENERATED = "generated"  # code that a process generated; addresses are virtual addresses of that process
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A file or mapping with CPU code."""
+
+    kind: ModuleKind
+    path: str = ""  # of a FILE, as the process saw it; [vdso]; [kernel]; the name of a GENERATED mapping
+    build_id: bytes | None = None  # of a FILE; None if it has none
+    inode: int = 0  # of a FILE without a build-id; 0 if unknown
+    pid: int = 0  # of GENERATED; for a FILE, any process that mapped it; 0 if unknown
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What tells modules apart: files with the same path and build-id are one module, whoever mapped them.
+
+        The same build-id at another path is another module: a file that forges a build-id does not get at the names of
+        the other file.
+        """
+        if self.kind is not ModuleKind.FILE:
+            return self.kind, self.pid
+        return self.build_id, self.path, self.inode
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An address in a module."""
+
+    module: Module
+    address: int  # see ModuleKind
 
 
 def shortened(name: str) -> str:
@@ -81,29 +131,31 @@ class Names:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Names]) -> Names:
-        """Returns the names of all parts together; if several have the same range, that of the last part counts."""
-        if len(parts) == 1:
-            return parts[0]
-        first_frames = np.cumsum([0, *(len(part.functions) for part in parts)])
-        first_strings = np.cumsum([0, *(len(part.strings) for part in parts)])
+    def joined(cls, pieces: Sequence[Names]) -> Names:
+        """Returns the names of several together; if several have the same range, that of the last one counts."""
+        if len(pieces) == 1:
+            return pieces[0]
+        first_frames = np.cumsum([0, *(len(piece.functions) for piece in pieces)])
+        first_strings = np.cumsum([0, *(len(piece.strings) for piece in pieces)])
         addresses, sizes, functions, files, lines = (
-            np.concatenate([getattr(part, name) + offset for part, offset in zip(parts, offsets, strict=False)])
+            np.concatenate([getattr(piece, name) + offset for piece, offset in zip(pieces, offsets, strict=False)])
             for name, offsets in (
-                ("addresses", np.zeros(len(parts), np.uint64)),
-                ("sizes", np.zeros(len(parts), np.uint64)),
+                ("addresses", np.zeros(len(pieces), np.uint64)),
+                ("sizes", np.zeros(len(pieces), np.uint64)),
                 ("functions", first_strings.astype(np.int32)),
                 ("files", first_strings.astype(np.int32)),
-                ("lines", np.zeros(len(parts), np.uint32)),
+                ("lines", np.zeros(len(pieces), np.uint32)),
             )
         )
-        first = np.concatenate([part.starts[:-1] + offset for part, offset in zip(parts, first_frames, strict=False)])
-        counts = np.concatenate([np.diff(part.starts) for part in parts])
+        first = np.concatenate(
+            [piece.starts[:-1] + offset for piece, offset in zip(pieces, first_frames, strict=False)]
+        )
+        counts = np.concatenate([np.diff(piece.starts) for piece in pieces])
         order = np.lexsort((~sizes, addresses))
         counts, first = counts[order], first[order]
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
         frames = ranges(first, counts)
-        strings = [text for part in parts for text in part.strings]
+        strings = [text for piece in pieces for text in piece.strings]
         return cls(addresses[order], sizes[order], starts, functions[frames], files[frames], lines[frames], strings)
 
     def outermost(self) -> Names:

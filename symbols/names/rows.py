@@ -1,8 +1,8 @@
-"""Converts names to and from a capture's `module` and `symbol` rows."""
+"""Converts names to and from a capture's `module` and `symbol` rows, and names its addresses."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,15 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.dictionaries import shared_texts
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
+from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.ranges import ranges
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Names, Symbolized, shortened
+from iaprof.symbols.names.names import Module, ModuleKind, Names, Symbolized, Symbolizer, shortened
 
 FRAMES_PER_GROUP = 1 << 18
 _ABOUT = ("source", "problem", "frame_pointers", "outermost", "no_calls")  # members that Symbolized has, too
+
+Progress = Callable[[int, int], None]
+"""Takes the number of modules that are done, and of all modules."""
 
 
 def module_row(number: int, module: Module, symbolized: Symbolized) -> dict[str, Any]:
@@ -45,15 +48,15 @@ def symbol_rows(number: int, names: Names) -> Iterator[pa.StructArray]:
     depths = ranges(0, counts)
     strings = pa.array([_valid(text) for text in names.strings], pa.string())
     for start in range(0, len(entries), FRAMES_PER_GROUP):
-        part = slice(start, start + FRAMES_PER_GROUP)
+        piece = slice(start, start + FRAMES_PER_GROUP)
         columns = [
-            pa.repeat(pa.scalar(number, pa.uint32()), len(entries[part])),
-            pa.array(names.addresses[entries[part]]),
-            pa.array(names.sizes[entries[part]]),
-            pa.array(depths[part].astype(np.uint16)),
-            pa.DictionaryArray.from_arrays(pa.array(names.functions[part], pa.int32()), strings),
-            pa.DictionaryArray.from_arrays(pa.array(names.files[part], pa.int32()), strings),
-            pa.array(names.lines[part]),
+            pa.repeat(pa.scalar(number, pa.uint32()), len(entries[piece])),
+            pa.array(names.addresses[entries[piece]]),
+            pa.array(names.sizes[entries[piece]]),
+            pa.array(depths[piece].astype(np.uint16)),
+            pa.DictionaryArray.from_arrays(pa.array(names.functions[piece], pa.int32()), strings),
+            pa.DictionaryArray.from_arrays(pa.array(names.files[piece], pa.int32()), strings),
+            pa.array(names.lines[piece]),
         ]
         yield pa.StructArray.from_arrays(columns, names=[field.name for field in KINDS["symbol"]])
 
@@ -134,3 +137,101 @@ def _one_table(*columns: pa.Array) -> tuple[list[str], list[NDArray[np.int32]]]:
         indices.append((column.indices.to_numpy(zero_copy_only=False) + len(texts)).astype(np.int32))
         texts += column.dictionary.to_pylist()
     return texts, indices
+
+
+class _Cancelled(BaseException):
+    """Derives from BaseException, so that no `except Exception` on the way up catches it."""
+
+
+class Cancellation:
+    """Lets a signal handler end symbolizing early."""
+
+    def __init__(self) -> None:
+        self.is_cancelled = False
+        self._is_symbolizing = False
+
+    def cancel(self) -> None:
+        """Ends symbolizing, also in the middle of a module; a signal handler calls this.
+
+        Raises:
+            _Cancelled: a symbolizer is at work; `name` catches it.
+        """
+        self.is_cancelled = True
+        if self._is_symbolizing:
+            raise _Cancelled
+
+    def name(
+        self, symbolizer: Symbolizer, request: tuple[Module, NDArray[np.uint64], NDArray[np.uint64]]
+    ) -> Symbolized | None:
+        """Has a symbolizer name the addresses of a module; returns None if symbolizing was cancelled.
+
+        Args:
+            symbolizer: names the addresses.
+            request: the arguments of Symbolizer.name.
+        """
+        try:
+            try:
+                self._is_symbolizing = True
+                return None if self.is_cancelled else symbolizer.name(*request) or Symbolized()
+            finally:
+                self._is_symbolizing = False
+        except _Cancelled:
+            self._is_symbolizing = False
+            return None
+
+
+def write_names(
+    writer: CaptureWriter,
+    modules: Iterable[tuple[Module, NDArray[np.uint64], NDArray[np.uint64]]],
+    symbolizer: Symbolizer,
+    progress: Progress,
+    cancellation: Cancellation | None = None,
+    rewrite: Callable[[Module, Symbolized], tuple[Module, Symbolized]] | None = None,
+) -> dict[str, Any]:
+    """Names addresses and writes the rows.
+
+    Args:
+        writer: of the capture.
+        modules: each module with its addresses and times, see StackAddresses.modules.
+        symbolizer: names the addresses.
+        progress: called before each module.
+        cancellation: once cancelled, the remaining modules get no names.
+        rewrite: changes a module and its names before they are written.
+
+    Returns:
+        Counts for the header: `modules`, `addresses`, `named` addresses and `skipped` modules.
+
+    Raises:
+        OSError: the disk is full, or the like.
+    """
+    requests = list(modules)
+    counts = {"modules": len(requests), "addresses": 0, "named": 0, "skipped": 0}
+    module_rows: list[dict[str, Any]] = []
+    symbols: list[pa.StructArray] = []
+
+    def flush() -> None:
+        if symbols:
+            writer.write("symbol", pa.concat_arrays(symbols))
+            symbols.clear()
+
+    cancellation = cancellation or Cancellation()
+    for number, request in enumerate(requests):
+        progress(number, len(requests))
+        symbolized = cancellation.name(symbolizer, request)
+        if symbolized is None:
+            counts["skipped"] += 1
+            symbolized = Symbolized(problem="naming was stopped before it was read")
+        module, addresses, _ = request
+        counts["addresses"] += len(addresses)
+        counts["named"] += int((symbolized.names.find(addresses) >= 0).sum())
+        if rewrite is not None:
+            module, symbolized = rewrite(module, symbolized)
+        module_rows.append(module_row(number, module, symbolized))
+        for rows in symbol_rows(number, symbolized.names):
+            symbols.append(rows)
+            if sum(map(len, symbols)) >= FRAMES_PER_GROUP:
+                flush()
+    flush()
+    if module_rows:
+        writer.write("module", pa.array(module_rows, KINDS["module"]))
+    return counts

@@ -1,22 +1,75 @@
-"""The Python frames of `stack` rows: name, file and line of each, and the C frame that it replaces."""
+"""The Python frames of `stack` rows: name, file and line of each, and CPython's own frames, which they replace.
+
+Python frames are named `py::function:file`, as CPython itself names them in perf maps. Between two of them are C
+functions of the interpreter, and before the first one the C functions that started it.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import os
+import re
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.dictionaries import combined
-from iaprof.formats.header.python_counts import DEEPEST, NO_CODE, Completeness
+from iaprof.formats.header.stack_counts import DEEPEST, NO_CODE, Completeness
 from iaprof.formats.ranges import ranges
-from iaprof.symbols.python.without_interpreter import NOT_COPIED, PYTHON_FUNCTION
+from iaprof.symbols.names.names import Module, ModuleKind
+
+PYTHON_FUNCTION = "py::"
+NOT_COPIED = "[unknown]"
+"""Replaces the name of a Python function whose code object could not be read."""
+_DELETED = " (deleted)"
+# The executable and the library, also of debug (d), free-threaded (t) and old (m) builds.
+_INTERPRETER = re.compile(r"python(3(\.\d{1,3}[dmt]{0,2})?)?|libpython3\.\d{1,3}[dmt]{0,2}\.so[0-9.]*")
 
 _MISSING = {
     Completeness.DEEP: "[Python cut: too many functions]",
     Completeness.DAMAGED: "[Python cut: what follows is not a function]",
 }
+
+
+class StackFrame(Protocol):
+    """What `without_interpreter` needs to know about a frame."""
+
+    @property
+    def is_python(self) -> bool:
+        """Whether it is a Python function."""
+
+    @property
+    def is_of_interpreter(self) -> bool:
+        """Whether its code is CPython's own."""
+
+
+AnyFrame = TypeVar("AnyFrame", bound=StackFrame)
+
+
+def without_interpreter(frames: list[AnyFrame]) -> list[AnyFrame]:
+    """Returns the frames without CPython's own if there are Python functions among them; else all frames.
+
+    C and C++ functions of other files stay, whether Python calls them or they call Python.
+    """
+    if True not in [frame.is_python for frame in frames]:
+        return frames
+    return [frame for frame in frames if frame.is_python or not frame.is_of_interpreter]
+
+
+def python_function(frame: str) -> str | None:
+    """Returns the name of the Python function in a frame's text, without its file; None if there is none."""
+    if not frame.startswith(PYTHON_FUNCTION):
+        return None
+    name = frame.removeprefix(PYTHON_FUNCTION).partition(":")[0]
+    return name if name != NOT_COPIED else None
+
+
+def is_interpreter(module: Module | None) -> bool:
+    """Tells whether a module is CPython: its executable or its library."""
+    if module is None or module.kind is not ModuleKind.FILE:
+        return False
+    return _INTERPRETER.fullmatch(os.path.basename(module.path.removesuffix(_DELETED))) is not None
 
 
 class PythonFrame(NamedTuple):
@@ -78,8 +131,8 @@ class PythonStacks:
         A frame is a kind: the number of a code object with a line, below `kinds`, for `frame`. A number that no C frame
         has means that the place is unknown.
         """
-        part = slice(int(self._starts[row]), int(self._starts[row + 1]))
-        kinds, places = self._kind[part][::-1].tolist(), self._at[part][::-1].tolist()
+        piece = slice(int(self._starts[row]), int(self._starts[row + 1]))
+        kinds, places = self._kind[piece][::-1].tolist(), self._at[piece][::-1].tolist()
         if places.count(places[0]) == len(places):
             return {places[0]: kinds}
         groups: dict[int, list[int]] = {}

@@ -38,8 +38,7 @@ from iaprof.sandbox.parent import (
 )
 from iaprof.sandbox.worker import Closing
 from iaprof.symbols.files.cache import Cache, default_folder, key_of
-from iaprof.symbols.names.names import LONGEST_NAME, Names, Symbolized
-from iaprof.symbols.names.sources import SOURCES
+from iaprof.symbols.names.names import LONGEST_NAME, SOURCES, Names, Symbolized
 
 # Memory is limited to less than 1 GB. Mapped files come on top of that, and belong to the page cache.
 _MEMORY, _MAPPED, _TABLE, _ANSWER = 896 << 20, 16 << 30, 512 << 20, 256 << 20
@@ -96,8 +95,8 @@ class _Source:
     is_split: bool  # whether units of its debug information are in .dwo files or a .dwp file
 
     @property
-    def parts(self) -> int:
-        """The number of parts in which its debug information is read."""
+    def pieces(self) -> int:
+        """The number of pieces in which its debug information is read."""
         return min(1 + self.debug_bytes // _PART_BYTES, _MOST_PARTS)
 
 
@@ -204,7 +203,7 @@ class Binaries(Closing):
                 before = end - _SYMBOLS_SECONDS
                 return self._ask_names(main, offsets, apart, (tables, split), everything, before, problems)
             except (SandboxError, AnswerError) as error:
-                self._cache.forget(_key(source), source.parts)  # the cached tables may be damaged
+                self._cache.forget(_key(source), source.pieces)  # the cached tables may be damaged
                 problems.append(sentence(f"its debug information was left unread: {error}"))
                 return self._ask_names(main, offsets, apart, ([], []), everything, end, problems)
         except (SandboxError, AnswerError) as error:
@@ -235,12 +234,12 @@ class Binaries(Closing):
         if source.second_file:
             problems.append("a part of its debug information is in a second file, made by dwz, which is not read")
         key = _key(source)
-        cached = self._cache.find(key, source.parts)
+        cached = self._cache.find(key, source.pieces)
         if cached is not None:
             return cached
-        files = [self._cache.new_file() for _ in range(source.parts)]
+        files = [self._cache.new_file() for _ in range(source.pieces)]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            results = list(pool.map(lambda part: _make(source, files, part, end), range(len(files))))
+            results = list(pool.map(lambda piece: _make(source, files, piece, end), range(len(files))))
         errors = [result for result in results if isinstance(result, str)]
         names_nothing = not errors and not sum(result for result in results if isinstance(result, int))
         if names_nothing and source.is_split:
@@ -361,20 +360,20 @@ def _joined(problems: Sequence[str]) -> str:
     return "; ".join(dict.fromkeys(problems))
 
 
-def _make(source: _Source, files: Sequence[int], part: int, end: float) -> int | str:
-    """Has a new child fill the file of one part; returns its number of address ranges, or why the child failed."""
+def _make(source: _Source, files: Sequence[int], piece: int, end: float) -> int | str:
+    """Has a new child fill the file of one piece; returns its number of address ranges, or why the child failed."""
     with Sandbox("iaprof.symbols.files.dwarf", _MAKING) as sandbox:
         try:
             answer = sandbox.call(
                 "make",
-                {"part": part, "parts": len(files)},
-                fds=[source.file, files[part]],
+                {"piece": piece, "pieces": len(files)},
+                fds=[source.file, files[piece]],
                 seconds=max(end - patient_clock(), 0.1),
             )
             return integer(answer)
         except (SandboxError, AnswerError) as error:
             with contextlib.suppress(OSError):
-                os.ftruncate(files[part], 0)
+                os.ftruncate(files[piece], 0)
             return str(error)
 
 

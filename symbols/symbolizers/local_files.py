@@ -23,9 +23,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.elf import MAGIC
 from iaprof.formats.file_names import possible_names
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Symbolized
-from iaprof.symbols.names.sources import DEBUG_INFORMATION, SYMBOL_TABLE
+from iaprof.symbols.names.names import DEBUG_INFORMATION, SYMBOL_TABLE, Module, ModuleKind, Symbolized
 from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError, Companions, Facts
 from iaprof.symbols.symbolizers.debug_files import Candidate, build_id_path, debug_files
 from iaprof.symbols.symbolizers.debuginfod import Debuginfod, Kind

@@ -11,11 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.symbols.files.kallsyms import KernelSymbols
-from iaprof.symbols.files.vdso import open_vdso
-from iaprof.symbols.names.boot import is_same_boot
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Symbolized
+from iaprof.symbols.files.symbol_lists import KernelSymbols
+from iaprof.symbols.names.boot import is_same_boot, open_vdso
+from iaprof.symbols.names.names import Module, ModuleKind, Symbolized
 from iaprof.symbols.symbolizers.binaries import Binaries
 from iaprof.symbols.symbolizers.generated import GeneratedCode
 

@@ -16,10 +16,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from mmap import mmap
 from typing import NamedTuple, TypeAlias
 
-from iaprof.basics.elf import EM_X86_64, PT_GNU_EH_FRAME, ElfError, ElfFile, in_memory
-from iaprof.symbols.unwind.dwarf_reader import _MASK, Bytes, CfiError, DwarfReader
+from iaprof.basics.elf import EM_X86_64, PT_GNU_EH_FRAME, ElfFile, in_memory
+
+_MASK = (1 << 64) - 1
+_LONGEST_BLOCK = 1 << 12  # bytes; real expressions have fewer than 100
+Bytes: TypeAlias = bytes | mmap
 
 MOST_INSTRUCTIONS = 1 << 16  # 20 ms; the longest real functions need a few thousand
 _MOST_REMEMBERED = 1 << 6  # states at once; compilers remember one or two
@@ -37,6 +41,75 @@ _PC_RELATIVE, _DATA_RELATIVE = 0x10, 0x30
 _PAIR = struct.Struct("<ii")
 _FORMS = {0x00: "<Q", 0x02: "<H", 0x03: "<I", 0x04: "<Q", 0x0A: "<h", 0x0B: "<i", 0x0C: "<q"}
 _ULEB, _SLEB = 0x01, 0x09
+
+
+class CfiError(Exception):
+    """The data are not call frame information for x86-64, or damaged."""
+
+
+class DwarfReader:
+    """Reads numbers one after the other.
+
+    Attributes:
+        at: where the next number begins, in bytes from the start of `data`.
+
+    Every method raises CfiError, IndexError or struct.error if the data ends before the number.
+    """
+
+    __slots__ = ("at", "data")
+
+    def __init__(self, data: Bytes, at: int) -> None:
+        """Begins at offset `at` of `data`."""
+        self.data, self.at = data, at
+
+    def byte(self) -> int:
+        """Reads an unsigned number of one byte."""
+        value = self.data[self.at]
+        self.at += 1
+        return value
+
+    def number(self, form: str, size: int) -> int:
+        """Reads a number of `size` bytes in a format of the module struct."""
+        (value,) = struct.unpack_from(form, self.data, self.at)
+        self.at += size
+        return int(value)
+
+    def uleb(self) -> int:
+        """Reads a ULEB128, cut to 64 bits."""
+        value = self.data[self.at]
+        self.at += 1
+        if value < 128:
+            return value
+        value &= 127
+        for shift in range(7, 70, 7):
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value & _MASK
+        raise CfiError("a number without an end")
+
+    def sleb(self) -> int:
+        """Reads an SLEB128."""
+        value = 0
+        for shift in range(0, 70, 7):
+            byte = self.data[self.at]
+            self.at += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                return value - (1 << shift + 7) if byte & 64 else value
+        raise CfiError("a number without an end")
+
+    def block(self) -> bytes:
+        """Reads a block: its length as a ULEB128, then its bytes."""
+        size = self.uleb()
+        if size > _LONGEST_BLOCK:
+            raise CfiError(f"an expression of {size} bytes")
+        value = bytes(self.data[self.at : self.at + size])
+        if len(value) != size:
+            raise CfiError("an expression without an end")
+        self.at += size
+        return value
 
 
 class RegisterRuleKind(IntEnum):
@@ -150,14 +223,6 @@ class CallFrames(ElfFile):
                 return address - segment.address + segment.offset
         raise CfiError("an address outside of the image")
 
-    def code_before(self, address: int, count: int) -> bytes:
-        """Returns the bytes before an address: fewer at the start of a segment, none if the address is not loaded."""
-        for segment in self.loads:
-            if segment.address < address <= segment.address + segment.size:
-                end = address - segment.address + segment.offset
-                return bytes(self.data[max(end - count, segment.offset) : end])
-        return b""
-
     @property
     def has_functions(self) -> bool:
         """Whether the image has call frame information."""
@@ -252,13 +317,6 @@ class CallFrames(ElfFile):
                 encoding = self._cie(at + 4 - to_cie).encoding
                 yield self._pointer(reader, encoding, self._bias(reader.at), 0), at
             at += 4 + length
-
-    @cached_property
-    def is_go(self) -> bool:
-        """Whether Go's compiler made the code: it keeps frame pointers, and has no call frame information."""
-        with contextlib.suppress(ElfError):
-            return len(self.sections) <= MOST_SECTIONS and ".go.buildinfo" in self.indices
-        return False
 
     def _bias(self, offset: int) -> int:
         """Returns what has to be added to an offset of the file to get its address."""

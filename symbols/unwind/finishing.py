@@ -330,16 +330,16 @@ def _answers(answer: bytearray, walks: list[_Walk]) -> list[tuple[int, int, Fini
             raise AnswerError
         ending, value, *counts, met_unknown = _ANSWER.unpack_from(answer, at)
         at += _ANSWER.size
-        parts = []
+        pieces = []
         for count, dtype in zip(counts, (_FRAME, RULE, _SIGNAL), strict=True):
             if count > (len(answer) - at) // dtype.itemsize:
                 raise AnswerError
-            parts.append(np.frombuffer(answer, dtype, count, at))
+            pieces.append(np.frombuffer(answer, dtype, count, at))
             at += count * dtype.itemsize
         if ending >= len(Walked):
             results.append((ending, value, None))
             continue
-        frames, rules, signals = parts
+        frames, rules, signals = pieces
         if len(frames) > walk.limit:
             raise AnswerError
         all_frames.append(frames["how"])

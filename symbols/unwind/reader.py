@@ -1,26 +1,90 @@
 """Runs in a sandboxed child: walks stacks and finds interpreters, for symbols/unwind/finishing.py.
 
-The child keeps images and the mappings of processes from one request to the next. An image stays mapped after its file
-is closed.
+walk.c and frames.c, compiled to a library, walk the stacks. The child keeps images and the mappings of processes from
+one request to the next. An image stays mapped after its file is closed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
 import struct
+from pathlib import Path
 from typing import Any
 
 from iaprof.basics.heap import take_in_advance
 from iaprof.sandbox.reader import Operation
-from iaprof.symbols.python.interpreter import InterpreterError, read_interpreter
-from iaprof.symbols.unwind.cfi import CallFrames
-from iaprof.symbols.unwind.dwarf_reader import CfiError
-from iaprof.symbols.unwind.library import WalkLibrary
+from iaprof.symbols.python.layout import InterpreterError, read_interpreter
+from iaprof.symbols.unwind.cfi import CallFrames, CfiError
+
+LIBRARY = Path(__file__).with_name("libiaprof_unwind.so")
+_MOST_ANSWER_BYTES = 1 << 18
+_NO_FILE = -1
 
 _KEPT_BYTES = 4 << 20  # of memory, for requests
 MAPPING = struct.Struct("<QQQq")  # start, end, offset, number of the image
+
+
+class WalkLibrary:
+    """The library's functions. Its images and spaces are the process's, as there is one library in a process."""
+
+    def __init__(self) -> None:
+        """Loads the library.
+
+        Raises:
+            OSError: it is not there, because iaprof was installed without a C compiler.
+        """
+        library = ctypes.CDLL(str(LIBRARY))
+        number, address = ctypes.c_uint64, ctypes.c_void_p
+        self._add_image, self._set_space, self._run = library.walk_add_image, library.walk_set_space, library.walk_run
+        self._add_image.argtypes = [number, ctypes.c_int]
+        self._set_space.argtypes = [number, address, number]
+        self._run.argtypes = [address, number, ctypes.POINTER(number), address, number]
+        self._run.restype = number
+        self._answer = ctypes.create_string_buffer(_MOST_ANSWER_BYTES)
+
+    def add_image(self, number: int, file: int | None) -> None:
+        """Takes an image as an open file, which it maps; None for one that cannot be read.
+
+        Raises:
+            OSError: there is no memory to map it.
+        """
+        if self._add_image(number, _NO_FILE if file is None else file) < 0:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    def set_space(self, number: int, mappings: bytearray, count: int) -> None:
+        """Takes the mappings of a process: `count` times struct mapping of walk.c.
+
+        Raises:
+            MemoryError: there are too many.
+        """
+        if self._set_space(number, (ctypes.c_char * len(mappings)).from_buffer(mappings), count):
+            raise MemoryError
+
+    def run(self, requests: bytearray) -> bytes:
+        """Walks stacks.
+
+        Args:
+            requests: one after the other, as walk_run() takes them.
+
+        Returns:
+            An answer for each, one after the other.
+
+        Raises:
+            ValueError: a request is damaged, or there is no memory.
+        """
+        answers = []
+        at, data = 0, (ctypes.c_char * len(requests)).from_buffer(requests)
+        first, taken = ctypes.addressof(data), ctypes.c_uint64()
+        while at < len(requests):
+            size = self._run(first + at, len(requests) - at, ctypes.byref(taken), self._answer, _MOST_ANSWER_BYTES)
+            if not size:
+                raise ValueError("a stack cannot be walked: the request is damaged, or there is no memory")
+            answers.append(ctypes.string_at(self._answer, size))
+            at += taken.value
+        return b"".join(answers)
 
 
 def operations(_stage_seconds: float) -> dict[str, Operation]:

@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Protocol, TypeVar
 
 from iaprof.symbols.names.address_space import NOWHERE
-from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Module, ModuleKind
 
 TRUNCATED = "[truncated]"
 NO_FRAME_POINTERS = "[no frame pointers: {}]"
@@ -116,7 +116,7 @@ def end_of(name: str, module: Module | None, is_outermost: bool | None, keeps_fr
     Args:
         name: of the outermost frame's function; empty if it has none.
         module: of the outermost frame; None if unknown.
-        is_outermost: whether the frame's function has no caller (symbols/unwind/outermost.py); None if unknown.
+        is_outermost: whether the frame's function has no caller (symbols/unwind/file_code.py); None if unknown.
         keeps_frame_pointers: whether the module was built with frame pointers; None if unknown.
     """
     if is_outermost or is_beginning(name):

@@ -25,9 +25,8 @@ from driver.recording import run_recorder
 from iaprof.bpf.driver_layout import CACHE, TRANSFERS, find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.transfers import FUNCTIONS
-from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
-from iaprof.formats.wire.launches import LaunchFlags
+from iaprof.formats.header.launch_warnings import OWN_KERNELS_UNRECORDED
+from iaprof.formats.wire.launches import TRANSFER_FUNCTIONS as FUNCTIONS, LaunchFlags
 from iaprof.gpu.code import canonical
 from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.record.kernels.drivers import built_library
@@ -293,7 +292,7 @@ def test_that_the_runtime_s_own_kernels_of_an_injected_command_are_not_recorded_
     ours = injected_library(recording.capture, ledger[0].pid)
     assert (ours["copies"], ours["own_kernels"]) == (True, False)
     done = subprocess.run([*IAPROF, "info", str(tmp_path / "capture")], capture_output=True, text=True, check=True)
-    assert f"{ours['path']}: {OWN_CLAUSE}" in " ".join(done.stdout.split())
+    assert f"{ours['path']}: {OWN_KERNELS_UNRECORDED}" in " ".join(done.stdout.split())
 
 
 @pytest.fixture

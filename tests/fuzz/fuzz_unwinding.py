@@ -31,18 +31,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from iaprof.basics.elf import HEADER, PT_GNU_EH_FRAME, SECTION, SEGMENT, ElfError, ElfFile, in_memory
 from iaprof.formats.wire.unwind_rules import Rule, Walked
-from iaprof.symbols.python.interpreter import InterpreterError, read_interpreter
+from iaprof.symbols.python.code_objects import TextError, bytes_of, lines_of, text_of
 from iaprof.symbols.python.layout import (
     COOKIE,
     FIRST_MINOR,
     LAST_MINOR,
     PUBLISHED_BYTES,
+    InterpreterError,
     Layout,
     LayoutError,
     layout_of,
+    read_interpreter,
 )
-from iaprof.symbols.python.locations import lines_of
-from iaprof.symbols.python.texts import TextError, bytes_of, text_of
+from iaprof.symbols.unwind.file_code import outermost
 from iaprof.symbols.unwind.finishing import (
     PAGE,
     HowFound,
@@ -50,7 +51,6 @@ from iaprof.symbols.unwind.finishing import (
     _answers as answers_of,
     _Walk as Walk,
 )
-from iaprof.symbols.unwind.outermost import outermost
 from iaprof.symbols.unwind.reader import MAPPING
 from unit.elfwriter import uleb
 

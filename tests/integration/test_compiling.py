@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.basics.threads import ONE_THREAD
+from iaprof.basics.libraries import ONE_THREAD
 from iaprof.bpf.bytecode import BpfUnavailable
 from iaprof.bpf.compile import cache as compile_cache, compilation, headers
 from iaprof.bpf.compile.compilation import Compilation

@@ -25,8 +25,15 @@ from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.programs import MOST_CODE_CHUNKS, MOST_MODULE_CHUNKS
 from iaprof.bpf.sizes import Sizes
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.transfers import UNKNOWN_BYTES, function_number
-from iaprof.formats.wire.launches import CHUNK_BYTES, MAX_DEPTH, ChunkOf, Counter, LaunchFlags
+from iaprof.formats.wire.launches import (
+    CHUNK_BYTES,
+    MAX_DEPTH,
+    UNKNOWN_BYTES,
+    ChunkOf,
+    Counter,
+    LaunchFlags,
+    transfer_function_number,
+)
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.record.capture.rows import IN_MEMORY
@@ -566,7 +573,7 @@ def test_bytes_of_a_copy_and_calls_that_the_driver_makes_itself(
     # then
     transfers = loaded.launches.read()
     assert transfers["size"].tolist() == [100 * 50 * 4] + [UNKNOWN_BYTES] * len(NOWHERE)
-    assert set(transfers["iba"].tolist()) == {function_number("clEnqueueCopyBufferRect")}
+    assert set(transfers["iba"].tolist()) == {transfer_function_number("clEnqueueCopyBufferRect")}
     assert attached.counted()[Counter.TRANSFERS] == len(transfers)
     loaded.detach()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.symbols.unwind.frame_pointers import read_prologues
+from iaprof.symbols.unwind.file_code import read_prologues
 from integration.recording import LAUNCH_FUNCTION, environment, folded, iaprof
 from standin import runtime
 from standin.hardware import Hardware

@@ -17,7 +17,7 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.calls import calls
-from iaprof.symbols.names.modules import ModuleKind
+from iaprof.symbols.names.names import ModuleKind
 from integration.recording import IAPROF, LAUNCH_FUNCTION, copy_of_build, environment, folded, iaprof
 from stacks.debugger import offset_of, stops
 from stacks.without_btf import WITHOUT_BTF

@@ -19,9 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.symbols.python.interpreter import Interpreter, read_interpreter
-from iaprof.symbols.unwind.cfi import CallFrames
-from iaprof.symbols.unwind.dwarf_reader import CfiError
+from iaprof.symbols.python.layout import Interpreter, read_interpreter
+from iaprof.symbols.unwind.cfi import CallFrames, CfiError
 
 RELEASES = {"bookworm": (2, 36), "trixie": (2, 41), "unstable": (2, 42)}
 """Of Debian, with the versions of glibc that they have at least."""

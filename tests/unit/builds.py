@@ -15,8 +15,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
 import elf_sections
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Symbolized, Symbolizer
+from iaprof.symbols.names.names import Module, ModuleKind, Symbolized, Symbolizer
 
 SOURCE = """
 static int inner(int x) {{ return x * 3; }}

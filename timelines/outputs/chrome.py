@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.basics.freed_memory import return_free_memory
+from iaprof.basics.heap import return_free_memory
 from iaprof.formats.profile import StackOptions
 from iaprof.timelines.arguments import Arguments
 from iaprof.timelines.arrows import unique_ids

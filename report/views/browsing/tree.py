@@ -2,21 +2,26 @@
 
 Each sample count of a row and reason is an entry. All entries are kept in one order, in which those of a node are a
 range: opening a node sorts its range by the next frame, and sums of nodes are differences of running sums. So a node
-costs no memory for its entries, and what is never opened costs nothing.
+costs no memory for its entries, and what is never opened costs nothing. A search opens only what leads to matches.
+
+Samples of a node are an estimate where they were divided between stacks in the node and others (docs/attribution.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.profile import Profile
-from iaprof.report.views.browsing.estimates import Estimates
 from iaprof.report.views.browsing.levels import GROUPINGS, NO_FRAME, Level, make_levels
+
+_OF_LAUNCHES = frozenset(("process", "operator", "cpu", "callers"))
+_OF_OFFSETS = frozenset(("instruction", "place"))
 
 MOST_CHILDREN = 500
 """So many children of a node are made at once, those with most samples."""
@@ -25,6 +30,56 @@ Path = tuple[tuple[str, str], ...]
 """A node, wherever it is: level and text of each node from the root to it."""
 _LEVEL = 40  # bits of a frame's number
 _Ints = NDArray[np.int64]
+
+
+class Estimates:
+    """The divided entries of a tree, by place: entries of one place are divided among their stacks."""
+
+    def __init__(self, profile: Profile, row: _Ints, reason: NDArray[np.int8], names: Sequence[str]) -> None:
+        """Numbers the places.
+
+        Args:
+            profile: the stalls.
+            row: [entries], the row of each entry.
+            reason: [entries], its reason.
+            names: the levels of the tree, from its root.
+        """
+        before = names[: max((at for at, name in enumerate(names) if name in _OF_LAUNCHES), default=0)]
+        self._share: NDArray[np.float64] | None = None
+        if profile.divided is None or not profile.divided.any() or not _OF_LAUNCHES.intersection(names):
+            return
+        columns: list[NDArray[Any]] = [profile.places[row]]
+        # What is nearer to the root than the stacks is certain: only within it, samples are divided.
+        if any(name not in _OF_LAUNCHES and name != REASON for name in before):
+            columns.append(profile.code[row])
+        if _OF_OFFSETS.intersection(before):
+            columns.append(profile.offset[row])
+        if REASON in before:
+            columns.append(reason)
+        self._place = distinct_rows(*columns)[1]
+        self._share = (profile.divided / np.maximum(profile.counts.sum(axis=1), 1))[row]
+        self.select(np.ones(len(row), bool))
+
+    def select(self, is_selected: NDArray[np.bool_]) -> None:
+        """Leaves out entries of some reasons and times, but not of some stacks: bool[entries]."""
+        if self._share is not None:
+            divided = self._place[(self._share > 0) & is_selected]
+            self._in_place = np.bincount(divided, minlength=int(self._place.max(initial=0)) + 1)
+
+    def of(self, entries: _Ints, weight: _Ints) -> int:
+        """Samples of a node that are an estimate.
+
+        Args:
+            entries: [n], those of the node.
+            weight: [entries of the tree], samples that are counted.
+        """
+        if self._share is None:
+            return 0
+        entries = entries[(self._share[entries] > 0) & (weight[entries] > 0)]
+        places, place_of, here = np.unique(self._place[entries], return_inverse=True, return_counts=True)
+        # A node with all entries of a place has their samples for certain.
+        is_part = (here < self._in_place[places])[place_of]
+        return round(float((self._share[entries] * weight[entries])[is_part].sum()))
 
 
 @dataclass(eq=False, slots=True)
@@ -434,3 +489,74 @@ class Tree:
             else:
                 found |= np.array([is_wanted(name) for name in self.profile.reasons], bool)[self._reason]
         return found
+
+
+def next_match(tree: Tree, after: Node | None, is_backward: bool = False) -> Node | None:
+    """Finds the next node that matches, or the one before, and opens what leads to it; None if there is none.
+
+    Args:
+        tree: in which something is searched for.
+        after: where to begin; None for the begin, or the end.
+        is_backward: search towards the begin.
+    """
+    if not tree.is_searched:
+        return None
+    found = _before(tree, after) if is_backward else _after(tree, after or tree.root)
+    above = found.parent if found is not None else None
+    while above is not None:
+        tree.open(above)
+        above = above.parent
+    return found
+
+
+def _after(tree: Tree, node: Node) -> Node | None:
+    found = _first(tree, tree.children(node)) if tree.has_match(node) else None
+    while found is None and node.parent is not None:
+        found = _first(tree, node.parent.rank[_place(node) + 1 :])
+        node = node.parent
+    return found
+
+
+def _before(tree: Tree, node: Node | None) -> Node | None:
+    if node is None:
+        return _last(tree, tree.root.rank)
+    while node.parent is not None:
+        found = _last(tree, node.parent.rank[: _place(node)])
+        if found is not None:
+            return found
+        node = node.parent
+        if node.parent is not None and tree.matches(node):
+            return node
+    return None
+
+
+def _first(tree: Tree, nodes: Sequence[Node]) -> Node | None:
+    """The first match in some nodes and below them."""
+    waiting = list(reversed(nodes))
+    while waiting:
+        node = waiting.pop()
+        if tree.has_match(node):
+            if tree.matches(node):
+                return node
+            waiting += reversed(tree.children(node))
+    return None
+
+
+def _last(tree: Tree, nodes: Sequence[Node]) -> Node | None:
+    """The last match in some nodes and below them."""
+    waiting = [(node, False) for node in nodes]
+    while waiting:
+        node, are_children_done = waiting.pop()
+        if are_children_done:
+            if tree.matches(node):
+                return node
+        elif tree.has_match(node):
+            waiting.append((node, True))
+            waiting += ((child, False) for child in tree.children(node))
+    return None
+
+
+def _place(node: Node) -> int:
+    """A node's place among its parent's children."""
+    assert node.parent is not None
+    return node.parent.rank.index(node)

@@ -8,7 +8,7 @@ import sys
 LOOKS = """
 import os, signal, sys
 import pyarrow as pa
-from iaprof.basics.arrow import hide_pandas, look_for_pandas
+from iaprof.basics.libraries import hide_pandas, look_for_pandas
 
 def look(event, arguments):
     if event == "import" and arguments[0] == "pandas":

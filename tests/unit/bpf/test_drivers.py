@@ -15,7 +15,7 @@ from iaprof.bpf import driver_layout
 from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.probes.libraries import INJECTED, OPENCL, Libraries, Way
 from iaprof.bpf.probes.usdt import Probe
-from iaprof.formats.header.no_launches import LEVEL_ZERO
+from iaprof.formats.header.launch_warnings import LEVEL_ZERO
 from iaprof.record.kernels import drivers
 from iaprof.record.kernels.drivers import Drivers
 from iaprof.record.options import LaunchesBy

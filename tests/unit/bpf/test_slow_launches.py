@@ -15,7 +15,7 @@ from iaprof.bpf import driver_layout
 from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.probes.libraries import Libraries, Outcome
 from iaprof.bpf.probes.usdt import Probe
-from iaprof.formats.header.slow_launches import sentence, slow_launches
+from iaprof.formats.header.launch_warnings import slow_launches, slow_launches_sentence
 from iaprof.record.calibrate.code import LENGTH, probe_offset
 from iaprof.record.checks import libraries as checks
 from iaprof.record.checks.result import Level
@@ -100,8 +100,8 @@ def test_what_is_said() -> None:
     costs = "costs 2 to 10 µs more: the kernel single-steps the instruction at the probe"
     said = f"/a/libze_intel_gpu.so.1: a launch by f {costs}"
     library = {"path": "/a/libze_intel_gpu.so.1", "probes": 3}
-    assert sentence(library) == ""
-    assert sentence(library | {"single_stepped": ["f"]}) == said
+    assert slow_launches_sentence(library) == ""
+    assert slow_launches_sentence(library | {"single_stepped": ["f"]}) == said
     assert slow_launches([f"f{number}" for number in range(9)]).startswith("a launch by f0, f1, f2, and 6 more costs ")
 
 
@@ -111,4 +111,4 @@ def test_what_is_said() -> None:
      {"path": "/a", "single_stepped": [1]}, {"path": "/a", "single_stepped": []}],
 )  # fmt: skip
 def test_headers_from_anyone(library: object) -> None:
-    assert sentence(library) == ""
+    assert slow_launches_sentence(library) == ""

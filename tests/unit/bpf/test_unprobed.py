@@ -15,7 +15,7 @@ import pytest
 
 from iaprof.bpf import driver_layout
 from iaprof.bpf.probes.libraries import Libraries, Mapped
-from iaprof.formats.header.unprobed import Unprobed, sentence
+from iaprof.formats.header.launch_warnings import Unprobed, unprobed_sentence
 from unit.bpf.test_slow_launches import driver
 
 DRIVER = "libze_intel_gpu.so.1"
@@ -137,7 +137,7 @@ def test_a_process_counts_once() -> None:
     ],
 )  # fmt: skip
 def test_the_sentence_for_users(processes: int, longest: int, ended: int, said: str) -> None:
-    assert sentence({"processes": processes, "longest_ns": longest, "ended": ended}) == said
+    assert unprobed_sentence({"processes": processes, "longest_ns": longest, "ended": ended}) == said
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_the_sentence_for_users(processes: int, longest: int, ended: int, said: 
      {"processes": 1, "longest_ns": "x", "ended": 0}, {"processes": 1 << 70, "longest_ns": 1, "ended": 0}],
 )  # fmt: skip
 def test_invalid_header_members_give_no_sentence(said: object) -> None:
-    assert sentence(said) == ""
+    assert unprobed_sentence(said) == ""

@@ -12,8 +12,8 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from iaprof.formats.pprof_proto import new_profile
 from iaprof.formats.wire.unwind_rules import Mark
+from iaprof.formats.writers.pprof import new_profile
 from iaprof.report.merging import merge
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof

@@ -13,10 +13,10 @@ import pytest
 
 from iaprof.cli.terminal.summary import end_line
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, Completeness, PythonCounts
-from iaprof.formats.pprof_proto import new_profile
+from iaprof.formats.header.stack_counts import NO_CODE, NOWHERE, Completeness, PythonCounts
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.stacks.trees import stall_tree
+from iaprof.formats.writers.pprof import new_profile
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.about import about
 from iaprof.report.archive.archiving import archive

@@ -11,7 +11,7 @@ import pytest
 
 from iaprof.cli.terminal.summary import end_line
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.whole_stacks import ProcessEnd, WholeStacks
+from iaprof.formats.header.stack_counts import ProcessEnd, WholeStacks
 from iaprof.report.about import about
 from iaprof.report.merging import merge
 from unit.capturing import HEADER, capture, launch, record, stall

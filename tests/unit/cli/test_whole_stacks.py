@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from iaprof.formats.header.whole_stacks import MOST_PROCESSES, LibraryEnd, ProcessEnd, WholeStacks, recorded
+from iaprof.formats.header.stack_counts import MOST_PROCESSES, LibraryEnd, ProcessEnd, WholeStacks, recorded
 
 SOME = WholeStacks.from_counts(
     3,

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions
-from iaprof.formats.stacks.divided import divided_nodes, divided_rows
 from iaprof.formats.stacks.frames import Frame
-from iaprof.formats.stacks.trees import Tree, stall_tree
+from iaprof.formats.stacks.trees import Tree, divided_nodes, divided_rows, stall_tree
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 from unit.profiles import Row, counts, profile

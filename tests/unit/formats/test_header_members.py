@@ -13,7 +13,7 @@ from iaprof.formats.header.members import MEMBERS
 from iaprof.record.options import Options
 from iaprof.record.session import footer, header
 from iaprof.report.archive.pseudonyms import Pseudonyms
-from iaprof.report.archive.redacted_header import redacted_header
+from iaprof.report.archive.redaction import redacted_header
 
 ROOT = Path(__file__).resolve().parents[3]
 CAPTURES = sorted((ROOT / "tests" / "data" / "captures").glob("*.parquet"))

@@ -28,7 +28,7 @@ from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.exporting import build_export
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import ReportOptions
-from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Module, ModuleKind
 from iaprof.symbols.names.rows import CaptureNames
 from limits import Within
 from unit.capturing import HEADER, capture, launch, named_by, record, stall

@@ -17,8 +17,7 @@ from iaprof.report.archive.archiving import archive
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import ReportOptions, build
 from iaprof.symbols.cpu_frames import FrameOptions
-from iaprof.symbols.names.modules import Module
-from iaprof.symbols.names.names import LONGEST_NAME, Frame, Names, Symbolized
+from iaprof.symbols.names.names import LONGEST_NAME, Frame, Module, Names, Symbolized
 from iaprof.symbols.symbolizers.generated import GeneratedCode
 from unit.capturing import capture, launch, named_by, record, stall
 

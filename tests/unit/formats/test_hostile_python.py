@@ -15,7 +15,7 @@ from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
-from iaprof.formats.header.python_counts import DEEPEST, NO_CODE
+from iaprof.formats.header.stack_counts import DEEPEST, NO_CODE
 from limits import Within
 from thorough import thorough
 from unit.capturing import HEADER, capture, launch, record, stall

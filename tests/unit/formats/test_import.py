@@ -16,15 +16,14 @@ from iaprof.formats.capture.limits import MAX_TEXT_BYTES, CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.export import Export
 from iaprof.formats.imports import iaprof_import
-from iaprof.formats.imports.iaprof_import import import_text
-from iaprof.formats.imports.iaprof_lines import Facts
+from iaprof.formats.imports.iaprof_import import Facts, import_text
 from iaprof.formats.profile import Code, Gauges, Kernel, Launch, Profile, StackOptions
 from iaprof.formats.writers.folded import Folded
 from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.formats.writers.writer import Writer
 from iaprof.gpu.intel.reasons import REASONS
+from iaprof.report.imported import profile_of
 from iaprof.report.join.attribution import MAX_INTERVALS
-from iaprof.report.samples import profile_of
 from unit.capturing import HEADER, capture
 from unit.profiles import Row, profile, rows
 
@@ -194,7 +193,7 @@ def test_memory_for_strings_is_bounded(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(iaprof_import, "_BLOCK_BYTES", 100)
     with pytest.raises(IaprofError, match="has a line of more than"):
         read(lines("interval|0|1", f"string|1|{'x' * 500}"), tmp_path)
-    monkeypatch.setattr("iaprof.formats.imports.iaprof_lines._MOST_STRING_BYTES", 1000)
+    monkeypatch.setattr("iaprof.formats.imports.iaprof_import._MOST_STRING_BYTES", 1000)
     with pytest.raises(IaprofError, match="line 7: up to here the strings take"):
         read(lines("interval|0|1", *(f"string|{number}|x" for number in range(1, 90))), tmp_path)
 

@@ -26,8 +26,8 @@ from iaprof.basics.clean import INVISIBLE, clean
 from iaprof.cli.verbs.top import ALL
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, ROW_KINDS
-from iaprof.formats.pprof_proto import new_profile
 from iaprof.formats.texts import clean_texts, csv_text, csv_texts, escaped_json
+from iaprof.formats.writers.pprof import new_profile
 from iaprof.formats.writers.registry import FORMATS
 from iaprof.timelines.outputs.formats import FORMATS as TRACE_FORMATS
 from unit.capturing import capture, record, stall

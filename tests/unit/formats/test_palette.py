@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.profile import CodeKind
-from iaprof.formats.stacks import palette
+from iaprof.formats.stacks import flame_layout
 
 # Machado, Oliveira and Fernandes, "A Physiologically-based Model for Simulation of Color Vision Deficiency" (2009),
 # severity 1, on linear RGB.
@@ -30,7 +30,7 @@ def lab(colour: str, seen_by: str = "everybody else") -> np.ndarray:
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
 
 
-@pytest.mark.parametrize("colours", [palette.LIGHT, palette.DARK], ids=["light", "dark"])
+@pytest.mark.parametrize("colours", [flame_layout.LIGHT, flame_layout.DARK], ids=["light", "dark"])
 class TestColours:
     def test_each_kind_has_a_colour(self, colours: dict[CodeKind, str]) -> None:
         assert set(colours) == set(CodeKind)
@@ -51,9 +51,9 @@ class TestColours:
 
     def test_text_is_readable_on_each_colour(self, colours: dict[CodeKind, str]) -> None:
         for colour in colours.values():
-            assert palette.contrast(colour, palette.ink(colour)) >= 4.5
+            assert flame_layout.contrast(colour, flame_layout.ink(colour)) >= 4.5
 
 
 def test_contrast_is_that_of_wcag() -> None:
-    assert palette.contrast("#000000", "#ffffff") == pytest.approx(21)
-    assert palette.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)  # a well-known near miss
+    assert flame_layout.contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert flame_layout.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)  # a well-known near miss

@@ -7,7 +7,7 @@ import time
 import pytest
 from hypothesis import given, strategies as st
 
-from iaprof.formats.pods import pod
+from iaprof.report.fleet.mapping import pod
 
 UID = "2b801b7a-8f4f-4b23-8b44-d1c3e4a0c7c5"
 IN_SLICE = UID.replace("-", "_")

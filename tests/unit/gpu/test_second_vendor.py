@@ -182,5 +182,7 @@ def test_a_merged_capture_has_both_vendors(tree: Path) -> None:
 
 
 def test_check_tries_its_decoder(tree: Path) -> None:
-    imports = "from iaprof.cli.verbs.check import _decoder; from iaprof.gpu.vendors import named"
-    assert run(tree, "-c", f"{imports}; print(_decoder(named('acme')).text)").strip() == "AcmeDecode decodes Acme Nine"
+    imports = "from iaprof.cli.verbs.check import _decoder; from iaprof.gpu.vendors import by_name"
+    assert (
+        run(tree, "-c", f"{imports}; print(_decoder(by_name('acme')).text)").strip() == "AcmeDecode decodes Acme Nine"
+    )

@@ -20,7 +20,7 @@ import typer.main
 from opentelemetry.proto.collector.profiles.v1development.profiles_service_pb2 import ExportProfilesServiceRequest
 
 from iaprof.cli.main import app
-from iaprof.formats.pprof_proto import new_profile
+from iaprof.formats.writers.pprof import new_profile
 from unit.in_process import iaprof
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from iaprof.formats.header.thinned import thinned
+from iaprof.formats.header.budgets import thinned
 from iaprof.record import budget
 from iaprof.record.budget import (
     CALM_S,

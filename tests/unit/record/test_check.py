@@ -23,14 +23,14 @@ from iaprof.basics.files import open_regular
 from iaprof.bpf.probes.libraries import Outcome, Way
 from iaprof.cli.main import main
 from iaprof.cli.verbs import check as command
-from iaprof.formats.header.whole_stacks import WholeStacks
+from iaprof.formats.header.stack_counts import WholeStacks
 from iaprof.gpu.vendors import VENDORS
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, stacks
 from iaprof.record.checks.result import Check, Level, shortened
 from iaprof.record.checks.stacks import SeenLaunches
 from iaprof.record.sources import xe
 from iaprof.record.sources.xe import DeviceError, NotPermitted, StreamBusy
-from iaprof.symbols.unwind.frame_pointers import Prologues, read_prologues
+from iaprof.symbols.unwind.file_code import Prologues, read_prologues
 from limits import Within
 from unit.builds import no_descriptor_is_lost
 from unit.record.test_devices import device

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.header.removed_files import RemovedFiles
+from iaprof.formats.header.budgets import RemovedFiles
 from iaprof.record.capture.rotation import PartFiles, free_name, keep_earlier, spool_path
 
 FIRST = 1_795_000_000.25

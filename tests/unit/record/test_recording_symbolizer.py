@@ -15,7 +15,7 @@ from iaprof.record.symbolize.opener import MappedFiles, Opener, Rights
 from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 from iaprof.symbols.names.address_space import AddressSpaces
 from iaprof.symbols.names.boot import boot_id
-from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Module, ModuleKind
 
 USER = 1000
 GONE = (1 << 22) + 1  # pids are lower: PID_MAX_LIMIT of linux/threads.h

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from iaprof.formats.header.unrecorded_copies import CLAUSE
+from iaprof.formats.header.launch_warnings import COPIES_UNRECORDED
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import Done, iaprof
 
@@ -230,7 +230,7 @@ OLD = {"path": "/old.so", "copies": False}
         ("report --cpu-samples", "CPU samples: record with 'iaprof record --cpu-freq 49'"),
         ("report --cpu-samples --pid 3 -q", "CPU samples: record with 'iaprof record --cpu-freq 49'"),
         ("report --cpu-samples --format=html", "CPU samples: record with 'iaprof record --cpu-freq 49'"),
-        ("top --by transfer", f"copies and fills: .*iaprof check.*; /old.so: {CLAUSE}"),
+        ("top --by transfer", f"copies and fills: .*iaprof check.*; /old.so: {COPIES_UNRECORDED}"),
     ],
 )
 def test_a_capture_without_such_rows_says_how_to_record_them(tmp_path: Path, words: str, said: str) -> None:

@@ -18,8 +18,7 @@ from iaprof.report.gpu.source_files import SourceFiles
 from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.symbols.cpu_frames import ModuleNames
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Symbolized
+from iaprof.symbols.names.names import Module, ModuleKind, Symbolized
 from unit.capturing import capture, launch, record, stall
 from unit.cli.test_info import FULL, GUESS, GUESSED, SECOND, full
 

@@ -19,14 +19,12 @@ from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.archive.archiving import archive
 from iaprof.report.archive.pseudonyms import Pseudonyms
-from iaprof.report.archive.redacted_texts import redacted_path
-from iaprof.report.archive.redaction import Redaction
+from iaprof.report.archive.redaction import Redaction, redacted_path
+from iaprof.report.cpu_names import SymbolizerChain
 from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.profile import build
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Frame, Names, Symbolized
+from iaprof.symbols.names.names import Frame, Module, ModuleKind, Names, Symbolized
 from iaprof.symbols.names.rows import CaptureNames
-from iaprof.symbols.symbolizers.chain import SymbolizerChain
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 from unit.profiles import rows
 from unit.symbols.names.test_address_space import spaces

@@ -16,7 +16,7 @@ from iaprof.cli.main import main
 from iaprof.cli.terminal.answers import Answers
 from iaprof.cli.terminal.difference_tables import BY, show
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions
-from iaprof.formats.writers import difffolded
+from iaprof.formats.writers.folded import DIFFERENCE_COMPONENTS, write_difference
 from iaprof.report.views.difference import ENTRIES, difference, joined
 from unit.capturing import capture, launch, record, stall
 from unit.profiles import Row, counts, profile
@@ -123,7 +123,7 @@ def test_an_empty_profile_against_another(by: str, relative: bool) -> None:
 
 def folded(before: Profile, after: Profile, relative: bool) -> str:
     out = io.StringIO()
-    difffolded.write(joined(before, after), StackOptions(components=difffolded.COMPONENTS), relative, out)
+    write_difference(joined(before, after), StackOptions(components=DIFFERENCE_COMPONENTS), relative, out)
     return out.getvalue()
 
 

@@ -33,8 +33,7 @@ from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions
-from iaprof.symbols.names.modules import Module
-from iaprof.symbols.names.names import Frame, Names, Symbolized
+from iaprof.symbols.names.names import Frame, Module, Names, Symbolized
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 
 CAPTURES = Path(__file__).resolve().parents[2] / "data" / "captures"

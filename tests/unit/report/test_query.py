@@ -25,8 +25,7 @@ from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.intel.records import RecordLayout
 from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.report.views import sql
-from iaprof.report.views.sql import Database
-from iaprof.report.views.sql_tables import View
+from iaprof.report.views.sql import Database, View
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.profiles import Row, counts, profile
 from unit.zebins import debug_elf

@@ -13,9 +13,9 @@ import pytest
 from iaprof.formats.capture import schema
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FIELDS, KINDS
-from iaprof.formats.header.trace_clocks import JoinedBy, TraceClock
+from iaprof.formats.header.traces import JoinedBy, TraceClock
 from iaprof.report.archive.pseudonyms import Pseudonyms
-from iaprof.report.archive.redacted_texts import is_public_file
+from iaprof.report.archive.redaction import is_public_file
 from unit.capturing import HEADER, capture, launch, record, stall
 from unit.in_process import iaprof
 

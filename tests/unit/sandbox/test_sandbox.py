@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.report.gpu.sandbox import gpu_sandbox
+from iaprof.report.gpu.decoder import gpu_sandbox
 from iaprof.sandbox import parent as sandbox_module, worker
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxDied, SandboxError, SandboxRefused
 from limits import Within
@@ -245,7 +245,7 @@ def test_environment_and_working_directory_do_not_affect_the_child(
 
 def test_the_child_ends_with_its_parent() -> None:
     code = (
-        "import os; from iaprof.report.gpu.sandbox import gpu_sandbox; s = gpu_sandbox();"
+        "import os; from iaprof.report.gpu.decoder import gpu_sandbox; s = gpu_sandbox();"
         f"s.call('disasm', {XE2}, bytes(64)); print(s.pid, flush=True); os.kill(os.getpid(), 9)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

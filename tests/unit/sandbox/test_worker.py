@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import iaprof
-from iaprof.basics.threads import ONE_THREAD
+from iaprof.basics.libraries import ONE_THREAD
 from iaprof.sandbox.worker import Worker
 from limits import Within
 from unit.builds import no_descriptor_is_lost
@@ -205,7 +205,7 @@ def test_a_child_and_what_it_starts_have_the_nice_value_that_is_asked_for(run: S
     # given a child that starts another one
     source = """
 import json, os, time
-from iaprof.basics.threads import ONE_THREAD
+from iaprof.basics.libraries import ONE_THREAD
 from iaprof.sandbox.worker import Worker
 
 def session(pid):

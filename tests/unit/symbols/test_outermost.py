@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from iaprof.symbols.files.elf import read_elf
-from iaprof.symbols.unwind import outermost as subject
-from iaprof.symbols.unwind.outermost import outermost
+from iaprof.symbols.unwind import file_code
+from iaprof.symbols.unwind.file_code import outermost
 from stacks.debugger import build, stops
 
 
@@ -80,7 +80,7 @@ def test_without_call_frame_information_nothing_is_known(tmp_path: Path) -> None
 
 
 def test_more_addresses_than_the_limit_are_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subject, "MOST_ADDRESSES", 1)
+    monkeypatch.setattr(file_code, "MOST_ADDRESSES", 1)
     content = Path("/proc/self/exe").read_bytes()
     assert outermost(content, np.zeros(1, np.uint64)) is not None
     assert outermost(content, np.zeros(2, np.uint64)) is None

@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 from bench.symbolizer import MEANT, difference, llvm_symbolizer
+from iaprof.report.cpu_names import SymbolizerChain
 from iaprof.symbols.files.elf import read_elf
 from iaprof.symbols.files.split_dwarf import Sections, skeletons, whole_unit
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Frame, Symbolized
+from iaprof.symbols.names.names import Frame, Module, ModuleKind, Symbolized
 from iaprof.symbols.symbolizers.binaries import Binaries, Companions
-from iaprof.symbols.symbolizers.chain import SymbolizerChain
 from iaprof.symbols.symbolizers.local_files import LocalFiles
 from unit.builds import no_descriptor_is_lost
 from unit.elf_patching import bounds_of

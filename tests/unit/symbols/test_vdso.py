@@ -10,8 +10,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 import elf_sections
-from iaprof.symbols.files import vdso
-from iaprof.symbols.files.vdso import open_vdso
+from iaprof.symbols.names import boot
+from iaprof.symbols.names.boot import open_vdso
 
 
 def test_the_vdso_is_the_mapped_elf_image() -> None:
@@ -32,5 +32,5 @@ def test_the_vdso_is_the_mapped_elf_image() -> None:
 
 def test_a_process_without_a_vdso(monkeypatch: pytest.MonkeyPatch) -> None:
     text = b"7f00-7f10 r--p 00000000 00:00 0 [vvar]\n7f10-7f20 r-xp 00000000 00:01 7 /tmp/x [vdso]\n"
-    monkeypatch.setattr(vdso, "maps_of", lambda: text)
+    monkeypatch.setattr(boot, "maps_of", lambda: text)
     assert open_vdso() is None

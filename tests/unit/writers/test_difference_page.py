@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from browser import opened, ready
-from iaprof.formats.page.difference import write_difference
+from iaprof.formats.page.html import write_difference
 from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin, Profile
 from iaprof.report.views.difference import joined
 from unit.profiles import Row, counts, profile

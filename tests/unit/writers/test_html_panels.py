@@ -24,8 +24,8 @@ from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.facts import Facts, Report
 from iaprof.report.gpu.module import GpuKernel
 from iaprof.report.gpu.source_files import SourceFiles
-from iaprof.report.views import hot_listings as module
-from iaprof.report.views.hot_listings import hot_listings
+from iaprof.report.views import annotation as module
+from iaprof.report.views.annotation import hot_listings
 from unit.profiles import Row, counts, profile
 from unit.report.gpu import test_annotate
 from unit.report.gpu.test_annotate import PROFILE, by_hand

@@ -14,7 +14,7 @@ from iaprof.formats.export import Export
 from iaprof.formats.guesses import NOTE, SUFFIX
 from iaprof.formats.page.data import short_texts
 from iaprof.formats.profile import Code, Kernel, Launch, StackOptions
-from iaprof.formats.writers import diff_svg
+from iaprof.formats.writers import flame_svg
 from iaprof.formats.writers.flame_svg import FlameSvg
 from iaprof.report.views.browsing.tree import Tree
 from unit.profiles import Row, counts, profile
@@ -95,7 +95,7 @@ def test_the_svg(browser: Browser, tmp_path: Path) -> None:
 def test_the_svg_of_a_difference() -> None:
     out = io.StringIO()
     both = profile([ROWS[0], Row(1, GUESSED, KERNEL, SEND, 0, counts(sbid=3))], (0.0, 0.0))
-    diff_svg.write(both, ("before", "after"), OPTIONS, False, out)
+    flame_svg.write_difference(both, ("before", "after"), OPTIONS, False, out)
     assert ">? solve</text>" in out.getvalue()
     assert f">{NOTE}</text>" in out.getvalue()
 

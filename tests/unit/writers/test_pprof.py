@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from iaprof.formats.export import Export
-from iaprof.formats.pprof_proto import new_profile
 from iaprof.formats.profile import StackOptions
-from iaprof.formats.writers.pprof import Pprof
+from iaprof.formats.writers.pprof import Pprof, new_profile
 from unit import stalled
 
 PUBLISHED = {  # proto/profile.proto of google/pprof

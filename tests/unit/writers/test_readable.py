@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page
 
 from browser import opened, ready
 from iaprof.formats.export import Export
-from iaprof.formats.page.difference import write_difference
+from iaprof.formats.page.html import write_difference
 from iaprof.formats.profile import Kernel
 from unit.profiles import Row, counts, profile
 from unit.writers.test_difference_page import DOCUMENT, NAMES, both_of

@@ -12,14 +12,14 @@ import pytest
 from iaprof.cli.terminal.summary import say_end
 from iaprof.cli.verbs import info as info_verb
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.no_launches import sentence
+from iaprof.formats.header.launch_warnings import no_launches_sentence
 from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
 from iaprof.formats.wire.sideband import mapping_record
 from iaprof.record.capture.finish import finish
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.about import about
 from iaprof.report.archive.pseudonyms import Pseudonyms
-from iaprof.report.archive.redacted_header import redacted_header
+from iaprof.report.archive.redaction import redacted_header
 
 LEVEL_ZERO = "/opt/intel/lib/libze_intel_gpu.so.1.6"
 OPENCL = "/usr/lib/x86_64-linux-gnu/intel-opencl/libigdrcl.so"
@@ -59,7 +59,7 @@ def recorded(
 
 
 def warned(header: dict[str, Any]) -> str:
-    return sentence(header.get("no_launches"), header["totals"].get("stalls"))
+    return no_launches_sentence(header.get("no_launches"), header["totals"].get("stalls"))
 
 
 INSTALLED = library(LEVEL_ZERO, None)
@@ -157,4 +157,4 @@ def test_it_is_told_at_the_end_in_info_and_on_the_page(tmp_path: Path, capsys: p
      {"driver": "libigdrcl.so", "pid": "1", "by": "auto", "way": None}],
 )  # fmt: skip
 def test_a_header_may_be_anyones(said: object) -> None:
-    assert sentence(said, 1) == ""
+    assert no_launches_sentence(said, 1) == ""

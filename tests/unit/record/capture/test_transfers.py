@@ -14,9 +14,14 @@ from iaprof.basics.errors import UsageError
 from iaprof.bpf.driver_layout import SHIPPED, Action, Layout, LayoutError
 from iaprof.cli.verbs import info as verb
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.transfers import FUNCTIONS, UNKNOWN_BYTES, function_number
-from iaprof.formats.header.unrecorded_copies import OWN_CLAUSE
-from iaprof.formats.wire.launches import LAUNCH, LaunchFlags
+from iaprof.formats.header.launch_warnings import OWN_KERNELS_UNRECORDED
+from iaprof.formats.wire.launches import (
+    LAUNCH,
+    TRANSFER_FUNCTIONS as FUNCTIONS,
+    UNKNOWN_BYTES,
+    LaunchFlags,
+    transfer_function_number,
+)
 from iaprof.record.capture.finish import finish
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.join.selection import Selection, TimeRange
@@ -47,7 +52,7 @@ def captured(folder: Path, *records: NDArray[np.void]) -> CaptureReader:
 def test_records_become_rows(tmp_path: Path) -> None:
     # given a copy of 10 bytes, a fill of as many as can be, and an image
     names = ("zeCommandListAppendMemoryCopy", "zeCommandListAppendMemoryFill", "zeCommandListAppendImageCopy")
-    copy, fill, image = map(function_number, names)
+    copy, fill, image = map(transfer_function_number, names)
     presumed = LaunchFlags.TRANSFER | LaunchFlags.PRESUMED
     records = [
         transfer(1, copy, 10),
@@ -172,7 +177,7 @@ def test_top_reports_where_kernels_are_not_counted(tmp_path: Path) -> None:
     header = HEADER | {"libraries": [injected, injected, {"path": "/whole.so", "copies": True, "own_kernels": True}]}
     path = capture(tmp_path / "cap.parquet", header, transfer=[row])
     done = iaprof("top", path, "--by", "transfer")
-    assert done.err == f"iaprof: /injected.so: {OWN_CLAUSE}\n"
+    assert done.err == f"iaprof: /injected.so: {OWN_KERNELS_UNRECORDED}\n"
     assert iaprof("top", path, "--by", "transfer", "--quiet").err == ""
     # and an invalid header is not an error
     damaged = capture(tmp_path / "damaged.parquet", HEADER | {"libraries": {"path": 7}}, transfer=[row])

@@ -21,7 +21,7 @@ from iaprof.record.capture.finish import finish
 from iaprof.record.options import Options
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.profile import ReportOptions
-from iaprof.report.views.wait_runs import wait_runs
+from iaprof.report.views.thread_runs import wait_runs
 from unit.capturing import HEADER, capture
 from unit.in_process import iaprof
 

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from iaprof.formats.header.python_counts import NO_CODE, NOWHERE, PythonCounts
+from iaprof.formats.header.stack_counts import NO_CODE, NOWHERE, PythonCounts
 from iaprof.formats.wire.launches import CODE, PYTHON_FRAME, PYTHON_STACK, PythonState
 from iaprof.record.stacks.python_stacks import Interpreter, PythonCounting, PythonStacks
 from iaprof.symbols.python.layout import Layout, layout_of

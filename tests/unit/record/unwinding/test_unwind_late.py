@@ -16,7 +16,7 @@ from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.unwinding import late as module
 from iaprof.record.unwinding.late import LateFinishing
 from iaprof.record.unwinding.unfinished import MOST_FAILURES
-from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Module, ModuleKind
 from iaprof.symbols.unwind.cfi import CallFrames
 from iaprof.symbols.unwind.finishing import PAGE, Finished, HowFound
 

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from iaprof.formats.capture.stored_file import StoredFile
 from iaprof.formats.profile import Code, CodeKind, Launch, Origin
+from iaprof.formats.stores import StoredFile
 from iaprof.gpu.intel.vendor import Intel
 from iaprof.report.fleet import cache as caches
 from iaprof.report.fleet.cache import options_key, usual_place

@@ -21,8 +21,8 @@ from iaprof.report.fleet import cluster as clusters
 from iaprof.report.fleet.cluster import Cluster
 from iaprof.report.fleet.partial import nothing
 from iaprof.report.fleet.processes import Processes
-from iaprof.report.fleet.summary import Summary
 from iaprof.report.fleet.tasks import Answer, run
+from iaprof.report.fleet.totals import Summary
 from thorough import usually
 from unit.report.fleet.fleets import SAMPLES
 from unit.report.fleet.test_engines import asked, rows
@@ -199,25 +199,37 @@ def _with_rows(**columns: Callable[[Any], Any]) -> Callable[..., list[Any]]:
 
 
 BROKEN: dict[str, tuple[Callable[..., Any], str]] = {
-    "nothing": (lambda *_: None, "of another type"),
-    "others": (lambda *_: [None], "of another type"),
+    "nothing": (lambda *_: None, "not a list of answers"),
+    "others": (lambda *_: [None], "not a list of answers"),
     "none": (lambda *_: [], "0 of 1 captures"),
     "an error": (_raises, r"failed \(ModuleNotFoundError: No module named 'numpy._core'\): install the same packages"),
     "unreadable": (lambda *_: [Unreadable()], r"failed \(AttributeError: "),
-    "another capture": (_changed(lambda _: Answer(nothing([Summary("other", "", problem="x")]))), "something else"),
-    "another segment": (_changed(lambda answer: replace(answer, unread="../x")), "something else"),
-    "a text": (_changed(lambda answer: replace(answer, segment="x")), "something else"),
-    "no totals": (_changed(lambda each: replace(each, partial=replace(each.partial, totals=None))), "something else"),
+    "another capture": (
+        _changed(lambda _: Answer(nothing([Summary("other", "", problem="x")]))),
+        "not fit the task",
+    ),
+    "another segment": (_changed(lambda answer: replace(answer, unread="../x")), "not fit the task"),
+    "a text": (_changed(lambda answer: replace(answer, segment="x")), "not fit the task"),
+    "no totals": (
+        _changed(lambda each: replace(each, partial=replace(each.partial, totals=None))),
+        "not fit the task",
+    ),
     "no launches": (
         _changed(lambda each: replace(each, partial=replace(each.partial, launches=[1] * len(each.partial.launches)))),
-        "'launch' refers to is none",
+        "'launch' have another type",
     ),
-    "launches too far": (_with_rows(launch=lambda column: column + 1000), "'launch' refers to what there is not"),
-    "negative kernels": (_with_rows(kernel=lambda column: column - 1000), "'kernel' refers to what there is not"),
-    "fractions": (_with_rows(counts=lambda column: column * 1.5), "'counts' is none"),
+    "launches too far": (
+        _with_rows(launch=lambda column: column + 1000),
+        "'launch' has numbers of entries",
+    ),
+    "negative kernels": (
+        _with_rows(kernel=lambda column: column - 1000),
+        "'kernel' has numbers of entries",
+    ),
+    "fractions": (_with_rows(counts=lambda column: column * 1.5), "'counts' has another type"),
     "negative samples": (_with_rows(counts=lambda column: -column), "'counts' is negative"),
     "more samples": (_with_rows(counts=lambda column: 2 * column), "its samples do not add up"),
-    "a short column": (_with_rows(offset=lambda column: column[1:]), "'offset' is none"),
+    "a short column": (_with_rows(offset=lambda column: column[1:]), "'offset' has another type or size"),
 }
 
 

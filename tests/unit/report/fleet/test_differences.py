@@ -74,7 +74,7 @@ def test_a_difference_is_a_page(sets: list[Path], tmp_path: Path, browser: Brows
 
 def test_names_are_text_only(tmp_path: Path, browser: Browser) -> None:
     """In a page, whatever strangers called their kernels."""
-    from iaprof.formats.page.difference import write_difference
+    from iaprof.formats.page.html import write_difference
 
     sums = {
         "samples_before": 1,

@@ -13,8 +13,8 @@ from browser import opened, ready
 from iaprof.formats import host_times
 from iaprof.formats.export import About, Export
 from iaprof.formats.host_times import MOST_COLUMNS, HostTimes
-from iaprof.formats.page.hosts import host_map
 from iaprof.formats.page.html import HtmlPage
+from iaprof.formats.page.panels import host_map
 from iaprof.formats.profile import StackOptions
 from thorough import thorough
 from unit.in_process import iaprof

@@ -10,7 +10,7 @@ import pytest
 
 from iaprof.report.fleet import cluster, engines, processes
 from iaprof.report.fleet.groups import Grouping
-from iaprof.report.fleet.summary import Summary
+from iaprof.report.fleet.totals import Summary
 from thorough import thorough
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, strategies as st
 
-from iaprof.report.fleet.percentiles import Shares
+from iaprof.report.fleet.comparison import Shares
 
 ROWS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(1, 9)), min_size=1, max_size=40)
 

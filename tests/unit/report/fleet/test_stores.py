@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats import stores
-from iaprof.formats.stores import within
-from iaprof.formats.urls import without_credentials
+from iaprof.formats.stores import within, without_credentials
 from iaprof.report.fleet.sources import Source, find_sources
 from thorough import thorough, usually
 from unit.capturing import capture, launch, record, stall

@@ -14,8 +14,7 @@ from iaprof.gpu.intel import iga
 from iaprof.gpu.intel.generations import platform_of
 from iaprof.gpu.intel.instruction_set import Platform
 from iaprof.gpu.intel.zebin import read_zebin
-from iaprof.report.gpu.decoder import DecodeError, Decoder, DecoderUnavailable
-from iaprof.report.gpu.sandbox import gpu_sandbox
+from iaprof.report.gpu.decoder import DecodeError, Decoder, DecoderUnavailable, gpu_sandbox
 from iaprof.sandbox.parent import Limits, Sandbox
 from unit import fakeiga
 from unit.zebins import KERNELS, MODULES, PLATFORMS, debug_elf, disassembly, read_zebin_code

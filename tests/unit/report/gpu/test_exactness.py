@@ -15,7 +15,7 @@ from iaprof.formats.profile import StackOptions
 from iaprof.formats.writers.registry import WRITERS
 from iaprof.gpu.instructions import InstructionSet
 from iaprof.gpu.intel.reasons import REASONS
-from iaprof.report.gpu.instructions import read_instructions
+from iaprof.report.gpu.decoder import read_instructions
 from iaprof.report.gpu.module import NO_DECODER, GpuFrame, GpuKernel, GpuModule, GpuModuleLoader
 from iaprof.report.profile import ReportOptions, build
 from unit.capturing import HEADER, capture, launch

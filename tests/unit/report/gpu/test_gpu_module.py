@@ -12,9 +12,8 @@ import pytest
 from iaprof.gpu.intel.instruction_set import Platform
 from iaprof.gpu.intel.zebin import read_zebin
 from iaprof.report.gpu import module as gpu_module
-from iaprof.report.gpu.decoder import in_json
+from iaprof.report.gpu.decoder import gpu_sandbox, in_json
 from iaprof.report.gpu.module import GpuFrame, GpuModuleLoader, InstructionInfo
-from iaprof.report.gpu.sandbox import gpu_sandbox
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxDied
 from limits import Within
 from unit import elfwriter as elf, fakeiga

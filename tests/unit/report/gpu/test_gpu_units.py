@@ -12,10 +12,9 @@ import pytest
 from iaprof.gpu.code import CodeKernel
 from iaprof.gpu.intel.zebin import read_sections, read_zebin
 from iaprof.record.kernels.dumped import PlacedKernel, compose
-from iaprof.report.gpu.frames import read_debug_info
+from iaprof.report.gpu.frames import UnitCode, place_units, read_debug_info
 from iaprof.report.gpu.functions import FunctionTree, Scope
 from iaprof.report.gpu.lines import LineRange
-from iaprof.report.gpu.units import UnitCode, place_units
 from unit.zebins import FOLDER, SOURCES, debug_elf, plain_zebin
 
 UNPLACED = {"lnl": {"shift", "copy", "scan", "first"}, "pvc": {"copy", "first", "second"}}

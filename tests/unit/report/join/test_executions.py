@@ -22,7 +22,7 @@ from iaprof.report.join.joining import Task, join
 from iaprof.report.join.placements import LAUNCH_COLUMNS, place_kernels
 from iaprof.report.join.selection import Selection
 from iaprof.report.profile import ReportOptions
-from iaprof.report.views.launch_runs import launch_runs
+from iaprof.report.views.thread_runs import launch_runs
 from unit.capturing import capture, launch, record, stall
 from unit.in_process import iaprof
 

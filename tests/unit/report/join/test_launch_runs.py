@@ -20,7 +20,7 @@ from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.selection import Selection, TimeRange
 from iaprof.report.merging import merge
 from iaprof.report.profile import ReportOptions
-from iaprof.report.views.launch_runs import launch_runs
+from iaprof.report.views.thread_runs import launch_runs
 from unit.capturing import HEADER, capture, launch
 from unit.profiles import Row, counts, profile
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.header.trace_clocks import JoinedBy, TraceClock, describe_clock, trace_clocks
+from iaprof.formats.header.traces import JoinedBy, TraceClock, describe_clock, trace_clocks
 from iaprof.report.together.joining import join_traces
 from iaprof.report.together.launches import KernelTexts, SeenLaunches
 from iaprof.report.together.matching import Recorded, match

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from iaprof.report.join.nesting import NOTHING, Nesting, depths
+from iaprof.report.join.operators import NOTHING, Nesting, depths
 
 _SLICES = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 30), st.integers(1, 30)), max_size=40)
 _LAUNCHES = st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 62)), max_size=40)

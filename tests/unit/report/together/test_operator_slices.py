@@ -12,7 +12,7 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.page.panels import operators
 from iaprof.report.profile import ReportOptions
-from iaprof.report.views.operator_slices import operator_slices
+from iaprof.report.views.thread_runs import operator_slices
 from unit.in_process import iaprof as run
 from unit.report.together import runs
 from unit.report.together.test_clocks import joined, with_events

@@ -11,12 +11,10 @@ import numpy as np
 import pytest
 
 from iaprof.formats.profile import Code, Kernel, Launch, Profile, StackOptions
-from iaprof.formats.stacks.divided import divided_nodes
-from iaprof.formats.stacks.trees import stall_tree
+from iaprof.formats.stacks.trees import divided_nodes, stall_tree
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.report.views.browsing.levels import GROUPINGS
-from iaprof.report.views.browsing.searching import next_match
-from iaprof.report.views.browsing.tree import Node, Selection, Tree
+from iaprof.report.views.browsing.tree import Node, Selection, Tree, next_match
 from iaprof.report.views.difference import joined
 from unit.profiles import Row, counts, profile, rows
 

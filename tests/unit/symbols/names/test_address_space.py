@@ -11,7 +11,7 @@ import pytest
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.wire.sideband import SideBand, comm_record, decode, mapping_record, running_record
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
-from iaprof.symbols.names.modules import Module, ModuleKind, Place
+from iaprof.symbols.names.names import Module, ModuleKind, Place
 
 
 def mapping(time: int, pid: int, start: int, path: str, length: int = 0x1000, offset: int = 0) -> dict[str, object]:

@@ -10,12 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from iaprof.formats.capture.schema import KINDS
-from iaprof.formats.header.python_counts import NO_CODE
-from iaprof.formats.header.whole_stacks import LibraryEnd, ProcessEnd, WholeStacks
+from iaprof.formats.header.stack_counts import NO_CODE, LibraryEnd, ProcessEnd, WholeStacks
 from iaprof.symbols.cpu_frames import CpuFrames, FrameOptions, unnamed
 from iaprof.symbols.names.address_space import NOWHERE, AddressSpaces
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import Frame, Names, Symbolized
+from iaprof.symbols.names.names import Frame, Module, ModuleKind, Names, Symbolized
 
 APP, LIBRARY = "/opt/app", "/lib/libfoo.so"
 PYTHON = "/usr/lib/libpython3.12.so.1.0"

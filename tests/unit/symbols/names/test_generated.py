@@ -13,8 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from iaprof.sandbox.parent import Limits
-from iaprof.symbols.files import jitdump as jitdump_module, perf_map as perf_map_module
-from iaprof.symbols.files.perf_map import read_perf_map
+from iaprof.symbols.files import generated_reader, symbol_lists
+from iaprof.symbols.files.symbol_lists import read_perf_map
 from iaprof.symbols.names.names import LONGEST_NAME, LONGEST_READ, Frame, Symbolized, is_shortened, shortened
 from iaprof.symbols.symbolizers.generated import GeneratedCode
 from limits import Within
@@ -91,10 +91,10 @@ def test_bytes_that_are_not_utf8_are_escaped() -> None:
     assert mapped(b"10 1 caf\xe9\xff\n", 0x10) == {0x10: "caf\\xe9\\xff"}
 
 
-@pytest.mark.parametrize("chunk", [16, 50, perf_map_module.CHUNK])
+@pytest.mark.parametrize("chunk", [16, 50, symbol_lists.CHUNK])
 def test_later_lines_win(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
     # given overlapping ranges, and chunks of several sizes
-    monkeypatch.setattr(perf_map_module, "CHUNK", chunk)
+    monkeypatch.setattr(symbol_lists, "CHUNK", chunk)
     rng = np.random.default_rng(chunk)
     ranges = [(int(start), int(size), f"f{i}") for i, (start, size) in enumerate(rng.integers(1, 200, (300, 2)))]
     text = "".join(f"{start:x} {size:x} {name}\n" for start, size, name in ranges).encode()
@@ -155,7 +155,7 @@ def test_a_long_name_is_cut() -> None:
 
 def test_a_line_longer_than_a_chunk_is_skipped() -> None:
     # given
-    long = b"1000 20 " + b"x" * (2 * perf_map_module.CHUNK)
+    long = b"1000 20 " + b"x" * (2 * symbol_lists.CHUNK)
     # when
     for text in (long, b"2000 20 before\n" + long + b"\n3000 20 behind\n"):
         names, skipped = read_perf_map(text, words(0x1000, 0x2000, 0x3000))
@@ -321,14 +321,14 @@ def test_absurd_numbers_in_a_jitdump_do_no_harm(generated: GeneratedCode, tmp_pa
 
 def test_the_number_of_lines_read_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     # given two functions of three lines each, and a limit of four lines
-    monkeypatch.setattr(jitdump_module, "MOST_LINES", 4)
+    monkeypatch.setattr(generated_reader, "MOST_LINES", 4)
     dump = header()
     for address in (0x1000, 0x2000):
         lines = [(address + 16 * i, 1 + i, b"a.js") for i in range(3)]
         dump += debug_info(90, address, lines) + load(100, address, b"\x90" * 64, "f")
     # when
     addresses = words(0x1000, 0x1020, 0x2000, 0x2020)
-    jitdump = jitdump_module.read_jitdump(dump, addresses, words(1000, 1000, 1000, 1000))
+    jitdump = generated_reader.read_jitdump(dump, addresses, words(1000, 1000, 1000, 1000))
     # then
     assert [frame.line for _, frame in sorted(jitdump.frames.items())] == [1, 3, 1, 1]
     assert jitdump.problem == "it has more than 4 lines, of which the first were read"
@@ -388,9 +388,9 @@ def test_a_jitdump_of_small_records_costs_bounded_time_and_memory(tmp_path: Path
 
 
 def test_the_number_of_records_read_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jitdump_module, "MOST_RECORDS", 2)
+    monkeypatch.setattr(generated_reader, "MOST_RECORDS", 2)
     for dump, more in ((WHOLE, b""), (WHOLE, load(100, 0x3000, b"\x90", "third")), (WHOLE, close(100))):
-        jitdump = jitdump_module.read_jitdump(dump + more, words(0x1000, 0x2000, 0x3000), words(100, 100, 100))
+        jitdump = generated_reader.read_jitdump(dump + more, words(0x1000, 0x2000, 0x3000), words(100, 100, 100))
         assert [frame.function for _, frame in sorted(jitdump.frames.items())] == ["first", "second"]
         assert jitdump.problem == ("it has more than 2 records, of which the first were read" if more else "")
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.symbols.files.kallsyms import LARGEST_FUNCTION, KernelSymbols
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import LONGEST_READ, Frame, shortened
+from iaprof.symbols.files.symbol_lists import LARGEST_FUNCTION, KernelSymbols
+from iaprof.symbols.names.names import LONGEST_READ, Frame, Module, ModuleKind, shortened
 from limits import Within
 
 KERNEL = Module(ModuleKind.KERNEL, "[kernel]")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.wire.sideband import text
-from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Module, ModuleKind
 from iaprof.symbols.symbolizers import local_files
 from iaprof.symbols.symbolizers.binaries import Binaries
 from iaprof.symbols.symbolizers.local_files import LocalFiles

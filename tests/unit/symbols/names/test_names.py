@@ -11,12 +11,10 @@ import pytest
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
+from iaprof.report.cpu_names import SymbolizerChain
 from iaprof.symbols.names.calls import StackAddresses, calls
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.names.names import LONGEST_NAME, Frame, Names, Symbolized, is_shortened
-from iaprof.symbols.names.rows import CaptureNames
-from iaprof.symbols.names.write_names import Cancellation, write_names
-from iaprof.symbols.symbolizers.chain import SymbolizerChain
+from iaprof.symbols.names.names import LONGEST_NAME, Frame, Module, ModuleKind, Names, Symbolized, is_shortened
+from iaprof.symbols.names.rows import Cancellation, CaptureNames, write_names
 from unit.symbols.names.test_address_space import event, mapping, spaces
 
 MODULE = Module(ModuleKind.FILE, "/lib/a.so", b"\x01\x02")

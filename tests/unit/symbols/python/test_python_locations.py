@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies
 from numpy.typing import NDArray
 
-from iaprof.symbols.python.locations import BEFORE_THE_FIRST, NO_LINE, lines_of
+from iaprof.symbols.python.code_objects import BEFORE_THE_FIRST, NO_LINE, lines_of
 from pythons.interpreters import HERE, NAMES, output_of, started_as
 from thorough import thorough
 

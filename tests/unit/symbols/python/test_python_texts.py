@@ -9,8 +9,8 @@ import sys
 import pytest
 from hypothesis import given, strategies
 
+from iaprof.symbols.python.code_objects import Text, TextError, bytes_of, text_of, type_of
 from iaprof.symbols.python.layout import Layout
-from iaprof.symbols.python.texts import Text, TextError, bytes_of, text_of, type_of
 from pythons.interpreters import files_of, started_as
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from iaprof.symbols.names.modules import Module, ModuleKind
-from iaprof.symbols.python.without_interpreter import is_interpreter, without_interpreter
+from iaprof.symbols.names.names import Module, ModuleKind
+from iaprof.symbols.python.frames import is_interpreter, without_interpreter
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from elftools.elf.elffile import ELFFile
 
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.sandbox.parent import Limits
-from iaprof.symbols.unwind.cfi import CallFrames, RegisterRuleKind, Row
-from iaprof.symbols.unwind.dwarf_reader import CfiError
+from iaprof.symbols.unwind.cfi import CallFrames, CfiError, RegisterRuleKind, Row
 from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, Mapping, StackCopy
 
 FOLDER = Path("/lib/x86_64-linux-gnu")

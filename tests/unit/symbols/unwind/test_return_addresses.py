@@ -9,9 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from iaprof.symbols.files.calls_in_file import without_call
 from iaprof.symbols.files.elf import read_elf
-from iaprof.symbols.unwind.return_addresses import begins_goroutine, can_be_returned_to, ends_a_call
+from iaprof.symbols.unwind.file_code import begins_goroutine, can_be_returned_to, ends_a_call, without_call
 
 _INSTRUCTION = re.compile(r"^ *([0-9a-f]+):\t((?:[0-9a-f]{2} )+) *\t(.*)$", re.MULTILINE)
 

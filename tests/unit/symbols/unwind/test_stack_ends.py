@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from iaprof.symbols.names.address_space import NOWHERE
-from iaprof.symbols.names.modules import Module, ModuleKind
+from iaprof.symbols.names.names import Module, ModuleKind
 from iaprof.symbols.unwind.stack_ends import BEGINNINGS, end_of, mark, without_strays
 
 

@@ -13,16 +13,16 @@ import pytest
 
 from iaprof.formats.wire.unwind_rules import (
     BLOCK_BYTES,
+    BY_FRAME_POINTER,
     END,
     HARD,
-    TO_OTHER_STACK,
     Rule,
     RuleFlags,
     RuleKind,
     RuleScope,
     Walked,
 )
-from iaprof.symbols.files.vdso import open_vdso
+from iaprof.symbols.names.boot import open_vdso
 from iaprof.symbols.unwind.finishing import PAGE, Finished, Finishing, HowFound, Mapping, StackCopy
 from stacks.debugger import Stop, build, offset_of, stops
 
@@ -352,7 +352,9 @@ def test_callers_of_go_code_on_another_stack_are_not_searched(tmp_path: Path) ->
     done = go.walked(words, at, 0xC000_0000_1000, go.in_c)
     # then no caller is guessed, and BPF may follow the frame pointer to the other stack
     assert (done.ips.tolist(), done.ending) == ([go.in_c, go.called], Walked.STUCK)
-    assert done.rules[go.called, RuleScope.RETURN] == TO_OTHER_STACK
+    assert done.rules[go.called, RuleScope.RETURN] == BY_FRAME_POINTER._replace(
+        flags=RuleFlags.GUESS | RuleFlags.OTHER_STACK
+    )
     # but not if Go code was not found by a rule
     done = go.walked({at: 0xC000_0000_1000, at + 8: go.called, at + 64: go.called}, at, at)
     assert (done.ips.tolist(), done.ending) == ([0x10010, go.called], Walked.STUCK)

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.report.archive.pseudonyms import Pseudonyms
-from iaprof.report.archive.traces import (
+from iaprof.report.archive.redaction import (
     redacted_category,
     redacted_name,
     redacted_peers,

@@ -1,6 +1,9 @@
-"""Keeps pandas, for which Arrow looks, out of our processes.
+"""What libraries may do in our processes: OpenBLAS has one thread, and Arrow finds no pandas.
 
-Arrow looks for it once in a process (before version 19, each time), when it first converts a list or an array, and
+OpenBLAS, which numpy contains, otherwise starts a thread per core when numpy is imported, though we call nothing of it.
+They take CPU time and address space, and keep the privileges that a process gives up.
+
+Arrow looks for pandas once in a process (before version 19, each time), when it first converts a list or an array, and
 imports it if it is installed. We need nothing of it; it takes 0.4 s and 35 MB, and with an old one Arrow prints a
 warning.
 """
@@ -8,9 +11,25 @@ warning.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
+
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""Environment of a process that imports numpy."""
+_added: list[str] = []
+
+
+def use_one_thread() -> None:
+    """Makes OpenBLAS use one thread in this process, before it imports numpy, unless the user has chosen a number."""
+    _added.extend(name for name in ONE_THREAD if name not in os.environ)
+    os.environ.update({name: ONE_THREAD[name] for name in _added})
+
+
+def users_environment() -> dict[str, str]:
+    """Returns this process's environment as the user set it: for programs of the user's."""
+    return {name: value for name, value in os.environ.items() if name not in _added}
 
 
 class _NoPandas:

@@ -1,8 +1,15 @@
-"""Names the entries of procedure linkage tables (PLT) after the functions that they call: `puts@plt`, as gdb does.
+"""Names code that no symbol names: entries of procedure linkage tables, and the code to which signal handlers return.
 
-No symbol names an entry. It jumps to the address that the dynamic linker puts into a slot, and the relocation of that
-slot names the function. So this works for stripped files, and for the tables of all linkers: entries are recognised by
-their jump or, where Intel's indirect branch tracking splits them in two, by the index of the relocation that they push.
+An entry of a procedure linkage table (PLT) gets the name of the function that it calls: `puts@plt`, as in gdb. It jumps
+to the address that the dynamic linker puts into a slot, and the relocation of that slot names the function. So this
+works for stripped files, and for the tables of all linkers: entries are recognised by their jump or, where Intel's
+indirect branch tracking splits them in two, by the index of the relocation that they push.
+
+The code to which signal handlers return is `__restore_rt`, as in the sources of glibc and musl, which give the Linux
+kernel this code with each handler; it makes the system call rt_sigreturn. Stripped libraries have no symbol for it, and
+in others it begins behind the address that stands for a handler's caller: a stack has the address of its first
+instruction as the return address, and the instruction that did the call is looked for one byte before. gdb shows
+`<signal handler called>` here.
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ from numpy.typing import NDArray
 from iaprof.basics.elf import SHT_DYNSYM, SHT_RELA, SHT_SYMTAB, STT_FUNC, STT_GNU_IFUNC, Section
 from iaprof.formats.elf_tables import RELOCATION, SYMBOL
 from iaprof.symbols.files.elf import MOST_TABLE_BYTES, Elf, SymbolTable
+from iaprof.symbols.unwind.cfi import Bytes, CallFrames, CfiError
 
 _TABLES = (".plt", ".plt.sec", ".plt.got", ".plt.bnd", ".iplt")
 _R_64, _R_GLOB_DAT, _R_JUMP_SLOT, _R_IRELATIVE = 1, 6, 7, 37  # psABI for x86-64, table 4.9
@@ -32,6 +40,11 @@ _ENTRY = re.compile(
     rb"|\xf3\x0f\x1e\xfa\x68(?P<index>.{4})\xf2?\xe9",
     re.DOTALL,
 )
+
+NAME = b"__restore_rt"
+MOST_ADDRESSES = 1 << 15  # a fraction of a second
+_CODE = b"\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"  # mov $15, %rax; syscall
+_BEFORE = 1  # byte before the code, which belongs to it
 
 
 def plt_symbols(elf: Elf, tables: list[SymbolTable]) -> SymbolTable:
@@ -79,13 +92,13 @@ class _Relocations:
 
     def __init__(self, elf: Elf, tables: list[SymbolTable]) -> None:
         self._elf, self._tables = elf, tables
-        parts, links = [np.empty(0, RELOCATION)], [np.empty(0, np.int64)]
+        pieces, links = [np.empty(0, RELOCATION)], [np.empty(0, np.int64)]
         for index, section in enumerate(elf.sections):
             if section.type == SHT_RELA and section.entry_size == RELOCATION.itemsize and section.address:
-                part = _table(elf, index, RELOCATION)
-                parts.append(part[np.isin(part["kind"], (_R_64, _R_GLOB_DAT, _R_JUMP_SLOT, _R_IRELATIVE))])
-                links.append(np.full(len(parts[-1]), section.link))
-        rows, links_of_rows = np.concatenate(parts), np.concatenate(links)
+                piece = _table(elf, index, RELOCATION)
+                pieces.append(piece[np.isin(piece["kind"], (_R_64, _R_GLOB_DAT, _R_JUMP_SLOT, _R_IRELATIVE))])
+                links.append(np.full(len(pieces[-1]), section.link))
+        rows, links_of_rows = np.concatenate(pieces), np.concatenate(links)
         order = np.argsort(rows["offset"], kind="stable")
         self._rows, self._links = rows[order], links_of_rows[order]
         pushed = elf.section(".rela.plt")
@@ -138,3 +151,34 @@ def _symbols(elf: Elf, index: int) -> tuple[NDArray[np.void], bytes]:
 def _table(elf: Elf, index: int, entry: np.dtype[np.void]) -> NDArray[np.void]:
     data = elf.data(index, MOST_TABLE_BYTES)
     return np.frombuffer(data[: len(data) // entry.itemsize * entry.itemsize], entry)
+
+
+def signal_trampolines(elf: Elf, content: Bytes, addresses: NDArray[np.uint64]) -> SymbolTable:
+    """Returns, as functions, the code to which signal handlers return, where an address is in it.
+
+    Args:
+        elf: the file with the code.
+        content: of the same file.
+        addresses: uint64[n], virtual addresses in the file; for more than MOST_ADDRESSES, no code is found.
+    """
+    around = len(_CODE) - 1 + _BEFORE
+    starts = set()
+    for address in addresses.tolist() if len(addresses) <= MOST_ADDRESSES else ():
+        first = max(address - around + _BEFORE, 0)
+        at = elf.at(first, address + _BEFORE + len(_CODE) - first).find(_CODE)
+        if at >= 0:
+            starts.add(first + at)
+    symbols = np.zeros(len(starts), SYMBOL)
+    for row, start in enumerate(sorted(starts)):
+        if _may_end_handlers(content, start):
+            symbols[row] = (0, STT_FUNC, 0, 0, start - _BEFORE, _BEFORE + len(_CODE))
+    return SymbolTable(symbols[symbols["size"] > 0], symbols["value"][symbols["size"] > 0], NAME)
+
+
+def _may_end_handlers(content: Bytes, address: int) -> bool:
+    """Tells whether call frame information says that a signal handler returns to an address, or does not cover it."""
+    try:
+        function = CallFrames(content).function(address)
+    except CfiError:
+        return True
+    return function is None or function.cie.is_signal_frame
