@@ -18,8 +18,16 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS, NULLABLE, WORDS, make_rows
 from iaprof.formats.header.left_out import OTHER, RECORDER, TOTALS
-from iaprof.formats.header.waits import FUNCTIONS, FUNCTIONS as TRANSFERS, UNKNOWN_FUNCTION, WaitFlags
-from iaprof.formats.wire.launches import CHUNK_BYTES, LISTS_A_RECORD, UNKNOWN_BYTES, ChunkOf, LaunchFlags, ListEvent
+from iaprof.formats.header.waits import FUNCTIONS, UNKNOWN_FUNCTION, WaitFlags
+from iaprof.formats.wire.launches import (
+    CHUNK_BYTES,
+    LISTS_A_RECORD,
+    TRANSFER_FUNCTIONS,
+    UNKNOWN_BYTES,
+    ChunkOf,
+    LaunchFlags,
+    ListEvent,
+)
 from iaprof.formats.wire.sideband import SideBand
 from iaprof.gpu.samples import SampleRows
 from iaprof.record.kernels.dumped import HEAD, DumpedModules, chunk_head
@@ -94,7 +102,7 @@ def wait_rows(waits: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructA
 
 def check_transfers(records: NDArray[np.void]) -> None:
     """Raises ValueError if LAUNCH[n] are not copies and fills by known functions."""
-    if len(records) and not ((records["iba"] > 0) & (records["iba"] <= len(TRANSFERS))).all():
+    if len(records) and not ((records["iba"] > 0) & (records["iba"] <= len(TRANSFER_FUNCTIONS))).all():
         raise ValueError("it has copies by an unknown function")
 
 
@@ -105,7 +113,7 @@ def transfer_rows(records: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.S
         records: LAUNCH[n], checked.
         stacks: uint64[n], the ids of their stacks in the capture.
     """
-    functions = pa.array(TRANSFERS, pa.string()).take(pa.array(records["iba"].astype(np.int64) - 1))
+    functions = pa.array(TRANSFER_FUNCTIONS, pa.string()).take(pa.array(records["iba"].astype(np.int64) - 1))
     columns = {
         "time_ns": records["time"],
         **{name: records[name] for name in ("pid", "tid", "cpu")},
