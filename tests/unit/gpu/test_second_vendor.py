@@ -24,7 +24,10 @@ REGISTRIES = {
         ("= (Intel(),)", "= (Intel(), Acme())"),
     ),
     "record/sources/opening.py": (
-        ("from iaprof.record.sources.source import Sampler\n", "from iaprof.record.sources.acme import AcmeSampler\n"),
+        (
+            "from iaprof.record.sources.source import Sampler, Source\n",
+            "from iaprof.record.sources.acme import AcmeSampler\n",
+        ),
         ("= (Stalls,)", "= (AcmeSampler, Stalls)"),
     ),
 }
