@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, fields, replace
 from enum import IntFlag
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from iaprof.basics.quantities import and_more, counted, percent, percents
 
@@ -22,6 +22,7 @@ STACK_ENDS = "stack_ends"
 NOUNS = {"launches": "launches", "cpu_samples": "CPU samples"}
 """What is counted, and its name in sentences."""
 COUNTED = tuple(NOUNS)
+_T = TypeVar("_T")
 
 NO_CODE = (1 << 32) - 1
 """Replaces a code object's id if the code object was not copied or cannot be read."""
@@ -277,11 +278,17 @@ def recorded(header: Mapping[str, Any]) -> dict[str, WholeStacks]:
 
     Kinds that no header describes are missing.
     """
-    parts = header.get("parts")
-    headers = [each for each in parts if isinstance(each, dict)] if isinstance(parts, list) else [header]
-    members = [ends for each in headers if isinstance(ends := each.get(STACK_ENDS), dict)]
-    found = {kind: [ends for each in members if (ends := WholeStacks.from_json(each.get(kind)))] for kind in COUNTED}
+    found = {kind: list(_each(header, STACK_ENDS, kind, WholeStacks.from_json)) for kind in COUNTED}
     return {kind: WholeStacks.total(of) for kind, of in found.items() if of}
+
+
+def _each(header: Mapping[str, Any], member: str, kind: str, read: Callable[[Any], _T | None]) -> Iterator[_T]:
+    """Yields what the header's parts, or the header, have of a kind in a member."""
+    parts = header.get("parts")
+    for each in parts if isinstance(parts, list) else [header]:
+        counts = each.get(member) if isinstance(each, Mapping) else None
+        if isinstance(counts, dict) and (found := read(counts.get(kind))):
+            yield found
 
 
 def _have(count: int) -> str:
@@ -434,14 +441,8 @@ class PythonCounts:
 
 
 def recorded_python(header: Mapping[str, Any]) -> dict[str, PythonCounts]:
-    """The counts in a capture's header (untrusted) by the keys of NOUNS, summed over the parts of a merged capture.
-
-    Kinds that no header describes are missing.
-    """
-    parts = header.get("parts")
-    headers = [each for each in parts if isinstance(each, dict)] if isinstance(parts, list) else [header]
-    members = [each[PYTHON_STACKS] for each in headers if isinstance(each.get(PYTHON_STACKS), dict)]
-    found = {kind: [each for one in members if (each := PythonCounts.from_json(one.get(kind)))] for kind in NOUNS}
+    """The same of Python frames."""
+    found = {kind: list(_each(header, PYTHON_STACKS, kind, PythonCounts.from_json)) for kind in NOUNS}
     return {kind: PythonCounts.total(of) for kind, of in found.items() if of}
 
 
