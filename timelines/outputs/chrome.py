@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.basics.freed_memory import return_free_memory
+from iaprof.formats.distinct import distinct_values, few
 from iaprof.formats.profile import StackOptions
 from iaprof.timelines.arguments import Arguments
 from iaprof.timelines.arrows import unique_ids
-from iaprof.timelines.grouped import Groups, distinct_values, few
+from iaprof.timelines.grouped import Groups
 from iaprof.timelines.intervals import FARTHEST
 from iaprof.timelines.outputs.event_order import EventOrder, Kind
 from iaprof.timelines.outputs.formats import TimeLine

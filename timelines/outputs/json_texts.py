@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import few
 from iaprof.formats.texts import HIDDEN
-from iaprof.timelines.grouped import few
 from iaprof.timelines.trace import ABSENT
 
 Texts: TypeAlias = pa.StringArray | pa.DictionaryArray
