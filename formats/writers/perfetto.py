@@ -23,22 +23,20 @@ from iaprof.formats.stacks.frames import StackTexts
 from iaprof.formats.writers.timeline import (
     Intervals,
     cpu_samples,
+    in_rows,
     kernels_title,
     lanes,
     lanes_title,
     launch_runs_of,
+    nanoseconds,
     per_interval,
     process_text,
     queue_text,
-    rows,
-    run_name,
     stalls,
     times_of,
     unit,
 )
 from iaprof.formats.writers.writer import Needs, Writer
-
-_LATEST_S = 4e9  # limits times: their ns, added to those of time 0, fit into 63 bits
 
 
 class Perfetto(Writer):
@@ -142,23 +140,16 @@ def _flows(known: NDArray[np.bool_], of: NDArray[np.int64], count: int, *, are_e
 
 
 def _runs(trace: _Trace, launches: Launches, what: str, sources: NDArray[np.int64] | None = None) -> None:
-    # All rows at once: there may be a hundred thousand, of one run each.
-    tracks, begins, ends, names, counts = [], [], [], [], []
-    runs: list[int] = []
-    for row in rows(launches):
-        kernel = clean(launches.kernels[row.kernel])
-        track = trace.track(packets.named(kernel), trace.thread_of(launches.threads[row.thread]), rank=1)
-        tracks += [track] * len(row.counts)
-        begins += row.begins
-        ends += row.ends
-        names += [run_name(kernel, count) for count in row.counts]
-        counts += row.counts
-        runs += row.rows.tolist()
-    more = [trace.annotation(what, "uint_value", np.array(counts, np.int64))]
+    found = in_rows(launches)
+    tracks = [
+        trace.track(packets.named(clean(launches.kernels[kernel])), trace.thread_of(launches.threads[thread]), rank=1)
+        for thread, kernel in found.rows
+    ]
+    more = [trace.annotation(what, "uint_value", found.counts)]
     if sources is not None:
-        more.append(_flows(sources >= 0, sources, len(launches.begin), are_ends=False).take(pa.array(runs, pa.int64())))
-    times = trace.times(np.array(begins)), trace.times(np.array(ends))
-    trace.slices(np.array(tracks, np.int64), times, trace.names(names), what, more)
+        more.append(_flows(sources >= 0, sources, len(launches.begin), are_ends=False).take(pa.array(found.order)))
+    times = trace.times(found.begins), trace.times(found.ends)
+    trace.slices(np.array(tracks, np.int64)[found.row], times, trace.names(found.names), what, more)
 
 
 def _operators(trace: _Trace, operators: OperatorSlices) -> None:
@@ -180,20 +171,19 @@ class _Trace(PacketWriter):
         self._processes: dict[tuple[str, int], int] = {}
         self._threads: dict[tuple[str, int, int], int] = {}
         intervals = export.profile.intervals or (export.by_time.intervals if export.by_time is not None else ())
-        self._zero_ns = round(min(max(intervals[0], 0), _LATEST_S) * 1e9) if intervals else 0
+        self._zero_ns = max(int(nanoseconds(intervals[:1])[0]), 0) if intervals else 0
         packet = pb.TracePacket()
         snapshot = packet.clock_snapshot
         snapshot.primary_trace_clock = pb.BUILTIN_CLOCK_MONOTONIC
         snapshot.clocks.add(clock_id=pb.BUILTIN_CLOCK_MONOTONIC, timestamp=self._zero_ns)
         wall_s = export.about.begun
         if wall_s > 0:
-            snapshot.clocks.add(clock_id=pb.BUILTIN_CLOCK_REALTIME, timestamp=round(min(wall_s, _LATEST_S) * 1e9))
+            snapshot.clocks.add(clock_id=pb.BUILTIN_CLOCK_REALTIME, timestamp=int(nanoseconds([wall_s])[0]))
         self.packet(packet)
 
     def times(self, seconds: NDArray[np.float64]) -> NDArray[np.int64]:
         """Converts seconds since time 0 to CLOCK_MONOTONIC ns."""
-        since = np.rint(np.clip(seconds, -_LATEST_S, _LATEST_S) * 1e9).astype(np.int64)
-        return np.maximum(since + self._zero_ns, 0)
+        return np.maximum(nanoseconds(seconds) + self._zero_ns, 0)
 
     def thread_of(self, thread: Thread) -> int:
         """The track of a thread, below that of its process."""
