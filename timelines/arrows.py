@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.timelines.grouped import groups
+from iaprof.formats.distinct import groups
 from iaprof.timelines.texts import NO_TEXT
 from iaprof.timelines.trace import ABSENT, MADE, Marks, Trace
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import groups
 from iaprof.timelines.arguments import Arguments, members_of
-from iaprof.timelines.grouped import groups
 from iaprof.timelines.trace import Dialect, Trace
 
 KERNEL, COPY = "kernel", "gpu_memcpy"

@@ -16,9 +16,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import groups
 from iaprof.timelines.columns.packed import ABSENT as ABSENT, Repeated, parts
 from iaprof.timelines.columns.table import Columns as Columns
-from iaprof.timelines.grouped import groups
 from iaprof.timelines.messages import Messages
 from iaprof.timelines.texts import NO_TEXT, Texts
 

@@ -120,6 +120,22 @@ def contents(number: int, *parts: bytes | Bytes) -> Bytes:
     return pc.binary_join_element_wise(*starts, *map(_piece, parts), _scalar(b""))
 
 
+def field(number: int, value: Any) -> Any:
+    """Returns a field of one message for an integer or a text, as bytes; else a column, of an array of these."""
+    if isinstance(value, np.ndarray):
+        return numbers(number, value)
+    if isinstance(value, pa.Array):
+        return contents(number, value.cast(pa.binary()))
+    return one(number, value.encode() if isinstance(value, str) else value)
+
+
+def nested(number: int, *fields: Any) -> Any:
+    """Returns a field that is a message of fields: bytes if all of these are of one message."""
+    if all(isinstance(each, bytes) for each in fields):
+        return one(number, b"".join(fields))
+    return contents(number, message(fields, next(len(each) for each in fields if not isinstance(each, bytes))))
+
+
 def lengths_of(values: Bytes) -> NDArray[np.int64]:
     """Returns the lengths of texts or messages; any number where they are null."""
     _, offsets, _ = values.buffers()

@@ -1,6 +1,8 @@
-"""Writes Perfetto's packets: tracks and other single messages, and tracks and events as whole columns.
+"""Writes Perfetto's packets: tracks, interned texts and events, one by one or as whole columns.
 
-The messages are those in protos/perfetto/trace/ of Perfetto's sources, from the `perfetto` package.
+The messages are those in protos/perfetto/trace/ of Perfetto's sources, from the `perfetto` package. Slices are pairs of
+begin and end, so those of a track must be nested. Functions that return fields of an event or of a track return bytes
+for one value, and a column (columns.py) for n of them.
 """
 
 from __future__ import annotations
@@ -15,173 +17,227 @@ from numpy.typing import NDArray
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from pyarrow import BinaryArray as Bytes
 
+from iaprof.formats.distinct import groups
 from iaprof.formats.perfetto import columns
 
 _SEQUENCE = 1
-_PACKETS_AT_ONCE = 4096
 _PACKET, _IID, _TEXT = 1, 1, 2  # Trace.packet; the members of interned texts
 MOST_PID = (1 << 31) - 1  # ProcessDescriptor.pid is an int32
 
-_Packet, _Event, _Annotation = pb.TracePacket.DESCRIPTOR, pb.TrackEvent.DESCRIPTOR, pb.DebugAnnotation.DESCRIPTOR
-_OF_SEQUENCE = columns.one(_Packet.fields_by_name["trusted_packet_sequence_id"].number, _SEQUENCE)
-_NEEDS_STATE = _OF_SEQUENCE + columns.one(
-    _Packet.fields_by_name["sequence_flags"].number, pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
-)
-_TIME = columns.tag(_Packet.fields_by_name["timestamp"].number, columns.VARINT)
-_EVENT = columns.tag(_Packet.fields_by_name["track_event"].number, columns.BYTES)
-_TRACK = columns.tag(_Packet.fields_by_name["track_descriptor"].number, columns.BYTES)
+
+def _fields(message: Any) -> dict[str, int]:
+    return {name: int(field.number) for name, field in message.DESCRIPTOR.fields_by_name.items()}
 
 
-def event_field(name: str) -> int:
-    """Returns the number of a field of TrackEvent."""
-    return int(_Event.fields_by_name[name].number)
-
-
-def track_field(name: str) -> int:
-    """Returns the number of a field of TrackDescriptor."""
-    return int(pb.TrackDescriptor.DESCRIPTOR.fields_by_name[name].number)
-
-
-def annotation_field(name: str) -> int:
-    """Returns the number of a field of DebugAnnotation."""
-    return int(_Annotation.fields_by_name[name].number)
-
-
+_Packet = _fields(pb.TracePacket)
+EVENT, TRACK, ANNOTATION = map(_fields, (pb.TrackEvent, pb.TrackDescriptor, pb.DebugAnnotation))
+"""The numbers of the fields of messages, by name."""
+_LEGACY = _fields(pb.TrackEvent.LegacyEvent)
+_PROCESS, _THREAD, _COUNTER = map(_fields, (pb.ProcessDescriptor, pb.ThreadDescriptor, pb.CounterDescriptor))
 _NAMES = {
-    kind: int(pb.InternedData.DESCRIPTOR.fields_by_name[kind].number)
+    kind: _fields(pb.InternedData)[kind]
     for kind in ("event_names", "event_categories", "debug_annotation_names", "debug_annotation_string_values")
 }
 EVENT_NAMES, CATEGORIES, ANNOTATION_NAMES, TEXTS = _NAMES
+
+_OF_SEQUENCE = columns.one(_Packet["trusted_packet_sequence_id"], _SEQUENCE)
+_NEEDS_STATE = _OF_SEQUENCE + columns.one(_Packet["sequence_flags"], pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE)
+_TIME_TAG = columns.tag(_Packet["timestamp"], columns.VARINT)
+_EVENT_TAG = columns.tag(_Packet["track_event"], columns.BYTES)
+_TRACK_TAG = columns.tag(_Packet["track_descriptor"], columns.BYTES)
+_SORTED = columns.one(TRACK["child_ordering"], pb.TrackDescriptor.EXPLICIT)
+
+
+# What tracks are: fields of TrackDescriptor
+
+
+def named(names: Any) -> Any:
+    """A track that is no process, thread or counter, or the name of a counter."""
+    return columns.field(TRACK["name"], names)
+
+
+def process(pids: Any, names: Any) -> Any:
+    """The track of a process."""
+    inside = columns.field(_PROCESS["pid"], pids), columns.field(_PROCESS["process_name"], names)
+    return columns.nested(TRACK["process"], *inside)
+
+
+def thread(pids: Any, tids: Any, names: Any) -> Any:
+    """The track of a thread, whose parent is that of its process."""
+    inside = (("pid", pids), ("tid", tids), ("thread_name", names))
+    return columns.nested(TRACK["thread"], *(columns.field(_THREAD[name], values) for name, values in inside))
+
+
+def counter(units: Any, scale: str = "") -> Any:
+    """What makes a counter of a track with a name. Those with the same `scale` below one track are drawn to one."""
+    shared = [columns.one(_COUNTER["y_axis_share_key"], scale.encode())] if scale else []
+    return columns.nested(TRACK["counter"], columns.field(_COUNTER["unit_name"], units), *shared)
+
+
+def below(parents: NDArray[np.int64]) -> Bytes:
+    """The tracks that tracks are below; 0: none."""
+    return columns.numbers(TRACK["parent_uuid"], parents, parents == 0)
+
+
+# What events are: fields of TrackEvent
+
+
+def on_tracks(type_: int, tracks: NDArray[np.int64]) -> Bytes:
+    """The type and the track of events, most of which are of few tracks."""
+    number, first = groups(tracks)
+    fields = [columns.one(EVENT["type"], type_), columns.numbers(EVENT["track_uuid"], tracks[first])]
+    return columns.message(fields, len(first)).take(pa.array(number))
+
+
+def called(names: NDArray[np.int64], categories: NDArray[np.int64]) -> list[Bytes]:
+    """The names and categories of events: numbers of interned texts; 0: none."""
+    return [
+        columns.numbers(EVENT["name_iid"], names, names == 0),
+        columns.numbers(EVENT["category_iids"], categories, categories == 0),
+    ]
+
+
+def begins(tracks: NDArray[np.int64]) -> Bytes:
+    """Begins of slices."""
+    return on_tracks(pb.TrackEvent.TYPE_SLICE_BEGIN, tracks)
+
+
+def ends(tracks: NDArray[np.int64]) -> Bytes:
+    """Ends of slices."""
+    return on_tracks(pb.TrackEvent.TYPE_SLICE_END, tracks)
+
+
+def instants(tracks: NDArray[np.int64]) -> Bytes:
+    """Events without a length."""
+    return on_tracks(pb.TrackEvent.TYPE_INSTANT, tracks)
+
+
+def values(tracks: NDArray[np.int64], values_: NDArray[Any]) -> list[Bytes]:
+    """Values of counters, each valid from its time on."""
+    is_whole = values_.dtype.kind in "iu"
+    return [
+        on_tracks(pb.TrackEvent.TYPE_COUNTER, tracks),
+        columns.numbers(EVENT["counter_value"], values_)
+        if is_whole
+        else columns.doubles(EVENT["double_counter_value"], values_),
+    ]
+
+
+def chrome_events(
+    tracks: NDArray[np.int64], phases: NDArray[np.int64], ids: NDArray[np.int64], no_id: NDArray[np.bool_],
+    names: Sequence[Bytes],
+) -> list[Bytes]:  # fmt: skip
+    """Instants, and what has no type of Perfetto's as events of Chrome's format.
+
+    Args:
+        tracks: int64[n].
+        phases: int64[n], characters; 0: an instant.
+        ids: int64[n], of events that belong together.
+        no_id: bool[n], which have none.
+        names: their names and categories, see `called`.
+    """
+    count, plain = len(tracks), phases == 0
+    legacy = columns.message(
+        [columns.numbers(_LEGACY["phase"], phases), columns.numbers(_LEGACY["unscoped_id"], ids, no_id)], count
+    )
+    hidden = pc.if_else(pa.array(plain), pa.scalar(None, pa.binary()), legacy)
+    return [
+        columns.numbers(EVENT["type"], np.full(count, pb.TrackEvent.TYPE_INSTANT), ~plain),
+        columns.numbers(EVENT["track_uuid"], tracks),
+        *names,
+        columns.contents(EVENT["legacy_event"], hidden),
+    ]
+
+
+def flows(ids: NDArray[np.int64], are_ends: NDArray[np.bool_]) -> Bytes:
+    """Flows that go on from events, or that end there."""
+    numbers = ids.astype(np.uint64)
+    return pc.if_else(
+        pa.array(are_ends),
+        columns.fixed(EVENT["terminating_flow_ids"], numbers),
+        columns.fixed(EVENT["flow_ids"], numbers),
+    )
+
+
+def flows_together(fields: Bytes, firsts: NDArray[np.int64]) -> Bytes:
+    """The flows of n events, of which each has several: n + 1 places tell where those of each begin in `fields`."""
+    lists = pa.ListArray.from_arrays(pa.array(firsts.astype(np.int32)), fields)
+    return pc.binary_join(lists, pa.scalar(b"", pa.binary()))
 
 
 class PacketWriter:
     """Writes the packets of one sequence."""
 
-    def __init__(self, out: IO[bytes]) -> None:
-        """Args: what receives them."""
+    def __init__(self, out: IO[bytes], clock: int) -> None:
+        """Writes the packet with which a sequence starts.
+
+        Args:
+            out: receives the packets.
+            clock: of their times, a BuiltinClock.
+        """
         self._out = out
-        self._trace = pb.Trace()
         self._tracks = 0  # the number of tracks, which are numbered from 1
         self._interned: dict[str, dict[str, int]] = {kind: {} for kind in _NAMES}
+        start = pb.TracePacket(sequence_flags=pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED)
+        start.trace_packet_defaults.timestamp_clock_id = clock
+        self.packet(start)
 
-    def packet(self) -> Any:
-        """Adds a packet, and returns it."""
-        if len(self._trace.packet) >= _PACKETS_AT_ONCE:
-            self.flush()
-        return self._trace.packet.add(trusted_packet_sequence_id=_SEQUENCE)
+    def packet(self, packet: pb.TracePacket) -> None:
+        """Writes a packet of another kind."""
+        packet.trusted_packet_sequence_id = _SEQUENCE
+        self._out.write(columns.one(_PACKET, packet.SerializeToString()))
 
-    def flush(self) -> None:
-        """Writes the buffered packets: serialized traces can be concatenated."""
-        self._out.write(self._trace.SerializeToString())
-        self._trace.Clear()
+    def track(
+        self, what: bytes, parent: int = 0, rank: int | None = None, *, is_sorted: bool = False, counter: bytes = b""
+    ) -> int:
+        """Writes a track and returns its number.
 
-    def begin(self, clock: int) -> None:
-        """Adds the packet with which a sequence starts. Its times are of a clock."""
-        packet = self.packet()
-        packet.sequence_flags = pb.TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
-        packet.trace_packet_defaults.timestamp_clock_id = clock
-
-    # Tracks
-
-    def describe(self, parent: int = 0, rank: int | None = None) -> Any:
-        """Adds a track and returns its descriptor; `uuid` is its number."""
+        Args:
+            what: `named`, `process` or `thread`.
+            parent: the track that it is below; 0: none.
+            rank: its place below that, if that is sorted.
+            is_sorted: whether the tracks below it have ranks.
+            counter: makes a counter of it.
+        """
         self._tracks += 1
-        found = self.packet().track_descriptor
-        found.uuid = self._tracks
-        if parent:
-            found.parent_uuid = parent
-        if rank is not None:
-            found.sibling_order_rank = rank
-        return found
-
-    def track(self, name: str, parent: int, rank: int | None = None) -> int:
-        """Adds a track and returns its number. Its rank matters below a group or a thread, which sort by it."""
-        self.describe(parent, rank).name = name
+        track = columns.one(TRACK["uuid"], self._tracks) + what
+        track += columns.one(TRACK["parent_uuid"], parent) if parent else b""
+        track += counter + (_SORTED if is_sorted else b"")
+        track += columns.one(TRACK["sibling_order_rank"], rank) if rank is not None else b""
+        self._out.write(columns.one(_PACKET, _OF_SEQUENCE + columns.one(_Packet["track_descriptor"], track)))
         return self._tracks
-
-    def group(self, name: str, rank: int | None = None, parent: int = 0) -> int:
-        """Adds a track whose children are sorted by rank; returns its number."""
-        found = self.describe(parent, rank)
-        found.name = name
-        found.child_ordering = pb.TrackDescriptor.EXPLICIT
-        return self._tracks
-
-    def counter(self, name: str, unit: str, parent: int = 0, rank: int | None = None, shared: str = "") -> int:
-        """Adds a counter track; counters with the same `shared` and parent have a common scale. Returns its number."""
-        found = self.describe(parent, rank)
-        found.name = name
-        found.counter.unit_name = unit
-        if shared:
-            found.counter.y_axis_share_key = f"{shared} {parent}"
-        return self._tracks
-
-    def process(self, pid: int, name: str) -> int:
-        """Adds the track of a process, and returns its number."""
-        found = self.describe()
-        found.process.pid, found.process.process_name = pid, name
-        return self._tracks
-
-    def thread(self, pid: int, tid: int, name: str, parent: int, by_rank: bool = False) -> int:
-        """Adds the track of a thread below that of its process, and returns its number. Its children can have ranks."""
-        found = self.describe(parent)
-        if by_rank:
-            found.child_ordering = pb.TrackDescriptor.EXPLICIT
-        found.thread.pid, found.thread.tid, found.thread.thread_name = pid, tid, name
-        return self._tracks
-
-    # Tracks and events, as columns
 
     def number_tracks(self, count: int) -> NDArray[np.int64]:
-        """Returns the numbers of n further tracks, which `tracks` describes."""
+        """Returns the numbers of n further tracks, which `tracks` writes."""
         self._tracks += count
         return np.arange(self._tracks - count, self._tracks) + 1
 
     def tracks(self, numbers: NDArray[np.int64], fields: Sequence[bytes | Bytes]) -> None:
-        """Writes tracks: n numbers, and their further fields of TrackDescriptor, see columns.py."""
+        """Writes tracks: n numbers, and their further fields."""
         count = len(numbers)
         if not count:
             return
-        self.flush()
-        track = columns.message([columns.numbers(track_field("uuid"), numbers), *fields], count)
+        track = columns.message([columns.numbers(TRACK["uuid"], numbers), *fields], count)
         length = columns.varints(columns.lengths_of(track))
-        self._out.write(columns.joined(columns.contents(_PACKET, _OF_SEQUENCE + _TRACK, length, track)))
+        self._out.write(columns.joined(columns.contents(_PACKET, _OF_SEQUENCE + _TRACK_TAG, length, track)))
 
     def intern(self, kind: str, text: str) -> int:
-        """Returns the number of a text, which is written before the next events."""
+        """Returns the number of a text, which it writes if it is new."""
         known = self._interned[kind]
         if text not in known:
             known[text] = len(known) + 1
-            entry = getattr(self.packet().interned_data, kind).add(iid=known[text])
-            if kind == TEXTS:
-                entry.str = text.encode()
-            else:
-                entry.name = text
+            entry = columns.one(_IID, known[text]) + columns.one(_TEXT, text.encode())
+            interned = columns.one(_Packet["interned_data"], columns.one(_NAMES[kind], entry))
+            self._out.write(columns.one(_PACKET, _OF_SEQUENCE + interned))
         return known[text]
 
     def intern_all(self, kind: str, iids: NDArray[np.int64], texts: pa.Array) -> None:
         """Writes texts with these numbers, which are none that `intern` gives."""
         if not len(iids):
             return
-        entries = columns.message(
-            [columns.numbers(_IID, iids), columns.contents(_TEXT, texts.cast(pa.binary()))], len(iids)
-        )
+        entries = columns.message([columns.numbers(_IID, iids), columns.field(_TEXT, texts)], len(iids))
         content = columns.joined(columns.contents(_NAMES[kind], entries))
-        number = _Packet.fields_by_name["interned_data"].number
-        self.flush()
-        self._out.write(columns.one(_PACKET, _NEEDS_STATE + columns.one(number, content)))
-
-    def events(self, times: NDArray[np.int64], fields: Sequence[bytes | Bytes]) -> None:
-        """Writes events: n times in ns, and their fields, see columns.py."""
-        count = len(times)
-        if not count:
-            return
-        self.flush()
-        event = columns.message(fields, count)
-        packets = columns.contents(
-            _PACKET, _TIME, columns.varints(times), _NEEDS_STATE + _EVENT,
-            columns.varints(columns.lengths_of(event)), event,
-        )  # fmt: skip
-        self._out.write(columns.joined(packets))
+        self._out.write(columns.one(_PACKET, _NEEDS_STATE + columns.one(_Packet["interned_data"], content)))
 
     def annotation(self, name: str, field: str, values: Any, absent: NDArray[np.bool_] | None = None) -> Bytes:
         """Returns an argument of n events: a field of these.
@@ -192,85 +248,51 @@ class PacketWriter:
             values: numbers as arrays, texts as Arrow's.
             absent: which do not have it; texts that are null do not, either.
         """
-        number = annotation_field(field)
-        start = columns.one(annotation_field("name_iid"), self.intern(ANNOTATION_NAMES, name))
+        number = ANNOTATION[field]
+        start = columns.one(ANNOTATION["name_iid"], self.intern(ANNOTATION_NAMES, name))
         if field == "string_value":
-            value = columns.contents(number, values.cast(pa.binary()))
+            value = columns.field(number, values)
         elif field == "double_value":
             value = columns.doubles(number, values, absent)
         else:
             start += columns.tag(number, columns.VARINT)
             value = columns.varints(values, absent)
-        return columns.contents(event_field("debug_annotations"), start, value)
+        return columns.contents(EVENT["debug_annotations"], start, value)
 
-    def values(self, track: int, times: NDArray[np.int64], values: NDArray[Any]) -> None:
-        """Writes the values of a counter, each valid from its time on."""
-        for part in _parts(len(times)):
-            some = values[part]
-            is_whole = some.dtype.kind in "iu"
-            value = (
-                columns.numbers(event_field("counter_value"), some)
-                if is_whole
-                else columns.doubles(event_field("double_counter_value"), some)
-            )
-            type_ = columns.one(event_field("type"), pb.TrackEvent.TYPE_COUNTER)
-            self.events(times[part], [type_, columns.one(event_field("track_uuid"), track), value])
+    def events(self, times: NDArray[np.int64], fields: Sequence[bytes | Bytes]) -> None:
+        """Writes events: n times in ns, and their fields."""
+        count = len(times)
+        if not count:
+            return
+        event = columns.message(fields, count)
+        packets = columns.contents(
+            _PACKET, _TIME_TAG, columns.varints(times), _NEEDS_STATE + _EVENT_TAG,
+            columns.varints(columns.lengths_of(event)), event,
+        )  # fmt: skip
+        self._out.write(columns.joined(packets))
 
     def slices(
-        self, tracks: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64], names: Sequence[str],
-        category: str = "", more: Sequence[Bytes] = (),
-    ) -> None:  # fmt: skip
-        """Writes slices of tracks, those of a track after each other, with further fields of each, see columns.py."""
-        iids = np.array([self.intern(EVENT_NAMES, name) for name in names], np.int64)
-        self.slices_of(tracks, begins, ends, iids, category, more)
-
-    def slices_of(
-        self, tracks: NDArray[np.int64], begins: NDArray[np.int64], ends: NDArray[np.int64],
-        names: NDArray[np.int64], category: str = "", more: Sequence[Bytes] = (),
+        self, tracks: NDArray[np.int64], times: tuple[NDArray[np.int64], NDArray[np.int64]],
+        names: NDArray[np.int64], category: str, more: Sequence[Bytes] = (),
     ) -> None:  # fmt: skip
         """Writes slices, those of a track after each other.
 
         Args:
             tracks: int64[n].
-            begins: int64[n], ns.
-            ends: int64[n], ns.
+            times: of begins and ends, int64[n] in ns.
             names: int64[n], numbers of interned names.
-            category: of all of them; "": none.
-            more: further fields, each of n messages.
+            category: of all of them.
+            more: further fields of the begins, each of n messages.
         """
-        kind = columns.one(event_field("category_iids"), self.intern(CATEGORIES, category)) if category else b""
-        for part in _parts(len(begins)):
-            count = len(begins[part])
-            is_end = np.arange(2 * count) % 2 == 1
-            begin_only = pa.array(np.arange(2 * count) // 2, mask=is_end)
-            times = np.stack([begins[part], ends[part]], axis=1).reshape(-1)
-            types = np.where(is_end, pb.TrackEvent.TYPE_SLICE_END, pb.TrackEvent.TYPE_SLICE_BEGIN)
-            fields: list[bytes | Bytes] = [
-                columns.numbers(event_field("type"), types),
-                columns.numbers(event_field("track_uuid"), np.repeat(tracks[part], 2)),
-                columns.numbers(event_field("name_iid"), np.repeat(names[part], 2), is_end),
-                *([pa.repeat(pa.scalar(kind, pa.binary()), count).take(begin_only)] if kind else []),
-                *(each[part.start : part.stop].take(begin_only) for each in more),
-            ]
-            self.events(times, fields)
+        kind = self.intern(CATEGORIES, category)
+        for part in parts(len(tracks)):
+            count = len(tracks[part])
+            fields = [*called(names[part], np.full(count, kind)), *(each[part] for each in more)]
+            both = [columns.message([begins(tracks[part]), *fields], count), ends(tracks[part])]
+            order = np.arange(2 * count).reshape(2, count).T.reshape(-1)
+            self.events(np.stack(times)[:, part].T.reshape(-1), [pa.concat_arrays(both).take(pa.array(order))])
 
 
-def flows(ids: NDArray[np.int64], count: int, of: NDArray[np.int64], field: str) -> Bytes:
-    """Returns a field of flows of n slices: null where there are none.
-
-    Args:
-        ids: int64[m], numbers of flows.
-        count: n.
-        of: int64[m], the slice that each flow begins or ends at.
-        field: `flow_ids` or `terminating_flow_ids`.
-    """
-    order = np.argsort(of, kind="stable")
-    each = columns.fixed(event_field(field), ids[order].astype(np.uint64))
-    ends = np.searchsorted(of[order], np.arange(count + 1)).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(ends), each)
-    joined = pc.binary_join(lists, b"")
-    return pc.if_else(pa.array(np.diff(ends) > 0), joined, pa.scalar(None, pa.binary()))
-
-
-def _parts(count: int) -> Iterable[slice]:
+def parts(count: int) -> Iterable[slice]:
+    """Returns the rows that may be written at once."""
     return (slice(start, start + columns.MOST_ROWS) for start in range(0, count, columns.MOST_ROWS))

@@ -1,23 +1,38 @@
-"""Trace Event Format (JSON): launches as slices of threads; stalls, CPU samples and metrics as counters.
-
-The format is that of the document "Trace Event Format" (Chromium): events with a phase `ph` and times in microseconds.
-"""
+"""Stalls in Chrome's format: launches as slices of threads; stalls, CPU samples and metrics as counters."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import IO, Any
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from iaprof.basics.clean import clean
+from iaprof.formats import chrome
+from iaprof.formats.chrome import Member, member, numbers, quoted
 from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Thread
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.stacks.frames import StackTexts
+from iaprof.formats.writers.timeline import (
+    cpu_samples,
+    in_rows,
+    kernels_title,
+    lanes,
+    lanes_title,
+    launch_runs_of,
+    nanoseconds,
+    per_interval,
+    process_text,
+    queue_text,
+    stalls,
+    times_of,
+    unit,
+)
 from iaprof.formats.writers.writer import Needs, Writer
 
 _COUNTERS = 1 << 22  # pid of the counters' process; no process has it (Linux's PID_MAX_LIMIT)
-
-Event = dict[str, Any]
 
 
 class Chrome(Writer):
@@ -25,161 +40,189 @@ class Chrome(Writer):
 
     interval_s = 0.1
     needs = Needs.TIME | Needs.CPU | Needs.SERIES | Needs.LAUNCHES
+    binary = True
     has_stacks = False
 
-    def write(self, export: Export, options: StackOptions, out: IO[str]) -> None:
-        """Writes the document event by event."""
-        about = export.about
+    def write(self, export: Export, options: StackOptions, out: IO[bytes]) -> None:
+        """Writes the document: what processes and threads are called, and then their events."""
+        about, trace = export.about, _Trace()
+        chunks = [*_counters(export)]
+        launched = None
+        if export.launches is not None:
+            launched, slices = _runs(trace, export.launches, "launches")
+            chunks += slices
+        if export.executions is not None:
+            chunks += _executions(trace, export.executions, export.launches, launched, options)
+        if export.operators is not None:
+            chunks += _operators(trace, export.operators)
+        if export.waits is not None:
+            chunks += _runs(trace, export.waits, "waits")[1]
         other_data = {"command": about.command, "host": about.host, "gpus": about.gpus, "begun": about.begun}
-        out.write(f'{{"displayTimeUnit": "ms",\n"otherData": {json.dumps(other_data)},\n"traceEvents": [')
-        separator = "\n"
-        for event in _once(_events(export, options)):
-            out.write(separator + json.dumps(event))
-            separator = ",\n"
-        out.write("\n]}\n")
+        chrome.write(out, {"displayTimeUnit": "ms", "otherData": other_data}, trace.said.values(), chunks)
 
 
-def _once(events: Iterator[Event]) -> Iterator[Event]:
-    """Leaves out what was said before of a process or a thread: only the first event of each kind counts."""
-    said = set()
-    for event in events:
-        if event["ph"] == "M":
-            about = event["name"], event["pid"], event["tid"]
-            if about in said:
-                continue
-            said.add(about)
-        yield event
-
-
-def _events(export: Export, options: StackOptions) -> Iterator[Event]:
-    # Imported here, so that the registry of formats loads without NumPy.
-    from iaprof.formats.writers.timeline import cpu_samples, per_interval, stalls, unit
-
-    yield _about("process_name", _COUNTERS, 0, name="GPU")
-    yield _about("process_sort_index", _COUNTERS, 0, sort_index=-1)
+def _counters(export: Export) -> Iterator[pa.StringArray]:
     for found in stalls(export):
         name = per_interval(export, f"GPU samples {found.place}".strip())
-        for second, counts in zip(found.seconds.tolist(), found.counts.tolist(), strict=True):
-            yield _counter(name, second, {"samples": sum(counts)})
-            yield _counter(f"{name}, by reason", second, dict(zip(found.names, counts, strict=True)))
+        yield from _counter(name, found.seconds, {"samples": found.counts.sum(axis=1)})
+        yield from _counter(f"{name}, by reason", found.seconds, dict(zip(found.names, found.counts.T, strict=True)))
     for series in export.series:
         name, of = unit(series.name)
-        for second, value in zip(series.seconds.tolist(), series.values.tolist(), strict=True):
-            yield _counter(f"{name} {series.place}".strip(), second, {of: value})
+        yield from _counter(f"{name} {series.place}".strip(), series.seconds, {of: series.values})
     cpu = cpu_samples(export)
     if cpu is not None:
-        for second, (count,) in zip(cpu.seconds.tolist(), cpu.counts.tolist(), strict=True):
-            yield _counter(per_interval(export, "CPU samples"), second, {"samples": count})
-    numbers = _Numbers(), _Numbers()
-    if export.executions is not None:
-        yield from _executions(export.executions, export.launches, options, *numbers)
-    if export.operators is not None:
-        yield from _operators(export.operators, *numbers)
-    if export.launches is not None:
-        yield from _runs(export.launches, "launches", *numbers)
-    if export.waits is not None:
-        yield from _runs(export.waits, "waits", *numbers)
+        yield from _counter(per_interval(export, "CPU samples"), cpu.seconds, {"samples": cpu.counts[:, 0]})
 
 
-def _runs(launches: Launches, what: str, pids: _Numbers, tids: _Numbers) -> Iterator[Event]:
-    from iaprof.formats.writers.timeline import rows, run_name
+def _counter(name: str, seconds: NDArray[np.float64], values: dict[str, NDArray[Any]]) -> Iterator[pa.StringArray]:
+    times = nanoseconds(seconds)
+    names, on = _texts([clean(name)], np.zeros(len(times), np.int64)), np.tile([_COUNTERS, 0], (len(times), 1))
 
-    for order, row in enumerate(rows(launches)):
-        thread, kernel = launches.threads[row.thread], clean(launches.kernels[row.kernel])
-        pid = pids.of((thread.host, thread.pid), thread.pid)
-        yield _about("process_name", pid, 0, name=_process(thread))
-        # Slices of a thread must not overlap, but runs of different kernels may: each kernel gets a thread of its own.
-        tid = tids.of((what, row.thread, row.kernel), thread.tid)
-        yield _about("thread_name", pid, tid, name=clean(f"{thread.comm} {thread.tid}: {kernel}"))
-        yield _about("thread_sort_index", pid, tid, sort_index=order)
-        for begin, end, count in zip(row.begins, row.ends, row.counts, strict=True):
-            time = _microseconds(begin)
-            yield {
-                "ph": "X",
-                "name": run_name(kernel, count),
-                "cat": what,
-                "pid": pid,
-                "tid": tid,
-                "ts": time,
-                "dur": round(_microseconds(end) - time, 3),
-                "args": {what: count},
-            }
+    def make(place: list[Member], part: slice) -> pa.StringArray:
+        return chrome.counters(place, times[part], [member(each, numbers(of[part])) for each, of in values.items()])
+
+    return _parts(names, "", on, make)
+
+
+def _runs(trace: _Trace, launches: Launches, what: str) -> tuple[NDArray[np.int64], Iterator[pa.StringArray]]:
+    """Returns the pid and the tid of each run, [n, 2], and the runs as slices.
+
+    Slices of a thread must not overlap, but runs of different kernels may: each kernel gets a thread of its own.
+    """
+    found, places = in_rows(launches), np.zeros((len(launches.begin), 2), np.int64)
+    of_rows = []
+    for rank, (number, kernel) in enumerate(found.rows):
+        thread = launches.threads[number]
+        title = f"{thread.comm} {thread.tid}: {launches.kernels[kernel]}"
+        of_rows.append(trace.thread(thread, (what, number, kernel), title, rank))
+    places[found.order] = on = _places(of_rows)[found.row]
+    names = quoted(pa.array(found.names, pa.string()))
+    return places, _slices(names, what, on, (found.begins, found.ends), {what: numbers(found.counts)})
 
 
 def _executions(
-    executions: Executions, launches: Launches | None, options: StackOptions, pids: _Numbers, tids: _Numbers
-) -> Iterator[Event]:
+    trace: _Trace,
+    executions: Executions,
+    launches: Launches | None,
+    launched: NDArray[np.int64] | None,
+    options: StackOptions,
+) -> Iterator[pa.StringArray]:
     """When kernels were seen: a thread for each stack that launches one, and flows from its launches.
 
     A GPU is a process, and so is each of its queues that is known (perfetto.py).
     """
-    from iaprof.formats.writers.timeline import (
-        kernels_title,
-        launch_runs_of,
-        process_text,
-        queue_text,
-        times_of,
-    )
-
-    known, stacks = [], StackTexts(options)
+    texts, of = StackTexts(options), executions.track
+    places, kernels, processes, queues, stacks = [], [], [], [], []
     for number, track in enumerate(executions.tracks):
         title = kernels_title(track)
-        pid = pids.of(("GPU", title), 0)
-        tid = tids.of(("GPU", number), 0)
-        kernel, process = clean(track.kernel), process_text(track.launch)
-        known.append(
-            (
-                {"name": kernel, "cat": "gpu", "pid": pid, "tid": tid},
-                {"process": process, "queue": queue_text(track), "stack": stacks.of(track.launch)},
-            )
-        )
-        yield _about("process_name", pid, 0, name=title)
-        yield _about("process_sort_index", pid, 0, sort_index=-1)
-        yield _about("thread_name", pid, tid, name=f"{kernel}, launched by {process}")
+        places.append((trace.pids.of(("GPU", title), 0), trace.tids.of(("GPU", number), 0)))
+        kernels.append(clean(track.kernel))
+        processes.append(process_text(track.launch))
+        queues.append(queue_text(track))
+        stacks.append(texts.of(track.launch))
+        trace.say("process_name", places[-1][0], name=title)
+        trace.say("process_sort_index", places[-1][0], sort_index=-1)
+        trace.say("thread_name", *places[-1], name=f"{kernels[-1]}, launched by {processes[-1]}")
+    on = _places(places)[of]
+    args = {"samples": numbers(executions.count)}
+    args |= {name: _texts(each, of) for name, each in (("process", processes), ("queue", queues), ("stack", stacks))}
     sources = None if launches is None else launch_runs_of(executions, launches)
-    columns = (executions.track, *times_of(executions, launches, sources), executions.count)
-    of = [-1] * len(executions.track) if sources is None else sources.tolist()
-    for flow, (source, number, begin, end, count) in enumerate(
-        zip(of, *(column.tolist() for column in columns), strict=True)
-    ):
-        same, more = known[number]
-        time = _microseconds(begin)
-        args = {"samples": count, **more}
-        yield {**same, "ph": "X", "ts": time, "dur": round(_microseconds(end) - time, 3), "args": args}
-        if source >= 0 and launches is not None:
-            thread, kernel_of = int(launches.thread[source]), int(launches.kernel[source])
-            by = launches.threads[thread]
-            pid = pids.of((by.host, by.pid), by.pid)
-            tid = tids.of(("launches", thread, kernel_of), by.tid)
-            flow_ = {"name": "launch", "cat": "launches", "id": flow}
-            yield {**flow_, "ph": "s", "pid": pid, "tid": tid, "ts": _microseconds(float(launches.begin[source]))}
-            yield {**flow_, "ph": "f", "bp": "e", "pid": same["pid"], "tid": same["tid"], "ts": time}
+    begins, ends = times_of(executions, launches, sources)
+    yield from _slices(_texts(kernels, of), "gpu", on, (begins, ends), args)
+    if launches is not None and launched is not None and sources is not None:
+        flows = np.flatnonzero(sources >= 0)
+        yield from _flows("s", flows, launched[sources[flows]], launches.begin[sources[flows]])
+        yield from _flows("f", flows, on[flows], begins[flows])
 
 
-def _operators(operators: OperatorSlices, pids: _Numbers, tids: _Numbers) -> Iterator[Event]:
+def _flows(
+    phase: str, ids: NDArray[np.int64], on: NDArray[np.int64], seconds: NDArray[np.float64]
+) -> Iterator[pa.StringArray]:
+    times, same = nanoseconds(seconds), np.zeros(len(ids), np.int64)
+    phases, binding = _texts([phase], same), _texts(["e"], same if phase == "f" else same - 1)
+
+    def make(place: list[Member], part: slice) -> pa.StringArray:
+        return chrome.marks(phases[part], place, times[part], ids[part], member("bp", binding[part]))
+
+    return _parts(_texts(["launch"], same), "launches", on, make)
+
+
+def _operators(trace: _Trace, operators: OperatorSlices) -> Iterator[pa.StringArray]:
     """Operators of a thread are a thread of its own, above those of its launches, in which slices nest."""
-    from iaprof.formats.writers.timeline import lanes, lanes_title
-
-    announced = set()
+    names = [clean(name) for name in operators.names]
     for lane in lanes(operators):
         thread = operators.threads[lane.thread]
-        pid = pids.of((thread.host, thread.pid), thread.pid)
-        tid = tids.of(("operators", lane.thread), thread.tid)
-        if tid not in announced:
-            announced.add(tid)
-            yield _about("process_name", pid, 0, name=_process(thread))
-            title = clean(f"{thread.comm} {thread.tid}".strip())
-            yield _about("thread_name", pid, tid, name=f"{title}: {lanes_title(operators)}")
-            yield _about("thread_sort_index", pid, tid, sort_index=-1)
-        columns = (operators.begin[lane.rows], operators.end[lane.rows], operators.name[lane.rows])
-        for begin, end, name in zip(*(column.tolist() for column in columns), strict=True):
-            time = _microseconds(begin)
-            event = {"ph": "X", "name": clean(operators.names[name]), "cat": "operator", "pid": pid, "tid": tid}
-            yield {**event, "ts": time, "dur": round(_microseconds(end) - time, 3)}
+        title = f"{f'{thread.comm} {thread.tid}'.strip()}: {lanes_title(operators)}"
+        place = trace.thread(thread, ("operators", lane.thread), title, -1)
+        times = operators.begin[lane.rows], operators.end[lane.rows]
+        of = operators.name[lane.rows]
+        yield from _slices(_texts(names, of), "operator", np.tile(_places([place]), (len(of), 1)), times, {})
 
 
-def _process(thread: Thread) -> str:
-    return clean(" ".join(word for word in (thread.host, thread.comm) if word))
+def _slices(
+    names: chrome.Texts,
+    category: str,
+    on: NDArray[np.int64],
+    seconds: tuple[NDArray[np.float64], NDArray[np.float64]],
+    args: Mapping[str, chrome.Texts],
+) -> Iterator[pa.StringArray]:
+    """Returns slices.
+
+    Args:
+        names: JSON of n names.
+        category: of all of them.
+        on: int64[n, 2], pids and tids.
+        seconds: float64[n] each, begins and ends.
+        args: JSON of n values, by name.
+    """
+    begins, ends = map(nanoseconds, seconds)
+
+    def make(place: list[Member], part: slice) -> pa.StringArray:
+        members = [member(name, values[part]) for name, values in args.items()]
+        return chrome.slices(place, begins[part], (ends - begins)[part], members)
+
+    return _parts(names, category, on, make)
+
+
+def _places(places: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    return np.array(places, np.int64).reshape(-1, 2)
+
+
+def _parts(
+    names: chrome.Texts, category: str, on: NDArray[np.int64], make: Callable[[list[Member], slice], pa.StringArray]
+) -> Iterator[pa.StringArray]:
+    """Returns what `make` makes of some events at a time, for which it gets what all events have."""
+    for start in range(0, len(names), chrome.MOST_ROWS):
+        part = slice(start, start + chrome.MOST_ROWS)
+        kinds = _texts([category], np.zeros(len(names[part]), np.int64)) if category else None
+        yield make(chrome.place(names[part], kinds, *map(numbers, on[part].T)), part)
+
+
+def _texts(texts: Sequence[str], codes: NDArray[np.int64]) -> pa.DictionaryArray:
+    """Returns texts by their codes, as JSON; null for -1."""
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), quoted(pa.array(texts, pa.string())))
+
+
+class _Trace:
+    """What is said of processes and threads."""
+
+    def __init__(self) -> None:
+        self.said: dict[tuple[str, int, int], dict[str, Any]] = {}
+        self.pids, self.tids = _Numbers(), _Numbers()
+        self.say("process_name", _COUNTERS, name="GPU")
+        self.say("process_sort_index", _COUNTERS, sort_index=-1)
+
+    def say(self, what: str, pid: int, tid: int = 0, **args: str | int) -> None:
+        """Says something of a process or a thread; only the first event of each kind counts."""
+        self.said.setdefault((what, pid, tid), {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args})
+
+    def thread(self, thread: Thread, key: Hashable, title: str, rank: int) -> tuple[int, int]:
+        """Returns the pid and the tid of what is shown of a thread, and says what these are called."""
+        pid, tid = self.pids.of((thread.host, thread.pid), thread.pid), self.tids.of(key, thread.tid)
+        self.say("process_name", pid, name=clean(" ".join(word for word in (thread.host, thread.comm) if word)))
+        self.say("thread_name", pid, tid, name=clean(title))
+        self.say("thread_sort_index", pid, tid, sort_index=rank)
+        return pid, tid
 
 
 class _Numbers:
@@ -198,15 +241,3 @@ class _Numbers:
             self._used.add(own)
             self._numbers[key] = own
         return self._numbers[key]
-
-
-def _about(what: str, pid: int, tid: int, **args: str | int) -> Event:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
-
-
-def _counter(name: str, second: float, values: dict[str, float]) -> Event:
-    return {"ph": "C", "name": clean(name), "pid": _COUNTERS, "tid": 0, "ts": _microseconds(second), "args": values}
-
-
-def _microseconds(second: float) -> float:
-    return round(second * 1e6, 3)

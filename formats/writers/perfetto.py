@@ -6,6 +6,7 @@ CLOCK_MONOTONIC as recorded, so that other traces from the same boot can be comb
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import IO, Any
 
 import numpy as np
@@ -15,28 +16,27 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.basics.clean import clean
 from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Thread
-from iaprof.formats.perfetto.packets import EVENT_NAMES, MOST_PID, TEXTS, PacketWriter, flows
+from iaprof.formats.perfetto import packets
+from iaprof.formats.perfetto.packets import EVENT_NAMES, MOST_PID, TEXTS, PacketWriter
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.stacks.frames import StackTexts
 from iaprof.formats.writers.timeline import (
     Intervals,
     cpu_samples,
+    in_rows,
     kernels_title,
     lanes,
     lanes_title,
     launch_runs_of,
+    nanoseconds,
     per_interval,
     process_text,
     queue_text,
-    rows,
-    run_name,
     stalls,
     times_of,
     unit,
 )
 from iaprof.formats.writers.writer import Needs, Writer
-
-_LATEST_S = 4e9  # limits times: their ns, added to those of time 0, fit into 63 bits
 
 
 class Perfetto(Writer):
@@ -77,14 +77,13 @@ class Perfetto(Writer):
             _runs(trace, export.launches, "launches", sources)
         if export.waits is not None:
             _runs(trace, export.waits, "waits")
-        trace.flush()
 
 
 def _stalls(trace: _Trace, group: int, found: Intervals, per: str) -> None:
     trace.add_values(trace.counter("all reasons", per, group, rank=0), found.seconds, found.counts.sum(axis=1))
     for number, reason in enumerate(found.names):
         if found.counts[:, number].any():
-            track = trace.counter(reason, per, group, rank=1 + number, shared="reasons")
+            track = trace.counter(reason, per, group, rank=1 + number, scale=f"reasons {group}")
             trace.add_values(track, found.seconds, found.counts[:, number])
 
 
@@ -112,7 +111,7 @@ def _executions(
         if title not in groups:
             groups[title] = trace.group(title, -1)
         kernel = clean(each.kernel)
-        tracks.append(trace.track(kernel, groups[title], ranks[each.kernel]))
+        tracks.append(trace.track(packets.named(kernel), groups[title], ranks[each.kernel]))
         names.append(trace.intern(EVENT_NAMES, kernel))
         processes.append(trace.intern(TEXTS, process_text(each.launch)))
         stacks.append(trace.intern(TEXTS, texts.of(each.launch)))
@@ -127,89 +126,95 @@ def _executions(
         trace.annotation("stack", "string_value_iid", stacks_),
     ]
     if sources is not None:
-        known = np.flatnonzero(sources >= 0)
-        more.append(flows(known + 1, len(sources), known, "terminating_flow_ids"))
+        more.append(_flows(sources >= 0, np.arange(len(sources)), len(sources), are_ends=True))
     begins, ends = times_of(executions, launches, sources)
-    trace.slices_of(track, trace.times(begins), trace.times(ends), names_, "gpu", more)
+    trace.slices(track, (trace.times(begins), trace.times(ends)), names_, "gpu", more)
+
+
+def _flows(known: NDArray[np.bool_], of: NDArray[np.int64], count: int, *, are_ends: bool) -> pa.BinaryArray:
+    """Returns the flows of n slices: those of runs of samples whose launches are known, by the slices they are of."""
+    numbers = np.flatnonzero(known)
+    order = np.argsort(of[numbers], kind="stable")
+    fields = packets.flows(numbers[order] + 1, np.full(len(numbers), are_ends))
+    return packets.flows_together(fields, np.searchsorted(of[numbers][order], np.arange(count + 1)))
 
 
 def _runs(trace: _Trace, launches: Launches, what: str, sources: NDArray[np.int64] | None = None) -> None:
-    # All rows at once: there may be a hundred thousand, of one run each.
-    tracks, begins, ends, names, counts = [], [], [], [], []
-    runs: list[int] = []
-    for row in rows(launches):
-        kernel = clean(launches.kernels[row.kernel])
-        track = trace.track(kernel, trace.thread_of(launches.threads[row.thread]), rank=1)
-        tracks += [track] * len(row.counts)
-        begins += row.begins
-        ends += row.ends
-        names += [run_name(kernel, count) for count in row.counts]
-        counts += row.counts
-        runs += row.rows.tolist()
-    more = [trace.annotation(what, "uint_value", np.array(counts, np.int64))]
+    found = in_rows(launches)
+    tracks = [
+        trace.track(packets.named(clean(launches.kernels[kernel])), trace.thread_of(launches.threads[thread]), rank=1)
+        for thread, kernel in found.rows
+    ]
+    more = [trace.annotation(what, "uint_value", found.counts)]
     if sources is not None:
-        known = np.flatnonzero(sources >= 0)
-        started = flows(known + 1, len(launches.begin), sources[known], "flow_ids")
-        more.append(started.take(pa.array(runs, pa.int64())))
-    times = trace.times(np.array(begins)), trace.times(np.array(ends))
-    trace.slices(np.array(tracks, np.int64), *times, names, what, more)
+        more.append(_flows(sources >= 0, sources, len(launches.begin), are_ends=False).take(pa.array(found.order)))
+    times = trace.times(found.begins), trace.times(found.ends)
+    trace.slices(np.array(tracks, np.int64)[found.row], times, trace.names(found.names), what, more)
 
 
 def _operators(trace: _Trace, operators: OperatorSlices) -> None:
     """Adds a track for each depth; the viewer shows those of one name and thread as one, the outermost on top."""
     for lane in lanes(operators):
-        track = trace.track(lanes_title(operators), trace.thread_of(operators.threads[lane.thread]), rank=0)
-        begins, ends = (trace.times(times[lane.rows]) for times in (operators.begin, operators.end))
-        tracks = np.full(len(begins), track)
-        trace.slices(
-            tracks,
-            begins,
-            ends,
-            [clean(operators.names[name]) for name in operators.name[lane.rows].tolist()],
-            "operators",
+        track = trace.track(
+            packets.named(lanes_title(operators)), trace.thread_of(operators.threads[lane.thread]), rank=0
         )
+        begins, ends = (trace.times(times[lane.rows]) for times in (operators.begin, operators.end))
+        names = trace.names([clean(operators.names[name]) for name in operators.name[lane.rows].tolist()])
+        trace.slices(np.full(len(names), track), (begins, ends), names, "operators")
 
 
 class _Trace(PacketWriter):
     """A trace that is being written. Its times are of CLOCK_MONOTONIC."""
 
     def __init__(self, out: IO[bytes], export: Export) -> None:
-        super().__init__(out)
+        super().__init__(out, pb.BUILTIN_CLOCK_MONOTONIC)
         self._processes: dict[tuple[str, int], int] = {}
         self._threads: dict[tuple[str, int, int], int] = {}
         intervals = export.profile.intervals or (export.by_time.intervals if export.by_time is not None else ())
-        self._zero_ns = round(min(max(intervals[0], 0), _LATEST_S) * 1e9) if intervals else 0
-        self.begin(pb.BUILTIN_CLOCK_MONOTONIC)
-        snapshot = self.packet().clock_snapshot
+        self._zero_ns = max(int(nanoseconds(intervals[:1])[0]), 0) if intervals else 0
+        packet = pb.TracePacket()
+        snapshot = packet.clock_snapshot
         snapshot.primary_trace_clock = pb.BUILTIN_CLOCK_MONOTONIC
         snapshot.clocks.add(clock_id=pb.BUILTIN_CLOCK_MONOTONIC, timestamp=self._zero_ns)
         wall_s = export.about.begun
         if wall_s > 0:
-            snapshot.clocks.add(clock_id=pb.BUILTIN_CLOCK_REALTIME, timestamp=round(min(wall_s, _LATEST_S) * 1e9))
+            snapshot.clocks.add(clock_id=pb.BUILTIN_CLOCK_REALTIME, timestamp=int(nanoseconds([wall_s])[0]))
+        self.packet(packet)
 
     def times(self, seconds: NDArray[np.float64]) -> NDArray[np.int64]:
         """Converts seconds since time 0 to CLOCK_MONOTONIC ns."""
-        since = np.rint(np.clip(seconds, -_LATEST_S, _LATEST_S) * 1e9).astype(np.int64)
-        return np.maximum(since + self._zero_ns, 0)
+        return np.maximum(nanoseconds(seconds) + self._zero_ns, 0)
 
     def thread_of(self, thread: Thread) -> int:
         """The track of a thread, below that of its process."""
         process = thread.host, thread.pid
-        named = not thread.host and 0 < thread.pid <= MOST_PID  # pids of several machines could collide
+        has_number = not thread.host and 0 < thread.pid <= MOST_PID  # pids of several machines could collide
         comm = clean(thread.comm)
         if process not in self._processes:
-            other = clean(" ".join(filter(None, (thread.host, thread.comm, str(thread.pid)))))
-            self._processes[process] = self.process(thread.pid, comm) if named else self.track(other, 0)
+            name = clean(" ".join(filter(None, (thread.host, thread.comm, str(thread.pid)))))
+            what = packets.process(thread.pid, comm) if has_number else packets.named(name)
+            self._processes[process] = self.track(what)
         key = (*process, thread.tid)
         if key not in self._threads:
-            parent = self._processes[process]
-            self._threads[key] = (
-                self.thread(thread.pid, thread.tid, comm, parent, by_rank=True)
-                if named
-                else self.group(clean(f"{thread.comm} {thread.tid}"), parent=parent)
-            )
+            name = clean(f"{thread.comm} {thread.tid}")
+            what = packets.thread(thread.pid, thread.tid, comm) if has_number else packets.named(name)
+            self._threads[key] = self.track(what, self._processes[process], is_sorted=True)
         return self._threads[key]
+
+    def names(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """The numbers of names of events."""
+        return np.array([self.intern(EVENT_NAMES, name) for name in names], np.int64)
+
+    def group(self, name: str, rank: int) -> int:
+        """Adds a track whose children are sorted by rank."""
+        return self.track(packets.named(name), rank=rank, is_sorted=True)
+
+    def counter(self, name: str, unit: str, group: int = 0, rank: int | None = None, scale: str = "") -> int:
+        """Adds a counter; those of one scale are drawn to it."""
+        return self.track(packets.named(name), group, rank, counter=packets.counter(unit, scale))
 
     def add_values(self, track: int, seconds: NDArray[np.float64], values: NDArray[Any]) -> None:
         """Adds the values of a counter, each valid from its time on."""
-        self.values(track, self.times(seconds), values)
+        times, tracks = self.times(seconds), np.full(len(values), track)
+        for part in packets.parts(len(values)):
+            self.events(times[part], packets.values(tracks[part], values[part]))

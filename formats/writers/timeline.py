@@ -13,8 +13,14 @@ from iaprof.basics.clean import clean
 from iaprof.formats.export import Executions, Export, Launches, OperatorSlices, Track
 from iaprof.formats.profile import UNKNOWN_PROCESS, Launch, reason_name
 
+_LATEST_S = 4e9  # limits times: their ns, added to those of time 0, fit into 63 bits
 _READ_S = 0.01  # a launch may follow the begin of the read in which its first samples come
 _SHORTEST_S = 1e-6  # makes single launches visible; runs in a row are farther apart than this
+
+
+def nanoseconds(seconds: NDArray[np.float64] | Sequence[float]) -> NDArray[np.int64]:
+    """Converts seconds since time 0 to ns."""
+    return np.rint(np.clip(np.asarray(seconds, np.float64), -_LATEST_S, _LATEST_S) * 1e9).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,33 +76,31 @@ def unit(metric: str) -> tuple[str, str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
-    """Runs of one kernel by one thread, which do not overlap."""
+class Rows:
+    """Runs, each at least 1 us long, in rows by thread and kernel.
 
-    thread: int  # index into Launches.threads
-    kernel: int  # index into Launches.kernels
-    begins: list[float]  # seconds
-    ends: list[float]  # seconds; at least 1 us after the begin
-    counts: list[int]
-    rows: NDArray[np.int64]  # their numbers in Launches
+    A thread's runs of different kernels may overlap, those of a row do not.
+    """
+
+    rows: Sequence[tuple[int, int]]  # indexes into Launches.threads and Launches.kernels
+    row: NDArray[np.int64]  # [n], index into rows
+    begins: NDArray[np.float64]  # [n], seconds
+    ends: NDArray[np.float64]  # [n], seconds
+    counts: NDArray[np.int64]  # [n]
+    names: Sequence[str]  # [n]
+    order: NDArray[np.int64]  # [n], their numbers in Launches
 
 
-def rows(launches: Launches) -> Iterator[Row]:
-    """Launches in rows, sorted by thread and kernel: a thread's runs of different kernels may overlap."""
+def in_rows(launches: Launches) -> Rows:
+    """Puts launches in rows."""
     order = np.lexsort((launches.begin, launches.kernel, launches.thread))
     thread, kernel, begin, count = (getattr(launches, name)[order] for name in ("thread", "kernel", "begin", "count"))
-    end = np.maximum(launches.end[order], begin + _SHORTEST_S)
-    first = np.flatnonzero((np.diff(thread, prepend=-1) != 0) | (np.diff(kernel, prepend=-1) != 0))
-    for start, stop in pairwise([*first.tolist(), len(order)]):
-        own = slice(start, stop)
-        yield Row(
-            int(thread[start]),
-            int(kernel[start]),
-            begin[own].tolist(),
-            end[own].tolist(),
-            count[own].tolist(),
-            order[own],
-        )
+    is_first = (np.diff(thread, prepend=-1) != 0) | (np.diff(kernel, prepend=-1) != 0)
+    kernels = [clean(name) for name in launches.kernels]
+    names = [run_name(kernels[of], runs) for of, runs in zip(kernel.tolist(), count.tolist(), strict=True)]
+    rows = [*zip(thread[is_first].tolist(), kernel[is_first].tolist(), strict=True)]
+    ends = np.maximum(launches.end[order], begin + _SHORTEST_S)
+    return Rows(rows, np.cumsum(is_first) - 1, begin, ends, count, names, order)
 
 
 def launch_runs_of(executions: Executions, launches: Launches) -> NDArray[np.int64]:

@@ -1,8 +1,7 @@
-"""Chrome's Trace Event format: https://ui.perfetto.dev and chrome://tracing show it, and TensorBoard reads it."""
+"""Time lines in Chrome's format."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -11,31 +10,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.basics.heap import return_free_memory
+from iaprof.formats import chrome
+from iaprof.formats.chrome import MOST_ROWS, Member, Texts, few_numbers, member, numbers, quoted, shared
+from iaprof.formats.distinct import distinct_values, few
 from iaprof.formats.profile import StackOptions
 from iaprof.timelines.arguments import Arguments
 from iaprof.timelines.arrows import unique_ids
-from iaprof.timelines.grouped import Groups, distinct_values, few
+from iaprof.timelines.grouped import Groups
 from iaprof.timelines.intervals import FARTHEST
 from iaprof.timelines.outputs.event_order import EventOrder, Kind
 from iaprof.timelines.outputs.formats import TimeLine
-from iaprof.timelines.outputs.json_texts import (
-    Member,
-    Texts,
-    few_numbers,
-    member,
-    microseconds,
-    numbers,
-    objects,
-    quoted,
-    shared,
-)
 from iaprof.timelines.own_output import FILES, described
 from iaprof.timelines.trace import ABSENT, MADE_OF_TEXT, Columns, Marks, Points, Slices, Trace
 
-_CHUNK = 1 << 15  # events; more need more memory, fewer more time
-_RETURNED_AFTER = 32  # chunks: what they leave in pieces would add up
-_SEPARATOR = ",\n"
 _MOST_TEXTS = 1 << 30  # bytes of an array of type string
 INTERNAL = ("sync", "bp", "energy_uj")  # what only stages and tables use, and what is not a member of args
 
@@ -91,17 +78,7 @@ class ChromeWriter:
     ) -> None:
         """Writes a file, as write_chrome does; `first` are further events, before the others."""
         own = [device for device in self._devices if rank is None or device.get("id") == rank]
-        output.write(_head(self._trace, self._settings, own).encode() + b'"traceEvents":[\n')
-        output.write(_SEPARATOR.join(map(json.dumps, first)).encode())
-        skipped = 0 if first else len(_SEPARATOR)  # before the first event
-        for number, chunk in enumerate(self._events.chunks(rows), 1):
-            _, offsets, content = chunk.buffers()
-            places = np.frombuffer(offsets, np.int32)
-            output.write(memoryview(content)[places[chunk.offset] + skipped : places[chunk.offset + len(chunk)]])
-            skipped = 0
-            if number % _RETURNED_AFTER == 0:
-                return_free_memory()
-        output.write(b"\n]}\n")
+        chrome.write(output, _head(self._trace, self._settings, own), first, self._events.chunks(rows))
 
 
 class Rows:
@@ -138,21 +115,20 @@ def _devices(trace: Trace) -> list[Mapping[str, Any]]:
     return list(devices.values())
 
 
-def _head(trace: Trace, settings: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the object's start: the files' own members, those of the first file first, and ours."""
+def _head(trace: Trace, settings: Mapping[str, Any], devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns what is before the events: the files' own members, those of the first file first, and ours."""
     members: dict[str, Any] = {}
     for file in trace.files:
         for name, value in file.members.items():
             if name not in ("traceEvents", "distributedInfo", "otherData", "deviceProperties"):
                 members.setdefault(name, value)
-    head = {
+    return {
         "deviceProperties": devices,
         "traceName": "iaprof",
         "displayTimeUnit": "ns",
         **members,
         "otherData": {"Application": "iaprof", **settings},
     }
-    return json.dumps(head, indent=1)[:-2] + ",\n"
 
 
 class _Values:
@@ -293,7 +269,7 @@ class _Events:
 
         ends = np.cumsum(counts)
         kinds = [times(column, each) for column, each in zip(columns, chosen, strict=True)]
-        for events, _ in EventOrder(kinds).chunks(shortest_last, _CHUNK):
+        for events, _ in EventOrder(kinds).chunks(shortest_last, MOST_ROWS):
             of_kinds = np.searchsorted(ends, events, "right")
             numbers_ = events - (ends - counts)[of_kinds]
             for kind, own in enumerate(chosen):
@@ -309,12 +285,8 @@ class _Events:
         return self._text(codes) if found is None else pa.DictionaryArray.from_arrays(found[0], self._text(found[1]))
 
     def _where(self, columns: Slices | Points | Marks) -> list[Member]:
-        return [
-            member("name", self._coded(columns.name)),
-            member("cat", self._coded(columns.category)),
-            member("pid", self._originals[0].texts(columns.pid)),
-            member("tid", self._originals[1].texts(columns.tid)),
-        ]
+        pids, tids = (each.texts(of) for each, of in zip(self._originals, (columns.pid, columns.tid), strict=True))
+        return chrome.place(self._coded(columns.name), self._coded(columns.category), pids, tids)
 
     def _extra(self, columns: Columns) -> list[Member]:
         members = []
@@ -338,16 +310,8 @@ class _Events:
         ]
         # What stages found out comes last: of members with the same name, the last one counts.
         args = [self._imported("slice", slices.row), *args, *self._extra(slices)]
-        return objects(
-            [
-                *self._where(slices),
-                member("ts", microseconds(slices.start)),
-                member("dur", microseconds(np.rint(np.clip(slices.duration, -FARTHEST, FARTHEST)).astype(np.int64))),
-                member("args", objects(args, len(rows))),
-            ],
-            len(rows),
-            _SEPARATOR + '{"ph":"X",',
-        )
+        durations = np.rint(np.clip(slices.duration, -FARTHEST, FARTHEST)).astype(np.int64)
+        return chrome.slices(self._where(slices), slices.start, durations, args)
 
     def _counted(self, slices: Slices, rows: NDArray[np.int64]) -> list[Member]:
         """Returns the members with the counters of slices, which stand in some rows."""
@@ -376,19 +340,10 @@ class _Events:
         series, value = self._trace.points.series[members], self._trace.points.value[members]
         texts = pc.binary_join_element_wise(self._text(series), ":", pc.fill_null(numbers(value), "0"), "")
         values = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), texts), ",")
-        return objects(
-            [
-                *self._where(points),
-                member("ts", microseconds(points.time)),
-                member("args", objects([Member("", values, ",")], len(rows))),
-            ],
-            len(rows),
-            _SEPARATOR + '{"ph":"C",',
-        )
+        return chrome.counters(self._where(points), points.time, [Member("", values, ",")])
 
     def _flows(self, rows: NDArray[np.int64]) -> pa.StringArray:
         flows = self._trace.flows.take(rows)
-        # An arrow ends at the slice that encloses its end, not at the next one to begin.
         is_end = self._trace.texts.matches(flows.phase, "^f$")
         binding = pc.if_else(pa.array(is_end), pa.scalar('"e"'), pa.scalar(None, pa.string()))
         imported, _ = _taken_out(self._imported("flow", flows.row), "bp")
@@ -402,18 +357,8 @@ class _Events:
     def _marks(
         self, kind: str, rows: NDArray[np.int64], marks: Marks, imported: Member, more: Member
     ) -> pa.StringArray:
-        return objects(
-            [
-                member("ph", self._coded(marks.phase)),
-                *self._where(marks),
-                member("ts", microseconds(marks.time)),
-                member("id", numbers(self._ids[kind][rows])),
-                more,
-                member("args", objects([imported, *self._extra(marks)], len(marks))),
-            ],
-            len(marks),
-            _SEPARATOR + "{",
-        )
+        args = [imported, *self._extra(marks)]
+        return chrome.marks(self._coded(marks.phase), self._where(marks), marks.time, self._ids[kind][rows], more, args)
 
     def _imported(self, kind: str, rows: NDArray[np.int64]) -> Member:
         arguments = self._arguments.get(kind)

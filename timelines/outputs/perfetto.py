@@ -12,19 +12,18 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from pyarrow import BinaryArray as Bytes
 
-from iaprof.formats.perfetto import columns
+from iaprof.formats.distinct import few, groups
+from iaprof.formats.perfetto import columns, packets
 from iaprof.formats.perfetto.columns import MOST_ROWS
-from iaprof.formats.perfetto.packets import CATEGORIES, EVENT_NAMES, PacketWriter, event_field
+from iaprof.formats.perfetto.packets import CATEGORIES, EVENT_NAMES, PacketWriter
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.texts import clean_texts
 from iaprof.timelines.arguments import Arguments
 from iaprof.timelines.arrows import unique_ids
-from iaprof.timelines.grouped import few, groups
 from iaprof.timelines.outputs import perfetto_flows as flows, perfetto_tracks as tracks
 from iaprof.timelines.outputs.chrome import INTERNAL
 from iaprof.timelines.outputs.event_order import EventOrder, Kind
@@ -36,7 +35,6 @@ from iaprof.timelines.trace import ABSENT, Marks, Slices, Trace
 
 _BEGIN, _END, _POINT, _FLOW, _INSTANT = range(5)  # kinds of packets
 _LAST = np.int64(1 << 62)  # ranks events of one instant: ends, begins (the longest first), slices without a length
-_LEGACY = pb.TrackEvent.LegacyEvent.DESCRIPTOR.fields_by_name
 _LONGEST = float(1 << 60)  # ns
 
 
@@ -59,8 +57,7 @@ def write_perfetto(
     """
     whole = np.floor(np.clip(np.nan_to_num(trace.slices.duration), 0, _LONGEST) + 1e-6)
     slices = trace.slices.changed(duration=whole)
-    out = PacketWriter(output)
-    out.begin(pb.BUILTIN_CLOCK_BOOTTIME)
+    out = PacketWriter(output, pb.BUILTIN_CLOCK_BOOTTIME)
     level = levels(slices)
     named = tracks.names(trace, arguments.get("instant"))
     where = tracks.describe(trace, level, named, out)
@@ -70,14 +67,12 @@ def write_perfetto(
         if not number:
             _name_files(trace, out, int(times[0]))
         writer.write(kinds, rows, times)
-    out.flush()
 
 
 def _name_files(trace: Trace, out: PacketWriter, time: int) -> None:
     """Writes which files the events are from, see own_output.py, at the time of the first event."""
     for each in described(trace):
-        packet = out.packet()
-        packet.timestamp, packet.sequence_flags = time, pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE
+        packet = pb.TracePacket(timestamp=time, sequence_flags=pb.TracePacket.SEQ_NEEDS_INCREMENTAL_STATE)
         packet.track_event.track_uuid, packet.track_event.name = 1, EVENT
         packet.track_event.legacy_event.phase = ord("M")
         for name, value in each.items():
@@ -86,13 +81,7 @@ def _name_files(trace: Trace, out: PacketWriter, time: int) -> None:
                 annotation.int_value = value
             else:
                 annotation.string_value = value
-
-
-def _on_tracks(type_: int, tracks_: NDArray[np.int64]) -> Bytes:
-    """Returns the type and the track of events, most of which are of few tracks."""
-    number, first = groups(tracks_)
-    fields = [columns.one(event_field("type"), type_), columns.numbers(event_field("track_uuid"), tracks_[first])]
-    return columns.message(fields, len(first)).take(pa.array(number))
+        out.packet(packet)
 
 
 class _Writer:
@@ -113,7 +102,7 @@ class _Writer:
         free = np.flatnonzero(self._flows.is_free)
         count = len(slices)
         sizes = [count, count, len(trace.points), len(free), len(instants)]
-        begins = np.cumsum([0, *sizes[:-1]])  # of kinds among all packets
+        begins = np.cumsum([0, *sizes[:-1]])  # of kinds among all events
         start, duration = slices.start, slices.duration
         of_points, of_flows, of_instants = trace.points.time, trace.flows.time, trace.instants.time
         times = [
@@ -125,19 +114,19 @@ class _Writer:
         ]
         order = EventOrder([Kind(size, each) for size, each in zip(sizes, times, strict=True)])
 
-        def rank(packets: NDArray[np.int64]) -> NDArray[np.int64]:
-            """Returns what tells the order of packets at one instant."""
-            of_slices = packets < 2 * count
-            rows = np.where(of_slices, packets % max(count, 1), 0)
+        def rank(events: NDArray[np.int64]) -> NDArray[np.int64]:
+            """Returns what tells the order of events at one instant."""
+            of_slices = events < 2 * count
+            rows = np.where(of_slices, events % max(count, 1), 0)
             lengths = duration[rows].astype(np.int64) if count else rows
-            at_end = packets >= count
+            at_end = events >= count
             found = np.where(lengths == 0, _LAST + 2 * rows + at_end, np.where(at_end, 0, _LAST - lengths))
             return np.where(of_slices, found, 0)
 
         first = min(order.earliest, 0)
-        for packets, at in order.chunks(rank, MOST_ROWS):
-            kinds = np.searchsorted(np.cumsum(sizes), packets, "right").astype(np.int8)
-            rows = packets - begins[kinds]
+        for events, at in order.chunks(rank, MOST_ROWS):
+            kinds = np.searchsorted(np.cumsum(sizes), events, "right").astype(np.int8)
+            rows = events - begins[kinds]
             for kind, chosen in ((_FLOW, free), (_INSTANT, instants)):
                 of_kind = kinds == kind
                 rows[of_kind] = chosen[rows[of_kind]]
@@ -159,7 +148,7 @@ class _Writer:
     def _begins(self, rows: NDArray[np.int64]) -> list[bytes | Bytes]:
         slices = self._slices.take(rows)
         return [
-            _on_tracks(pb.TrackEvent.TYPE_SLICE_BEGIN, self._where.slices[rows]),
+            packets.begins(self._where.slices[rows]),
             *self._names(slices),
             *self._slice_arguments(slices, rows),
             self._flows.fields(rows, at_end=False),
@@ -167,21 +156,18 @@ class _Writer:
 
     def _end_fields(self, rows: NDArray[np.int64]) -> list[bytes | Bytes]:
         return [
-            _on_tracks(pb.TrackEvent.TYPE_SLICE_END, self._where.slices[rows]),
+            packets.ends(self._where.slices[rows]),
             self._flows.fields(rows, at_end=True),
         ]
 
     def _points(self, rows: NDArray[np.int64]) -> list[bytes | Bytes]:
         values = self._trace.points.value[rows]
-        return [
-            _on_tracks(pb.TrackEvent.TYPE_COUNTER, self._where.points[rows]),
-            columns.doubles(event_field("double_counter_value"), np.where(np.isfinite(values), values, 0.0)),
-        ]
+        return [*packets.values(self._where.points[rows], np.where(np.isfinite(values), values, 0.0))]
 
     def _free_flows(self, rows: NDArray[np.int64]) -> list[bytes | Bytes]:
         marks = self._trace.flows.take(rows)
         return [
-            _on_tracks(pb.TrackEvent.TYPE_INSTANT, self._where.flows[rows]),
+            packets.instants(self._where.flows[rows]),
             *self._names(marks),
             self._flows.free_fields(rows),
             *self._mark_arguments("flow", marks),
@@ -195,20 +181,10 @@ class _Writer:
         for code in np.unique(marks.phase[~plain]).tolist():
             letters[code] = ord((self._trace.texts[code] or "i")[0])
         phase = np.where(plain, 0, letters[marks.phase])
-        legacy = columns.message(
-            [
-                columns.numbers(_LEGACY["phase"].number, phase),
-                columns.numbers(_LEGACY["unscoped_id"].number, self._ids[rows], marks.id == ABSENT),
-            ],
-            len(rows),
-        )
-        type_ = columns.numbers(event_field("type"), np.full(len(rows), pb.TrackEvent.TYPE_INSTANT), ~plain)
-        hidden = pc.if_else(pa.array(plain), pa.scalar(None, pa.binary()), legacy)
         return [
-            type_,
-            columns.numbers(event_field("track_uuid"), self._where.instants[rows]),
-            *self._names(marks),
-            columns.contents(event_field("legacy_event"), hidden),
+            *packets.chrome_events(
+                self._where.instants[rows], phase, self._ids[rows], marks.id == ABSENT, self._names(marks)
+            ),
             *self._mark_arguments("instant", marks),
         ]
 
@@ -220,10 +196,7 @@ class _Writer:
             new = new[~known[new]]
             known[new] = True
             self._out.intern_all(kind, new.astype(np.int64) + 1, clean_texts(self._trace.texts.taken(new)))
-        return [
-            columns.numbers(event_field("name_iid"), events.name.astype(np.int64) + 1, events.name < 0),
-            columns.numbers(event_field("category_iids"), events.category.astype(np.int64) + 1, events.category < 0),
-        ]
+        return packets.called(*(np.maximum(codes.astype(np.int64) + 1, 0) for codes in (events.name, events.category)))
 
     def _slice_arguments(self, slices: Slices, rows: NDArray[np.int64]) -> list[Bytes]:
         found = self._counters(slices, rows)

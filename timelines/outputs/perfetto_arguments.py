@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from msgspec import Raw
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import groups
 from iaprof.formats.perfetto import columns
 from iaprof.formats.perfetto.columns import Bytes, varint
-from iaprof.formats.perfetto.packets import ANNOTATION_NAMES, PacketWriter, annotation_field, event_field
-from iaprof.timelines.grouped import groups
+from iaprof.formats.perfetto.packets import ANNOTATION, ANNOTATION_NAMES, EVENT, PacketWriter
 from iaprof.timelines.reading import spans
 from iaprof.timelines.reading.blocks import PRIMITIVE, TEXT, Block, Members, NotPlain
 
@@ -24,11 +24,11 @@ _decode_text = msgspec.json.Decoder(str).decode
 _MOST_NAMES = 1 << 16  # that are interned; others are written with their arguments
 _FEW = 16  # texts, which columns do not make faster
 _LEAST, _LARGEST = -(1 << 63), (1 << 64) - 1
-_ANNOTATIONS = event_field("debug_annotations")
+_ANNOTATIONS = EVENT["debug_annotations"]
 _TAG = columns.tag(_ANNOTATIONS, columns.BYTES)
-_NAME_IID, _NAME = annotation_field("name_iid"), annotation_field("name")
-_INT, _UINT, _DOUBLE = (annotation_field(f"{type_}_value") for type_ in ("int", "uint", "double"))
-_STRING, _BOOL, _JSON = (annotation_field(name) for name in ("string_value", "bool_value", "legacy_json_value"))
+_NAME_IID, _NAME = ANNOTATION["name_iid"], ANNOTATION["name"]
+_INT, _UINT, _DOUBLE = (ANNOTATION[f"{type_}_value"] for type_ in ("int", "uint", "double"))
+_STRING, _BOOL, _JSON = (ANNOTATION[name] for name in ("string_value", "bool_value", "legacy_json_value"))
 _NUMBER = frozenset(b"-0123456789")
 _QUOTE = ord('"')
 _INT_TAG, _STRING_TAG = columns.tag(_INT, columns.VARINT), columns.tag(_STRING, columns.BYTES)

@@ -10,21 +10,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from pyarrow import BinaryArray as Bytes
 
-from iaprof.formats.perfetto import columns
+from iaprof.formats.distinct import groups
+from iaprof.formats.perfetto import columns, packets
 from iaprof.formats.perfetto.columns import MOST_ROWS
-from iaprof.formats.perfetto.packets import MOST_PID, PacketWriter, track_field
-from iaprof.timelines.grouped import groups
+from iaprof.formats.perfetto.packets import MOST_PID, PacketWriter
 from iaprof.timelines.trace import HOST_PIDS
 from iaprof.timelines.tracks import EVERYWHERE
 
 _MOST_TID = (1 << 47) - 1  # larger numbers stand for texts
-_PROCESS, _THREAD, _COUNTER = (
-    {name: field.number for name, field in each.DESCRIPTOR.fields_by_name.items()}
-    for each in (pb.ProcessDescriptor, pb.ThreadDescriptor, pb.CounterDescriptor)
-)
 
 
 @dataclass(frozen=True)
@@ -62,8 +57,8 @@ class Processes:
         name = pc.coalesce(pa.array(map(self.named.processes.get, pids.tolist()), pa.string()), made)
         label = pa.array(map(self.named.labels.get, pids.tolist()), pa.string())
         name = pc.coalesce(_joined(name, " (", label, ")"), name)
-        fields = [columns.numbers(_PROCESS["pid"], pids), _text(_PROCESS["process_name"], name)]
-        return _described("process", fields, name, (pids >= 0) & (pids <= MOST_PID))
+        has_number = pa.array((pids >= 0) & (pids <= MOST_PID))
+        return pc.if_else(has_number, packets.process(pids, name), packets.named(name))
 
 
 @dataclass(frozen=True)
@@ -85,12 +80,8 @@ class Threads:
         row = pc.if_else(pa.array(levels > 0), _joined(" (row ", _decimal(levels + 1), ")"), "")
         name = _joined(name, row)
         has_number = (levels == 0) & (pids >= 0) & (pids <= MOST_PID) & (tids >= 0) & (tids <= _MOST_TID)
-        fields = [
-            columns.numbers(_THREAD["pid"], pids),
-            columns.numbers(_THREAD["tid"], tids),
-            _text(_THREAD["thread_name"], name),
-        ]
-        return _described("thread", fields, name, has_number, parents)
+        what = pc.if_else(pa.array(has_number), packets.thread(pids, tids, name), packets.named(name))
+        return columns.message([what, packets.below(parents)], len(name))
 
 
 @dataclass(frozen=True)
@@ -103,8 +94,8 @@ class Counters:
 
     def messages(self, part: slice, parents: NDArray[np.int64]) -> Bytes:
         """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
-        counter = columns.contents(track_field("counter"), _text(_COUNTER["unit_name"], self.units[part]))
-        return columns.message([_text(track_field("name"), self.names[part]), _parent(parents), counter], len(parents))
+        fields = [packets.named(self.names[part]), packets.below(parents), packets.counter(self.units[part])]
+        return columns.message(fields, len(parents))
 
 
 def write(threads: Threads, counters: Counters, processes: Processes, out: PacketWriter) -> NDArray[np.int64]:
@@ -133,28 +124,6 @@ def write(threads: Threads, counters: Counters, processes: Processes, out: Packe
             out.tracks(numbers[last - len(order) : last], [pa.concat_arrays(messages).take(pa.array(order))])
         begin += len(kind.pids)
     return np.asarray(numbers[place], np.int64)
-
-
-def _described(
-    kind: str, fields: list[Bytes], name: pa.StringArray, has_number: NDArray[np.bool_],
-    parents: NDArray[np.int64] | None = None,
-) -> Bytes:  # fmt: skip
-    """Returns descriptors with the fields of processes or threads; of those without a number, only with names."""
-    count, none = len(name), pa.scalar(None, pa.binary())
-    numbered = pa.array(has_number)
-    found = [
-        pc.if_else(numbered, none, _text(track_field("name"), name)),
-        pc.if_else(numbered, columns.contents(track_field(kind), columns.message(fields, count)), none),
-    ]
-    return columns.message(found if parents is None else [*found, _parent(parents)], count)
-
-
-def _parent(parents: NDArray[np.int64]) -> Bytes:
-    return columns.numbers(track_field("parent_uuid"), parents, parents == 0)
-
-
-def _text(number: int, texts: pa.StringArray) -> Bytes:
-    return columns.contents(number, texts.cast(pa.binary()))
 
 
 def _decimal(numbers: NDArray[np.int64]) -> pa.StringArray:

@@ -8,14 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import BinaryArray as Bytes
 
-from iaprof.formats.perfetto import columns
-from iaprof.formats.perfetto.packets import event_field
+from iaprof.formats.distinct import distinct_values
+from iaprof.formats.perfetto import packets
 from iaprof.timelines.arrows import unique_ids
-from iaprof.timelines.grouped import by_time, distinct_values
+from iaprof.timelines.grouped import by_time
 from iaprof.timelines.outputs.perfetto_tracks import Tracks
 from iaprof.timelines.trace import ABSENT, Slices, Trace
 
@@ -55,15 +54,10 @@ def attached(trace: Trace, slices: Slices, where: Tracks) -> Flows:
         where: tracks of all events.
     """
     flows = trace.flows
-    count = len(flows)
     unique = unique_ids(flows)
-    ids = np.where(unique == ABSENT, 0, unique).astype(np.uint64)
+    ids = np.where(unique == ABSENT, 0, unique)
     is_last = trace.texts.matches(flows.phase, "^f$")
-    fields = pc.if_else(
-        pa.array(is_last),
-        columns.fixed(event_field("terminating_flow_ids"), ids),
-        columns.fixed(event_field("flow_ids"), ids),
-    )
+    fields = packets.flows(ids, is_last)
     slice_ = _enclosing(slices, where.slices, flows.time, where.flows, ends_first=True)
     other = np.flatnonzero(slice_ == _NONE)
     slice_[other] = _enclosing(slices, where.slices, flows.time[other], where.flows[other], ends_first=False)
@@ -75,10 +69,7 @@ def attached(trace: Trace, slices: Slices, where: Tracks) -> Flows:
     order = np.lexsort((flows.time[bound], keys))
     keys = keys[order]
     firsts = np.flatnonzero(np.diff(keys, prepend=_NONE))
-    offsets = np.append(firsts, len(keys)).astype(np.int32)
-    ordered = fields.take(pa.array(bound[order]))
-    lists = pa.ListArray.from_arrays(pa.array(offsets), ordered)
-    joined = pc.binary_join(lists, pa.scalar(b"", pa.binary())) if count else pa.array([], pa.binary())
+    joined = packets.flows_together(fields.take(pa.array(bound[order])), np.append(firsts, len(keys)))
     return Flows(is_free, fields, keys[firsts], joined if len(firsts) else pa.array([b""], pa.binary()))
 
 

@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.basics.clean import clean
+from iaprof.formats.distinct import distinct_values, groups
 from iaprof.formats.perfetto.packets import PacketWriter
 from iaprof.formats.texts import clean_texts
 from iaprof.timelines.arguments import Arguments, members_of
 from iaprof.timelines.dialects import Kind, find
-from iaprof.timelines.grouped import distinct_values, groups
 from iaprof.timelines.outputs.perfetto_descriptors import Counters, Names, Processes, Threads, write
 from iaprof.timelines.trace import MADE, Trace
 

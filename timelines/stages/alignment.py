@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
+from iaprof.formats.distinct import distinct_values, groups
 from iaprof.timelines.device_clock import whole
-from iaprof.timelines.grouped import distinct_values, groups, rows_of
+from iaprof.timelines.grouped import rows_of
 from iaprof.timelines.options import Options
 from iaprof.timelines.placeholders import placed
 from iaprof.timelines.trace import ABSENT, Slices, Trace

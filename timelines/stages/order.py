@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
-from iaprof.timelines.grouped import groups
+from iaprof.formats.distinct import groups
 from iaprof.timelines.options import Options
 from iaprof.timelines.stages.counters import are_rising
 from iaprof.timelines.trace import Slices, Trace

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
+from iaprof.formats.distinct import groups
 from iaprof.timelines.device_clock import whole
-from iaprof.timelines.grouped import groups
 from iaprof.timelines.options import Options, Overlap
 from iaprof.timelines.stages.order import by_row
 from iaprof.timelines.trace import ABSENT, MADE, Marks, Slices, Trace

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
+from iaprof.formats.distinct import distinct_values, groups
 from iaprof.timelines.device_clock import whole
 from iaprof.timelines.dialects import windows
-from iaprof.timelines.grouped import Groups, distinct_values, groups
+from iaprof.timelines.grouped import Groups
 from iaprof.timelines.options import Options
 from iaprof.timelines.stages.counters import are_rising
 from iaprof.timelines.trace import Slices, Trace

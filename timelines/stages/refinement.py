@@ -7,8 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import distinct_values
 from iaprof.timelines.dialects import Kind, find
-from iaprof.timelines.grouped import Groups, distinct_values
+from iaprof.timelines.grouped import Groups
 from iaprof.timelines.intervals import ends
 from iaprof.timelines.options import Options
 from iaprof.timelines.texts import NO_TEXT

@@ -7,7 +7,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.timelines.grouped import groups
+from iaprof.formats.distinct import groups
 from iaprof.timelines.options import Options
 from iaprof.timelines.trace import Marks, Slices, Trace
 

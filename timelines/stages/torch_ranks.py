@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import groups
 from iaprof.timelines.arguments import Arguments, members_of
 from iaprof.timelines.dialects import Kind, find
-from iaprof.timelines.grouped import Groups, groups
+from iaprof.timelines.grouped import Groups
 from iaprof.timelines.texts import NO_TEXT
 from iaprof.timelines.trace import ABSENT, MADE, Dialect, Marks, Trace, TraceFile
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import distinct_values
 from iaprof.timelines.dialects import Kind, communicates, find
-from iaprof.timelines.grouped import distinct_values
 from iaprof.timelines.intervals import Union
 from iaprof.timelines.placeholders import placed
 from iaprof.timelines.trace import Trace

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.timelines.grouped import Groups, distinct_values
+from iaprof.formats.distinct import distinct_values
+from iaprof.timelines.grouped import Groups
 from iaprof.timelines.texts import NO_TEXT
 from iaprof.timelines.trace import Trace
 from iaprof.timelines.tracks import EVERYWHERE

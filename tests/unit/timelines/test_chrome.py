@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies
 
+from iaprof.formats.chrome import member, microseconds, numbers, objects, quoted
 from iaprof.timelines.arguments import Arguments
 from iaprof.timelines.arrows import Ends, add_arrows
 from iaprof.timelines.outputs.chrome import write_chrome
-from iaprof.timelines.outputs.json_texts import member, microseconds, numbers, objects, quoted
 from iaprof.timelines.outputs.tensorboard import workers
 from iaprof.timelines.trace import ABSENT, Dialect, Trace
 from unit.timelines.examples import FIRST

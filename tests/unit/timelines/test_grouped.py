@@ -7,8 +7,9 @@ from unittest import mock
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
+from iaprof.formats.distinct import distinct_values, few
 from iaprof.timelines import grouped
-from iaprof.timelines.grouped import by_time, distinct_values, few
+from iaprof.timelines.grouped import by_time
 from iaprof.timelines.trace import ABSENT
 
 

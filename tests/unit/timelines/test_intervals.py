@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, strategies as st
 
-from iaprof.timelines.grouped import Groups, before, groups
+from iaprof.formats.distinct import groups
+from iaprof.timelines.grouped import Groups, before
 from iaprof.timelines.intervals import FARTHEST, Union, lengths_of_unions
 
 INTERVALS = st.lists(st.tuples(st.integers(0, 30), st.integers(-5, 10)), max_size=8)

@@ -23,9 +23,8 @@ VALUES: tuple[Any, ...] = (
 def read(texts: list[str | None]) -> list[list[tuple[str, str, Any]] | None]:
     """What events' annotations are: names, types and values."""
     written = io.BytesIO()
-    out = PacketWriter(written)
+    out = PacketWriter(written, pb.BUILTIN_CLOCK_BOOTTIME)
     found = ImportedArguments(out).annotations(pa.array(texts, pa.string())).to_pylist()
-    out.flush()
     interned = [packet.interned_data for packet in pb.Trace.FromString(written.getvalue()).packet]
     names = {each.iid: each.name for data in interned for each in data.debug_annotation_names}
     events = [None if each is None else pb.TrackEvent.FromString(each) for each in found]

@@ -1,28 +1,126 @@
-"""Columns as JSON texts, whole columns at a time. Callers pass a chunk of rows whose texts stay below 2 GiB."""
+"""Chrome's Trace Event format, whole columns of events at a time. Perfetto, TensorBoard and others read it, too.
+
+The format is that of the document "Trace Event Format" (Chromium): JSON, in which events have a phase `ph` and times in
+microseconds. Callers pass a chunk of rows whose texts stay below 2 GiB.
+"""
 
 from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.basics.heap import return_free_memory
+from iaprof.formats.distinct import few
 from iaprof.formats.texts import HIDDEN
-from iaprof.timelines.grouped import few
-from iaprof.timelines.trace import ABSENT
+
+ABSENT = np.iinfo(np.int64).min
+"""An integer that an event does not have."""
+MOST_ROWS = 1 << 15
+"""How many events a caller should pass at once: more need more memory, fewer more time."""
 
 Texts: TypeAlias = pa.StringArray | pa.DictionaryArray
 """JSON texts, also with numbers of distinct ones."""
 
+_SEPARATOR = ",\n"
+_RETURNED_AFTER = 32  # chunks: what they leave in pieces would add up
 _FARTHEST = 1 << 40  # behind the end of every text
 _NEEDS_ESCAPES = rf'["\\]|{HIDDEN}'
 _THOUSANDTHS = pa.array([f".{n:03}".rstrip("0") if n else "" for n in range(1000)], pa.string())
+
+
+# Events
+
+
+def place(names: Texts, categories: Texts | None, pids: Texts, tids: Texts) -> list[Member]:
+    """What events of all phases have.
+
+    Args:
+        names: JSON strings.
+        categories: JSON strings.
+        pids: JSON.
+        tids: JSON.
+    """
+    of_kind = [member("cat", categories)] if categories is not None else []
+    return [member("name", names), *of_kind, member("pid", pids), member("tid", tids)]
+
+
+def slices(
+    places: Sequence[Member], starts: NDArray[np.int64], durations: NDArray[np.int64], args: Sequence[Member]
+) -> pa.StringArray:
+    """Events that take time: n of them, each behind the separator, with times in ns."""
+    times = [member("ts", microseconds(starts)), member("dur", microseconds(durations))]
+    return _events('{"ph":"X",', [*places, *times], len(starts), args)
+
+
+def counters(places: Sequence[Member], times: NDArray[np.int64], args: Sequence[Member]) -> pa.StringArray:
+    """Values of counters, by series: members of args. Returns what `slices` does."""
+    return _events('{"ph":"C",', [*places, member("ts", microseconds(times))], len(times), args)
+
+
+def marks(
+    phases: Texts,
+    places: Sequence[Member],
+    times: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    more: Member,
+    args: Sequence[Member] | None = None,
+) -> pa.StringArray:
+    """Events of other phases, JSON strings.
+
+    Args:
+        phases: of each.
+        places: see `place`.
+        times: ns.
+        ids: of events that belong together, such as a flow's; ABSENT.
+        more: `bp` of flows: an arrow ends at the slice that encloses its end, not at the next one to begin; or `s`.
+        args: their arguments.
+
+    Returns:
+        what `slices` does.
+    """
+    members = [member("ph", phases), *places, member("ts", microseconds(times)), member("id", numbers(ids)), more]
+    return _events("{", members, len(times), args)
+
+
+def _events(start: str, members: Sequence[Member], count: int, args: Sequence[Member] | None) -> pa.StringArray:
+    last = [member("args", objects(args, count))] if args is not None else []
+    return objects([*members, *last], count, _SEPARATOR + start)
+
+
+def write(
+    output: IO[bytes], head: Mapping[str, Any], first: Iterable[Mapping[str, Any]], chunks: Iterable[pa.StringArray]
+) -> None:
+    """Writes a file.
+
+    Args:
+        output: receives the JSON.
+        head: members of the object before its events.
+        first: events before the others.
+        chunks: the others, each behind the separator.
+    """
+    output.write(json.dumps(head, indent=1)[:-2].encode() + b',\n"traceEvents":[\n')
+    before = _SEPARATOR.join(map(json.dumps, first)).encode()
+    output.write(before)
+    skipped = 0 if before else len(_SEPARATOR)  # before the first event
+    for number, chunk in enumerate(chunks, 1):
+        _, offsets, content = chunk.buffers()
+        places = np.frombuffer(offsets, np.int32)
+        output.write(memoryview(content)[places[chunk.offset] + skipped : places[chunk.offset + len(chunk)]])
+        skipped = 0
+        if number % _RETURNED_AFTER == 0:
+            return_free_memory()
+    output.write(b"\n]}\n")
+
+
+# JSON, by columns
 
 
 def quoted(texts: pa.Array) -> pa.Array:
