@@ -230,9 +230,9 @@ def _in_store(url: str) -> list[Source]:
 
 def _found(system: Any, path: str, is_pattern: bool) -> dict[str, dict[str, Any]]:
     """Returns what a store says of the captures that a path or pattern names, by name."""
-    found = system.glob(path, detail=True) if is_pattern else {path: _info(system, path)}
+    listed = system.glob(path, detail=True) if is_pattern else {path: _info(system, path)}
     found = {}
-    for name, info in found.items():
+    for name, info in listed.items():
         if info.get("type") != "directory":
             found[name] = info
             continue

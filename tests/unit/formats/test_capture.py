@@ -125,7 +125,7 @@ def test_refusals(tmp_path: Path) -> None:
 def test_a_row_group_of_two_kinds_is_damaged(tmp_path: Path) -> None:
     rows = pa.Table.from_pylist([{"kind": "stall"}, {"kind": "launch"}], SCHEMA)
     pq.write_table(rows.replace_schema_metadata(header_of({"format": FORMAT, **HEADER})), tmp_path / "p")
-    with pytest.raises(CaptureError, match="not of one kind"):
+    with pytest.raises(CaptureError, match="has rows of several kinds"):
         CaptureReader(tmp_path / "p")
 
 

@@ -213,7 +213,7 @@ def test_what_is_broken_is_named_and_the_rest_reported(folder: Path) -> None:
         (["top", "{samples}", "--group-by=colour"], 2, "--group-by does not know 'colour'"),
         (["top", "{sample}", "--group-by=host"], 2, "--group-by is for several captures"),
         (["top", "{samples}", "--by=wait"], 2, "is for one capture"),
-        (["report", "{samples}", "--cpu-samples"], 2, "are for one capture"),
+        (["report", "{samples}", "--cpu-samples"], 2, "--cpu-samples is for one capture: leave it out"),
         (["report", "{samples}", "--frames=pid"], 2, "--frames pid is for one capture"),
         (["top", "{samples}", "--cluster=local:many"], 2, "a number of processes"),
         (["top", "{samples}", "--cluster=tcp://127.0.0.1:1"], 1, "no scheduler answers"),
