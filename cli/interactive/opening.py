@@ -177,7 +177,7 @@ def _view_slices(capture: Path, is_inverted: bool, freq: str | None, quiet: bool
     from iaprof.cli.timelines.messages import say_messages
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.timelines.outputs.formats import finished
-    from iaprof.timelines.views.browsable import browsable
+    from iaprof.timelines.views.stacks import browsable
 
     trace = finished(CaptureReader(capture), stage_options(freq))
     _show(Contents(str(capture), browsable(trace), is_inverted=is_inverted, measure=SLICES))

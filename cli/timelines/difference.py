@@ -9,7 +9,7 @@ from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import COLD, STRONG, WARM, WEAK, Column, Table
 
 if TYPE_CHECKING:
-    from iaprof.timelines.views.difference import Change, Difference, Use
+    from iaprof.timelines.views.totals import Change, Difference, Use
 
 _COLOURS = {"+": WARM, "-": COLD}  # as in other differences
 

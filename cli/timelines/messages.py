@@ -21,7 +21,7 @@ def say_messages(trace: Trace, of: str = "") -> None:
         trace: after its stages.
         of: the name of what they are about, to begin each line with; "": none.
     """
-    from iaprof.timelines.messages import Level
+    from iaprof.timelines.trace import Level
 
     of = f"{clean(of)}: " if of else ""
     notes: Counter[str] = Counter()

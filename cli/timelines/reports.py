@@ -65,7 +65,7 @@ def show_difference(
     from iaprof.cli.timelines.messages import say_messages
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.timelines.outputs.formats import finished
-    from iaprof.timelines.views.difference import difference, uses
+    from iaprof.timelines.views.totals import difference, uses
 
     found = []
     for path in (before, after):

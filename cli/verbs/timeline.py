@@ -139,7 +139,7 @@ def timeline(
                     write_pddf(trace, file)
         with utf8_stdout():
             if as_json:
-                from iaprof.timelines.outputs.document import write_document
+                from iaprof.timelines.outputs.tables import write_document
 
                 write_document(trace, sys.stdout)
             else:
@@ -278,8 +278,7 @@ def _write_all(trace: Trace, given: Mapping[str, Arguments], folder: Path, mode:
 
 
 def _write_trace(trace: Trace, given: Mapping[str, Arguments], path: Path, mode: int, tensorboard: bool) -> None:
-    from iaprof.timelines.outputs.chrome import ChromeWriter
-    from iaprof.timelines.outputs.tensorboard import step_of, workers
+    from iaprof.timelines.outputs.chrome import ChromeWriter, step_of, workers
     from iaprof.timelines.own_output import FILES, described
 
     writer = ChromeWriter(trace, given, {"CmdLine": " ".join(sys.argv[1:]), FILES: described(trace)})
