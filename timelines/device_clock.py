@@ -8,11 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.timelines.columns.packed import parts
+from iaprof.timelines.columns import parts
 from iaprof.timelines.dialects import windows
 from iaprof.timelines.intervals import FARTHEST
-from iaprof.timelines.texts import Texts
-from iaprof.timelines.trace import ABSENT, Slices
+from iaprof.timelines.trace import ABSENT, Slices, Texts
 
 
 def read(counters: NDArray[np.int64], indexes: NDArray[np.int8]) -> NDArray[np.int64]:

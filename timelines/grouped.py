@@ -2,44 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.formats.distinct import groups
-
-_PART = 1 << 16  # rows
-
-
-def by_time(
-    times: NDArray[np.int64], key: NDArray[Any] | Callable[[NDArray[np.int64]], NDArray[Any]]
-) -> NDArray[np.int64]:
-    """Returns rows in order of time, those of one time in order of a key, and then in their own.
-
-    Times that are in order for the most part take a fraction of what np.lexsort takes.
-
-    Args:
-        times: int64[n].
-        key: the key of each row, or what returns the keys of some rows: those of all take memory.
-    """
-    order = np.argsort(times, kind="stable")
-    keys = key if callable(key) else key.__getitem__
-    begin, count = 0, len(order)
-    while begin < count:  # parts need less memory
-        end = min(begin + _PART, count)
-        while end < count:  # to the next row of another time
-            others = times[order[end : end + _PART]] != times[order[end - 1]]
-            end += int(np.argmax(others)) if others.any() else len(others)
-            if others.any():
-                break
-        rows = order[begin:end]
-        ordered = times[rows]
-        if (ordered[1:] == ordered[:-1]).any():
-            order[begin:end] = rows[np.lexsort((keys(rows), ordered))]
-        begin = end
-    return order
 
 
 class Groups:

@@ -18,16 +18,24 @@ from iaprof.formats.capture.dictionaries import combined
 from iaprof.formats.capture.limits import RANKS
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.timelines.arguments import Arguments
-from iaprof.timelines.columns.packed import Column, joined, pack, unpacked
-from iaprof.timelines.columns.table import Extra
-from iaprof.timelines.device_slices import categorize_device_slices
-from iaprof.timelines.dialects import Kind, find
+from iaprof.timelines.columns import Column, Extra, joined, pack, unpacked
+from iaprof.timelines.dialects import Kind, categorize_device_slices, find
 from iaprof.timelines.own_output import restore
 from iaprof.timelines.placeholders import find_placeholders
 from iaprof.timelines.stages.energy import OF_POWER
 from iaprof.timelines.stages.torch_ranks import place_on_ranks
-from iaprof.timelines.texts import Texts
-from iaprof.timelines.trace import ABSENT, MOST_RANK, Dialect, Marks, Points, Slices, Trace, TraceFile, dialect_of
+from iaprof.timelines.trace import (
+    ABSENT,
+    MOST_RANK,
+    Dialect,
+    Marks,
+    Points,
+    Slices,
+    Texts,
+    Trace,
+    TraceFile,
+    dialect_of,
+)
 
 _LEAST_PACKED = 1 << 12  # rows of a row group
 _READ_AT_ONCE = 16  # row groups, after which memory is returned: what stays of them is between what was freed

@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError
 from iaprof.timelines.arguments import Arguments, members_of
+from iaprof.timelines.made_events import EVERYWHERE
 from iaprof.timelines.stages.collectives.bandwidth import OF_ALL, OF_CALLS, OF_SUMS
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import ABSENT, MADE_OF_TEXT, MOST_RANK, Trace, TraceFile, dialect_of
-from iaprof.timelines.tracks import EVERYWHERE
+from iaprof.timelines.trace import ABSENT, MADE_OF_TEXT, MOST_RANK, NO_TEXT, Trace, TraceFile, dialect_of
 
 FILES = "Files"
 """The member of otherData that names the files of an output in Chrome's format."""

@@ -1,4 +1,8 @@
-"""Tables of how well kernels use the device, by category: in the reference's newest layout, and in its README's."""
+"""How well kernels use the device: which table of ideal cycles fits which job, and what they take by category.
+
+Logs do not say for which run a compiler made a table of ideal cycles. Tables by category are in the layout of the
+reference's newest version, and in that of its README.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,96 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.timelines.compiler_logs import OTHER, TOTAL
+from iaprof.timelines.compiler_logs import OTHER, TOTAL, IdealTable
 from iaprof.timelines.grouped import Groups
+
+FIRST_KERNELS, FIRST_LINES = 30, 500  # of a job, and of a table: their names are compared
+CERTAIN, TIE = 0.8, 0.2  # scores: a sure one, and a difference of two that are alike
+
+
+@dataclass(frozen=True)
+class Job:
+    """Jobs and their kernels, which are rows by time."""
+
+    groups: Groups  # of the kernels
+    name: NDArray[np.int64]  # of each kernel: index into `names`
+    names: pa.LargeStringArray  # without what slices have besides a kernel's name
+    duration: NDArray[np.float64]  # of each job's kernels together, ns
+
+
+def choose(
+    jobs: Job, mine: NDArray[np.bool_], tables: list[IdealTable], is_autopilot: bool, core_mhz: float
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Returns the best table of each job (-1: none has one of its kernels), and whether that is uncertain.
+
+    The score is that of IBM's AIU Trace Analyzer: the order of names, the number of kernels and the time count.
+
+    Args:
+        jobs: all jobs.
+        mine: those that get one of these tables.
+        tables: of a rank's log.
+        is_autopilot: kernels are not told apart, so a table needs none of them.
+        core_mhz: the frequency of ideal cycles.
+    """
+    count = len(jobs.groups)
+    best, best_score, best_share = np.full(count, -1, np.int64), np.full(count, -1.0), np.full(count, -1.0)
+    second_score = np.full(count, -np.inf)
+    pairs = Groups(jobs.groups.numbers, jobs.name)  # distinct names in each job
+    pair_job, pair_name = pairs.key(jobs.groups.numbers), pairs.key(jobs.name)
+    beginnings = _beginnings(jobs)
+    for number, table in enumerate(tables):
+        known = pc.is_in(jobs.names, value_set=pa.array(list(table.categories), pa.large_string()))
+        has = known.to_numpy(zero_copy_only=False)[pair_name] * pairs.counts
+        share = np.bincount(pair_job, weights=has, minlength=count) / jobs.groups.counts
+        score = _score(jobs, table, beginnings, core_mhz)
+        fits = mine & ((share > 0) | is_autopilot)
+        better = fits & ((score > best_score) | ((score == best_score) & (share > best_share)))
+        second_score = np.where(better, best_score, np.where(fits, np.maximum(second_score, score), second_score))
+        best, best_score, best_share = (
+            np.where(better, new, old) for new, old in ((number, best), (score, best_score), (share, best_share))
+        )
+    uncertain = (best_score < CERTAIN) | ((second_score >= 0) & (best_score - second_score <= TIE))
+    return best, uncertain & (best >= 0)
+
+
+def _score(
+    jobs: Job, table: IdealTable, beginnings: tuple[list[bytes], NDArray[np.int64]], core_mhz: float
+) -> NDArray[np.float64]:
+    """Returns how well a table fits each job: 0, or 0.25 to 1.5."""
+    lines = len(table.kernels)
+    index = pc.index_in(pa.array(table.kernels[:FIRST_LINES], pa.large_string()), value_set=jobs.names)
+    text = pc.fill_null(index, -1).cast(pa.int32()).to_numpy(zero_copy_only=False).tobytes()
+    distinct, of_job = beginnings
+    is_part = np.array([_is_part(each, text) for each in distinct], bool)[of_job]
+    counts = jobs.groups.counts
+    ideal = table.ideal_cycles * 1000 / core_mhz
+    some = jobs.duration > 0
+    by_time = np.where(some, ideal / np.where(some, jobs.duration, 1), float(ideal == 0))
+    score = np.where(is_part, 0.5, 0.25) + 0.5 * counts / max(lines, 1) + 0.5 * by_time
+    return np.where((counts > lines) | (ideal > jobs.duration), 0.0, score)
+
+
+def _beginnings(jobs: Job) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Returns distinct sequences of jobs' first kernels (names, 4 bytes each), and which one each job has."""
+    groups = jobs.groups
+    width = min(FIRST_KERNELS, int(groups.counts.max()))
+    offsets = np.arange(width)
+    places = np.minimum(groups.firsts[:, None] + offsets, len(groups.order) - 1)
+    firsts = np.where(offsets < groups.counts[:, None], jobs.name[groups.order[places]], -2).astype(np.int32)
+    distinct, of_job = np.unique(firsts, axis=0, return_inverse=True)
+    return [row[row >= 0].tobytes() for row in distinct], of_job.reshape(-1)
+
+
+def _is_part(part: bytes, text: bytes) -> bool:
+    """Tells whether a sequence of integers of 4 bytes is a consecutive part of another one."""
+    place = text.find(part)
+    while place % 4 and place >= 0:
+        place = text.find(part, place + 1)
+    return place >= 0
+
 
 ALWAYS = ("StcdpHbm", OTHER)  # categories with a row whether or not there are such kernels
 

@@ -157,7 +157,7 @@ class TimeLines(Recorded):
     def tree(self, by: str, shape: StackShape, quiet: bool) -> None:
         """See Recorded."""
         from iaprof.cli.interactive.contents import SLICES, Contents
-        from iaprof.timelines.views.browsable import browsable
+        from iaprof.timelines.views.stacks import browsable
 
         trace = self._finished()
         browse(Contents(str(self.capture), browsable(trace), is_inverted=shape.inverted, measure=SLICES))
@@ -168,7 +168,7 @@ class TimeLines(Recorded):
         self, after: Self, by: str, limit: int | None, comparison: Comparison, answers: Answers, quiet: bool
     ) -> None:
         """See Recorded."""
-        from iaprof.timelines.views.difference import difference, uses
+        from iaprof.timelines.views.totals import difference, uses
 
         checked_choice(by, BY, "--by")
         checked_choice(answers.format or TABLE, (TABLE, "json"), "--format")

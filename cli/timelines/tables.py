@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from iaprof.timelines.trace import Trace
-    from iaprof.timelines.views.difference import Change, Difference, Use
+    from iaprof.timelines.views.totals import Change, Difference, Use
 
 _COLOURS = {"+": WARM, "-": COLD}  # as in other differences
 
@@ -126,7 +126,7 @@ def say_messages(trace: Trace, of: str = "") -> None:
         trace: after its stages.
         of: the name of what they are about, to begin each line with; "": none.
     """
-    from iaprof.timelines.messages import Level
+    from iaprof.timelines.trace import Level
 
     of = f"{clean(of)}: " if of else ""
     notes: Counter[str] = Counter()

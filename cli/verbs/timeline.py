@@ -150,7 +150,7 @@ def timeline(
             files.write(written, {*traces, *map(Path, stages.options.compiler_logs)})
         with utf8_stdout():
             if as_json:
-                from iaprof.timelines.outputs.document import write_document
+                from iaprof.timelines.outputs.tables import write_document
 
                 write_document(trace, sys.stdout)
             else:
@@ -244,8 +244,7 @@ class _Files:
             write_perfetto(self._trace, self._made.result(), file, prepared)
 
     def _write_chrome(self, tensorboard: bool) -> None:
-        from iaprof.timelines.outputs.chrome import ChromeWriter
-        from iaprof.timelines.outputs.tensorboard import step_of, workers
+        from iaprof.timelines.outputs.chrome import ChromeWriter, step_of, workers
         from iaprof.timelines.own_output import FILES, described
 
         about = {"CmdLine": " ".join(sys.argv[1:]), FILES: described(self._trace)}

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.timelines.texts import Texts
-from iaprof.timelines.trace import ABSENT, Dialect, Marks, Points, Slices, Trace, TraceFile
+from iaprof.timelines.trace import ABSENT, Dialect, Marks, Points, Slices, Texts, Trace, TraceFile
 
 RANKS, JOBS = 4, 10
 PARTS = ("DmaI", "Cmpt Prep", "Cmpt Exec", "DmaO")

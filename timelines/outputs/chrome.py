@@ -1,4 +1,8 @@
-"""Time lines in Chrome's format."""
+"""Time lines in Chrome's format: one file, or one for each rank, as TensorBoard's PyTorch plugin reads them.
+
+The plugin measures steps, in which all else has to be (torch_tb_profiler 0.4.3, profiler/event_parser.py: StepParser).
+Without slices `ProfilerStep#N` it takes the time of the host's operators for one, and without these a negative one.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,16 @@ from iaprof.formats.chrome import MOST_ROWS, Member, Texts, few_numbers, member,
 from iaprof.formats.distinct import distinct_values, few
 from iaprof.formats.profile import StackOptions
 from iaprof.timelines.arguments import Arguments
-from iaprof.timelines.arrows import unique_ids
-from iaprof.timelines.grouped import Groups
+from iaprof.timelines.grouped import Groups, rows_of
 from iaprof.timelines.intervals import FARTHEST
-from iaprof.timelines.outputs.event_order import EventOrder, Kind
+from iaprof.timelines.made_events import unique_ids
+from iaprof.timelines.outputs.event_order import EventKind, EventOrder
 from iaprof.timelines.outputs.formats import TimeLine
 from iaprof.timelines.own_output import FILES, described
-from iaprof.timelines.trace import ABSENT, MADE_OF_TEXT, Columns, Marks, Points, Slices, Trace
+from iaprof.timelines.placeholders import placed
+from iaprof.timelines.stages.iterations import STEP
+from iaprof.timelines.trace import ABSENT, HOST_PIDS, MADE_OF_TEXT, Columns, Marks, Points, Slices, Trace
+from iaprof.timelines.views import nesting
 
 _MOST_TEXTS = 1 << 30  # bytes of an array of type string
 INTERNAL = ("sync", "bp", "energy_uj")  # what only stages and tables use, and what is not a member of args
@@ -258,8 +265,8 @@ class _Events:
         counts = np.array([len(column if each is None else each) for column, each in zip(columns, chosen, strict=True)])
         duration = trace.slices.duration
 
-        def times(column: NDArray[np.int64], rows_: NDArray[np.int64] | None) -> Kind:
-            return Kind(len(column if rows_ is None else rows_), lambda span: column[_rows(rows_, span)])
+        def times(column: NDArray[np.int64], rows_: NDArray[np.int64] | None) -> EventKind:
+            return EventKind(len(column if rows_ is None else rows_), lambda span: column[_rows(rows_, span)])
 
         def shortest_last(events: NDArray[np.int64]) -> NDArray[np.float64]:
             found = np.zeros(len(events))
@@ -363,3 +370,49 @@ class _Events:
     def _imported(self, kind: str, rows: NDArray[np.int64]) -> Member:
         arguments = self._arguments.get(kind)
         return Member("", pa.nulls(len(rows), pa.string()) if arguments is None else arguments.take(rows), ",")
+
+
+MOST_WORKERS = 1024  # files: a stranger's trace can have a million pids
+
+
+def workers(trace: Trace) -> Iterator[tuple[int, Rows]]:
+    """Yields the ranks, and the events of each: of its device, of its host, and of the files of its rank."""
+    torch = trace.torch_files
+    ranks_of_files = np.array([file.rank for file in trace.files], np.int64)
+    kinds = (trace.slices, trace.points, trace.flows, trace.instants)
+    ranks = []
+    for columns in kinds:
+        of_torch = torch[columns.file]
+        of_pid = np.where(columns.pid >= HOST_PIDS, columns.pid - HOST_PIDS, columns.pid)
+        ranks.append(np.where(of_torch, ranks_of_files[columns.file], of_pid))
+    # Counters of all ranks together have a pid of -1.
+    wanted = np.unique(np.concatenate([ranks[0], ranks_of_files[torch]]))
+    wanted = wanted[wanted >= 0]
+    if len(wanted) > MOST_WORKERS:
+        text = (
+            f"There are {len(wanted):,} ranks: files for TensorBoard were written for the first {MOST_WORKERS:,} only"
+        )
+        trace.messages.warn("TB", text)
+        wanted = wanted[:MOST_WORKERS]
+    for rank, *rows in zip(wanted.tolist(), *(rows_of(of_kind, wanted) for of_kind in ranks), strict=True):
+        yield rank, Rows(*rows)
+
+
+def step_of(trace: Trace, rank: int, rows: Rows) -> list[Mapping[str, Any]]:
+    """Returns the event of a step around all slices of a rank of the AIU's runtime, whose traces mark none.
+
+    It is in whole us, and a us longer, as the plugin's floats do not resolve ns at today's times. A rank of which
+    PyTorch has a trace gets none: that has steps, or operators.
+    """
+    own = rows.kinds[0][placed(trace)[rows.kinds[0]]]
+    if (
+        not len(own)
+        or trace.is_torch(trace.slices)[own].any()
+        or trace.texts.matches(trace.slices.name[own], STEP).any()
+    ):
+        return []
+    starts, until = (each[own] for each in nesting.times(trace.slices))
+    first, last = int(starts.min()) // 1000, -(-int(until.max()) // 1000) + 1
+    place = {"pid": rank + HOST_PIDS, "tid": 0, "ts": first, "dur": last - first}
+    job = trace.job_names[int(trace.slices.file[own[0]])]
+    return [{"ph": "X", "name": "ProfilerStep#0", "cat": "user_annotation", **place, "args": {"jobname": job}}]

@@ -1,6 +1,7 @@
 """What the formats of `iaprof report` write of time lines.
 
-formats.writers.registry has their functions, which are imported when they are used.
+formats.writers.registry has their functions, which are imported when they are used. Formats of stacks are written by
+the writers of stalls: flame graphs of where a trace's time went.
 """
 
 from __future__ import annotations
@@ -8,20 +9,21 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from iaprof.basics.errors import UsageError
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.export import About
-from iaprof.formats.profile import StackOptions
-from iaprof.formats.writers.registry import FORMATS as REGISTRY, OfTimeLines
+from iaprof.formats.export import About, Export
+from iaprof.formats.profile import StackOptions, empty_profile
+from iaprof.formats.writers.registry import FORMATS as REGISTRY, WRITERS, OfTimeLines
 from iaprof.timelines.arguments import Arguments
 from iaprof.timelines.load import arguments, load
 from iaprof.timelines.options import Options
 from iaprof.timelines.profiles import enabled
 from iaprof.timelines.registry import STAGES, run
 from iaprof.timelines.trace import Trace
+from iaprof.timelines.views.stacks import stacks
 
 
 @dataclass(frozen=True)
@@ -67,3 +69,24 @@ def finished(capture: CaptureReader, options: Options = Options(), profile: str 
     trace = load(capture)
     run(trace, options, enabled([(stage.name, *stage.others) for stage in STAGES], profile, ()), lambda *_: None)
     return trace
+
+
+def write_folded(shown: TimeLine, options: StackOptions, out: IO[str]) -> None:
+    """Writes folded stacks: a line for each, with its ns."""
+    _write("folded", shown, options, out)
+
+
+def write_svg(shown: TimeLine, options: StackOptions, out: IO[str]) -> None:
+    """Writes a flame graph."""
+    _write("svg", shown, options, out)
+
+
+def write_speedscope(shown: TimeLine, options: StackOptions, out: IO[str]) -> None:
+    """Writes a profile for speedscope."""
+    _write("speedscope", shown, options, out)
+
+
+def _write(name: str, shown: TimeLine, options: StackOptions, out: IO[str]) -> None:
+    export = Export(empty_profile(), shown.about(shown.capture), cpu=stacks(shown.trace))
+    shape = replace(options, components=("process", "cpu"), cpu_samples=True, slices=True)
+    WRITERS[name].write(export, shape, out)

@@ -19,10 +19,9 @@ from iaprof.formats.page.html import TIME_LINES, write_page
 from iaprof.formats.page.panels import about_data
 from iaprof.formats.profile import StackOptions
 from iaprof.timelines.grouped import Groups
-from iaprof.timelines.messages import Level
 from iaprof.timelines.outputs.formats import TimeLine
 from iaprof.timelines.stages.energy import TABLE
-from iaprof.timelines.trace import Trace
+from iaprof.timelines.trace import Level, Trace
 from iaprof.timelines.views.busy import CLASSES, Busy, busy
 from iaprof.timelines.views.counters import curves
 from iaprof.timelines.views.energy import over_time

@@ -11,8 +11,7 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 
 from iaprof.formats.texts import csv_texts
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import ABSENT, Trace
+from iaprof.timelines.trace import ABSENT, NO_TEXT, Trace
 from iaprof.timelines.views import labels, nesting
 
 _CHUNK = 1 << 16  # rows

@@ -8,30 +8,415 @@ closer in time; where there is no slice, it is an instant.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import IO, Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 from pyarrow import BinaryArray as Bytes
 
-from iaprof.formats.distinct import few, groups
+from iaprof.basics.clean import clean
+from iaprof.formats.distinct import distinct_values, few, groups
 from iaprof.formats.perfetto import columns, packets
 from iaprof.formats.perfetto.columns import MOST_ROWS
-from iaprof.formats.perfetto.packets import CATEGORIES, EVENT_NAMES, PacketWriter
+from iaprof.formats.perfetto.packets import CATEGORIES, EVENT_NAMES, MOST_PID, PacketWriter
 from iaprof.formats.profile import StackOptions
 from iaprof.formats.texts import clean_texts
-from iaprof.timelines.arguments import Arguments
-from iaprof.timelines.arrows import unique_ids
-from iaprof.timelines.outputs import perfetto_flows as flows, perfetto_tracks as tracks
+from iaprof.timelines.arguments import Arguments, members_of
+from iaprof.timelines.dialects import Kind, find
+from iaprof.timelines.made_events import EVERYWHERE, unique_ids
 from iaprof.timelines.outputs.chrome import INTERNAL
-from iaprof.timelines.outputs.event_order import EventOrder, Kind
+from iaprof.timelines.outputs.event_order import EventKind, EventOrder, by_time
 from iaprof.timelines.outputs.formats import TimeLine
 from iaprof.timelines.outputs.perfetto_arguments import ImportedArguments
 from iaprof.timelines.own_output import EVENT, described
 from iaprof.timelines.stages.overlap import levels
-from iaprof.timelines.trace import ABSENT, Marks, Slices, Trace
+from iaprof.timelines.trace import ABSENT, HOST_PIDS, MADE, Marks, Slices, Trace
+
+_MOST_TID = (1 << 47) - 1  # larger numbers stand for texts
+
+
+@dataclass(frozen=True)
+class Names:
+    """What metadata events say."""
+
+    processes: Mapping[int, str]
+    labels: Mapping[int, str]
+    threads: Mapping[tuple[int, int], str]
+
+
+class _Tracks(Protocol):
+    """Tracks of one kind."""
+
+    @property
+    def pids(self) -> NDArray[np.int64]: ...
+
+    def messages(self, part: slice, parents: NDArray[np.int64]) -> Bytes:
+        """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """How processes are called."""
+
+    named: Names
+    device_pids: NDArray[np.int64]
+
+    def messages(self, pids: NDArray[np.int64]) -> Bytes:
+        """Returns the descriptors of some, without their numbers."""
+        is_rank = np.isin(pids, self.device_pids)
+        is_host = np.isin(pids - HOST_PIDS, self.device_pids) & ~is_rank
+        starts = pa.array(["process ", "rank ", "host of rank "]).take(pa.array(is_rank + 2 * is_host))
+        made = _joined(starts, _decimal(np.where(is_host, pids - HOST_PIDS, pids)))
+        name = pc.coalesce(pa.array(map(self.named.processes.get, pids.tolist()), pa.string()), made)
+        label = pa.array(map(self.named.labels.get, pids.tolist()), pa.string())
+        name = pc.coalesce(_joined(name, " (", label, ")"), name)
+        has_number = pa.array((pids >= 0) & (pids <= MOST_PID))
+        return pc.if_else(has_number, packets.process(pids, name), packets.named(name))
+
+
+@dataclass(frozen=True)
+class Threads:
+    """Threads, and further rows of these, whose slices would overlap."""
+
+    pids: NDArray[np.int64]
+    tids: NDArray[np.int64]
+    levels: NDArray[np.int64]  # 0 for the thread itself
+    of_device: NDArray[np.bool_]
+    named: Names
+
+    def messages(self, part: slice, parents: NDArray[np.int64]) -> Bytes:
+        """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
+        pids, tids, levels = self.pids[part], self.tids[part], self.levels[part]
+        starts = pa.array(["thread ", "device "]).take(pa.array(self.of_device[part].astype(np.int8)))
+        keys = zip(pids.tolist(), tids.tolist(), strict=True)
+        name = pc.coalesce(pa.array(map(self.named.threads.get, keys), pa.string()), _joined(starts, _decimal(tids)))
+        row = pc.if_else(pa.array(levels > 0), _joined(" (row ", _decimal(levels + 1), ")"), "")
+        name = _joined(name, row)
+        has_number = (levels == 0) & (pids >= 0) & (pids <= MOST_PID) & (tids >= 0) & (tids <= _MOST_TID)
+        what = pc.if_else(pa.array(has_number), packets.thread(pids, tids, name), packets.named(name))
+        return columns.message([what, packets.below(parents)], len(name))
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Counters."""
+
+    pids: NDArray[np.int64]
+    names: pa.StringArray
+    units: pa.StringArray
+
+    def messages(self, part: slice, parents: NDArray[np.int64]) -> Bytes:
+        """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
+        fields = [packets.named(self.names[part]), packets.below(parents), packets.counter(self.units[part])]
+        return columns.message(fields, len(parents))
+
+
+def write_tracks(threads: Threads, counters: Counters, processes: Processes, out: PacketWriter) -> NDArray[np.int64]:
+    """Writes tracks, and before the first one of each process that of the process.
+
+    Returns:
+        int64[n], the numbers of the threads and then of the counters.
+    """
+    pids = np.concatenate([threads.pids, counters.pids])
+    process, first = groups(pids)
+    is_first = np.zeros(len(pids), bool)
+    is_first[first] = pids[first] != EVERYWHERE
+    place = np.arange(len(pids)) + np.cumsum(is_first)  # among all tracks
+    numbers = out.number_tracks(len(pids) + int(is_first.sum()))
+    parents = np.where(pids == EVERYWHERE, 0, numbers[place[first] - 1][process])
+    kinds: tuple[_Tracks, ...] = (threads, counters)
+    begin = 0
+    for kind in kinds:
+        for at in range(0, len(kind.pids), MOST_ROWS):
+            part = slice(at, min(at + MOST_ROWS, len(kind.pids)))
+            all_ = slice(begin + part.start, begin + part.stop)
+            new = np.flatnonzero(is_first[all_])
+            messages = [processes.messages(pids[all_][new]), kind.messages(part, parents[all_])]
+            order = np.insert(len(new) + np.arange(part.stop - part.start), new, np.arange(len(new)))
+            last = place[all_.stop - 1] + 1
+            out.tracks(numbers[last - len(order) : last], [pa.concat_arrays(messages).take(pa.array(order))])
+        begin += len(kind.pids)
+    return np.asarray(numbers[place], np.int64)
+
+
+def _decimal(numbers: NDArray[np.int64]) -> pa.StringArray:
+    return pa.array(numbers).cast(pa.string())
+
+
+def _joined(*parts: pa.StringArray | str) -> pa.StringArray:
+    return pc.binary_join_element_wise(*parts, "")
+
+
+_MOST_NAMED = 1 << 20  # metadata events that are read
+
+
+@dataclass(frozen=True)
+class Tracks:
+    """The track of each event, by kind."""
+
+    slices: NDArray[np.int64]
+    points: NDArray[np.int64]
+    flows: NDArray[np.int64]
+    instants: NDArray[np.int64]
+
+
+def names_in_metadata(trace: Trace, arguments: Arguments | None) -> Names:
+    """Returns the names in metadata events, the last one for each process and thread."""
+    processes: dict[int, str] = {}
+    labels: dict[int, str] = {}
+    threads: dict[tuple[int, int], str] = {}
+    instants = trace.instants
+    is_named = trace.texts.matches(instants.phase, "^M$") & (instants.row != MADE)
+    is_named &= trace.texts.matches(instants.name, "^(process_name|process_labels|thread_name)$")
+    rows = np.flatnonzero(is_named)[:_MOST_NAMED]
+    if arguments is None or not len(rows):
+        return Names(processes, labels, threads)
+    kinds = trace.texts.taken(instants.name[rows]).to_pylist()
+    texts = arguments.take(instants.row[rows]).dictionary_encode(null_encoding="encode")
+    members = [members_of(text) for text in texts.dictionary.to_pylist()]
+    for kind, pid, tid, text in zip(
+        kinds, instants.pid[rows].tolist(), instants.tid[rows].tolist(), texts.indices.to_pylist(), strict=True
+    ):
+        name = members[text].get("labels" if kind == "process_labels" else "name")
+        if not isinstance(name, str) or not name:
+            continue
+        match kind:
+            case "process_name":
+                processes[pid] = clean(name)
+            case "process_labels":
+                labels[pid] = clean(name)
+            case _:
+                threads[pid, tid] = clean(name)
+    return Names(processes, labels, threads)
+
+
+def describe_tracks(trace: Trace, levels: NDArray[np.int64], named: Names, out: PacketWriter) -> Tracks:
+    """Writes the descriptors of all tracks.
+
+    Args:
+        trace: the trace.
+        levels: of its slices, see stages.overlap.levels: each level of a row is a track.
+        named: names of processes and threads.
+        out: receives them.
+    """
+    slices, points, flows = trace.slices, trace.points, trace.flows
+    shown = ~trace.texts.matches(trace.instants.phase, "^M$")  # metadata name tracks, and are in none
+    instants = trace.instants.take(shown)
+    on_device = find(trace, Kind.DEVICE)
+    sizes = [len(slices), len(flows), len(instants)]
+    pids = np.concatenate([slices.pid, flows.pid, instants.pid])
+    tids = np.concatenate([slices.tid, flows.tid, instants.tid])
+    level = np.concatenate([levels, np.zeros(sizes[1] + sizes[2], np.int64)])
+    row, first = groups(pids, tids, level)
+    pids, tids, level = pids[first], tids[first], level[first]
+    thread, _ = groups(pids, tids)
+    of_device = np.zeros(len(first), bool)
+    of_device[thread[row[: sizes[0]][on_device]]] = True
+    threads = Threads(pids, tids, level, of_device[thread], named)
+    counter, first = groups(points.pid, points.name, points.series)
+    counters = Counters(points.pid[first], _cleaned(trace, points.name[first]), _cleaned(trace, points.series[first]))
+    uuids = write_tracks(threads, counters, Processes(named, distinct_values(slices.pid[on_device])), out)
+    of_threads, of_counters = np.split(uuids, [len(pids)])
+    of_instants = np.zeros(len(trace.instants), np.int64)
+    of_slices, of_flows, of_instants[shown] = np.split(of_threads[row], np.cumsum(sizes)[:-1])
+    return Tracks(of_slices, of_counters[counter], of_flows, of_instants)
+
+
+def _cleaned(trace: Trace, codes: NDArray[np.int32]) -> pa.StringArray:
+    """Returns texts by their codes, as they can be shown."""
+    number, first = groups(codes)
+    distinct = pc.fill_null(clean_texts(trace.texts.taken(codes[first])), "")
+    return distinct.cast(pa.string()).take(pa.array(number))
+
+
+_NONE = -1
+_AT_ONCE = 1 << 19  # slices
+_FARTHEST = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Flows:
+    """Where the flows of a trace go."""
+
+    is_free: NDArray[np.bool_]  # [flows], those without a slice
+    _fields: Bytes  # [flows], each flow as a field of an event
+    _keys: NDArray[np.int64]  # [m], twice a slice's row, plus 1 for its end; ascending
+    _lists: Bytes  # [m], the fields of its flows
+
+    def fields(self, slices: NDArray[np.int64], at_end: bool) -> Bytes:
+        """Returns the flows of slices; null for those without."""
+        wanted = 2 * slices + at_end
+        place = np.searchsorted(self._keys, wanted)
+        inside = np.minimum(place, max(len(self._keys) - 1, 0))
+        absent = np.ones(len(slices), bool) if not len(self._keys) else self._keys[inside] != wanted
+        return self._lists.take(pa.array(inside, mask=absent))
+
+    def free_fields(self, rows: NDArray[np.int64]) -> Bytes:
+        """Returns flows that are events of their own."""
+        return self._fields.take(pa.array(rows))
+
+
+def attached_flows(trace: Trace, slices: Slices, where: Tracks) -> Flows:
+    """Finds the slice of each flow.
+
+    Args:
+        trace: the trace.
+        slices: its slices, with durations of whole ns, none of which overlap in part within a track.
+        where: tracks of all events.
+    """
+    flows = trace.flows
+    unique = unique_ids(flows)
+    ids = np.where(unique == ABSENT, 0, unique)
+    is_last = trace.texts.matches(flows.phase, "^f$")
+    fields = packets.flows(ids, is_last)
+    slice_ = _enclosing(slices, where.slices, flows.time, where.flows, ends_first=True)
+    other = np.flatnonzero(slice_ == _NONE)
+    slice_[other] = _enclosing(slices, where.slices, flows.time[other], where.flows[other], ends_first=False)
+    is_free = slice_ == _NONE
+    bound = np.flatnonzero(~is_free)
+    start = slices.start[slice_[bound]]
+    half = slices.duration[slice_[bound]] / 2
+    keys = 2 * slice_[bound] + (flows.time[bound] - start > half)
+    order = np.lexsort((flows.time[bound], keys))
+    keys = keys[order]
+    firsts = np.flatnonzero(np.diff(keys, prepend=_NONE))
+    joined = packets.flows_together(fields.take(pa.array(bound[order])), np.append(firsts, len(keys)))
+    return Flows(is_free, fields, keys[firsts], joined if len(firsts) else pa.array([b""], pa.binary()))
+
+
+def _enclosing(
+    slices: Slices, tracks: NDArray[np.int64], times: NDArray[np.int64], marked: NDArray[np.int64], ends_first: bool
+) -> NDArray[np.int64]:
+    """Returns the innermost slice of the same track at some times; _NONE where there is none.
+
+    Args:
+        slices: n of them, nested within each track.
+        tracks: int64[n].
+        times: int64[m].
+        marked: int64[m], tracks of the times.
+        ends_first: whether a slice that ends at a time is over.
+    """
+    found = np.full(len(times), _NONE, np.int64)
+    used = np.flatnonzero(np.isin(tracks, marked) & (slices.duration > 0))
+    if not len(times) or not len(used):
+        return found
+    start, length = slices.start, slices.duration
+    used = used[np.lexsort((start[used], tracks[used]))]
+    asked = np.lexsort((times, marked))
+    for those, these in _apart(start, length, tracks, used, times, marked, asked):
+        begin, long = start[those], length[those].astype(np.int64)
+        inner = _innermost(begin, long, tracks[those], times[these], marked[these], ends_first)
+        found[these] = np.where(inner == _NONE, _NONE, those[inner])
+    return found
+
+
+def _apart(
+    start: NDArray[np.int64],
+    length: NDArray[np.float64],
+    tracks: NDArray[np.int64],
+    used: NDArray[np.int64],
+    times: NDArray[np.int64],
+    marked: NDArray[np.int64],
+    asked: NDArray[np.int64],
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Yields slices and marks of which none is around one of another part: all at once need much memory.
+
+    Args:
+        start: int64[n] of slices.
+        length: float64[n].
+        tracks: int64[n].
+        used: slices, by track and start.
+        times: int64[m] of marks.
+        marked: int64[m], their tracks.
+        asked: marks, by track and time.
+    """
+    track, of_marks = tracks[used], marked[asked]
+    begin = 0
+    while begin < len(used):
+        end = min(begin + _AT_ONCE, len(used))
+        if end < len(used) and track[end] == track[end - 1]:
+            if track[begin] != track[end]:  # whole tracks
+                end = int(np.searchsorted(track, track[end]))
+            else:
+                last = int(np.searchsorted(track, track[end], "right"))
+                mine = used[begin:last]
+                until = np.maximum.accumulate(start[mine] + length[mine].astype(np.int64))
+                free = np.flatnonzero(start[mine][_AT_ONCE:] > until[_AT_ONCE - 1 : -1])
+                end = end + int(free[0]) if len(free) else last
+        low = _place(times, of_marks, asked, start[used[begin]], track[begin]) if begin else 0
+        high = _place(times, of_marks, asked, start[used[end]], track[end]) if end < len(used) else len(asked)
+        yield used[begin:end], asked[low:high]
+        begin = end
+
+
+def _place(
+    times: NDArray[np.int64], of_marks: NDArray[np.int64], asked: NDArray[np.int64], time: int, track: int
+) -> int:
+    """Returns how many marks are of tracks before one, or of it and before a time."""
+    low, high = (int(np.searchsorted(of_marks, track, side)) for side in ("left", "right"))
+    return low + int(np.searchsorted(times[asked[low:high]], time))
+
+
+def _innermost(
+    start: NDArray[np.int64],
+    length: NDArray[np.int64],
+    tracks: NDArray[np.int64],
+    times: NDArray[np.int64],
+    marked: NDArray[np.int64],
+    ends_first: bool,
+) -> NDArray[np.int64]:
+    """Returns what `_enclosing` does, for slices none of which is empty."""
+    found = np.full(len(times), _NONE, np.int64)
+    distinct = distinct_values(tracks)
+    marked_here = np.searchsorted(distinct, marked)
+    known = np.flatnonzero(distinct[np.minimum(marked_here, len(distinct) - 1)] == marked)
+    begin, end, mark = _on_one_line(
+        np.searchsorted(distinct, tracks), start, start + length, marked_here[known], times[known]
+    )
+    order = by_time(begin, -length)  # where several begin at one instant, the longest first
+    begin, end = begin[order], np.sort(end, kind="stable")
+    depth = np.arange(len(begin)) - np.searchsorted(end, begin, "right")  # slices around each one
+    # A mark is behind the begins, and before the ends, of the slices around it.
+    side: Literal["left", "right"] = "right" if ends_first else "left"
+    latest = np.searchsorted(begin, mark, side) - 1
+    level = latest - np.searchsorted(end, mark, side)
+    inside = np.flatnonzero(level >= 0)
+    latest, level = latest[inside], level[inside]
+    # The latest begin of a level is the slice that is open there.
+    higher = np.flatnonzero(depth[latest] != level)
+    if len(higher):
+        by_level = _stable(depth)
+        keys = depth[by_level] * len(depth) + by_level
+        latest[higher] = by_level[np.searchsorted(keys, level[higher] * len(depth) + latest[higher], "right") - 1]
+    found[known[inside]] = order[latest]
+    return found
+
+
+def _on_one_line(
+    tracks: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    marked: NDArray[np.int64],
+    times: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Returns times, also those of marks, so that those of each track are after those of the tracks before it."""
+    first, last = min(begins.min(), times.min(initial=_FARTHEST)), max(ends.max(), times.max(initial=-_FARTHEST))
+    span = int(last) - int(first) + 1
+    if span * (int(tracks.max()) + 1) > _FARTHEST:  # only their order matters
+        numbers = np.unique(np.concatenate([begins, ends, times]), return_inverse=True)[1]
+        begins, ends, times = np.split(numbers, np.cumsum([len(begins), len(ends)]))
+        first, span = 0, len(numbers)
+    return begins - first + span * tracks, ends - first + span * tracks, times - first + span * marked
+
+
+def _stable(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Returns rows in order of integers from 0 on, and then in their own. Small integers take a tenth of the time."""
+    return np.argsort(values.astype(np.uint16) if values.max(initial=0) < 1 << 16 else values, kind="stable")
+
 
 _BEGIN, _END, _POINT, _FLOW, _INSTANT = range(5)  # kinds of packets
 _LAST = np.int64(1 << 62)  # ranks events of one instant: ends, begins (the longest first), slices without a length
@@ -59,8 +444,8 @@ def write_perfetto(
     slices = trace.slices.changed(duration=whole)
     out = PacketWriter(output, pb.BUILTIN_CLOCK_BOOTTIME)
     level = levels(slices)
-    named = tracks.names(trace, arguments.get("instant"))
-    where = tracks.describe(trace, level, named, out)
+    named = names_in_metadata(trace, arguments.get("instant"))
+    where = describe_tracks(trace, level, named, out)
     writer = _Writer(trace, slices, where, arguments, out)
     prepared()
     for number, (kinds, rows, times) in enumerate(writer.chunks()):
@@ -86,12 +471,12 @@ def _name_files(trace: Trace, out: PacketWriter, time: int) -> None:
 
 class _Writer:
     def __init__(
-        self, trace: Trace, slices: Slices, where: tracks.Tracks, arguments: Mapping[str, Arguments], out: PacketWriter
+        self, trace: Trace, slices: Slices, where: Tracks, arguments: Mapping[str, Arguments], out: PacketWriter
     ) -> None:
         self._trace, self._slices, self._where, self._arguments, self._out = trace, slices, where, arguments, out
         self._imported = ImportedArguments(out)
         self._known = {kind: np.zeros(len(trace.texts), bool) for kind in (EVENT_NAMES, CATEGORIES)}
-        self._flows = flows.attached(trace, slices, where)
+        self._flows = attached_flows(trace, slices, where)
         self._ids = unique_ids(trace.instants)  # of asynchronous events
         self._jobs = pa.array(trace.job_names, pa.string())
 
@@ -112,7 +497,7 @@ class _Writer:
             lambda span: of_flows[free[span]],
             lambda span: of_instants[instants[span]],
         ]
-        order = EventOrder([Kind(size, each) for size, each in zip(sizes, times, strict=True)])
+        order = EventOrder([EventKind(size, each) for size, each in zip(sizes, times, strict=True)])
 
         def rank(events: NDArray[np.int64]) -> NDArray[np.int64]:
             """Returns what tells the order of events at one instant."""

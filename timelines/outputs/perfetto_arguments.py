@@ -16,7 +16,7 @@ from iaprof.formats.distinct import groups
 from iaprof.formats.perfetto import columns
 from iaprof.formats.perfetto.columns import Bytes, varint
 from iaprof.formats.perfetto.packets import ANNOTATION, ANNOTATION_NAMES, EVENT, PacketWriter
-from iaprof.timelines.reading import spans
+from iaprof.timelines.reading import blocks
 from iaprof.timelines.reading.blocks import PRIMITIVE, TEXT, Block, Members, NotPlain
 
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -69,7 +69,7 @@ class ImportedArguments:
             if not np.array_equal(np.cumsum(columns.lengths_of(objects)), block.closes + 2):
                 return None
             members = block.members(1)
-            codes, names = spans.encoded(block, members.key, members.key + members.key_length)
+            codes, names = blocks.encoded(block, members.key, members.key + members.key_length)
             if len(set(names)) < len(names) or len(groups(members.event, codes)[1]) < len(codes):
                 return None  # a name twice in an object: the last one counts
             values = _values(block, members)
@@ -137,21 +137,21 @@ def _put_back(parts: list[Bytes], places: list[NDArray[np.int64]]) -> Bytes:
 
 
 def _texts(block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Bytes:
-    codes, distinct = spans.encoded(block, starts, ends)
+    codes, distinct = blocks.encoded(block, starts, ends)
     made = columns.contents(_STRING, pa.array([text.encode() for text in distinct], pa.binary()))
     return made.take(pa.array(codes))
 
 
 def _nested(block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Bytes:
-    return columns.contents(_JSON, spans.strings(block, starts, ends).cast(pa.binary()))
+    return columns.contents(_JSON, blocks.strings(block, starts, ends).cast(pa.binary()))
 
 
 def _primitives(block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Bytes:
-    values, are_whole = spans.decimal_numbers(block, starts, ends)
+    values, are_whole = blocks.decimal_numbers(block, starts, ends)
     whole, others = np.flatnonzero(are_whole), np.flatnonzero(~are_whole)
     parts, places = [columns.numbers(_INT, values[whole])], [whole]
     if len(others):
-        encoded = spans.strings(block, starts[others], ends[others]).dictionary_encode()
+        encoded = blocks.strings(block, starts[others], ends[others]).dictionary_encode()
         parts.append(_odd_primitives(encoded.dictionary).take(encoded.indices))
         places.append(others)
     return _put_back(parts, places)

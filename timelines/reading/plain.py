@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from iaprof.timelines.reading import spans
+from iaprof.timelines.reading import blocks
 from iaprof.timelines.reading.answer import ABSENT, NO_TEXT, PHASES, Columns
 from iaprof.timelines.reading.blocks import (
     IS_BLANK,
@@ -90,10 +90,10 @@ class _Events:
     def columns(self) -> Columns:
         """Makes the columns."""
         block, count = self._block, self._block.events
-        times = spans.nanoseconds(block, *self._every("ts", PRIMITIVE, TEXT).inside())
+        times = blocks.nanoseconds(block, *self._every("ts", PRIMITIVE, TEXT).inside())
         common: Table = {
             "time_ns": times,
-            "pid": spans.whole_numbers(block, *self._every("pid", PRIMITIVE, TEXT).inside()),
+            "pid": blocks.whole_numbers(block, *self._every("pid", PRIMITIVE, TEXT).inside()),
             "tid": self._numbers("tid", 0),
             "name": self._codes("name"),
             "category": self._codes("cat"),
@@ -124,7 +124,7 @@ class _Events:
         if found is not None:
             if not _are(found, PRIMITIVE, TEXT):
                 raise NotPlain
-            values[found.event] = spans.whole_numbers(self._block, *found.inside())
+            values[found.event] = blocks.whole_numbers(self._block, *found.inside())
         return values
 
     def _codes(self, name: str) -> NDArray[np.int32]:
@@ -137,7 +137,7 @@ class _Events:
         return codes
 
     def _numbered(self, starts: Places, ends: Places) -> NDArray[np.int32]:
-        codes, distinct = spans.encoded(self._block, starts, ends)
+        codes, distinct = blocks.encoded(self._block, starts, ends)
         return np.array([self._texts[text] for text in distinct], np.int32).take(codes)
 
     def _slices(self, rows: Places, common: Table, inner: NDArray[np.uint8]) -> Table:
@@ -151,7 +151,7 @@ class _Events:
             found = found.take(self._phase[found.event] == ord("X"))
             if len(found.event) < int(is_x.sum()) or not _are(found, PRIMITIVE, TEXT):
                 raise NotPlain
-            durations[found.event] = spans.nanoseconds(self._block, *found.inside())
+            durations[found.event] = blocks.nanoseconds(self._block, *found.inside())
             if (durations[found.event] < 0).any():
                 raise NotPlain
         table = {name: column[rows] for name, column in common.items()}
@@ -187,21 +187,21 @@ class _Events:
             if not _are(found, PRIMITIVE, TEXT):
                 raise NotPlain
             label, column = INTEGERS[name], np.full(count, ABSENT, np.int64)
-            values = spans.integers(self._block, *found.inside())
+            values = blocks.integers(self._block, *found.inside())
             empty = ABSENT
         elif name in TEXTS:
             label, column = TEXTS[name], np.full(count, NO_TEXT, np.int32)
             if (found.kind != TEXT).any():
                 if label != "peers":
                     raise NotPlain
-                spans.canonical(self._block, *found.take(found.kind != TEXT).inside())
+                blocks.canonical(self._block, *found.take(found.kind != TEXT).inside())
             values = self._numbered(*found.inside())
             empty = NO_TEXT
         else:
             if (found.kind != PRIMITIVE).any():
                 raise NotPlain
             label, column = "bandwidth", np.full(count, np.nan)
-            values = spans.doubles(self._block, found.start, found.end)
+            values = blocks.doubles(self._block, found.start, found.end)
             empty = 0
         if len(rows) > 1 and not (np.diff(rows) > 0).all():
             raise NotPlain  # twice in an event
@@ -224,7 +224,7 @@ class _Events:
         table = {name: column.take(values.event) for name, column in common.items()}
         table["event"] = place.take(values.event)
         table["series"] = self._numbered(values.key, values.key + values.key_length)
-        table["value"] = spans.doubles(self._block, values.start, values.end)
+        table["value"] = blocks.doubles(self._block, values.start, values.end)
         pairs = table["event"] * (len(self._texts) + 1) + table["series"]
         if len(np.unique(pairs)) < len(pairs):
             raise NotPlain  # twice in an event
@@ -267,7 +267,7 @@ class _Events:
             found = found.take(np.flatnonzero(self._kind[found.event] != _COUNTERS))
             if name == "id":  # others have a column
                 found = found.take(np.flatnonzero(self._kind[found.event] == _SLICES))
-                spans.canonical(self._block, found.start, found.end)
+                blocks.canonical(self._block, found.start, found.end)
             if len(found.event):
                 moved.append(found)
         if not moved:
@@ -334,7 +334,7 @@ def _joined(block: Block, members: Members) -> tuple[NDArray[np.uint8], Places]:
     starts[firsts] -= 1  # a place for the brace
     counts = members.separator + 1 - starts
     ends = np.cumsum(counts)
-    found = spans.content(block, starts, members.separator + 1)
+    found = blocks.content(block, starts, members.separator + 1)
     bounds = np.append((ends - counts)[firsts], ends[-1])
     found[ends - 1] = _COMMA
     found[bounds[1:] - 1] = _CLOSE

@@ -13,14 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
-from iaprof.timelines.columns.packed import parts
+from iaprof.timelines.columns import parts
 from iaprof.timelines.device_clock import counter_offsets, whole
 from iaprof.timelines.dialects import windows
 from iaprof.timelines.intervals import FARTHEST
 from iaprof.timelines.options import Options
 from iaprof.timelines.placeholders import placed
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import ABSENT, MADE, Slices, Trace
+from iaprof.timelines.trace import ABSENT, MADE, NO_TEXT, Slices, Trace
 
 WRAP = 1 << 32
 """The counters have 32 bits."""

@@ -16,10 +16,10 @@ from iaprof.timelines.device_clock import counter_time
 from iaprof.timelines.dialects import Kind, find
 from iaprof.timelines.grouped import rows_of
 from iaprof.timelines.intervals import Union, ends
+from iaprof.timelines.made_events import Track, add_points
 from iaprof.timelines.options import CounterTrack, Options
 from iaprof.timelines.placeholders import placed
 from iaprof.timelines.trace import ABSENT, Power, Slices, Trace
-from iaprof.timelines.tracks import Track, add_points
 
 STAGE = "PEC"
 TRACK = Track("Power", "Watts", "Power4")

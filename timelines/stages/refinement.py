@@ -11,10 +11,9 @@ from iaprof.formats.distinct import distinct_values
 from iaprof.timelines.dialects import Kind, find
 from iaprof.timelines.grouped import Groups
 from iaprof.timelines.intervals import ends
+from iaprof.timelines.made_events import EVERYWHERE
 from iaprof.timelines.options import Options
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import ABSENT, HOST_PIDS, MADE, Dialect, Marks, Points, Slices, Trace
-from iaprof.timelines.tracks import EVERYWHERE
+from iaprof.timelines.trace import ABSENT, HOST_PIDS, MADE, NO_TEXT, Dialect, Marks, Points, Slices, Trace
 
 MEMORY_COPY, ANNOTATION, KERNEL, HOST_OPERATION = "gpu_memcpy", "user_annotation", "kernel", "cpu_op"
 

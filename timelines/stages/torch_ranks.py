@@ -18,8 +18,7 @@ from iaprof.formats.distinct import groups
 from iaprof.timelines.arguments import Arguments, members_of
 from iaprof.timelines.dialects import Kind, find
 from iaprof.timelines.grouped import Groups
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import ABSENT, MADE, Dialect, Marks, Trace, TraceFile
+from iaprof.timelines.trace import ABSENT, MADE, NO_TEXT, Dialect, Marks, Trace, TraceFile
 
 _DEVICE_PID = 0
 _RANK_STEP, _DEVICE_STEP = 123_000, 15  # of sort indexes: devices come after their hosts, as in the reference

@@ -14,12 +14,10 @@ from iaprof.timelines.compiler_logs import OTHER, UNKNOWN_PHASE, CompilerLog, Id
 from iaprof.timelines.dialects import Kind, find
 from iaprof.timelines.grouped import Groups
 from iaprof.timelines.intervals import FARTHEST, ends
+from iaprof.timelines.made_events import Spans, Track, add_sums
 from iaprof.timelines.options import Options
-from iaprof.timelines.table_choice import Job, choose
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import ABSENT, Slices, Trace
-from iaprof.timelines.tracks import Spans, Track, add_sums
-from iaprof.timelines.utilization_tables import Names, Work, by_cycles, by_time
+from iaprof.timelines.trace import ABSENT, NO_TEXT, Slices, Trace
+from iaprof.timelines.utilization_tables import Job, Names, Work, by_cycles, by_time, choose
 
 STAGE = "UTL"
 TRACK = Track("PT Active", "Percent")

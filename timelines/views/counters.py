@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from iaprof.formats.distinct import distinct_values
 from iaprof.timelines.grouped import Groups
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import Trace
-from iaprof.timelines.tracks import EVERYWHERE
+from iaprof.timelines.made_events import EVERYWHERE
+from iaprof.timelines.trace import NO_TEXT, Trace
 from iaprof.timelines.views import labels
 from iaprof.timelines.views.busy import span
 

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from iaprof.timelines.dialects import Kind, find
 from iaprof.timelines.stages.summaries import NUMBER, PLACEHOLDER
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import Dialect, Trace
+from iaprof.timelines.trace import NO_TEXT, Dialect, Trace
 
 
 def ranks(trace: Trace) -> NDArray[np.int64]:

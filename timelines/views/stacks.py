@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 
 from iaprof.basics.clean import clean
 from iaprof.formats.export import CpuSamples
-from iaprof.formats.profile import CodeKind, Launch, Origin
+from iaprof.formats.profile import Code, CodeKind, Kernel, Launch, Origin, Profile
 from iaprof.timelines.grouped import Groups
 from iaprof.timelines.intervals import FARTHEST
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import Trace
+from iaprof.timelines.trace import NO_TEXT, Trace
 from iaprof.timelines.views import labels, nesting
 
 _DEEPEST = 200  # frames; what is deeper counts for the slice at this depth
@@ -140,3 +139,37 @@ def _origin(text: str) -> Origin:
     if text == "[unnamed]":
         return _UNKNOWN
     return _PYTHON if ".py(" in text or text.startswith("<built-in") else _HOST
+
+
+HOST = "host"
+OTHERS = "others"
+_MOST_CATEGORIES = 100  # others than the first ones are one: a profile has a column of counts for each
+
+
+def browsable(trace: Trace) -> Profile:
+    """Makes a profile of a trace's slices; counts are ns."""
+    found = stacks(trace)
+    launches: dict[Launch | None, int] = {}
+    kernels: dict[str, int] = {}
+    categories: dict[str, int] = {}
+    numbers = np.zeros((len(found.launches), 3), np.int64)
+    for row, each in enumerate(found.launches):  # one for each distinct stack
+        *around, name = each.stack or (each.comm,)
+        is_on_device = bool(each.origins) and each.origins[-1].kind is CodeKind.SOURCE
+        category = each.stack[0] if is_on_device else HOST if each.stack else OTHERS
+        if category not in categories and len(categories) >= _MOST_CATEGORIES:
+            category = OTHERS
+        launch = Launch(each.comm, 0, tuple(around))
+        numbers[row] = (
+            launches.setdefault(launch, len(launches)),
+            kernels.setdefault(name, len(kernels)),
+            categories.setdefault(category, len(categories)),
+        )
+    launch, kernel, category = numbers[found.launch].T
+    counts = np.zeros((len(launch), max(len(categories), 1)), np.uint64)
+    counts[np.arange(len(launch)), category] = found.count
+    none = np.zeros(len(launch), np.int64)
+    return Profile(
+        list(launches), [Kernel(0, name, "") for name in kernels], [Code("", (), ())], none, launch, kernel, none,
+        none.astype(np.uint64), counts, none, list(categories) or [OTHERS], (0.0,),
+    )  # fmt: skip

@@ -13,9 +13,8 @@ from hypothesis import given, settings, strategies
 
 from iaprof.formats.chrome import member, microseconds, numbers, objects, quoted
 from iaprof.timelines.arguments import Arguments
-from iaprof.timelines.arrows import Ends, add_arrows
-from iaprof.timelines.outputs.chrome import write_chrome
-from iaprof.timelines.outputs.tensorboard import workers
+from iaprof.timelines.made_events import Ends, add_arrows
+from iaprof.timelines.outputs.chrome import workers, write_chrome
 from iaprof.timelines.trace import ABSENT, Dialect, Trace
 from unit.timelines.examples import FIRST
 from unit.timelines.traces import Event, shared_counters, slice_, trace

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from iaprof.timelines.columns.packed import ABSENT, Constant, Narrow, Repeated, joined, pack, unpacked
+from iaprof.timelines.columns import ABSENT, Constant, Narrow, Repeated, joined, pack, unpacked
 from iaprof.timelines.trace import Slices
 
 _ROWS = np.array([3, 0, 3, 1])

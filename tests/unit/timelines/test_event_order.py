@@ -10,11 +10,11 @@ from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
 from iaprof.timelines.outputs import event_order
-from iaprof.timelines.outputs.event_order import EventOrder, Kind
+from iaprof.timelines.outputs.event_order import EventKind, EventOrder
 
 
-def kind(times: NDArray[np.int64]) -> Kind:
-    return Kind(len(times), lambda span: times[span])
+def kind(times: NDArray[np.int64]) -> EventKind:
+    return EventKind(len(times), lambda span: times[span])
 
 
 @settings(deadline=None)

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from iaprof.formats.distinct import distinct_values, few
 from iaprof.timelines import grouped
-from iaprof.timelines.grouped import by_time
+from iaprof.timelines.outputs.event_order import by_time
 from iaprof.timelines.trace import ABSENT
 
 

@@ -14,8 +14,8 @@ import pytest
 from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from iaprof.timelines.arguments import Arguments
-from iaprof.timelines.columns.packed import Narrow
-from iaprof.timelines.outputs import perfetto_descriptors
+from iaprof.timelines.columns import Narrow
+from iaprof.timelines.outputs import perfetto
 from iaprof.timelines.outputs.perfetto import write_perfetto
 from iaprof.timelines.trace import ABSENT, Trace
 from unit.timelines.reading.perfetto.oracle import MADE, Oracle
@@ -219,7 +219,7 @@ def test_tracks_are_the_same_however_many_are_described_at_once(at_once: int, mo
     expected = written(made, instant=texts)
     assert {("p\\x0a (l)", "thread 1 (row 2)"), ("p\\x0a (l)", "b"), ("a",), ("process 9", "a")} <= {*tracks(expected)}
     # when
-    monkeypatch.setattr(perfetto_descriptors, "MOST_ROWS", at_once)
+    monkeypatch.setattr(perfetto, "MOST_ROWS", at_once)
     # then
     assert written(made, instant=texts) == expected
 

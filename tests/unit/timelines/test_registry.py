@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from bench.made_traces import chains
 from iaprof.timelines import registry
-from iaprof.timelines.columns.packed import Narrow
-from iaprof.timelines.columns.table import LEAST_PACKED
+from iaprof.timelines.columns import LEAST_PACKED, Narrow
 from iaprof.timelines.options import Limit, Options, Overlap
 from iaprof.timelines.trace import ABSENT, Dialect, Trace
 from thorough import thorough

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from iaprof.timelines.texts import NO_TEXT, Texts
+from iaprof.timelines.trace import NO_TEXT, Texts
 
 FEW = st.lists(st.text("ab", max_size=2) | st.none(), max_size=6)
 

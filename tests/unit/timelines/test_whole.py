@@ -17,11 +17,10 @@ from iaprof.formats.profile import StackOptions
 from iaprof.report.about import about
 from iaprof.timelines.load import arguments, load
 from iaprof.timelines.options import DEFAULT_TRACKS, CounterTrack, Limit, Options, Overlap
-from iaprof.timelines.outputs.chrome import write_chrome
+from iaprof.timelines.outputs.chrome import workers, write_chrome
 from iaprof.timelines.outputs.formats import FORMATS, TimeLine, writer_of
 from iaprof.timelines.outputs.pddf import write_pddf
 from iaprof.timelines.outputs.tables import write_csv, write_text
-from iaprof.timelines.outputs.tensorboard import workers
 from iaprof.timelines.registry import STAGES, Stage, run
 from iaprof.timelines.trace import Trace
 from thorough import thorough

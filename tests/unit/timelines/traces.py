@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from iaprof.timelines.texts import Texts
-from iaprof.timelines.trace import ABSENT, Dialect, Marks, Points, Slices, Trace, TraceFile
+from iaprof.timelines.trace import ABSENT, Dialect, Marks, Points, Slices, Texts, Trace, TraceFile
 
 Event = Mapping[str, Any]
 

@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from iaprof.timelines.reading import answer
 from iaprof.timelines.reading.answer import ABSENT, NO_TEXT
 from iaprof.timelines.reading.columns import Texts
-from iaprof.timelines.reading.perfetto import arguments, flows, render_stages, wire
+from iaprof.timelines.reading.perfetto import arguments, render_stages, wire
 from iaprof.timelines.reading.perfetto.counters import Counters, repeated
 from iaprof.timelines.reading.perfetto.packets import Batch
 from iaprof.timelines.reading.perfetto.protos import ABOUT_TRACE, ENVELOPE, KINDS, LegacyEvent, TracePacket, TrackEvent
 from iaprof.timelines.reading.perfetto.sequences import State, inverse
-from iaprof.timelines.reading.perfetto.texts import EventTexts
-from iaprof.timelines.reading.perfetto.timed import NO_EVENT, Events, Finder
-from iaprof.timelines.reading.perfetto.trace_state import TraceState
+from iaprof.timelines.reading.perfetto.timed import NO_EVENT, Events, EventTexts, Finder
+from iaprof.timelines.reading.perfetto.trace_state import PHASES, TraceState
 from iaprof.timelines.reading.perfetto.tracks import Name
 from iaprof.timelines.reading.perfetto.wire import Fields, Places
 
@@ -87,7 +86,7 @@ class _Table:
         name, category = self._event_texts.names(events), self._event_texts.categories(events)
         is_slice = np.isin(events.phase, list(_SLICES))
         is_counter = events.phase == ord("C")
-        is_flow = np.isin(events.phase, list(flows.PHASES.encode()))
+        is_flow = np.isin(events.phase, list(PHASES.encode()))
         columns = answer.Columns()
         more = self._more_args(events)
         counts = [0, 0]
@@ -270,7 +269,7 @@ class _Table:
             return {}
         rows = np.concatenate([own, owner])
         named = self._common(events, own, name, category)
-        phases = np.array([self._texts[letter] for letter in flows.PHASES], np.int32)
+        phases = np.array([self._texts[letter] for letter in PHASES], np.int32)
         of_flows = phases[self._trace.flows.phases(id_, events.time[owner], is_last)]
         codes = np.full(len(owner), self._texts[_FLOW], np.int32)
         table = self._common(events, rows, name, category) | {

@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading.perfetto.clocks import Clocks
-from iaprof.timelines.reading.perfetto.flows import Flows
 from iaprof.timelines.reading.perfetto.protos import Clock, TracePacket
 from iaprof.timelines.reading.perfetto.render_stages import Queues
 from iaprof.timelines.reading.perfetto.sequences import Sequences, State, inverse
 from iaprof.timelines.reading.perfetto.tracks import Name, Tracks
 from iaprof.timelines.reading.perfetto.wire import Fields
+
+_MOST_OPEN = 1 << 19
+START, STEP, END = "stf"
+PHASES = START + STEP + END
+
+
+@dataclass
+class Flows:
+    """The flows of a trace that have begun and not ended."""
+
+    left_out: int = 0  # of which there were too many to remember: their next step is a start
+    _open: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))  # ids, ascending
+
+    def phases(
+        self, ids: NDArray[np.uint64], times: NDArray[np.int64], is_last: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Returns for each time that an event names a flow an index into PHASES.
+
+        Args:
+            ids: uint64[n], in the order of the file.
+            times: int64[n], ns.
+            is_last: bool[n], whether the event ends the flow.
+        """
+        order = np.lexsort((times, ids))
+        sorted_ids, ends = ids[order], is_last[order]
+        first = np.append(True, sorted_ids[1:] != sorted_ids[:-1])[: len(ids)]
+        last = np.append(first[1:], True)[: len(ids)]
+        starts = first & ~np.isin(sorted_ids, self._open)
+        starts[1:] |= ~first[1:] & ends[:-1]
+        found = np.empty(len(ids), np.int64)
+        found[order] = np.where(ends, PHASES.index(END), np.where(starts, PHASES.index(START), PHASES.index(STEP)))
+        still_open = np.setdiff1d(self._open, sorted_ids[last & ends], assume_unique=True)
+        self._open = np.union1d(still_open, sorted_ids[last & ~ends])
+        if len(self._open) > _MOST_OPEN:
+            self.left_out += len(self._open) - _MOST_OPEN
+            self._open = self._open[:_MOST_OPEN]
+        return found
+
 
 _MOST_UNDESCRIBED = 1 << 17
 

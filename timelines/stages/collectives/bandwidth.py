@@ -9,11 +9,10 @@ import numpy as np
 from iaprof.timelines.dialects import Kind, find
 from iaprof.timelines.grouped import Groups
 from iaprof.timelines.intervals import ends
+from iaprof.timelines.made_events import EVERYWHERE, Spans, Track, add_points, add_sums
 from iaprof.timelines.options import Options
 from iaprof.timelines.stages.collectives.calls import INSTANCE, SIZE
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import ABSENT, Trace
-from iaprof.timelines.tracks import EVERYWHERE, Spans, Track, add_points, add_sums
+from iaprof.timelines.trace import ABSENT, NO_TEXT, Trace
 
 OF_CALLS = Track("Coll_Bandwidth", "GBps")
 OF_SUMS, OF_ALL = Track("BW allreduce", "Unit GBps"), Track("BW all-pcie", "Unit GBps")

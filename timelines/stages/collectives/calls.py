@@ -15,8 +15,7 @@ from iaprof.timelines.grouped import Groups, rows_of
 from iaprof.timelines.intervals import ends
 from iaprof.timelines.options import Options
 from iaprof.timelines.stages.collectives.events import RECEIVED, Events, events_of, peers_of
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import ABSENT, Slices, Trace
+from iaprof.timelines.trace import ABSENT, NO_TEXT, Slices, Trace
 
 STAGE = "FLOW"
 NAME, CATEGORY, FIRST_TID = "gloo:all_reduce", "user_annotation", 10000

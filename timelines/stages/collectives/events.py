@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from iaprof.timelines.grouped import Groups, before
 from iaprof.timelines.intervals import ends
 from iaprof.timelines.placeholders import placed
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import Slices, Trace
+from iaprof.timelines.trace import NO_TEXT, Slices, Trace
 
 SYNC = "sync"  # in Slices.extra: the sync of slices that merge_sends has made
 SYNC_IN_NAME, ITS_TEXT = r"\[sync=.*\]", r"^.*\[sync=(.*)\].*$"

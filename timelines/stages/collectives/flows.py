@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from iaprof.timelines.arrows import Ends, add_arrows, largest_id
 from iaprof.timelines.grouped import Groups
 from iaprof.timelines.intervals import ends
+from iaprof.timelines.made_events import Ends, add_arrows, largest_id
 from iaprof.timelines.options import Options
 from iaprof.timelines.stages.collectives.events import RECEIVED, TO_ONE, events_of, peers_of
-from iaprof.timelines.texts import NO_TEXT
-from iaprof.timelines.trace import Trace
+from iaprof.timelines.trace import NO_TEXT, Trace
 
 STAGE = "FLOW"
 LEAST_ID = 1_000_000

@@ -12,8 +12,7 @@ from iaprof.timelines.intervals import ends
 from iaprof.timelines.options import Options
 from iaprof.timelines.placeholders import placed
 from iaprof.timelines.stages.collectives.events import SYNC, TO_ONE, peers_of, sync_of
-from iaprof.timelines.texts import NO_TEXT, Texts
-from iaprof.timelines.trace import Trace
+from iaprof.timelines.trace import NO_TEXT, Texts, Trace
 
 MESSAGE = r"^.*?[_-](\d+).*$"  # the number of a message in a name
 LONGEST_PREFIX = 256  # bytes

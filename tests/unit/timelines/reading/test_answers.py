@@ -12,7 +12,7 @@ import pytest
 from iaprof.sandbox.parent import AnswerError
 from iaprof.timelines.reading import answer
 from iaprof.timelines.reading.answer import Columns
-from iaprof.timelines.reading.tables import TableMaker
+from iaprof.timelines.reading.imported_file import TableMaker
 
 SLICES = {
     "time_ns": np.array([1, 2]), "duration_ns": np.array([3, 4]), "pid": np.array([0, 0]), "tid": np.array([0, 0]),

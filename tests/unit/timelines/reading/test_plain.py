@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from iaprof.timelines.reading import columns, events, plain, reading, spans
+from iaprof.timelines.reading import blocks, columns, events, plain, reading
 from iaprof.timelines.reading.answer import Columns
 from iaprof.timelines.reading.blocks import Block, NotPlain
-from iaprof.timelines.reading.tables import TableMaker
+from iaprof.timelines.reading.imported_file import TableMaker
 from thorough import thorough
 
 _NUMBERS = st.sampled_from(
@@ -164,13 +164,13 @@ def test_integers_are_pythons(texts: list[str]) -> None:
     for text, number in zip(texts, expected, strict=True):
         starts, ends, block = _placed([text])
         if number is not None and -(1 << 63) < number < 1 << 63:
-            assert spans.integers(block, starts, ends).tolist() == [number]
+            assert blocks.integers(block, starts, ends).tolist() == [number]
         elif number is not None or not set(text) & set(".x-"):
             with pytest.raises(NotPlain):
-                spans.integers(block, starts, ends)
+                blocks.integers(block, starts, ends)
     good = [text for text, number in zip(texts, expected, strict=True) if number is not None and abs(number) < 1 << 62]
     starts, ends, block = _placed(good)
-    assert spans.integers(block, starts, ends).tolist() == [value(text) for text in good]
+    assert blocks.integers(block, starts, ends).tolist() == [value(text) for text in good]
 
 
 @settings(max_examples=300, deadline=None)
@@ -184,7 +184,7 @@ def test_times_are_exact(times: list[tuple[int, int]]) -> None:
 
     starts, ends, block = _placed(texts)
 
-    assert spans.nanoseconds(block, starts, ends).tolist() == expected
+    assert blocks.nanoseconds(block, starts, ends).tolist() == expected
 
 
 def _placed(texts: list[str]) -> tuple[Any, Any, Block]:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from iaprof.timelines.options import Options
-from iaprof.timelines.stages.bandwidth import compute_bandwidth
+from iaprof.timelines.stages.counter_tracks import compute_bandwidth
 from unit.timelines.examples import all_reduce, points
 from unit.timelines.traces import slice_, trace
 

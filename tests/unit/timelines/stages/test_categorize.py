@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from iaprof.timelines.classes import CLASSES, EventClass
 from iaprof.timelines.options import Options
-from iaprof.timelines.stages.categorize import categorize
+from iaprof.timelines.stages.categorize import CLASSES, EventClass, categorize
 from iaprof.timelines.trace import Dialect
 from unit.timelines.examples import all_reduce, launched, member, points, two_operations
 from unit.timelines.traces import slice_, trace

@@ -13,8 +13,7 @@ from iaprof.timelines.stages.counters import (
     tripple_phased_events,
     unwrap,
 )
-from iaprof.timelines.texts import Texts
-from iaprof.timelines.trace import ABSENT, Trace
+from iaprof.timelines.trace import ABSENT, Texts, Trace
 from unit.timelines.clock_examples import E1
 from unit.timelines.examples import FIRST
 from unit.timelines.traces import slice_, trace

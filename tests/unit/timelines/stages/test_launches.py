@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from iaprof.timelines.options import Options
-from iaprof.timelines.stages.launches import add_launch_flows
+from iaprof.timelines.stages.arrows import add_launch_flows
 from iaprof.timelines.trace import Dialect
 from unit.timelines.examples import flows, launch, launched, two_operations
 from unit.timelines.traces import slice_, trace

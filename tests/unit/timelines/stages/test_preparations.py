@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from iaprof.timelines.options import Options
-from iaprof.timelines.stages.preparations import queueing_counter
+from iaprof.timelines.stages.counter_tracks import queueing_counter
 from unit.timelines.examples import points, two_operations
 from unit.timelines.traces import slice_, trace
 

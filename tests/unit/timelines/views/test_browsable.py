@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from iaprof.report.views.browsing.levels import OF_SLICES
 from iaprof.report.views.browsing.tree import Node, Tree
 from iaprof.timelines.trace import Dialect, Trace
-from iaprof.timelines.views.browsable import OTHERS, browsable
+from iaprof.timelines.views.stacks import OTHERS, browsable
 from unit.timelines.traces import slice_, trace
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 
 from iaprof.timelines.trace import Dialect, Trace
-from iaprof.timelines.views.difference import Difference, Key, Use, difference, uses
+from iaprof.timelines.views.totals import Difference, Key, Use, difference, uses
 from unit.timelines.traces import slice_, trace
 
 

@@ -1,13 +1,33 @@
-"""The bandwidth of copies: of the bytes that slices name in the time that their counters give."""
+"""Counters over time that slices make: open preparations of operations, and the bandwidth of copies.
+
+Bandwidth is that of the bytes that slices name in the time that their counters give.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from iaprof.timelines.device_clock import counter_times
+from iaprof.timelines.dialects import Kind, find
+from iaprof.timelines.intervals import ends
+from iaprof.timelines.made_events import Spans, Track, add_sums
 from iaprof.timelines.options import Options
 from iaprof.timelines.trace import ABSENT, Trace
-from iaprof.timelines.tracks import Spans, Track, add_sums
+
+TRACK = Track("ConcurrentPreps", "Concurrency", "Pending Prep Events")
+
+
+def queueing_counter(trace: Trace, options: Options) -> None:
+    """Adds a counter of open preparations, and drops their slices unless they are to be kept."""
+    are = find(trace, Kind.PREPARATION)
+    preparations = trace.slices.take(are, ("file", "pid", "start", "duration"))
+    spans = Spans(
+        preparations.file, preparations.pid, preparations.start, ends(preparations), np.ones(len(preparations))
+    )
+    add_sums(trace, TRACK, spans)
+    if not options.keep_preparations:
+        trace.keep(~are, "preparations, shown as a counter")
+
 
 STAGE = "DTC"
 
