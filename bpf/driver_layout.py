@@ -247,7 +247,7 @@ def _dispatch(of: Mapping[str, Any]) -> Dispatch:
 def _field(of: Mapping[str, Any]) -> Field:
     path = tuple(_number(offset, MAX_OFFSET + 1) for offset in of["path"])
     if not 1 <= len(path) <= MAX_PATH or of["bits"] not in (32, 64):
-        raise LayoutError("a path of it is too long, or of no known width")
+        raise LayoutError("a path of it is too long, or its values have an unknown width")
     per_gpu = tuple(_number(more, MAX_OFFSET + 1) for more in of.get("per_gpu", ()))
     if len(per_gpu) not in (0, len(path)):
         raise LayoutError("a path of it does not say what it is for each GPU")

@@ -99,7 +99,7 @@ def parse_arg(spec: str, location: int = 0, symbol: Callable[[str], int | None] 
     """
     match = _SPEC.match(spec)
     if match is None:
-        raise ProbeError(f"argument {spec!r} is of no known form")
+        raise ProbeError(f"argument {spec!r} has a form that iaprof does not know")
     size = int(match["size"] or 8)
     bits, signed = abs(size) * 8, size < 0
     operand = match["operand"]
@@ -113,7 +113,7 @@ def parse_arg(spec: str, location: int = 0, symbol: Callable[[str], int | None] 
         return Arg(ArgKind.REGISTER, min(bits, width), signed, base=index, shift=shift)
     memory = _MEMORY.match(operand)
     if memory is None:
-        raise ProbeError(f"argument {spec!r} is of no known form")
+        raise ProbeError(f"argument {spec!r} has a form that iaprof does not know")
     base = _register(memory["base"], spec, wide=True)[0] if memory["base"] else NO_REGISTER
     index = _register(memory["index"], spec, wide=True)[0] if memory["index"] else NO_REGISTER
     displacement, symbolic = _displacement(memory["displacement"], spec, symbol)
@@ -141,7 +141,7 @@ def _displacement(text: str, spec: str, symbol: Callable[[str], int | None]) -> 
     while end < len(text):
         term = _TERM.match(text, end)
         if term is None or (end > 0 and not term["sign"]):
-            raise ProbeError(f"argument {spec!r} has a displacement of no known form")
+            raise ProbeError(f"argument {spec!r} has a displacement that iaprof does not know")
         if term["symbol"]:
             value = symbol(term["symbol"])
             if value is None:
