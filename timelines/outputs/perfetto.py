@@ -36,6 +36,7 @@ from iaprof.timelines.own_output import EVENT, described
 from iaprof.timelines.stages.overlap import levels
 from iaprof.timelines.trace import ABSENT, HOST_PIDS, MADE, Marks, Slices, Trace
 
+_TRACKS_AT_ONCE = MOST_ROWS
 _MOST_TID = (1 << 47) - 1  # larger numbers stand for texts
 
 
@@ -131,8 +132,8 @@ def write_tracks(threads: Threads, counters: Counters, processes: Processes, out
     kinds: tuple[_Tracks, ...] = (threads, counters)
     begin = 0
     for kind in kinds:
-        for at in range(0, len(kind.pids), MOST_ROWS):
-            part = slice(at, min(at + MOST_ROWS, len(kind.pids)))
+        for at in range(0, len(kind.pids), _TRACKS_AT_ONCE):
+            part = slice(at, min(at + _TRACKS_AT_ONCE, len(kind.pids)))
             all_ = slice(begin + part.start, begin + part.stop)
             new = np.flatnonzero(is_first[all_])
             messages = [processes.messages(pids[all_][new]), kind.messages(part, parents[all_])]

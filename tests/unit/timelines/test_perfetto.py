@@ -219,7 +219,7 @@ def test_tracks_are_the_same_however_many_are_described_at_once(at_once: int, mo
     expected = written(made, instant=texts)
     assert {("p\\x0a (l)", "thread 1 (row 2)"), ("p\\x0a (l)", "b"), ("a",), ("process 9", "a")} <= {*tracks(expected)}
     # when
-    monkeypatch.setattr(perfetto, "MOST_ROWS", at_once)
+    monkeypatch.setattr(perfetto, "_TRACKS_AT_ONCE", at_once)
     # then
     assert written(made, instant=texts) == expected
 
