@@ -1,6 +1,6 @@
 # Everything but help, clean and test-distributions starts with scripts/setup, which is quick when nothing is missing.
 .DEFAULT_GOAL := help
-.PHONY: help setup lock wheel demo pictures bytecode check test test-thorough test-repeat test-driver test-programs test-kernels test-image test-distributions lint format bench soak fuzz clean distclean
+.PHONY: help setup lock wheel demo pictures bytecode check unit test test-thorough test-repeat test-driver test-programs test-kernels test-image test-distributions lint format bench soak fuzz clean distclean
 
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 IN := .venv/bin
@@ -31,6 +31,9 @@ bytecode: setup ## compile the BPF programs, after their C files changed
 
 check: lint ## run the linters, and the unit tests that belong to FILES="cli/verbs/top.py ..."
 	@scripts/check $(FILES)
+
+unit: setup ## run the quick unit tests, which need no root: in less than two minutes
+	@.venv/bin/python -m pytest -q tests/unit -m "not slow and not root and not thorough and not driver" --numprocesses 4 --dist loadfile
 
 test: setup ## run the tests, those that need root and BPF included, but for those of the next targets
 	@$(EVERY_BCC)
