@@ -15,10 +15,21 @@ if TYPE_CHECKING:
 
 UNIT = Path(__file__).parent
 SLOW = (
-    "cli", "project", "report/fleet", "report/join/test_crowds.py", "report/join/test_joining.py",
-    "report/test_archive.py", "formats/test_hostile_captures.py", "formats/test_hostile_python.py",
-    "formats/test_names_in_every_field.py", "gpu/test_second_vendor.py", "symbols/test_split_dwarf.py",
-    "timelines/reading/test_expansion.py", "writers/test_html_stacks.py",
+    "cli", "formats/test_hostile_captures.py", "formats/test_hostile_python.py",
+    "formats/test_names_in_every_field.py", "formats/test_parts.py", "gpu/test_second_vendor.py", "project",
+    "record/capture/test_dumped.py", "record/test_check.py", "record/test_check_pythons.py", "report/fleet",
+    "report/gpu/test_decoder.py", "report/gpu/test_gpu_module.py", "report/join/test_crowds.py",
+    "report/join/test_join_reference.py", "report/join/test_joining.py", "report/join/test_seen.py",
+    "report/test_archive.py", "report/test_merge.py", "report/test_query.py", "report/together/test_clocks.py",
+    "sandbox/test_deadline.py", "sandbox/test_sandbox.py", "symbols/names/test_generated.py",
+    "symbols/names/test_local_files.py", "symbols/test_binaries.py", "symbols/test_outermost.py",
+    "symbols/test_plt.py", "symbols/test_split_dwarf.py", "symbols/unwind/test_cfi.py",
+    "symbols/unwind/test_unwind_walk.py", "symbols/unwind/test_walk_by_cfi.py",
+    "timelines/reading/perfetto/test_hostile.py", "timelines/reading/test_expansion.py",
+    "timelines/reading/test_pieces.py", "timelines/reading/test_plain.py", "timelines/test_grouped.py",
+    "writers/test_flame_svg.py", "writers/test_html_page.py", "writers/test_html_stacks.py",
+    "writers/test_pictures_of_guesses.py", "writers/test_readable.py", "writers/test_speedscope.py",
+    "writers/test_traces_page.py",
 )  # fmt: skip
 """Folders and files whose tests start the command, browsers or clusters, or read much: `make unit` leaves them out."""
 
