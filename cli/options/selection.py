@@ -171,7 +171,7 @@ class SelectionOptions:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        assert self.selection
+        _ = self.selection
 
     @cached_property
     def selection(self) -> Selection:

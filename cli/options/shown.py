@@ -109,7 +109,7 @@ class StackShape:
         _check_interval(self.interval)
         if not 0 <= self.percent_limit <= 100:
             raise UsageError("--percent-limit takes a percentage, from 0 to 100")
-        assert self._of_frames
+        _ = self._of_frames
 
     @cached_property
     def _of_frames(self) -> tuple[str, ...]:

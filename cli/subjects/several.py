@@ -19,7 +19,7 @@ from iaprof.cli.options.shown import Comparison, Intervals, StackShape
 from iaprof.cli.options.values import checked_choice
 from iaprof.cli.subjects.subject import Recorded, browse, grouping_of
 from iaprof.cli.subjects.unmatched import filters_of, nothing_matches
-from iaprof.cli.terminal.answers import Answers
+from iaprof.cli.terminal.answers import OF_STACKS, Answers
 from iaprof.cli.terminal.destination import Destination
 from iaprof.cli.terminal.difference_tables import BY as OF_DIFFERENCES, show as show_difference
 from iaprof.cli.terminal.entry_names import entry_titles, key_fields
@@ -32,7 +32,7 @@ from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import Column, Table, terminal_width
 from iaprof.formats.profile import DEFAULT_COMPONENTS, UNKNOWN_KERNEL
 from iaprof.formats.stores import shown as shown_url
-from iaprof.formats.writers.registry import WRITERS, Format, Of as Shows, extensions
+from iaprof.formats.writers.registry import WRITERS, Format
 
 if TYPE_CHECKING:
     from iaprof.cli.interactive.contents import Listing
@@ -46,7 +46,6 @@ MOST_PROBLEMS = 10  # printed
 _BAR = 30  # characters of the progress bar
 _KERNEL = "kernel"
 _ALL_ROWS = 0
-_OF_STACKS = frozenset(extensions(Shows.STACKS_OF_DIFFERENCES).values())
 _OF_TIMES = ("chrome", "perfetto", "flamescope")  # formats
 _OF_TREES = frozenset(("launch", "kernel", "code", "offset", "device"))  # columns of fleet.rows.KEYS
 _COLUMNS = {
@@ -179,7 +178,7 @@ class Several(Recorded):
         from iaprof.report.fleet.comparison import movers
 
         checked_choice(by, OF_DIFFERENCES, "--by")
-        if answers.format in _OF_STACKS:
+        if answers.format in OF_STACKS.values():
             raise UsageError(f"{answers.format} is for two captures: choose another format")
         if self.fleet.groups:
             raise UsageError("--group-by is for top and report: diff compares two sets")

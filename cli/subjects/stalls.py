@@ -24,7 +24,7 @@ from iaprof.cli.subjects.unmatched import (
     nothing_matches,
 )
 from iaprof.cli.subjects.waits import BY as WAIT, table as table_of_waits
-from iaprof.cli.terminal.answers import Answers
+from iaprof.cli.terminal.answers import OF_STACKS, Answers
 from iaprof.cli.terminal.destination import Destination
 from iaprof.cli.terminal.difference_tables import BY as OF_DIFFERENCES, show as show_difference
 from iaprof.cli.terminal.facts import say_facts, say_waits, symbol_source_lines
@@ -35,7 +35,7 @@ from iaprof.cli.terminal.stdout import open_output, utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.formats.header.left_out import left_out_text
 from iaprof.formats.profile import StackOptions
-from iaprof.formats.writers.registry import WRITERS, Format, Of as Shows, extensions
+from iaprof.formats.writers.registry import WRITERS, Format
 from iaprof.formats.writers.writer import Needs, Writer
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 _KERNEL = "kernel"
 _ALL_ROWS = 0
-_OF_STACKS = frozenset(extensions(Shows.STACKS_OF_DIFFERENCES).values())
 _INTERVALS = 200  # of a recording in a tree, at most
 _STEPS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 600, 1800, 3600)
 _MOST_RECORDS_BY_TIME = 4_000_000  # stall records; each can become a row of an interval
@@ -161,7 +160,7 @@ class Stalls(Recorded):
         ):
             both = joined(old.profile, new.profile)
         sides = [(self.capture, old), (after.capture, new)]
-        if answers.format in _OF_STACKS:
+        if answers.format in OF_STACKS.values():
             _write_stacks(both, (self.capture.name, after.capture.name), comparison, answers)
         else:
             facts = [(path.name, report.facts) for path, report in sides]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 FORMATS = extensions(Shows.TABLES)
 """By extension: the formats of all answers."""
 OF_DIFFERENCES = FORMATS | extensions(Shows.DIFFERENCES)
+OF_STACKS = extensions(Shows.STACKS_OF_DIFFERENCES)
+"""By extension: the formats of the stacks of differences."""
 TABLE = "table"
 """The format of answers that no option names, which is for people."""
 _BUT_TREES = For(ALL & ~Of.TREE)

@@ -46,7 +46,7 @@ class DeviceOptions:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        assert self.frequencies
+        _ = self.frequencies
 
     @cached_property
     def frequencies(self) -> tuple[float, float]:
@@ -219,7 +219,7 @@ class StageOptions:
 
     def __post_init__(self) -> None:
         """Checks the values."""
-        assert self.options
+        _ = self.options
 
     @cached_property
     def options(self) -> Options:

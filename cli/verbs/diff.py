@@ -16,10 +16,9 @@ from iaprof.cli.options.values import one_of
 from iaprof.cli.subjects.choosing import sides_of
 from iaprof.cli.subjects.subject import check_tree
 from iaprof.cli.subjects.time_lines import BY as OF_TIME_LINES
-from iaprof.cli.terminal.answers import OF_DIFFERENCES, TABLE, Answers, Force, limit_option
+from iaprof.cli.terminal.answers import OF_DIFFERENCES, OF_STACKS, TABLE, Answers, Force, limit_option
 from iaprof.cli.terminal.difference_tables import BY
 from iaprof.cli.timelines.options import LoggedDeviceOptions
-from iaprof.formats.writers.registry import Of as Shows, extensions
 
 EXAMPLES = """\b
 Examples:
@@ -31,7 +30,7 @@ Examples:
   iaprof diff run-1.parquet run-2.parquet --by category   of imported traces
   iaprof diff 'v41/*.parquet' 'v42/*.parquet'       many captures, and the chance of such changes
 """
-FORMATS = OF_DIFFERENCES | extensions(Shows.STACKS_OF_DIFFERENCES)
+FORMATS = OF_DIFFERENCES | OF_STACKS
 _FILES = For(Of.STALLS | Of.SEVERAL)
 _PRINTED = For(_FILES.of | Of.TIME_LINES)
 
