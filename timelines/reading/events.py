@@ -263,8 +263,8 @@ class _Reader:
                 is_cut = True
             except json.JSONDecodeError as error:
                 is_cut = error.msg.startswith("Unterminated string")
-                if not (is_rest and text.endswith("},")):  # which ends no number, word or escape
-                    is_cut |= error.pos >= len(text) - 16
+                ends_nothing = is_rest and text.endswith("},")  # no number, word or escape
+                is_cut |= error.pos >= len(text) - (0 if ends_nothing else 16)
                 if not is_cut:
                     raise
             except RecursionError:

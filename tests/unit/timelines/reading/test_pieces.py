@@ -17,6 +17,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.parent import SandboxDied
 from iaprof.timelines.reading import answer
 from iaprof.timelines.reading.answer import Columns
+from iaprof.timelines.reading.events import read as read_piece
 from iaprof.timelines.reading.pieces import Children, End, _end_of_piece, events
 from iaprof.timelines.reading.source import Source
 from thorough import thorough
@@ -163,3 +164,10 @@ def test_whatever_children_answer_reading_ends(length: int, piece_bytes: int, da
     # then: at each place that was reached, a few dozens of pieces are tried
     assert consumed == length == end.at
     assert child.calls <= 64 * (1 + length // piece_bytes + length // (1 << 16)) or share
+
+
+def test_an_event_that_goes_on_behind_its_piece_is_not_damaged() -> None:
+    """Given a bracket in a text, and objects in the event behind which the piece may end."""
+    event = b'{"name": "a", "args": {"bytes": "]", "y": [1, {"z": 2}, {"z": 3}]}, "ph": "X", "ts": 9}'
+    read = [read_piece(event[:end], is_last=False) for end in range(1, len(event))]
+    assert {(piece.consumed, len(piece.events), len(piece.dropped)) for piece in read} == {(0, 0, 0)}
