@@ -34,6 +34,15 @@ class CodeFunction:
 
 
 @dataclass(frozen=True, slots=True)
+class CodePlace:
+    """Where an instruction comes from, or the call of a function that the compiler inlined."""
+
+    function: str  # that was inlined, may be mangled; "": none, so that the symbol table says which function it is
+    file: str  # with its directories; "": unknown
+    line: int  # 0: unknown
+
+
+@dataclass(frozen=True, slots=True)
 class CodeKernel:
     """A kernel of a code object."""
 
@@ -44,6 +53,9 @@ class CodeKernel:
     functions: tuple[CodeFunction, ...]  # sorted by offset
     relocations: tuple[tuple[int, int], ...] = ()  # offset and size, in bytes, of the bytes that relocations change
     label: str = ""  # what reports show if it is no kernel, but functions that kernels call
+    lines: tuple[tuple[int, tuple[CodePlace, ...]], ...] = ()
+    """Of files whose lines are not DWARF's: from each offset on, sorted, the places of calls that were inlined,
+    outermost first, and of the instruction; () where nothing is known."""
 
     @property
     def fingerprint(self) -> str:

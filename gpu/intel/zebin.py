@@ -9,31 +9,16 @@ shared/source/device_binary_format/zebin and shared/source/debugger (the debug f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from iaprof.basics import elf
-from iaprof.gpu.code import ADDRESS_MASK, CodeFunction, CodeKernel, CodeObject, CodeObjectError, canonical
+from iaprof.gpu.code import ADDRESS_MASK, CodeKernel, CodeObject, CodeObjectError, canonical
+from iaprof.gpu import elf_code
+from iaprof.gpu.elf_code import TEXT_PREFIX, Section, functions, kernel_sections
 
-TEXT_PREFIX = ".text."  # a kernel's section is named .text.<kernel>
 CALLED_FUNCTIONS = "Intel_Symbol_Table_Void_Program"  # pseudo-kernel whose section holds functions that kernels call
 
 EM_INTELGT = 205  # the machine of ELF files: Intel Graphics Technology
 _RELOCATION_BYTES = {1: 8}  # R_ZE_SYM_ADDR; the other kinds change four
 _MOST_RELOCATIONS = 1 << 20  # places in one section; a kernel has a handful
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """An entry of the section table."""
-
-    name: str
-    type: int
-    address: int
-    offset: int
-    size: int
-    link: int
-    info: int
-    entry_size: int
 
 
 def read_zebin(data: bytes) -> CodeObject:
@@ -42,12 +27,12 @@ def read_zebin(data: bytes) -> CodeObject:
     texts = kernel_sections(sections)
     if sum(section.size for section in texts.values()) > len(data):
         raise CodeObjectError("its sections overlap: they hold more code than the file has bytes")
-    functions = _functions(data, sections, texts)
+    of_kernels = functions(data, sections, texts, are_placed=True)
     relocations = _relocations(data, sections)
     kernels = []
     for index, section in texts.items():
         name = section.name.removeprefix(TEXT_PREFIX)
-        own = functions.get(index, [])
+        own = of_kernels.get(index, [])
         at_start = [function.size for function in own if function.name == name and function.offset == 0]
         kernels.append(
             CodeKernel(
@@ -71,6 +56,11 @@ def read_zebin(data: bytes) -> CodeObject:
             if section.type == elf.SHT_NULL and section.name.startswith(TEXT_PREFIX)
         ),
     )
+
+
+def read_sections(data: bytes) -> list[Section]:
+    """The checked section table; CodeObjectError if the file is damaged or no zebin."""
+    return elf_code.read_sections(data, EM_INTELGT, "an Intel GPU")
 
 
 def placed_ranges(data: bytes | memoryview) -> list[tuple[int, int]]:
@@ -117,93 +107,6 @@ def kernel_names(data: bytes, shortest: int, longest: int) -> list[tuple[bytes, 
     return found
 
 
-def read_sections(data: bytes) -> list[Section]:
-    """The checked section table: every section that has bytes has them inside the file; CodeObjectError otherwise."""
-    if data[:4] != elf.MAGIC:
-        raise CodeObjectError("it is not an ELF file")
-    if len(data) < elf.HEADER.size:
-        raise CodeObjectError(f"it is cut short: {len(data)} bytes are less than an ELF header")
-    header = elf.Header._make(elf.HEADER.unpack_from(data))
-    if header.ident[4] != elf.CLASS_64 or header.ident[5] != elf.LITTLE_ENDIAN:
-        raise CodeObjectError("it is not a 64-bit little-endian ELF file")
-    if header.machine != EM_INTELGT:
-        raise CodeObjectError(f"it is an ELF file for machine {header.machine}, not for an Intel GPU ({EM_INTELGT})")
-    table = header.sections
-    if table == 0:
-        raise CodeObjectError("it has no section table, so nothing in it has a name")
-    if header.section_size != elf.SECTION.size:
-        raise CodeObjectError(
-            f"its section table has entries of {header.section_size} bytes instead of {elf.SECTION.size}"
-        )
-    if table + elf.SECTION.size > len(data):
-        raise CodeObjectError(f"it is cut short: its section table starts at byte {table} of {len(data)}")
-    # More than 65279 sections are counted in the first section's size, and a names' index as large in its link.
-    first = elf.Section._make(elf.SECTION.unpack_from(data, table))
-    count = header.section_count or first.size
-    names = first.link if header.names == elf.SHN_XINDEX else header.names
-    if table + count * elf.SECTION.size > len(data):
-        raise CodeObjectError(
-            f"it is cut short: its section table of {count} entries ends outside of its {len(data)} bytes"
-        )
-    entries = elf.SECTION.iter_unpack(data[table : table + count * elf.SECTION.size])
-    sections = list(map(elf.Section._make, entries))
-    if not 0 < names < count:
-        raise CodeObjectError("its section names are missing")
-    for each in sections:
-        if each.type not in (elf.SHT_NULL, elf.SHT_NOBITS) and each.offset + each.size > len(data):
-            raise CodeObjectError(f"it is cut short: a section ends at byte {each.offset + each.size} of {len(data)}")
-    strings = StringTable(data[sections[names].offset : sections[names].offset + sections[names].size])
-    return [
-        Section(
-            strings.at(each.name),
-            each.type,
-            each.address,
-            each.offset,
-            each.size,
-            each.link,
-            each.info,
-            each.entry_size,
-        )
-        for each in sections
-    ]
-
-
-def kernel_sections(sections: list[Section]) -> dict[int, Section]:
-    """The kernels' sections by section index, in the order of `read_zebin`'s kernels."""
-    return {
-        index: section
-        for index, section in enumerate(sections)
-        if section.type == elf.SHT_PROGBITS
-        and section.name.startswith(TEXT_PREFIX)
-        and len(section.name) > len(TEXT_PREFIX)
-    }
-
-
-def _functions(data: bytes, sections: list[Section], texts: dict[int, Section]) -> dict[int, list[CodeFunction]]:
-    """The FUNC symbols of each text section, by section index."""
-    found: dict[int, list[CodeFunction]] = {}
-    table = next((section for section in sections if section.type == elf.SHT_SYMTAB), None)
-    if table is None:
-        return found
-    if table.entry_size != elf.SYMBOL.size or not 0 < table.link < len(sections):
-        raise CodeObjectError("its symbol table is damaged")
-    names = sections[table.link]
-    if names.type in (elf.SHT_NULL, elf.SHT_NOBITS):
-        raise CodeObjectError("its symbols' names are missing")
-    strings = StringTable(data[names.offset : names.offset + names.size])
-    symbols = memoryview(data)[table.offset : table.offset + table.size // elf.SYMBOL.size * elf.SYMBOL.size]
-    for name, info, _, index, value, size in elf.SYMBOL.iter_unpack(symbols):
-        if info & 0xF != elf.STT_FUNC or index not in texts:
-            continue
-        section = texts[index]
-        # The driver adds the section's address to its symbols when it relocates the section.
-        offset = canonical(value - section.address)
-        if offset < max(section.size, 1):
-            size = min(size, section.size - offset)
-            found.setdefault(index, []).append(CodeFunction(strings.at(name), offset, size))
-    return found
-
-
 def _relocations(data: bytes, sections: list[Section]) -> dict[int, list[tuple[int, int]]]:
     """Offset and size, in bytes, of each relocated place, by the index of the relocated section."""
     found: dict[int, dict[int, int]] = {}
@@ -224,20 +127,3 @@ def _relocations(data: bytes, sections: list[Section]) -> dict[int, list[tuple[i
             if len(places) > _MOST_RELOCATIONS:
                 raise CodeObjectError(f"a section of it has more than {_MOST_RELOCATIONS} relocations")
     return {index: list(places.items()) for index, places in found.items()}
-
-
-class StringTable:
-    """An untrusted string table: limits the total length of the names read, as many entries may share one string."""
-
-    def __init__(self, strings: bytes) -> None:
-        self._strings = strings
-        self._left = 16 * len(strings) + 4096
-
-    def at(self, offset: int) -> str:
-        """The name that starts at `offset`; empty outside the table."""
-        end = self._strings.find(b"\0", offset)
-        name = self._strings[offset : end if end >= 0 else len(self._strings)]
-        self._left -= len(name)
-        if self._left < 0:
-            raise CodeObjectError("its names overlap: they are many times as long as their table")
-        return name.decode("utf-8", "backslashreplace")

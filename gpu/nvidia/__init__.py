@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: what CUPTI samples, cubins, and their SASS."""

@@ -1,0 +1,66 @@
+"""NVIDIA's GPUs, as all of iaprof sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from iaprof.gpu.code import CodeObject
+from iaprof.gpu.instructions import Decoder, InstructionSet
+from iaprof.gpu.nvidia.architectures import GENERATIONS, INSTRUCTION_BYTES, Sm, instruction_set, is_cubin
+from iaprof.gpu.nvidia.reasons import MEANINGS, ROWS
+from iaprof.gpu.samples import SampleLayout
+from iaprof.gpu.vendor import Vendor
+
+
+class Nvidia(Vendor):
+    """NVIDIA: samples of CUPTI, cubins, nvdisasm."""
+
+    name = "nvidia"
+    meanings = MEANINGS
+    rows = ROWS
+    instruction_sets = Sm
+    decoder = "nvdisasm"
+    decoder_packages = ("nvidia-cuda-toolkit", "cuda-nvdisasm")
+    longest_instruction = INSTRUCTION_BYTES
+
+    @property
+    def layouts(self) -> Mapping[str, SampleLayout]:
+        """See Vendor."""
+        from iaprof.gpu.nvidia.records import PC_SAMPLES
+
+        return {PC_SAMPLES.name: PC_SAMPLES}
+
+    def instruction_set(self, major: int, minor: int) -> InstructionSet | None:
+        """See Vendor; a version is a compute capability."""
+        return instruction_set(major, minor)
+
+    def generation(self, major: int, minor: int) -> str:
+        """See Vendor."""
+        known = instruction_set(major, minor)
+        return GENERATIONS[known] if known else ""
+
+    def sampled(self) -> Mapping[InstructionSet, str]:
+        """See Vendor."""
+        return dict(GENERATIONS)
+
+    def is_code(self, data: bytes) -> bool:
+        """See Vendor."""
+        return is_cubin(data)
+
+    def code_reader(self) -> Callable[[bytes], CodeObject]:
+        """See Vendor."""
+        from iaprof.gpu.nvidia.cubin import read_cubin
+
+        return read_cubin
+
+    def open_decoder(self) -> Decoder:
+        """See Vendor."""
+        from iaprof.gpu.nvidia.nvdisasm import Nvdisasm
+
+        return Nvdisasm()
+
+    def installed_decoder(self) -> str:
+        """See Vendor."""
+        from iaprof.gpu.nvidia.nvdisasm import installed
+
+        return installed()
