@@ -31,14 +31,14 @@ MOST_MODULE_CHUNKS = 256  # of a kernel's module, sent at one launch: 4 MiB
 SHIPPED = Path(__file__).parent / "programs.json"
 _FILES = (
     *("bounds.c", "unwind.c", "misses.c", "counters.c", "python.c", "launches.c", "waits.c", "samples.c", "handles.c"),
-    *("lists.c", "copies.c"),
+    *("lists.c", "copies.c", "messages.c"),
 )
 _FUNCTIONS = (
     "on_launch", "on_launched", "on_handle_launch", "on_handle_launched", "on_describe", "on_walk", "on_miss",
     "on_copy", "on_state", "on_python", "on_codes", "on_compile", "on_kernel_gone", "on_module_gone", "on_execute",
     "on_executed", "on_list_event", "on_probed_execute", "on_probed_executed", "on_probed_list_event", "on_transfer",
     "on_transferred", "on_may_copy", "on_own_launch", "on_own_launches", "on_dispatched", "on_link_map_change",
-    "on_wait", "on_wait_begun", "on_waited", "on_sample", "on_sample_walk", "on_sample_miss", "on_sample_copy",
+    "on_message", "on_wait", "on_wait_begun", "on_waited", "on_sample", "on_sample_walk", "on_sample_miss", "on_sample_copy",
     "on_sample_state", "on_sample_python", "on_sample_codes", "on_sampled",
 )  # fmt: skip
 SESSION_PROGRAMS = ("on_wait", "on_wait_begun", "on_waited")
@@ -78,6 +78,7 @@ _DEFINES = {
     "MAX_STEPS": structs.MAX_STEPS,
     "CLASSES": MAX_CLASSES,
     "CHUNK_BYTES": launches.CHUNK_BYTES,
+    "MESSAGE_BYTES": launches.MESSAGE_BYTES,
     "MOST_CODE_CHUNKS": MOST_CODE_CHUNKS,
     "MOST_MODULE_CHUNKS": MOST_MODULE_CHUNKS,
 }
@@ -86,7 +87,7 @@ _CONSTANTS = (
     "TASK_FSBASE", "MM_EXEC_VM", "TASK_UTASK", "UTASK_VADDR", "UTASK_XOL_VADDR", "ASM_EXC_INT3", "ASM_EXC_INT3_BYTES",
     "UPROBE_EMULATION", "UPROBE_EMULATION_BYTES", "COPY_PAGES", "SAMPLE_COPY_PAGES", "STACK_DEPTH", "STACK_ID_BITS",
     "LAUNCH_WAKE_EVERY", "WAIT_SHORT_NS", "WAIT_WAKE_EVERY", "SAMPLE_WAKE_EVERY", "STACK_WAKE_EVERY", "CODE_WAKE_EVERY",
-    "CHUNK_WAKE_EVERY", "MODULE_WAKE_EVERY", "LIST_WAKE_EVERY", "ITERATES",
+    "CHUNK_WAKE_EVERY", "MODULE_WAKE_EVERY", "LIST_WAKE_EVERY", "MESSAGE_WAKE_EVERY", "ITERATES",
 )  # fmt: skip
 _CALLS = ("ITERATOR_NEW", "ITERATOR_NEXT", "ITERATOR_DESTROY")
 WITHOUT_ITERATORS = dict.fromkeys(("ITERATES", *_CALLS), 0)
@@ -150,7 +151,7 @@ _STRUCTS = {  # by name in C
     "copying": structs.COPYING, "python_layout": structs.PYTHON_LAYOUT, "python": structs.PYTHON,
     "launch": launches.LAUNCH, "compiled": launches.COMPILED, "list_record": launches.LIST_EVENT,
     "about": launches.ABOUT, "chunk": launches.CHUNK, "start": launches.REGISTERS, "copied": launches.COPIED,
-    "sample": launches.CPU_SAMPLE,
+    "sample": launches.CPU_SAMPLE, "message": launches.MESSAGE,
     "stack": launches.stack_dtype(0),  # STACK_DEPTH addresses follow
     "python_frame": launches.PYTHON_FRAME, "python_stack": launches.PYTHON_STACK, "code": launches.CODE,
     "wait": waits.WAIT, "waiting": waits.WAITING, "site_key": waits.SITE_KEY, "site": waits.SITE,

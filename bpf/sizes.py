@@ -14,6 +14,7 @@ from iaprof.formats.wire.launches import (
     CPU_SAMPLE,
     LAUNCH as LAUNCH_RECORD,
     LIST_EVENT as LIST_RECORD,
+    MESSAGE,
     stack_dtype,
 )
 
@@ -45,6 +46,7 @@ class Sizes:
     wait_sites: int = 1 << 14
     chunk_pages: int = 1024  # 4 MiB: more than a kernel's name and the code that one launch can send
     module_pages: int = 2048  # 8 MiB: twice as much of a module as one launch can send
+    message_pages: int = 1  # of our library in programs of NVIDIA's GPUs; MESSAGE_PAGES where there are any
     list_pages: int = 512  # 2 MiB: 15,000 calls that execute, close, reset or destroy command lists
     stacks_remembered: int = 1 << 16
     stack_id_bits: int = 62
@@ -54,6 +56,8 @@ class Sizes:
 
 
 DEFAULT_SIZES = Sizes()
+MESSAGE_PAGES = 4096
+"""16 MiB: 1,000 messages, some 190,000 rows of samples or 16 MB of a cubin."""
 
 
 def program_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelOffsets | None = None) -> dict[str, int]:
@@ -78,6 +82,7 @@ def program_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelO
         "CODE_WAKE_EVERY": _wake_every(sizes.code_pages, CODE.itemsize, cpus),
         "CHUNK_WAKE_EVERY": _wake_every(sizes.chunk_pages, CHUNK.itemsize, cpus),
         "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, CHUNK.itemsize, cpus),
+        "MESSAGE_WAKE_EVERY": _wake_every(sizes.message_pages, MESSAGE.itemsize, cpus),
         "LIST_WAKE_EVERY": _wake_every(sizes.list_pages, LIST_RECORD.itemsize, cpus),
     }
 
@@ -168,6 +173,7 @@ def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:
         "chunks": sizes.chunk_pages * PAGE_BYTES,
         "modules": sizes.module_pages * PAGE_BYTES,
         "list_events": sizes.list_pages * PAGE_BYTES,
+        "messages": sizes.message_pages * PAGE_BYTES,
     }
 
 

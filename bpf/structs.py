@@ -15,7 +15,7 @@ import numpy as np
 from iaprof.bpf.driver_layout import MAX_CLASSES
 from iaprof.formats.wire.launches import MAPPING_STATE
 
-MAX_ARGS = 5  # of a probe
+MAX_ARGS = 6  # of a probe
 MAX_STEPS = 16  # of `address_steps` and of `description_steps` in LAYOUT
 NO_REGISTER = 17  # as a register's index: the value 0
 

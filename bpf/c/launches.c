@@ -339,6 +339,7 @@ static __always_inline struct launch *reserve_launch(const struct launched *laun
     record->tid = launch->tid;
     record->cpu = bpf_get_smp_processor_id();
     record->stack = launch->stack;
+    record->correlation = 0;
     __builtin_memset(record->comm, 0, sizeof(record->comm));
     __builtin_memset(record->name, 0, sizeof(record->name));
     if (!(launch->flags & LAUNCH_OTHER))
@@ -349,7 +350,7 @@ static __always_inline struct launch *reserve_launch(const struct launched *laun
 static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scratch *scratch, const struct probe *probe) {
     struct launched *launch = &launch_state_of(scratch)->launched;
     u64 *regs = launch_state_of(scratch)->regs;
-    u64 iba = 0, address = 0, size = 0, name = 0, list = 0;
+    u64 iba = 0, address = 0, size = 0, name = 0, list = 0, correlation = 0;
     read_registers(ctx, regs);
     if (read_arg(regs, &probe->args[0], &iba) | read_arg(regs, &probe->args[1], &address) |
         read_arg(regs, &probe->args[2], &size)) {
@@ -362,8 +363,10 @@ static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scrat
     record->iba = iba;
     record->address = address;
     record->size = size;
-    read_arg(regs, &probe->args[4], &list); /* only the injected library passes it */
+    read_arg(regs, &probe->args[4], &list); /* only our libraries pass these */
     record->list = list;
+    read_arg(regs, &probe->args[5], &correlation);
+    record->correlation = correlation;
     /* The patched driver passes a C++ smart pointer here, whose value is the string's address in some builds. */
     if (!(launch->flags & LAUNCH_OTHER) &&
         (read_arg(regs, &probe->args[3], &name) || read_user_text(record->name, sizeof(record->name), (void *)name) <= 1))

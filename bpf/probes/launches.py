@@ -32,7 +32,7 @@ from iaprof.bpf.maps import (
     write_slot,
 )
 from iaprof.bpf.perf_event import possible_cpus
-from iaprof.bpf.probes.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, Libraries, Way
+from iaprof.bpf.probes.libraries import COMPILE, EXECUTE, LAUNCH, LIST_EVENT, MESSAGE, Libraries, Way
 from iaprof.bpf.probes.packed_layout import packed_entry, packed_layout, packed_wait_entry
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.bpf.programs import SAMPLE_PROGRAMS, WAIT_PROGRAMS
@@ -58,6 +58,7 @@ from iaprof.formats.wire.launches import (
     LAUNCH as LAUNCH_RECORD,
     LIST_EVENT as LIST_RECORD,
     MAX_DEPTH,
+    MESSAGE as MESSAGE_RECORD,
     PYTHON_STACK,
     Counter,
     stack_dtype,
@@ -69,6 +70,7 @@ _PROGRAMS = {  # by name of the USDT probe
     COMPILE: "on_compile",
     EXECUTE: "on_probed_execute",
     LIST_EVENT: "on_probed_list_event",
+    MESSAGE: "on_message",
 }
 _HANDLE_PROGRAMS = {
     Action.LAUNCH: "on_handle_launch",
@@ -221,6 +223,11 @@ class LaunchProbes:
     def list_events(self) -> RingBuffer:
         """The ring buffer of LIST_EVENT records."""
         return self._wait_loaded().list_events
+
+    @property
+    def messages(self) -> RingBuffer:
+        """The ring buffer of MESSAGE records of our library in programs of NVIDIA's GPUs."""
+        return self._wait_loaded().messages
 
     def _attach(self, file_fd: int, probes: Sequence[Probe]) -> str:
         fds = self._wait_loaded().fds
@@ -408,6 +415,7 @@ class _LoadedPrograms:
             self.chunks = self._ring("chunks", sizes.chunk_pages, CHUNK)
             self.modules = self._ring("modules", sizes.module_pages, CHUNK)
             self.list_events = self._ring("list_events", sizes.list_pages, LIST_RECORD)
+            self.messages = self._ring("messages", sizes.message_pages, MESSAGE_RECORD)
         except OSError as error:
             self.close()
             raise BpfUnavailable(f"the BPF ring buffers cannot be mapped: {error}") from error

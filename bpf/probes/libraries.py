@@ -31,13 +31,14 @@ from iaprof.formats.wire.process_maps import lines, mappings, maps_of
 from iaprof.sandbox.answering import ANSWERING
 
 DRIVER_MAPPINGS = lines(
-    rb".*(?:libze_intel_gpu\.so(?:\.[0-9.]+)?|libigdrcl\.so|libiaprof_inject\.so)(?: \(deleted\))?", rights=rb"..x."
+    rb".*(?:libze_intel_gpu\.so(?:\.[0-9.]+)?|libigdrcl\.so|libiaprof_(?:inject|cuda)\.so)(?: \(deleted\))?",
+    rights=rb"..x.",
 )
 """Matches lines of /proc/PID/maps: executable mappings of drivers."""
 LINKER_MAPPINGS = lines(rb".*/(?:ld-linux-x86-64\.so\.2|ld-2\.[0-9]+\.so)(?: \(deleted\))?", rights=rb"..x.")
 """Matches lines of /proc/PID/maps: executable mappings of glibc's dynamic linker; musl's never unmaps a library."""
-NAMES = (b"libze_intel_gpu.so", b"libigdrcl.so", b"libiaprof_inject.so")  # every match of DRIVER_MAPPINGS contains one
-INJECTED, OPENCL = "libiaprof_inject.so", "libigdrcl.so"
+NAMES = (b"libze_intel_gpu.so", b"libigdrcl.so", b"libiaprof_")  # every match of DRIVER_MAPPINGS contains one
+INJECTED, CUDA, OPENCL = "libiaprof_inject.so", "libiaprof_cuda.so", "libigdrcl.so"
 _INSTALLED = ("libze_intel_gpu.so*", "libigdrcl.so", "intel-opencl/libigdrcl.so")
 SYSTEM_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -46,9 +47,10 @@ SYSTEM_FOLDERS = (
     "/usr/local/lib",
     "/usr/local/lib/x86_64-linux-gnu",
 )
-PROVIDER = "level_zero"
+PROVIDER, CUDA_PROVIDER = "level_zero", "cuda"
 LAUNCH, COMPILE = "launch_kernel", "compile_kernel"
-EXECUTE, LIST_EVENT = "execute_lists", "list_event"  # probes that only the injected library has
+EXECUTE, LIST_EVENT = "execute_lists", "list_event"  # probes that only the injected library has,
+MESSAGE = "message"  # and only the one in programs of NVIDIA's GPUs
 _LAUNCHING = (Action.LAUNCH, Action.LAUNCH_MANY)
 # Anybody can map any number of files with these names. One user's files must not use up the limit for all.
 MAX_LIBRARIES = 256
@@ -351,6 +353,8 @@ class Libraries:
         return self.not_injected is None or not known_by.isdisjoint(self.not_injected)
 
     def _probes_of(self, file: BinaryIO, path: str) -> list[Probe]:
+        if _file_name(path) == CUDA:
+            return read_probes(file, CUDA_PROVIDER, (LAUNCH, MESSAGE))
         return read_probes(file, PROVIDER, (LAUNCH, COMPILE, EXECUTE, LIST_EVENT)) if way_of(path) in self._ways else []
 
     def _explain_unprobed(self, path: str, build_id: str) -> str:
@@ -379,8 +383,12 @@ def single_stepped_launches(file_fd: int, layout: Layout, offsets: Sequence[int]
 
 
 def is_injected(path: str) -> bool:
-    """Whether `path` names the injected library."""
-    return path.rsplit("/", 1)[-1].removesuffix(" (deleted)") == INJECTED
+    """Whether `path` names a library that iaprof puts into programs."""
+    return _file_name(path) in (INJECTED, CUDA)
+
+
+def _file_name(path: str) -> str:
+    return path.rsplit("/", 1)[-1].removesuffix(" (deleted)")
 
 
 def way_of(path: str) -> Way:

@@ -29,6 +29,7 @@ LAUNCH = np.dtype(
         ("size", "<u8"),  # bytes
         ("stack", "<u8"),  # stack id, 0 for none
         ("list", "<u8"),  # handle of the command list that the kernel was appended to; 0 if unknown
+        ("correlation", "<u8"),  # what the vendor's library calls the launch, unique in its process; 0 if nothing does
         ("comm", "S16"),
         ("name", f"S{NAME_BYTES}"),  # of the kernel, truncated to 63 bytes; empty if the runtime's pointer was invalid
     ]
@@ -44,6 +45,26 @@ COMPILED = np.dtype(
         ("path", f"S{PATH_BYTES}"),
     ]
 )
+
+MESSAGE_BYTES = (16 << 10) - 80  # with the fields before it and the ring buffer's header, 16 KiB
+MESSAGE = np.dtype(
+    [
+        ("time", "<u8"),  # CLOCK_MONOTONIC, ns
+        ("pid", "<u4"),
+        ("tid", "<u4"),
+        # As the library in the process sends them:
+        ("sequence", "<u8"),  # 1, 2, 3, ... in each process: a gap shows that messages were lost
+        ("id", "<u8"),  # of what it is about, in its process
+        ("begin", "<u8"),  # see MessageOf
+        ("end", "<u8"),
+        ("offset", "<u8"),  # of this piece in the whole, bytes
+        ("total", "<u8"),  # size of the whole, bytes
+        ("what", "<u4"),  # MessageOf
+        ("bytes", "<u4"),  # number of valid bytes of `data`
+        ("data", f"V{MESSAGE_BYTES}"),
+    ]
+)
+"""What record/kernels/inject_cuda.c sends from the process that it is in, which may lie about all but the first three."""
 
 LISTS_A_RECORD = 8
 LIST_EVENT = np.dtype(
@@ -249,6 +270,18 @@ INTERPRETER = b"python  "
 """The start of the learner's JSON messages about interpreters; never the id of a stack."""
 
 
+class MessageOf(IntEnum):
+    """What a MESSAGE is, with the numbers of inject_cuda.c."""
+
+    CONTEXT = 1  # a context was created and is sampled; `id` is its number
+    SAMPLES = 2  # rows of samples of a context, taken between `begin` and `end`
+    SUMS = 3  # what a drain of a context counted besides
+    MODULE = 4  # a piece of a cubin that was loaded at `begin`; `end` is the address of its first byte
+    KERNEL = 5  # the name of a kernel; `id` is its address, `end` its size
+    EXECUTIONS = 6  # rows of executions
+    PROBLEM = 7  # a sentence
+
+
 class PythonState(IntEnum):
     """How the walk through Python frames ended."""
 
@@ -311,6 +344,8 @@ class Counter(IntEnum):
     WAITS_ASTRAY = 34  # without a valid return address
     WAIT_POLLS = 35  # calls with a timeout of 0, which do not wait
     WAIT_NS = 36  # time spent in programs for waits
+    MESSAGES = 37  # of libraries in processes
+    MESSAGES_LOST = 38  # ring buffer full, or unreadable
 
 
 def transfer_function_number(function: str) -> int:

@@ -1,0 +1,1072 @@
+// SPDX-License-Identifier: Apache-2.0
+/* libiaprof_cuda.so, which NVIDIA's driver loads into the command that `iaprof record` starts, and into its children, as
+ * CUDA_INJECTION64_PATH names it. It gets from NVIDIA's profiling library CUPTI what only the process itself can get: samples
+ * of each context's instructions, cubins, the times of executions, and a callback at each launch.
+ *
+ * It opens no file and no socket. A launch raises the USDT probe cuda:launch_kernel; everything else is a message in memory,
+ * which the recorder's BPF program copies when the probe cuda:message is raised (bpf/c/messages.c). While nobody records, the
+ * probes' semaphores are 0, and the library lets go of CUPTI.
+ *
+ * Addresses: samples name a cubin by its CRC, a function by its number, and an offset. Each cubin that is launched or sampled
+ * gets a base, out of a range of addresses that no other process has: the address of an instruction is that base, plus where
+ * the instruction is in the file.
+ *
+ * CUPTI's and the driver's structures are declared here as far as they are used, from the documentation and by measuring
+ * (CUDA 12 and 13); they have `size` members or have never moved a member. What fails here says so in a message, and the
+ * program goes on without it. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <elf.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define _SDT_HAS_SEMAPHORES 1
+#include <sys/sdt.h>
+
+__extension__ volatile unsigned short cuda_launch_kernel_semaphore __attribute__((section(".probes")));
+__extension__ volatile unsigned short cuda_message_semaphore __attribute__((section(".probes")));
+
+#define ELEMENTS(array) (sizeof(array) / sizeof *(array))
+#define DRAIN_NS 100000000
+#define MOST_CONTEXTS 256
+#define MOST_METRICS 128
+#define MOST_PCS 8192     /* of one answer */
+#define MOST_ANSWERS 256  /* of one drain: CUPTI gives what is left at the next one */
+#define MOST_KEPT (1UL << 29) /* bytes of cubins that wait for a sample */
+#define MOST_SENT (2UL << 20) /* bytes of cubins that one drain sends: the ring buffer has room for eight times as much */
+
+/* --- as much of the driver and of CUPTI as is needed */
+
+enum { DOMAIN_DRIVER = 1, DOMAIN_RESOURCE = 3 };
+enum { CONTEXT_CREATED = 1, CONTEXT_DESTROY_STARTING = 2, MODULE_LOADED = 6, MODULE_UNLOAD_STARTING = 7 };
+enum { AT_EXIT = 1 };
+enum {
+    CU_LAUNCH_KERNEL = 307,
+    CU_LAUNCH_KERNEL_PTSZ = 442,
+    CU_LAUNCH_COOPERATIVE_KERNEL = 477,
+    CU_LAUNCH_COOPERATIVE_KERNEL_PTSZ = 478,
+    CU_GRAPH_LAUNCH = 514,
+    CU_GRAPH_LAUNCH_PTSZ = 515,
+    CU_LAUNCH_KERNEL_EX = 652,
+    CU_LAUNCH_KERNEL_EX_PTSZ = 653,
+};
+static const uint32_t LAUNCHES[] = {CU_LAUNCH_KERNEL,
+                                    CU_LAUNCH_KERNEL_PTSZ,
+                                    CU_LAUNCH_COOPERATIVE_KERNEL,
+                                    CU_LAUNCH_COOPERATIVE_KERNEL_PTSZ,
+                                    CU_GRAPH_LAUNCH,
+                                    CU_GRAPH_LAUNCH_PTSZ,
+                                    CU_LAUNCH_KERNEL_EX,
+                                    CU_LAUNCH_KERNEL_EX_PTSZ};
+enum { INSUFFICIENT_PRIVILEGES = 35, MULTIPLE_SUBSCRIBERS = 39 };
+enum { ACTIVITY_CONCURRENT_KERNEL = 10 };
+enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, MULTIPROCESSORS = 16 };
+
+struct call {
+    int site;
+    const char *function;
+    void *const *parameters;
+    const int *result;
+    const char *symbol; /* of a launch: the kernel's */
+    void *context;
+    uint32_t context_uid;
+    uint64_t *data;
+    uint32_t correlation;
+};
+struct resource {
+    void *context;
+    void *handle;
+    const void *about;
+};
+struct loaded {
+    uint32_t id;
+    size_t bytes;
+    const uint8_t *cubin;
+};
+struct counted {
+    uint32_t metric;
+    uint32_t samples;
+};
+struct pc {
+    size_t size;
+    uint64_t crc;
+    uint64_t offset; /* from the function's first instruction */
+    uint32_t function; /* number of its symbol in the cubin */
+    uint32_t unused;
+    const char *name; /* shared: not to be freed */
+    size_t counts;
+    struct counted *counted;
+    uint64_t correlation;
+};
+struct answer {
+    size_t size;
+    size_t room;
+    uint64_t total;
+    uint64_t dropped;
+    size_t pcs;
+    size_t left;
+    uint64_t range;
+    struct pc *pc;
+    uint64_t of_driver; /* samples in kernels of the driver's own; part of `total`, as is `dropped` */
+    uint8_t full;
+};
+_Static_assert(sizeof(struct pc) == 64 && sizeof(struct answer) == 80, "CUPTI");
+struct setting {
+    int type;
+    int status;
+    union {
+        uint32_t number;
+        void *buffer;
+        uint64_t data[3];
+    } value;
+};
+enum { SETTING_PERIOD = 1, SETTING_MODE = 5, SETTING_BUFFER = 8 };
+enum { MODE_CONTINUOUS = 1 };
+struct of_context { /* the parameters of most functions for samples */
+    size_t size;
+    void *unused;
+    void *context;
+    union {
+        struct answer *answer;
+        size_t *number;
+        size_t many;
+    } with;
+    void *more[2];
+};
+struct crc {
+    size_t size;
+    size_t bytes;
+    const void *cubin;
+    uint64_t crc;
+};
+/* Members of an activity record of a kernel, by offset: the same in all of its versions since CUDA 11. */
+enum { KERNEL_START = 16, KERNEL_END = 24, KERNEL_CONTEXT = 44, KERNEL_STREAM = 48, KERNEL_CORRELATION = 92, KERNEL_NAME = 104,
+       KERNEL_GRAPH_NODE = 144 };
+
+static struct {
+    int (*subscribe)(void **subscriber, void *callback, void *data);
+    int (*unsubscribe)(void *subscriber);
+    int (*enable)(uint32_t enable, void *subscriber, int domain, uint32_t id);
+    int (*text)(int result, const char **text);
+    int (*start)(struct of_context *);
+    int (*stop)(struct of_context *);
+    int (*set)(struct of_context *);
+    int (*data)(struct of_context *);
+    int (*metric_number)(struct of_context *);
+    int (*metrics)(struct of_context *);
+    int (*crc)(struct crc *);
+    int (*device)(void *context, uint32_t *device);
+    int (*activity)(int kind);
+    int (*no_activity)(int kind);
+    int (*on_buffers)(void *request, void *done);
+    int (*next)(uint8_t *buffer, size_t bytes, uint8_t **record);
+    int (*flush)(uint32_t all);
+    int (*dropped)(void *context, uint32_t stream, size_t *dropped);
+    int (*clock)(void *now);
+} cupti;
+static const char *const CUPTI_NAMES[] = {
+    "cuptiSubscribe", "cuptiUnsubscribe", "cuptiEnableCallback", "cuptiGetResultString", "cuptiPCSamplingEnable",
+    "cuptiPCSamplingDisable", "cuptiPCSamplingSetConfigurationAttribute", "cuptiPCSamplingGetData",
+    "cuptiPCSamplingGetNumStallReasons", "cuptiPCSamplingGetStallReasons", "cuptiGetCubinCrc", "cuptiGetDeviceId",
+    "cuptiActivityEnable", "cuptiActivityDisable", "cuptiActivityRegisterCallbacks", "cuptiActivityGetNextRecord",
+    "cuptiActivityFlushAll", "cuptiActivityGetNumDroppedRecords", "cuptiActivityRegisterTimestampCallback"};
+_Static_assert(sizeof cupti == sizeof(void *) * ELEMENTS(CUPTI_NAMES), "CUPTI_NAMES");
+
+static struct {
+    int (*attribute)(int *value, int which, int device);
+    int (*name)(char *name, int bytes, int device);
+    int (*bus)(char *text, int bytes, int device);
+    int (*uuid)(uint8_t *uuid, int device);
+    int (*module)(void **module, void *function);
+} driver;
+static const char *const DRIVER_NAMES[] = {"cuDeviceGetAttribute", "cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceGetUuid_v2",
+                                           "cuFuncGetModule"};
+_Static_assert(sizeof driver == sizeof(void *) * ELEMENTS(DRIVER_NAMES), "DRIVER_NAMES");
+
+/* --- messages: formats/wire/launches.py has MESSAGE and MessageOf */
+
+enum { OF_CONTEXT = 1, OF_SAMPLES, OF_SUMS, OF_MODULE, OF_KERNEL, OF_EXECUTIONS, OF_PROBLEM };
+#define MESSAGE_BYTES ((16 << 10) - 80)
+
+struct message {
+    uint64_t sequence, id, begin, end, offset, total;
+    uint32_t what, bytes;
+    uint8_t data[MESSAGE_BYTES];
+};
+
+static pthread_mutex_t sending = PTHREAD_MUTEX_INITIALIZER; /* taken last */
+
+static bool is_recorded(void)
+{
+    return cuda_message_semaphore;
+}
+
+/* A function of its own, as the probe's argument has to be in a register or in memory. */
+static __attribute__((noinline)) void raise_message(const struct message *message)
+{
+    DTRACE_PROBE1(cuda, message, message);
+}
+
+static void send_locked(struct message *message)
+{
+    static uint64_t sequence;
+    message->sequence = ++sequence;
+    raise_message(message);
+}
+
+/* Sends a message whose members are filled in, but for its number. */
+static void send(struct message *message)
+{
+    pthread_mutex_lock(&sending);
+    send_locked(message);
+    pthread_mutex_unlock(&sending);
+}
+
+/* Sends at most MESSAGE_BYTES. */
+static void send_bytes(uint32_t what, uint64_t id, uint64_t begin, uint64_t end, const void *bytes, size_t many)
+{
+    static struct message message; /* not on a stack: the program's threads may have small ones */
+    many = many < MESSAGE_BYTES ? many : MESSAGE_BYTES;
+    pthread_mutex_lock(&sending);
+    message.id = id;
+    message.begin = begin;
+    message.end = end;
+    message.what = what;
+    message.total = message.bytes = many;
+    memcpy(message.data, bytes, many);
+    send_locked(&message);
+    pthread_mutex_unlock(&sending);
+}
+
+__attribute__((format(printf, 1, 2))) static void send_problem(const char *format, ...)
+{
+    char text[512];
+    va_list values;
+    va_start(values, format);
+    int bytes = vsnprintf(text, sizeof text, format, values);
+    va_end(values);
+    send_bytes(OF_PROBLEM, 0, 0, 0, text, bytes < (int)sizeof text ? bytes : (int)sizeof text - 1);
+}
+
+static uint64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000000000ULL + time.tv_nsec;
+}
+
+static const char *said(int result)
+{
+    const char *text = "";
+    if (cupti.text(result, &text) || !text)
+        text = "an unknown error";
+    return text;
+}
+
+/* --- modules, their functions, and the addresses of both */
+
+struct function {
+    const char *name;
+    uint64_t offset, size; /* in the file, bytes */
+};
+struct module {
+    struct module *next;
+    uint64_t crc;
+    uint64_t loaded_ns;
+    uint64_t base; /* 0: nothing was launched or sampled yet */
+    uint8_t *cubin; /* NULL: it was sent, or is too large */
+    size_t bytes;
+    size_t sent; /* bytes of `cubin` */
+    bool is_wanted; /* it has samples */
+    uint32_t functions; /* as many as the cubin has symbols */
+    struct function *function;
+    char *names;
+};
+/* A kernel as it was launched; never freed. */
+struct kernel {
+    struct kernel *next;
+    const struct module *module; /* NULL: not found */
+    uint64_t address, size;
+    char name[];
+};
+
+#define MODULE_SLOTS 1024
+#define NAME_SLOTS 16384
+#define HANDLE_SLOTS 8192
+static pthread_mutex_t tables = PTHREAD_MUTEX_INITIALIZER;
+static struct module *modules[MODULE_SLOTS];  /* by CRC, the one that was loaded last first */
+static struct kernel *kernels[NAME_SLOTS]; /* by name */
+static struct {
+    void *volatile handle;
+    struct kernel *volatile kernel;
+} handles[HANDLE_SLOTS]; /* of functions: the last one of each slot */
+static uint64_t range, used = 1 << 12, kept; /* addresses of this process, bytes of them that have an owner, bytes of cubins */
+#define RANGE_BITS 30
+#define MOST_RANGES (1 << 18)
+#define MOST_USED (1UL << RANGE_BITS)
+
+static uint32_t hash(const char *name)
+{
+    uint32_t found = 2166136261u;
+    for (; *name; name++)
+        found = (found ^ (uint8_t)*name) * 16777619u;
+    return found;
+}
+
+static bool lies_in(uint64_t offset, uint64_t bytes, uint64_t whole)
+{
+    return offset <= whole && bytes <= whole - offset;
+}
+
+/* Reads the functions of a cubin: symbols in sections with code. */
+static bool read_functions(struct module *module, const uint8_t *cubin, size_t bytes)
+{
+    const Elf64_Ehdr *header = (const void *)cubin;
+    if (bytes < sizeof *header || memcmp(header->e_ident, ELFMAG, SELFMAG) || header->e_ident[EI_CLASS] != ELFCLASS64 ||
+        header->e_shentsize != sizeof(Elf64_Shdr) || !lies_in(header->e_shoff, header->e_shnum * sizeof(Elf64_Shdr), bytes) ||
+        header->e_shoff % 8)
+        return false;
+    const Elf64_Shdr *section = (const void *)(cubin + header->e_shoff), *symbols = NULL;
+    for (const Elf64_Shdr *each = section; each < section + header->e_shnum; each++)
+        if (each->sh_type == SHT_SYMTAB && each->sh_link < header->e_shnum)
+            symbols = each;
+    if (!symbols || symbols->sh_offset % 8 || !lies_in(symbols->sh_offset, symbols->sh_size, bytes))
+        return false;
+    const Elf64_Shdr *strings = section + symbols->sh_link;
+    if (!lies_in(strings->sh_offset, strings->sh_size, bytes) || !strings->sh_size)
+        return false;
+    uint32_t many = symbols->sh_size / sizeof(Elf64_Sym);
+    const Elf64_Sym *symbol = (const void *)(cubin + symbols->sh_offset);
+    module->function = calloc(many ? many : 1, sizeof *module->function);
+    module->names = malloc(strings->sh_size);
+    if (!module->function || !module->names)
+        return false;
+    memcpy(module->names, cubin + strings->sh_offset, strings->sh_size);
+    module->names[strings->sh_size - 1] = 0;
+    module->functions = many;
+    for (uint32_t i = 0; i < many; i++) {
+        uint32_t in = symbol[i].st_shndx;
+        if (ELF64_ST_TYPE(symbol[i].st_info) != STT_FUNC || in >= header->e_shnum || symbol[i].st_name >= strings->sh_size ||
+            !lies_in(section[in].sh_offset, section[in].sh_size, bytes) || symbol[i].st_value > section[in].sh_size)
+            continue;
+        module->function[i].name = module->names + symbol[i].st_name;
+        module->function[i].offset = section[in].sh_offset + symbol[i].st_value;
+        module->function[i].size = symbol[i].st_size ? symbol[i].st_size : section[in].sh_size - symbol[i].st_value;
+    }
+    return true;
+}
+
+static void free_module(struct module *module)
+{
+    free(module->function);
+    free(module->names);
+    free(module->cubin);
+    free(module);
+}
+
+static void on_module_loaded(const struct loaded *loaded)
+{
+    struct crc of = {.size = sizeof of, .bytes = loaded->bytes, .cubin = loaded->cubin};
+    if (!loaded->cubin || cupti.crc(&of))
+        return;
+    struct module *module = calloc(1, sizeof *module);
+    if (!module)
+        return;
+    module->crc = of.crc;
+    module->bytes = loaded->bytes;
+    module->loaded_ns = now();
+    bool is_read = read_functions(module, loaded->cubin, loaded->bytes);
+    pthread_mutex_lock(&tables);
+    struct module **slot = &modules[of.crc % MODULE_SLOTS], *known = *slot;
+    while (known && known->crc != of.crc)
+        known = known->next;
+    if (known || !is_read) { /* another context has it, too */
+        pthread_mutex_unlock(&tables);
+        if (!known)
+            send_problem("a module of %zu bytes is not a cubin that iaprof can read: its samples have no kernel", loaded->bytes);
+        free_module(module);
+        return;
+    }
+    if (kept + loaded->bytes <= MOST_KEPT && (module->cubin = malloc(loaded->bytes))) {
+        memcpy(module->cubin, loaded->cubin, loaded->bytes);
+        kept += loaded->bytes;
+    }
+    module->next = *slot;
+    *slot = module;
+    pthread_mutex_unlock(&tables);
+}
+
+/* Gives a module addresses; false if there are none left. */
+static bool place(struct module *module)
+{
+    uint64_t bytes = (module->bytes + 4095) / 4096 * 4096;
+    if (!module->base && bytes <= MOST_USED - used) {
+        module->base = range + used;
+        used += bytes;
+    }
+    return module->base;
+}
+
+/* Finds a kernel by its name, in the module that has it; in the one that was loaded last if several have it. */
+static struct kernel *find_kernel(const char *name)
+{
+    struct kernel **slot = &kernels[hash(name) % NAME_SLOTS];
+    const struct function *function = NULL;
+    struct module *in = NULL;
+    for (unsigned i = 0; i < MODULE_SLOTS; i++)
+        for (struct module *module = modules[i]; module; module = module->next)
+            for (uint32_t k = 0; k < module->functions && (!in || in->loaded_ns < module->loaded_ns); k++)
+                if (module->function[k].name && !strcmp(module->function[k].name, name)) {
+                    in = module;
+                    function = &module->function[k];
+                }
+    if (in && !place(in))
+        in = NULL;
+    for (struct kernel *known = *slot; known; known = known->next)
+        if (known->module == in && !strcmp(known->name, name))
+            return known;
+    uint64_t address = in ? in->base + function->offset : 0, size = in ? function->size : 16;
+    if (!in && used + size <= MOST_USED) { /* an address of its own, without code */
+        address = range + used;
+        used += size;
+    }
+    size_t length = strlen(name);
+    struct kernel *kernel = malloc(sizeof *kernel + length + 1);
+    if (!kernel)
+        return NULL;
+    kernel->next = *slot;
+    kernel->module = in;
+    kernel->address = address;
+    kernel->size = size;
+    memcpy(kernel->name, name, length + 1);
+    *slot = kernel;
+    send_bytes(OF_KERNEL, address, in ? in->loaded_ns : now(), size, name, length);
+    return kernel;
+}
+
+/* Returns the kernel of a function's handle; NULL if there is no memory. */
+static const struct kernel *launched_kernel(void *handle, const char *name)
+{
+    unsigned slot = (uintptr_t)handle / 16 * 2654435761u % HANDLE_SLOTS;
+    struct kernel *found = handles[slot].handle == handle ? handles[slot].kernel : NULL;
+    if (found && !strcmp(found->name, name)) /* handles are used again after a module was unloaded */
+        return found;
+    pthread_mutex_lock(&tables);
+    found = find_kernel(name);
+    handles[slot].handle = NULL;
+    handles[slot].kernel = found;
+    handles[slot].handle = handle;
+    pthread_mutex_unlock(&tables);
+    return found;
+}
+
+/* Launches do not find a module any more, whose samples have been sent. */
+static void forget_handles(void)
+{
+    for (unsigned i = 0; i < HANDLE_SLOTS; i++)
+        handles[i].handle = NULL;
+}
+
+/* --- samples */
+
+/* In the order of gpu/nvidia/reasons.py. */
+static const char *const REASONS[] = {
+    "selected", "long_scoreboard", "short_scoreboard", "wait", "barrier", "membar", "warpgroup_arrive", "math_pipe_throttle",
+    "lg_throttle", "mio_throttle", "tex_throttle", "branch_resolving", "no_instructions", "imc_miss", "drain", "dispatch_stall",
+    "sleeping", "not_selected", "misc", "other"};
+#define OTHER (ELEMENTS(REASONS) - 1)
+#define COUNTS_A_WORD 4
+#define REASON_WORDS ((ELEMENTS(REASONS) + COUNTS_A_WORD - 1) / COUNTS_A_WORD)
+#define ROW_WORDS (1 + 2 * REASON_WORDS)
+#define ROWS_A_MESSAGE (MESSAGE_BYTES / (8 * ROW_WORDS))
+#define METRIC_BYTES 128
+#define NO_COLUMN 255
+
+struct context {
+    void *handle; /* NULL: it was destroyed */
+    uint32_t number, metrics;
+    uint64_t begin_ns; /* of the samples that the next drain gets */
+    uint64_t drained_ns[2]; /* the last two drains began */
+    uint8_t column[MOST_METRICS]; /* of each metric, among twice the reasons */
+    struct answer answer;
+    struct answer last; /* what CUPTI has left when sampling ends */
+    uint32_t failures;
+};
+static struct context contexts[MOST_CONTEXTS];
+static unsigned context_count;
+static pthread_mutex_t draining = PTHREAD_MUTEX_INITIALIZER; /* taken before `tables` */
+static struct message rows; /* of samples that were not sent yet */
+
+static void begin_rows(const struct context *context, uint64_t end)
+{
+    rows.what = OF_SAMPLES;
+    rows.id = context->number;
+    rows.begin = context->begin_ns;
+    rows.end = end;
+    rows.bytes = 0;
+}
+
+static void send_rows(void)
+{
+    if (rows.bytes) {
+        rows.total = rows.bytes;
+        send(&rows);
+    }
+    rows.bytes = 0;
+}
+
+static void add_rows(uint64_t address, uint32_t *counts)
+{
+    bool more = true;
+    while (more) {
+        uint64_t *row = (uint64_t *)(rows.data + rows.bytes);
+        memset(row, 0, 8 * ROW_WORDS);
+        row[0] = address;
+        more = false;
+        for (unsigned i = 0; i < 2 * ELEMENTS(REASONS); i++) {
+            uint64_t some = counts[i] < 0xffff ? counts[i] : 0xffff;
+            unsigned reason = i % ELEMENTS(REASONS), word = 1 + i / ELEMENTS(REASONS) * REASON_WORDS + reason / COUNTS_A_WORD;
+            row[word] |= some << 16 * (reason % COUNTS_A_WORD);
+            counts[i] -= some;
+            more |= counts[i] > 0;
+        }
+        rows.bytes += 8 * ROW_WORDS;
+        if (rows.bytes + 8 * ROW_WORDS > MESSAGE_BYTES)
+            send_rows();
+    }
+}
+
+struct sums { /* of a drain: the message OF_SUMS */
+    uint64_t samples, dropped, of_driver, unknown, full, invalid;
+};
+
+static uint64_t address_of(const struct pc *pc)
+{
+    struct module *module = modules[pc->crc % MODULE_SLOTS];
+    while (module && module->crc != pc->crc)
+        module = module->next;
+    if (!module || pc->function >= module->functions || !module->function[pc->function].name || !place(module))
+        return 0;
+    module->is_wanted = true;
+    return module->base + module->function[pc->function].offset + pc->offset;
+}
+
+static void add_answer(struct context *context, const struct answer *answer, struct sums *sums)
+{
+    sums->samples += answer->total;
+    sums->dropped += answer->dropped;
+    sums->of_driver += answer->of_driver;
+    sums->full += answer->full;
+    if (answer->pcs > MOST_PCS) {
+        sums->invalid++;
+        return;
+    }
+    pthread_mutex_lock(&tables);
+    for (const struct pc *pc = answer->pc; pc < answer->pc + answer->pcs; pc++) {
+        uint32_t counts[2 * ELEMENTS(REASONS)] = {0};
+        uint64_t all = 0;
+        for (size_t i = 0; i < pc->counts && i < context->metrics; i++) {
+            const struct counted *counted = &pc->counted[i];
+            uint8_t column = counted->metric < MOST_METRICS ? context->column[counted->metric] : NO_COLUMN;
+            if (column == NO_COLUMN)
+                continue;
+            counts[column] += counted->samples;
+            all += column < ELEMENTS(REASONS) ? counted->samples : 0;
+        }
+        uint64_t address = address_of(pc);
+        if (address)
+            add_rows(address, counts);
+        else
+            sums->unknown += all;
+    }
+    pthread_mutex_unlock(&tables);
+}
+
+/* Sends the samples of a context since the last drain. */
+static void drain(struct context *context)
+{
+    struct sums sums = {0};
+    uint64_t began = now();
+    struct of_context with = {.size = 32, .context = context->handle, .with.answer = &context->answer};
+    begin_rows(context, began);
+    for (unsigned i = 0; i < MOST_ANSWERS; i++) {
+        int result = cupti.data(&with);
+        if (result) {
+            if (!context->failures++)
+                send_problem("CUPTI gives no samples: %s", said(result));
+            break;
+        }
+        rows.end = now();
+        add_answer(context, &context->answer, &sums);
+        if (!context->answer.left || !context->answer.pcs)
+            break;
+    }
+    send_rows();
+    if (sums.samples || sums.full || sums.invalid)
+        send_bytes(OF_SUMS, context->number, context->begin_ns, rows.end, &sums, sizeof sums);
+    /* CUPTI's own threads look at the hardware's buffers every 100 ms, so a sample may come a drain late. */
+    context->begin_ns = context->drained_ns[0];
+    context->drained_ns[0] = context->drained_ns[1];
+    context->drained_ns[1] = began;
+}
+
+/* Sends pieces of cubins with samples, as much as is good at a time. */
+static void send_modules(size_t most)
+{
+    size_t sent = 0;
+    for (unsigned i = 0; i < MODULE_SLOTS && sent < most; i++) {
+        for (struct module *module = modules[i]; module && sent < most; module = module->next) {
+            static struct message piece; /* only one thread drains at a time */
+            while (module->is_wanted && module->cubin && sent < most) {
+                piece.what = OF_MODULE;
+                piece.id = module->crc;
+                piece.begin = module->loaded_ns;
+                piece.end = module->base;
+                piece.offset = module->sent;
+                piece.total = module->bytes;
+                piece.bytes = module->bytes - module->sent < MESSAGE_BYTES ? module->bytes - module->sent : MESSAGE_BYTES;
+                memcpy(piece.data, module->cubin + module->sent, piece.bytes);
+                send(&piece);
+                sent += piece.bytes;
+                module->sent += piece.bytes;
+                if (module->sent < module->bytes)
+                    continue;
+                pthread_mutex_lock(&tables);
+                kept -= module->bytes;
+                free(module->cubin);
+                module->cubin = NULL;
+                pthread_mutex_unlock(&tables);
+            }
+        }
+    }
+}
+
+static void read_metrics(struct context *context)
+{
+    static char texts[MOST_METRICS][METRIC_BYTES];
+    static const char prefix[] = "smsp__pcsamp_warps_issue_stalled_", latency[] = "_not_issued";
+    size_t many = 0;
+    char *names[MOST_METRICS];
+    uint32_t indices[MOST_METRICS];
+    struct of_context number = {.size = 32, .context = context->handle, .with.number = &many};
+    memset(context->column, NO_COLUMN, sizeof context->column);
+    if (cupti.metric_number(&number) || many > MOST_METRICS)
+        return;
+    for (size_t i = 0; i < many; i++) {
+        names[i] = texts[i];
+        *texts[i] = 0;
+    }
+    struct of_context all = {.size = 48, .context = context->handle, .with.many = many, .more = {indices, names}};
+    if (cupti.metrics(&all))
+        return;
+    context->metrics = many;
+    for (size_t i = 0; i < many; i++) {
+        texts[i][METRIC_BYTES - 1] = 0;
+        if (strncmp(texts[i], prefix, sizeof prefix - 1) || indices[i] >= MOST_METRICS)
+            continue;
+        char *state = texts[i] + sizeof prefix - 1;
+        size_t length = strlen(state), cut = sizeof latency - 1;
+        bool is_latency = length > cut && !strcmp(state + length - cut, latency);
+        state[is_latency ? length - cut : length] = 0;
+        unsigned reason = 0;
+        while (reason < OTHER && strcmp(REASONS[reason], state))
+            reason++;
+        context->column[indices[i]] = reason + (is_latency ? ELEMENTS(REASONS) : 0);
+    }
+}
+
+static bool make_room(struct context *context, struct answer *answer)
+{
+    memset(answer, 0, sizeof *answer);
+    answer->size = sizeof *answer;
+    answer->room = MOST_PCS;
+    answer->pc = calloc(MOST_PCS, sizeof *answer->pc);
+    struct counted *counted = answer->pc ? calloc((size_t)MOST_PCS * context->metrics, sizeof *counted) : NULL;
+    for (size_t i = 0; counted && i < MOST_PCS; i++) {
+        answer->pc[i].size = sizeof *answer->pc;
+        answer->pc[i].counted = counted + i * context->metrics;
+    }
+    return counted;
+}
+
+static void free_room(struct answer *answer)
+{
+    if (answer->pc)
+        free(answer->pc->counted);
+    free(answer->pc);
+    answer->pc = NULL;
+}
+
+struct device { /* the message OF_CONTEXT */
+    char bus[32], name[96];
+    uint8_t uuid[16];
+    uint32_t major, minor, multiprocessors, period, ordinal, is_sampled;
+};
+
+static uint32_t period(void)
+{
+    const char *text = getenv("IAPROF_CUDA_PERIOD");
+    unsigned long bits = text ? strtoul(text, NULL, 10) : 0;
+    return bits >= 5 && bits <= 31 ? bits : 18;
+}
+
+static void describe(const struct context *context, bool is_sampled)
+{
+    struct device device = {.period = period(), .is_sampled = is_sampled};
+    if (cupti.device(context->handle, &device.ordinal))
+        return;
+    int value = 0, ordinal = device.ordinal;
+    driver.bus(device.bus, sizeof device.bus - 1, ordinal);
+    driver.name(device.name, sizeof device.name - 1, ordinal);
+    driver.uuid(device.uuid, ordinal);
+    device.major = driver.attribute(&value, CAPABILITY_MAJOR, ordinal) ? 0 : value;
+    device.minor = driver.attribute(&value, CAPABILITY_MINOR, ordinal) ? 0 : value;
+    device.multiprocessors = driver.attribute(&value, MULTIPROCESSORS, ordinal) ? 0 : value;
+    send_bytes(OF_CONTEXT, context->number, now(), 0, &device, sizeof device);
+}
+
+/* Starts to sample a context; returns what CUPTI says of it. */
+static int start_sampling(struct context *context)
+{
+    struct of_context with = {.size = 24, .context = context->handle};
+    int result = cupti.start(&with);
+    if (result)
+        return result;
+    read_metrics(context);
+    if (!context->metrics || !make_room(context, &context->answer) || !make_room(context, &context->last)) {
+        cupti.stop(&with);
+        return -1;
+    }
+    struct setting settings[] = {
+        {.type = SETTING_MODE, .value.number = MODE_CONTINUOUS},
+        {.type = SETTING_PERIOD, .value.number = period()},
+        {.type = SETTING_BUFFER, .value.buffer = &context->last},
+    };
+    struct of_context all = {.size = 40, .context = context->handle, .with.many = ELEMENTS(settings), .more = {settings}};
+    result = cupti.set(&all);
+    if (result)
+        cupti.stop(&with);
+    return result;
+}
+
+static void on_context_created(void *handle)
+{
+    pthread_mutex_lock(&draining);
+    if (context_count == MOST_CONTEXTS) {
+        pthread_mutex_unlock(&draining);
+        send_problem("the process has more than %d contexts: those beyond are not sampled", MOST_CONTEXTS);
+        return;
+    }
+    struct context *context = &contexts[context_count];
+    context->handle = handle;
+    context->number = context_count++;
+    context->begin_ns = context->drained_ns[0] = context->drained_ns[1] = now();
+    int result = start_sampling(context);
+    describe(context, !result);
+    if (result) {
+        context->handle = NULL;
+        free_room(&context->answer);
+        free_room(&context->last);
+        if (result == INSUFFICIENT_PRIVILEGES)
+            send_problem("the driver lets only administrators sample: run the program as root, or set "
+                         "NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module");
+        else
+            send_problem("a context is not sampled: CUPTI says %s", result < 0 ? "nothing of its reasons" : said(result));
+    }
+    pthread_mutex_unlock(&draining);
+}
+
+static void end_sampling(struct context *context)
+{
+    struct of_context with = {.size = 24, .context = context->handle};
+    struct sums sums = {0};
+    drain(context);
+    if (!cupti.stop(&with)) { /* gives the rest */
+        begin_rows(context, now());
+        add_answer(context, &context->last, &sums);
+        send_rows();
+        if (sums.samples || sums.full || sums.invalid)
+            send_bytes(OF_SUMS, context->number, context->begin_ns, rows.end, &sums, sizeof sums);
+    }
+    context->handle = NULL;
+    free_room(&context->answer);
+    free_room(&context->last);
+}
+
+static void on_context_destroyed(void *handle)
+{
+    pthread_mutex_lock(&draining);
+    for (unsigned i = 0; i < context_count; i++)
+        if (contexts[i].handle == handle)
+            end_sampling(&contexts[i]);
+    pthread_mutex_unlock(&draining);
+}
+
+static void on_module_unloaded(void)
+{
+    pthread_mutex_lock(&draining);
+    for (unsigned i = 0; i < context_count; i++)
+        if (contexts[i].handle)
+            drain(&contexts[i]);
+    pthread_mutex_unlock(&draining);
+    forget_handles();
+}
+
+/* --- executions */
+
+struct execution {
+    uint64_t correlation, address, begin, end;
+    uint32_t context, stream;
+};
+#define ACTIVITY_BYTES (1 << 20)
+#define RECORDS_ALIGNED 8
+
+static void give_buffer(uint8_t **buffer, size_t *bytes, size_t *most)
+{
+    *buffer = aligned_alloc(RECORDS_ALIGNED, ACTIVITY_BYTES);
+    *bytes = *buffer ? ACTIVITY_BYTES : 0;
+    *most = 0;
+}
+
+static uint64_t member(const uint8_t *record, unsigned offset, unsigned bytes)
+{
+    uint64_t value = 0;
+    memcpy(&value, record + offset, bytes);
+    return value;
+}
+
+static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t bytes, size_t valid)
+{
+    (void)bytes;
+    struct message *message = malloc(sizeof *message);
+    uint8_t *record = NULL;
+    size_t dropped = 0;
+    if (!message) {
+        free(buffer);
+        return;
+    }
+    *message = (struct message){.what = OF_EXECUTIONS};
+    while (valid && !cupti.next(buffer, valid, &record)) {
+        if (member(record, 0, 4) != ACTIVITY_CONCURRENT_KERNEL)
+            continue;
+        struct execution execution = {
+            .correlation = member(record, KERNEL_CORRELATION, 4),
+            .begin = member(record, KERNEL_START, 8),
+            .end = member(record, KERNEL_END, 8),
+            .context = member(record, KERNEL_CONTEXT, 4),
+            .stream = member(record, KERNEL_STREAM, 4),
+        };
+        const char *name = (const char *)member(record, KERNEL_NAME, 8);
+        if (member(record, KERNEL_GRAPH_NODE, 8) && name) { /* of a graph: which kernel it is, the launch does not say */
+            pthread_mutex_lock(&tables);
+            const struct kernel *kernel = find_kernel(name);
+            execution.address = kernel ? kernel->address : 0;
+            pthread_mutex_unlock(&tables);
+        }
+        memcpy(message->data + message->bytes, &execution, sizeof execution);
+        message->bytes += sizeof execution;
+        if (message->bytes + sizeof execution > MESSAGE_BYTES) {
+            message->total = message->bytes;
+            send(message);
+            message->bytes = 0;
+        }
+    }
+    if (!cupti.dropped(context, stream, &dropped) && dropped)
+        message->id = dropped;
+    message->total = message->bytes;
+    if (message->bytes || message->id)
+        send(message);
+    free(message);
+    free(buffer);
+}
+
+/* --- callbacks */
+
+/* Raises the probe of a launch. Its frame is the innermost of the stack that the recorder walks. */
+static __attribute__((noinline)) void raise_launch(uint64_t address, uint64_t size, const char *name, uint64_t correlation)
+{
+    DTRACE_PROBE6(cuda, launch_kernel, 0, address, size, name, 0, correlation);
+}
+
+static void on_launched(uint32_t id, const struct call *call)
+{
+    if (!cuda_launch_kernel_semaphore || !call->result || *call->result)
+        return;
+    if (id == CU_GRAPH_LAUNCH || id == CU_GRAPH_LAUNCH_PTSZ) {
+        raise_launch(0, 0, "[graph]", call->correlation);
+        return;
+    }
+    bool is_second = id == CU_LAUNCH_KERNEL_EX || id == CU_LAUNCH_KERNEL_EX_PTSZ; /* the function's argument */
+    const struct kernel *kernel = launched_kernel(call->parameters[is_second], call->symbol ? call->symbol : "");
+    if (kernel)
+        raise_launch(kernel->address, kernel->size, kernel->name, call->correlation);
+}
+
+static void on_event(void *data, int domain, uint32_t id, const void *about)
+{
+    (void)data;
+    const struct resource *resource = about;
+    if (domain == DOMAIN_DRIVER) {
+        if (((const struct call *)about)->site == AT_EXIT)
+            on_launched(id, about);
+    } else if (id == CONTEXT_CREATED) {
+        on_context_created(resource->context);
+    } else if (id == CONTEXT_DESTROY_STARTING) {
+        on_context_destroyed(resource->context);
+    } else if (id == MODULE_LOADED) {
+        on_module_loaded(resource->about);
+    } else if (id == MODULE_UNLOAD_STARTING) {
+        on_module_unloaded();
+    }
+}
+
+/* --- from the first call of the driver to the end of the process */
+
+static void *subscriber;
+static pid_t own_pid;
+static pthread_t thread;
+static volatile bool is_ending;
+
+static void let_go(void)
+{
+    pthread_mutex_lock(&draining);
+    for (unsigned i = 0; i < context_count; i++)
+        if (contexts[i].handle)
+            end_sampling(&contexts[i]);
+    pthread_mutex_unlock(&draining);
+    cupti.flush(1);
+    cupti.no_activity(ACTIVITY_CONCURRENT_KERNEL);
+    cupti.unsubscribe(subscriber);
+}
+
+static void *drain_all(void *unused)
+{
+    (void)unused;
+    unsigned unrecorded = 0;
+    pthread_setname_np(pthread_self(), "iaprof");
+    for (unsigned turn = 1; !is_ending; turn++) {
+        const struct timespec time = {.tv_nsec = DRAIN_NS};
+        nanosleep(&time, NULL);
+        unrecorded = is_recorded() ? 0 : unrecorded + 1;
+        if (unrecorded > 2) { /* the recording is over */
+            let_go();
+            return NULL;
+        }
+        pthread_mutex_lock(&draining);
+        for (unsigned i = 0; i < context_count && !is_ending; i++)
+            if (contexts[i].handle)
+                drain(&contexts[i]);
+        send_modules(MOST_SENT);
+        pthread_mutex_unlock(&draining);
+        if (turn % 5 == 0)
+            cupti.flush(0);
+    }
+    return NULL;
+}
+
+static void at_exit(void)
+{
+    if (getpid() != own_pid) /* a child that has forked and not executed another program */
+        return;
+    is_ending = true;
+    pthread_join(thread, NULL);
+    if (!is_recorded())
+        return;
+    let_go();
+    pthread_mutex_lock(&draining);
+    send_modules(SIZE_MAX);
+    pthread_mutex_unlock(&draining);
+}
+
+static bool find_all(void *library, const char *const *names, void **functions, size_t many, const char **missing)
+{
+    for (size_t i = 0; i < many; i++)
+        if (!(functions[i] = dlsym(library, names[i]))) {
+            *missing = names[i];
+            return false;
+        }
+    return true;
+}
+
+/* Opens CUPTI: the one that the process has, or that the recorder knows of. */
+static void *open_cupti(void)
+{
+    static const char *const versions[] = {"libcupti.so.14", "libcupti.so.13", "libcupti.so.12", "libcupti.so"};
+    void *found = NULL;
+    for (unsigned i = 0; !found && i < ELEMENTS(versions); i++)
+        found = dlopen(versions[i], RTLD_NOW | RTLD_NOLOAD);
+    const char *paths = getenv("IAPROF_CUPTI");
+    char path[4096];
+    for (const char *from = paths ? paths : "", *end; !found && *from; from = *end ? end + 1 : end) {
+        end = strchrnul(from, ':');
+        if (end - from < (long)sizeof path) {
+            memcpy(path, from, end - from);
+            path[end - from] = 0;
+            found = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        }
+    }
+    for (unsigned i = 0; !found && i < ELEMENTS(versions); i++)
+        found = dlopen(versions[i], RTLD_NOW | RTLD_LOCAL);
+    return found;
+}
+
+/* Subscribes to what is needed; returns what CUPTI says of the first that fails. */
+static int begin(void)
+{
+    static const uint32_t resources[] = {CONTEXT_CREATED, CONTEXT_DESTROY_STARTING, MODULE_LOADED, MODULE_UNLOAD_STARTING};
+    int result = cupti.subscribe(&subscriber, on_event, NULL);
+    for (unsigned i = 0; !result && i < ELEMENTS(resources); i++)
+        result = cupti.enable(1, subscriber, DOMAIN_RESOURCE, resources[i]);
+    for (unsigned i = 0; !result && i < ELEMENTS(LAUNCHES); i++)
+        cupti.enable(1, subscriber, DOMAIN_DRIVER, LAUNCHES[i]); /* an older CUPTI does not know them all */
+    if (!result) {
+        cupti.clock(now);
+        result = cupti.on_buffers(give_buffer, take_buffer);
+    }
+    if (!result)
+        result = cupti.activity(ACTIVITY_CONCURRENT_KERNEL);
+    return result;
+}
+
+/* What the driver calls when it has loaded the library; 1 lets it go on. */
+__attribute__((visibility("default"))) int InitializeInjection(void)
+{
+    const char *missing = NULL;
+    if (!is_recorded() || own_pid)
+        return 1;
+    own_pid = getpid();
+    range = (uint64_t)(own_pid % MOST_RANGES) << RANGE_BITS;
+    void *library = open_cupti(), *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (!library || !cuda) {
+        send_problem("CUPTI was not found, so nothing is sampled: install it (pip install nvidia-cuda-cupti)");
+        return 1;
+    }
+    if (!find_all(library, CUPTI_NAMES, (void **)&cupti, ELEMENTS(CUPTI_NAMES), &missing) ||
+        !find_all(cuda, DRIVER_NAMES, (void **)&driver, ELEMENTS(DRIVER_NAMES), &missing)) {
+        send_problem("NVIDIA's library lacks %s, so nothing is sampled: install a newer one", missing);
+        return 1;
+    }
+    int result = begin();
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before); /* the program's signals are for its own threads */
+    if (!result && pthread_create(&thread, NULL, drain_all, NULL))
+        result = -1;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (result == MULTIPLE_SUBSCRIBERS)
+        send_problem("another profiler uses CUPTI in this process, so iaprof samples nothing in it");
+    else if (result)
+        send_problem("nothing is sampled: CUPTI says %s", result < 0 ? "nothing: there is no thread" : said(result));
+    else
+        atexit(at_exit);
+    return 1;
+}
