@@ -38,8 +38,8 @@ _FUNCTIONS = (
     "on_copy", "on_state", "on_python", "on_codes", "on_compile", "on_kernel_gone", "on_module_gone", "on_execute",
     "on_executed", "on_list_event", "on_probed_execute", "on_probed_executed", "on_probed_list_event", "on_transfer",
     "on_transferred", "on_may_copy", "on_own_launch", "on_own_launches", "on_dispatched", "on_link_map_change",
-    "on_message", "on_wait", "on_wait_begun", "on_waited", "on_sample", "on_sample_walk", "on_sample_miss", "on_sample_copy",
-    "on_sample_state", "on_sample_python", "on_sample_codes", "on_sampled",
+    "on_wait", "on_wait_begun", "on_waited", "on_message", "on_sample", "on_sample_walk", "on_sample_miss",
+    "on_sample_copy", "on_sample_state", "on_sample_python", "on_sample_codes", "on_sampled",
 )  # fmt: skip
 SESSION_PROGRAMS = ("on_wait", "on_wait_begun", "on_waited")
 """Programs for uprobe sessions (Linux 6.13)."""

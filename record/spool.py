@@ -68,11 +68,14 @@ class FrameKind(IntEnum):
     LISTS = 19  # LIST_EVENT records
     TRANSFERS = 21  # LAUNCH records of copies and fills
     WAITS = 23  # WAIT records
+    EXECUTIONS = 24  # EXECUTION records
+    KERNEL_NAME = 25  # JSON, the whole name of a kernel of a process
     COPY = 15  # COPY records, of stacks that were not finished while recording
 
 
 _COMPRESSED = {
     *(FrameKind.LAUNCHES, FrameKind.TRANSFERS, FrameKind.LISTS, FrameKind.CPU_SAMPLES, FrameKind.WAITS),
+    FrameKind.EXECUTIONS,
     *(FrameKind.STACKS, FrameKind.PYTHON, FrameKind.CODES, FrameKind.COPY, FrameKind.SIDEBAND),
 }
 

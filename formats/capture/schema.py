@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from iaprof.gpu.vendors import IMPORTED_REASONS, SAMPLE_ROWS
 
-FORMAT = 10
+FORMAT = 11
 
 
 class FieldFlags(IntFlag):
@@ -116,11 +116,29 @@ ROW_KINDS = (
             Field("name", _text, identifies="kernel"),
             Field("flags", _u32, REPEATS),
             Field("list", _u64, NULL | REPEATS, since=8),
+            Field("correlation", _u64, NULL, since=11),
         ),
         view="launches",
         description="each launch of a kernel",
         count="launches",
         label="launches",
+    ),
+    RowKind(
+        "execution",
+        (
+            Field("time_ns", _u64, TIME),
+            Field("end_ns", _u64, TIME),
+            Field("pid", _u32, REPEATS),
+            Field("stream", _u16, REPEATS),
+            Field("correlation", _u64),
+            Field("address", _u64, REPEATS),
+            Field("queue", _u64, REPEATS),
+        ),
+        since=11,
+        view="kernel_executions",
+        description="when each launch ran on the GPU, where the vendor's library tells",
+        count="timed_executions",
+        label="timed executions",
     ),
     RowKind(
         "command_list",
@@ -237,6 +255,7 @@ ROW_KINDS = (
             Field("digest", _binary),
             Field("size", _u64),
             Field("elf", _binary, NULL | WHOLE),
+            Field("base", _u64, NULL, since=11),
         ),
         count="modules",
         label="GPU modules",

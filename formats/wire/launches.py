@@ -64,7 +64,7 @@ MESSAGE = np.dtype(
         ("data", f"V{MESSAGE_BYTES}"),
     ]
 )
-"""What record/kernels/inject_cuda.c sends from the process that it is in, which may lie about all but the first three."""
+"""What record/kernels/inject_cuda.c sends from its process, which may lie about all but the first three members."""
 
 LISTS_A_RECORD = 8
 LIST_EVENT = np.dtype(
@@ -268,6 +268,20 @@ CODE = np.dtype(
 
 INTERPRETER = b"python  "
 """The start of the learner's JSON messages about interpreters; never the id of a stack."""
+
+
+EXECUTION = np.dtype(
+    [
+        ("begin", "<u8"),  # CLOCK_MONOTONIC, ns
+        ("end", "<u8"),
+        ("correlation", "<u8"),  # of its launch, in its process
+        ("address", "<u8"),  # of the kernel; 0: its launch has it
+        ("queue", "<u8"),
+        ("pid", "<u4"),
+        ("stream", "<u4"),  # index into the header's `streams`: the GPU
+    ]
+)
+"""An execution of a kernel, as the vendor's library timed it."""
 
 
 class MessageOf(IntEnum):

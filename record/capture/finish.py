@@ -36,6 +36,7 @@ from iaprof.formats.wire.launches import (
     CODE,
     COPY,
     CPU_SAMPLE,
+    EXECUTION,
     LAUNCH,
     LIST_EVENT,
     LISTS_A_RECORD,
@@ -59,6 +60,7 @@ from iaprof.record.capture.rows import (
     counts_left_out,
     cpu_sample_rows,
     described_process,
+    execution_rows,
     json_object,
     launch_rows,
     list_rows,
@@ -135,8 +137,8 @@ def finish(
 
 
 _TOTALS_ORDER = (
-    "launch", "command_list", "transfer", "python_code", "stack", "mapping", "process", "kernel", "loss", "cpu_sample",
-    "wait", "metric",
+    "launch", "execution", "command_list", "transfer", "python_code", "stack", "mapping", "process", "kernel", "loss",
+    "cpu_sample", "wait", "metric",
 )  # fmt: skip
 _NO_TOTALS = (*SAMPLE_KINDS, "module", "symbol", "sample", "slice", "counter", "flow", "instant")
 """Samples are counted by record; the others come from no frame."""
@@ -178,6 +180,8 @@ class _Finishing:
         self._lost_sideband = False
         self._stacks: LaunchStacks
         self._code_objects = CodeObjectRows()
+        self._executions: list[NDArray[np.void]] = []
+        self._execution_count = 0
         self._metrics: dict[bytes, list[bytes]] = {}  # rows by their description
         self._metric_rows = 0
         self._process_rows: list[pa.StructArray] = []
@@ -246,6 +250,7 @@ class _Finishing:
         self._flush_stalls()
         self._flush_kernels()
         self._flush_metrics()
+        self._flush_executions()
         self._flush_losses()
         is_blind = self._counts["stalls"] and not self._saw_launches()
         unseen = no_launches(self._header, self._drivers) if is_blind else None
@@ -414,6 +419,15 @@ class _Finishing:
         if self._metric_rows >= ROWS_PER_GROUP:
             self._flush_metrics()
 
+    def _add_kernel_name(self, frame: Frame) -> None:
+        self._code_objects.add_name(frame)
+
+    def _add_executions(self, frame: Frame) -> None:
+        self._executions.append(np.frombuffer(frame.payload, EXECUTION))
+        self._execution_count += len(self._executions[-1])
+        if self._execution_count >= ROWS_PER_GROUP:
+            self._flush_executions()
+
     def _add_described_process(self, frame: Frame) -> None:
         described = described_process(frame)
         self._process_rows.append(described.row)
@@ -479,6 +493,11 @@ class _Finishing:
             decoded = [metric_values.decode(meta, *rows) for meta, rows in batches.items()]
             self._write_rows("metric", pa.concat_arrays(decoded))
 
+    def _flush_executions(self) -> None:
+        executions, self._executions, self._execution_count = self._executions, [], 0
+        if executions:
+            self._write_rows("execution", execution_rows(np.concatenate(executions)))
+
     def _flush_process_rows(self) -> None:
         self._write_all("process", self._process_rows)
         self._process_rows = []
@@ -528,6 +547,8 @@ _READERS = {  # of all kinds but those of _FIRST
     FrameKind.METRICS: _Finishing._add_metrics,
     FrameKind.PROCESS: _Finishing._add_described_process,
     FrameKind.PIECE: lambda finishing, frame: finishing._code_objects.add_chunk(frame),
+    FrameKind.KERNEL_NAME: _Finishing._add_kernel_name,
+    FrameKind.EXECUTIONS: _Finishing._add_executions,
     FrameKind.COPY: _Finishing._add_copy,
 }
 _FIRST = {

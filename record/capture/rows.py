@@ -151,8 +151,21 @@ def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.S
             "comm": _decoded_texts(group_launches["comm"]),
             "name": whole.take(pa.array(launch_names.indices[start:end])),
             **{name: group_launches[name] for name in own},
+            "correlation": pa.array(group_launches["correlation"], mask=group_launches["correlation"] == 0),
         }
         yield make_rows("launch", columns)
+
+
+def execution_rows(executions: NDArray[np.void]) -> pa.StructArray:
+    """Makes `execution` rows of EXECUTION[n]."""
+    own = "pid", "correlation", "address", "queue"
+    columns = {
+        "time_ns": executions["begin"],
+        "end_ns": executions["end"],
+        "stream": executions["stream"].astype(np.uint16),
+        **{name: executions[name] for name in own},
+    }
+    return make_rows("execution", {name: np.ascontiguousarray(column) for name, column in columns.items()})
 
 
 def _decoded_texts(names: NDArray[np.bytes_]) -> pa.Array:
@@ -362,7 +375,12 @@ class CodeObjectRows:
         """Adds a debug ELF; raises ValueError, KeyError, TypeError or OverflowError if the frame is damaged."""
         about = json_object(frame.payload[: frame.shape])
         content = frame.payload[frame.shape :] if about["content"] else None
-        self._add(frame.time, about["pid"], about["path"], about["digest"], about["size"], content)
+        self._add(frame.time, about["pid"], about["path"], about["digest"], about["size"], content, about.get("base"))
+
+    def add_name(self, frame: Frame) -> None:
+        """Adds the whole name of a kernel; raises as `add_elf` does."""
+        about = json_object(frame.payload)
+        self.names.add(about["pid"], frame.time, about["address"], about["name"].encode())
 
     def add_chunk(self, frame: Frame) -> None:
         """Adds a chunk of a kernel or module that BPF dumped."""
@@ -385,11 +403,14 @@ class CodeObjectRows:
             if counts[source]:
                 yield source, counts[source], detail
 
-    def _add(self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None) -> None:
+    def _add(
+        self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None, base: int | None = None
+    ) -> None:
         self.names.add_module(pid, time, digest, content)
         # The same content may come twice: with the rotation state, and again from the process.
         content = content if digest not in self._digests else None
         row = {"time_ns": time, "pid": pid, "path": path, "digest": bytes.fromhex(digest), "size": size, "elf": content}
+        row["base"] = base
         self._rows.append(_single_row("kernel", row))
         self._digests.update([digest] if content is not None else [])
         self._bytes += len(content or b"")

@@ -37,19 +37,29 @@ def installed(libraries: Libraries, for_command: bool) -> Iterator[Outcome]:
 class Drivers:
     """The outcomes of probing drivers, and the injection, if there is one."""
 
-    def __init__(self, libraries: Libraries, launches: LaunchesBy, has_command: bool) -> None:
+    def __init__(self, libraries: Libraries, launches: LaunchesBy, has_command: bool, has_cuda: bool = False) -> None:
         """Probes the drivers; prepares the injection for a command that needs it.
+
+        Args:
+            libraries: probes them.
+            launches: how the user wants launches recorded.
+            has_command: a command is started.
+            has_cuda: GPUs of NVIDIA are recorded: the command gets the library that samples them.
 
         Raises:
             IaprofError: the user wants launches by injection only, and the library is missing.
         """
         self.injection: Injection | None = None
+        self.cuda: CudaInjection | None = None
         self.warning = ""  # why a library is injected that was not asked for, or cannot be
         injects = launches is LaunchesBy.INJECT
         if injects:
             libraries.not_injected = frozenset()
         outcomes = list(installed(libraries, has_command))
         self.outcomes = [outcome for outcome in outcomes if not outcome.unused]
+        if has_cuda and has_command:
+            self.cuda = CudaInjection()
+            self.outcomes += libraries.take(self.cuda.library)
         if launches is LaunchesBy.AUTO and has_command:
             unknown = [outcome for outcome in outcomes if not outcome.probes]
             injects = bool(unknown)
@@ -78,33 +88,37 @@ class Drivers:
         self.outcomes += libraries.take(self.injection.library)
 
     def environment(self, environment: dict[str, str]) -> dict[str, str]:
-        """Returns the command's environment: this one, or one with the injected library."""
+        """Returns the command's environment: this one, or one with the injected libraries."""
+        if self.cuda:
+            environment = self.cuda.environment(environment)
         return self.injection.environment(environment) if self.injection else environment
 
     def close(self) -> None:
-        """Removes the injected library."""
-        if self.injection:
-            self.injection.close()
+        """Removes the injected libraries."""
+        for injected in (self.injection, self.cuda):
+            if injected:
+                injected.close()
 
 
 FOLDERS = Path("/var/cache/iaprof/injected")
-_BUILT = Path(__file__).with_name("libiaprof_inject.so")
+_BUILT, _BUILT_FOR_CUDA = (Path(__file__).with_name(f"libiaprof_{name}.so") for name in ("inject", "cuda"))
 _PREFIX = "inject-"
+INJECTION_VARIABLE = "CUDA_INJECTION64_PATH"
 _ELF = re.compile(rb"[0-9]{1,10}-[0-9a-f]{16}\.elf")
 
 
-def built_library() -> Path:
-    """Returns the path of the installed library.
+def built_library(path: Path = _BUILT) -> Path:
+    """Returns the path of an installed library.
 
     Raises:
         IaprofError: iaprof was built without it.
     """
-    if not os.access(_BUILT, os.R_OK):
+    if not os.access(path, os.R_OK):
         raise IaprofError(
-            f"this installation lacks {_BUILT.name}: install a C compiler and <sys/sdt.h> "
+            f"this installation lacks {path.name}: install a C compiler and <sys/sdt.h> "
             "(Debian: gcc, libc6-dev and systemtap-sdt-dev), then reinstall iaprof"
         )
-    return _BUILT
+    return path
 
 
 def check_folders(folders: Path = FOLDERS) -> None:
@@ -124,27 +138,25 @@ def check_folders(folders: Path = FOLDERS) -> None:
         raise IaprofError(f"no library can be put into {place}, which is mounted read-only")
 
 
-class Injection:
-    """The library that is injected into a recorded command to report its launches, in a folder, while that exists.
+class _Injected:
+    """A copy of a library of ours in a folder from which programs of all users can load it, while that exists.
 
-    The library is a copy (source: inject.c), as LD_PRELOAD takes no path with spaces or colons, and other users may not
-    read iaprof's installation. It writes debug ELFs to its folder, and reads from the file `skip` there which drivers,
-    or builds of them, are recorded in another way. Only root makes folders where this folder lies: a program that
-    outlives the recording may start others with this LD_PRELOAD, and nobody else may put a library there.
+    It is a copy, as LD_PRELOAD takes no path with spaces or colons, and other users may not read iaprof's installation.
+    Only root makes folders where this folder lies: a program that outlives the recording may start others with its
+    environment, and nobody else may put a library there.
     """
 
-    def __init__(self, skip: Iterable[str] = (), folders: Path = FOLDERS) -> None:
+    def __init__(self, built: Path, folders: Path) -> None:
         """Makes the folder.
 
         Args:
-            skip: drivers that are recorded in another way: build-ids, in lower-case hexadecimal, or names, as in
-                formats.header.no_launches.DRIVERS.
+            built: the installed library.
             folders: where to make the folder; every user may enter it, and only root and we write to it.
 
         Raises:
             IaprofError: iaprof was built without the library, or a library cannot be loaded from there.
         """
-        built = built_library()
+        built_library(built)
         try:
             make_public_folder(folders)
             for folder in (folders.parent, folders):
@@ -153,17 +165,63 @@ class Injection:
             self._folder, self._fd = _make_folder(folders)
         except OSError as error:
             raise IaprofError(f"no folder can be created in {folders}: {error.strerror}") from error
-        self.library = self._folder / _BUILT.name
+        self.library = self._folder / built.name
         try:
             shutil.copyfile(built, self.library)
             self.library.chmod(0o755)
-            skipped = self._folder / "skip"
-            skipped.write_text("".join(f"{driver}\n" for driver in skip))
-            skipped.chmod(0o644)
-            self._folder.chmod(0o1733)  # a command that became another user writes there, but cannot list its files
+            self._fill()
         except OSError as error:
             self.close()
             raise IaprofError(f"{self._folder} cannot be written to: {error.strerror}") from error
+
+    def _fill(self) -> None:
+        """Prepares the rest of the folder."""
+        self._folder.chmod(0o711)
+
+    def close(self) -> None:
+        """Removes the folder. Running programs go on, and report nothing more."""
+        _remove(self._folder)
+        os.close(self._fd)
+
+
+class CudaInjection(_Injected):
+    """The library that NVIDIA's driver loads into a recorded command and its children (source: inject_cuda.c)."""
+
+    def __init__(self, folders: Path = FOLDERS) -> None:
+        """See _Injected."""
+        super().__init__(_BUILT_FOR_CUDA, folders)
+
+    def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Returns the command's environment."""
+        return {**environment, INJECTION_VARIABLE: str(self.library)}
+
+
+class Injection(_Injected):
+    """The library that is injected into a recorded command to report its launches (source: inject.c).
+
+    It writes debug ELFs to its folder, and reads from the file `skip` there which drivers,
+    or builds of them, are recorded in another way.
+    """
+
+    def __init__(self, skip: Iterable[str] = (), folders: Path = FOLDERS) -> None:
+        """Makes the folder.
+
+        Args:
+            skip: drivers that are recorded in another way: build-ids, in lower-case hexadecimal, or names, as in
+                formats.header.no_launches.DRIVERS.
+            folders: see _Injected.
+
+        Raises:
+            IaprofError: see _Injected.
+        """
+        self._skip = tuple(skip)
+        super().__init__(_BUILT, folders)
+
+    def _fill(self) -> None:
+        skipped = self._folder / "skip"
+        skipped.write_text("".join(f"{driver}\n" for driver in self._skip))
+        skipped.chmod(0o644)
+        self._folder.chmod(0o1733)  # a command that became another user writes there, but cannot list its files
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Returns the command's environment; the library restores it before the command's own code runs."""
@@ -176,11 +234,6 @@ class Injection:
         if folder == os.fsencode(self._folder) and _ELF.fullmatch(name):
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=self._fd)
-
-    def close(self) -> None:
-        """Removes the folder. Running programs go on, and report nothing more."""
-        _remove(self._folder)
-        os.close(self._fd)
 
 
 def _make_folder(folders: Path) -> tuple[Path, int]:

@@ -149,7 +149,7 @@ struct crc {
     uint64_t crc;
 };
 /* Members of an activity record of a kernel, by offset: the same in all of its versions since CUDA 11. */
-enum { KERNEL_START = 16, KERNEL_END = 24, KERNEL_CONTEXT = 44, KERNEL_STREAM = 48, KERNEL_CORRELATION = 92, KERNEL_NAME = 104,
+enum { KERNEL_START = 16, KERNEL_END = 24, KERNEL_DEVICE = 40, KERNEL_STREAM = 48, KERNEL_CORRELATION = 92, KERNEL_NAME = 104,
        KERNEL_GRAPH_NODE = 144 };
 
 static struct {
@@ -825,7 +825,7 @@ static void on_module_unloaded(void)
 
 struct execution {
     uint64_t correlation, address, begin, end;
-    uint32_t context, stream;
+    uint32_t device, stream;
 };
 #define ACTIVITY_BYTES (1 << 20)
 #define RECORDS_ALIGNED 8
@@ -862,7 +862,7 @@ static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t 
             .correlation = member(record, KERNEL_CORRELATION, 4),
             .begin = member(record, KERNEL_START, 8),
             .end = member(record, KERNEL_END, 8),
-            .context = member(record, KERNEL_CONTEXT, 4),
+            .device = member(record, KERNEL_DEVICE, 4),
             .stream = member(record, KERNEL_STREAM, 4),
         };
         const char *name = (const char *)member(record, KERNEL_NAME, 8);

@@ -30,7 +30,7 @@ from iaprof.record.options import Options
 from iaprof.record.scope import Scope
 from iaprof.record.sources.code_objects import CodeObjects
 from iaprof.record.sources.metrics import Metering
-from iaprof.record.sources.source import Source
+from iaprof.record.sources.source import Sampler, Source
 from iaprof.record.spool import FrameKind
 from iaprof.record.symbolize.roots import Roots
 
@@ -75,6 +75,7 @@ class Launches(Source):
         drivers: Drivers,
         roots: Roots,
         metering: Metering,
+        sampler: Sampler,
         scope: Scope | None = None,
         sampled: Scope | None = None,
     ) -> None:
@@ -87,11 +88,13 @@ class Launches(Source):
             drivers: make the command's environment.
             roots: keep the root folders of the processes that launch, wait or copy, and are told of their ends.
             metering: measures these processes.
+            sampler: gets the messages of its library.
             scope: the processes in scope; None for all.
             sampled: likewise for CPU samples, whose program is one of the probes'.
         """
         self._options, self._probes, self._code, self._drivers = options, probes, code, drivers
         self._roots, self._metering, self._scope, self._sampled = roots, metering, scope, sampled
+        self._sampler = sampler
         self._last_stacks: list[NDArray[np.void]] = []  # of the last read: stacks, frames of Python, code objects
         self._described: dict[int, int] = {}  # by pid: when something of it was read last, CLOCK_MONOTONIC ns
         self._last_counters = dict.fromkeys(Counter, 0)
@@ -133,6 +136,7 @@ class Launches(Source):
             self._probes.waits,
             self._probes.chunks,
             self._probes.modules,
+            self._probes.messages,
         ):
             loop.wait_for(ring.fileno(), self.read, select.EPOLLET)
 
@@ -172,6 +176,7 @@ class Launches(Source):
             self._code.ask(compiled, now)
         for ring in (self._probes.chunks, self._probes.modules):
             self._code.keep_chunks(ring.read(), now)
+        self._sampler.take(self._probes.messages.read(), now)
 
     def _without_transfers(self, records: NDArray[np.void], now: int) -> NDArray[np.void]:
         """Writes those of the records that are copies and fills, and returns the launches."""
@@ -281,6 +286,7 @@ class Launches(Source):
             "stacks": (self._probes.stacks, self._probes.python_stacks, self._probes.codes),
             "cpu samples": (self._probes.samples,),
             "waits": (self._probes.waits,),
+            "messages": (self._probes.messages,),
             "kernels": (self._probes.compiled, self._probes.chunks, self._probes.modules),
         }
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.sizes import MESSAGE_PAGES
 from iaprof.record.kernels.collector import DebugElfCollector
 from iaprof.record.kernels.drivers import Drivers
 from iaprof.record.options import Options
@@ -14,6 +16,7 @@ from iaprof.record.scope import Scope
 from iaprof.record.signals import StopSignals
 from iaprof.record.sources.code_objects import CodeObjects
 from iaprof.record.sources.cpu_samples import CpuSamples
+from iaprof.record.sources.cuda import CudaSamples
 from iaprof.record.sources.finished_stacks import FinishedStacks
 from iaprof.record.sources.launches import Launches
 from iaprof.record.sources.libraries import MappedLibraries
@@ -24,7 +27,7 @@ from iaprof.record.sources.stalls import Stalls
 from iaprof.record.symbolize.roots import Roots
 from iaprof.record.unwinding.learner_process import LearnerProcess
 
-SAMPLERS: Sequence[Callable[[Options], Sampler]] = (Stalls,)
+SAMPLERS: Sequence[Callable[[Options], Sampler]] = (Stalls, CudaSamples)
 """Each opens the streams of its vendor's GPUs, or raises an IaprofError that says why it has none to record."""
 
 
@@ -73,7 +76,7 @@ def open_sources(
     sampler = until_end.enter_context(closing(open_sampler(options)))
     # If BPF programs must be compiled, that runs while the rest is opened.
     probes = LaunchProbes(
-        options.sizes,
+        replace(options.sizes, message_pages=MESSAGE_PAGES) if sampler.has_library else options.sizes,
         options.launches.ways,
         depth=options.max_stack,
         waits=options.waits,
@@ -89,10 +92,12 @@ def open_sources(
     except OSError as error:
         raise IaprofError(f"there is no room for the process that finishes stacks: {error.strerror}") from error
     stacks = until_end.enter_context(closing(FinishedStacks(probes.depth, learner)))
-    drivers = until_named.enter_context(closing(Drivers(probes.libraries, options.launches, bool(options.command))))
+    drivers = until_named.enter_context(
+        closing(Drivers(probes.libraries, options.launches, bool(options.command), sampler.has_library))
+    )
     metering = until_end.enter_context(closing(Metering(sampler, options.metric_interval_ns)))
     code = CodeObjects(collector, drivers.injection)
-    launches = Launches(options, probes, code, drivers, roots, metering, scope, sampled)
+    launches = Launches(options, probes, code, drivers, roots, metering, sampler, scope, sampled)
     libraries = MappedLibraries(probes, drivers.outcomes, scope, roots, stacks)
     side_band = until_end.enter_context(closing(SideBand(launches, libraries, stacks, scope or sampled)))
     signals.check()

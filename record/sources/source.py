@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from iaprof.record.budget import Level
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
@@ -138,6 +141,12 @@ class Sampler(Source):
     `shape` of the vendor's SampleRows, one after the other, with `source` as the index of the stream. It adds the
     number of records to `Journal.totals.records`.
     """
+
+    has_library = False
+    """Whether a library of ours, which the command loads, sends the samples as messages: see `take`."""
+
+    def take(self, messages: NDArray[np.void], now: int) -> None:
+        """Takes MESSAGE[n], which were read at `now`."""
 
     def gts(self) -> Sequence[MeteredGt]:
         """Returns the GTs that are recorded so far, for the source of metrics; none if it measures no such GPUs."""
