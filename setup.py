@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles two libraries into the package, and makes man pages and completions.
+"""Compiles three libraries into the package, and makes man pages and completions.
 
-libiaprof_inject.so is made of record/kernels/inject*.c, libiaprof_unwind.so of symbols/unwind/*.c.
+libiaprof_inject.so is made of record/kernels/inject*.c, libiaprof_cuda.so of inject_cuda.c there, libiaprof_unwind.so
+of symbols/unwind/*.c.
 
 pyproject.toml has the rest of the build. The man pages and completions are made by cli/manual of this checkout.
 
-Without <sys/sdt.h> (Debian: systemtap-sdt-dev), iaprof is installed without the first one, and
-`iaprof record --launches=inject` says what is missing.
+Without <sys/sdt.h> (Debian: systemtap-sdt-dev), iaprof is installed without the first two, and `iaprof record` says
+what is missing where it needs one.
 """
 
 import os
@@ -72,6 +73,13 @@ setup(
             # Frame pointers, because recorded stacks begin in this library.
             extra_compile_args=["-O2", "-fno-omit-frame-pointer", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],
             # -Bsymbolic: the library calls its own functions, even if the program has functions with these names.
+            extra_link_args=["-Wl,-Bsymbolic,-z,now,-z,relro,-z,noexecstack,--build-id=sha1"],
+            optional=True,
+        ),
+        Extension(
+            "iaprof.record.kernels.libiaprof_cuda",
+            ["src/iaprof/record/kernels/inject_cuda.c"],
+            extra_compile_args=["-O2", "-fno-omit-frame-pointer", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],
             extra_link_args=["-Wl,-Bsymbolic,-z,now,-z,relro,-z,noexecstack,--build-id=sha1"],
             optional=True,
         ),

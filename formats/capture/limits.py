@@ -48,6 +48,7 @@ GPU_MODULES = Ratio(8192, 1024, "GPU modules")
 COMPILED = Ratio(1_000_000, 16, "kernels in the GPU modules that processes compiled")
 RANKS = Ratio(8192, 1024, "ranks on time lines")
 SITES = Ratio(65_536, 128, "kernels and stacks that stall")
+EXECUTIONS = Ratio(1 << 22, 1, "executions of launches")
 CANDIDATES = Ratio(1 << 24, 1, "launches and processes that can have caused its stalls")  # for each read and kernel
 
 

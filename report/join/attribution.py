@@ -353,7 +353,7 @@ class Attribution:
         pair_read, pair_cell = np.divmod(pairs, len(space.cell_addresses.count))
         try:
             shares = space.candidates.weigh(
-                pair_cell, reads.begins[pair_read], reads.ends[pair_read], len(reads.lengths) > 1
+                pair_cell, reads.begins[pair_read], reads.ends[pair_read], len(reads.lengths) > 1, stream.index
             )
         except TooManyAtOnce:
             middle = len(reads.lengths) // 2

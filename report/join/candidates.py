@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from iaprof.formats.ranges import ranges
 from iaprof.report.join.cells import NOWHERE, Cells
 from iaprof.report.join.placements import Placed, Site
+from iaprof.report.join.timed import RunningTimes, sites_of_placements
 
 DEFAULT_WINDOW_S = 0.5
 SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 0.001, 600.0
@@ -124,11 +125,15 @@ class Candidates:
         self._begins, self._ends = np.sort(cells.since), np.sort(placed.ended)
         self._begin_rank = np.searchsorted(self._begins, cells.since)
         self._end_rank = np.searchsorted(self._ends, placed.ended)
+        self._timed: RunningTimes | None = None
+        if (ran := placed.executions) is not None:
+            self._timed = RunningTimes(placed.site, ran.stream, ran.begin, ran.end, len(placed.sites))
+            self._sites, self._first_site = sites_of_placements(self._placement_of_site, len(placed.placements))
         self._known_cells = 0
         self._divisible = False
         self._labelled_sites: dict[tuple[int, int], int] = {}
 
-    def weigh(self, cells: _Ints, begins: _Times, ends: _Times, divisible: bool = False) -> Shares:
+    def weigh(self, cells: _Ints, begins: _Times, ends: _Times, divisible: bool = False, stream: int = 0) -> Shares:
         """Finds the sites that can have launched the kernels of these cells, with their shares.
 
         Args:
@@ -136,6 +141,7 @@ class Candidates:
             begins: uint64[pairs], ns; no record of the read was sampled before.
             ends: uint64[pairs], ns, when the read was made.
             divisible: whether the caller can ask for fewer pairs at a time.
+            stream: of the reads.
 
         Raises:
             TooManyAtOnce: divisible pairs have more than _MAX_ENTRIES_AT_ONCE entries.
@@ -153,6 +159,10 @@ class Candidates:
         else:
             pair, placement = self._present_placements(in_kernel, cells, begins, ends)
             running, only_one_site = self._running_launches(pair, placement, begins, ends)
+            if self._timed is not None:
+                ran = self._timed_executions(pair, placement, begins, ends, stream)
+                running = _Entries.concatenated([ran, running.only(~np.isin(running.pair, ran.pair))])
+                only_one_site &= ~np.isin(pair, ran.pair)
             running = running.summed(len(self._placed.sites))
             count = np.bincount(running.pair, minlength=len(cells))
             alone[pair[only_one_site]] = count[pair[only_one_site]] == 1
@@ -242,6 +252,19 @@ class Candidates:
         owner, slice_ = owner[some], slice_[some]
         count = (self._launches_before[end] - self._launches_before[begin])[some].astype(np.float64)
         return _Entries(pair[owner], placement[owner], self._slice_site[slice_].astype(np.int64), count), only_one_site
+
+    def _timed_executions(self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times, stream: int) -> _Entries:
+        """Returns the sites whose executions ran during each pair's time, weighted by how long they did."""
+        assert self._timed is not None
+        first, stop = self._first_site[placement], self._first_site[placement + 1]
+        owner, index = self._expand_ranges(first, stop)
+        site = self._sites[index]
+        known = self._timed.has_any[site]
+        owner, site = owner[known], site[known]
+        ran = self._timed.between(site, stream, begins[pair[owner]], ends[pair[owner]])
+        some = ran > 0
+        owner, site = owner[some], site[some]
+        return _Entries(pair[owner], placement[owner], site, ran[some])
 
     def _expand_ranges(self, first: _Ints, stop: _Ints) -> tuple[_Ints, _Ints]:
         """Expands ranges of indices, concatenated: the number of the range, and each index in it."""

@@ -23,6 +23,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.ranges import ranges
 from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.report.join.lifetimes import NEVER, TimesByPid
+from iaprof.report.join.timed import has_executions, with_executions
 
 MAX_ROWS = 1 << 21  # for appended launches; beyond it, a row stands for several executions
 RUNS_AT_ONCE, NEVER_EXECUTED = -1, -2
@@ -184,13 +185,17 @@ def read_launches(
         mark: adds columns to launches, of the call that `stack_of` says.
 
     Returns:
-        What `expand_executions` returns, without its extra columns if the capture has no `command_list` rows; and a
-        column `queue`, as `queues` has it, if `list` is among the columns.
+        What `expand_executions` returns, without its extra columns if the capture has no `command_list` rows; or what
+        `with_executions` returns, if it has executions with times; and a column `queue`, as `queues` has it, if `list`
+        is among the columns.
     """
-    launches = capture.table("launch", columns)
+    timed = has_executions(capture)
+    launches = capture.table("launch", (*columns, "correlation") if timed else columns)
     found = read_fillings(capture, launches)
     if "list" in columns:
         launches = launches.append_column("queue", pa.array(queues(launches, *(found or ()))))
+    if timed:
+        return mark(with_executions(capture, launches))
     if found is not None and stack_of is StackOf.EXECUTE:
         return mark(expand_executions(launches, *found, stack_of, max_rows))
     launches = mark(launches)

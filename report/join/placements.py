@@ -21,6 +21,7 @@ from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.report.gpu.module import GpuKernel, GpuModule
 from iaprof.report.join.executions import only_one
 from iaprof.report.join.lifetimes import NEVER, Lives, superseded
+from iaprof.report.join.timed import EXECUTION_COLUMNS
 
 MAX_KERNEL_BYTES = 1 << 28
 
@@ -66,6 +67,15 @@ class Site:
     operator: int = 0  # index into Placed.operators
 
 
+@dataclass(frozen=True)
+class Executions:
+    """When each launch ran on the GPU."""
+
+    begin: NDArray[np.uint64]  # [launches], ns; 0: unknown
+    end: NDArray[np.uint64]  # [launches], ns
+    stream: NDArray[np.int64]  # [launches], the GPU's
+
+
 @dataclass
 class Placed:
     """Everything that stalls can be joined to: placements, sites and launches."""
@@ -81,6 +91,8 @@ class Placed:
     """[placements]: whether launches of each were recorded."""
     operators: Sequence[tuple[str, ...]] = ((),)
     """Chains of operators in which launches were made, outermost first; number 0 is none."""
+    executions: Executions | None = None
+    """When launches ran; None: not known of any."""
     queue: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     """[sites with launches]: the handle of the queue of all launches of each; 0: unknown, or there are several."""
 
@@ -214,6 +226,9 @@ def _place_launches(
     placed.time, placed.site = times, site_of
     if "queue" in launches.column_names:
         placed.queue = only_one(site_of, launches["queue"].to_numpy()[order], len(site_firsts))
+    if set(EXECUTION_COLUMNS) <= set(launches.column_names):
+        begin, end, stream = (launches[name].to_numpy()[order] for name in EXECUTION_COLUMNS)
+        placed.executions = Executions(begin, end, stream.astype(np.int64))
     has_counts = "count" in launches.column_names
     placed.count = launches["count"].to_numpy()[order].astype(np.int64) if has_counts else np.ones(len(times), np.int64)
     return set(keys)
