@@ -327,25 +327,29 @@ static bool lies_in(uint64_t offset, uint64_t bytes, uint64_t whole)
     return offset <= whole && bytes <= whole - offset;
 }
 
+/* Of cubins inside other files: these are not aligned. */
+typedef Elf64_Ehdr elf_header __attribute__((aligned(1)));
+typedef Elf64_Shdr elf_section __attribute__((aligned(1)));
+typedef Elf64_Sym elf_symbol __attribute__((aligned(1)));
+
 /* Reads the functions of a cubin: symbols in sections with code. */
 static bool read_functions(struct module *module, const uint8_t *cubin, size_t bytes)
 {
-    const Elf64_Ehdr *header = (const void *)cubin;
+    const elf_header *header = (const void *)cubin;
     if (bytes < sizeof *header || memcmp(header->e_ident, ELFMAG, SELFMAG) || header->e_ident[EI_CLASS] != ELFCLASS64 ||
-        header->e_shentsize != sizeof(Elf64_Shdr) || !lies_in(header->e_shoff, header->e_shnum * sizeof(Elf64_Shdr), bytes) ||
-        header->e_shoff % 8)
+        header->e_shentsize != sizeof(Elf64_Shdr) || !lies_in(header->e_shoff, header->e_shnum * sizeof(Elf64_Shdr), bytes))
         return false;
-    const Elf64_Shdr *section = (const void *)(cubin + header->e_shoff), *symbols = NULL;
-    for (const Elf64_Shdr *each = section; each < section + header->e_shnum; each++)
+    const elf_section *section = (const void *)(cubin + header->e_shoff), *symbols = NULL;
+    for (const elf_section *each = section; each < section + header->e_shnum; each++)
         if (each->sh_type == SHT_SYMTAB && each->sh_link < header->e_shnum)
             symbols = each;
-    if (!symbols || symbols->sh_offset % 8 || !lies_in(symbols->sh_offset, symbols->sh_size, bytes))
+    if (!symbols || !lies_in(symbols->sh_offset, symbols->sh_size, bytes))
         return false;
-    const Elf64_Shdr *strings = section + symbols->sh_link;
+    const elf_section *strings = section + symbols->sh_link;
     if (!lies_in(strings->sh_offset, strings->sh_size, bytes) || !strings->sh_size)
         return false;
     uint32_t many = symbols->sh_size / sizeof(Elf64_Sym);
-    const Elf64_Sym *symbol = (const void *)(cubin + symbols->sh_offset);
+    const elf_symbol *symbol = (const void *)(cubin + symbols->sh_offset);
     module->function = calloc(many ? many : 1, sizeof *module->function);
     module->names = malloc(strings->sh_size);
     if (!module->function || !module->names)
