@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from iaprof.basics.errors import IaprofError
 
@@ -34,28 +35,18 @@ class CodeFunction:
 
 
 @dataclass(frozen=True, slots=True)
-class CodePlace:
-    """Where an instruction comes from, or the call of a function that the compiler inlined."""
-
-    function: str  # that was inlined, may be mangled; "": none, so that the symbol table says which function it is
-    file: str  # with its directories; "": unknown
-    line: int  # 0: unknown
-
-
-@dataclass(frozen=True, slots=True)
 class CodeKernel:
     """A kernel of a code object."""
 
     name: str  # may be mangled
-    address: int  # canonical (48 bits, not sign-extended); 0 if the code object was not relocated
+    address: int
+    """Canonical (48 bits, not sign-extended); 0 if the code object was not relocated. A code object that is at several
+    places at once has addresses from 0 on: rows of it in a capture have the address that is added to them (`base`)."""
     size: int  # bytes, without the padding after the kernel
     code: bytes  # with that padding
     functions: tuple[CodeFunction, ...]  # sorted by offset
     relocations: tuple[tuple[int, int], ...] = ()  # offset and size, in bytes, of the bytes that relocations change
     label: str = ""  # what reports show if it is no kernel, but functions that kernels call
-    lines: tuple[tuple[int, tuple[CodePlace, ...]], ...] = ()
-    """Of files whose lines are not DWARF's: from each offset on, sorted, the places of calls that were inlined,
-    outermost first, and of the instruction; () where nothing is known."""
 
     @property
     def fingerprint(self) -> str:
@@ -74,3 +65,17 @@ class CodeObject:
     has_debug: bool  # it is ELF with DWARF, whose addresses are those of the kernels
     placed: bool  # kernels have GPU addresses
     without_code: frozenset[str] = frozenset()  # names of kernels of which only debug information is there
+
+
+@dataclass(frozen=True, slots=True)
+class CodePlace:
+    """Where an instruction comes from, or the call of a function that was inlined."""
+
+    function: str  # that was inlined here, may be mangled; "": none, so that the symbol table says which function it is
+    file: str  # with its directories; "": unknown
+    line: int  # 0: unknown
+
+
+Lines: TypeAlias = tuple[tuple[int, tuple[CodePlace, ...]], ...]
+"""From each offset of a kernel on, sorted: the places of calls that were inlined, outermost first, and of the
+instruction; () where nothing is known."""

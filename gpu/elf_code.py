@@ -99,6 +99,12 @@ def kernel_sections(sections: list[Section]) -> dict[int, Section]:
     }
 
 
+def check_size(data: bytes, texts: dict[int, Section]) -> None:
+    """Raises CodeObjectError if these sections hold more code than the file has bytes."""
+    if sum(section.size for section in texts.values()) > len(data):
+        raise CodeObjectError("its sections overlap: they hold more code than the file has bytes")
+
+
 def functions(
     data: bytes, sections: list[Section], texts: dict[int, Section], are_placed: bool
 ) -> dict[int, list[CodeFunction]]:
@@ -129,6 +135,39 @@ def functions(
         if offset < max(section.size, 1):
             size = min(size, section.size - offset)
             found.setdefault(index, []).append(CodeFunction(strings.at(name), offset, size))
+    return found
+
+
+def kernel_names(data: bytes, shortest: int, longest: int, are_placed: bool) -> list[tuple[bytes, int]]:
+    """The kernels of a code object whose names have a length within bounds.
+
+    Args:
+        data: the file, untrusted.
+        shortest: minimum length of a name, bytes.
+        longest: maximum length of a name, bytes.
+        are_placed: sections have addresses; else the address of a kernel is the offset of its section in the file.
+
+    Returns:
+        Name and canonical address (0 if it was not relocated) of each; empty if `data` is no ELF file.
+    """
+    try:
+        file = elf.ElfFile(elf.in_memory(data), most_sections=len(data))
+        names, sections = file.names, file.sections
+    except elf.ElfError:
+        return []
+    if names is None:
+        return []
+    found: list[tuple[bytes, int]] = []
+    left = names.size  # sections may share their names
+    for section in sections:
+        at = names.offset + section.name
+        start = at + len(TEXT_PREFIX)
+        last = min(start + longest + 1, names.offset + names.size)
+        if section.type == elf.SHT_PROGBITS and data.startswith(TEXT_PREFIX.encode(), at):
+            end = data.find(b"\0", start, last)
+            left -= max(end - start, 0)
+            if end - start >= shortest and left >= 0:
+                found.append((data[start:end], canonical(section.address if are_placed else section.offset)))
     return found
 
 

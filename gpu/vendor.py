@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
-from iaprof.gpu.code import CodeObject
+from iaprof.gpu.code import CodeObject, Lines
 from iaprof.gpu.instructions import Decoder, Dependencies, Instruction, InstructionSet
 from iaprof.gpu.samples import SampleLayout, SampleRows
 
@@ -62,6 +62,13 @@ class Vendor(ABC):
 
         It raises a CodeObjectError if the file is none, or damaged. It imports nothing more: the sandbox forbids that.
         """
+
+    def line_reader(self) -> Callable[[bytes], Mapping[int, Lines]] | None:
+        """Imports and returns what reads lines that are not DWARF's, of code objects without `has_debug`.
+
+        It returns the lines of kernels by their addresses, and leaves out what is damaged. None: there are none.
+        """
+        return None
 
     @abstractmethod
     def open_decoder(self) -> Decoder:

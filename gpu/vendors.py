@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from iaprof.gpu.intel.vendor import Intel
+from iaprof.gpu.nvidia.vendor import Nvidia
 from iaprof.gpu.samples import SampleLayout
 from iaprof.gpu.vendor import Vendor
 
-VENDORS: tuple[Vendor, ...] = (Intel(),)
+VENDORS: tuple[Vendor, ...] = (Intel(), Nvidia())
 """All vendors. What names no vendor is the first one's."""
 REASONS = tuple(dict.fromkeys(reason for vendor in VENDORS for reason in vendor.meanings))
 """All reasons, in the order of tables."""

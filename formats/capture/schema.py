@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from iaprof.gpu.vendors import IMPORTED_REASONS, SAMPLE_ROWS
 
-FORMAT = 10
+FORMAT = 11
 
 
 class FieldFlags(IntFlag):
@@ -237,6 +237,7 @@ ROW_KINDS = (
             Field("digest", _binary),
             Field("size", _u64),
             Field("elf", _binary, NULL | WHOLE),
+            Field("base", _u64, NULL, since=11),
         ),
         count="modules",
         label="GPU modules",

@@ -10,9 +10,9 @@ shared/source/device_binary_format/zebin and shared/source/debugger (the debug f
 from __future__ import annotations
 
 from iaprof.basics import elf
-from iaprof.gpu.code import ADDRESS_MASK, CodeKernel, CodeObject, CodeObjectError, canonical
 from iaprof.gpu import elf_code
-from iaprof.gpu.elf_code import TEXT_PREFIX, Section, functions, kernel_sections
+from iaprof.gpu.code import ADDRESS_MASK, CodeKernel, CodeObject, CodeObjectError, canonical
+from iaprof.gpu.elf_code import TEXT_PREFIX, Section, check_size, functions, kernel_sections
 
 CALLED_FUNCTIONS = "Intel_Symbol_Table_Void_Program"  # pseudo-kernel whose section holds functions that kernels call
 
@@ -25,8 +25,7 @@ def read_zebin(data: bytes) -> CodeObject:
     """Reads a compiler's zebin or a driver's debug ELF; CodeObjectError if it is neither, or damaged."""
     sections = read_sections(data)
     texts = kernel_sections(sections)
-    if sum(section.size for section in texts.values()) > len(data):
-        raise CodeObjectError("its sections overlap: they hold more code than the file has bytes")
+    check_size(data, texts)
     of_kernels = functions(data, sections, texts, are_placed=True)
     relocations = _relocations(data, sections)
     kernels = []
@@ -73,38 +72,6 @@ def placed_ranges(data: bytes | memoryview) -> list[tuple[int, int]]:
         return []
     segments = map(elf.Segment._make, elf.SEGMENT.iter_unpack(data[header.segments : end]))
     return [(canonical(each.address), min(each.memory, ADDRESS_MASK)) for each in segments if each.type == elf.PT_LOAD]
-
-
-def kernel_names(data: bytes, shortest: int, longest: int) -> list[tuple[bytes, int]]:
-    """The kernels of a zebin whose names have a length within bounds.
-
-    Args:
-            data: the file, untrusted.
-            shortest: minimum length of a name, bytes.
-            longest: maximum length of a name, bytes.
-
-    Returns:
-            Name and canonical address (0 if the zebin was not relocated) of each; empty if `data` is not a zebin.
-    """
-    try:
-        file = elf.ElfFile(elf.in_memory(data), most_sections=len(data))
-        names, sections = file.names, file.sections
-    except elf.ElfError:
-        return []
-    if names is None:
-        return []
-    found: list[tuple[bytes, int]] = []
-    left = names.size  # sections may share their names
-    for section in sections:
-        at = names.offset + section.name
-        start = at + len(TEXT_PREFIX)
-        last = min(start + longest + 1, names.offset + names.size)
-        if section.type == elf.SHT_PROGBITS and data.startswith(TEXT_PREFIX.encode(), at):
-            end = data.find(b"\0", start, last)
-            left -= max(end - start, 0)
-            if end - start >= shortest and left >= 0:
-                found.append((data[start:end], canonical(section.address)))
-    return found
 
 
 def _relocations(data: bytes, sections: list[Section]) -> dict[int, list[tuple[int, int]]]:

@@ -38,7 +38,7 @@ class Sm(InstructionSet):
         return "nvidia"
 
 
-GENERATIONS = {
+GENERATIONS: dict[InstructionSet, str] = {
     Sm.SM70: "Volta", Sm.SM72: "Volta", Sm.SM75: "Turing", Sm.SM80: "Ampere", Sm.SM86: "Ampere", Sm.SM87: "Ampere",
     Sm.SM88: "Ampere", Sm.SM89: "Ada", Sm.SM90: "Hopper", Sm.SM100: "Blackwell", Sm.SM101: "Blackwell",
     Sm.SM103: "Blackwell", Sm.SM110: "Blackwell", Sm.SM120: "Blackwell", Sm.SM121: "Blackwell",

@@ -1,11 +1,11 @@
 """The lines of cubins: DWARF's line programs, with NVIDIA's rows for inlined calls.
 
 Each sequence of rows belongs to a section with code, which a relocation of its first address names. Before the rows of
-an inlined function, the extended opcode 0x90 has the number of the row of its call, counted from 1 in the sequence,
-and the place of its name in .debug_str; zeros end that. A program's files have DWARF's numbers.
+an inlined function, the extended opcode 0x90 has the number of the row of its call, an earlier one, counted from 1 in
+the sequence, and the place of its name in .debug_str; zeros end that. A program's files have DWARF's numbers.
 
 The tables are untrusted: the work is bounded by their length, and what is damaged is left out. Sources: DWARF 2 to 4,
-section 6.2; readelf and nvdisasm -g -gi on cubins of CUDA 13 and Triton 3.
+section 6.2; readelf and nvdisasm -gi on cubins of CUDA 13 and Triton 3.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from iaprof.basics import elf
-from iaprof.gpu.code import CodePlace
-from iaprof.gpu.elf_code import Section
+from iaprof.gpu.code import CodePlace, Lines
+from iaprof.gpu.elf_code import Section, StringTable
+from iaprof.gpu.nvidia.cubin import cubin_sections
 
-Lines = tuple[tuple[int, tuple[CodePlace, ...]], ...]
 _MOST_ROWS = 1 << 20  # of all programs of a cubin
 _DEEPEST = 32  # inlined calls
-_MOST_FILES = 1 << 16
+_MOST_FILES = 1 << 14  # and folders, of a program
 _LONGEST_NAME = 4096
 _MAX_LINE = 0x7FFF_FFFF
 _UNIT = 4  # bytes of a program's length
@@ -81,22 +81,21 @@ class _Reader:
         return found
 
 
-def read_lines(data: bytes, sections: Sequence[Section]) -> dict[int, Lines]:
+def read_lines(data: bytes) -> dict[int, Lines]:
     """Reads the lines of a cubin's kernels.
 
-    Args:
-        data: the cubin.
-        sections: its section table.
-
     Returns:
-        By the number of a section with code: from each offset on, the places of inlined calls, outermost first, and of
-        the instruction.
+        By a kernel's address: its lines.
+
+    Raises:
+        CodeObjectError: the file is no cubin, or its section table or its names are damaged.
     """
+    sections = cubin_sections(data)
     of_name = {section.name: section for section in sections if section.type == elf.SHT_PROGBITS}
     table, names = of_name.get(".debug_line"), of_name.get(".debug_str")
     if table is None:
         return {}
-    strings = b"" if names is None else data[names.offset : names.offset + names.size]
+    strings = StringTable(b"" if names is None else data[names.offset : names.offset + names.size])
     places = _relocated(data, sections)
     found: dict[int, Lines] = {}
     left = _MOST_ROWS
@@ -111,7 +110,8 @@ def read_lines(data: bytes, sections: Sequence[Section]) -> dict[int, Lines]:
         try:
             for section, rows in _sequences(unit, table.offset, places, left):
                 left -= len(rows)
-                found.setdefault(section, _lines(rows, strings))
+                if section < len(sections) and sections[section].offset not in found:
+                    found[sections[section].offset] = _lines(rows, strings)
         except _Damaged:
             continue
     return found
@@ -120,17 +120,16 @@ def read_lines(data: bytes, sections: Sequence[Section]) -> dict[int, Lines]:
 def _relocated(data: bytes, sections: Sequence[Section]) -> dict[int, tuple[int, int]]:
     """By place in .debug_line: the section and the offset in it of the address that belongs there."""
     symbols = next((each for each in sections if each.type == elf.SHT_SYMTAB), None)
+    entries = next((each for each in sections if each.name in (".rela.debug_line", ".rel.debug_line")), None)
     found: dict[int, tuple[int, int]] = {}
-    for section in sections:
-        if symbols is None or section.name not in (".rela.debug_line", ".rel.debug_line"):
-            continue
-        entry = elf.RELA if section.type == elf.SHT_RELA else elf.REL
-        entries = data[section.offset : section.offset + section.size // entry.size * entry.size]
-        for place, _, number, *addend in entry.iter_unpack(entries):
-            at = symbols.offset + number * elf.SYMBOL.size
-            if (number + 1) * elf.SYMBOL.size <= symbols.size:
-                symbol = elf.Symbol._make(elf.SYMBOL.unpack_from(data, at))
-                found[place] = symbol.section, symbol.value + (addend[0] if addend else 0)
+    if symbols is None or entries is None or entries.type not in (elf.SHT_RELA, elf.SHT_REL):
+        return found
+    entry = elf.RELA if entries.type == elf.SHT_RELA else elf.REL
+    count = min(entries.size // entry.size, _MOST_ROWS)
+    for place, _, number, *addend in entry.iter_unpack(data[entries.offset : entries.offset + count * entry.size]):
+        if (number + 1) * elf.SYMBOL.size <= symbols.size:
+            symbol = elf.Symbol._make(elf.SYMBOL.unpack_from(data, symbols.offset + number * elf.SYMBOL.size))
+            found[place] = symbol.section, symbol.value + (addend[0] if addend else 0)
     return found
 
 
@@ -157,7 +156,7 @@ def _sequences(
     base = (unit.take(1) ^ 0x80) - 0x80
     span, opcodes = unit.take(1), unit.take(1)
     arguments = [0, *(unit.take(1) for _ in range(max(opcodes - 1, 0)))]
-    files = _files(unit)
+    files = _Files(unit)
     if begin > unit.end or not span:
         raise _Damaged
     unit.at = begin
@@ -175,9 +174,6 @@ def _sequences(
                 size = unit.uleb()
                 next_at = unit.at + size
                 kind = unit.take(1) if size else 0
-                if kind == _END_SEQUENCE:
-                    rows.append(_Row(address, "", 0, 0, 0))
-                    break
                 if kind == _SET_ADDRESS:
                     section, address = places.get(unit.at - table, (-1, 0))
                 elif kind == _INLINED_CALL:
@@ -185,6 +181,9 @@ def _sequences(
                 if next_at > unit.end:
                     raise _Damaged
                 unit.at = next_at
+                if kind == _END_SEQUENCE:
+                    rows.append(_Row(address, "", 0, 0, 0))
+                    break
             elif code == _COPY:
                 emits = True
             elif code == _ADVANCE_PC:
@@ -204,41 +203,48 @@ def _sequences(
                 most -= 1
                 if most < 0:
                     raise _Damaged
-                rows.append(_Row(address, files.get(file, ""), line if 0 <= line <= _MAX_LINE else 0, call, function))
+                rows.append(_Row(address, files.path(file), line if 0 <= line <= _MAX_LINE else 0, call, function))
         if section >= 0:
             yield section, rows
 
 
-def _files(unit: _Reader) -> dict[int, str]:
-    """The paths of a program's files, by number."""
-    folders = [""]
-    while folder := unit.text():
-        folders.append(folder)
-    found: dict[int, str] = {}
-    while (name := unit.text()) and len(found) < _MOST_FILES:
-        folder = unit.uleb()
-        unit.uleb(), unit.uleb()  # time and size
-        found[len(found) + 1] = posixpath.join(folders[folder] if folder < len(folders) else "", name)
-    return found
+class _Files:
+    """The paths of a program's files, by number from 1 on."""
+
+    def __init__(self, unit: _Reader) -> None:
+        self._folders = [""]
+        while (folder := unit.text()) and len(self._folders) < _MOST_FILES:
+            self._folders.append(folder)
+        self._files: list[tuple[str, int]] = []
+        while (name := unit.text()) and len(self._files) < _MOST_FILES:
+            self._files.append((name, unit.uleb()))
+            unit.uleb(), unit.uleb()  # time and size
+        self._paths: dict[int, str] = {}
+
+    def path(self, number: int) -> str:
+        """The path of a file; "" if there is none of that number."""
+        if number not in self._paths:
+            name, folder = self._files[number - 1] if 0 < number <= len(self._files) else ("", 0)
+            self._paths[number] = posixpath.join(self._folders[folder] if folder < len(self._folders) else "", name)
+        return self._paths[number]
 
 
-def _lines(rows: Sequence[_Row], strings: bytes) -> Lines:
+def _lines(rows: Sequence[_Row], strings: StringTable) -> Lines:
     """The places at each address at which they change."""
     found: dict[int, tuple[CodePlace, ...]] = {}
-    for row in rows:  # if several rows have one address, the last one counts
-        places = [CodePlace("", row.file, row.line)] if row.file else []
-        at, deep = row, 0
-        while at.call and deep < _DEEPEST:
-            places[0] = CodePlace(_name(strings, at.function), places[0].file, places[0].line)
-            if at.call > len(rows) or not rows[at.call - 1].file:
-                break
-            at = rows[at.call - 1]
-            places.insert(0, CodePlace("", at.file, at.line))
-            deep += 1
-        found[row.address] = tuple(places)
+    of_rows: list[tuple[CodePlace, ...]] = []
+    made: dict[tuple[int, int, str, int], tuple[CodePlace, ...]] = {}
+    names: dict[int, str] = {}  # of functions
+    for number, row in enumerate(rows):
+        outer: tuple[CodePlace, ...] = ()
+        if 0 < row.call <= number and len(of_rows[row.call - 1]) < _DEEPEST:
+            outer = of_rows[row.call - 1]
+        key = id(outer), row.function, row.file, row.line  # of a tuple that `of_rows` keeps
+        if key not in made:
+            if outer and row.function not in names:
+                names[row.function] = strings.at(row.function)
+            own = CodePlace(names[row.function] if outer else "", row.file, row.line)
+            made[key] = (*outer, own) if row.file else outer
+        of_rows.append(made[key])
+        found[row.address] = made[key]  # if several rows have one address, the last one counts
     return tuple(sorted(found.items()))
-
-
-def _name(strings: bytes, at: int) -> str:
-    end = strings.find(b"\0", at, at + _LONGEST_NAME)
-    return strings[at : end if end >= 0 else at + _LONGEST_NAME].decode("utf-8", "backslashreplace")

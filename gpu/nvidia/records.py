@@ -97,7 +97,7 @@ def packed(addresses: NDArray[np.uint64], counts: NDArray[np.uint32]) -> list[ND
     """
     repeats = np.maximum(-(-counts.max(axis=1, initial=0).astype(np.int64) // MOST), 1)
     row = np.repeat(np.arange(len(counts)), repeats)
-    number = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)  # of a record among its instruction's
+    number = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)  # among its instruction's records
     left = counts[row].astype(np.int64) - number[:, None] * MOST
     parts = np.clip(left, 0, MOST).astype("<u2")
     kinds = np.zeros((len(row), 2, WORDS * PER_WORD), "<u2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from iaprof.gpu.code import CodeObject
+from iaprof.gpu.code import CodeObject, Lines
 from iaprof.gpu.instructions import Decoder, InstructionSet
 from iaprof.gpu.nvidia.architectures import GENERATIONS, INSTRUCTION_BYTES, Sm, instruction_set, is_cubin
 from iaprof.gpu.nvidia.reasons import MEANINGS, ROWS
@@ -41,7 +41,7 @@ class Nvidia(Vendor):
 
     def sampled(self) -> Mapping[InstructionSet, str]:
         """See Vendor."""
-        return dict(GENERATIONS)
+        return GENERATIONS
 
     def is_code(self, data: bytes) -> bool:
         """See Vendor."""
@@ -53,14 +53,20 @@ class Nvidia(Vendor):
 
         return read_cubin
 
+    def line_reader(self) -> Callable[[bytes], Mapping[int, Lines]]:
+        """See Vendor."""
+        from iaprof.gpu.nvidia.lines import read_lines
+
+        return read_lines
+
     def open_decoder(self) -> Decoder:
         """See Vendor."""
-        from iaprof.gpu.nvidia.nvdisasm import Nvdisasm
+        from iaprof.gpu.nvidia import nvdisasm
 
-        return Nvdisasm()
+        return nvdisasm.open_decoder()
 
     def installed_decoder(self) -> str:
         """See Vendor."""
-        from iaprof.gpu.nvidia.nvdisasm import installed
+        from iaprof.gpu.nvidia import nvdisasm
 
-        return installed()
+        return nvdisasm.installed()

@@ -362,7 +362,7 @@ class CodeObjectRows:
         """Adds a debug ELF; raises ValueError, KeyError, TypeError or OverflowError if the frame is damaged."""
         about = json_object(frame.payload[: frame.shape])
         content = frame.payload[frame.shape :] if about["content"] else None
-        self._add(frame.time, about["pid"], about["path"], about["digest"], about["size"], content)
+        self._add(frame.time, about["pid"], about["path"], about["digest"], about["size"], content, about.get("base"))
 
     def add_chunk(self, frame: Frame) -> None:
         """Adds a chunk of a kernel or module that BPF dumped."""
@@ -385,12 +385,14 @@ class CodeObjectRows:
             if counts[source]:
                 yield source, counts[source], detail
 
-    def _add(self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None) -> None:
-        self.names.add_module(pid, time, digest, content)
+    def _add(
+        self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None, base: int | None = None
+    ) -> None:
+        self.names.add_module(pid, time, digest, content, base or 0)
         # The same content may come twice: with the rotation state, and again from the process.
         content = content if digest not in self._digests else None
         row = {"time_ns": time, "pid": pid, "path": path, "digest": bytes.fromhex(digest), "size": size, "elf": content}
-        self._rows.append(_single_row("kernel", row))
+        self._rows.append(_single_row("kernel", {**row, "base": base}))
         self._digests.update([digest] if content is not None else [])
         self._bytes += len(content or b"")
 

@@ -21,15 +21,8 @@ from iaprof.basics import elf
 from iaprof.formats.elf_tables import HEADER, RELOCATION, SECTION, SEGMENT, SYMBOL
 from iaprof.formats.wire.launches import CHUNK, ChunkOf
 from iaprof.gpu.code import CodeKernel, CodeObjectError, canonical
-from iaprof.gpu.intel.zebin import (
-    EM_INTELGT,
-    TEXT_PREFIX,
-    Section,
-    StringTable,
-    kernel_sections,
-    read_sections,
-    read_zebin,
-)
+from iaprof.gpu.elf_code import TEXT_PREFIX, Section, StringTable, kernel_sections
+from iaprof.gpu.intel.zebin import EM_INTELGT, read_sections, read_zebin
 from iaprof.record.spool import Frame, SpoolReader
 
 HEAD = np.dtype([(name, CHUNK[name]) for name in CHUNK.names or () if name != "data"])

@@ -19,7 +19,8 @@ from iaprof.formats.capture.limits import MAX_TEXT_BYTES
 from iaprof.formats.distinct import distinct_rows
 from iaprof.formats.wire.launches import NAME_BYTES
 from iaprof.gpu.code import ADDRESS_MASK, canonical
-from iaprof.gpu.intel.zebin import kernel_names
+from iaprof.gpu.elf_code import kernel_names
+from iaprof.gpu.nvidia.architectures import is_cubin
 
 CUT = "…"
 CUT_BYTES = NAME_BYTES - 1  # length of a cut name in a launch record
@@ -46,7 +47,7 @@ class KernelNames:
         self._by_prefix: dict[tuple[int, bytes], dict[bytes, bool]] = defaultdict(dict)
         self._by_digest: dict[str, list[tuple[bytes, int]]] = {}  # names and addresses of a module's kernels
 
-    def add_module(self, pid: int, time_ns: int, digest: str, elf: bytes | None) -> None:
+    def add_module(self, pid: int, time_ns: int, digest: str, elf: bytes | None, base: int = 0) -> None:
         """Adds a module of a process.
 
         Args:
@@ -54,14 +55,15 @@ class KernelNames:
             time_ns: since when the process has the module.
             digest: of the ELF file.
             elf: the file; None if an earlier call had it.
+            base: what is added to the addresses in the file.
         """
         if elf is not None and digest not in self._by_digest:
-            names = kernel_names(elf, CUT_BYTES, MAX_TEXT_BYTES)
+            names = kernel_names(elf, CUT_BYTES, MAX_TEXT_BYTES, are_placed=not is_cubin(elf))
             length = sum(len(name) + _NAME_COSTS for name, _ in names)
             self._by_digest[digest] = names if length <= self._left else []
             self._left -= min(length, self._left)
         for name, address in self._by_digest.get(digest, ()):
-            self.add(pid, time_ns, address, name)
+            self.add(pid, time_ns, canonical(base + address) if address else 0, name)
 
     def add(self, pid: int, time_ns: int, address: int, name: bytes) -> None:
         """Adds a kernel of a process; the address is 0 if unknown."""
