@@ -30,6 +30,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, READ_COLUMNS, ROW_KINDS, sorted_kinds
 from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.writers.profile_table import SCHEMA, profile_table
+from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.samples import SampleLayout, SampleRows
 from iaprof.gpu.vendors import SAMPLE_ROWS, layouts
 from iaprof.report.gpu.module import GpuModuleLoader
@@ -217,11 +218,13 @@ class _Part:
     def kernels(self) -> Iterator[pa.RecordBatch]:
         """Yields a row for each kernel of each module, and one without a kernel for each unreadable module."""
         with GpuModuleLoader() as modules:
-            for table in self.capture.tables("kernel", ("time_ns", "pid", "path", "elf")):
+            for table in self.capture.tables("kernel", ("time_ns", "pid", "path", "elf", "base")):
                 for index in range(len(table)):  # there are few modules
-                    time_ns, pid, path, elf = (table[name][index].as_py() for name in table.column_names)
+                    time_ns, pid, path, elf, base = (table[name][index].as_py() for name in table.column_names)
                     found = modules.load(elf, None, only=()).kernels if elf is not None else ()
-                    rows: list[tuple[Any, ...]] = [(k.demangled, k.address, k.size, k.fingerprint) for k in found]
+                    rows: list[tuple[Any, ...]] = [
+                        (k.demangled, ((base or 0) + k.address) & ADDRESS_MASK, k.size, k.fingerprint) for k in found
+                    ]
                     columns = zip(*((time_ns, pid, path, *row) for row in rows or [(None,) * 4]), strict=True)
                     arrays = [pa.array(c, f.type) for c, f in zip(columns, _KERNELS, strict=True)]
                     yield pa.RecordBatch.from_arrays(arrays, schema=_KERNELS)
