@@ -186,10 +186,10 @@ static struct {
     int (*name)(char *name, int bytes, int device);
     int (*bus)(char *text, int bytes, int device);
     int (*uuid)(uint8_t *uuid, int device);
-    int (*module)(void **module, void *function);
+    int (*capturing)(void *stream, int *status);
 } driver;
 static const char *const DRIVER_NAMES[] = {"cuDeviceGetAttribute", "cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceGetUuid_v2",
-                                           "cuFuncGetModule"};
+                                           "cuStreamIsCapturing"};
 _Static_assert(sizeof driver == sizeof(void *) * ELEMENTS(DRIVER_NAMES), "DRIVER_NAMES");
 
 /* --- messages: formats/wire/launches.py has MESSAGE and MessageOf */
@@ -901,6 +901,17 @@ static __attribute__((noinline)) void raise_launch(uint64_t address, uint64_t si
     DTRACE_PROBE6(cuda, launch_kernel, 0, address, size, name, 0, correlation);
 }
 
+/* The stream of a launch: of cuLaunchKernel and cuLaunchCooperativeKernel an argument, of cuLaunchKernelEx in the structure
+ * that the first argument points to. */
+static void *stream_of(const struct call *call, bool is_ex)
+{
+    const char *structure = is_ex ? call->parameters[0] : (const char *)call->parameters;
+    void *stream = NULL;
+    if (structure)
+        memcpy(&stream, structure + (is_ex ? 32 : 40), sizeof stream);
+    return stream;
+}
+
 static void on_launched(uint32_t id, const struct call *call)
 {
     if (!cuda_launch_kernel_semaphore || !call->result || *call->result)
@@ -910,6 +921,9 @@ static void on_launched(uint32_t id, const struct call *call)
         return;
     }
     bool is_second = id == CU_LAUNCH_KERNEL_EX || id == CU_LAUNCH_KERNEL_EX_PTSZ; /* the function's argument */
+    int is_captured = 0;
+    if (!driver.capturing(stream_of(call, is_second), &is_captured) && is_captured)
+        return; /* the kernel becomes part of a graph */
     const struct kernel *kernel = launched_kernel(call->parameters[is_second], call->symbol ? call->symbol : "");
     if (kernel)
         raise_launch(kernel->address, kernel->size, kernel->name, call->correlation);

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from standin import hardware
-from standin.cuda.runtime import Programs, build
+from standin.cuda.runtime import build
 
 INFORMATION = """\
 Model: \t\t {name}
