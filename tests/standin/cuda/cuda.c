@@ -77,11 +77,12 @@ EXPORT struct standin_cuda standin_cuda = {.size = sizeof(struct standin_cuda), 
 static atomic_bool initialized;
 static atomic_uint next_correlation = 1, next_context = 1, next_stream = 7, next_module = 1, next_graph = 1;
 static CUcontext primaries[16];
-static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t primary_lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP; /* callbacks run under it */
 static __thread CUcontext stack[16];
 static __thread int depth; /* of stack; its last one is current */
 static __thread CUstream thread_streams[16];
 static bool ledger_written;
+static void write_ledger_again(void);
 static atomic_ulong copies, graph_launches;
 
 static uint64_t now(void)
@@ -195,6 +196,7 @@ __attribute__((constructor)) static void loaded(void)
     shared.last_execution = &shared.executions;
     shared.now = now;
     shared.fault = fault;
+    shared.write_ledger = write_ledger_again;
     pthread_atfork(before_fork, in_parent, in_child);
 }
 
@@ -402,6 +404,8 @@ static void wait_for_streams(CUcontext context)
         sleep_until(until);
 }
 
+static void forget_modules(CUcontext context);
+
 static void end_context(CUcontext context)
 {
     void (*ended)(CUcontext) = shared.on_context_end;
@@ -409,6 +413,7 @@ static void end_context(CUcontext context)
     wait_for_streams(context);
     if (ended)
         ended(context);
+    forget_modules(context);
     pthread_mutex_lock(&shared.lock);
     context->dead = true;
     pthread_mutex_unlock(&shared.lock);
@@ -777,6 +782,18 @@ static void forget_bytes(CUmodule module)
     pthread_mutex_unlock(&shared.lock);
 }
 
+/* A context takes its modules with it. Whether callbacks are told of each is said nowhere: both must do. */
+static void forget_modules(CUcontext context)
+{
+    bool tells = fault("unloads-at-destroy");
+    for (CUmodule module = shared.modules; module; module = module->next)
+        if (module->context == context && !module->unloaded) {
+            if (tells)
+                resource(CUPTI_CBID_RESOURCE_MODULE_UNLOAD_STARTING, context, NULL, module);
+            forget_bytes(module);
+        }
+}
+
 static CUresult unload_module(CUmodule module)
 {
     if (!module || module->unloaded)
@@ -977,6 +994,8 @@ static CUresult launch(CUfunction function, CUstream stream, const struct node *
         return result;
     stream = meant(stream, per_thread);
     if (!stream)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    if (stream->context->dead)
         return CUDA_ERROR_INVALID_CONTEXT;
     if (!function || function->module->unloaded || function->module->context != stream->context)
         return CUDA_ERROR_INVALID_HANDLE;
@@ -1324,7 +1343,8 @@ static void put_rows(FILE *out, const char *name, size_t member)
 static void put_ledger(FILE *out)
 {
     const char *comma = "";
-    fprintf(out, "{\"pid\": %d, \"copies\": %lu, \"graph_launches\": %lu", getpid(), copies, graph_launches);
+    fprintf(out, "{\"pid\": %d, \"written\": %llu, \"copies\": %lu, \"graph_launches\": %lu", getpid(), (unsigned long long)now(),
+            copies, graph_launches);
     fprintf(out, ", \"records\": {\"delivered\": %llu, \"dropped\": %llu}", (unsigned long long)shared.activity.delivered,
             (unsigned long long)shared.activity.dropped);
     fprintf(out, ",\n\"contexts\": [");
@@ -1361,9 +1381,9 @@ static void put_ledger(FILE *out)
     for (const struct standin_execution *e = shared.executions; e; e = e->next) {
         fprintf(out, "%s\n[%u, ", comma, e->correlation);
         put_string(out, e->function->name);
-        fprintf(out, ", %u, %u, %u, %d, %llu, %llu, %llu, %u, %llu]", e->site, e->stream, e->context->id, e->context->device,
+        fprintf(out, ", %u, %u, %u, %d, %llu, %llu, %llu, %u, %llu, %s]", e->site, e->stream, e->context->id, e->context->device,
                 (unsigned long long)e->begin, (unsigned long long)e->end, (unsigned long long)e->samples, e->graph,
-                (unsigned long long)e->node);
+                (unsigned long long)e->node, e->told ? "true" : "false");
         comma = ",";
     }
     fprintf(out, "]");
@@ -1393,15 +1413,16 @@ static void write_ledger(void)
     ledger_written = true;
 }
 
+/* For a program that is about to end in another way. */
+EXPORT void standin_cuda_ledger(void)
+{
+    write_ledger();
+}
+
 static void write_ledger_again(void)
 {
     if (ledger_written)
         write_ledger();
-}
-
-__attribute__((constructor)) static void offer_ledger(void)
-{
-    shared.write_ledger = write_ledger_again;
 }
 
 __attribute__((destructor)) static void unloaded(void)

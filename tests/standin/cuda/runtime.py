@@ -124,6 +124,7 @@ class Execution(NamedTuple):
     samples: int  # made while it executed, those of `lost` and `unread` included, those dropped not
     graph: int  # 0: of none
     node: int
+    told: bool  # by an activity record that made sense
 
 
 class Row(NamedTuple):
@@ -136,7 +137,7 @@ class Row(NamedTuple):
     reason: int
     context: int
     module: int
-    count: int
+    samples: int
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,7 @@ class Ledger:
     """All that one process did."""
 
     pid: int
+    written: int  # when; CLOCK_MONOTONIC, ns
     copies: int
     graph_launches: int
     delivered: int  # activity records
@@ -191,6 +193,7 @@ class Ledger:
         told = json.loads(path.read_text())
         return cls(
             told["pid"],
+            told["written"],
             told["copies"],
             told["graph_launches"],
             told["records"]["delivered"],
@@ -211,7 +214,7 @@ class Ledger:
         counts: Counter[str] = Counter()
         for row in self.samples:
             if is_reason(row.reason):
-                counts[row.kernel] += row.count
+                counts[row.kernel] += row.samples
         return counts
 
 
