@@ -241,8 +241,10 @@ static void on_callback(void *user, int domain, uint32_t cbid, const void *data)
         const CUpti_ModuleResourceData *module = resource->resourceDescriptor;
         CUpti_GetCubinCrcParams params = {sizeof(params), module->cubinSize, module->pCubin, 0};
         failed("GetCubinCrc", GetCubinCrc(&params));
+        pthread_mutex_lock(&lock);
         crcs[cubins++ % CUBINS] = params.cubinCrc;
         cubin_bytes += module->cubinSize;
+        pthread_mutex_unlock(&lock);
     } else
         drain_all();
 }

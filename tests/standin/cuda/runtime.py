@@ -217,6 +217,13 @@ class Ledger:
                 counts[row.kernel] += row.samples
         return counts
 
+    def made_by_site(self) -> Counter[tuple[str, int]]:
+        """Samples made, by kernel and call site: what was handed out of them is not known by site, as with NVIDIA's."""
+        counts: Counter[tuple[str, int]] = Counter()
+        for execution in self.executions:
+            counts[execution.kernel, execution.site] += execution.samples
+        return counts
+
 
 def _added(launches: Sequence[tuple[str, int, int]]) -> dict[tuple[str, int], int]:
     counts: Counter[tuple[str, int]] = Counter()
