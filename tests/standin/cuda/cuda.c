@@ -83,7 +83,10 @@ static __thread int depth; /* of stack; its last one is current */
 static __thread CUstream thread_streams[16];
 static bool ledger_written;
 static void write_ledger_again(void);
-static atomic_ulong copies, graph_launches;
+static struct {
+    const char *_Atomic name;
+    atomic_ulong done, failed;
+} calls[CBID_COUNT]; /* that callbacks can see */
 
 static uint64_t now(void)
 {
@@ -151,6 +154,8 @@ static struct standin_call entered(uint32_t cbid, const char *function, const vo
 static CUresult left(struct standin_call *call, CUresult result)
 {
     void (*hook)(struct standin_call *) = shared.on_call;
+    calls[call->cbid].name = call->function;
+    atomic_fetch_add(result ? &calls[call->cbid].failed : &calls[call->cbid].done, 1);
     call->result = &result;
     call->context = current();
     if (hook)
@@ -165,9 +170,9 @@ static void resource(uint32_t cbid, CUcontext context, CUstream stream, CUmodule
         hook(cbid, context, stream, module);
 }
 
-#define PARAMS(...)                                                                                                                  \
-    struct {                                                                                                                         \
-        __VA_ARGS__                                                                                                                  \
+#define PARAMS(...)                                                                                                                \
+    struct {                                                                                                                       \
+        __VA_ARGS__                                                                                                                \
     }
 
 /* ---- start, devices ---- */
@@ -272,12 +277,12 @@ EXPORT CUresult cuGetErrorName(CUresult error, const char **text)
     return cuGetErrorString(error, text);
 }
 
-#define CHECK_DEVICE(device)                                                                                                         \
-    do {                                                                                                                             \
-        if (!usable())                                                                                                               \
-            return CUDA_ERROR_NOT_INITIALIZED;                                                                                       \
-        if ((device) < 0 || (unsigned)(device) >= shared.devices)                                                                    \
-            return CUDA_ERROR_INVALID_DEVICE;                                                                                        \
+#define CHECK_DEVICE(device)                                                                                                       \
+    do {                                                                                                                           \
+        if (!usable())                                                                                                             \
+            return CUDA_ERROR_NOT_INITIALIZED;                                                                                     \
+        if ((device) < 0 || (unsigned)(device) >= shared.devices)                                                                  \
+            return CUDA_ERROR_INVALID_DEVICE;                                                                                      \
     } while (0)
 
 EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
@@ -796,10 +801,13 @@ static void forget_modules(CUcontext context)
 
 static CUresult unload_module(CUmodule module)
 {
+    void (*ended)(CUmodule) = shared.on_module_end;
     if (!module || module->unloaded)
         return CUDA_ERROR_INVALID_HANDLE;
     resource(CUPTI_CBID_RESOURCE_MODULE_UNLOAD_STARTING, module->context, NULL, module);
     wait_for_streams(module->context);
+    if (ended)
+        ended(module);
     forget_bytes(module);
     return CUDA_SUCCESS;
 }
@@ -1048,8 +1056,8 @@ static CUresult launch_ex(const struct launch_ex_params *p, uint32_t cbid, const
     return left(&call, launch(p->f, c->hStream, &node, per_thread, call.correlation));
 }
 
-#define LAUNCH_ARGUMENTS                                                                                                             \
-    CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned bytes, CUstream stream,     \
+#define LAUNCH_ARGUMENTS                                                                                                           \
+    CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned bytes, CUstream stream,   \
         void **arguments
 
 EXPORT CUresult cuLaunchKernel(LAUNCH_ARGUMENTS, void **extra)
@@ -1169,7 +1177,6 @@ static CUresult launch_graph(CUgraphExec exec, CUstream stream, uint32_t cbid, c
     stream = meant(stream, per_thread);
     if (!exec || !stream)
         return left(&call, CUDA_ERROR_INVALID_VALUE);
-    graph_launches++;
     for (size_t i = 0; i < exec->count; i++)
         execute(stream, &exec->nodes[i], call.correlation, exec->id, (uint64_t)exec->id << 32 | (i + 1));
     return left(&call, CUDA_SUCCESS);
@@ -1229,36 +1236,35 @@ static CUresult copy(void *to, const void *from, size_t bytes, CUstream stream, 
     if (cbid == CBID_cuMemcpyDtoH_v2 || cbid == CBID_cuMemcpyDtoH_v2_ptds)
         synchronize(stream, cbid == CBID_cuMemcpyDtoH_v2_ptds);
     memcpy(to, from, bytes);
-    copies++;
     return left(&call, CUDA_SUCCESS);
 }
 
 #define AT(pointer) ((void *)(uintptr_t)(pointer))
-#define COPY_TO(function)                                                                                                            \
-    EXPORT CUresult function(CUdeviceptr to, const void *from, size_t bytes)                                                         \
-    {                                                                                                                                \
-        return copy(AT(to), from, bytes, NULL, CBID_##function, #function, true);                                                    \
+#define COPY_TO(function)                                                                                                          \
+    EXPORT CUresult function(CUdeviceptr to, const void *from, size_t bytes)                                                       \
+    {                                                                                                                              \
+        return copy(AT(to), from, bytes, NULL, CBID_##function, #function, true);                                                  \
     }
-#define COPY_TO_ASYNC(function)                                                                                                      \
-    EXPORT CUresult function(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)                                        \
-    {                                                                                                                                \
-        return copy(AT(to), from, bytes, stream, CBID_##function, #function, true);                                                  \
+#define COPY_TO_ASYNC(function)                                                                                                    \
+    EXPORT CUresult function(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)                                      \
+    {                                                                                                                              \
+        return copy(AT(to), from, bytes, stream, CBID_##function, #function, true);                                                \
     }
-#define COPY_FROM(function)                                                                                                          \
-    EXPORT CUresult function(void *to, CUdeviceptr from, size_t bytes)                                                               \
-    {                                                                                                                                \
-        return copy(to, AT(from), bytes, NULL, CBID_##function, #function, false);                                                   \
+#define COPY_FROM(function)                                                                                                        \
+    EXPORT CUresult function(void *to, CUdeviceptr from, size_t bytes)                                                             \
+    {                                                                                                                              \
+        return copy(to, AT(from), bytes, NULL, CBID_##function, #function, false);                                                 \
     }
-#define SET(function)                                                                                                                \
-    EXPORT CUresult function(CUdeviceptr to, unsigned char value, size_t count, CUstream stream)                                     \
-    {                                                                                                                                \
-        PARAMS(CUdeviceptr dst; unsigned char uc; size_t N; CUstream hStream;) params = {to, value, count, stream};                  \
-        struct standin_call call;                                                                                                    \
-        if (!usable())                                                                                                               \
-            return CUDA_ERROR_NOT_INITIALIZED;                                                                                       \
-        call = entered(CBID_##function, #function, &params, NULL);                                                                   \
-        memset(AT(to), value, count);                                                                                                \
-        return left(&call, CUDA_SUCCESS);                                                                                            \
+#define SET(function)                                                                                                              \
+    EXPORT CUresult function(CUdeviceptr to, unsigned char value, size_t count, CUstream stream)                                   \
+    {                                                                                                                              \
+        PARAMS(CUdeviceptr dst; unsigned char uc; size_t N; CUstream hStream;) params = {to, value, count, stream};                \
+        struct standin_call call;                                                                                                  \
+        if (!usable())                                                                                                             \
+            return CUDA_ERROR_NOT_INITIALIZED;                                                                                     \
+        call = entered(CBID_##function, #function, &params, NULL);                                                                 \
+        memset(AT(to), value, count);                                                                                              \
+        return left(&call, CUDA_SUCCESS);                                                                                          \
     }
 COPY_TO(cuMemcpyHtoD_v2)
 COPY_TO(cuMemcpyHtoD_v2_ptds)
@@ -1343,11 +1349,17 @@ static void put_rows(FILE *out, const char *name, size_t member)
 static void put_ledger(FILE *out)
 {
     const char *comma = "";
-    fprintf(out, "{\"pid\": %d, \"written\": %llu, \"copies\": %lu, \"graph_launches\": %lu", getpid(), (unsigned long long)now(),
-            copies, graph_launches);
+    fprintf(out, "{\"pid\": %d, \"written\": %llu", getpid(), (unsigned long long)now());
     fprintf(out, ", \"records\": {\"delivered\": %llu, \"dropped\": %llu}", (unsigned long long)shared.activity.delivered,
             (unsigned long long)shared.activity.dropped);
-    fprintf(out, ",\n\"contexts\": [");
+    fprintf(out, ",\n\"calls\": {");
+    for (int i = 0; i < CBID_COUNT; i++)
+        if (calls[i].name) {
+            fprintf(out, "%s\"%s\": [%lu, %lu]", comma, calls[i].name, calls[i].done, calls[i].failed);
+            comma = ", ";
+        }
+    comma = "";
+    fprintf(out, "},\n\"contexts\": [");
     for (CUcontext context = shared.contexts; context; context = context->next) {
         const struct standin_sampling *s = &context->sampling;
         fprintf(out, "%s\n{\"id\": %u, \"device\": %d, \"period\": %u, \"enabled\": %s, ", comma, context->id, context->device, s->period,
@@ -1376,6 +1388,16 @@ static void put_ledger(FILE *out)
                     fprintf(out, ", %d, %llu]", site, (unsigned long long)module->functions[f].launches[site]);
                     comma = ",";
                 }
+    comma = "";
+    fprintf(out, "],\n\"captured\": [");
+    for (CUmodule module = shared.modules; module; module = module->next)
+        for (uint32_t f = 0; f < module->count; f++)
+            if (module->functions[f].captured) {
+                fprintf(out, "%s\n[", comma);
+                put_string(out, module->functions[f].name);
+                fprintf(out, ", %llu]", (unsigned long long)module->functions[f].captured);
+                comma = ",";
+            }
     comma = "";
     fprintf(out, "],\n\"executions\": [");
     for (const struct standin_execution *e = shared.executions; e; e = e->next) {

@@ -27,6 +27,7 @@
  *   nonsense              all of them
  *   cubin-truncated, cubin-damaged, cubin-empty, cubin-brief
  *                         what MODULE_LOADED shows: half of it, other bytes, nothing, one that is gone after the callback
+ *   unload                what was not handed out of a module's samples when it was unloaded is lost
  *   unloads-at-destroy    a context that ends tells of its modules' end, behind CONTEXT_DESTROY_STARTING
  *   no-activity           cuptiActivityEnable fails
  *   activity-dropped      each tenth record is dropped, and counted
@@ -103,9 +104,9 @@ static bool nonsense(const char *name)
     return fault(name) || fault("nonsense");
 }
 
-#define NEED_DRIVER                                                                                                                  \
-    struct standin_cuda *cuda = driver();                                                                                            \
-    if (!cuda)                                                                                                                       \
+#define NEED_DRIVER                                                                                                                \
+    struct standin_cuda *cuda = driver();                                                                                          \
+    if (!cuda)                                                                                                                     \
     return CUPTI_ERROR_NOT_INITIALIZED
 
 /* ---- results ---- */
@@ -221,6 +222,7 @@ static void on_resource(uint32_t cbid, CUcontext context, CUstream stream, CUmod
 }
 
 static void on_context_end(CUcontext context);
+static void on_module_end(CUmodule module);
 
 EXPORT CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc call, void *user)
 {
@@ -238,6 +240,7 @@ EXPORT CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_Callback
         *handle = &subscriber;
         subscribed = true;
         cuda->on_context_end = on_context_end;
+        cuda->on_module_end = on_module_end;
         cuda->on_call = on_call;
         cuda->on_resource = on_resource;
     }
@@ -538,6 +541,14 @@ static void hand_out(struct standin_sampling *s, CUpti_PCSamplingData *data)
     s->new_dropped = s->new_nonuser = 0;
 }
 
+static void lose(struct standin_sampling *s, struct standin_row *row)
+{
+    for (int reason = 0; reason < STANDIN_REASONS; reason++)
+        row->lost[reason] += row->pending[reason];
+    s->lost += first_kinds(row->pending);
+    memset(row->pending, 0, sizeof(row->pending));
+}
+
 /* Sampling ends, with the lock held: what is left goes into the buffer of the configuration. */
 static void finish(struct standin_cuda *cuda, CUcontext context)
 {
@@ -547,12 +558,8 @@ static void finish(struct standin_cuda *cuda, CUcontext context)
     if (buffer)
         hand_out(s, buffer);
     for (; s->rows; s->rows = s->rows->next) {
-        struct standin_row *row = s->rows;
-        row->queued = false;
-        for (int reason = 0; reason < STANDIN_REASONS; reason++)
-            row->lost[reason] += row->pending[reason];
-        s->lost += first_kinds(row->pending);
-        memset(row->pending, 0, sizeof(row->pending));
+        s->rows->queued = false;
+        lose(s, s->rows);
     }
     if (buffer)
         buffer->remainingNumPcs = s->row_count;
@@ -574,19 +581,34 @@ static void on_context_end(CUcontext context)
     pthread_mutex_unlock(&cuda->lock);
 }
 
-#define LOCK_CONTEXT(params, needs_enabled)                                                                                          \
-    NEED_DRIVER;                                                                                                                     \
-    if (!(params) || (params)->size < sizeof(*(params)))                                                                             \
-        return CUPTI_ERROR_INVALID_PARAMETER;                                                                                        \
-    pthread_mutex_lock(&cuda->lock);                                                                                                 \
-    if (!known(cuda, (params)->ctx)) {                                                                                               \
-        pthread_mutex_unlock(&cuda->lock);                                                                                           \
-        return CUPTI_ERROR_INVALID_CONTEXT;                                                                                          \
-    }                                                                                                                                \
-    struct standin_sampling *s = &(params)->ctx->sampling;                                                                           \
-    if ((needs_enabled) && !s->enabled) {                                                                                            \
-        pthread_mutex_unlock(&cuda->lock);                                                                                           \
-        return CUPTI_ERROR_INVALID_OPERATION;                                                                                        \
+static void on_module_end(CUmodule module)
+{
+    struct standin_cuda *cuda = driver();
+    struct standin_sampling *s = &module->context->sampling;
+    if (!cuda || !fault("unload"))
+        return;
+    pthread_mutex_lock(&cuda->lock);
+    if (s->enabled)
+        decode(cuda, module->context, cuda->now(), false);
+    for (struct standin_row *row = s->rows; row; row = row->next)
+        if (row->function->module == module)
+            lose(s, row);
+    pthread_mutex_unlock(&cuda->lock);
+}
+
+#define LOCK_CONTEXT(params, needs_enabled)                                                                                        \
+    NEED_DRIVER;                                                                                                                   \
+    if (!(params) || (params)->size < sizeof(*(params)))                                                                           \
+        return CUPTI_ERROR_INVALID_PARAMETER;                                                                                      \
+    pthread_mutex_lock(&cuda->lock);                                                                                               \
+    if (!known(cuda, (params)->ctx)) {                                                                                             \
+        pthread_mutex_unlock(&cuda->lock);                                                                                         \
+        return CUPTI_ERROR_INVALID_CONTEXT;                                                                                        \
+    }                                                                                                                              \
+    struct standin_sampling *s = &(params)->ctx->sampling;                                                                         \
+    if ((needs_enabled) && !s->enabled) {                                                                                          \
+        pthread_mutex_unlock(&cuda->lock);                                                                                         \
+        return CUPTI_ERROR_INVALID_OPERATION;                                                                                      \
     }
 
 EXPORT CUptiResult cuptiPCSamplingEnable(CUpti_PCSamplingContextParams *params)
@@ -873,7 +895,9 @@ static void put_record(struct standin_cuda *cuda, struct standin_execution *e, i
         return;
     }
     cuda->activity.delivered++;
-    record->kind = enabled_kinds[CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL] ? CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL : CUPTI_ACTIVITY_KIND_KERNEL;
+    record->kind = CUPTI_ACTIVITY_KIND_KERNEL;
+    if (enabled_kinds[CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL])
+        record->kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
     record->start = e->begin + (uint64_t)difference;
     record->end = record->completed = e->end + (uint64_t)difference;
     record->deviceId = (uint32_t)e->context->device;

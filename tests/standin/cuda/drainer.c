@@ -21,21 +21,21 @@
 enum { CONTEXTS = 16, REASONS = 64, KERNELS = 16, CUBINS = 64, LAUNCHES = 1 << 20 };
 
 /* Found by name: the library must load where there is no CUPTI. */
-#define FUNCTIONS(X)                                                                                                                 \
-    X(Subscribe, (CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *))                                                             \
-    X(EnableCallback, (uint32_t, CUpti_SubscriberHandle, int, uint32_t))                                                             \
-    X(GetResultString, (CUptiResult, const char **))                                                                                 \
-    X(GetCubinCrc, (CUpti_GetCubinCrcParams *))                                                                                      \
-    X(PCSamplingEnable, (CUpti_PCSamplingContextParams *))                                                                           \
-    X(PCSamplingDisable, (CUpti_PCSamplingContextParams *))                                                                          \
-    X(PCSamplingSetConfigurationAttribute, (CUpti_PCSamplingConfigurationInfoParams *))                                              \
-    X(PCSamplingGetNumStallReasons, (CUpti_PCSamplingGetNumStallReasonsParams *))                                                    \
-    X(PCSamplingGetStallReasons, (CUpti_PCSamplingGetStallReasonsParams *))                                                          \
-    X(PCSamplingGetData, (CUpti_PCSamplingGetDataParams *))                                                                          \
-    X(ActivityRegisterCallbacks, (CUpti_BuffersCallbackRequestFunc, CUpti_BuffersCallbackCompleteFunc))                              \
-    X(ActivityRegisterTimestampCallback, (CUpti_TimestampCallbackFunc))                                                              \
-    X(ActivityEnable, (uint32_t))                                                                                                    \
-    X(ActivityFlushAll, (uint32_t))                                                                                                  \
+#define FUNCTIONS(X)                                                                                                               \
+    X(Subscribe, (CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *))                                                           \
+    X(EnableCallback, (uint32_t, CUpti_SubscriberHandle, int, uint32_t))                                                           \
+    X(GetResultString, (CUptiResult, const char **))                                                                               \
+    X(GetCubinCrc, (CUpti_GetCubinCrcParams *))                                                                                    \
+    X(PCSamplingEnable, (CUpti_PCSamplingContextParams *))                                                                         \
+    X(PCSamplingDisable, (CUpti_PCSamplingContextParams *))                                                                        \
+    X(PCSamplingSetConfigurationAttribute, (CUpti_PCSamplingConfigurationInfoParams *))                                            \
+    X(PCSamplingGetNumStallReasons, (CUpti_PCSamplingGetNumStallReasonsParams *))                                                  \
+    X(PCSamplingGetStallReasons, (CUpti_PCSamplingGetStallReasonsParams *))                                                        \
+    X(PCSamplingGetData, (CUpti_PCSamplingGetDataParams *))                                                                        \
+    X(ActivityRegisterCallbacks, (CUpti_BuffersCallbackRequestFunc, CUpti_BuffersCallbackCompleteFunc))                            \
+    X(ActivityRegisterTimestampCallback, (CUpti_TimestampCallbackFunc))                                                            \
+    X(ActivityEnable, (uint32_t))                                                                                                  \
+    X(ActivityFlushAll, (uint32_t))                                                                                                \
     X(ActivityGetNextRecord, (uint8_t *, size_t, CUpti_Activity **))
 #define DECLARE(name, arguments) static CUptiResult(*name) arguments;
 FUNCTIONS(DECLARE)
@@ -229,7 +229,7 @@ static void on_callback(void *user, int domain, uint32_t cbid, const void *data)
     const CUpti_CallbackData *call = data;
     (void)user;
     if (domain == CUPTI_CB_DOMAIN_DRIVER_API) {
-        if (call->callbackSite != CUPTI_API_EXIT)
+        if (call->callbackSite != CUPTI_API_EXIT || *(CUresult *)call->functionReturnValue)
             return;
         __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
         launched[call->correlationId % LAUNCHES] = 1;

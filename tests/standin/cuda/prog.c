@@ -12,6 +12,7 @@
  *   pace US                           between launches, from now on
  *   stream                            a new stream is used from now on (at first, the context's own)
  *   launch NAME PLACE COUNT US        launch a kernel from place A, B, C or D (functions of this program), each taking US
+ *   fail NAME COUNT                   launches that the driver refuses
  *   threads T NAME PLACE COUNT US     the same from T threads, each with a stream of its own
  *   graph NAME K COUNT US             a graph of K kernels is made, and launched COUNT times from place D
  *   copy BYTES COUNT                  copies to the device, sets, and copies back
@@ -141,11 +142,11 @@ static void fail(const char *what, CUresult result)
     exit(1);
 }
 
-#define MUST(call)                                                                                                                   \
-    do {                                                                                                                             \
-        CUresult result_ = (call);                                                                                                   \
-        if (result_)                                                                                                                 \
-            fail(#call, result_);                                                                                                    \
+#define MUST(call)                                                                                                                 \
+    do {                                                                                                                           \
+        CUresult result_ = (call);                                                                                                 \
+        if (result_)                                                                                                               \
+            fail(#call, result_);                                                                                                  \
     } while (0)
 
 static void rest(unsigned us)
@@ -555,6 +556,11 @@ static void follow(void)
         } else if (!strcmp(word, "launch")) {
             struct launching what = launching();
             launch_all(&what, stream);
+        } else if (!strcmp(word, "fail")) {
+            CUfunction function = (need_context(), function_named(next()));
+            for (unsigned long left = number(); left; left--)
+                if (!launch_once(function, 0, 1, stream))
+                    fail("an empty grid", 0);
         } else if (!strcmp(word, "threads"))
             with_threads(number());
         else if (!strcmp(word, "graph"))

@@ -175,13 +175,14 @@ class Ledger:
 
     pid: int
     written: int  # when; CLOCK_MONOTONIC, ns
-    copies: int
-    graph_launches: int
+    calls: dict[str, int]  # of the driver's functions that callbacks can see
+    failed_calls: dict[str, int]
     delivered: int  # activity records
     dropped_records: int
     contexts: list[Context]
     cubins: list[Cubin]
     launches: dict[tuple[str, int], int]  # by kernel and site; each kernel of each launch of a graph counts
+    captured: dict[str, int]  # launches into graphs, which executed nothing, by kernel
     executions: list[Execution]
     samples: list[Row]  # handed out
     unread: list[Row]  # made, and not handed out
@@ -194,13 +195,17 @@ class Ledger:
         return cls(
             told["pid"],
             told["written"],
-            told["copies"],
-            told["graph_launches"],
+            {name: done for name, (done, _) in told["calls"].items()},
+            {name: failed for name, (_, failed) in told["calls"].items() if failed},
             told["records"]["delivered"],
             told["records"]["dropped"],
             [Context(**context) for context in told["contexts"]],
             [Cubin(**cubin) for cubin in told["cubins"]],
             _added(told["launches"]),
+            {
+                kernel: sum(count for name, count in told["captured"] if name == kernel)
+                for kernel, _ in told["captured"]
+            },
             [Execution(*execution) for execution in told["executions"]],
             *([Row(*row) for row in told[name]] for name in ("samples", "unread", "lost")),
         )
@@ -229,6 +234,13 @@ def _added(launches: Sequence[tuple[str, int, int]]) -> dict[tuple[str, int], in
     counts: Counter[tuple[str, int]] = Counter()
     for kernel, site, count in launches:
         counts[kernel, site] += count
+    return dict(counts)
+
+
+def _by_kernel(captured: Sequence[tuple[str, int]]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for kernel, count in captured:
+        counts[kernel] += count
     return dict(counts)
 
 

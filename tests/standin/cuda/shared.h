@@ -117,6 +117,7 @@ struct standin_cuda {
     _Atomic(void (*)(struct standin_call *)) on_call;
     _Atomic(void (*)(uint32_t cbid, CUcontext, CUstream, CUmodule)) on_resource;
     _Atomic(void (*)(CUcontext)) on_context_end; /* behind CONTEXT_DESTROY_STARTING, when everything has executed */
+    _Atomic(void (*)(CUmodule)) on_module_end;   /* the same, behind MODULE_UNLOAD_STARTING */
     atomic_bool recording; /* activity records of kernels are wanted */
     struct {
         uint64_t delivered, dropped;

@@ -114,7 +114,8 @@ def test_kinds_of_launches(run: Runner) -> None:
 def test_one_launch_of_a_graph_executes_all_its_kernels(run: Runner) -> None:
     done = run(*load(), "graph", REDUCE, 5, 20, 100, "sync")
     executions = done.ledger.executions
-    assert done.ledger.graph_launches == 20
+    assert done.ledger.calls["cuGraphLaunch"] == 20
+    assert done.ledger.captured == {REDUCE: 5}
     assert len(executions) == 100
     assert len({each.correlation for each in executions}) == 20
     assert len({each.node for each in executions}) == 5
@@ -144,7 +145,7 @@ def test_libraries_modules_and_contexts(run: Runner) -> None:
     assert {each.context for each in ledger.executions} == {1, 2}
     assert len({each.crc for each in ledger.cubins}) == 2
     assert ledger.handed() == done.drained["samples"] == sum(each.samples for each in ledger.executions)
-    assert ledger.copies == 6
+    assert (ledger.calls["cuMemcpyHtoD_v2"], ledger.calls["cuMemcpyDtoH_v2"]) == (3, 3)
 
 
 def test_two_gpus(run: Runner) -> None:
@@ -217,6 +218,22 @@ def test_all_samples_are_made_handed_out_dropped_or_lost(run: Runner) -> None:
     assert made == pytest.approx(400 * SAMPLES_PER_MS, rel=0.01)
     assert context.dropped == pytest.approx(made / 5, rel=0.01)
     assert context.nonuser == pytest.approx(made / 20, rel=0.01)
+
+
+def test_samples_that_a_module_takes_with_it(run: Runner) -> None:
+    done = run(*load(), "launch", REDUCE, "A", 100, 500, "unload", faults=["unload"])
+    (context,) = done.ledger.contexts
+    assert context.handed == done.drained["samples"]
+    assert context.lost > 0
+    assert context.handed + context.lost == sum(each.samples for each in done.ledger.executions)
+
+
+def test_launches_that_fail(run: Runner) -> None:
+    done = run(*load(), "fail", REDUCE, 7, "launch", REDUCE, "A", 3, 500, "sync")
+    assert done.ledger.failed_calls == {"cuLaunchKernel": 7}
+    assert done.ledger.calls["cuLaunchKernel"] == 3
+    assert done.ledger.launches == {(REDUCE, 1): 3}
+    assert done.drained["launches"] == 3
 
 
 def test_little_room_for_rows(run: Runner) -> None:
