@@ -344,7 +344,7 @@ class Database:
         for view in self._views:
             if view.name == WORDS:
                 columns = self._execute("SELECT * FROM stalls LIMIT 0")
-                yield "stalls", "each record of EU stalls: an address and ten counters", columns
+                yield "stalls", "each record of samples: an address, and a counter for each reason", columns
             else:
                 yield view.name, view.about, view.schema.names
 
