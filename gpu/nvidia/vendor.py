@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from iaprof.gpu.code import CodeObject, Lines
-from iaprof.gpu.instructions import Decoder, InstructionSet
+from iaprof.gpu.instructions import Decoder, InstructionSet, OpenProgram
 from iaprof.gpu.nvidia.architectures import GENERATIONS, INSTRUCTION_BYTES, Sm, instruction_set, is_cubin
 from iaprof.gpu.nvidia.reasons import MEANINGS, ROWS
 from iaprof.gpu.samples import SampleLayout
@@ -59,11 +59,11 @@ class Nvidia(Vendor):
 
         return read_lines
 
-    def open_decoder(self) -> Decoder:
+    def open_decoder(self, open_program: OpenProgram) -> Decoder:
         """See Vendor."""
-        from iaprof.gpu.nvidia import nvdisasm
+        from iaprof.gpu.nvidia.nvdisasm import Nvdisasm
 
-        return nvdisasm.open_decoder()
+        return Nvdisasm(open_program)
 
     def installed_decoder(self) -> str:
         """See Vendor."""
