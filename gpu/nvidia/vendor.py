@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 
 from iaprof.gpu.code import CodeObject, Lines
@@ -10,6 +11,8 @@ from iaprof.gpu.nvidia.architectures import GENERATIONS, INSTRUCTION_BYTES, Sm, 
 from iaprof.gpu.nvidia.reasons import MEANINGS, ROWS
 from iaprof.gpu.samples import SampleLayout
 from iaprof.gpu.vendor import Vendor
+
+_DRIVER = "/proc/driver/nvidia/version"
 
 
 class Nvidia(Vendor):
@@ -40,8 +43,8 @@ class Nvidia(Vendor):
         return GENERATIONS[known] if known else ""
 
     def sampled(self) -> Mapping[InstructionSet, str]:
-        """See Vendor."""
-        return GENERATIONS
+        """See Vendor; one of each generation, but for Volta, which CUDA 13 no longer knows."""
+        return {Sm.SM75: "Turing", Sm.SM80: "Ampere", Sm.SM89: "Ada", Sm.SM90: "Hopper", Sm.SM100: "Blackwell"}
 
     def is_code(self, data: bytes) -> bool:
         """See Vendor."""
@@ -64,6 +67,10 @@ class Nvidia(Vendor):
         from iaprof.gpu.nvidia.nvdisasm import Nvdisasm
 
         return Nvdisasm(open_program)
+
+    def is_here(self) -> bool:
+        """See Vendor."""
+        return os.path.exists(_DRIVER)
 
     def installed_decoder(self) -> str:
         """See Vendor."""
