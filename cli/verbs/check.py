@@ -84,7 +84,8 @@ def _checks(folder: Path) -> Iterator[Check]:
     yield from stacks.checks()
     yield from pythons.checks()
     for vendor in VENDORS:
-        yield _decoder(vendor)
+        if vendor.is_here():
+            yield _decoder(vendor)
 
 
 def _decoder(vendor: Vendor) -> Check:

@@ -14,6 +14,7 @@ from iaprof.gpu.code import CodeKernel, CodeObject, CodeObjectError
 from iaprof.gpu.instructions import UNDECODABLE, Decoder, Decoding, InstructionSet, NoDecoder, NotDecoded
 from iaprof.report.gpu.frames import DebugInfo, LineInfo, Segment, read_debug_info, readable_name
 from iaprof.report.gpu.functions import TooMuchDebugInfo
+from iaprof.sandbox.programs import open_program
 from iaprof.sandbox.reader import Operation, OutOfTime, Refusal, stage_limit
 from iaprof.symbols.names.demangle import demangled
 
@@ -56,7 +57,7 @@ class GpuReader:
         self._no_decoder: dict[str, str] = {}  # by vendor: why there is none
         for vendor in vendors.VENDORS:
             try:
-                self._decoders[vendor.name] = vendor.open_decoder()
+                self._decoders[vendor.name] = vendor.open_decoder(open_program)
             except NoDecoder as error:
                 self._no_decoder[vendor.name] = str(error)
         demangled("_Z1fv")  # libraries open files at their first use, which the sandbox will soon forbid
@@ -172,6 +173,7 @@ class GpuReader:
             return found
 
         def decode() -> None:
+            decoder.prepare(instruction_set, [kernel.code for kernel in selected.values()])
             for index, kernel in selected.items():
                 try:
                     found[index] = (

@@ -158,6 +158,9 @@ def stalls_sql(capture: CaptureReader) -> str:
     type_ = "UTINYINT" if all(layout.most <= 0xFF for layout in used) else "UBIGINT"
     for name in dict.fromkeys(name for layout in _LAYOUTS if layout in used for name in layout.reasons):
         columns.append(f"({each(methodcaller('count_sql', name))})::{type_} AS {name}")
+    for name in dict.fromkeys(name for layout in _LAYOUTS if layout in used for name in layout.more_sql()):
+        of_each = {layout: layout.more_sql().get(name, "NULL") for layout in _LAYOUTS}
+        columns.append(f"({each(of_each.__getitem__)})::UBIGINT AS {name}")
     return f"SELECT {', '.join(columns)} FROM {WORDS}"  # noqa: S608 (nothing of it is from the capture)
 
 
@@ -202,15 +205,16 @@ class _Part:
         lengths = _lengths(reads[rows.columns[0]])
         words = []
         for word, name in enumerate(rows.columns):
-            has = np.array([layout.words > word for layout in _LAYOUTS])[layouts]
+            needed = np.array([layout.words > word for layout in _LAYOUTS])[layouts]
+            has = needed | (reads[name].is_valid().to_numpy(zero_copy_only=False) & (word >= rows.required))
             if not np.array_equal(lengths[has], _lengths(reads[name])[has]):
                 raise CaptureError(f"{self.capture.path} has stalls whose words do not belong together")
             if has.all():
                 words.append(reads[name].flatten())
                 continue
-            values = np.zeros(int(lengths.sum()), np.uint64)
-            values[np.repeat(has, lengths)] = reads.filter(pa.array(has))[name].flatten().to_numpy()
-            words.append(pa.array(values, mask=None if has.any() else np.ones(len(values), bool)))
+            values, there = np.zeros(int(lengths.sum()), np.uint64), np.repeat(has, lengths)
+            values[there] = reads.filter(pa.array(has))[name].flatten().to_numpy()
+            words.append(pa.array(values, mask=~there))
         words += [pa.nulls(int(lengths.sum()), pa.uint64())] * (_MOST_WORDS - len(words))
         each = [pa.array(np.repeat(reads[name].to_numpy(), lengths)) for name in READ_COLUMNS]
         return pa.RecordBatch.from_arrays([*each, pa.array(np.repeat(layouts, lengths)), *words], schema=_WORDS)
@@ -340,7 +344,7 @@ class Database:
         for view in self._views:
             if view.name == WORDS:
                 columns = self._execute("SELECT * FROM stalls LIMIT 0")
-                yield "stalls", "each record of EU stalls: an address and ten counters", columns
+                yield "stalls", "each record of samples: an address, and a counter for each reason", columns
             else:
                 yield view.name, view.about, view.schema.names
 
