@@ -105,6 +105,8 @@ class Metering(Source):
 
 
 _NEVER = sys.maxsize
+PAUSE = 200
+"""What has a period of its own, and takes long to read, is read more seldom: after this many times as long."""
 
 
 class Metrics:
@@ -136,16 +138,19 @@ class Metrics:
 
     def sample(self) -> None:
         """Reads what is due. Never raises: a device that has vanished is a problem."""
-        now = time.monotonic_ns()
         for source in self._sources():
+            now = time.monotonic_ns()
             if now >= source.due:
-                source.due = now + source.period_ns
                 try:
                     source.sample(now)
                 except OSError as error:
                     self.problems.append(f"{source} cannot be measured any more: {error.strerror}")
                     source.close()
                     source.due = _NEVER
+                else:
+                    source.due = now + source.period_ns
+                    if source.period_ns:
+                        source.due = max(source.due, now + PAUSE * (time.monotonic_ns() - now))
 
     def take(self) -> Iterator[tuple[bytes, bytes]]:
         """Yields what was read since the last call: descriptions and rows for formats.capture.metric_values.decode."""
