@@ -27,6 +27,7 @@ from iaprof.gpu.nvidia.records import PC_SAMPLES
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
+from iaprof.record.sources.cuda_versions import driver_version, fits
 from iaprof.record.sources.nvml import Nvml, NvmlGpu
 from iaprof.record.sources.source import Sampler
 from iaprof.record.spool import FrameKind
@@ -180,7 +181,9 @@ class CudaSamples(Sampler):
 
     def environment(self, environment: dict[str, str]) -> dict[str, str]:
         """See Source."""
-        return {**environment, "IAPROF_CUDA_PERIOD": str(self._period), "IAPROF_CUPTI": ":".join(cupti_paths())}
+        driver = driver_version()
+        paths = sorted(cupti_paths(), key=lambda path: not fits(path, driver))  # the library takes the first one
+        return {**environment, "IAPROF_CUDA_PERIOD": str(self._period), "IAPROF_CUPTI": ":".join(paths)}
 
     def resume(self) -> None:
         """See Source."""
