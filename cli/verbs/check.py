@@ -8,7 +8,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -73,19 +73,32 @@ def _answer(checks: Iterator[Check], as_json: bool) -> bool:
 
 def _checks(folder: Path) -> Iterator[Check]:
     # Imported here, so that `iaprof report` loads nothing of the recorder.
-    from iaprof.gpu.vendors import VENDORS
-    from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, pythons, stacks
+    from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, nvidia, pythons, stacks
+    from iaprof.record.checks.result import Level
 
-    yield from kernel.checks()
+    present = gpus.vendors()
+    intel = present != {"nvidia"}  # where there is no GPU, that of Intel is missing
+    yield from kernel.checks(intel)
     yield from bpf.checks()
-    yield from limits.checks(folder)
-    yield from gpus.checks()
-    yield from libraries.checks()
+    yield from limits.checks(folder, intel)
+    works = False
+    for check in gpus.checks():
+        works = works or check.level is Level.OK
+        yield check
+    yield from nvidia.checks(alone=not works)
+    if intel:
+        yield from libraries.checks()
     yield from stacks.checks()
     yield from pythons.checks()
-    for vendor in VENDORS:
-        if vendor.is_here():
-            yield _decoder(vendor)
+    for vendor in _needed_decoders(present):
+        yield _decoder(vendor)
+
+
+def _needed_decoders(present: Set[str]) -> list[Vendor]:
+    """Returns the vendors whose decoder is checked: those with GPUs here, or with a decoder; without any, the first."""
+    from iaprof.gpu.vendors import VENDORS
+
+    return [each for each in VENDORS if each.name in present or each.installed_decoder()] or [*VENDORS[:1]]
 
 
 def _decoder(vendor: Vendor) -> Check:

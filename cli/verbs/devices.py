@@ -16,6 +16,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.cli.terminal.stdout import utf8_stdout
 
 if TYPE_CHECKING:
+    from iaprof.record.sources import nvidia
     from iaprof.record.sources.xe import Device
 
 EXAMPLES = """\b
@@ -27,6 +28,8 @@ Examples:
 _WIDTH = 80
 _HEADINGS = ("CARD", "NODE", "PCI ADDRESS", "PCI ID", "IP", "TILES", "XECORES", "RECORDS")
 _ROW = "{:<7} {:<11} {:<13} {:<10} {:<7} {:>5}  {:>7}  {}"
+_NVIDIA_HEADINGS = ("CARD", "PCI ADDRESS", "PCI ID", "COMPUTE", "SMS", "RECORDS")
+_NVIDIA_ROW = "{:<8} {:<17} {:<10} {:<8} {:>4}  {}"
 _MARGIN = " " * 8
 
 
@@ -36,10 +39,12 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     Lists their names, addresses and sampling rates, or why they cannot be sampled. Needs no root if you may open
     the render nodes.
     """
-    from iaprof.record.sources import xe
+    from iaprof.record.sources import nvidia, xe
 
-    nodes = xe.render_nodes()
-    if not nodes:
+    of_nvidia, less = nvidia.devices()
+    known = {device.pci_address for device in of_nvidia}
+    nodes = [path for path in xe.render_nodes() if xe.pci_address(path) not in known]
+    if not nodes and not of_nvidia:
         if as_json:
             _print_json([], [])
         raise IaprofError(xe.NO_GPU)
@@ -51,15 +56,38 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
         except xe.DeviceError as error:
             others.append(_other(path, str(error)))
     if as_json:
-        _print_json(found, others)
-    else:
-        with utf8_stdout():
-            _show_all(found, others)
-
-
-def _print_json(found: list[Device], others: list[dict[str, str]]) -> None:
+        rows = [_as_dict(device) for device in found]
+        rows += [asdict(device) for device in of_nvidia if not device.problem]
+        _print_json(rows, [*others, *(asdict(device) for device in of_nvidia if device.problem)])
+        return
     with utf8_stdout():
-        print(json.dumps({"devices": [_as_dict(device) for device in found], "others": others}, indent=2))
+        if nodes:
+            _show_all(found, others)
+        if nodes and of_nvidia:
+            print()
+        if of_nvidia:
+            _show_nvidia(of_nvidia, less)
+
+
+def _print_json(devices: list[dict[str, Any]], others: list[dict[str, Any]]) -> None:
+    with utf8_stdout():
+        print(json.dumps({"devices": devices, "others": others}, indent=2))
+
+
+def _show_nvidia(devices: list[nvidia.Device], less: str) -> None:
+    print(_NVIDIA_ROW.format(*_NVIDIA_HEADINGS))
+    for device in devices:
+        numbers = device.compute_capability or "-", device.multiprocessors or "-"
+        print(_NVIDIA_ROW.format(device.card or "-", device.pci_address, device.pci_id, *numbers, device.layout))
+        generation = f" ({device.generation})" if device.generation else ""
+        _explain(f"{device.name or 'unnamed'}{generation}{', divided by MIG' if device.mig else ''}")
+        if device.problem:
+            _explain(f"not sampled: {device.problem}")
+        else:
+            first, last = device.rates[0], device.rates[-1]
+            _explain(f"sampled every {device.default_rate} GPU cycles, or {first} to {last} in powers of 2")
+    if less:
+        _explain(f"not all is known: {less}")
 
 
 def _show_all(devices: list[Device], others: list[dict[str, str]]) -> None:

@@ -1,4 +1,4 @@
-"""The GPUs: which can sample EU stalls, and which of their GTs are free."""
+"""Intel's GPUs: which can sample EU stalls, and which of their GTs are free."""
 
 from __future__ import annotations
 
@@ -7,20 +7,33 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from iaprof.record.checks.result import Check, Level
-from iaprof.record.sources import xe
+from iaprof.record.sources import nvidia, xe
 
 GROUP = "GPUs"
 HOLDERS = "sudo find /proc/[0-9]*/fd -lname '*xe_eu_stall*'"  # see xe_eu_stall.c, Linux 6.15
 
 
+def vendors() -> frozenset[str]:
+    """Returns the names of the vendors whose GPUs may be recorded here."""
+    found = {"intel"} if _nodes() else set()
+    return frozenset(found | {"nvidia"} if nvidia.buses() else found)
+
+
+def _nodes() -> list[str]:
+    """Returns the render nodes, but for those of NVIDIA's driver."""
+    others = nvidia.buses()
+    return [path for path in xe.render_nodes() if xe.pci_address(path) not in others]
+
+
 def checks() -> Iterator[Check]:
     """Checks each GPU by opening its streams, which has no effect before they are enabled."""
-    nodes = xe.render_nodes()
+    nodes, has_others = _nodes(), bool(nvidia.buses())
     if not nodes:
-        yield Check(GROUP, "none", Level.PROBLEM, xe.NO_GPU, "sudo modprobe xe")
+        if not has_others:
+            yield Check(GROUP, "none", Level.PROBLEM, xe.NO_GPU, "sudo modprobe xe")
         return
     gpu_checks = [check for path in nodes for check in _device(path)]
-    if any(check.level is Level.OK for check in gpu_checks):  # recording works with those
+    if has_others or any(check.level is Level.OK for check in gpu_checks):  # recording works with those
         gpu_checks = [
             replace(check, level=Level.WARNING) if check.level is Level.PROBLEM else check for check in gpu_checks
         ]

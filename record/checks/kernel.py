@@ -20,10 +20,14 @@ _UPROBE = Path("/sys/bus/event_source/devices/uprobe/type")
 _BTF = Path("/sys/kernel/btf/vmlinux")
 
 
-def checks() -> Iterator[Check]:
-    """Checks the kernel."""
+def checks(stalls: bool = True) -> Iterator[Check]:
+    """Checks the kernel.
+
+    Args:
+        stalls: whether there may be EU stalls to record.
+    """
     yield _root()
-    yield _version(os.uname().release)
+    yield _version(os.uname().release, stalls)
     yield _config(read_config())
     yield _uprobes()
     yield _btf()
@@ -36,17 +40,19 @@ def _root() -> Check:
     return Check(GROUP, "root", Level.PROBLEM, text, "sudo iaprof check")
 
 
-def _version(release: str) -> Check:
+def _version(release: str, stalls: bool = True) -> Check:
     match = re.match(r"(\d+)\.(\d+)", release)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
-    if version < EU_STALLS:
-        text = f"{release}: EU stalls came with 6.15; only a backported driver can have them"
-        if version < PROCMAP_QUERY:
-            text += ". Before 6.11 processes that already run have no build-ids"
-        if version < SESSIONS:
-            text += ". --waits needs 6.13"
-        return Check(GROUP, "version", Level.WARNING, text)
-    return Check(GROUP, "version", Level.OK, f"{release}, new enough for EU stalls (6.15)")
+    lacks = []
+    if stalls and version < EU_STALLS:
+        lacks.append("EU stalls came with 6.15; only a backported driver can have them")
+    if version < PROCMAP_QUERY:
+        lacks.append("Before 6.11 processes that already run have no build-ids")
+    if version < SESSIONS:
+        lacks.append("--waits needs 6.13")
+    if lacks:
+        return Check(GROUP, "version", Level.WARNING, f"{release}: {'. '.join(lacks)}")
+    return Check(GROUP, "version", Level.OK, f"{release}, new enough for {'EU stalls (6.15)' if stalls else '--waits'}")
 
 
 def read_config() -> str | None:

@@ -17,10 +17,16 @@ LITTLE_ROOM, NO_ROOM = 2 << 30, 64 << 20  # bytes; a GPU writes a gigabyte per s
 _SYSCTL = Path("/proc/sys")
 
 
-def checks(folder: Path) -> Iterator[Check]:
-    """Checks limits, and the folder of the capture."""
+def checks(folder: Path, stalls: bool = True) -> Iterator[Check]:
+    """Checks limits, and the folder of the capture.
+
+    Args:
+        folder: the folder.
+        stalls: whether there may be EU stalls to record.
+    """
     yield _perf_event_paranoid(_read("kernel/perf_event_paranoid"))
-    yield _observation_paranoid(_read("dev/xe/observation_paranoid"))
+    if stalls:
+        yield _observation_paranoid(_read("dev/xe/observation_paranoid"))
     yield _open_files()
     yield _locked_memory()
     yield _room(folder)

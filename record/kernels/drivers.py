@@ -101,7 +101,7 @@ class Drivers:
 
 
 FOLDERS = Path("/var/cache/iaprof/injected")
-_BUILT, _BUILT_FOR_CUDA = (Path(__file__).with_name(f"libiaprof_{name}.so") for name in ("inject", "cuda"))
+_BUILT, BUILT_FOR_CUDA = (Path(__file__).with_name(f"libiaprof_{name}.so") for name in ("inject", "cuda"))
 _PREFIX = "inject-"
 INJECTION_VARIABLE = "CUDA_INJECTION64_PATH"
 _ELF = re.compile(rb"[0-9]{1,10}-[0-9a-f]{16}\.elf")
@@ -189,7 +189,7 @@ class CudaInjection(_Injected):
 
     def __init__(self, folders: Path = FOLDERS) -> None:
         """See _Injected."""
-        super().__init__(_BUILT_FOR_CUDA, folders)
+        super().__init__(BUILT_FOR_CUDA, folders)
 
     def environment(self, environment: Mapping[str, str]) -> dict[str, str]:
         """Returns the command's environment."""

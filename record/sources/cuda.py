@@ -27,6 +27,8 @@ from iaprof.gpu.nvidia.records import PC_SAMPLES
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
+from iaprof.record.sources.cuda_versions import driver_version, fits
+from iaprof.record.sources.nvml import Nvml, NvmlGpu
 from iaprof.record.sources.source import Sampler
 from iaprof.record.spool import FrameKind
 
@@ -150,6 +152,19 @@ class CudaSamples(Sampler):
         self._problems: set[str] = set()
         self._lost = 0
         self._losses_ns = time.monotonic_ns()
+        self._nvml: Nvml | None = None
+
+    def open_metrics(self) -> None:
+        """See Sampler."""
+        self._nvml = Nvml()
+
+    def metered(self) -> list[NvmlGpu]:
+        """See Sampler: those that a context was made on."""
+        if self._nvml is None:
+            return []
+        return [
+            NvmlGpu(self._nvml, stream, bus, self._streams[stream]["device"]) for bus, stream in self._by_bus.items()
+        ]
 
     def header(self) -> dict[str, Any]:
         """See Source."""
@@ -166,7 +181,9 @@ class CudaSamples(Sampler):
 
     def environment(self, environment: dict[str, str]) -> dict[str, str]:
         """See Source."""
-        return {**environment, "IAPROF_CUDA_PERIOD": str(self._period), "IAPROF_CUPTI": ":".join(cupti_paths())}
+        driver = driver_version()
+        paths = sorted(cupti_paths(), key=lambda path: not fits(path, driver))  # the library takes the first one
+        return {**environment, "IAPROF_CUDA_PERIOD": str(self._period), "IAPROF_CUPTI": ":".join(paths)}
 
     def resume(self) -> None:
         """See Source."""
@@ -382,6 +399,11 @@ class CudaSamples(Sampler):
         self._written.clear()
         for pid, address in self._names:
             self._write_name(pid, address)
+
+    def close(self) -> None:
+        """See Source."""
+        if self._nvml is not None:
+            self._nvml.close()
 
 
 def pick_period(rate: str | None) -> int:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +11,7 @@ from numpy.typing import NDArray
 from iaprof.record.budget import Level
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
-
-if TYPE_CHECKING:
-    from iaprof.record.sources.xe import Device, Gt
+from iaprof.record.sources.metered import Metered
 
 
 class Source:
@@ -124,15 +121,6 @@ class Source:
         """Releases what __init__ and `start` opened; also called after an error, and after `finish`."""
 
 
-@dataclass(frozen=True)
-class MeteredGt:
-    """A GT whose metrics are recorded."""
-
-    stream: int  # index into the header's `streams`
-    device: Device
-    gt: Gt
-
-
 class Sampler(Source):
     """A source of samples, one for each vendor.
 
@@ -148,6 +136,9 @@ class Sampler(Source):
     def take(self, messages: NDArray[np.void], now: int) -> None:
         """Takes MESSAGE[n], which were read at `now`."""
 
-    def gts(self) -> Sequence[MeteredGt]:
-        """Returns the GTs that are recorded so far, for the source of metrics; none if it measures no such GPUs."""
+    def open_metrics(self) -> None:
+        """Opens what all metrics need; called once before the recording begins, if it has metrics. It may wait."""
+
+    def metered(self) -> Sequence[Metered]:
+        """Returns what is recorded so far, in the order of the streams, for the source of metrics."""
         return ()

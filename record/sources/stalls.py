@@ -24,7 +24,8 @@ from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.sources import xe
-from iaprof.record.sources.source import MeteredGt, Sampler
+from iaprof.record.sources.source import Sampler
+from iaprof.record.sources.xe_metrics import XeGt
 from iaprof.record.spool import FrameKind
 
 TURN_NS = 10_000_000  # of one stream's reads, before the other streams' turns
@@ -75,9 +76,9 @@ class Stalls(Sampler):
         """See Source: all other rows refer to a stream by its index in this list."""
         return {"streams": [_describe(stream) for stream in self.streams]}
 
-    def gts(self) -> list[MeteredGt]:
+    def metered(self) -> list[XeGt]:
         """See Sampler."""
-        return [MeteredGt(index, stream.device, stream.gt) for index, stream in enumerate(self.streams)]
+        return [XeGt(index, stream.device, stream.gt) for index, stream in enumerate(self.streams)]
 
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""

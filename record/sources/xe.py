@@ -38,8 +38,8 @@ NO_EU_STALLS = (
 )
 
 NO_GPU = (
-    f"no GPU was found: {_DRI} has no render node. iaprof records Intel GPUs under the xe driver; "
-    "'lspci -k' lists GPUs and their drivers"
+    f"no GPU was found: {_DRI} has no render node. iaprof records Intel GPUs under the xe driver, and NVIDIA's under "
+    "NVIDIA's; 'lspci -k' lists GPUs and their drivers"
 )
 
 

@@ -28,7 +28,7 @@ from iaprof.gpu.vendors import VENDORS
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, stacks
 from iaprof.record.checks.result import Check, Level, shortened
 from iaprof.record.checks.stacks import SeenLaunches
-from iaprof.record.sources import xe
+from iaprof.record.sources import nvidia, xe
 from iaprof.record.sources.xe import DeviceError, NotPermitted, StreamBusy
 from iaprof.symbols.unwind.file_code import Prologues, read_prologues
 from limits import Within
@@ -205,6 +205,7 @@ def test_gpus_that_work_make_others_a_warning(monkeypatch: pytest.MonkeyPatch) -
             raise StreamBusy("held")
         return os.open(os.devnull, os.O_RDONLY)
 
+    monkeypatch.setattr(nvidia, "find_gpus", list)
     monkeypatch.setattr(xe, "render_nodes", lambda: ["/dev/dri/renderD128", *cards])
     monkeypatch.setattr(xe, "open_device", open_device)
     monkeypatch.setattr(xe, "open_stream", open_stream)

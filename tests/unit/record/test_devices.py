@@ -10,7 +10,11 @@ import pytest
 
 from iaprof.basics.errors import UsageError
 from iaprof.cli.main import main
-from iaprof.record.sources import xe
+from iaprof.record.sources import nvidia, xe
+from unit.record.fakenvidia import NvidiaMachine, machine_of_nvidia
+from unit.record.fakenvml import NOT_SUPPORTED
+
+__all__ = ["machine_of_nvidia"]
 
 RATES = (251, 502, 753, 1004, 1255, 1506, 1757)
 
@@ -169,6 +173,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, xe.Device | str]:
             raise xe.DeviceError(f"{path} {found}")
         return found
 
+    monkeypatch.setattr(nvidia, "find_gpus", list)
     monkeypatch.setattr(xe, "render_nodes", lambda: sorted(gpus))
     monkeypatch.setattr(xe, "open_device", open_device)
     return gpus
@@ -280,3 +285,95 @@ def test_render_nodes_of_a_machine_without(monkeypatch: pytest.MonkeyPatch) -> N
     assert xe.render_nodes() == []
     monkeypatch.setattr(os, "listdir", lambda path: ["card0", "renderD129", "by-path", "renderD128"])
     assert xe.render_nodes() == ["/dev/dri/renderD128", "/dev/dri/renderD129"]
+
+
+# ---- NVIDIA's ----
+
+
+def test_the_table_of_nvidia_s(
+    machine: dict[str, xe.Device | str],
+    machine_of_nvidia: NvidiaMachine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machine_of_nvidia.install("NVIDIA H200", "NVIDIA H200")
+    machine_of_nvidia.nvml.answers["MigMode"] = [1, 1]
+    assert run(monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert said == (
+        "CARD     PCI ADDRESS       PCI ID     COMPUTE   SMS  RECORDS\n"
+        "nvidia0  0000:01:00.0      10de:2335  9.0       132  pc-samples\n"
+        "        NVIDIA H200 (Hopper), divided by MIG\n"
+        "        sampled every 262144 GPU cycles, or 32 to 2147483648 in powers of 2\n"
+        "nvidia1  0000:02:00.0      10de:2335  9.0       132  pc-samples\n"
+        "        NVIDIA H200 (Hopper), divided by MIG\n"
+        "        sampled every 262144 GPU cycles, or 32 to 2147483648 in powers of 2\n"
+    )
+    assert machine_of_nvidia.nvml.opened == 0
+
+
+def test_both_vendors_have_a_table_and_a_render_node_of_nvidia_s_is_not_intel_s(
+    machine: dict[str, xe.Device | str],
+    machine_of_nvidia: NvidiaMachine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # given a render node of NVIDIA's driver beside one of Intel's
+    machine["/dev/dri/renderD128"] = device()
+    machine["/dev/dri/renderD129"] = "is driven by nvidia-drm; EU stalls need Intel's xe driver"
+    machine_of_nvidia.install("NVIDIA A100-SXM4-40GB" + " long" * 30)
+    monkeypatch.setattr(xe, "pci_address", lambda path: f"0000:0{2 if path.endswith('128') else 1}:00.0")
+    assert run(monkeypatch) == 0
+    said = capsys.readouterr().out
+    first, second = said.split("\n\n")
+    assert "card0" in first and "nvidia-drm" not in said
+    assert second.startswith("CARD     PCI ADDRESS") and "nvidia0" in second
+    assert max(map(len, said.splitlines())) <= 80
+    assert run(monkeypatch, "--json") == 0
+    known = json.loads(capsys.readouterr().out)
+    assert [gpu["card"] for gpu in known["devices"]] == ["card0", "nvidia0"]
+    assert known["others"] == []
+
+
+def test_json_of_nvidia_s_and_gpus_that_cannot_be_sampled(
+    machine: dict[str, xe.Device | str],
+    machine_of_nvidia: NvidiaMachine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    machine_of_nvidia.install("NVIDIA H200")
+    assert run(monkeypatch, "--json") == 0
+    (gpu,) = json.loads(capsys.readouterr().out)["devices"]
+    assert (gpu["card"], gpu["path"], gpu["name"]) == ("nvidia0", "/dev/nvidia0", "NVIDIA H200")
+    assert (gpu["pci_address"], gpu["pci_id"]) == ("0000:01:00.0", "10de:2335")
+    assert (gpu["compute_capability"], gpu["generation"], gpu["multiprocessors"]) == ("9.0", "Hopper", 132)
+    assert (gpu["mig"], gpu["layout"], gpu["default_rate"]) == (False, "pc-samples", 1 << 18)
+    assert (gpu["rates"][0], gpu["rates"][-1], len(gpu["rates"])) == (32, 1 << 31, 27)
+    # when it is an old one, whose cores are not known
+    machine_of_nvidia.nvml.answers["CudaComputeCapability"] = (6, 0)
+    assert run(monkeypatch, "--json") == 0
+    known = json.loads(capsys.readouterr().out)
+    assert known["devices"] == []
+    assert known["others"][0]["problem"].startswith("CUPTI samples instructions on GPUs of compute capability 7.0")
+    assert run(monkeypatch) == 0
+    assert "        not sampled: CUPTI samples instructions on GPUs of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("has_package", [True, False])
+def test_without_nvml_less_is_known(
+    machine: dict[str, xe.Device | str],
+    machine_of_nvidia: NvidiaMachine,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    has_package: bool,
+) -> None:
+    machine_of_nvidia.install("NVIDIA H200")
+    if not has_package:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+    machine_of_nvidia.nvml.fails |= dict.fromkeys(
+        ("nvmlDeviceGetNumGpuCores", "nvmlDeviceGetCudaComputeCapability"), NOT_SUPPORTED
+    )
+    assert run(monkeypatch) == 0
+    said = capsys.readouterr().out
+    assert "nvidia0  0000:01:00.0      10de:2335  -           -  pc-samples\n        NVIDIA H200\n" in said
+    assert ("pip install nvidia-ml-py" in " ".join(said.split())) is not has_package

@@ -55,7 +55,7 @@ def test_metrics_get_rarer_and_come_back(monkeypatch: pytest.MonkeyPatch) -> Non
     samples, asked = list[None](), list[tuple[int, Any]]()
     made = SimpleNamespace(problems=[], add=None, sample=lambda: samples.append(None), close=lambda: None)
     monkeypatch.setattr(metrics, "Metrics", lambda _: made)
-    stalls: Any = SimpleNamespace(gts=list)
+    stalls: Any = SimpleNamespace(metered=list, open_metrics=lambda: None)
     loop: Any = SimpleNamespace(at=lambda due, action: asked.append((due, action)))
     source = Metering(stalls, 5_000_000)
     source.start(SimpleNamespace(inform=None), loop)  # type: ignore[arg-type]

@@ -26,9 +26,9 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Gauges, StackOptions
 from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.record.capture.finish import finish
-from iaprof.record.sources import metrics, xe
+from iaprof.record.sources import metrics, xe, xe_metrics
 from iaprof.record.sources.metrics import Metrics
-from iaprof.record.sources.source import MeteredGt
+from iaprof.record.sources.xe_metrics import XeGt
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.gauges import gauges
 from thorough import thorough
@@ -322,14 +322,14 @@ CARD = "0000:03:00.0"
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(tmp_path)
-    monkeypatch.setattr(metrics, "DEVICES", tmp_path / "pmu")
-    monkeypatch.setattr(metrics, "open_event", machine.open_event)
-    monkeypatch.setattr(metrics, "DRM", tmp_path / "drm")
+    monkeypatch.setattr(xe_metrics, "DEVICES", tmp_path / "pmu")
+    monkeypatch.setattr(xe_metrics, "open_event", machine.open_event)
+    monkeypatch.setattr(xe_metrics, "DRM", tmp_path / "drm")
     monkeypatch.setattr(metrics, "time", machine)
     return machine
 
 
-def metered(*engines: xe.Engine, gts: int = 1) -> list[MeteredGt]:
+def metered(*engines: xe.Engine, gts: int = 1) -> list[XeGt]:
     """The GTs of one card, whose streams are numbered from 5 on."""
     all_gts = tuple(xe.Gt(index, index, (20, 1, 0)) for index in range(gts))
     device = xe.Device(
@@ -344,7 +344,7 @@ def metered(*engines: xe.Engine, gts: int = 1) -> list[MeteredGt]:
         xecore_buffer_bytes=1 << 19,
         rates=(251,),
     )
-    return [MeteredGt(5 + index, device, gt) for index, gt in enumerate(all_gts)]
+    return [XeGt(5 + index, device, gt) for index, gt in enumerate(all_gts)]
 
 
 def taken(measured: Metrics) -> list[tuple[str, int | None, Any]]:
@@ -469,7 +469,7 @@ def test_the_kernel_refuses_an_engine_and_the_others_are_measured(
             raise OSError(2, "No such file or directory")
         return machine.open_event(attr, pid, cpu, group_fd)
 
-    monkeypatch.setattr(metrics, "open_event", refuse)
+    monkeypatch.setattr(xe_metrics, "open_event", refuse)
     machine.pmu(CARD)
     measured = Metrics(metered(COPY, COMPUTE))
     assert ["copy" in problem for problem in measured.problems] == [True]
@@ -577,7 +577,7 @@ def test_the_kernel_s_own_groups(machine: Machine, monkeypatch: pytest.MonkeyPat
     machine.pmu(CARD, events=events, form=FORM | dict.fromkeys(("engine_class", "gt"), "config2:0-63"))
     machine.write("pmu/xe_0000_03_00.0/type", 1)
     machine.write("pmu/xe_0000_03_00.0/cpumask", "0-1")
-    monkeypatch.setattr(metrics, "open_event", open_event)
+    monkeypatch.setattr(xe_metrics, "open_event", open_event)
     measured = Metrics(metered(COMPUTE))
     # when
     for _ in range(3):
