@@ -81,10 +81,6 @@ class Vendor(ABC):
             NoDecoder: there is none.
         """
 
-    def is_here(self) -> bool:
-        """Whether reports made here are probably of the vendor's GPUs: `iaprof check` tries its decoder."""
-        return True
-
     def installed_decoder(self) -> str:
         """Returns a text that differs if another decoder is installed; "" if there is none."""
         return ""

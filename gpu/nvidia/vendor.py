@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 
 from iaprof.gpu.code import CodeObject, Lines
@@ -11,8 +10,6 @@ from iaprof.gpu.nvidia.architectures import GENERATIONS, INSTRUCTION_BYTES, Sm, 
 from iaprof.gpu.nvidia.reasons import MEANINGS, ROWS
 from iaprof.gpu.samples import SampleLayout
 from iaprof.gpu.vendor import Vendor
-
-_DRIVER = "/proc/driver/nvidia/version"
 
 
 class Nvidia(Vendor):
@@ -67,10 +64,6 @@ class Nvidia(Vendor):
         from iaprof.gpu.nvidia.nvdisasm import Nvdisasm
 
         return Nvdisasm(open_program)
-
-    def is_here(self) -> bool:
-        """See Vendor."""
-        return os.path.exists(_DRIVER)
 
     def installed_decoder(self) -> str:
         """See Vendor."""
