@@ -190,6 +190,20 @@ def test_functions_and_lines_of_the_kernels_source(machine: Machine) -> None:
     assert "reduce_[G];summed(float const*, int)_[G];scaled(float, float)_[G];line 2_[G]" in done.out  # inlined
 
 
+def test_copies_and_waits(machine: Machine) -> None:
+    words = (*LOAD, "copy", 4096, 25, "launch", REDUCE, "A", 20, 20_000, "sync")
+    recorded = Recorded(machine, *words, options=("--waits",))
+    (ledger,) = recorded.ledgers
+    table = recorded.capture.table("transfer")
+    found = Counter(zip(table["function"].to_pylist(), table["bytes"].to_pylist(), strict=True))
+    expected = Counter({name.partition("_")[0]: n for name, n in ledger.calls.items() if "Mem" in name})
+    assert Counter({name: count for (name, _), count in found.items()}) == +expected
+    assert {size for _, size in found} == {4096}
+    waits = recorded.capture.table("wait")
+    waited = dict(zip(waits["function"].to_pylist(), waits["waited_ns"].to_pylist(), strict=True))
+    assert waited["cuCtxSynchronize"] > 300_000_000
+
+
 @pytest.mark.parametrize(("fault", "what"), [("dropped", "dropped"), ("nonuser", "driver's own"), ("full", "overflow")])
 def test_what_the_gpu_loses_is_counted(machine: Machine, fault: str, what: str) -> None:
     recorded = Recorded(machine, *WORK, faults=fault)
