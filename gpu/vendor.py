@@ -21,6 +21,7 @@ class Vendor(ABC):
 
     name: str  # of its package
     meanings: Mapping[str, str]  # of each reason, in English; in the order of tables
+    abbreviations: Mapping[str, str]  # of reasons, for columns: at most 7 characters; the others are short
     rows: SampleRows
     instruction_sets: type[InstructionSet]
     decoder: str  # its name, in messages

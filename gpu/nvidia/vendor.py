@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from iaprof.gpu.code import CodeObject, Lines
 from iaprof.gpu.instructions import Decoder, InstructionSet, OpenProgram
 from iaprof.gpu.nvidia.architectures import GENERATIONS, INSTRUCTION_BYTES, Sm, instruction_set, is_cubin
-from iaprof.gpu.nvidia.reasons import MEANINGS, ROWS
+from iaprof.gpu.nvidia.reasons import ABBREVIATIONS, MEANINGS, ROWS
 from iaprof.gpu.samples import SampleLayout
 from iaprof.gpu.vendor import Vendor
 
@@ -20,6 +20,7 @@ class Nvidia(Vendor):
 
     name = "nvidia"
     meanings = MEANINGS
+    abbreviations = ABBREVIATIONS
     rows = ROWS
     instruction_sets = Sm
     decoder = "nvdisasm"
