@@ -26,6 +26,7 @@ class Vendor(ABC):
     instruction_sets: type[InstructionSet]
     decoder: str  # its name, in messages
     decoder_packages: tuple[str, str]  # that have the decoder: of Debian, of Fedora
+    decodes_together = False  # the decoder takes long to start: it is to get the code of many kernels at once
     longest_instruction: int  # bytes
 
     @property

@@ -25,6 +25,7 @@ class Nvidia(Vendor):
     instruction_sets = Sm
     decoder = "nvdisasm"
     decoder_packages = ("nvidia-cuda-toolkit", "cuda-nvdisasm")
+    decodes_together = True
     longest_instruction = INSTRUCTION_BYTES
 
     @property

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import COMPILED, GPU_MODULES
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.gpu import vendors
 from iaprof.gpu.instructions import InstructionSet
 from iaprof.report.gpu.module import GpuKernel, GpuModule, GpuModuleLoader
 from iaprof.report.join.lifetimes import overlaps
@@ -91,20 +92,27 @@ class SampledKernels:
                 addresses_of[key] = addresses
         with contextlib.ExitStack() as stack:
             loaders = [self._loader]
-            if sum(map(len, addresses_of.values())) >= _MIN_KERNELS_FOR_TWO:
+            together = any(vendors.by_name(each.vendor).decodes_together for each in kernels)
+            if sum(map(len, addresses_of.values())) >= _MIN_KERNELS_FOR_TWO and not together:
                 loaders.append(stack.enter_context(type(self._loader)()))
             workers = stack.enter_context(ThreadPoolExecutor(len(loaders)))
             free = SimpleQueue[GpuModuleLoader]()
             for loader in loaders:
                 free.put(loader)
-            pending = []
+            wanted = []
             for digest, path, elf in self._rows():
                 if digest.as_py() in addresses_of and elf.is_valid:
                     only = addresses_of.pop(digest.as_py())
                     outline = self._outlines[digest.as_py()]
-                    own = self._sets_of(outline.kernels[0].vendor)
-                    loading = workers.submit(_load, free, elf.as_py(), own, only, self._texts)
-                    pending.append((outline, path, only, loading))
+                    wanted.append((outline, path, only, elf.as_py(), self._sets_of(outline.kernels[0].vendor)))
+            for outline, _, only, elf, own in wanted:
+                if len(wanted) > 1 and vendors.by_name(outline.kernels[0].vendor).decodes_together:
+                    for each in filter(None, own):
+                        self._loader.expect(elf, each, only)
+            pending = [
+                (outline, path, only, workers.submit(_load, free, elf, own, only, self._texts))
+                for outline, path, only, elf, own in wanted
+            ]
             for outline, path, only, loading in pending:
                 reported = set(outline.problems)
                 for instruction_set, module in loading.result().items():
