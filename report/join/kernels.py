@@ -27,8 +27,6 @@ from iaprof.report.join.placements import Compilation, Placed, Placement
 _MIN_KERNELS_FOR_TWO = 200  # starting a second reading process pays off
 _MIN_DIGITS = 6  # of a fingerprint in a kernel's name; more if these are not unique
 
-_LOW = (1 << 32) - 1  # the address bits that records of most GPUs hold
-
 
 class SampledKernels:
     """The kernels of a capture, each distinct module read once. Call `compilations` first, then `read`."""
@@ -194,8 +192,13 @@ def _digits(fingerprints: set[str]) -> int:
     return digits
 
 
-def instruction_starts(placed: Placed, kernels: SampledKernels) -> dict[int, NDArray[np.uint64]]:
+def instruction_starts(placed: Placed, kernels: SampledKernels, mask: int) -> dict[int, NDArray[np.uint64]]:
     """Decodes kernels that overlap different code of another process.
+
+    Args:
+        placed: the placements.
+        kernels: reads their code.
+        mask: the address bits that all records hold.
 
     Returns:
         By placement: the offsets at which its instructions start, uint64[n], bytes, ascending. Kernels that cannot be
@@ -203,7 +206,7 @@ def instruction_starts(placed: Placed, kernels: SampledKernels) -> dict[int, NDA
     """
     placements = placed.placements
     pids = np.array([placement.pid for placement in placements], np.int64)
-    first = np.array([placement.address & _LOW for placement in placements], np.uint64)
+    first = np.array([placement.address & mask for placement in placements], np.uint64)
     behind = first + np.array([max(placement.size, 1) for placement in placements], np.uint64)
     pairs = overlaps(np.zeros(len(pids), np.uint64), first, behind)
     if pairs is None:

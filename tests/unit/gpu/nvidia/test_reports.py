@@ -6,17 +6,22 @@ import base64
 import gzip
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from iaprof.gpu.nvidia import nvdisasm
+from iaprof.gpu.nvidia.cubin import read_cubin
 from iaprof.gpu.nvidia.reasons import MEANINGS
-from unit.capturing import HEADER, capture
+from iaprof.report.gpu.module import GpuKernel
+from iaprof.report.join.kernels import SampledKernels
+from unit.capturing import HEADER, capture, launch
+from unit.elfwriter import kernel as section
 from unit.fakeprogram import build_nvdisasm
 from unit.gpu.nvidia.captures import GPU, PIDS, base_of, reads, two_processes
-from unit.gpu.nvidia.cubins import PLAIN, SCALE, WITH_LINES
+from unit.gpu.nvidia.cubins import PLAIN, SCALE, WITH_LINES, cubin
 from unit.in_process import iaprof
 
 KERNEL = "void math::scale<float>(float*, float const*, int)"
@@ -182,3 +187,32 @@ def test_a_capture_of_both_vendors(cap: Path, tmp_path: Path) -> None:
         "0,,True",
         "1,40,False",
     ]
+
+
+def test_processes_have_addresses_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of processes whose addresses differ in high bits only needs no decoding to tell them apart."""
+    monkeypatch.setenv(nvdisasm.PROGRAM_VARIABLE, str(build_nvdisasm(tmp_path)))
+    read: list[set[str]] = []
+    reads_kernels = SampledKernels.read
+
+    def noted(self: SampledKernels, kernels: Collection[GpuKernel]) -> None:
+        read.append({kernel.name for kernel in kernels})
+        reads_kernels(self, kernels)
+
+    monkeypatch.setattr(SampledKernels, "read", noted)
+    pids = 4, 8  # the low 32 bits of their bases are the same
+    modules = {pid: cubin([section(f"k{pid}", bytes([pid]) * 64)]) for pid in pids}
+    kernels = {pid: read_cubin(module).kernels[0] for pid, module in modules.items()}
+    path = capture(
+        tmp_path / "cap.parquet",
+        HEADER | GPU,
+        pc_sample=[reads(100, [(base_of(pid) + kernels[pid].address, "wait", pid, 0) for pid in pids])],
+        launch=[launch(50, pid, base_of(pid) + kernels[pid].address, 0) for pid in pids],
+        kernel=[
+            {"time_ns": 1, "pid": pid, "path": "", "digest": bytes([pid]) * 32, "size": 1, "elf": modules[pid],
+             "base": base_of(pid)}
+            for pid in pids
+        ],
+    )  # fmt: skip
+    assert {each["kernel"]: each["samples"] for each in as_json("top", path, "-q")["entries"]} == {"k4": 4, "k8": 8}
+    assert read == [set(), {"k4", "k8"}]
