@@ -40,8 +40,48 @@ class Decoding:
     message: str  # "" if everything was decoded
 
 
+class Program(ABC):
+    """A program of others that the sandboxed child may have run on bytes, by a process with fewer rights still."""
+
+    @abstractmethod
+    def run(self, choice: int, data: bytes, most: int, seconds: float) -> tuple[int, bytes, bytes]:
+        """Runs it.
+
+        Args:
+            choice: index of the arguments among those with which it was opened.
+            data: the content of the file that these name.
+            most: bytes that it may write.
+            seconds: for how long it may run.
+
+        Returns:
+            Its exit status, or minus the signal that ended it; what it wrote to stdout and to stderr.
+
+        Raises:
+            TimeoutError: it took too long, or wrote too much.
+            OSError: it cannot be run.
+        """
+
+
+class OpenProgram(Protocol):
+    """What opens programs: sandbox.programs.open_program."""
+
+    def __call__(self, path: str, choices: Sequence[Sequence[str]]) -> Program:
+        """Opens the program at a path, to be run with any of these lists of arguments.
+
+        An argument `{file}` becomes the path of the bytes that it is to read.
+
+        Raises:
+            OSError: there is none, or it cannot be executed.
+        """
+        ...
+
+
 class Decoder(ABC):
     """A decoder of a vendor's code. It may crash on untrusted code, so it runs only in the sandboxed child."""
+
+    def prepare(self, instruction_set: Any, codes: Sequence[bytes]) -> None:
+        """Gets ready to decode several pieces of code, if it is faster to do them together. Raises as `decode` does."""
+        del instruction_set, codes
 
     @abstractmethod
     def decode(self, instruction_set: Any, code: bytes, texts: bool = True) -> Decoding:

@@ -8,6 +8,7 @@ A vendor has as many layouts as its hardware has kinds of records; a stream in t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,7 +41,7 @@ class SampleLayout(ABC):
 
     name: str  # in a capture's header; no two vendors have one of the same name
     reasons: tuple[str, ...]  # in the order of tables; ACTIVE is one of them
-    words: int  # the number of columns that hold anything
+    words: int  # the number of columns that hold addresses and the counts of reasons
 
     @property
     @abstractmethod
@@ -87,3 +88,10 @@ class SampleLayout(ABC):
     @abstractmethod
     def count_sql(self, reason: str) -> str:
         """Returns `counts` as an expression in SQL; "0" if the records have no such reason."""
+
+    def more_sql(self) -> Mapping[str, str]:
+        """Returns what else queries show of a record: expressions, by the names of their columns.
+
+        They may use the words of all columns; these are null where a row has none.
+        """
+        return {}

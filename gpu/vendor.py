@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 
 from iaprof.gpu.code import CodeObject, Lines
-from iaprof.gpu.instructions import Decoder, Dependencies, Instruction, InstructionSet
+from iaprof.gpu.instructions import Decoder, Dependencies, Instruction, InstructionSet, OpenProgram
 from iaprof.gpu.samples import SampleLayout, SampleRows
 
 
@@ -71,8 +71,11 @@ class Vendor(ABC):
         return None
 
     @abstractmethod
-    def open_decoder(self) -> Decoder:
+    def open_decoder(self, open_program: OpenProgram) -> Decoder:
         """Opens the decoder, with all files that it needs.
+
+        Args:
+            open_program: opens a program that decodes, if it is one.
 
         Raises:
             NoDecoder: there is none.

@@ -13,8 +13,8 @@ VENDORS: tuple[Vendor, ...] = (Intel(), Nvidia())
 """All vendors. What names no vendor is the first one's."""
 REASONS = tuple(dict.fromkeys(reason for vendor in VENDORS for reason in vendor.meanings))
 """All reasons, in the order of tables."""
-IMPORTED_REASONS = tuple(VENDORS[0].meanings)
-"""The reasons that imported texts count: `sample` rows have a field for each."""
+FIRST_REASONS = tuple(VENDORS[0].meanings)
+"""The reasons of what names no vendor, such as imported texts: `sample` rows have a field for each."""
 SAMPLE_ROWS = tuple(vendor.rows for vendor in VENDORS)
 """The kinds of rows that have samples."""
 LONGEST_INSTRUCTION = max(vendor.longest_instruction for vendor in VENDORS)  # bytes

@@ -17,7 +17,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.distinct import distinct_rows, sum_groups
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS, Code, Kernel, Launch, Profile
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
-from iaprof.gpu.vendors import IMPORTED_REASONS as REASONS
+from iaprof.gpu.vendors import FIRST_REASONS as REASONS
 from iaprof.report.facts import Facts, Matched, Report
 from iaprof.report.gauges import gauges_between
 from iaprof.report.join.attribution import MAX_INTERVALS

@@ -36,7 +36,10 @@ LONGEST_DATA = 256 << 20  # bytes
 _MOST_AT_ONCE = 1000  # parts of an answer, which a hostile child may send byte by byte
 _EXIT_SECONDS = 2.0  # for a killed child to free its memory
 
-_ENVIRONMENT = ("IAPROF_IGA_LIBRARY", "LD_LIBRARY_PATH")  # Python may need the second to find its own library
+_ENVIRONMENT = (
+    "IAPROF_IGA_LIBRARY", "IAPROF_NVDISASM", "PATH", "CUDA_HOME", "CUDA_PATH",  # which decoders there are
+    "LD_LIBRARY_PATH",  # Python may need it to find its own library
+)  # fmt: skip
 
 
 class SandboxError(IaprofError):

@@ -1,4 +1,4 @@
-"""What a child process gives up before it reads hostile data: the user root, capabilities, resources, system calls."""
+"""What a child process gives up before it reads hostile data: root, capabilities, resources, files, system calls."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import ctypes
 import os
 import platform
 import resource
+import stat
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 NOBODY = 65534
 _PR_SET_NO_NEW_PRIVS = 38  # linux/prctl.h
@@ -48,6 +49,37 @@ def give_up_privileges(limits: Mapping[int, int], user: tuple[int, int] = (NOBOD
         resource.setrlimit(kind, (value, value))
 
 
+_LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446  # of all architectures
+_PATH_BENEATH = 1  # linux/landlock.h
+_EXECUTE, _READ_FILE, _READ_FOLDER = 1, 4, 8
+_ALL_ACCESS = (1 << 13) - 1  # what the first version of Landlock knows
+
+
+def only_read(libc: ctypes.CDLL, paths: Sequence[str], files: Sequence[int]) -> None:
+    """Leaves this process no files but those below these paths, to read and to execute, and these open ones, for good.
+
+    Descriptors that are open stay usable. Call it after `give_up_privileges`; where the kernel lacks Landlock, it does
+    nothing.
+    """
+    handled = ctypes.c_uint64(_ALL_ACCESS)
+    rules = libc.syscall(ctypes.c_long(_LANDLOCK_CREATE), ctypes.byref(handled), ctypes.c_size_t(8), ctypes.c_uint32(0))
+    if rules < 0:
+        return
+    opened = []
+    for path in paths:
+        with contextlib.suppress(OSError):
+            opened.append(os.open(path, os.O_PATH | os.O_CLOEXEC))
+    for file in (*opened, *files):
+        allowed = _EXECUTE | _READ_FILE | (_READ_FOLDER if stat.S_ISDIR(os.fstat(file).st_mode) else 0)
+        rule = ctypes.create_string_buffer(struct.pack("<Qi", allowed, file))
+        libc.syscall(
+            ctypes.c_long(_LANDLOCK_ADD), ctypes.c_int(rules), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0)
+        )
+    libc.syscall(ctypes.c_long(_LANDLOCK_RESTRICT), ctypes.c_int(rules), ctypes.c_uint32(0))
+    for file in (rules, *opened):
+        os.close(file)
+
+
 # Numbers of x86-64: linux/arch/x86/entry/syscalls/syscall_64.tbl.
 _ALLOWED = {
     "read": 0, "write": 1, "close": 3, "fstat": 5, "poll": 7, "lseek": 8, "mprotect": 10, "munmap": 11, "brk": 12,
@@ -59,8 +91,17 @@ _ALLOWED = {
     "newfstatat": 262,  # newer C libraries implement fstat with it
     "getrandom": 318,
 }  # fmt: skip
-_MMAP, _TGKILL, _PRLIMIT64, _SECCOMP = 9, 234, 302, 317
+RUNNING = {
+    "stat": 4, "lstat": 6, "access": 21, "dup": 32, "execve": 59, "uname": 63, "getcwd": 79, "readlink": 89,
+    "getuid": 102, "getgid": 104, "geteuid": 107, "getegid": 108, "sched_get_priority_max": 146,
+    "sched_get_priority_min": 147, "arch_prctl": 158, "set_tid_address": 218, "readlinkat": 267, "faccessat": 269,
+    "set_robust_list": 273, "execveat": 322, "statx": 332, "rseq": 334, "faccessat2": 439,
+}  # fmt: skip
+"""The further system calls of a program that is started and reads files."""
+_OPEN, _MMAP, _IOCTL, _TGKILL, _OPENAT, _PRLIMIT64, _SECCOMP = 2, 9, 16, 234, 257, 302, 317
 _MAP_SHARED = 1
+_TCGETS = 0x5401
+_TO_WRITE = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND | (os.O_TMPFILE & ~os.O_DIRECTORY)
 
 # linux/seccomp.h, linux/audit.h, linux/bpf_common.h
 _SET_MODE_FILTER, _FLAG_TSYNC = 1, 1
@@ -77,8 +118,10 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
-def filter_system_calls(libc: ctypes.CDLL) -> None:
+def filter_system_calls(libc: ctypes.CDLL, more: Mapping[str, int] | None = None) -> None:
     """Allows this process only the system calls for reading, computing and answering, for good.
+
+    With `more` it may also make these, and open files to read them: RUNNING, for a process that becomes a program.
 
     A child that gets descriptors needs open files, so RLIMIT_NOFILE alone cannot keep it from opening files, connecting
     or starting processes. All other calls fail with EPERM, so that a library that makes an unexpected call gets an
@@ -86,19 +129,21 @@ def filter_system_calls(libc: ctypes.CDLL) -> None:
     kernel lacks such filters, it does nothing.
     """
     if platform.machine() == "x86_64":
-        code = _filter_program(os.getpid())
+        code = _filter_program(os.getpid(), more or {})
         program = _Program(len(code) // 8, code)
         numbers = (ctypes.c_long(each) for each in (_SECCOMP, _SET_MODE_FILTER, _FLAG_TSYNC))
         libc.syscall(*numbers, ctypes.byref(program))
 
 
-def _filter_program(pid: int) -> bytes:
+def _filter_program(pid: int, more: Mapping[str, int]) -> bytes:
     """Returns the filter in classic BPF, an array of struct sock_filter, for the process with this id."""
     checked = [  # allowed if this argument, masked, has this value
         (_MMAP, 3, _MAP_SHARED, 0),  # shared memory would escape the limits
         (_TGKILL, 0, 0xFFFF_FFFF, pid),  # abort() sends a signal to the process itself
         (_PRLIMIT64, 0, 0xFFFF_FFFF, 0),  # limits of this process only
     ]
+    if more:
+        checked += [(_OPEN, 1, _TO_WRITE, 0), (_OPENAT, 2, _TO_WRITE, 0), (_IOCTL, 1, 0xFFFF_FFFF, _TCGETS)]
     code = [
         _code(_LOAD, _ARCH),
         _code(_EQUAL, _ARCH_X86_64, 1, 0),
@@ -107,7 +152,7 @@ def _filter_program(pid: int) -> bytes:
         _code(_AT_LEAST, _X32, 0, 1),
         _code(_RETURN, _KILL),
     ]
-    for number in _ALLOWED.values():
+    for number in (*_ALLOWED.values(), *more.values()):
         code += [_code(_EQUAL, number, 0, 1), _code(_RETURN, _ALLOW)]
     for number, argument, mask, wanted in checked:
         code += [

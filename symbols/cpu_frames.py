@@ -69,6 +69,7 @@ class ModuleNames:
 _NO_CODE = Module(ModuleKind.FILE, "")  # of the frame that stands for missing Python frames
 _NEVER = np.uint64((1 << 64) - 1)  # later than any time
 _FRAMES_AT_ONCE = 1 << 20
+_LIBRARY, _CUPTI, _DRIVER = "libiaprof_cuda.so", "libcupti.so", "libcuda.so"
 _NO_MODULE = Module(ModuleKind.GENERATED, NOWHERE)  # of Python frames in a stack without addresses
 
 
@@ -295,6 +296,7 @@ class CpuFrames:
         end = mark(*self._end(row, with_code), self._is_truncated(row), self._ended[row]) if with_code else None
         if not self._options.interpreter:
             frames = without_interpreter(frames)
+        frames = _without_callback(frames)
         texts, origins = [frame.text for frame in frames], [frame.origin for frame in frames]
         return ((end, *texts), (_MISSING, *origins)) if end else (tuple(texts), tuple(origins))
 
@@ -432,6 +434,19 @@ def _places(stacks: pa.Table, spaces: AddressSpaces) -> tuple[NDArray[np.int64],
         places.append(Places.of(*spaces.locate(frames.pids, frames.addresses, frames.times), frames.times))
         guessed.append(frames.guessed)
     return np.concatenate(depths), Places.joined(places), np.concatenate(guessed)
+
+
+def _without_callback(frames: list[CpuFrame]) -> list[CpuFrame]:
+    """Ends a stack, given outermost first, with the driver's function where NVIDIA's CUPTI called iaprof's library."""
+    if not frames or os.path.basename(frames[-1].module.path) != _LIBRARY:
+        return frames
+    files = [os.path.basename(frame.module.path) for frame in frames]
+    end = len(frames)
+    while end and (files[end - 1] == _LIBRARY or files[end - 1].startswith(_CUPTI)):
+        end -= 1
+    while end > 1 and files[end - 1].startswith(_DRIVER) and files[end - 2] == files[end - 1]:
+        end -= 1
+    return frames[:end]
 
 
 def _origin(frame: CpuFrame) -> Origin:

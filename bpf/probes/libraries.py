@@ -37,7 +37,8 @@ DRIVER_MAPPINGS = lines(
 """Matches lines of /proc/PID/maps: executable mappings of drivers."""
 LINKER_MAPPINGS = lines(rb".*/(?:ld-linux-x86-64\.so\.2|ld-2\.[0-9]+\.so)(?: \(deleted\))?", rights=rb"..x.")
 """Matches lines of /proc/PID/maps: executable mappings of glibc's dynamic linker; musl's never unmaps a library."""
-NAMES = (b"libze_intel_gpu.so", b"libigdrcl.so", b"libiaprof_inject.so", b"libiaprof_cuda.so")  # every match of DRIVER_MAPPINGS contains one
+NAMES = (b"libze_intel_gpu.so", b"libigdrcl.so", b"libiaprof_inject.so", b"libiaprof_cuda.so")
+"""Every match of DRIVER_MAPPINGS contains one."""
 INJECTED, CUDA, OPENCL = "libiaprof_inject.so", "libiaprof_cuda.so", "libigdrcl.so"
 _INSTALLED = ("libze_intel_gpu.so*", "libigdrcl.so", "intel-opencl/libigdrcl.so")
 SYSTEM_FOLDERS = (

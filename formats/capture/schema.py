@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from iaprof.gpu.vendors import IMPORTED_REASONS, SAMPLE_ROWS
+from iaprof.gpu.vendors import FIRST_REASONS, SAMPLE_ROWS
 
 FORMAT = 11
 
@@ -361,7 +361,7 @@ ROW_KINDS = (
             Field("file", _text, identifies="path"),
             Field("offset", _u64),
             Field("mnemonic", _text),
-            *(Field(reason, _u64) for reason in IMPORTED_REASONS),
+            *(Field(reason, _u64) for reason in FIRST_REASONS),
         ),
         since=4,
         count="imported_samples",

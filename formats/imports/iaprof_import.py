@@ -28,7 +28,7 @@ from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.imports.encoded_text import EncodedText
 from iaprof.formats.profile import UNKNOWN_KERNEL, UNKNOWN_PROCESS
 from iaprof.formats.writers.iaprof_text import UNKNOWN_FILE
-from iaprof.gpu.vendors import IMPORTED_REASONS, IMPORTED_REASONS as REASONS
+from iaprof.gpu.vendors import FIRST_REASONS, FIRST_REASONS as REASONS
 
 MOST_SAMPLES = 1 << 53  # per text: more than any GPU takes, and exact in a double
 _MOST_SECONDS = 1 << 33  # up to here a double resolves microseconds
@@ -245,8 +245,7 @@ class LineReader:
                 "offset": offset[some],
                 **{name: self._text_column(text[some]) for name, text in texts.items()},
                 **{
-                    reason: count.astype(np.uint64)
-                    for reason, count in zip(IMPORTED_REASONS, counts[some].T, strict=True)
+                    reason: count.astype(np.uint64) for reason, count in zip(FIRST_REASONS, counts[some].T, strict=True)
                 },
             }
             self.facts.rows += len(some)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from iaprof.gpu.code import CodeObject
-from iaprof.gpu.instructions import Decoder, Dependencies, Instruction, InstructionSet
+from iaprof.gpu.instructions import Decoder, Dependencies, Instruction, InstructionSet, OpenProgram
 from iaprof.gpu.intel.instruction_set import LONGEST_INSTRUCTION, Platform
 from iaprof.gpu.intel.reasons import MEANINGS, ROWS
 from iaprof.gpu.samples import SampleLayout
@@ -68,8 +68,9 @@ class Intel(Vendor):
 
         return read_zebin
 
-    def open_decoder(self) -> Decoder:
+    def open_decoder(self, open_program: OpenProgram) -> Decoder:
         """See Vendor."""
+        del open_program
         from iaprof.gpu.intel.iga import Iga
 
         return Iga()

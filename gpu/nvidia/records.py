@@ -22,7 +22,7 @@ class PcSamples(SampleLayout):
 
     name = "pc-samples"
     reasons = tuple(MEANINGS)
-    words = len(ROWS.columns)
+    words = ROWS.required
 
     @property
     def rows(self) -> SampleRows:
@@ -60,6 +60,14 @@ class PcSamples(SampleLayout):
             return "0"
         word, place = _PLACE_OF[reason]
         return f"(w{1 + word} >> {_BITS * place}) & {MOST}"
+
+    def more_sql(self) -> Mapping[str, str]:
+        """See SampleLayout; `latency_X` has the latency samples of each reason."""
+        return {
+            f"latency_{reason}": f"(w{1 + WORDS + word} >> {_BITS * place}) & {MOST}"
+            for reason, (word, place) in _PLACE_OF.items()
+            if reason != ACTIVE  # an instruction was issued: it has none
+        }
 
 
 PC_SAMPLES = PcSamples()
@@ -102,4 +110,4 @@ def packed(addresses: NDArray[np.uint64], counts: NDArray[np.uint32]) -> list[ND
     parts = np.clip(left, 0, MOST).astype("<u2")
     kinds = np.zeros((len(row), 2, WORDS * PER_WORD), "<u2")
     kinds[:, :, : len(MEANINGS)] = parts.reshape(len(row), 2, len(MEANINGS))
-    return [addresses[row], *kinds.reshape(len(row), -1).view("<u8").T.copy()]
+    return [addresses[row], *kinds.reshape(len(row), 2 * WORDS * PER_WORD).view("<u8").T.copy()]

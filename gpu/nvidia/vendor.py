@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from iaprof.gpu.code import CodeObject, Lines
-from iaprof.gpu.instructions import Decoder, InstructionSet
+from iaprof.gpu.instructions import Decoder, InstructionSet, OpenProgram
 from iaprof.gpu.nvidia.architectures import GENERATIONS, INSTRUCTION_BYTES, Sm, instruction_set, is_cubin
 from iaprof.gpu.nvidia.reasons import MEANINGS, ROWS
 from iaprof.gpu.samples import SampleLayout
@@ -40,8 +40,8 @@ class Nvidia(Vendor):
         return GENERATIONS[known] if known else ""
 
     def sampled(self) -> Mapping[InstructionSet, str]:
-        """See Vendor."""
-        return GENERATIONS
+        """See Vendor; one of each generation, but for Volta, which CUDA 13 no longer knows."""
+        return {Sm.SM75: "Turing", Sm.SM80: "Ampere", Sm.SM89: "Ada", Sm.SM90: "Hopper", Sm.SM100: "Blackwell"}
 
     def is_code(self, data: bytes) -> bool:
         """See Vendor."""
@@ -59,11 +59,11 @@ class Nvidia(Vendor):
 
         return read_lines
 
-    def open_decoder(self) -> Decoder:
+    def open_decoder(self, open_program: OpenProgram) -> Decoder:
         """See Vendor."""
-        from iaprof.gpu.nvidia import nvdisasm
+        from iaprof.gpu.nvidia.nvdisasm import Nvdisasm
 
-        return nvdisasm.open_decoder()
+        return Nvdisasm(open_program)
 
     def installed_decoder(self) -> str:
         """See Vendor."""

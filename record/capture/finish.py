@@ -419,6 +419,9 @@ class _Finishing:
         if self._metric_rows >= ROWS_PER_GROUP:
             self._flush_metrics()
 
+    def _add_piece(self, frame: Frame) -> None:
+        self._code_objects.add_chunk(frame)
+
     def _add_kernel_name(self, frame: Frame) -> None:
         self._code_objects.add_name(frame)
 
@@ -546,7 +549,7 @@ _READERS = {  # of all kinds but those of _FIRST
     FrameKind.APPEND: _Finishing._add_to_header,
     FrameKind.METRICS: _Finishing._add_metrics,
     FrameKind.PROCESS: _Finishing._add_described_process,
-    FrameKind.PIECE: lambda finishing, frame: finishing._code_objects.add_chunk(frame),
+    FrameKind.PIECE: _Finishing._add_piece,
     FrameKind.KERNEL_NAME: _Finishing._add_kernel_name,
     FrameKind.EXECUTIONS: _Finishing._add_executions,
     FrameKind.COPY: _Finishing._add_copy,

@@ -406,12 +406,11 @@ class CodeObjectRows:
     def _add(
         self, time: int, pid: int, path: str, digest: str, size: int, content: bytes | None, base: int | None = None
     ) -> None:
-        self.names.add_module(pid, time, digest, content)
+        self.names.add_module(pid, time, digest, content, base or 0)
         # The same content may come twice: with the rotation state, and again from the process.
         content = content if digest not in self._digests else None
         row = {"time_ns": time, "pid": pid, "path": path, "digest": bytes.fromhex(digest), "size": size, "elf": content}
-        row["base"] = base
-        self._rows.append(_single_row("kernel", row))
+        self._rows.append(_single_row("kernel", {**row, "base": base}))
         self._digests.update([digest] if content is not None else [])
         self._bytes += len(content or b"")
 

@@ -37,6 +37,8 @@ __extension__ volatile unsigned short cuda_message_semaphore __attribute__((sect
 
 #define ELEMENTS(array) (sizeof(array) / sizeof *(array))
 #define DRAIN_NS 100000000
+#define DECODE_MS 10 /* between two looks of CUPTI's own thread at the hardware's buffers */
+#define LATE_NS 20000000 /* a sample may have been taken so long before a drain that did not get it yet */
 #define MOST_CONTEXTS 256
 #define MOST_METRICS 128
 #define MOST_PCS 8192     /* of one answer */
@@ -129,7 +131,7 @@ struct setting {
         uint64_t data[3];
     } value;
 };
-enum { SETTING_PERIOD = 1, SETTING_MODE = 5, SETTING_BUFFER = 8 };
+enum { SETTING_PERIOD = 1, SETTING_MODE = 5, SETTING_BUFFER = 8, SETTING_SLEEP = 9 };
 enum { MODE_CONTINUOUS = 1 };
 struct of_context { /* the parameters of most functions for samples */
     size_t size;
@@ -186,10 +188,10 @@ static struct {
     int (*name)(char *name, int bytes, int device);
     int (*bus)(char *text, int bytes, int device);
     int (*uuid)(uint8_t *uuid, int device);
-    int (*module)(void **module, void *function);
+    int (*capturing)(void *stream, int *status);
 } driver;
 static const char *const DRIVER_NAMES[] = {"cuDeviceGetAttribute", "cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceGetUuid_v2",
-                                           "cuFuncGetModule"};
+                                           "cuStreamIsCapturing"};
 _Static_assert(sizeof driver == sizeof(void *) * ELEMENTS(DRIVER_NAMES), "DRIVER_NAMES");
 
 /* --- messages: formats/wire/launches.py has MESSAGE and MessageOf */
@@ -499,7 +501,6 @@ struct context {
     void *handle; /* NULL: it was destroyed */
     uint32_t number, metrics;
     uint64_t begin_ns; /* of the samples that the next drain gets */
-    uint64_t drained_ns[2]; /* the last two drains began */
     uint8_t column[MOST_METRICS]; /* of each metric, among twice the reasons */
     struct answer answer;
     struct answer last; /* what CUPTI has left when sampling ends */
@@ -617,10 +618,7 @@ static void drain(struct context *context)
     send_rows();
     if (sums.samples || sums.full || sums.invalid)
         send_bytes(OF_SUMS, context->number, context->begin_ns, rows.end, &sums, sizeof sums);
-    /* CUPTI's own threads look at the hardware's buffers every 100 ms, so a sample may come a drain late. */
-    context->begin_ns = context->drained_ns[0];
-    context->drained_ns[0] = context->drained_ns[1];
-    context->drained_ns[1] = began;
+    context->begin_ns = began - LATE_NS;
 }
 
 /* Sends pieces of cubins with samples, as much as is good at a time. */
@@ -754,6 +752,7 @@ static int start_sampling(struct context *context)
         {.type = SETTING_MODE, .value.number = MODE_CONTINUOUS},
         {.type = SETTING_PERIOD, .value.number = period()},
         {.type = SETTING_BUFFER, .value.buffer = &context->last},
+        {.type = SETTING_SLEEP, .value.number = DECODE_MS},
     };
     struct of_context all = {.size = 40, .context = context->handle, .with.many = ELEMENTS(settings), .more = {settings}};
     result = cupti.set(&all);
@@ -773,7 +772,7 @@ static void on_context_created(void *handle)
     struct context *context = &contexts[context_count];
     context->handle = handle;
     context->number = context_count++;
-    context->begin_ns = context->drained_ns[0] = context->drained_ns[1] = now();
+    context->begin_ns = now();
     int result = start_sampling(context);
     describe(context, !result);
     if (result) {
@@ -901,6 +900,17 @@ static __attribute__((noinline)) void raise_launch(uint64_t address, uint64_t si
     DTRACE_PROBE6(cuda, launch_kernel, 0, address, size, name, 0, correlation);
 }
 
+/* The stream of a launch: of cuLaunchKernel and cuLaunchCooperativeKernel an argument, of cuLaunchKernelEx in the structure
+ * that the first argument points to. */
+static void *stream_of(const struct call *call, bool is_ex)
+{
+    const char *structure = is_ex ? call->parameters[0] : (const char *)call->parameters;
+    void *stream = NULL;
+    if (structure)
+        memcpy(&stream, structure + (is_ex ? 32 : 40), sizeof stream);
+    return stream;
+}
+
 static void on_launched(uint32_t id, const struct call *call)
 {
     if (!cuda_launch_kernel_semaphore || !call->result || *call->result)
@@ -910,6 +920,9 @@ static void on_launched(uint32_t id, const struct call *call)
         return;
     }
     bool is_second = id == CU_LAUNCH_KERNEL_EX || id == CU_LAUNCH_KERNEL_EX_PTSZ; /* the function's argument */
+    int is_captured = 0;
+    if (!driver.capturing(stream_of(call, is_second), &is_captured) && is_captured)
+        return; /* the kernel becomes part of a graph */
     const struct kernel *kernel = launched_kernel(call->parameters[is_second], call->symbol ? call->symbol : "");
     if (kernel)
         raise_launch(kernel->address, kernel->size, kernel->name, call->correlation);

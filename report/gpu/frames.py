@@ -15,12 +15,12 @@ import contextlib
 import io
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elftools.elf.elffile import ELFFile
 
-from iaprof.gpu.code import CodeKernel, CodeObject
+from iaprof.gpu.code import CodeKernel, CodeObject, CodePlace, Lines
 from iaprof.report.gpu.functions import FunctionTree, Scope, TooMuchDebugInfo
 from iaprof.report.gpu.lines import FileTable, LineRange, LineTable, line_ranges, text
 from iaprof.symbols.names.demangle import demangled
@@ -257,6 +257,52 @@ class DebugInfo:
         return tuple(reversed(frames)) or (DwarfFrame(name, file, line),)
 
 
+class LineInfo:
+    """The lines and inlined calls of a module's kernels, from a table of its vendor's; functions from symbols."""
+
+    problems: tuple[str, ...] = ()
+
+    def __init__(self, lines: Mapping[int, Lines]) -> None:
+        """Args: by a kernel's address, its lines, if there are any."""
+        self._lines = lines
+        self._segments_left = MAX_SEGMENTS
+
+    def segments(self, kernel: CodeKernel) -> tuple[Segment, ...]:
+        """Returns a kernel's segments, sorted, without gaps, the first one at offset 0.
+
+        Raises:
+            TooMuchDebugInfo: the module's kernels have more than MAX_SEGMENTS segments.
+        """
+        lines = self._lines.get(kernel.address, ())
+        offsets = [offset for offset, _ in lines]
+        edges = {0, *offsets}
+        for symbol in kernel.functions:
+            edges.update((symbol.offset, symbol.offset + symbol.size))
+        cuts = sorted(edge for edge in edges if edge < max(len(kernel.code), 1))
+        self._segments_left -= len(cuts)
+        if self._segments_left < 0:
+            raise TooMuchDebugInfo
+        segments: list[Segment] = []
+        cached: dict[tuple[tuple[CodePlace, ...], str], tuple[DwarfFrame, ...]] = {}
+        for cut in cuts:
+            row = bisect_right(offsets, cut) - 1
+            key = lines[row][1] if row >= 0 else (), _subroutine(kernel, cut)
+            if key not in cached:
+                cached[key] = _frames_of_places(kernel, *key)
+            if not segments or segments[-1].frames != cached[key]:
+                segments.append(Segment(cut, cached[key]))
+        return tuple(segments)
+
+
+def _frames_of_places(kernel: CodeKernel, places: Sequence[CodePlace], subroutine: str) -> tuple[DwarfFrame, ...]:
+    name = readable_name(kernel)
+    file, line = (places[0].file, places[0].line) if places else ("", 0)
+    inlined = [DwarfFrame(demangled(place.function), place.file, place.line) for place in places[1:]]
+    if subroutine:  # its caller is unknown, so the kernel's frame has no line
+        return (DwarfFrame(name, "", 0), DwarfFrame(subroutine, file, line), *inlined)
+    return (DwarfFrame(name, file, line), *inlined)
+
+
 def readable_name(kernel: CodeKernel) -> str:
     """Returns the name of a kernel, or of the section with functions that a module's kernels call, as reports show."""
     return kernel.label or demangled(kernel.name)
@@ -268,13 +314,6 @@ def _subroutine(kernel: CodeKernel, offset: int) -> str:
         if function.offset <= offset and (offset < function.offset + function.size or not function.size):
             return demangled(function.name)
     return ""
-
-
-def no_debug_info() -> DebugInfo:
-    """Returns what stands in for DWARF in a module without it: frames come from symbols only."""
-    functions = FunctionTree()
-    functions.finish()
-    return DebugInfo(LineTable([]), functions, ())
 
 
 @contextlib.contextmanager

@@ -12,8 +12,9 @@ from typing import Any
 from iaprof.gpu import vendors
 from iaprof.gpu.code import CodeKernel, CodeObject, CodeObjectError
 from iaprof.gpu.instructions import UNDECODABLE, Decoder, Decoding, InstructionSet, NoDecoder, NotDecoded
-from iaprof.report.gpu.frames import DebugInfo, Segment, no_debug_info, read_debug_info, readable_name
+from iaprof.report.gpu.frames import DebugInfo, LineInfo, Segment, read_debug_info, readable_name
 from iaprof.report.gpu.functions import TooMuchDebugInfo
+from iaprof.sandbox.programs import open_program
 from iaprof.sandbox.reader import Operation, OutOfTime, Refusal, stage_limit
 from iaprof.symbols.names.demangle import demangled
 
@@ -51,11 +52,12 @@ class GpuReader:
         """
         self._stage_seconds = stage_seconds
         self._readers = {vendor.name: vendor.code_reader() for vendor in vendors.VENDORS}
+        self._line_readers = {vendor.name: vendor.line_reader() for vendor in vendors.VENDORS}
         self._decoders: dict[str, Decoder] = {}  # by vendor
         self._no_decoder: dict[str, str] = {}  # by vendor: why there is none
         for vendor in vendors.VENDORS:
             try:
-                self._decoders[vendor.name] = vendor.open_decoder()
+                self._decoders[vendor.name] = vendor.open_decoder(open_program)
             except NoDecoder as error:
                 self._no_decoder[vendor.name] = str(error)
         demangled("_Z1fv")  # libraries open files at their first use, which the sandbox will soon forbid
@@ -104,7 +106,7 @@ class GpuReader:
             index: kernel for index, kernel in enumerate(code.kernels) if only is None or kernel.address in only
         }
         problems: list[str] = []
-        segments = self._segments(data, code, selected, problems) if selected else {}
+        segments = self._segments(data, code, vendor.name, selected, problems) if selected else {}
         decodings: dict[int, Decoding] = {}
         if parameters["decode"] and selected:
             decodings = self._decodings(
@@ -134,16 +136,17 @@ class GpuReader:
         }
 
     def _segments(
-        self, data: bytes, code: CodeObject, selected: dict[int, CodeKernel], problems: list[str]
+        self, data: bytes, code: CodeObject, vendor: str, selected: dict[int, CodeKernel], problems: list[str]
     ) -> dict[int, tuple[Segment, ...]]:
         """Returns each kernel's segments; from the symbol table if debug information is missing or damaged."""
-        debug_info = no_debug_info()
+        read: list[DebugInfo | LineInfo] = []
         if code.has_debug and not code.placed:
             problems.append("it has no GPU addresses, so its debug information was left unread")
         elif code.has_debug:
-            read: list[DebugInfo] = []
             self._stage("its debug information", problems, lambda: read.append(read_debug_info(data, code)))
-            debug_info = read[0] if read else debug_info
+        elif (reader := self._line_readers[vendor]) is not None:
+            self._stage("its debug information", problems, lambda: read.append(LineInfo(reader(data))))
+        debug_info = read[0] if read else LineInfo({})
         problems.extend(debug_info.problems)
         found: dict[int, tuple[Segment, ...]] = {}
 
@@ -170,6 +173,7 @@ class GpuReader:
             return found
 
         def decode() -> None:
+            decoder.prepare(instruction_set, [kernel.code for kernel in selected.values()])
             for index, kernel in selected.items():
                 try:
                     found[index] = (

@@ -20,7 +20,7 @@ from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.ranges import batches, ranges
 from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.samples import SampleLayout
-from iaprof.gpu.vendors import REASONS
+from iaprof.gpu.vendors import FIRST_REASONS
 from iaprof.report.join.candidates import Candidates, Rule, Shares, TooManyAtOnce
 from iaprof.report.join.cells import Cells
 from iaprof.report.join.placements import Placed, Site
@@ -262,7 +262,7 @@ class Attribution:
         rule: Rule = Rule(),  # noqa: B008 (it is frozen)
         starts: Mapping[int, NDArray[np.uint64]] | None = None,
         merged: bool = False,
-        reasons: Sequence[str] = REASONS,
+        reasons: Sequence[str] = FIRST_REASONS,
         energy: EnergyOfReads | None = None,
         seen: Seen | None = None,
         count: Callable[[int], None] = lambda candidates: None,

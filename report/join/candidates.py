@@ -162,7 +162,7 @@ class Candidates:
             if self._timed is not None:
                 ran = self._timed_executions(pair, placement, begins, ends, stream)
                 running = _Entries.concatenated([ran, running.only(~np.isin(running.pair, ran.pair))])
-                only_one_site &= ~np.isin(pair, ran.pair)
+                only_one_site |= np.isin(pair, ran.pair)  # that one ran, and no other did, is measured
             running = running.summed(len(self._placed.sites))
             count = np.bincount(running.pair, minlength=len(cells))
             alone[pair[only_one_site]] = count[pair[only_one_site]] == 1

@@ -69,7 +69,7 @@ class SampledKernels:
         self._capture.check_parts(len(digests), GPU_MODULES)
         found = []
         compiled = 0
-        for digest, path, elf, time_ns, pid in self._rows("time_ns", "pid"):
+        for digest, path, elf, time_ns, pid, base in self._rows("time_ns", "pid", "base"):
             key = digest.as_py()
             if key not in self._outlines and elf.is_valid:
                 self._outlines[key] = self._loader.load(elf.as_py(), None, only=())
@@ -77,7 +77,7 @@ class SampledKernels:
             if key in self._outlines:
                 compiled += len(self._outlines[key].kernels) + 1
                 self._capture.check_parts(compiled, COMPILED)
-                found.append(Compilation(time_ns.as_py(), pid.as_py(), self._outlines[key]))
+                found.append(Compilation(time_ns.as_py(), pid.as_py(), self._outlines[key], base.as_py() or 0))
         return found
 
     def read(self, kernels: Collection[GpuKernel]) -> None:

@@ -38,6 +38,7 @@ class Compilation:
     time_ns: int
     pid: int
     module: GpuModule
+    base: int = 0  # what is added to the addresses of the module's kernels
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,8 @@ def place_kernels(
     compiled: dict[tuple[int, int], list[tuple[int, GpuKernel]]] = defaultdict(list)
     for compilation in sorted(compilations, key=lambda c: c.time_ns):
         for kernel in compilation.module.kernels:
-            compiled[compilation.pid, kernel.address & ADDRESS_MASK].append((compilation.time_ns, kernel))
+            address = (compilation.base + kernel.address) & ADDRESS_MASK
+            compiled[compilation.pid, address].append((compilation.time_ns, kernel))
     used: set[tuple[int, int]] = set()
     if len(launches):
         used = _place_launches(placed, launches, compiled, scope, by_thread)

@@ -11,7 +11,7 @@ from iaprof.formats.capture.limits import CaptureError
 from iaprof.gpu import vendors
 from iaprof.gpu.instructions import InstructionSet
 from iaprof.gpu.samples import SampleLayout
-from iaprof.gpu.vendors import REASONS
+from iaprof.gpu.vendors import FIRST_REASONS
 
 MAX_SUBSAMPLE = 1 << 30
 _LONGEST_DEVICE = 64
@@ -60,5 +60,5 @@ def _device(entry: dict[str, Any]) -> str:
 
 
 def reasons_of(known: Sequence[Stream]) -> tuple[str, ...]:
-    """Returns all reasons that these streams' records count, in the order of tables; all vendors' without streams."""
-    return tuple(dict.fromkeys(reason for stream in known for reason in stream.layout.reasons)) or REASONS
+    """Returns the reasons that these streams' records count, in the order of tables; without streams FIRST_REASONS."""
+    return tuple(dict.fromkeys(reason for stream in known for reason in stream.layout.reasons)) or FIRST_REASONS

@@ -30,6 +30,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, READ_COLUMNS, ROW_KINDS, sorted_kinds
 from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.writers.profile_table import SCHEMA, profile_table
+from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.samples import SampleLayout, SampleRows
 from iaprof.gpu.vendors import SAMPLE_ROWS, layouts
 from iaprof.report.gpu.module import GpuModuleLoader
@@ -157,6 +158,9 @@ def stalls_sql(capture: CaptureReader) -> str:
     type_ = "UTINYINT" if all(layout.most <= 0xFF for layout in used) else "UBIGINT"
     for name in dict.fromkeys(name for layout in _LAYOUTS if layout in used for name in layout.reasons):
         columns.append(f"({each(methodcaller('count_sql', name))})::{type_} AS {name}")
+    for name in dict.fromkeys(name for layout in _LAYOUTS if layout in used for name in layout.more_sql()):
+        of_each = {layout: layout.more_sql().get(name, "NULL") for layout in _LAYOUTS}
+        columns.append(f"({each(of_each.__getitem__)})::UBIGINT AS {name}")
     return f"SELECT {', '.join(columns)} FROM {WORDS}"  # noqa: S608 (nothing of it is from the capture)
 
 
@@ -201,15 +205,16 @@ class _Part:
         lengths = _lengths(reads[rows.columns[0]])
         words = []
         for word, name in enumerate(rows.columns):
-            has = np.array([layout.words > word for layout in _LAYOUTS])[layouts]
+            needed = np.array([layout.words > word for layout in _LAYOUTS])[layouts]
+            has = needed | (reads[name].is_valid().to_numpy(zero_copy_only=False) & (word >= rows.required))
             if not np.array_equal(lengths[has], _lengths(reads[name])[has]):
                 raise CaptureError(f"{self.capture.path} has stalls whose words do not belong together")
             if has.all():
                 words.append(reads[name].flatten())
                 continue
-            values = np.zeros(int(lengths.sum()), np.uint64)
-            values[np.repeat(has, lengths)] = reads.filter(pa.array(has))[name].flatten().to_numpy()
-            words.append(pa.array(values, mask=None if has.any() else np.ones(len(values), bool)))
+            values, there = np.zeros(int(lengths.sum()), np.uint64), np.repeat(has, lengths)
+            values[there] = reads.filter(pa.array(has))[name].flatten().to_numpy()
+            words.append(pa.array(values, mask=~there))
         words += [pa.nulls(int(lengths.sum()), pa.uint64())] * (_MOST_WORDS - len(words))
         each = [pa.array(np.repeat(reads[name].to_numpy(), lengths)) for name in READ_COLUMNS]
         return pa.RecordBatch.from_arrays([*each, pa.array(np.repeat(layouts, lengths)), *words], schema=_WORDS)
@@ -217,11 +222,13 @@ class _Part:
     def kernels(self) -> Iterator[pa.RecordBatch]:
         """Yields a row for each kernel of each module, and one without a kernel for each unreadable module."""
         with GpuModuleLoader() as modules:
-            for table in self.capture.tables("kernel", ("time_ns", "pid", "path", "elf")):
+            for table in self.capture.tables("kernel", ("time_ns", "pid", "path", "elf", "base")):
                 for index in range(len(table)):  # there are few modules
-                    time_ns, pid, path, elf = (table[name][index].as_py() for name in table.column_names)
+                    time_ns, pid, path, elf, base = (table[name][index].as_py() for name in table.column_names)
                     found = modules.load(elf, None, only=()).kernels if elf is not None else ()
-                    rows: list[tuple[Any, ...]] = [(k.demangled, k.address, k.size, k.fingerprint) for k in found]
+                    rows: list[tuple[Any, ...]] = [
+                        (k.demangled, ((base or 0) + k.address) & ADDRESS_MASK, k.size, k.fingerprint) for k in found
+                    ]
                     columns = zip(*((time_ns, pid, path, *row) for row in rows or [(None,) * 4]), strict=True)
                     arrays = [pa.array(c, f.type) for c, f in zip(columns, _KERNELS, strict=True)]
                     yield pa.RecordBatch.from_arrays(arrays, schema=_KERNELS)
@@ -337,7 +344,7 @@ class Database:
         for view in self._views:
             if view.name == WORDS:
                 columns = self._execute("SELECT * FROM stalls LIMIT 0")
-                yield "stalls", "each record of EU stalls: an address and ten counters", columns
+                yield "stalls", "each record of samples: an address, and a counter for each reason", columns
             else:
                 yield view.name, view.about, view.schema.names
 

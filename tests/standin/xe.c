@@ -123,14 +123,15 @@ static bool below(const char *path, const char *prefix)
 /* Where the path leads: itself, or into the tree (written to space). */
 static const char *shown(const char *path, char space[PATH_MAX])
 {
-    static const char *const whole[] = {"/dev/dri", "/sys/class/drm", "/proc/sys/dev/xe"};
+    static const char *const whole[] = {"/dev/dri", "/sys/class/drm", "/proc/sys/dev/xe", "/proc/driver/nvidia"};
     static const char *const shared_with_real[] = {"/sys/devices", "/sys/dev/char", "/sys/bus/pci"};
     static const char pmus[] = "/sys/bus/event_source/devices";
     char clean[PATH_MAX];
     size_t n = 0;
     bool ours = false, maybe = false;
 
-    if (!root[0] || !path || path[0] != '/' || (strncmp(path, "/dev", 4) && strncmp(path, "/sys", 4) && strncmp(path, "/proc/sys", 9)))
+    if (!root[0] || !path || path[0] != '/' || (strncmp(path, "/dev", 4) && strncmp(path, "/sys", 4) && strncmp(path, "/proc/sys", 9) &&
+                                          strncmp(path, "/proc/driver", 12)))
         return path;
     for (const char *c = path; *c && n < sizeof(clean) - 1; c++)
         if (!(c[0] == '/' && c[1] == '/'))

@@ -77,12 +77,16 @@ EXPORT struct standin_cuda standin_cuda = {.size = sizeof(struct standin_cuda), 
 static atomic_bool initialized;
 static atomic_uint next_correlation = 1, next_context = 1, next_stream = 7, next_module = 1, next_graph = 1;
 static CUcontext primaries[16];
-static pthread_mutex_t primary_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t primary_lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP; /* callbacks run under it */
 static __thread CUcontext stack[16];
 static __thread int depth; /* of stack; its last one is current */
 static __thread CUstream thread_streams[16];
 static bool ledger_written;
-static atomic_ulong copies, graph_launches;
+static void write_ledger_again(void);
+static struct {
+    const char *_Atomic name;
+    atomic_ulong done, failed;
+} calls[CBID_COUNT]; /* that callbacks can see */
 
 static uint64_t now(void)
 {
@@ -150,6 +154,8 @@ static struct standin_call entered(uint32_t cbid, const char *function, const vo
 static CUresult left(struct standin_call *call, CUresult result)
 {
     void (*hook)(struct standin_call *) = shared.on_call;
+    calls[call->cbid].name = call->function;
+    atomic_fetch_add(result ? &calls[call->cbid].failed : &calls[call->cbid].done, 1);
     call->result = &result;
     call->context = current();
     if (hook)
@@ -164,9 +170,9 @@ static void resource(uint32_t cbid, CUcontext context, CUstream stream, CUmodule
         hook(cbid, context, stream, module);
 }
 
-#define PARAMS(...)                                                                                                                  \
-    struct {                                                                                                                         \
-        __VA_ARGS__                                                                                                                  \
+#define PARAMS(...)                                                                                                                \
+    struct {                                                                                                                       \
+        __VA_ARGS__                                                                                                                \
     }
 
 /* ---- start, devices ---- */
@@ -195,6 +201,7 @@ __attribute__((constructor)) static void loaded(void)
     shared.last_execution = &shared.executions;
     shared.now = now;
     shared.fault = fault;
+    shared.write_ledger = write_ledger_again;
     pthread_atfork(before_fork, in_parent, in_child);
 }
 
@@ -270,12 +277,12 @@ EXPORT CUresult cuGetErrorName(CUresult error, const char **text)
     return cuGetErrorString(error, text);
 }
 
-#define CHECK_DEVICE(device)                                                                                                         \
-    do {                                                                                                                             \
-        if (!usable())                                                                                                               \
-            return CUDA_ERROR_NOT_INITIALIZED;                                                                                       \
-        if ((device) < 0 || (unsigned)(device) >= shared.devices)                                                                    \
-            return CUDA_ERROR_INVALID_DEVICE;                                                                                        \
+#define CHECK_DEVICE(device)                                                                                                       \
+    do {                                                                                                                           \
+        if (!usable())                                                                                                             \
+            return CUDA_ERROR_NOT_INITIALIZED;                                                                                     \
+        if ((device) < 0 || (unsigned)(device) >= shared.devices)                                                                  \
+            return CUDA_ERROR_INVALID_DEVICE;                                                                                      \
     } while (0)
 
 EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
@@ -402,6 +409,8 @@ static void wait_for_streams(CUcontext context)
         sleep_until(until);
 }
 
+static void forget_modules(CUcontext context);
+
 static void end_context(CUcontext context)
 {
     void (*ended)(CUcontext) = shared.on_context_end;
@@ -409,6 +418,7 @@ static void end_context(CUcontext context)
     wait_for_streams(context);
     if (ended)
         ended(context);
+    forget_modules(context);
     pthread_mutex_lock(&shared.lock);
     context->dead = true;
     pthread_mutex_unlock(&shared.lock);
@@ -777,12 +787,27 @@ static void forget_bytes(CUmodule module)
     pthread_mutex_unlock(&shared.lock);
 }
 
+/* A context takes its modules with it. Whether callbacks are told of each is said nowhere: both must do. */
+static void forget_modules(CUcontext context)
+{
+    bool tells = fault("unloads-at-destroy");
+    for (CUmodule module = shared.modules; module; module = module->next)
+        if (module->context == context && !module->unloaded) {
+            if (tells)
+                resource(CUPTI_CBID_RESOURCE_MODULE_UNLOAD_STARTING, context, NULL, module);
+            forget_bytes(module);
+        }
+}
+
 static CUresult unload_module(CUmodule module)
 {
+    void (*ended)(CUmodule) = shared.on_module_end;
     if (!module || module->unloaded)
         return CUDA_ERROR_INVALID_HANDLE;
     resource(CUPTI_CBID_RESOURCE_MODULE_UNLOAD_STARTING, module->context, NULL, module);
     wait_for_streams(module->context);
+    if (ended)
+        ended(module);
     forget_bytes(module);
     return CUDA_SUCCESS;
 }
@@ -978,6 +1003,8 @@ static CUresult launch(CUfunction function, CUstream stream, const struct node *
     stream = meant(stream, per_thread);
     if (!stream)
         return CUDA_ERROR_INVALID_CONTEXT;
+    if (stream->context->dead)
+        return CUDA_ERROR_INVALID_CONTEXT;
     if (!function || function->module->unloaded || function->module->context != stream->context)
         return CUDA_ERROR_INVALID_HANDLE;
     if (!node.grid[0] || !node.grid[1] || !node.grid[2] || !node.block[0] || !node.block[1] || !node.block[2])
@@ -1029,8 +1056,8 @@ static CUresult launch_ex(const struct launch_ex_params *p, uint32_t cbid, const
     return left(&call, launch(p->f, c->hStream, &node, per_thread, call.correlation));
 }
 
-#define LAUNCH_ARGUMENTS                                                                                                             \
-    CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned bytes, CUstream stream,     \
+#define LAUNCH_ARGUMENTS                                                                                                           \
+    CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned bytes, CUstream stream,   \
         void **arguments
 
 EXPORT CUresult cuLaunchKernel(LAUNCH_ARGUMENTS, void **extra)
@@ -1150,7 +1177,6 @@ static CUresult launch_graph(CUgraphExec exec, CUstream stream, uint32_t cbid, c
     stream = meant(stream, per_thread);
     if (!exec || !stream)
         return left(&call, CUDA_ERROR_INVALID_VALUE);
-    graph_launches++;
     for (size_t i = 0; i < exec->count; i++)
         execute(stream, &exec->nodes[i], call.correlation, exec->id, (uint64_t)exec->id << 32 | (i + 1));
     return left(&call, CUDA_SUCCESS);
@@ -1210,36 +1236,35 @@ static CUresult copy(void *to, const void *from, size_t bytes, CUstream stream, 
     if (cbid == CBID_cuMemcpyDtoH_v2 || cbid == CBID_cuMemcpyDtoH_v2_ptds)
         synchronize(stream, cbid == CBID_cuMemcpyDtoH_v2_ptds);
     memcpy(to, from, bytes);
-    copies++;
     return left(&call, CUDA_SUCCESS);
 }
 
 #define AT(pointer) ((void *)(uintptr_t)(pointer))
-#define COPY_TO(function)                                                                                                            \
-    EXPORT CUresult function(CUdeviceptr to, const void *from, size_t bytes)                                                         \
-    {                                                                                                                                \
-        return copy(AT(to), from, bytes, NULL, CBID_##function, #function, true);                                                    \
+#define COPY_TO(function)                                                                                                          \
+    EXPORT CUresult function(CUdeviceptr to, const void *from, size_t bytes)                                                       \
+    {                                                                                                                              \
+        return copy(AT(to), from, bytes, NULL, CBID_##function, #function, true);                                                  \
     }
-#define COPY_TO_ASYNC(function)                                                                                                      \
-    EXPORT CUresult function(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)                                        \
-    {                                                                                                                                \
-        return copy(AT(to), from, bytes, stream, CBID_##function, #function, true);                                                  \
+#define COPY_TO_ASYNC(function)                                                                                                    \
+    EXPORT CUresult function(CUdeviceptr to, const void *from, size_t bytes, CUstream stream)                                      \
+    {                                                                                                                              \
+        return copy(AT(to), from, bytes, stream, CBID_##function, #function, true);                                                \
     }
-#define COPY_FROM(function)                                                                                                          \
-    EXPORT CUresult function(void *to, CUdeviceptr from, size_t bytes)                                                               \
-    {                                                                                                                                \
-        return copy(to, AT(from), bytes, NULL, CBID_##function, #function, false);                                                   \
+#define COPY_FROM(function)                                                                                                        \
+    EXPORT CUresult function(void *to, CUdeviceptr from, size_t bytes)                                                             \
+    {                                                                                                                              \
+        return copy(to, AT(from), bytes, NULL, CBID_##function, #function, false);                                                 \
     }
-#define SET(function)                                                                                                                \
-    EXPORT CUresult function(CUdeviceptr to, unsigned char value, size_t count, CUstream stream)                                     \
-    {                                                                                                                                \
-        PARAMS(CUdeviceptr dst; unsigned char uc; size_t N; CUstream hStream;) params = {to, value, count, stream};                  \
-        struct standin_call call;                                                                                                    \
-        if (!usable())                                                                                                               \
-            return CUDA_ERROR_NOT_INITIALIZED;                                                                                       \
-        call = entered(CBID_##function, #function, &params, NULL);                                                                   \
-        memset(AT(to), value, count);                                                                                                \
-        return left(&call, CUDA_SUCCESS);                                                                                            \
+#define SET(function)                                                                                                              \
+    EXPORT CUresult function(CUdeviceptr to, unsigned char value, size_t count, CUstream stream)                                   \
+    {                                                                                                                              \
+        PARAMS(CUdeviceptr dst; unsigned char uc; size_t N; CUstream hStream;) params = {to, value, count, stream};                \
+        struct standin_call call;                                                                                                  \
+        if (!usable())                                                                                                             \
+            return CUDA_ERROR_NOT_INITIALIZED;                                                                                     \
+        call = entered(CBID_##function, #function, &params, NULL);                                                                 \
+        memset(AT(to), value, count);                                                                                              \
+        return left(&call, CUDA_SUCCESS);                                                                                          \
     }
 COPY_TO(cuMemcpyHtoD_v2)
 COPY_TO(cuMemcpyHtoD_v2_ptds)
@@ -1324,10 +1349,17 @@ static void put_rows(FILE *out, const char *name, size_t member)
 static void put_ledger(FILE *out)
 {
     const char *comma = "";
-    fprintf(out, "{\"pid\": %d, \"copies\": %lu, \"graph_launches\": %lu", getpid(), copies, graph_launches);
+    fprintf(out, "{\"pid\": %d, \"written\": %llu", getpid(), (unsigned long long)now());
     fprintf(out, ", \"records\": {\"delivered\": %llu, \"dropped\": %llu}", (unsigned long long)shared.activity.delivered,
             (unsigned long long)shared.activity.dropped);
-    fprintf(out, ",\n\"contexts\": [");
+    fprintf(out, ",\n\"calls\": {");
+    for (int i = 0; i < CBID_COUNT; i++)
+        if (calls[i].name) {
+            fprintf(out, "%s\"%s\": [%lu, %lu]", comma, calls[i].name, calls[i].done, calls[i].failed);
+            comma = ", ";
+        }
+    comma = "";
+    fprintf(out, "},\n\"contexts\": [");
     for (CUcontext context = shared.contexts; context; context = context->next) {
         const struct standin_sampling *s = &context->sampling;
         fprintf(out, "%s\n{\"id\": %u, \"device\": %d, \"period\": %u, \"enabled\": %s, ", comma, context->id, context->device, s->period,
@@ -1357,13 +1389,23 @@ static void put_ledger(FILE *out)
                     comma = ",";
                 }
     comma = "";
+    fprintf(out, "],\n\"captured\": [");
+    for (CUmodule module = shared.modules; module; module = module->next)
+        for (uint32_t f = 0; f < module->count; f++)
+            if (module->functions[f].captured) {
+                fprintf(out, "%s\n[", comma);
+                put_string(out, module->functions[f].name);
+                fprintf(out, ", %llu]", (unsigned long long)module->functions[f].captured);
+                comma = ",";
+            }
+    comma = "";
     fprintf(out, "],\n\"executions\": [");
     for (const struct standin_execution *e = shared.executions; e; e = e->next) {
         fprintf(out, "%s\n[%u, ", comma, e->correlation);
         put_string(out, e->function->name);
-        fprintf(out, ", %u, %u, %u, %d, %llu, %llu, %llu, %u, %llu]", e->site, e->stream, e->context->id, e->context->device,
+        fprintf(out, ", %u, %u, %u, %d, %llu, %llu, %llu, %u, %llu, %s]", e->site, e->stream, e->context->id, e->context->device,
                 (unsigned long long)e->begin, (unsigned long long)e->end, (unsigned long long)e->samples, e->graph,
-                (unsigned long long)e->node);
+                (unsigned long long)e->node, e->told ? "true" : "false");
         comma = ",";
     }
     fprintf(out, "]");
@@ -1393,15 +1435,16 @@ static void write_ledger(void)
     ledger_written = true;
 }
 
+/* For a program that is about to end in another way. */
+EXPORT void standin_cuda_ledger(void)
+{
+    write_ledger();
+}
+
 static void write_ledger_again(void)
 {
     if (ledger_written)
         write_ledger();
-}
-
-__attribute__((constructor)) static void offer_ledger(void)
-{
-    shared.write_ledger = write_ledger_again;
 }
 
 __attribute__((destructor)) static void unloaded(void)

@@ -12,9 +12,11 @@
  *   not-supported         cuptiPCSamplingEnable says CUPTI_ERROR_NOT_SUPPORTED
  *   no-configuration      cuptiPCSamplingSetConfigurationAttribute fails
  *   no-reasons            cuptiPCSamplingGetStallReasons fails
+ *   unknown-reason        "misc" has the name "something_new"
  *   dropped               a fifth of the samples is dropped by the hardware
  *   nonuser               one sample in twenty more, of the driver's own kernels
- *   full, full-quiet      each third drain the hardware buffer is full, and what is new is lost: with CUPTI_ERROR_OUT_OF_MEMORY, without
+ *   full, full-quiet      each second time that there is something new, the hardware buffer is full, and that is lost: with
+ *                         CUPTI_ERROR_OUT_OF_MEMORY, without
  *   getdata-fails         each second cuptiPCSamplingGetData fails with CUPTI_ERROR_UNKNOWN; nothing is lost
  *   getdata-fails-always, getdata-hangs
  *   nonsense-count        each third cuptiPCSamplingGetData says more rows than there is room for; nothing is lost
@@ -25,6 +27,8 @@
  *   nonsense              all of them
  *   cubin-truncated, cubin-damaged, cubin-empty, cubin-brief
  *                         what MODULE_LOADED shows: half of it, other bytes, nothing, one that is gone after the callback
+ *   unload                what was not handed out of a module's samples when it was unloaded is lost
+ *   unloads-at-destroy    a context that ends tells of its modules' end, behind CONTEXT_DESTROY_STARTING
  *   no-activity           cuptiActivityEnable fails
  *   activity-dropped      each tenth record is dropped, and counted
  *   activity-nonsense     each tenth record has no times, ends before it begins, has no name, or another correlation, in turns */
@@ -59,7 +63,7 @@ static const char *const kinds[REASON_KINDS] = {
 /* In the order in which one real chip told them, which is that of no list. */
 static const uint8_t told_order[STANDIN_REASONS] = {39, 37, 36, 35, 33, 31, 30, 10, 12, 8,  14, 7,  6, 38, 19, 4,  5,  11, 0,  2,
                                                     34, 15, 1,  25, 3,  9,  22, 24, 13, 17, 32, 18, 21, 20, 23, 26, 29, 16, 27, 28};
-enum { NOT_SELECTED = 26, SELECTED = 28, WAIT = 36, LONG_SCOREBOARD = 14 };
+enum { MISC = 22, NOT_SELECTED = 26, SELECTED = 28, WAIT = 36, LONG_SCOREBOARD = 14 };
 
 struct CUpti_Subscriber_st {
     CUpti_CallbackFunc call;
@@ -100,9 +104,9 @@ static bool nonsense(const char *name)
     return fault(name) || fault("nonsense");
 }
 
-#define NEED_DRIVER                                                                                                                  \
-    struct standin_cuda *cuda = driver();                                                                                            \
-    if (!cuda)                                                                                                                       \
+#define NEED_DRIVER                                                                                                                \
+    struct standin_cuda *cuda = driver();                                                                                          \
+    if (!cuda)                                                                                                                     \
     return CUPTI_ERROR_NOT_INITIALIZED
 
 /* ---- results ---- */
@@ -218,6 +222,7 @@ static void on_resource(uint32_t cbid, CUcontext context, CUstream stream, CUmod
 }
 
 static void on_context_end(CUcontext context);
+static void on_module_end(CUmodule module);
 
 EXPORT CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_CallbackFunc call, void *user)
 {
@@ -235,6 +240,7 @@ EXPORT CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_Callback
         *handle = &subscriber;
         subscribed = true;
         cuda->on_context_end = on_context_end;
+        cuda->on_module_end = on_module_end;
         cuda->on_call = on_call;
         cuda->on_resource = on_resource;
     }
@@ -535,6 +541,14 @@ static void hand_out(struct standin_sampling *s, CUpti_PCSamplingData *data)
     s->new_dropped = s->new_nonuser = 0;
 }
 
+static void lose(struct standin_sampling *s, struct standin_row *row)
+{
+    for (int reason = 0; reason < STANDIN_REASONS; reason++)
+        row->lost[reason] += row->pending[reason];
+    s->lost += first_kinds(row->pending);
+    memset(row->pending, 0, sizeof(row->pending));
+}
+
 /* Sampling ends, with the lock held: what is left goes into the buffer of the configuration. */
 static void finish(struct standin_cuda *cuda, CUcontext context)
 {
@@ -544,12 +558,8 @@ static void finish(struct standin_cuda *cuda, CUcontext context)
     if (buffer)
         hand_out(s, buffer);
     for (; s->rows; s->rows = s->rows->next) {
-        struct standin_row *row = s->rows;
-        row->queued = false;
-        for (int reason = 0; reason < STANDIN_REASONS; reason++)
-            row->lost[reason] += row->pending[reason];
-        s->lost += first_kinds(row->pending);
-        memset(row->pending, 0, sizeof(row->pending));
+        s->rows->queued = false;
+        lose(s, s->rows);
     }
     if (buffer)
         buffer->remainingNumPcs = s->row_count;
@@ -571,19 +581,34 @@ static void on_context_end(CUcontext context)
     pthread_mutex_unlock(&cuda->lock);
 }
 
-#define LOCK_CONTEXT(params, needs_enabled)                                                                                          \
-    NEED_DRIVER;                                                                                                                     \
-    if (!(params) || (params)->size < sizeof(*(params)))                                                                             \
-        return CUPTI_ERROR_INVALID_PARAMETER;                                                                                        \
-    pthread_mutex_lock(&cuda->lock);                                                                                                 \
-    if (!known(cuda, (params)->ctx)) {                                                                                               \
-        pthread_mutex_unlock(&cuda->lock);                                                                                           \
-        return CUPTI_ERROR_INVALID_CONTEXT;                                                                                          \
-    }                                                                                                                                \
-    struct standin_sampling *s = &(params)->ctx->sampling;                                                                           \
-    if ((needs_enabled) && !s->enabled) {                                                                                            \
-        pthread_mutex_unlock(&cuda->lock);                                                                                           \
-        return CUPTI_ERROR_INVALID_OPERATION;                                                                                        \
+static void on_module_end(CUmodule module)
+{
+    struct standin_cuda *cuda = driver();
+    struct standin_sampling *s = &module->context->sampling;
+    if (!cuda || !fault("unload"))
+        return;
+    pthread_mutex_lock(&cuda->lock);
+    if (s->enabled)
+        decode(cuda, module->context, cuda->now(), false);
+    for (struct standin_row *row = s->rows; row; row = row->next)
+        if (row->function->module == module)
+            lose(s, row);
+    pthread_mutex_unlock(&cuda->lock);
+}
+
+#define LOCK_CONTEXT(params, needs_enabled)                                                                                        \
+    NEED_DRIVER;                                                                                                                   \
+    if (!(params) || (params)->size < sizeof(*(params)))                                                                           \
+        return CUPTI_ERROR_INVALID_PARAMETER;                                                                                      \
+    pthread_mutex_lock(&cuda->lock);                                                                                               \
+    if (!known(cuda, (params)->ctx)) {                                                                                             \
+        pthread_mutex_unlock(&cuda->lock);                                                                                         \
+        return CUPTI_ERROR_INVALID_CONTEXT;                                                                                        \
+    }                                                                                                                              \
+    struct standin_sampling *s = &(params)->ctx->sampling;                                                                         \
+    if ((needs_enabled) && !s->enabled) {                                                                                          \
+        pthread_mutex_unlock(&cuda->lock);                                                                                         \
+        return CUPTI_ERROR_INVALID_OPERATION;                                                                                      \
     }
 
 EXPORT CUptiResult cuptiPCSamplingEnable(CUpti_PCSamplingContextParams *params)
@@ -736,7 +761,7 @@ EXPORT CUptiResult cuptiPCSamplingGetNumStallReasons(CUpti_PCSamplingGetNumStall
 
 EXPORT CUptiResult cuptiPCSamplingGetStallReasons(CUpti_PCSamplingGetStallReasonsParams *params)
 {
-    bool fails = fault("no-reasons");
+    bool fails = fault("no-reasons"), unknown = fault("unknown-reason");
     LOCK_CONTEXT(params, true);
     (void)s;
     for (size_t i = 0; !fails && i < params->numStallReasons && i < STANDIN_REASONS; i++) {
@@ -746,7 +771,8 @@ EXPORT CUptiResult cuptiPCSamplingGetStallReasons(CUpti_PCSamplingGetStallReason
         if (reason < FIRST_REASON)
             snprintf(params->stallReasons[i], STALL_REASON_NAME_SIZE, "%s", name);
         else
-            snprintf(params->stallReasons[i], STALL_REASON_NAME_SIZE, STALLED "%s%s", kinds[(reason - FIRST_REASON) / 2],
+            snprintf(params->stallReasons[i], STALL_REASON_NAME_SIZE, STALLED "%s%s",
+                     unknown && reason / 2 == MISC / 2 ? "something_new" : kinds[(reason - FIRST_REASON) / 2],
                      reason % 2 ? "_not_issued" : "");
     }
     pthread_mutex_unlock(&cuda->lock);
@@ -779,7 +805,7 @@ EXPORT CUptiResult cuptiPCSamplingGetData(CUpti_PCSamplingGetDataParams *params)
         data->totalSamples = 1ull << 60;
         data->remainingNumPcs = 0;
         s->spoiled++;
-    } else if (full && s->calls % 3 == 0) {
+    } else if (full && until > s->decoded_to && s->decodings++ % 2) {
         decode(cuda, params->ctx, until, true);
         memset((char *)data + offsetof(CUpti_PCSamplingData, totalSamples), 0,
                offsetof(CUpti_PCSamplingData, pPcData) - offsetof(CUpti_PCSamplingData, totalSamples));
@@ -858,7 +884,7 @@ static CUpti_ActivityKernel10 *new_record(void)
     return record;
 }
 
-static void put_record(struct standin_cuda *cuda, const struct standin_execution *e, int64_t difference)
+static void put_record(struct standin_cuda *cuda, struct standin_execution *e, int64_t difference)
 {
     uint64_t number = record_number++;
     bool tenth = number % 10 == 9;
@@ -869,7 +895,9 @@ static void put_record(struct standin_cuda *cuda, const struct standin_execution
         return;
     }
     cuda->activity.delivered++;
-    record->kind = enabled_kinds[CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL] ? CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL : CUPTI_ACTIVITY_KIND_KERNEL;
+    record->kind = CUPTI_ACTIVITY_KIND_KERNEL;
+    if (enabled_kinds[CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL])
+        record->kind = CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL;
     record->start = e->begin + (uint64_t)difference;
     record->end = record->completed = e->end + (uint64_t)difference;
     record->deviceId = (uint32_t)e->context->device;
@@ -888,7 +916,8 @@ static void put_record(struct standin_cuda *cuda, const struct standin_execution
     record->name = e->function->name;
     record->graphNodeId = e->node;
     record->graphId = e->graph;
-    if (tenth && fault("activity-nonsense"))
+    e->told = !(tenth && fault("activity-nonsense"));
+    if (!e->told)
         switch (number / 10 % 4) {
         case 0: record->start = record->end = 0; break;
         case 1: record->end = record->start - 1000; break;
@@ -1014,6 +1043,13 @@ EXPORT CUptiResult cuptiActivityFlushPeriod(uint32_t ms)
 {
     flush_period_ms = ms;
     return CUPTI_SUCCESS;
+}
+
+EXPORT CUptiResult cuptiActivitySetAttribute(int attribute, size_t *size, void *value)
+{
+    NEED_DRIVER;
+    (void)attribute;
+    return size && value ? CUPTI_SUCCESS : CUPTI_ERROR_INVALID_PARAMETER;
 }
 
 EXPORT CUptiResult cuptiActivityGetNextRecord(uint8_t *from, size_t valid, CUpti_Activity **record)

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* libdrainer.so: the least that a library does which is injected to sample a program. It takes all that is handed out, every
  * DRAINER_MS milliseconds (20), and prints at the end of the process, in JSON: samples, dropped ones and those of kernels that are not
- * the program's; rows, calls that failed, times that the hardware's buffer was full; samples by kernel; launches and their
- * correlation numbers' sum, activity records, their time, and how many had the correlation number of a launch; cubins and their
- * bytes. DRAINER_PERIOD is the sampling period (14), DRAINER_ROWS the room for rows in a call (1000). */
+ * the program's; rows, calls that failed, times that the hardware's buffer was full; samples by kernel; launches; activity records of
+ * launches, and their time; cubins and their bytes; answers, rows and records that made no sense. DRAINER_PERIOD is the sampling
+ * period (14), DRAINER_ROWS the room for rows in a call (1000). */
 #define _GNU_SOURCE
 #include "abi.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -15,27 +16,26 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-#include <dlfcn.h>
 
 #define EXPORT __attribute__((visibility("default")))
-enum { CONTEXTS = 16, REASONS = 64, KERNELS = 16, LAUNCHES = 1 << 20 };
+enum { CONTEXTS = 16, REASONS = 64, KERNELS = 16, CUBINS = 64, LAUNCHES = 1 << 20 };
 
 /* Found by name: the library must load where there is no CUPTI. */
-#define FUNCTIONS(X)                                                                                                                 \
-    X(Subscribe, (CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *))                                                             \
-    X(EnableCallback, (uint32_t, CUpti_SubscriberHandle, int, uint32_t))                                                             \
-    X(GetResultString, (CUptiResult, const char **))                                                                                 \
-    X(GetCubinCrc, (CUpti_GetCubinCrcParams *))                                                                                      \
-    X(PCSamplingEnable, (CUpti_PCSamplingContextParams *))                                                                           \
-    X(PCSamplingDisable, (CUpti_PCSamplingContextParams *))                                                                          \
-    X(PCSamplingSetConfigurationAttribute, (CUpti_PCSamplingConfigurationInfoParams *))                                              \
-    X(PCSamplingGetNumStallReasons, (CUpti_PCSamplingGetNumStallReasonsParams *))                                                    \
-    X(PCSamplingGetStallReasons, (CUpti_PCSamplingGetStallReasonsParams *))                                                          \
-    X(PCSamplingGetData, (CUpti_PCSamplingGetDataParams *))                                                                          \
-    X(ActivityRegisterCallbacks, (CUpti_BuffersCallbackRequestFunc, CUpti_BuffersCallbackCompleteFunc))                              \
-    X(ActivityRegisterTimestampCallback, (CUpti_TimestampCallbackFunc))                                                              \
-    X(ActivityEnable, (uint32_t))                                                                                                    \
-    X(ActivityFlushAll, (uint32_t))                                                                                                  \
+#define FUNCTIONS(X)                                                                                                               \
+    X(Subscribe, (CUpti_SubscriberHandle *, CUpti_CallbackFunc, void *))                                                           \
+    X(EnableCallback, (uint32_t, CUpti_SubscriberHandle, int, uint32_t))                                                           \
+    X(GetResultString, (CUptiResult, const char **))                                                                               \
+    X(GetCubinCrc, (CUpti_GetCubinCrcParams *))                                                                                    \
+    X(PCSamplingEnable, (CUpti_PCSamplingContextParams *))                                                                         \
+    X(PCSamplingDisable, (CUpti_PCSamplingContextParams *))                                                                        \
+    X(PCSamplingSetConfigurationAttribute, (CUpti_PCSamplingConfigurationInfoParams *))                                            \
+    X(PCSamplingGetNumStallReasons, (CUpti_PCSamplingGetNumStallReasonsParams *))                                                  \
+    X(PCSamplingGetStallReasons, (CUpti_PCSamplingGetStallReasonsParams *))                                                        \
+    X(PCSamplingGetData, (CUpti_PCSamplingGetDataParams *))                                                                        \
+    X(ActivityRegisterCallbacks, (CUpti_BuffersCallbackRequestFunc, CUpti_BuffersCallbackCompleteFunc))                            \
+    X(ActivityRegisterTimestampCallback, (CUpti_TimestampCallbackFunc))                                                            \
+    X(ActivityEnable, (uint32_t))                                                                                                  \
+    X(ActivityFlushAll, (uint32_t))                                                                                                \
     X(ActivityGetNextRecord, (uint8_t *, size_t, CUpti_Activity **))
 #define DECLARE(name, arguments) static CUptiResult(*name) arguments;
 FUNCTIONS(DECLARE)
@@ -55,7 +55,8 @@ static struct {
     uint64_t samples;
 } kernels[KERNELS];
 static uint64_t samples, told, dropped, nonuser, rows, failures, full, calls;
-static uint64_t launches, records, record_ns, matched, cubins, cubin_bytes;
+static uint64_t launches, records, record_ns, cubins, cubin_bytes, crcs[CUBINS], nonsense, nonsense_records;
+static size_t reason_count;
 static uint8_t launched[LAUNCHES]; /* by correlation number */
 static atomic_bool ending;
 static pthread_t thread;
@@ -76,21 +77,38 @@ static bool failed(const char *what, CUptiResult result)
     return true;
 }
 
+static bool makes_sense(const CUpti_PCSamplingPCData *row)
+{
+    bool known = false;
+    for (uint64_t i = 0; i < cubins && i < CUBINS; i++)
+        known |= crcs[i] == row->cubinCrc;
+    if (!known || !row->functionName || row->functionIndex > 1 << 20 || row->pcOffset > 1 << 30 || row->stallReasonCount > reason_count)
+        return false;
+    for (size_t i = 0; i < row->stallReasonCount; i++)
+        if (row->stallReason[i].pcSamplingStallReasonIndex >= REASONS)
+            return false;
+    return true;
+}
+
 static void add_rows(const CUpti_PCSamplingData *data)
 {
     told += data->totalSamples;
     dropped += data->droppedSamples;
     nonuser += data->nonUsrKernelsTotalSamples;
     full += data->hardwareBufferFull;
-    rows += data->totalNumPcs;
     for (size_t i = 0; i < data->totalNumPcs; i++) {
         const CUpti_PCSamplingPCData *row = &data->pPcData[i];
         int kernel = 0;
+        if (!makes_sense(row)) {
+            nonsense++;
+            continue;
+        }
+        rows++;
         while (kernel < KERNELS - 1 && kernels[kernel].name && strcmp(kernels[kernel].name, row->functionName))
             kernel++;
         kernels[kernel].name = row->functionName;
         for (size_t j = 0; j < row->stallReasonCount; j++)
-            if (counts[row->stallReason[j].pcSamplingStallReasonIndex % REASONS]) {
+            if (counts[row->stallReason[j].pcSamplingStallReasonIndex]) {
                 kernels[kernel].samples += row->stallReason[j].samples;
                 samples += row->stallReason[j].samples;
             }
@@ -108,7 +126,15 @@ static void drain(struct context *context)
             full += result == CUPTI_ERROR_OUT_OF_MEMORY;
             return;
         }
+        if (context->data.totalNumPcs > context->data.collectNumPcs) {
+            nonsense++;
+            return;
+        }
         add_rows(&context->data);
+        if (context->data.remainingNumPcs && context->data.totalNumPcs < context->data.collectNumPcs) {
+            nonsense++; /* there was room for them */
+            return;
+        }
     } while (context->data.remainingNumPcs);
 }
 
@@ -172,6 +198,7 @@ static void begin(CUcontext handle)
     context = &contexts[context_count];
     if (context_count < CONTEXTS && !failed("Enable", PCSamplingEnable(&enable)) &&
         !failed("GetNumStallReasons", PCSamplingGetNumStallReasons(&ask)) && count <= REASONS) {
+        reason_count = count;
         learn_reasons(handle, count);
         make_room(&context->data, number("DRAINER_ROWS", 1000), count);
         make_room(&context->rest, 10000, count);
@@ -202,7 +229,7 @@ static void on_callback(void *user, int domain, uint32_t cbid, const void *data)
     const CUpti_CallbackData *call = data;
     (void)user;
     if (domain == CUPTI_CB_DOMAIN_DRIVER_API) {
-        if (call->callbackSite != CUPTI_API_EXIT)
+        if (call->callbackSite != CUPTI_API_EXIT || *(CUresult *)call->functionReturnValue)
             return;
         __atomic_fetch_add(&launches, 1, __ATOMIC_RELAXED);
         launched[call->correlationId % LAUNCHES] = 1;
@@ -214,8 +241,10 @@ static void on_callback(void *user, int domain, uint32_t cbid, const void *data)
         const CUpti_ModuleResourceData *module = resource->resourceDescriptor;
         CUpti_GetCubinCrcParams params = {sizeof(params), module->cubinSize, module->pCubin, 0};
         failed("GetCubinCrc", GetCubinCrc(&params));
-        cubins++;
+        pthread_mutex_lock(&lock);
+        crcs[cubins++ % CUBINS] = params.cubinCrc;
         cubin_bytes += module->cubinSize;
+        pthread_mutex_unlock(&lock);
     } else
         drain_all();
 }
@@ -235,9 +264,13 @@ static void complete(CUcontext none, uint32_t stream, uint8_t *buffer, size_t si
     (void)size;
     while (!ActivityGetNextRecord(buffer, valid, &record)) {
         const CUpti_ActivityKernel10 *kernel = (const void *)record;
+        if (!kernel->start || kernel->end < kernel->start || !kernel->name ||
+            kernel->correlationId >= LAUNCHES || !launched[kernel->correlationId]) {
+            nonsense_records++;
+            continue;
+        }
         records++;
         record_ns += kernel->end - kernel->start;
-        matched += launched[kernel->correlationId % LAUNCHES];
     }
     free(buffer);
 }
@@ -265,8 +298,8 @@ static void end(void)
     ActivityFlushAll(1);
     printf("{\"samples\": %lu, \"told\": %lu, \"dropped\": %lu, \"nonuser\": %lu, \"rows\": %lu, \"calls\": %lu, \"failures\": %lu, ",
            samples, told, dropped, nonuser, rows, calls, failures);
-    printf("\"full\": %lu, \"launches\": %lu, \"records\": %lu, \"record_ns\": %lu, \"matched\": %lu, ", full, launches, records,
-           record_ns, matched);
+    printf("\"full\": %lu, \"launches\": %lu, \"records\": %lu, \"record_ns\": %lu, \"nonsense\": %lu, \"nonsense_records\": %lu, ", full,
+           launches, records, record_ns, nonsense, nonsense_records);
     printf("\"cubins\": %lu, \"cubin_bytes\": %lu, \"kernels\": {", cubins, cubin_bytes);
     for (int i = 0; i < KERNELS && kernels[i].name; i++, comma = ", ")
         printf("%s\"%s\": %lu", comma, kernels[i].name, kernels[i].samples);

@@ -124,6 +124,7 @@ class Execution(NamedTuple):
     samples: int  # made while it executed, those of `lost` and `unread` included, those dropped not
     graph: int  # 0: of none
     node: int
+    told: bool  # by an activity record that made sense
 
 
 class Row(NamedTuple):
@@ -136,7 +137,7 @@ class Row(NamedTuple):
     reason: int
     context: int
     module: int
-    count: int
+    samples: int
 
 
 @dataclass(frozen=True)
@@ -173,13 +174,15 @@ class Ledger:
     """All that one process did."""
 
     pid: int
-    copies: int
-    graph_launches: int
+    written: int  # when; CLOCK_MONOTONIC, ns
+    calls: dict[str, int]  # of the driver's functions that callbacks can see
+    failed_calls: dict[str, int]
     delivered: int  # activity records
     dropped_records: int
     contexts: list[Context]
     cubins: list[Cubin]
     launches: dict[tuple[str, int], int]  # by kernel and site; each kernel of each launch of a graph counts
+    captured: dict[str, int]  # launches into graphs, which executed nothing, by kernel
     executions: list[Execution]
     samples: list[Row]  # handed out
     unread: list[Row]  # made, and not handed out
@@ -191,13 +194,18 @@ class Ledger:
         told = json.loads(path.read_text())
         return cls(
             told["pid"],
-            told["copies"],
-            told["graph_launches"],
+            told["written"],
+            {name: done for name, (done, _) in told["calls"].items()},
+            {name: failed for name, (_, failed) in told["calls"].items() if failed},
             told["records"]["delivered"],
             told["records"]["dropped"],
             [Context(**context) for context in told["contexts"]],
             [Cubin(**cubin) for cubin in told["cubins"]],
             _added(told["launches"]),
+            {
+                kernel: sum(count for name, count in told["captured"] if name == kernel)
+                for kernel, _ in told["captured"]
+            },
             [Execution(*execution) for execution in told["executions"]],
             *([Row(*row) for row in told[name]] for name in ("samples", "unread", "lost")),
         )
@@ -211,7 +219,14 @@ class Ledger:
         counts: Counter[str] = Counter()
         for row in self.samples:
             if is_reason(row.reason):
-                counts[row.kernel] += row.count
+                counts[row.kernel] += row.samples
+        return counts
+
+    def made_by_site(self) -> Counter[tuple[str, int]]:
+        """Samples made, by kernel and call site: what was handed out of them is not known by site, as with NVIDIA's."""
+        counts: Counter[tuple[str, int]] = Counter()
+        for execution in self.executions:
+            counts[execution.kernel, execution.site] += execution.samples
         return counts
 
 
@@ -219,6 +234,13 @@ def _added(launches: Sequence[tuple[str, int, int]]) -> dict[tuple[str, int], in
     counts: Counter[tuple[str, int]] = Counter()
     for kernel, site, count in launches:
         counts[kernel, site] += count
+    return dict(counts)
+
+
+def _by_kernel(captured: Sequence[tuple[str, int]]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for kernel, count in captured:
+        counts[kernel] += count
     return dict(counts)
 
 

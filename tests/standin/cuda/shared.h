@@ -64,6 +64,7 @@ struct standin_execution {
     uint64_t sampled_to, samples;
     uint32_t grid[3], block[3], shared_bytes;
     bool delivered; /* as an activity record, or nobody wanted one */
+    bool told;      /* there was an activity record of it that made sense */
 };
 
 struct standin_sampling {
@@ -76,7 +77,7 @@ struct standin_sampling {
     uint64_t handed, dropped, nonuser, spoiled; /* samples told, of all kinds */
     uint64_t new_dropped, new_nonuser;          /* not yet told */
     uint64_t lost, full;                        /* samples lost by a full hardware buffer; how often it was full */
-    uint64_t calls, failures;                   /* of cuptiPCSamplingGetData */
+    uint64_t calls, failures, decodings;        /* of cuptiPCSamplingGetData; those that found something new */
     struct standin_execution *first, **last;
     struct standin_row *rows, **last_row; /* with pending samples */
     size_t row_count;
@@ -116,6 +117,7 @@ struct standin_cuda {
     _Atomic(void (*)(struct standin_call *)) on_call;
     _Atomic(void (*)(uint32_t cbid, CUcontext, CUstream, CUmodule)) on_resource;
     _Atomic(void (*)(CUcontext)) on_context_end; /* behind CONTEXT_DESTROY_STARTING, when everything has executed */
+    _Atomic(void (*)(CUmodule)) on_module_end;   /* the same, behind MODULE_UNLOAD_STARTING */
     atomic_bool recording; /* activity records of kernels are wanted */
     struct {
         uint64_t delivered, dropped;

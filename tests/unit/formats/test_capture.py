@@ -116,7 +116,10 @@ def test_refusals(tmp_path: Path) -> None:
         (lambda: written(tmp_path, no_column), "no column 'part'"),
         (lambda: written(tmp_path, no_member), "no column 'stall.begin_ns'"),
         (lambda: written(tmp_path, mistyped), "column 'stall.w2' is of string"),
-        (lambda: written(tmp_path, SCHEMA.set(3, pa.field("launch", pa.int8()))), "column 'launch' is of type int8"),
+        (
+            lambda: written(tmp_path, SCHEMA.set(SCHEMA.get_field_index("launch"), pa.field("launch", pa.int8()))),
+            "column 'launch' is of type int8",
+        ),
     ]:
         with pytest.raises(CaptureError, match=message):
             CaptureReader(make())  # type: ignore[no-untyped-call]

@@ -20,6 +20,7 @@ from iaprof.gpu.instructions import (
     Instruction,
     InstructionSet,
     NotDecoded,
+    OpenProgram,
     Wait,
 )
 from iaprof.gpu.samples import SampleLayout, SampleRows
@@ -154,7 +155,8 @@ class Acme(Vendor):
     def code_reader(self) -> Callable[[bytes], CodeObject]:
         return read_code
 
-    def open_decoder(self) -> Decoder:
+    def open_decoder(self, open_program: OpenProgram) -> Decoder:
+        del open_program
         return AcmeDecoder()
 
     def dependencies(self, instructions: Sequence[Instruction]) -> Dependencies:

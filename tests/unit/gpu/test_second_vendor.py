@@ -21,7 +21,7 @@ OWN = {"gpu/acme.py": "acme.py", "record/sources/acme.py": "acme_sampler.py"}
 REGISTRIES = {
     "gpu/vendors.py": (
         ("from iaprof.gpu.intel.vendor import Intel\n", "from iaprof.gpu.acme import Acme\n"),
-        ("= (Intel(),)", "= (Intel(), Acme())"),
+        ("= (Intel(), Nvidia())", "= (Intel(), Nvidia(), Acme())"),
     ),
     "record/sources/opening.py": (
         (

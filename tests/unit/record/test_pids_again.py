@@ -37,7 +37,7 @@ class Given:
         monkeypatch.setattr(time, "monotonic_ns", lambda: self.now)
         roots: Any = SimpleNamespace(keep=self.told.append, ended=lambda pid: None)
         nothing = cast(Any, None)
-        self.launches = Launches(nothing, nothing, nothing, nothing, roots, Mock())
+        self.launches = Launches(nothing, nothing, nothing, nothing, roots, Mock(), Mock())
         self.launches._journal = cast(Any, SimpleNamespace(json=self._write))
 
     def _describe(self, pid: int) -> dict[str, Any]:

@@ -294,7 +294,7 @@ def test_without_sql_the_tables_are_listed(
     code, out, _ = run(monkeypatch, capsys, path)
     assert code == 0
     assert out.startswith(
-        "stalls       each record of EU stalls: an address and ten counters\n"
+        "stalls       each record of samples: an address, and a counter for each reason\n"
         "               time_ns, begin_ns, stream, ip, active, control, pipestall, send,\n"
         "               dist_acc, sbid, sync, inst_fetch, other, tdr\n"
         "samples      "

@@ -17,7 +17,7 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LAUNCH, NAME_BYTES, LaunchFlags
-from iaprof.gpu.intel.zebin import kernel_names
+from iaprof.gpu.elf_code import kernel_names
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.rows import NAME_BYTES_PER_GROUP, launch_rows
 from iaprof.record.kernels.dumped import PlacedKernel, compose
@@ -217,10 +217,10 @@ def test_many_kernels_at_one_address_are_looked_through_once() -> None:
 
 def test_which_kernels_of_a_real_zebin_have_long_names() -> None:
     for data, placed in ((debug_elf("bmg", "matmul"), True), (plain_zebin("bmg", "matmul"), False)):
-        found = dict(kernel_names(data, 20, 100))
+        found = dict(kernel_names(data, 20, 100, are_placed=True))
         assert set(found) == {b"multiply_local_access", b"multiply_local_access_and_tiling"}
         assert all(bool(address) is placed for address in found.values())
-    assert kernel_names(debug_elf("bmg", "matmul"), 63, 100) == []
+    assert kernel_names(debug_elf("bmg", "matmul"), 63, 100, are_placed=True) == []
 
 
 def test_damaged_zebins_have_fewer_names_or_none() -> None:
@@ -229,5 +229,5 @@ def test_damaged_zebins_have_fewer_names_or_none() -> None:
         damaged = bytearray(data[: chance.choice([len(data), chance.randrange(len(data))])])
         for _ in range(chance.randrange(1, 8)):
             damaged[chance.randrange(min(len(damaged), chance.choice([64, len(damaged)])))] = chance.randrange(256)
-        found = kernel_names(bytes(damaged), 1, 1000)
+        found = kernel_names(bytes(damaged), 1, 1000, are_placed=True)
         assert sum(len(name) for name, _ in found) <= len(data)

@@ -203,7 +203,7 @@ def test_what_is_held_up_is_a_loss_of_the_capture(tmp_path: Path) -> None:
     probes = SimpleNamespace(counters=lambda: dict.fromkeys(Counter, 0), detach=lambda: None, **rings)
     waits = np.zeros(0, WAIT)
     probes.unended_waits = probes.take_short_waits = lambda *_: waits
-    taking = Launches(None, probes, None, None, Mock(), Mock())  # type: ignore[arg-type]
+    taking = Launches(None, probes, None, None, Mock(), Mock(), Mock())  # type: ignore[arg-type]
     taking.read = lambda: None  # type: ignore[method-assign]
     spool = Spool(tmp_path / "s")
     taking._journal = Journal(spool, print, print)
@@ -242,7 +242,7 @@ def test_records_of_another_length_are_losses_of_the_capture(tmp_path: Path) -> 
     # given a recording with two such records, and later another one
     rings = {name: ring_of() for name in RINGS}
     probes = SimpleNamespace(counters=lambda: dict.fromkeys(Counter, 0), **rings)
-    taking = Launches(None, probes, None, None, Mock(), Mock())  # type: ignore[arg-type]
+    taking = Launches(None, probes, None, None, Mock(), Mock(), Mock())  # type: ignore[arg-type]
     spool = Spool(tmp_path / "s")
     taking._journal = Journal(spool, print, print)
     rings["launches"].misfits = 1
