@@ -141,6 +141,20 @@ Lost
     )
 
 
+def test_a_capture_of_nvidia_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = {"device": "/dev/nvidia0", "card": "nvidia0", "name": "NVIDIA H200", "pci_address": "0000:01:00.0",
+              "ip_version": [9, 0], "multiprocessors": 132, "layout": "pc-samples", "rate_cycles": 1 << 18}  # fmt: skip
+    path = full(tmp_path / "cap", streams=[stream])
+    verb.info(path)
+    said = capsys.readouterr().out
+    assert "  CARD     PCI ADDRESS   TILE/GT  COMPUTE  SMS   CYCLES  NAME\n" in said
+    assert "  nvidia0  0000:01:00.0  -/-      9.0      132  262,144  NVIDIA H200\n" in said
+    verb.info(path, as_json=True)
+    (known,) = json.loads(capsys.readouterr().out)["parts"][0]["streams"]
+    assert (known["ip_version"], known["generation"], known["multiprocessors"]) == ("9.0", "Hopper", 132)
+    assert known["xecores"] is None
+
+
 def test_a_merged_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = {"host": {"name": "node2"}, "clock": {"monotonic_ns": 1, "realtime_ns": SECOND}, "totals": {"stalls": 3}}
     merge([full(tmp_path / "a"), capture(tmp_path / "b", other, stall=[stall(9)])], tmp_path / "all.parquet")
