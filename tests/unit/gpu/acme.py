@@ -130,6 +130,7 @@ class Acme(Vendor):
 
     name = "acme"
     meanings = MEANINGS
+    abbreviations = dict[str, str]()
     rows = ROWS
     instruction_sets = Sets
     decoder = "AcmeDecode"
