@@ -60,6 +60,11 @@ _LOSSES = {
         "lost",
         "what was executed, closed, reset or destroyed: no room in the ring buffer, or it could not be read",
     ),
+    Counter.MESSAGES_LOST: (
+        "messages",
+        "lost",
+        "no room in the ring buffer: samples, cubins or executions are missing",
+    ),
     Counter.CHUNKS_LOST: ("kernels", "incomplete", "their name, code or module could not be read at a launch"),
 }
 
