@@ -1,4 +1,7 @@
-"""The drivers' functions that copy, fill, or wait for the GPU, and those of the injected library in place of them."""
+"""The drivers' functions that copy, fill, or wait for the GPU, and those of the injected library in place of them.
+
+NVIDIA's are exported by its driver's library, which has no layout that iaprof needs to know.
+"""
 
 from __future__ import annotations
 
@@ -52,6 +55,38 @@ MAY_COPY = (
     "clEnqueueSVMUnmap",
 )
 """OpenCL's functions that are not transfers, but may copy."""
+CUDA_TRANSFERS = {
+    "cuMemcpy": (Action.TRANSFER, 2),
+    "cuMemcpyAsync": (Action.TRANSFER, 2),
+    "cuMemcpyHtoD": (Action.TRANSFER, 2),
+    "cuMemcpyHtoDAsync": (Action.TRANSFER, 2),
+    "cuMemcpyDtoH": (Action.TRANSFER, 2),
+    "cuMemcpyDtoHAsync": (Action.TRANSFER, 2),
+    "cuMemcpyDtoD": (Action.TRANSFER, 2),
+    "cuMemcpyDtoDAsync": (Action.TRANSFER, 2),
+    "cuMemcpyPeer": (Action.TRANSFER, 4),
+    "cuMemcpyPeerAsync": (Action.TRANSFER, 4),
+    "cuMemcpy2D": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemcpy2DAsync": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemcpy2DUnaligned": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemcpy3D": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemcpy3DAsync": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemcpyBatchAsync": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemsetD8": (Action.TRANSFER, 2),
+    "cuMemsetD8Async": (Action.TRANSFER, 2),
+    "cuMemsetD16": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemsetD16Async": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemsetD32": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemsetD32Async": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemsetD2D8": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemsetD2D8Async": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemsetD2D32": (Action.TRANSFER_UNKNOWN, 0),
+    "cuMemsetD2D32Async": (Action.TRANSFER_UNKNOWN, 0),
+}
+"""The same of CUDA's functions; those that fill words or rectangles are given no number of bytes."""
+CUDA_WAITS = ("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize")
+_CUDA_VERSIONS = ("", "_v2", "_v3")
+_CUDA_STREAMS = ("", "_ptds", "_ptsz")  # the stream that a call without one means: the legacy one, or the thread's own
 LEVEL_ZERO_WAITS = tuple(name for name in FUNCTIONS.values() if name.startswith("ze"))
 OPENCL_WAITS = {"clFinish": 0, "clWaitForEvents": 1}
 """By name: number of the argument that is the handle, or the array of handles."""
@@ -63,6 +98,23 @@ _FUNCTIONS = {
     **LEVEL_ZERO_TRANSFERS,
     **OPENCL_TRANSFERS,
 }
+
+
+def cuda_entries(library: LibraryFile) -> list[tuple[Entry, int]]:
+    """Returns the functions of NVIDIA's driver that copy, fill and wait, in all their versions, and their file offsets.
+
+    Raises:
+        ProbeError: the file is broken.
+    """
+    functions = {**CUDA_TRANSFERS, **dict.fromkeys(CUDA_WAITS, (Action.WAIT, 0))}
+    of_symbol = {
+        f"{name}{version}{stream}": name for name in functions for version in _CUDA_VERSIONS for stream in _CUDA_STREAMS
+    }
+    found = exported(library, of_symbol)
+    at: dict[int, str] = {}  # one function may have several names
+    for symbol, offset in sorted(found.items(), key=lambda item: len(item[0])):
+        at.setdefault(offset, of_symbol[symbol])
+    return [(Entry(name, functions[name][0], offset, functions[name][1]), offset) for offset, name in at.items()]
 
 
 def injected_entries(library: LibraryFile) -> list[tuple[Entry, int]]:

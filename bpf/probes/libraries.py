@@ -22,7 +22,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import open_regular
 from iaprof.bpf.accounts import ACCOUNTS, Places, may_read
 from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
-from iaprof.bpf.probes.functions import injected_entries
+from iaprof.bpf.probes.functions import cuda_entries, injected_entries
 from iaprof.bpf.probes.library_file import LibraryFile, changes_of_libraries, single_stepped
 from iaprof.bpf.probes.usdt import Probe, read_probes
 from iaprof.bpf.processes import running_pids, user_of
@@ -31,16 +31,16 @@ from iaprof.formats.wire.process_maps import lines, mappings, maps_of
 from iaprof.sandbox.answering import ANSWERING
 
 DRIVER_MAPPINGS = lines(
-    rb".*(?:libze_intel_gpu\.so(?:\.[0-9.]+)?|libigdrcl\.so|libiaprof_(?:inject|cuda)\.so)(?: \(deleted\))?",
+    rb".*(?:lib(?:ze_intel_gpu|cuda)\.so(?:\.[0-9.]+)?|libigdrcl\.so|libiaprof_(?:inject|cuda)\.so)(?: \(deleted\))?",
     rights=rb"..x.",
 )
 """Matches lines of /proc/PID/maps: executable mappings of drivers."""
 LINKER_MAPPINGS = lines(rb".*/(?:ld-linux-x86-64\.so\.2|ld-2\.[0-9]+\.so)(?: \(deleted\))?", rights=rb"..x.")
 """Matches lines of /proc/PID/maps: executable mappings of glibc's dynamic linker; musl's never unmaps a library."""
-NAMES = (b"libze_intel_gpu.so", b"libigdrcl.so", b"libiaprof_inject.so", b"libiaprof_cuda.so")
+NAMES = (b"libze_intel_gpu.so", b"libigdrcl.so", b"libcuda.so", b"libiaprof_inject.so", b"libiaprof_cuda.so")
 """Every match of DRIVER_MAPPINGS contains one."""
 INJECTED, CUDA, OPENCL = "libiaprof_inject.so", "libiaprof_cuda.so", "libigdrcl.so"
-_INSTALLED = ("libze_intel_gpu.so*", "libigdrcl.so", "intel-opencl/libigdrcl.so")
+_INSTALLED = ("libze_intel_gpu.so*", "libigdrcl.so", "intel-opencl/libigdrcl.so", "libcuda.so.1")
 SYSTEM_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -49,6 +49,7 @@ SYSTEM_FOLDERS = (
     "/usr/local/lib/x86_64-linux-gnu",
 )
 PROVIDER, CUDA_PROVIDER = "level_zero", "cuda"
+CUDA_DRIVER = "libcuda.so"
 LAUNCH, COMPILE = "launch_kernel", "compile_kernel"
 EXECUTE, LIST_EVENT = "execute_lists", "list_event"  # probes that only the injected library has,
 MESSAGE = "message"  # and only the one in programs of NVIDIA's GPUs
@@ -291,6 +292,8 @@ class Libraries:
         try:
             library = LibraryFile(file)
             build_id = library.build_id()
+            if _file_name(path).startswith(CUDA_DRIVER):
+                return self._probe_cuda(file, library, path, build_id)
             probes = self._probes_of(file, path)
             layout = find_layout(build_id) if not probes and Way.ATTACH in self._ways else None
             if (probes or layout) and self._is_probed_by_injection(path, build_id):
@@ -305,6 +308,7 @@ class Libraries:
                     file.fileno(), ((each.name, each.offset) for each in probes if each.name == LAUNCH)
                 )
                 lists = any(each.name == EXECUTE for each in probes)
+                is_cuda = _file_name(path) == CUDA  # copies are recorded in the driver
                 return Outcome(
                     path,
                     len(probes) + len(injected) - waits,
@@ -315,7 +319,8 @@ class Libraries:
                     since,
                     slow,
                     executions=lists,
-                    copies=any(entry.action in TRANSFERS for entry, _ in injected),
+                    copies=is_cuda or any(entry.action in TRANSFERS for entry, _ in injected),
+                    own_kernels=is_cuda,
                     waits=waits,
                 )
             if layout:
@@ -343,6 +348,25 @@ class Libraries:
         except IaprofError as error:
             problem = str(error)
         return Outcome(path, 0, problem, None, build_id)
+
+    def _probe_cuda(self, file: BinaryIO, library: LibraryFile, path: str, build_id: str) -> Outcome:
+        """Probes the functions of NVIDIA's driver that copy, fill and wait; its launches come from our library."""
+        entries = cuda_entries(library)
+        if not entries:
+            return Outcome(path, 0, "it has none of CUDA's functions that copy, fill and wait", None, build_id)
+        self._attach_injected(file.fileno(), entries)
+        waits = sum(entry.is_wait for entry, _ in entries)
+        return Outcome(
+            path,
+            len(entries) - waits,
+            "",
+            Way.ATTACH,
+            build_id,
+            since_ns=time.monotonic_ns(),
+            copies=True,
+            own_kernels=True,  # their samples are counted, and their executions known
+            waits=waits,
+        )
 
     def _is_probed_by_injection(self, path: str, build_id: str) -> bool:
         """Whether the injected library raises probes for this driver: more probes would count launches twice."""

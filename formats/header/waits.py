@@ -21,6 +21,9 @@ FUNCTIONS = {
     5: "zeDeviceSynchronize",
     6: "clFinish",
     7: "clWaitForEvents",
+    8: "cuStreamSynchronize",
+    9: "cuEventSynchronize",
+    10: "cuCtxSynchronize",
 }
 """The functions that wait, by their number in records."""
 

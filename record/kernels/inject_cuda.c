@@ -69,7 +69,7 @@ static const uint32_t LAUNCHES[] = {CU_LAUNCH_KERNEL,
                                     CU_GRAPH_LAUNCH_PTSZ,
                                     CU_LAUNCH_KERNEL_EX,
                                     CU_LAUNCH_KERNEL_EX_PTSZ};
-enum { INSUFFICIENT_PRIVILEGES = 35, MULTIPLE_SUBSCRIBERS = 39 };
+enum { OUT_OF_MEMORY = 8, INSUFFICIENT_PRIVILEGES = 35, MULTIPLE_SUBSCRIBERS = 39 };
 enum { ACTIVITY_CONCURRENT_KERNEL = 10 };
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, MULTIPROCESSORS = 16 };
 
@@ -604,15 +604,19 @@ static void drain(struct context *context)
     struct of_context with = {.size = 32, .context = context->handle, .with.answer = &context->answer};
     begin_rows(context, began);
     for (unsigned i = 0; i < MOST_ANSWERS; i++) {
+        struct answer *answer = &context->answer;
+        answer->total = answer->dropped = answer->of_driver = answer->pcs = answer->left = answer->full = 0;
         int result = cupti.data(&with);
-        if (result) {
+        if (result == OUT_OF_MEMORY) { /* of the GPU's buffer: what it had is in the answer */
+            answer->full = 1;
+        } else if (result) {
             if (!context->failures++)
                 send_problem("CUPTI gives no samples: %s", said(result));
             break;
         }
         rows.end = now();
-        add_answer(context, &context->answer, &sums);
-        if (!context->answer.left || !context->answer.pcs)
+        add_answer(context, answer, &sums);
+        if (!answer->left || !answer->pcs)
             break;
     }
     send_rows();

@@ -50,7 +50,7 @@ MAX_PROBLEM_LETTERS = 400
 RANGE_BITS, RANGES = 30, 1 << 18
 """As in inject_cuda.c: the addresses of a process are the range with the number pid % RANGES."""
 
-_ROW_WORDS = PC_SAMPLES.words
+_ROW_WORDS = len(PC_SAMPLES.rows.columns)
 _ROW_BYTES = 8 * _ROW_WORDS
 _ROWS = MESSAGE_BYTES // _ROW_BYTES
 _DEVICE = np.dtype(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 
-from iaprof.basics.errors import IaprofError
+from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.sizes import MESSAGE_PAGES
 from iaprof.record.kernels.collector import DebugElfCollector
@@ -35,6 +35,7 @@ def open_sampler(options: Options) -> Sampler:
     """Opens the source of samples of the first vendor that has GPUs to record.
 
     Raises:
+        UsageError: the options fit no GPU.
         IaprofError: there is none; the text is that of the first vendor.
     """
     refusals = []
@@ -43,7 +44,7 @@ def open_sampler(options: Options) -> Sampler:
             return sampler(options)
         except IaprofError as error:
             refusals.append(error)
-    raise refusals[0]
+    raise next((each for each in refusals if isinstance(each, UsageError)), refusals[0])
 
 
 def open_sources(

@@ -29,7 +29,7 @@ class Machine:
 
     def __init__(self, folder: Path, buses: tuple[str, ...] = ("0000:1b:00.0", "0000:1c:00.0")) -> None:
         """Makes the files."""
-        self.folder, self.programs = folder, build()
+        self.folder, self.programs, self._gpus = folder, build(), len(buses)
         root = folder / "sysfs"
         for each in ("dev/dri", "sys/class/drm", "proc/sys/dev"):
             (root / each).mkdir(parents=True)
@@ -49,5 +49,6 @@ class Machine:
         return {
             "LD_PRELOAD": str(hardware.build().driver),
             "STANDIN_DIR": str(self.folder),
+            "STANDIN_CUDA_DEVICES": str(self._gpus),
             **self.programs.env(self.ledger, faults),
         }

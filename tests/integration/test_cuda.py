@@ -1,0 +1,285 @@
+"""Recording programs of NVIDIA's GPUs, on the stand-in for their driver and CUPTI, compared with its ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from iaprof.formats.capture.reader import CaptureReader
+from iaprof.gpu.nvidia.records import PC_SAMPLES
+from integration.recording import BARE, Finished, iaprof
+from standin.cuda.machine import Machine
+from standin.cuda.runtime import REDUCE, SCALE, Ledger, cubin, read_ledgers
+
+DEMANGLED = {REDUCE: "reduce", SCALE: "void math::scale<float>(float*, float const*, int)"}
+LOAD = ("load", cubin())
+WORK = (*LOAD, "launch", REDUCE, "A", 2000, 100, "launch", SCALE, "B", 300, 500, "sync")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    """A machine with two GPUs of NVIDIA."""
+    tmp_path.chmod(0o755)
+    yield Machine(tmp_path / "machine")
+
+
+class Recorded:
+    """A recording of the stand-in's program."""
+
+    def __init__(self, machine: Machine, *words: str | float | Path, options: tuple[str, ...] = (), faults: str = ""):
+        self.path = machine.folder / "cap"
+        command = machine.programs.command(*words)
+        environment = machine.env(*filter(None, faults.split(",")))
+        self.done: Finished = iaprof("record", "-o", self.path, *BARE, *options, "--", *command, env=environment)
+        assert self.done.code == 0, self.done.err
+        self.capture = CaptureReader(self.path)
+        self.ledgers: list[Ledger] = read_ledgers(machine.ledger)
+
+    @property
+    def samples(self) -> int:
+        """Samples in the capture."""
+        return int(sum(self._counts().values()))
+
+    def _counts(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for table in self.capture.tables("pc_sample"):
+            words = [table[name].combine_chunks().flatten().to_numpy() for name in PC_SAMPLES.rows.columns]
+            for reason in PC_SAMPLES.reasons:
+                found[reason] += int(PC_SAMPLES.counts(words, reason).sum())
+        return found
+
+    def lost(self, what: str) -> int:
+        """What the capture says was lost."""
+        return sum(each["count"] or 0 for each in self.capture.header["losses"] if each["what"] == what)
+
+    def kernels(self) -> Counter[str]:
+        """Samples by kernel, as a report counts them."""
+        said = self._report("top", "--json", "-n0", "-q")
+        return Counter({each["kernel"]: each["samples"] for each in said["entries"]})
+
+    def places(self) -> Counter[str]:
+        """Samples by the program's function that launched, as a report divides them."""
+        found: Counter[str] = Counter()
+        done = iaprof("report", self.path, "--format=folded", "--frames=cpu", "-q")
+        assert done.code == 0, done.err
+        for line in done.out.splitlines():
+            stack, _, count = line.rpartition(" ")
+            found[next((name for name in stack.split(";") if "place" in name), stack)] += int(count)
+        return found
+
+    def _report(self, *words: str) -> Any:
+        done = iaprof(words[0], self.path, *words[1:])
+        assert done.code == 0, done.err
+        return json.loads(done.out)
+
+
+def launched(recorded: Recorded) -> Counter[str]:
+    """Launches in the capture, by name."""
+    table = recorded.capture.table("launch", ("name",))
+    return Counter(table["name"].to_pylist())
+
+
+def test_launches_executions_and_samples_are_those_of_the_ledger(machine: Machine) -> None:
+    # when
+    recorded = Recorded(machine, *WORK)
+    # then
+    (ledger,) = recorded.ledgers
+    assert launched(recorded) == {REDUCE: 2000, SCALE: 300}
+    executions = recorded.capture.table("execution")
+    assert sorted(executions["correlation"].to_pylist()) == sorted(each.correlation for each in ledger.executions)
+    assert recorded.samples == ledger.handed() > 1000
+    assert recorded.capture.header["losses"] == []
+    assert recorded.kernels() == {DEMANGLED[kernel]: samples for kernel, samples in ledger.by_kernel().items()}
+    # and every launch joins its execution, every stack is whole and ends with the driver's function
+    launches = recorded.capture.table("launch", ("correlation",))
+    assert sorted(launches["correlation"].to_pylist()) == sorted(executions["correlation"].to_pylist())
+    done = iaprof("report", recorded.path, "--format=folded", "--frames=cpu", "-q")
+    stacks = {line.rpartition(" ")[0] for line in done.out.splitlines()}
+    assert all(stack.startswith("_start;") and stack.endswith(";cuLaunchKernel") for stack in stacks)
+    assert {"place_a", "place_b"} <= {name for stack in stacks for name in stack.split(";")}
+
+
+def test_times_on_the_gpu_are_those_of_the_ledger(machine: Machine) -> None:
+    recorded = Recorded(machine, *LOAD, "launch", REDUCE, "A", 50, 1000, "sync")
+    (ledger,) = recorded.ledgers
+    table = recorded.capture.table("execution")
+    times = {
+        c: (b, e) for c, b, e in zip(*(table[n].to_pylist() for n in ("correlation", "time_ns", "end_ns")), strict=True)
+    }
+    assert times == {each.correlation: (each.begin, each.end) for each in ledger.executions}
+
+
+def test_samples_are_divided_by_the_time_that_each_place_ran(machine: Machine) -> None:
+    # given two places that launch one kernel by turns, one of them with three times the work
+    turns = ("repeat", 150, "launch", REDUCE, "A", 1, 1000, "launch", REDUCE, "C", 1, 3000, "end")
+    # when
+    recorded = Recorded(machine, *LOAD, *turns, "sync")
+    # then
+    places = recorded.places()
+    assert places["place_a"] / places.total() == pytest.approx(0.25, abs=0.01)
+    assert places["place_c"] / places.total() == pytest.approx(0.75, abs=0.01)
+
+
+def test_a_graph_is_one_launch_of_many_kernels(machine: Machine) -> None:
+    recorded = Recorded(machine, *LOAD, "graph", REDUCE, 5, 100, 500, "sync")
+    (ledger,) = recorded.ledgers
+    assert launched(recorded) == {"[graph]": 100}  # and not those that made the graph
+    assert len(recorded.capture.table("execution")) == len(ledger.executions) == 500
+    assert recorded.kernels() == {"reduce": ledger.handed()}
+    assert recorded.places() == {"graph_place": ledger.handed()}
+
+
+def test_threads_contexts_and_gpus(machine: Machine) -> None:
+    # given a program with four threads, and then another GPU
+    words = (*LOAD, "threads", 4, REDUCE, "A", 200, 300, "sync", "device", 1, "context", *LOAD)
+    # when
+    recorded = Recorded(machine, *words, "launch", SCALE, "B", 300, 500, "sync")
+    # then
+    (ledger,) = recorded.ledgers
+    assert launched(recorded) == {REDUCE: 800, SCALE: 300}
+    assert recorded.samples == ledger.handed()
+    cards = [stream["card"] for stream in recorded.capture.header["streams"]]
+    assert cards == ["nvidia0", "nvidia1"]
+    # and samples and executions are of the GPU that ran them
+    by_device: Counter[int] = Counter()
+    for context in ledger.contexts:
+        by_device[context.device] += context.handed
+    for device in (0, 1):
+        done = iaprof("top", recorded.path, "--json", "-q", f"--device=nvidia{device}")
+        assert json.loads(done.out)["total"]["samples"] == by_device[device] > 0
+    streams = recorded.capture.table("execution", ("stream",))["stream"].to_pylist()
+    assert Counter(streams) == Counter(each.device for each in ledger.executions)
+
+
+def test_processes_have_their_own_kernels(machine: Machine) -> None:
+    # given two processes that run one cubin at the same time
+    words = ("fork", 1, *LOAD, "launch", REDUCE, "A", 1500, 300, "sync")
+    # when
+    recorded = Recorded(machine, *words)
+    # then each process's samples are its own
+    assert len(recorded.ledgers) == 2
+    done = iaprof("report", recorded.path, "--format=folded", "--frames=pid", "-q")
+    said = {line.rpartition(" ")[0]: int(line.rpartition(" ")[2]) for line in done.out.splitlines()}
+    assert said == {str(ledger.pid): ledger.handed() for ledger in recorded.ledgers}
+    # and the cubin is in the capture once
+    modules = recorded.capture.table("kernel", ("pid", "elf", "base"))
+    assert len(modules) == 2
+    assert sum(elf is not None for elf in modules["elf"].to_pylist()) == 1
+    assert len(set(modules["base"].to_pylist())) == 2
+
+
+def test_modules_that_are_unloaded_keep_their_samples(machine: Machine) -> None:
+    turns = ("repeat", 5, *LOAD, "launch", REDUCE, "A", 100, 300, "sync", "unload", "end")
+    recorded = Recorded(machine, *turns)
+    (ledger,) = recorded.ledgers
+    assert launched(recorded) == {REDUCE: 500}
+    assert recorded.samples == ledger.handed()
+    assert recorded.kernels() == {"reduce": ledger.handed()}
+
+
+def test_functions_and_lines_of_the_kernels_source(machine: Machine) -> None:
+    recorded = Recorded(machine, "load", cubin("kernels-lineinfo"), "launch", REDUCE, "A", 2000, 200, "sync")
+    done = iaprof("report", recorded.path, "--format=folded", "--frames=function,line", "-q")
+    assert "reduce_[G];line 24_[G]" in done.out
+    assert "reduce_[G];summed(float const*, int)_[G];scaled(float, float)_[G];line 2_[G]" in done.out  # inlined
+
+
+def test_copies_and_waits(machine: Machine) -> None:
+    words = (*LOAD, "copy", 4096, 25, "launch", REDUCE, "A", 20, 20_000, "sync")
+    recorded = Recorded(machine, *words, options=("--waits",))
+    (ledger,) = recorded.ledgers
+    table = recorded.capture.table("transfer")
+    found = Counter(zip(table["function"].to_pylist(), table["bytes"].to_pylist(), strict=True))
+    expected = Counter({name.partition("_")[0]: n for name, n in ledger.calls.items() if "Mem" in name})
+    assert Counter({name: count for (name, _), count in found.items()}) == +expected
+    assert {size for _, size in found} == {4096}
+    waits = recorded.capture.table("wait")
+    waited = dict(zip(waits["function"].to_pylist(), waits["waited_ns"].to_pylist(), strict=True))
+    assert waited["cuCtxSynchronize"] > 300_000_000
+
+
+@pytest.mark.parametrize(("fault", "what"), [("dropped", "dropped"), ("nonuser", "driver's own"), ("full", "overflow")])
+def test_what_the_gpu_loses_is_counted(machine: Machine, fault: str, what: str) -> None:
+    recorded = Recorded(machine, *WORK, faults=fault)
+    (ledger,) = recorded.ledgers
+    assert recorded.samples == ledger.handed()
+    assert launched(recorded) == {REDUCE: 2000, SCALE: 300}
+    counts = {
+        "dropped": sum(each.dropped for each in ledger.contexts),
+        "driver's own": sum(each.nonuser for each in ledger.contexts),
+    }
+    assert [each["what"] for each in recorded.capture.header["losses"]] == [what]
+    if what in counts:
+        assert recorded.lost(what) == counts[what] > 0
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("no-permission", "the driver lets only administrators sample"),
+        ("second-subscriber", "another profiler uses CUPTI in this process"),
+        ("getdata-fails-always", "CUPTI gives no samples"),
+        ("cubin-damaged", "is not a cubin that iaprof can read"),
+    ],
+)
+def test_why_nothing_is_sampled_is_said_once(machine: Machine, fault: str, said: str) -> None:
+    recorded = Recorded(machine, *WORK, faults=fault)
+    assert sum(said in line for line in recorded.done.err.splitlines()) == 1
+    details = recorded.capture.table("loss", ("detail",))["detail"].to_pylist()
+    assert sum(said in detail for detail in details) == 1
+    assert f"{recorded.ledgers[0].pid} A launches 2000" in recorded.done.out  # the program did all of its work
+
+
+def test_answers_that_make_no_sense_do_no_harm(machine: Machine) -> None:
+    recorded = Recorded(machine, *WORK, faults="nonsense,activity-nonsense")
+    assert launched(recorded) == {REDUCE: 2000, SCALE: 300}
+    assert f"{recorded.ledgers[0].pid} A launches 2000" in recorded.done.out
+    iaprof("top", recorded.path, "-q")
+    assert {"unreadable", "unplaced"} & {each["what"] for each in recorded.capture.header["losses"]}
+
+
+def test_a_process_that_is_killed_loses_its_last_moments_only(machine: Machine) -> None:
+    recorded = Recorded(machine, *LOAD, "launch", REDUCE, "A", 2000, 400, "sync", "stop", "vanish")
+    (ledger,) = recorded.ledgers
+    assert launched(recorded) == {REDUCE: 2000}
+    assert ledger.handed() * 0.5 < recorded.samples <= ledger.handed()
+
+
+def test_a_system_wide_recording_says_that_it_cannot_sample(machine: Machine) -> None:
+    path = machine.folder / "cap"
+    done = iaprof("record", "-o", path, *BARE, "-d", "0.5", env=machine.env())
+    assert done.code == 0, done.err
+    assert "only in a command that iaprof starts" in done.err
+
+
+def test_the_rate_is_a_power_of_two(machine: Machine) -> None:
+    recorded = Recorded(machine, *WORK, options=("--rate", str(1 << 16)))
+    assert recorded.capture.header["streams"][0]["rate_cycles"] == 1 << 16
+    assert recorded.ledgers[0].contexts[0].period == 16
+    done = iaprof("record", "-o", machine.folder / "no", *BARE, "--rate=1000", "--", "true", env=machine.env())
+    assert done.code == 2
+    assert "2^5 to 2^31" in done.err
+
+
+def test_everything_of_reports_works(machine: Machine, tmp_path: Path) -> None:
+    recorded = Recorded(machine, *WORK)
+    total = recorded.samples
+    table = iaprof("query", recorded.path, "SELECT count(*) AS n FROM kernel_executions", "--format=csv")
+    assert table.out.split() == ["n", "2300"]
+    assert iaprof("annotate", recorded.path, "-q").code == 0
+    for name, words in {
+        "page.html": ("--format=html",),
+        "perfetto": ("--format=perfetto",),
+        "pprof": ("--format=pprof",),
+        "folded": ("--format=folded", "--per-interval"),
+    }.items():
+        done = iaprof("report", recorded.path, *words, "-o", tmp_path / name, "-q")
+        assert done.code == 0, done.err
+        assert os.path.getsize(tmp_path / name) > 100
+    assert json.loads(iaprof("top", recorded.path, "--json", "-q").out)["total"]["samples"] == total
