@@ -627,8 +627,7 @@ def values_of_c(tmp_path: Path, **expressions: str) -> dict[str, int]:
 
 def places(dtype: np.dtype[Any]) -> dict[str, int]:
     """Where members are, bytes."""
-    fields = dtype.fields or {}
-    return {name: int(place) for name, (_, place, *_) in fields.items()}
+    return {name: int(member[1]) for name, member in dtype.fields.items()} if dtype.fields else {}
 
 
 def test_sizes_and_numbers_of_c_are_those_of_python(tmp_path: Path) -> None:
