@@ -96,6 +96,7 @@ _COUNTS = {
 }
 _LEAST_MODULE_BYTES = 1 << 12  # what a cubin counts for at least
 _NAMES_AT_ONCE = 200
+_CLOCK_NS = 10_000_000  # so much may times of a GPU's clock be wrong
 
 
 @dataclass(frozen=True)
@@ -454,7 +455,9 @@ class CudaSamples(Sampler):
         pids = np.broadcast_to(messages["pid"][:, None], is_there.shape)[is_there]
         rows = table[is_there]
         own = (rows["address"] == 0) | (rows["address"] >> np.uint64(RANGE_BITS) == pids % RANGES)
-        valid = (rows["ordinal"] < MAX_CONTEXTS) & (rows["begin"] <= rows["end"]) & (rows["begin"] <= now) & own
+        valid = (
+            (rows["ordinal"] < MAX_CONTEXTS) & (rows["begin"] <= rows["end"]) & (rows["begin"] <= now + _CLOCK_NS) & own
+        )
         valid &= rows["begin"] >= self._began_ns
         self._counts["invalid executions"] += int(np.count_nonzero(~valid))
         pids, rows = pids[valid], rows[valid]
@@ -471,7 +474,7 @@ class CudaSamples(Sampler):
         found = np.zeros(int(keep.sum()), EXECUTION)
         for name in ("correlation", "address", "begin", "end", "queue"):
             found[name] = rows[name][keep]
-        found["end"] = np.minimum(found["end"], now)
+        found["end"] = np.minimum(found["end"], now + _CLOCK_NS)
         found["pid"], found["stream"] = pids[keep], stream[keep]
         if len(found):
             self._journal.write(FrameKind.EXECUTIONS, found.view("u1").data, time=now)

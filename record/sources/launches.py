@@ -181,7 +181,8 @@ class Launches(Source):
             self._code.ask(compiled, now)
         for ring in (self._probes.chunks, self._probes.modules):
             self._code.keep_chunks(ring.read(), now)
-        self._sampler.take(self._probes.messages.read(), now)
+        messages = self._probes.messages.read()
+        self._sampler.take(messages, time.monotonic_ns())  # they are about times up to now
 
     def _without_transfers(self, records: NDArray[np.void], now: int) -> NDArray[np.void]:
         """Writes those of the records that are copies and fills, and returns the launches."""
