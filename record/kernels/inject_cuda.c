@@ -8,8 +8,8 @@
  * probes' semaphores are 0, and the library lets go of CUPTI.
  *
  * Addresses: samples name a cubin by its CRC, a function by its number, and an offset. Each cubin that is launched or sampled
- * gets a base, out of a range of addresses that no other process has: the address of an instruction is that base, plus where
- * the instruction is in the file.
+ * gets a base: the address of an instruction is that base, plus where the instruction is in the file. The recorder adds where
+ * the process's range of addresses begins, as a process in a container does not know its number.
  *
  * CUPTI's and the driver's structures are declared here as far as they are used, from the documentation and by measuring
  * (CUDA 12 and 13); they have `size` members or have never moved a member. What fails here says so in a message, and the
@@ -28,7 +28,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define _SDT_HAS_SEMAPHORES 1
 #include <sys/sdt.h>
@@ -326,9 +325,8 @@ static struct {
     void *handle;
     struct kernel *kernel;
 } handles[HANDLE_SLOTS]; /* of functions: the last one of each slot; read without the lock */
-static uint64_t loads, range, used = 1 << 12, kept; /* addresses of this process, bytes of them that have an owner, bytes of cubins */
+static uint64_t loads, used = 1 << 12, kept; /* addresses that have an owner, bytes of cubins */
 #define RANGE_BITS 30
-#define MOST_RANGES (1 << 18)
 #define MOST_USED (1UL << RANGE_BITS)
 
 static uint32_t hash(const char *name)
@@ -487,7 +485,7 @@ static bool place(struct module *module)
 {
     uint64_t bytes = (module->bytes + 4095) / 4096 * 4096;
     if (!module->base && bytes <= MOST_USED - used) {
-        module->base = range + used;
+        module->base = used;
         used += bytes;
     }
     return module->base;
@@ -510,7 +508,7 @@ static struct kernel *find_kernel(const char *name)
             return known;
     uint64_t address = in ? in->base + function->offset : 0, size = in ? function->size : 16;
     if (!in && used + size <= MOST_USED) { /* an address of its own, without code */
-        address = range + used;
+        address = used;
         used += size;
     }
     size_t length = strlen(name);
@@ -1223,7 +1221,6 @@ static void start(void)
 {
     const char *missing = NULL;
     read_period();
-    range = (uint64_t)(getpid() % MOST_RANGES) << RANGE_BITS;
     void *library = open_cupti(), *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     if (!library || !cuda) {
         send_problem("CUPTI was not found, so nothing is sampled: install it (pip install nvidia-cuda-cupti)");

@@ -48,7 +48,8 @@ MAX_NAME_BYTES = 1 << 12
 MAX_PROBLEMS, MAX_PROBLEMS_OF_PROCESS = 64, 4  # that are reported
 MAX_PROBLEM_LETTERS = 400
 RANGE_BITS, RANGES = 30, 1 << 18
-"""As in inject_cuda.c: the addresses of a process are the range with the number pid % RANGES."""
+"""The addresses of a process are the range with the number pid % RANGES. The library, which may not know its process's
+number, says them without the beginning of the range."""
 
 _ROW_WORDS = len(PC_SAMPLES.rows.columns)
 _ROW_BYTES = 8 * _ROW_WORDS
@@ -238,6 +239,16 @@ class CudaSamples(Sampler):
         self._write_samples(messages[what == MessageOf.SAMPLES], now)
         self._write_executions(messages[what == MessageOf.EXECUTIONS], now)
 
+    def placed(self, launches: NDArray[np.void]) -> NDArray[np.void]:
+        """See Sampler."""
+        own = (launches["correlation"] > 0) & (launches["address"] > 0)  # a graph has none
+        if not own.any():
+            return launches
+        launches = launches.copy()
+        inside = launches["address"][own] & np.uint64((1 << RANGE_BITS) - 1)
+        launches["address"][own] = inside + _ranges_of(launches["pid"][own])
+        return launches
+
     def _process(self, pid: int, now: int) -> _Process | None:
         if (process := self._processes.get(pid)) is None:
             if len(self._processes) >= MAX_PROCESSES:
@@ -303,8 +314,9 @@ class CudaSamples(Sampler):
 
     def _add_kernel(self, pid: int, process: _Process, message: np.void, now: int) -> bool:
         address, name = int(message["id"]), _data(message)[:MAX_NAME_BYTES]
-        if not _is_own(pid, address):
+        if address >> RANGE_BITS:
             return False
+        address += _range_of(pid)
         before = process.names.get(address, (0, b""))[1]
         if name == before:
             return True
@@ -324,8 +336,9 @@ class CudaSamples(Sampler):
     def _add_module(self, pid: int, process: _Process, message: np.void, now: int) -> bool:
         crc, data, offset = int(message["id"]), _data(message), int(message["offset"])
         total, base = int(message["total"]), int(message["end"])
-        if not (data and offset + len(data) <= total and _is_own(pid, base) and _is_own(pid, base + total - 1)):
+        if not data or offset + len(data) > total or (base + total) >> RANGE_BITS:
             return False
+        base += _range_of(pid)
         if total > MAX_MODULE_BYTES:
             if not offset:
                 self._counts["large"] += 1
@@ -428,10 +441,11 @@ class CudaSamples(Sampler):
             if stream is None or stream < 0:
                 continue
             records = words[own][np.arange(_ROWS) < rows[own, None]]
-            inside = records[:, 0] >> np.uint64(RANGE_BITS) == pid % RANGES
+            inside = records[:, 0] >> np.uint64(RANGE_BITS) == 0
             if not inside.all():
                 self._sums[stream, "unknown"] += int(np.count_nonzero(~inside))
                 records = records[inside]
+            records[:, 0] += np.uint64(_range_of(pid))
             end = self._within(end, now)
             columns = np.ascontiguousarray(records.T)
             self._journal.write(
@@ -454,7 +468,7 @@ class CudaSamples(Sampler):
         is_there = np.arange(table.shape[1]) < count[:, None]
         pids = np.broadcast_to(messages["pid"][:, None], is_there.shape)[is_there]
         rows = table[is_there]
-        own = (rows["address"] == 0) | (rows["address"] >> np.uint64(RANGE_BITS) == pids % RANGES)
+        own = rows["address"] >> np.uint64(RANGE_BITS) == 0
         valid = (
             (rows["ordinal"] < MAX_CONTEXTS) & (rows["begin"] <= rows["end"]) & (rows["begin"] <= now + _CLOCK_NS) & own
         )
@@ -474,6 +488,8 @@ class CudaSamples(Sampler):
         found = np.zeros(int(keep.sum()), EXECUTION)
         for name in ("correlation", "address", "begin", "end", "queue"):
             found[name] = rows[name][keep]
+        of_graph = found["address"] > 0
+        found["address"][of_graph] += _ranges_of(pids[keep][of_graph])
         found["end"] = np.minimum(found["end"], now + _CLOCK_NS)
         found["pid"], found["stream"] = pids[keep], stream[keep]
         if len(found):
@@ -578,8 +594,13 @@ def _table(messages: NDArray[np.void], row: np.dtype[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(data[:, : many * row.itemsize]).view(row.base).reshape(len(messages), many, *row.shape)
 
 
-def _is_own(pid: int, address: int) -> bool:
-    return address >> RANGE_BITS == pid % RANGES
+def _range_of(pid: int) -> int:
+    return pid % RANGES << RANGE_BITS
+
+
+def _ranges_of(pids: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    found: NDArray[np.uint64] = pids.astype(np.uint64) % np.uint64(RANGES) << np.uint64(RANGE_BITS)
+    return found
 
 
 def _data(message: np.void) -> bytes:

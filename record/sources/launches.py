@@ -160,7 +160,7 @@ class Launches(Source):
         self._last_stacks = [ring.read() for ring in rings]
         now = time.monotonic_ns()
         self._write_stacks(self._last_stacks, now)
-        launches = self._without_transfers(launches, now)
+        launches = self._sampler.placed(self._without_transfers(launches, now))
         if len(launches):
             totals = self._journal.totals
             totals.launches += len(launches)

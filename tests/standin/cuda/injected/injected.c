@@ -14,6 +14,7 @@ static void probe_launch_kernel(uint64_t iba, uint64_t address, uint64_t size, c
 
 #include <fcntl.h>
 #include <sys/uio.h>
+#include <unistd.h>
 
 enum { OF_LAUNCH = 100 };
 

@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import UsageError
-from iaprof.formats.wire.launches import EXECUTION, MESSAGE, MESSAGE_BYTES, MessageOf
+from iaprof.formats.wire.launches import EXECUTION, LAUNCH, MESSAGE, MESSAGE_BYTES, MessageOf
 from iaprof.gpu.nvidia.reasons import MEANINGS, SELECTED, WORDS
 from iaprof.gpu.nvidia.records import PC_SAMPLES
 from iaprof.gpu.samples import ACTIVE
@@ -151,8 +151,13 @@ def context(number: int = 0, pid: int = PID, bus: bytes = BUS.encode(), **member
     return message(CONTEXT, device.tobytes(), pid, id=number)
 
 
+BASE = 4096
+"""What the library says."""
+
+
 def base(pid: int = PID) -> int:
-    return (pid % cuda.RANGES << cuda.RANGE_BITS) + 4096
+    """What BASE is in a capture."""
+    return (pid % cuda.RANGES << cuda.RANGE_BITS) + BASE
 
 
 def samples(taken: Taken, *rows: int, number: int = 0, pid: int = PID, begin: int = 100, end: int = 200,
@@ -185,7 +190,7 @@ def pieces(
     content: bytes, pid: int = PID, crc: int = 77, at: int | None = None, step: int = 16000, **members: int
 ) -> list[NDArray[np.void]]:
     """The messages with a cubin."""
-    where = {"end": base(pid) if at is None else at, "total": len(content)} | members
+    where = {"end": BASE if at is None else at, "total": len(content)} | members
     return [
         message(MODULE, content[offset : offset + step], pid, id=crc, offset=offset, **where)
         for offset in range(0, len(content), step)
@@ -198,10 +203,10 @@ def pieces(
 def test_samples_of_several_processes_contexts_and_gpus(taken: Taken) -> None:
     # when descriptions come after samples that are read with them
     taken(
-        samples(taken, base(), base() + 16),
-        samples(taken, base(OTHER), pid=OTHER, begin=110),
-        samples(taken, base() + 32),  # of the first drain, too
-        samples(taken, base() + 48, number=1),
+        samples(taken, BASE, BASE + 16),
+        samples(taken, BASE, pid=OTHER, begin=110),
+        samples(taken, BASE + 32),  # of the first drain, too
+        samples(taken, BASE + 48, number=1),
         context(),
         context(1, bus=BUS1.upper().encode(), ordinal=1),
         context(pid=OTHER),
@@ -223,7 +228,7 @@ def test_samples_of_several_processes_contexts_and_gpus(taken: Taken) -> None:
 
 def test_full_messages(taken: Taken) -> None:
     most = MESSAGE_BYTES // (8 * PC_SAMPLES_WORDS)
-    taken(context(), samples(taken, *range(base(), base() + most)))
+    taken(context(), samples(taken, *range(BASE, BASE + most)))
     most_executions = MESSAGE_BYTES // cuda._EXECUTION.itemsize
     rows = [execution(taken, number, 1, 2) for number in range(most_executions)]
     taken(message(EXECUTIONS, b"".join(rows)))
@@ -235,10 +240,10 @@ def test_full_messages(taken: Taken) -> None:
 def test_nothing_while_sampling_pauses(taken: Taken) -> None:
     taken.source.pause()
     sums = np.ones(1, cuda._SUMS).tobytes()
-    taken(context(), samples(taken, base()), message(SUMS, sums))
+    taken(context(), samples(taken, BASE), message(SUMS, sums))
     assert taken.reads() == []
     taken.source.resume()
-    taken(samples(taken, base()))
+    taken(samples(taken, BASE))
     assert len(taken.reads()) == 1
     assert not taken.lost()
 
@@ -259,7 +264,7 @@ def test_sums_are_losses_of_the_gpu(taken: Taken) -> None:
 def test_modules_and_names(taken: Taken) -> None:
     content = os.urandom(40_000)
     since = taken.began + 5 * MS
-    taken(*pieces(content, begin=since), message(KERNEL, b"_Z4stepPf", id=base() + 64, begin=since, end=128))
+    taken(*pieces(content, begin=since), message(KERNEL, b"_Z4stepPf", id=BASE + 64, begin=since, end=128))
     taken(*pieces(content, OTHER))
     (first, elf), (second, nothing) = taken.modules()
     digest = hashlib.sha256(content).hexdigest()
@@ -288,7 +293,7 @@ def test_executions(taken: Taken) -> None:
     taken(
         context(),
         context(bus=BUS1.encode(), pid=OTHER, ordinal=3),
-        message(EXECUTIONS, execution(taken, 5, 10, 20, queue=13) + execution(taken, 6, 20, 30, address=base() + 8)),
+        message(EXECUTIONS, execution(taken, 5, 10, 20, queue=13) + execution(taken, 6, 20, 30, address=BASE + 8)),
         message(EXECUTIONS, execution(taken, 5, 15, 25, ordinal=3), OTHER, id=4),
     )
     found = taken.executions()
@@ -301,11 +306,27 @@ def test_executions(taken: Taken) -> None:
     assert taken.lost() == {("executions", "dropped"): 4}
 
 
+def test_launches_are_where_their_kernels_are(taken: Taken) -> None:
+    # given launches of two processes, one of a graph, and one that is not of the library
+    launches = np.zeros(5, LAUNCH)
+    launches["pid"] = PID, OTHER, PID, PID, PID
+    launches["address"] = BASE, BASE + 16, 0, 0x8000_0001_0000, HUGE
+    launches["correlation"] = 1, 1, 2, 0, 3
+    launches.flags.writeable = False  # they are read from a ring buffer
+    # when
+    placed = taken.source.placed(launches)
+    # then
+    last = base() - BASE + (1 << 30) - 1
+    assert placed["address"].tolist() == [base(), base(OTHER) + 16, 0, 0x8000_0001_0000, last]
+    assert taken.source.placed(launches[3:4])["address"].tolist() == [0x8000_0001_0000]
+    assert not len(taken.source.placed(launches[:0]))
+
+
 def test_only_the_chosen_gpu() -> None:
     taken = Taken("nvidia1")
     taken(
-        context(), samples(taken, base()), message(EXECUTIONS, execution(taken, 1, 2, 3)),
-        context(1, bus=BUS1.encode(), ordinal=1), samples(taken, base(), number=1),
+        context(), samples(taken, BASE), message(EXECUTIONS, execution(taken, 1, 2, 3)),
+        context(1, bus=BUS1.encode(), ordinal=1), samples(taken, BASE, number=1),
     )  # fmt: skip
     assert [stream for _, _, stream, _ in taken.reads()] == [0]
     assert [stream["card"] for stream in taken.journal.streams] == ["nvidia1"]
@@ -316,16 +337,16 @@ def test_only_the_chosen_gpu() -> None:
 
 
 def test_a_context_that_is_not_sampled_leaves_its_gpu_s_executions_where_they_are(taken: Taken) -> None:
-    taken(context(), context(1, is_sampled=0), samples(taken, base(), number=1))
+    taken(context(), context(1, is_sampled=0), samples(taken, BASE, number=1))
     taken(message(EXECUTIONS, execution(taken, 1, 2, 3)))
     assert taken.reads() == []
     assert len(taken.executions()) == 1
 
 
 def test_another_program_in_the_process(taken: Taken) -> None:
-    taken(context(), samples(taken, base()), *pieces(b"a" * 50_000)[:2])
+    taken(context(), samples(taken, BASE), *pieces(b"a" * 50_000)[:2])
     # when it begins again with the same numbers, on another GPU
-    taken(context(bus=BUS1.encode()), samples(taken, base(), begin=300, end=400), *pieces(b"b" * 50_000))
+    taken(context(bus=BUS1.encode()), samples(taken, BASE, begin=300, end=400), *pieces(b"b" * 50_000))
     assert [stream for _, _, stream, _ in taken.reads()] == [0, 1]
     assert [content for _, content in taken.modules()] == [b"b" * 50_000]
     assert taken.lost() == {("cubins", "incomplete"): 1}
@@ -344,7 +365,7 @@ def test_lengths(taken: Taken) -> None:
         message(SUMS, b"short"),
         message(99, b"of no kind"),
         message(0),
-        samples(taken, base(), base(), size=rows + 9),
+        samples(taken, BASE, BASE, size=rows + 9),
         message(EXECUTIONS, row + b"rest"),
     )
     assert [len(words) for *_, words in taken.reads() if len(words)] == [1]
@@ -353,19 +374,19 @@ def test_lengths(taken: Taken) -> None:
 
 
 def test_an_address_of_another_process(taken: Taken) -> None:
-    wrong = [base() - 5000 - (1 << 30), base() + (1 << 30), HUGE, 0, base(OTHER)]
-    taken(context(), samples(taken, base(), *wrong))
+    wrong = [1 << 30, (1 << 30) + BASE, HUGE, base(), base(OTHER)]
+    taken(context(), samples(taken, BASE, *wrong))
     assert [words[:, 0].tolist() for *_, words in taken.reads()] == [[base()]]
     taken(*(message(KERNEL, b"name", id=address) for address in wrong))
     taken(*(each for address in wrong for each in pieces(b"content", at=address)))
-    taken(*pieces(b"x" * 9000, at=base() + (1 << 30) - 8000))  # its end is in the next range
-    taken(*(message(EXECUTIONS, execution(taken, 1, 2, 3, address=address)) for address in wrong if address))
+    taken(*pieces(b"x" * 9000, at=(1 << 30) - 8000))  # its end is in the next range
+    taken(*(message(EXECUTIONS, execution(taken, 1, 2, 3, address=address)) for address in wrong))
     assert (taken.names(), taken.modules()) == ([], [])
     assert not len(taken.executions())
     assert taken.lost() == {
         ("samples of /dev/nvidia0", "unplaced"): 5,
         ("messages", "unreadable"): 11,
-        ("executions", "unreadable"): 4,
+        ("executions", "unreadable"): 5,
     }
 
 
@@ -375,10 +396,10 @@ def test_times_are_within_the_recording(taken: Taken) -> None:
     taken(context())
     for begin in moments:
         for end in moments:
-            drain = samples(taken, base())
+            drain = samples(taken, BASE)
             drain["begin"], drain["end"] = begin, end
             taken(drain, message(EXECUTIONS, execution_at(begin, end)))
-            taken(*pieces(b"x", begin=begin), message(KERNEL, f"{begin} {end}".encode(), id=base(), begin=begin))
+            taken(*pieces(b"x", begin=begin), message(KERNEL, f"{begin} {end}".encode(), id=BASE, begin=begin))
     for kind, _, meta in taken.journal.frames:
         assert taken.began <= meta["time"] <= taken.now
         assert kind is not FrameKind.STALLS or taken.began <= meta["begin"] <= meta["time"]
@@ -389,7 +410,7 @@ def test_times_are_within_the_recording(taken: Taken) -> None:
 
 def test_sequence_numbers_that_mean_nothing(taken: Taken) -> None:
     numbers = (1, HUGE, 5, 3, 3, 0, 1 << 63, 2, HUGE)
-    taken(context(), *(samples(taken, base()) for _ in numbers))
+    taken(context(), *(samples(taken, BASE) for _ in numbers))
     taken(*(message(PROBLEM, b"text", sequence=number) for number in numbers))
     assert not taken.lost()  # what the ring buffer had no room for, the kernel counts
 
@@ -411,14 +432,14 @@ def test_executions_on_gpus_by_the_thousand(taken: Taken) -> None:
 
 
 def test_samples_of_a_context_that_nobody_described(taken: Taken) -> None:
-    taken(context(), samples(taken, base(), base(), number=1), samples(taken, base(OTHER), pid=OTHER))
+    taken(context(), samples(taken, BASE, BASE, number=1), samples(taken, BASE, pid=OTHER))
     assert taken.reads() == []
     assert taken.lost() == {("samples", "unplaced"): 3}
 
 
 @pytest.mark.parametrize("bus", [b"", b"no bus", b"0000:1b:00.0\n", b"9999:1b:00.0", b"../../../etc", b"\xff" * 32])
 def test_a_gpu_that_does_not_exist(taken: Taken, bus: bytes) -> None:
-    taken(context(bus=bus), context(1, bus=bus), samples(taken, base()))
+    taken(context(bus=bus), context(1, bus=bus), samples(taken, BASE))
     assert taken.reads() == taken.journal.streams == []
     assert taken.journal.warnings == [f"process {PID}: it names a GPU that the driver does not have"]
 
@@ -432,7 +453,7 @@ def test_a_period_that_was_not_asked_for(taken: Taken, period: int) -> None:
 
 def test_names_of_all_kinds(taken: Taken) -> None:
     texts = [b"", b"\xff\xfe\0", b"\x1b[2J\r\n", "\u202egnp".encode(), b"n" * MESSAGE_BYTES, b"\xf0" * MESSAGE_BYTES]
-    taken(*(message(KERNEL, text, id=base() + number) for number, text in enumerate(texts)))
+    taken(*(message(KERNEL, text, id=BASE + number) for number, text in enumerate(texts)))
     names = {name["address"] - base(): name["name"] for name in taken.names()}
     assert names[1] == "\\xff\\xfe\0"
     assert names[4] == "n" * cuda.MAX_NAME_BYTES
@@ -441,7 +462,7 @@ def test_names_of_all_kinds(taken: Taken) -> None:
 
 def test_a_name_is_written_when_it_changes(taken: Taken) -> None:
     for name in (b"a", b"a", b"b", b"b", b"a"):
-        taken(message(KERNEL, name, id=base()))
+        taken(message(KERNEL, name, id=BASE))
     assert [name["name"] for name in taken.names()] == ["a", "b", "a"]
 
 
@@ -449,14 +470,14 @@ def test_names_do_not_fill_the_memory(taken: Taken, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(cuda, "MAX_NAMES", 20)
     monkeypatch.setattr(cuda, "MAX_NAMES_BYTES", 100_000)
     for pid in range(50):
-        taken(*(message(KERNEL, b"n" * 4000, PID + pid, id=base(PID + pid) + number) for number in range(30)))
+        taken(*(message(KERNEL, b"n" * 4000, PID + pid, id=BASE + number) for number in range(30)))
     kept = [name for process in taken.source._processes.values() for name in process.names.values()]
     assert sum(len(name) for _, name in kept) == taken.source._names_bytes <= 100_000
     assert taken.lost() == {("names", "lost"): 1500 - 25}
     # and those of processes that have ended, which these have, go
     taken.lost()
     assert taken.source._names_bytes == 0
-    taken(message(KERNEL, b"name", id=base()))
+    taken(message(KERNEL, b"name", id=BASE))
     assert taken.names()[-1]["pid"] == PID
 
 
@@ -480,7 +501,7 @@ def test_pieces_that_do_not_fit(taken: Taken, order: str) -> None:
         case "other total":
             made[1]["total"] = HUGE
         case "moves":
-            made[1]["end"] = base() + 4096
+            made[1]["end"] = BASE + 4096
     taken(*made)
     assert taken.modules() == []
     taken.source.finish()
@@ -496,8 +517,8 @@ def test_pieces_that_do_not_fit(taken: Taken, order: str) -> None:
 
 
 def test_a_module_of_no_bytes_or_of_absurdly_many(taken: Taken) -> None:
-    taken(message(MODULE, b"", id=1, end=base(), total=0), message(MODULE, b"x", id=1, end=base(), total=0))
-    taken(message(MODULE, b"x", id=1, end=base(), total=cuda.MAX_MODULE_BYTES + 1))
+    taken(message(MODULE, b"", id=1, end=BASE, total=0), message(MODULE, b"x", id=1, end=BASE, total=0))
+    taken(message(MODULE, b"x", id=1, end=BASE, total=cuda.MAX_MODULE_BYTES + 1))
     assert taken.modules() == []
     assert taken.lost() == {("messages", "unreadable"): 2, ("cubins", "too large"): 1}
 
@@ -521,7 +542,7 @@ def test_modules_that_never_end(taken: Taken, monkeypatch: pytest.MonkeyPatch) -
 def test_pieces_of_one_byte(taken: Taken) -> None:
     tracemalloc.start()
     for offset in range(3000):
-        taken(message(MODULE, b"x", id=1, end=base(), offset=offset, total=1 << 20))
+        taken(message(MODULE, b"x", id=1, end=BASE, offset=offset, total=1 << 20))
     kept = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert kept < 1 << 20
@@ -552,7 +573,7 @@ def test_processes_without_end(taken: Taken, monkeypatch: pytest.MonkeyPatch) ->
     assert taken.journal.warnings == ["more than 100 processes use GPUs: those beyond are not recorded"]
     taken.lost()
     taken.lost()
-    taken(context(), samples(taken, base()))
+    taken(context(), samples(taken, BASE))
     assert len(taken.reads()) == 1
 
 
@@ -561,7 +582,7 @@ def test_processes_that_run_are_kept(taken: Taken) -> None:
     taken(context(pid=pid))
     for _ in range(5):
         taken.lost()
-    taken(samples(taken, base(pid), pid=pid))
+    taken(samples(taken, BASE, pid=pid))
     assert len(taken.reads()) == 1
 
 
@@ -590,7 +611,7 @@ def test_anything(taken: Taken) -> None:
         some["pid"] = PID + rng.integers(0, 3, 40)
         for name in ("id", "end", "offset", "total", "begin"):
             some[name] = np.where(rng.random(40) < 0.5, rng.integers(0, 5, 40), some[name])
-            some[name] = np.where(rng.random(40) < 0.5, base() + some[name], some[name])
+            some[name] = np.where(rng.random(40) < 0.5, BASE + some[name], some[name])
         taken(context(), context(pid=PID + 1), some)
     # then nothing is raised, and frames are what the finisher takes
     taken.source.finish()
@@ -601,7 +622,7 @@ def test_anything(taken: Taken) -> None:
 
 
 def test_many_samples_take_no_time_each(taken: Taken) -> None:
-    addresses = range(base(), base() + 170)
+    addresses = range(BASE, BASE + 170)
     batch = np.concatenate([samples(taken, *addresses, begin=number // 40) for number in range(400)])
     taken(context())
     began = os.times().user
@@ -639,7 +660,6 @@ def test_sizes_and_numbers_of_c_are_those_of_python(tmp_path: Path) -> None:
     found = values_of_c(
         tmp_path,
         most_bytes="MESSAGE_BYTES",
-        ranges="MOST_RANGES",
         range_bits="RANGE_BITS",
         contexts="MOST_CONTEXTS",
         row_words="ROW_WORDS",
@@ -655,7 +675,6 @@ def test_sizes_and_numbers_of_c_are_those_of_python(tmp_path: Path) -> None:
     )
     assert found == {
         "most_bytes": MESSAGE_BYTES,
-        "ranges": cuda.RANGES,
         "range_bits": cuda.RANGE_BITS,
         "contexts": cuda.MAX_CONTEXTS,
         "row_words": PC_SAMPLES_WORDS,
