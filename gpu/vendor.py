@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from iaprof.gpu.code import CodeObject, Lines
 from iaprof.gpu.instructions import Decoder, Dependencies, Instruction, InstructionSet, OpenProgram
@@ -21,10 +22,14 @@ class Vendor(ABC):
 
     name: str  # of its package
     meanings: Mapping[str, str]  # of each reason, in English; in the order of tables
+    abbreviations: Mapping[str, str] = MappingProxyType(
+        {}
+    )  # of reasons, for columns: at most 7 characters; the others are short
     rows: SampleRows
     instruction_sets: type[InstructionSet]
     decoder: str  # its name, in messages
     decoder_packages: tuple[str, str]  # that have the decoder: of Debian, of Fedora
+    decodes_together = False  # the decoder takes long to start: it is to get the code of many kernels at once
     longest_instruction: int  # bytes
 
     @property

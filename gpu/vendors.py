@@ -47,3 +47,8 @@ def meanings(reasons: Sequence[str]) -> list[str]:
     """
     known = sorted(VENDORS, key=lambda vendor: not vendor.meanings.keys() >= set(reasons))
     return [next((vendor.meanings[each] for vendor in known if each in vendor.meanings), "") for each in reasons]
+
+
+def abbreviation(reason: str) -> str:
+    """Returns a name of a reason for columns, of at most 7 characters if it is known."""
+    return next((vendor.abbreviations[reason] for vendor in VENDORS if reason in vendor.abbreviations), reason)

@@ -122,11 +122,12 @@ def _gpu_facts(parts: Sequence[Part], several: bool) -> Iterator[Fact]:
     for label, stream in streams[:MOST_ROWS]:
         details = [
             stream.name or stream.generation,
-            stream.ip_version and f"ip {stream.ip_version}",
+            stream.ip_version and f"{'ip' if stream.multiprocessors is None else 'compute'} {stream.ip_version}",
             stream.pci_address,
             stream.tile is not None and f"tile {stream.tile}",
             stream.gt is not None and f"GT {stream.gt}",
             stream.xecores is not None and counted(stream.xecores, "XeCore"),
+            stream.multiprocessors is not None and counted(stream.multiprocessors, "multiprocessor"),
         ]
         yield f"{label} {_device(stream)}".strip(), ", ".join(str(each) for each in details if each)
     if len(streams) > MOST_ROWS:

@@ -62,7 +62,8 @@ class Stream:
     tile: int | None
     gt: int | None
     xecores: int | None
-    ip_version: str  # "20.01.0"
+    multiprocessors: int | None
+    ip_version: str  # "20.01.0"; a compute capability such as "9.0"
     generation: str  # "Xe2"
     layout: str
     layout_guessed: bool  # the recorder did not know the IP version
@@ -333,10 +334,14 @@ def _utc(wall_ns: int) -> str:
 
 def _stream(stream: _Header) -> Stream:
     ip_version = generation = ""
-    match stream.numbers("ip_version"):
+    numbers = stream.numbers("ip_version")
+    match numbers:
         case [major, minor, revision]:
             ip_version = f"{major}.{minor:02}.{revision}"
-            generation = vendors.of_layout(stream.text("layout")).generation(major, minor)
+        case [major, minor]:
+            ip_version = f"{major}.{minor}"
+    if ip_version:
+        generation = vendors.of_layout(stream.text("layout")).generation(*numbers[:2])
     return Stream(
         card=stream.text("card"),
         device=stream.text("device"),
@@ -345,6 +350,7 @@ def _stream(stream: _Header) -> Stream:
         tile=stream.number("tile"),
         gt=stream.number("gt"),
         xecores=stream.number("xecores"),
+        multiprocessors=stream.number("multiprocessors"),
         ip_version=ip_version,
         generation=generation,
         layout=stream.text("layout"),

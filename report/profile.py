@@ -16,6 +16,7 @@ from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.stack_counts import recorded, recorded_python
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
+from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.instructions import UNDECODABLE
 from iaprof.gpu.samples import ACTIVE
 from iaprof.report.facts import CpuModule, Facts, Matched, Report
@@ -233,7 +234,8 @@ def _build(
     begin_ns = begun_ns(capture.header) if options.start_ns is None else options.start_ns
     row_filter = selection.row_filter(capture.header, begin_ns)
     return_free_memory()
-    starts = instruction_starts(placed, kernels)
+    mask = min((stream.layout.address_mask for stream in known), default=ADDRESS_MASK)
+    starts = instruction_starts(placed, kernels, mask)
     energy = read_energy(capture, known, row_filter)
     seen = Seen(selection.reason_mask(reasons_of(known)), len(known)) if options.seen else None
     task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged, energy, seen)

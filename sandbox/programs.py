@@ -40,6 +40,7 @@ _MOST_OUTPUT = 256 << 20
 _MOST_ERRORS = 64 << 10  # bytes; what is behind is left out
 _MEMORY = 2 << 30
 _LONGEST_RUN_S = 120.0
+_LOOK_MS = 2  # between two looks at a program that is about to end
 _LIBRARIES = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/nix/store", "/gnu/store")
 _STOPPED = -1000  # the status of a run that had to be stopped
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4  # linux/prctl.h
@@ -196,49 +197,61 @@ class _Helper:
                 os._exit(127)
         for each in (into, into_errors):
             os.close(each)
+        status: int | None = None
         try:
-            output, error_output = self._outputs(pid, out, errors, most, time.monotonic() + seconds)
+            until = time.monotonic() + seconds
+            output, error_output = self._outputs(out, errors, most, until)
+            status = self._end(pid, until)
         except TimeoutError:
             return _STOPPED, b"", b""
         finally:
-            os.kill(pid, signal.SIGKILL)  # which does nothing if it has ended
-            _, status = os.waitpid(pid, 0)
+            if status is None:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
             for each in (out, errors):
                 os.close(each)
         return os.waitstatus_to_exitcode(status), output, error_output[:_MOST_ERRORS]
 
-    def _outputs(self, pid: int, out: int, errors: int, most: int, until: float) -> tuple[bytes, bytes]:
-        """Waits for a program; returns what it wrote to both pipes.
+    def _outputs(self, out: int, errors: int, most: int, until: float) -> tuple[bytes, bytes]:
+        """Returns what a program writes to both pipes until it closes them.
 
         Raises:
             TimeoutError: it takes too long, or writes more than `most` to one of them.
             _Replaced: another request came.
         """
         found: dict[int, bytearray] = {out: bytearray(), errors: bytearray()}
-        ended = os.pidfd_open(pid)
-        try:
-            waiting = select.poll()
-            for each in (self._channel.fileno(), ended, *found):
-                waiting.register(each, select.POLLIN)
-            left = {ended, *found}
-            while left:
-                ready = waiting.poll(1000 * max(until - time.monotonic(), 0))
-                if not ready:
-                    raise TimeoutError
-                for file, _ in ready:
-                    if file == self._channel.fileno():
-                        self._replace(self._channel.recv(_LONGEST))
-                    piece = b"" if file == ended else os.read(file, _CHUNK)
-                    if piece:
-                        found[file] += piece
-                    else:
-                        waiting.unregister(file)
-                        left.remove(file)
-                if max(map(len, found.values())) > most:
-                    raise TimeoutError
-        finally:
-            os.close(ended)
+        waiting = select.poll()
+        for each in (self._channel.fileno(), *found):
+            waiting.register(each, select.POLLIN)
+        left = set(found)
+        while left:
+            ready = waiting.poll(1000 * max(until - time.monotonic(), 0))
+            if not ready:
+                raise TimeoutError
+            for file, _ in ready:
+                if file == self._channel.fileno():
+                    self._replace(self._channel.recv(_LONGEST))
+                piece = os.read(file, _CHUNK)
+                found[file] += piece
+                if not piece:
+                    waiting.unregister(file)
+                    left.remove(file)
+            if max(map(len, found.values())) > most:
+                raise TimeoutError
         return bytes(found[out]), bytes(found[errors])
+
+    def _end(self, pid: int, until: float) -> int:
+        """Waits for a program that has closed its pipes; raises as `_outputs` does."""
+        waiting = select.poll()
+        waiting.register(self._channel, select.POLLIN)
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return status
+            if time.monotonic() >= until:
+                raise TimeoutError
+            if waiting.poll(_LOOK_MS):
+                self._replace(self._channel.recv(_LONGEST))
 
     def _become(self, choice: int, code: int, into: int, into_errors: int, seconds: float) -> None:
         """Becomes the program, with the rights that are left to it."""

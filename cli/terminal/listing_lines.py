@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, compress
 from typing import TYPE_CHECKING
 
 from rich.cells import cell_len, set_cell_size
@@ -12,6 +13,7 @@ from rich.cells import cell_len, set_cell_size
 from iaprof.basics.clean import clean
 from iaprof.cli.terminal.entry_names import short_python
 from iaprof.cli.terminal.table import HEADING, WARM, WEAK, shortened
+from iaprof.gpu.vendors import abbreviation, meanings
 
 if TYPE_CHECKING:
     from iaprof.gpu.instructions import Wait
@@ -19,13 +21,12 @@ if TYPE_CHECKING:
     from iaprof.report.gpu.source_files import SourceFiles
     from iaprof.report.views.annotation import Listing, Row
 
-_SHORT = {"active": "activ", "control": "ctrl", "pipestall": "pipe", "dist_acc": "dist", "inst_fetch": "fetch"}
 _SHOWN = 0.01  # of a kernel's samples: minimum for a reason's column, and for a line about a wait for instructions
 _MOST_LAUNCHERS = 5  # shown
 _WIDE = 100  # columns of a terminal that fits unabridged instructions
 _NARROW = 46  # columns for offset, samples and an instruction
 _MAIN_REASONS = 3  # that a wide terminal shows in addition
-_REASON = 6  # columns per reason
+_REASON = 6  # columns per reason at least
 _HOT = 0.05  # of a kernel's samples: minimum share for colour
 _SOURCE, _WAIT = "36", "33"  # styles, as in terminal/table.py
 _DETAILS = re.compile(r"<[0-9;,]+>|\(W\) |\([0-9]+\|M[0-9]+\) ")  # regions such as r7<1;1,0>, and lanes: (W), (16|M0)
@@ -41,10 +42,18 @@ def lines(listings: Sequence[Listing], sources: SourceFiles, width: int | None, 
         width: of the terminal, columns; None for no limit.
         colours: whether to use styles.
     """
+    shown: dict[str, None] = {}  # the reasons
     for number, listing in enumerate(listings):
         if number:
             yield ""
-        yield from _Printer(listing, sources, width, colours).lines()
+        printer = _Printer(listing, sources, width, colours)
+        yield from printer.lines()
+        shown.update(dict.fromkeys(printer.reasons))
+    if shown:
+        yield ""
+    for reason, meaning in zip(shown, meanings(list(shown)), strict=True):
+        name = "" if abbreviation(reason) == reason else f"{reason}: "
+        yield _cut(f"{abbreviation(reason).upper():>7}  {name}{meaning}", width)
 
 
 class _Printer:
@@ -58,10 +67,20 @@ class _Printer:
         self._by_offset = {row.instruction.offset: row.instruction for row in listing.rows}
         order = sorted(range(len(listing.reasons)), key=lambda at: -listing.counts[at])
         main = [at for at in order if listing.counts[at] >= max(_SHOWN * listing.samples, 1)]
-        room = len(listing.reasons)
+        names = [abbreviation(listing.reasons[at]).upper() for at in main]
+        widths = [max(_REASON, len(name) + 1) for name in names]
+        room = sum(widths)
         if width is not None:
             room = min(max(width - _NARROW, 0), _MAIN_REASONS * _REASON) // _REASON + max(width - _WIDE, 0) // _REASON
-        self._reasons = main[:room]
+            room *= _REASON
+        fitting = [end <= room for end in accumulate(widths)]
+        self._reasons = list(compress(main, fitting))
+        self._heads, self._widths = list(compress(names, fitting)), list(compress(widths, fitting))
+
+    @property
+    def reasons(self) -> list[str]:
+        """The reasons that have a column, in their order."""
+        return [self._listing.reasons[at] for at in self._reasons]
 
     def lines(self) -> Iterator[str]:
         """A summary of the kernel, then its instructions."""
@@ -74,8 +93,7 @@ class _Printer:
         yield f"{share}; {_counted(listing.processes, 'process')}, {launches}"
         yield from self._launchers()
         yield ""
-        names = listing.reasons
-        reasons = "".join(f"{_SHORT.get(names[at], names[at]).upper():>{_REASON}}" for at in self._reasons)
+        reasons = "".join(f"{head:>{width}}" for head, width in zip(self._heads, self._widths, strict=True))
         yield self._styled(f"{'SAMPLES':>9}{'%':>6}{reasons}  {'OFFSET':>7}  INSTRUCTION", HEADING)
         yield f"{self._numbers(listing.counts)}  {'':>7}  (all)"
         before: tuple[GpuFrame, ...] = ()
@@ -119,12 +137,13 @@ class _Printer:
         shares = [samples, *(counts[at] for at in self._reasons)]
         percents = [f"{100 * each / self._listing.samples:.1f}" for each in shares]
         shown = [text if text != "0.0" else "" for text in percents]
-        return f"{_count(samples):>9}{shown[0]:>6}{''.join(f'{text:>{_REASON}}' for text in shown[1:])}"
+        by_reason = "".join(f"{text:>{width}}" for text, width in zip(shown[1:], self._widths, strict=True))
+        return f"{_count(samples):>9}{shown[0]:>6}{by_reason}"
 
     def _row(self, row: Row) -> str:
         listing, instruction = self._listing, row.instruction
         hottest = row is listing.hottest
-        numbers = self._numbers(row.counts) if row.samples else " " * (15 + _REASON * len(self._reasons))
+        numbers = self._numbers(row.counts) if row.samples else " " * (15 + sum(self._widths))
         text = f"{numbers} {'>' if hottest else ' '}{instruction.offset:#7x}  "
         text += self._instruction(instruction, len(text))
         if not row.samples:
@@ -154,11 +173,7 @@ class _Printer:
         return shortened(text if self._width >= _WIDE else _DETAILS.sub("", text), max(self._width - used, 1))
 
     def _cut(self, text: str) -> str:
-        """Truncates a line at its end: the beginning of a source line matters most."""
-        text = clean(text)
-        if self._width is None or cell_len(text) <= self._width:
-            return text
-        return set_cell_size(text, self._width - 1) + "…"
+        return _cut(clean(text), self._width)
 
     def _fitting(self, text: str, before: int = 0) -> str:
         """Shortens a text to the width that remains after `before` columns."""
@@ -166,6 +181,13 @@ class _Printer:
 
     def _styled(self, text: str, style: str) -> str:
         return f"\x1b[{style}m{text}\x1b[0m" if self._colours and style else text
+
+
+def _cut(text: str, width: int | None) -> str:
+    """Truncates a line at its end: the beginning of a source line matters most."""
+    if width is None or cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1) + "…"
 
 
 def _place(frame: GpuFrame) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,9 +21,11 @@ from iaprof.cli.terminal.listing_lines import lines
 from iaprof.cli.terminal.stdout import open_output
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.terminal.table import coloured, shortened, terminal_width
+from iaprof.gpu.vendors import meanings
 
 if TYPE_CHECKING:
     from iaprof.formats.profile import Profile
+    from iaprof.report.views.annotation import Listing
 
 EXAMPLES = """\b
 Examples:
@@ -75,7 +78,8 @@ def annotate(
         found = listings(report.profile, names, report.binary)
     with open_output(output, mode=answers.mode) as out:
         if answers.format == "json":
-            print(json.dumps({"kernels": [as_dict(each, sources) for each in found]}, indent=2), file=out)
+            told = {"kernels": [as_dict(each, sources) for each in found], "meanings": _meanings(found)}
+            print(json.dumps(told, indent=2), file=out)
         else:
             width, colours = (terminal_width(), coloured()) if output is None else (None, False)
             print("\n".join(lines(found, sources, width, colours)), file=out)
@@ -107,6 +111,13 @@ def chosen(profile: Profile, pattern: str | None) -> list[str]:
         more = f" and {len(names) - _MOST_NAMES:,} more" if len(names) > _MOST_NAMES else ""
         raise IaprofError(f"{len(names):,} kernels match '{pattern}': name one of {shown}{more}")
     return names
+
+
+def _meanings(listings: Sequence[Listing]) -> dict[str, str]:
+    """What the reasons mean that these kernels have."""
+    counted = (pair for each in listings for pair in zip(each.reasons, each.counts, strict=True))
+    reasons = list(dict.fromkeys(reason for reason, count in counted if count))
+    return dict(zip(reasons, meanings(reasons), strict=True))
 
 
 def _began(header: dict[str, Any]) -> float:

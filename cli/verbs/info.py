@@ -139,12 +139,13 @@ class _Page:
 def _gpus(part: Part) -> Table | None:
     if not part.streams:
         return None
+    of_nvidia = all(stream.multiprocessors is not None for stream in part.streams)
     table = Table(
         Column("CARD"),
         Column("PCI ADDRESS"),
         Column("TILE/GT"),
-        Column("IP"),
-        Column("XECORES", right=True),
+        Column("COMPUTE" if of_nvidia else "IP"),
+        Column("SMS" if of_nvidia else "XECORES", right=True),
         Column("CYCLES", right=True),
         Column("NAME", flexible=True),
     )
@@ -154,7 +155,7 @@ def _gpus(part: Part) -> Table | None:
             stream.pci_address or "-",
             f"{or_dash(stream.tile)}/{or_dash(stream.gt)}",
             stream.ip_version or "-",
-            or_dash(stream.xecores),
+            or_dash(stream.multiprocessors if stream.xecores is None else stream.xecores),
             or_dash(stream.rate_cycles),
             stream.name or stream.generation or "-",
         )

@@ -19,5 +19,6 @@ MEANINGS = {
     "tdr": "waits for a thread dependency (since Xe2)",
 }
 """What each reason means, in English."""
+ABBREVIATIONS = {"active": "activ", "control": "ctrl", "pipestall": "pipe", "dist_acc": "dist", "inst_fetch": "fetch"}
 
 REASONS = tuple(MEANINGS)

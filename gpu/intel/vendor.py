@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from iaprof.gpu.code import CodeObject
 from iaprof.gpu.instructions import Decoder, Dependencies, Instruction, InstructionSet, OpenProgram
 from iaprof.gpu.intel.instruction_set import LONGEST_INSTRUCTION, Platform
-from iaprof.gpu.intel.reasons import MEANINGS, ROWS
+from iaprof.gpu.intel.reasons import ABBREVIATIONS, MEANINGS, ROWS
 from iaprof.gpu.samples import SampleLayout
 from iaprof.gpu.vendor import Vendor
 
@@ -20,6 +20,7 @@ class Intel(Vendor):
 
     name = "intel"
     meanings = MEANINGS
+    abbreviations = ABBREVIATIONS
     rows = ROWS
     instruction_sets = Platform
     decoder = "IGA"

@@ -29,7 +29,7 @@ _NOTHING = bytes(INSTRUCTION_BYTES)  # no instruction, of which the program does
 _LONGEST_CODE = 8 << 20  # bytes of a kernel
 _MOST_TOGETHER = 1 << 20  # bytes of code in a run, of several kernels
 _MOST_RUNS = 12  # for what `prepare` gets at a time, beyond one for each batch
-_MOST_KEPT = 4 << 20  # bytes of code whose decoding is kept
+_MOST_KEPT = 8 << 20  # bytes of code whose decoding is kept, which takes some fifteen times as much memory
 _SECONDS = 20.0  # of a run
 _OUTPUT_PER_INSTRUCTION, _OUTPUT_MORE = 400, 64 << 10  # bytes; some 80 are usual
 _LINE = re.compile(r"^[ \t]*/\*([0-9a-f]{1,16})\*/[ \t]+(.*?)[ \t]*;?[ \t]*$", re.MULTILINE)
@@ -39,6 +39,7 @@ _UNKNOWN_SET = "is not defined for option"
 _PREDICATE = re.compile(r"^@!?\w+\s+")
 _OPCODE = re.compile(r"[A-Z][A-Z0-9_]*")
 _JUMPS = frozenset({"BRA", "BRX", "BRXU", "CALL", "JMP", "JMX", "JMXU"})
+_NO_TARGETS: list[int] = []  # one list for all instructions
 _Key: TypeAlias = tuple[Sm, bytes]  # instruction set, hash of the code
 
 
@@ -63,7 +64,7 @@ class Nvdisasm(Decoder):
         else:
             raise NoDecoder(f"NVIDIA's nvdisasm was not found: {WHAT_TO_INSTALL}")
         self._kept: dict[_Key, Decoding | str] = {}  # the text says why it was not decoded
-        self._kept_bytes = 0
+        self._sizes: dict[_Key, int] = {}  # of the code of what is kept, bytes
         self._runs_left = 0
 
     def prepare(self, instruction_set: Sm, codes: Sequence[bytes]) -> None:
@@ -75,14 +76,14 @@ class Nvdisasm(Decoder):
             if not is_decoded and (not wanted or size + len(code) <= _MOST_KEPT):  # `decode` does the others
                 wanted[_key(instruction_set, code)] = code
                 size += len(code)
-        if self._kept_bytes + size > _MOST_KEPT:
-            self._kept.clear()
-            self._kept_bytes = 0
-        self._kept_bytes += size
+        while self._sizes and sum(self._sizes.values()) + size > _MOST_KEPT:
+            oldest = next(iter(self._sizes))
+            del self._sizes[oldest], self._kept[oldest]
         self._runs_left = _MOST_RUNS
         for batch in _batches(wanted):
             self._runs_left += 1
             self._decode(instruction_set, batch)
+            self._sizes.update({key: len(code) for key, code in batch.items()})
 
     def decode(self, instruction_set: Sm, code: bytes, texts: bool = True) -> Decoding:
         """See Decoder."""
@@ -196,7 +197,7 @@ def _add(found: Decoding, text: str, start: int, length: int) -> None:
     found.sizes.append(INSTRUCTION_BYTES)
     found.mnemonics.append(mnemonic)
     found.texts.append(text)
-    found.targets.append(targets[:1] if mnemonic in _JUMPS else [])
+    found.targets.append(targets[:1] if targets and mnemonic in _JUMPS else _NO_TARGETS)
 
 
 def _key(instruction_set: Sm, code: bytes) -> _Key:

@@ -29,6 +29,12 @@ MEANINGS = {
 """What each reason means, in English. NVIDIA's `selected` is ACTIVE; the other names are those of its counters,
 smsp__pcsamp_warps_issue_stalled_X. `other` is none of them."""
 
+ABBREVIATIONS = {
+    ACTIVE: "activ", "long_scoreboard": "long", "short_scoreboard": "short", "warpgroup_arrive": "group",
+    "math_pipe_throttle": "math", "lg_throttle": "lg", "mio_throttle": "mio", "tex_throttle": "tex",
+    "branch_resolving": "branch", "no_instructions": "no_inst", "imc_miss": "imc", "dispatch_stall": "disp",
+    "sleeping": "sleep", "not_selected": "not_sel",
+}  # fmt: skip
 SELECTED = "selected"
 """NVIDIA's name for ACTIVE."""
 PER_WORD = 4  # counts of 16 bits in a word

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from iaprof.gpu.code import CodeObject, Lines
 from iaprof.gpu.instructions import Decoder, InstructionSet, OpenProgram
 from iaprof.gpu.nvidia.architectures import GENERATIONS, INSTRUCTION_BYTES, Sm, instruction_set, is_cubin
-from iaprof.gpu.nvidia.reasons import MEANINGS, ROWS
+from iaprof.gpu.nvidia.reasons import ABBREVIATIONS, MEANINGS, ROWS
 from iaprof.gpu.samples import SampleLayout
 from iaprof.gpu.vendor import Vendor
 
@@ -17,10 +17,12 @@ class Nvidia(Vendor):
 
     name = "nvidia"
     meanings = MEANINGS
+    abbreviations = ABBREVIATIONS
     rows = ROWS
     instruction_sets = Sm
     decoder = "nvdisasm"
     decoder_packages = ("nvidia-cuda-toolkit", "cuda-nvdisasm")
+    decodes_together = True
     longest_instruction = INSTRUCTION_BYTES
 
     @property

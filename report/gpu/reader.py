@@ -18,6 +18,8 @@ from iaprof.sandbox.programs import open_program
 from iaprof.sandbox.reader import Operation, OutOfTime, Refusal, stage_limit
 from iaprof.symbols.names.demangle import demangled
 
+_MOST_EXPECTED = 8 << 20  # bytes of code
+
 
 class Numbering:
     """Numbers values 0, 1, 2, ... in the order in which they first appear."""
@@ -38,7 +40,7 @@ class Numbering:
 def operations(stage_seconds: float) -> dict[str, Operation]:
     """Returns the operations that the sandbox offers, by name."""
     reader = GpuReader(stage_seconds)
-    return {"disasm": reader.disasm, "module": reader.module}
+    return {"disasm": reader.disasm, "module": reader.module, "expect": reader.expect}
 
 
 class GpuReader:
@@ -55,6 +57,7 @@ class GpuReader:
         self._line_readers = {vendor.name: vendor.line_reader() for vendor in vendors.VENDORS}
         self._decoders: dict[str, Decoder] = {}  # by vendor
         self._no_decoder: dict[str, str] = {}  # by vendor: why there is none
+        self._expected: dict[InstructionSet, list[bytes]] = {}  # code that will be asked for
         for vendor in vendors.VENDORS:
             try:
                 self._decoders[vendor.name] = vendor.open_decoder(open_program)
@@ -83,6 +86,25 @@ class GpuReader:
             "instructions": instructions,
             "message": "" if whole else decoding.message or "some of these bytes are not instructions",
         }
+
+    def expect(self, parameters: dict[str, Any], elf: bytearray, _files: list[int]) -> object:
+        """Remembers kernels that `module` will be asked for: their code is decoded together with the next one's.
+
+        Args:
+            parameters: "instruction_set" and "only", as `module` takes them.
+            elf: the file.
+        """
+        data, only = bytes(elf), set(parameters["only"])
+        expected = self._expected.setdefault(_instruction_set(parameters["instruction_set"]), [])
+        left = _MOST_EXPECTED - sum(map(len, expected))
+        try:
+            kernels = self._readers[vendors.of_code(data).name](data).kernels
+        except CodeObjectError:
+            return None
+        for kernel in kernels:
+            if kernel.address in only and (left := left - len(kernel.code)) >= 0:
+                expected.append(kernel.code)
+        return None
 
     def module(self, parameters: dict[str, Any], elf: bytearray, _files: list[int]) -> object:
         """Reads a code object: kernels, instructions and frames, as far as possible.
@@ -173,7 +195,8 @@ class GpuReader:
             return found
 
         def decode() -> None:
-            decoder.prepare(instruction_set, [kernel.code for kernel in selected.values()])
+            expected = self._expected.pop(instruction_set, [])
+            decoder.prepare(instruction_set, [*(kernel.code for kernel in selected.values()), *expected])
             for index, kernel in selected.items():
                 try:
                     found[index] = (

@@ -1,13 +1,14 @@
 """The energy of GPUs over time, from a capture's metrics, and how much of it each read of stalls stands for.
 
 A read's samples are of the time since the read before it, and share the energy of that time. How much of it the GPU was
-busy is known from the utilization of its engines; the rest is idle.
+busy is known from the utilization of its engines; the rest is idle. Where the capture says when each kernel ran, that
+tells it more exactly: reads share the energy of the times in which kernels ran.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -39,6 +40,14 @@ class Meter:
     times: _Ints  # [n], ns, ascending
     used: _Floats  # [n], J
     busy: _Floats | None  # [n], of these while the GPU was busy; None if nothing tells
+    running: tuple[_Ints, _Floats] | None = (
+        None  # times and joules as above, but only while kernels ran, if that is known
+    )
+
+    @property
+    def tells_busy(self) -> bool:
+        """Whether it is known when the GPU was busy."""
+        return self.busy is not None or self.running is not None
 
     def used_until(self, times: _Ints) -> _Floats:
         """Returns what was used until each time: float64[m], J."""
@@ -46,6 +55,8 @@ class Meter:
 
     def busy_until(self, times: _Ints) -> _Floats:
         """Returns what was used while busy, or all if nothing tells."""
+        if self.busy is None and self.running is not None:
+            return np.interp(times, *self.running)
         return np.interp(times, self.times, self.used if self.busy is None else self.busy)
 
 
@@ -106,7 +117,8 @@ def read_energy(capture: CaptureReader, known: Sequence[Stream], row_filter: Row
         return None
     begin, end = min(row_filter.begin_ns, _MOST_NS), min(row_filter.end_ns, _MOST_NS - 1) + 1
     edges = np.array([begin, end])
-    busy = [float(np.diff(meter.busy_until(edges))[0]) for meter in meters.values() if meter.busy is not None]
+    meters = _with_runs(capture, meters)
+    busy = [float(np.diff(meter.busy_until(edges))[0]) for meter in meters.values() if meter.tells_busy]
     times = _read_times(capture, set(meters))
     reads = {stream: _reads(*times[stream], meters[stream], begin, end) for stream in times}
     return ReadEnergy(
@@ -185,6 +197,33 @@ def _with_busy(times: _Ints, used: _Floats, classes: list[tuple[_Ints, _Floats]]
     return Meter(both, until, np.append(0.0, np.cumsum(np.diff(until) * share[after])))
 
 
+def _with_runs(capture: CaptureReader, meters: dict[int, Meter]) -> dict[int, Meter]:
+    """Adds the energy of the times in which kernels ran, to meters of streams whose executions have times."""
+    found: dict[int, list[tuple[_Ints, _Ints]]] = {}
+    for table in capture.tables("execution", ("time_ns", "end_ns", "stream")):
+        begins, ends = (
+            np.minimum(table[name].to_numpy(), np.uint64(_MOST_NS)).astype(np.int64) for name in ("time_ns", "end_ns")
+        )
+        for stream, own in groups(table["stream"].to_numpy()):
+            if stream in meters:
+                found.setdefault(stream, []).append((begins[own], ends[own]))
+    return meters | {
+        stream: replace(meters[stream], running=_running(meters[stream], *map(np.concatenate, zip(*runs, strict=True))))
+        for stream, runs in found.items()
+    }
+
+
+def _running(meter: Meter, begins: _Ints, ends: _Ints) -> tuple[_Ints, _Floats]:
+    """Returns the energy that was used while at least one of these executions ran."""
+    order = np.argsort(begins, kind="stable")
+    begins, ends = begins[order], np.maximum.accumulate(np.maximum(begins, ends)[order])
+    is_first = np.append(True, begins[1:] > ends[:-1])  # after a time in which nothing ran
+    edges = np.stack([begins[is_first], ends[np.append(is_first[1:], True)]], axis=1).reshape(-1)
+    times = np.sort(np.concatenate([edges, meter.times]), kind="stable")  # which is quick, as both are in order
+    runs = np.searchsorted(edges, times[:-1], side="right") % 2 == 1
+    return times, np.append(0.0, np.cumsum(np.diff(meter.used_until(times)) * runs))
+
+
 def _read_times(capture: CaptureReader, streams: set[int]) -> dict[int, tuple[_Ints, _Ints]]:
     """Returns the times of all reads of these streams, and since when their samples can be, ns."""
     found: dict[int, list[tuple[_Ints, _Ints]]] = {}
@@ -202,6 +241,8 @@ def _read_times(capture: CaptureReader, streams: set[int]) -> dict[int, tuple[_I
 
 
 def _reads(times: _Ints, begins: _Ints, meter: Meter, begin_ns: int, end_ns: int) -> StreamReads:
+    if meter.running is not None:
+        return _overlapping_reads(times, begins, meter.running, begin_ns, end_ns)
     order = np.argsort(times, kind="stable")
     moments, first, count = np.unique(times[order], return_index=True, return_counts=True)
     before = np.append(begins[order][first][:1], moments[:-1])
@@ -210,3 +251,17 @@ def _reads(times: _Ints, begins: _Ints, meter: Meter, begin_ns: int, end_ns: int
     edges = np.clip(np.stack([before, moments]), begin_ns, end_ns)
     joules = meter.busy_until(edges[1]) - meter.busy_until(edges[0])
     return StreamReads(moments, np.maximum(joules, 0) / count)
+
+
+def _overlapping_reads(
+    times: _Ints, begins: _Ints, running: tuple[_Ints, _Floats], begin_ns: int, end_ns: int
+) -> StreamReads:
+    """Divides the energy of each time among the reads whose samples can be of it: samples may come late."""
+    bounds, place = np.unique(np.concatenate([np.minimum(begins, times), times]), return_inverse=True)
+    first, last = place[: len(times)], place[len(times) :]
+    reads = np.cumsum(np.bincount(first, minlength=len(bounds)) - np.bincount(last, minlength=len(bounds)))[:-1]
+    joules = np.maximum(np.diff(np.interp(np.clip(bounds, begin_ns, end_ns), *running)), 0)
+    until = np.append(0.0, np.cumsum(joules / np.maximum(reads, 1) * (reads > 0)))
+    own = np.maximum(until[last] - until[first], 0)
+    moments, moment, count = np.unique(times, return_inverse=True, return_counts=True)
+    return StreamReads(moments, np.bincount(moment, own) / count)

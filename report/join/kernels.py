@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import COMPILED, GPU_MODULES
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.gpu import vendors
 from iaprof.gpu.instructions import InstructionSet
 from iaprof.report.gpu.module import GpuKernel, GpuModule, GpuModuleLoader
 from iaprof.report.join.lifetimes import overlaps
@@ -25,8 +26,6 @@ from iaprof.report.join.placements import Compilation, Placed, Placement
 
 _MIN_KERNELS_FOR_TWO = 200  # starting a second reading process pays off
 _MIN_DIGITS = 6  # of a fingerprint in a kernel's name; more if these are not unique
-
-_LOW = (1 << 32) - 1  # the address bits that records of most GPUs hold
 
 
 class SampledKernels:
@@ -91,20 +90,27 @@ class SampledKernels:
                 addresses_of[key] = addresses
         with contextlib.ExitStack() as stack:
             loaders = [self._loader]
-            if sum(map(len, addresses_of.values())) >= _MIN_KERNELS_FOR_TWO:
+            together = any(vendors.by_name(each.vendor).decodes_together for each in kernels)
+            if sum(map(len, addresses_of.values())) >= _MIN_KERNELS_FOR_TWO and not together:
                 loaders.append(stack.enter_context(type(self._loader)()))
             workers = stack.enter_context(ThreadPoolExecutor(len(loaders)))
             free = SimpleQueue[GpuModuleLoader]()
             for loader in loaders:
                 free.put(loader)
-            pending = []
+            wanted = []
             for digest, path, elf in self._rows():
                 if digest.as_py() in addresses_of and elf.is_valid:
                     only = addresses_of.pop(digest.as_py())
                     outline = self._outlines[digest.as_py()]
-                    own = self._sets_of(outline.kernels[0].vendor)
-                    loading = workers.submit(_load, free, elf.as_py(), own, only, self._texts)
-                    pending.append((outline, path, only, loading))
+                    wanted.append((outline, path, only, elf.as_py(), self._sets_of(outline.kernels[0].vendor)))
+            for outline, _, only, elf, own in wanted:
+                if len(wanted) > 1 and vendors.by_name(outline.kernels[0].vendor).decodes_together:
+                    for each in filter(None, own):
+                        self._loader.expect(elf, each, only)
+            pending = [
+                (outline, path, only, workers.submit(_load, free, elf, own, only, self._texts))
+                for outline, path, only, elf, own in wanted
+            ]
             for outline, path, only, loading in pending:
                 reported = set(outline.problems)
                 for instruction_set, module in loading.result().items():
@@ -186,8 +192,13 @@ def _digits(fingerprints: set[str]) -> int:
     return digits
 
 
-def instruction_starts(placed: Placed, kernels: SampledKernels) -> dict[int, NDArray[np.uint64]]:
+def instruction_starts(placed: Placed, kernels: SampledKernels, mask: int) -> dict[int, NDArray[np.uint64]]:
     """Decodes kernels that overlap different code of another process.
+
+    Args:
+        placed: the placements.
+        kernels: reads their code.
+        mask: the address bits that all records hold.
 
     Returns:
         By placement: the offsets at which its instructions start, uint64[n], bytes, ascending. Kernels that cannot be
@@ -195,7 +206,7 @@ def instruction_starts(placed: Placed, kernels: SampledKernels) -> dict[int, NDA
     """
     placements = placed.placements
     pids = np.array([placement.pid for placement in placements], np.int64)
-    first = np.array([placement.address & _LOW for placement in placements], np.uint64)
+    first = np.array([placement.address & mask for placement in placements], np.uint64)
     behind = first + np.array([max(placement.size, 1) for placement in placements], np.uint64)
     pairs = overlaps(np.zeros(len(pids), np.uint64), first, behind)
     if pairs is None:

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.formats.capture.limits import CaptureError
+from iaprof.formats.capture.limits import COMPILED, CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS, READ_COLUMNS, ROW_KINDS, sorted_kinds
 from iaprof.formats.profile import Profile, StackOptions
@@ -33,7 +33,7 @@ from iaprof.formats.writers.profile_table import SCHEMA, profile_table
 from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.samples import SampleLayout, SampleRows
 from iaprof.gpu.vendors import SAMPLE_ROWS, layouts
-from iaprof.report.gpu.module import GpuModuleLoader
+from iaprof.report.gpu.module import GpuKernel, GpuModuleLoader
 from iaprof.report.join.streams import streams
 from iaprof.sandbox.memory import limit
 
@@ -221,13 +221,19 @@ class _Part:
 
     def kernels(self) -> Iterator[pa.RecordBatch]:
         """Yields a row for each kernel of each module, and one without a kernel for each unreadable module."""
+        known: dict[bytes, tuple[GpuKernel, ...]] = {}  # by digest: the first row with it has the module
+        compiled = 0
         with GpuModuleLoader() as modules:
-            for table in self.capture.tables("kernel", ("time_ns", "pid", "path", "elf", "base")):
+            for table in self.capture.tables("kernel", ("time_ns", "pid", "path", "digest", "elf", "base")):
                 for index in range(len(table)):  # there are few modules
-                    time_ns, pid, path, elf, base = (table[name][index].as_py() for name in table.column_names)
-                    found = modules.load(elf, None, only=()).kernels if elf is not None else ()
+                    time_ns, pid, path, digest, elf, base = (table[name][index].as_py() for name in table.column_names)
+                    if digest not in known and elf is not None:
+                        known[digest] = modules.load(elf, None, only=()).kernels
+                    compiled += len(known.get(digest, ())) + 1
+                    self.capture.check_parts(compiled, COMPILED)
                     rows: list[tuple[Any, ...]] = [
-                        (k.demangled, ((base or 0) + k.address) & ADDRESS_MASK, k.size, k.fingerprint) for k in found
+                        (each.demangled, ((base or 0) + each.address) & ADDRESS_MASK, each.size, each.fingerprint)
+                        for each in known.get(digest, ())
                     ]
                     columns = zip(*((time_ns, pid, path, *row) for row in rows or [(None,) * 4]), strict=True)
                     arrays = [pa.array(c, f.type) for c, f in zip(columns, _KERNELS, strict=True)]

@@ -270,7 +270,7 @@ def test_the_rate_is_a_power_of_two(machine: Machine) -> None:
 def test_everything_of_reports_works(machine: Machine, tmp_path: Path) -> None:
     recorded = Recorded(machine, *WORK)
     total = recorded.samples
-    table = iaprof("query", recorded.path, "SELECT count(*) AS n FROM kernel_executions", "--format=csv")
+    table = iaprof("query", recorded.path, "SELECT count(*) AS n FROM executions", "--format=csv")
     assert table.out.split() == ["n", "2300"]
     assert iaprof("annotate", recorded.path, "-q").code == 0
     for name, words in {

@@ -41,7 +41,7 @@ def stall(time_ns: int, *records: tuple[int, int], stream: int = 0, begin_ns: in
 def launch(time_ns: int, pid: int, address: int, stack: int = 1, size: int = 64, **more: Any) -> dict[str, Any]:
     """A `launch` row."""
     row = {"time_ns": time_ns, "pid": pid, "tid": pid, "cpu": 0, "comm": "app", "iba": 0, "address": address,
-           "size": size, "stack": stack, "name": "", "flags": 0, "list": 0}  # fmt: skip
+           "size": size, "stack": stack, "name": "", "flags": 0, "list": 0, "correlation": None}  # fmt: skip
     return row | more
 
 

@@ -38,6 +38,8 @@ class Machine:
             gpu.mkdir(parents=True)
             (gpu / "information").write_text(INFORMATION.format(name="Stand-in GPU", number=number, bus=bus))
         (root / "proc/driver/nvidia/params").write_text("RmProfilingAdminOnly: 0\n")
+        version = "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@host)"
+        (root / "proc/driver/nvidia/version").write_text(f"NVRM version: {version}\nGCC version:  gcc version 13\n")
 
     @property
     def ledger(self) -> Path:

@@ -7,7 +7,8 @@
     subprocess.run(words, env=environment, check=True)
     (ledger,) = read_ledgers(tmp_path / "ledger")
 
-What the driver does is in cuda.c, what CUPTI does and which faults there are in cupti.c, the program's words in prog.c.
+What the driver does is in cuda.c, what CUPTI does and which faults there are in cupti.c, the program's words in prog.c;
+nvml.c is the management library.
 Kernels take the time that the program asks for, in real time; so 1000 launches of 500 us make half a second of samples:
 1.5e9 / 2**period * multiprocessors a second. Times of a ledger are of CLOCK_MONOTONIC.
 """
@@ -27,6 +28,7 @@ CUBINS = SOURCES.parents[1] / "data" / "cubins"
 HEADERS = ("abi.h", "shared.h", "runtime.py")
 DRIVER = "libcuda.so.1"
 CUPTI = "libcupti.so.13"
+NVML = "libnvidia-ml.so.1"
 
 SCALE = "_ZN4math5scaleIfEEvPT_PKS1_i"  # the kernels of cubin(...)
 REDUCE = "reduce"
@@ -78,6 +80,7 @@ def build(folder: Path = SOURCES / "build") -> Programs:
     outputs = (
         (DRIVER, "cuda.c", (*LIBRARY_FLAGS, f"-Wl,-soname,{DRIVER}")),
         (CUPTI, "cupti.c", (*LIBRARY_FLAGS, f"-Wl,-soname,{CUPTI}")),
+        (NVML, "nvml.c", (*LIBRARY_FLAGS, f"-Wl,-soname,{NVML}")),
         (programs.program.name, "prog.c", PROGRAM_FLAGS),
         (programs.drainer.name, "drainer.c", LIBRARY_FLAGS),
     )

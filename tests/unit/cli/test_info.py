@@ -69,7 +69,7 @@ def test_a_capture_with_everything(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (
         shown(path, capsys)
         == f"""\
-cap.parquet: {path.stat().st_size / 1000:.1f} kB, format 10
+cap.parquet: {path.stat().st_size / 1000:.1f} kB, format 11
 
 Recording
   host           node1 (Linux 6.18.0, x86_64, 96 CPUs)
@@ -127,7 +127,7 @@ def test_a_capture_with_almost_nothing(tmp_path: Path, capsys: pytest.CaptureFix
     assert (
         shown(path, capsys)
         == f"""\
-cap.parquet: {path.stat().st_size} bytes, format 10
+cap.parquet: {path.stat().st_size} bytes, format 11
 
 Recording
   imported       from iaprof 2026.2
@@ -141,13 +141,27 @@ Lost
     )
 
 
+def test_a_capture_of_nvidia_s(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = {"device": "/dev/nvidia0", "card": "nvidia0", "name": "NVIDIA H200", "pci_address": "0000:01:00.0",
+              "ip_version": [9, 0], "multiprocessors": 132, "layout": "pc-samples", "rate_cycles": 1 << 18}  # fmt: skip
+    path = full(tmp_path / "cap", streams=[stream])
+    verb.info(path)
+    said = capsys.readouterr().out
+    assert "  CARD     PCI ADDRESS   TILE/GT  COMPUTE  SMS   CYCLES  NAME\n" in said
+    assert "  nvidia0  0000:01:00.0  -/-      9.0      132  262,144  NVIDIA H200\n" in said
+    verb.info(path, as_json=True)
+    (known,) = json.loads(capsys.readouterr().out)["parts"][0]["streams"]
+    assert (known["ip_version"], known["generation"], known["multiprocessors"]) == ("9.0", "Hopper", 132)
+    assert known["xecores"] is None
+
+
 def test_a_merged_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = {"host": {"name": "node2"}, "clock": {"monotonic_ns": 1, "realtime_ns": SECOND}, "totals": {"stalls": 3}}
     merge([full(tmp_path / "a"), capture(tmp_path / "b", other, stall=[stall(9)])], tmp_path / "all.parquet")
     assert (
         shown(tmp_path / "all.parquet", capsys)
         == f"""\
-all.parquet: {(tmp_path / "all.parquet").stat().st_size / 1000:.1f} kB, format 10, merged from 2 recordings
+all.parquet: {(tmp_path / "all.parquet").stat().st_size / 1000:.1f} kB, format 11, merged from 2 recordings
 
 Parts
   #  BEGUN (UTC)          DURATION    RECORDS  LAUNCHES  LOST  FROM
@@ -172,18 +186,18 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
     counts = {"stalls": 1_234_567, "stall_reads": 1, "launches": 3, "stacks": 1, "python_codes": 0, "mappings": 0,
               "process_events": 0, "modules": 0, "cpu_samples": 0, "waits": 0, "metrics": 0, "named_modules": 0,
               "symbols": 0, "imported_samples": 0, "slices": 0, "counter_values": 0, "flows": 0,
-              "instants": 0, "carried_launches": 1, "executions": 0, "unknown_executions": 0,
+              "instants": 0, "carried_launches": 1, "executions": 0, "unknown_executions": 0, "timed_executions": 0,
               "transfers": 0, "transferred_bytes": 0, "recorder_cpu_samples": 0, "other_cpu_samples": 0}  # fmt: skip
     assert json.loads(capsys.readouterr().out) == {
         "file": str(path),
         "bytes": path.stat().st_size,
-        "format": 10,
+        "format": 11,
         "merged": False,
         "counts": counts,
         "losses": FULL["losses"],
         "parts": [
             {
-                "label": "", "file": "", "format": 10, "iaprof": "0.1.0", "python": "3.11.7", "host": "node1",
+                "label": "", "file": "", "format": 11, "iaprof": "0.1.0", "python": "3.11.7", "host": "node1",
                 "kernel": "6.18.0", "machine": "x86_64", "cpus": 96, "command": FULL["command"],
                 "arguments": FULL["arguments"], "labels": {},
                 "begun": "2026-11-21T10:33:33.747495Z", "duration_s": 200.0, "part": 2,
@@ -197,7 +211,7 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
                     "card": "card0", "device": "/dev/dri/renderD128", "name": "Ponte Vecchio (Xe-HPC)",
                     "pci_address": "0000:03:00.0", "tile": 0, "gt": 0, "xecores": 64, "ip_version": "12.60.0",
                     "generation": "Xe-HPC", "layout": "pvc", "layout_guessed": False, "rate_cycles": 1757,
-                    "subsample": 8,
+                    "subsample": 8, "multiprocessors": None,
                 }],
                 "cost": {
                     "cpu_s": 4.0, "compile_cpu_s": 0.75, "learn_cpu_s": 0.5, "cpu_percent": 2.0, "finish_cpu_s": 0.4,

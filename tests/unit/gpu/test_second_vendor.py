@@ -28,7 +28,7 @@ REGISTRIES = {
             "from iaprof.record.sources.source import Sampler, Source\n",
             "from iaprof.record.sources.acme import AcmeSampler\n",
         ),
-        ("= (Stalls,)", "= (AcmeSampler, Stalls)"),
+        ("= (Stalls, CudaSamples)", "= (AcmeSampler, Stalls, CudaSamples)"),
     ),
 }
 READS = 5

@@ -17,7 +17,11 @@ from iaprof.cli.manual.files import files
 from thorough import thorough
 
 ROOT = Path(__file__).resolve().parents[3]
-COMPILED = ("record/kernels/libiaprof_inject.so", "symbols/unwind/libiaprof_unwind.so")  # by setup.py
+# By setup.py:
+COMPILED = tuple(
+    f"{folder}/libiaprof_{name}.so"
+    for folder, name in (("record/kernels", "inject"), ("record/kernels", "cuda"), ("symbols/unwind", "unwind"))
+)
 PACKAGES = ["basics", "bpf", "cli", "formats", "gpu", "record", "report", "sandbox", "symbols", "timelines"]
 
 

@@ -417,7 +417,7 @@ REGEX = "--kernel takes a regular expression, and this is not one: "
         ("--kernel", "a(", f"{REGEX}missing ), unterminated subpattern at position 1"),
         ("--kernel", "a{99999999999}", f"{REGEX}the repetition number is too large"),
         ("--kernel", "(" * 5000, f"{REGEX}maximum recursion depth exceeded"),
-        ("--reason", "sbid,nap", f"--reason takes {REASONS}, not 'nap'"),
+        ("--reason", "sbid,nap", f"--reason takes {REASONS}, long_scoreboard, "),
         ("--device", "card0,card7", f"the capture has no device 'card7'; it has: {HAS}"),
         ("--attribution", "first", "--attribution takes proportional, latest, none, not 'first'"),
         ("--horizon", "nan", "--horizon takes seconds from 0.001 to 600"),

@@ -18,6 +18,7 @@ import pytest
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.cli.main import main
 from iaprof.cli.verbs import query as query_verb
+from iaprof.formats.capture.limits import CaptureError, Ratio
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
 from iaprof.gpu.intel import records
@@ -118,8 +119,9 @@ def test_samples_are_the_profile(ask: Ask) -> None:
 def test_kernels_are_those_of_each_module(ask: Ask) -> None:
     kernels = read_zebin(debug_elf("bmg", "matmul")).kernels
     assert ask("SELECT * FROM kernels") == [
-        *((1, 7, "/tmp/m.elf", each.name, each.address, each.size, each.fingerprint) for each in kernels),
-        (2, 7, "/tmp/m.elf", None, None, None, None),
+        (time, 7, "/tmp/m.elf", each.name, each.address, each.size, each.fingerprint)
+        for time in (1, 2)
+        for each in kernels
     ]
 
 
@@ -363,3 +365,18 @@ def test_the_process_ends_without_further_output(path: Path) -> None:
     command += ["SELECT sum(samples) AS n FROM samples"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout, done.stderr) == ("n\n8\n", "")
+
+
+def test_a_module_that_absurdly_many_rows_have_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql, "COMPILED", Ratio(1000, 1 << 20, "kernels"))
+    elf = debug_elf("bmg", "matmul")
+    module = {"time_ns": 1, "pid": 7, "path": "", "digest": bytes(32), "size": len(elf), "elf": elf, "base": None}
+    for count in (100, 300):
+        rows = [module, *({**module, "elf": None} for _ in range(count))]
+        path = capture(tmp_path / f"{count}.parquet", HEADER, kernel=rows)
+        with Database(CaptureReader(path), lambda: PROFILE) as database:
+            if count == 100:
+                assert list(database.query("SELECT count(*) FROM kernels")[1]) == [[(303,)]]
+                continue
+            with pytest.raises(CaptureError, match="--large"):
+                list(database.query("SELECT count(*) FROM kernels")[1])

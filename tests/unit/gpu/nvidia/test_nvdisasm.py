@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from iaprof.gpu.nvidia.architectures import Sm
 from iaprof.gpu.nvidia.cubin import read_cubin
 from iaprof.gpu.nvidia.nvdisasm import Nvdisasm, candidates, installed
 from iaprof.report.gpu.module import NO_DECODER, GpuModuleLoader
+from iaprof.report.gpu.reader import GpuReader
 from iaprof.sandbox.programs import open_program
 from limits import Within
 from unit.elfwriter import kernel as section
@@ -199,6 +201,26 @@ def test_a_module_in_the_sandbox(fake: Callable[[], Opened]) -> None:
     ]  # fmt: skip
     assert module.problems == ("kernel 'evil' was not decoded: nvdisasm fails: it does not say why",)
     assert [kernel.address for kernel in outline.kernels] == [kernel.address for kernel in module.kernels]
+
+
+def test_modules_are_decoded_together(fake: Callable[[], Opened]) -> None:
+    fake()
+    reader = GpuReader(40.0)
+    decoder = reader._decoders["nvidia"]
+    assert isinstance(decoder, Nvdisasm)
+    counted = decoder._program = Counted(decoder._program)
+    modules = [cubin([section(f"k{number}", NOP * (number + 1)), section("other", JUMP)]) for number in range(5)]
+    kernels = [read_cubin(module).kernels[0] for module in modules]
+    asked = [{"instruction_set": ["nvidia", 90], "only": [kernel.address]} for kernel in kernels]
+    for module, parameters in zip(modules, asked, strict=True):
+        assert reader.expect(parameters, bytearray(module), []) is None
+    assert reader.expect(asked[0], bytearray(b"no cubin"), []) is None
+    for module, parameters, kernel in zip(modules, asked, kernels, strict=True):
+        found: Any = reader.module({**parameters, "decode": True}, bytearray(module), [])
+        assert found["problems"] == []
+        assert len(found["kernels"][0]["instructions"]["offset"]) == len(kernel.code) // 16
+        assert found["kernels"][1]["instructions"] is None
+    assert counted.runs == 1
 
 
 @pytest.fixture(scope="module")

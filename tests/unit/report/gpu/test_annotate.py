@@ -91,7 +91,10 @@ vec.h:1
            ^ waits for the instruction 3 back in the float pipe (F@3)
 -- in matmul
 matmul.cl:3      for (;;)
-                                0x30  (W&f1.0) jmpi L0"""
+                                0x30  (W&f1.0) jmpi L0
+
+   SYNC  waits for other threads
+   DIST  dist_acc: waits for a register that an instruction shortly bef…"""
 
 
 def test_a_narrow_terminal(sources: SourceFiles) -> None:
@@ -130,7 +133,9 @@ def test_a_kernel_without_binary() -> None:
         "\n"
         "  SAMPLES     % ACTIV   OFFSET  INSTRUCTION\n"
         "      217 100.0 100.0           (all)\n"
-        "      217 100.0 100.0 >   0x0  mov"
+        "      217 100.0 100.0 >   0x0  mov\n"
+        "\n"
+        "  ACTIV  active: an instruction was issued: no stall"
     ).replace("100.0 >   0x0", "100.0 >    0x0")
 
 

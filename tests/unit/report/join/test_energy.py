@@ -116,6 +116,52 @@ def test_a_counter_that_falls_was_reset_and_damage_is_no_energy(tmp_path: Path) 
     assert top(path)[1]["total"] == pytest.approx(111.0)
 
 
+def ran(begin_us: int, end_us: int, stream: int = 0) -> dict[str, Any]:
+    times = {"time_ns": START + begin_us * 1000, "end_ns": START + end_us * 1000}
+    return times | {"pid": 7, "stream": stream, "correlation": 0, "address": ONE, "queue": 0}
+
+
+def test_where_it_is_known_when_kernels_ran_they_share_the_energy_of_that_time(tmp_path: Path) -> None:
+    # given two kernels that run for 30 ms together, with 1 J each ms, and later for 1 ms, with 0.1 J
+    runs = [ran(30_000, 50_000), ran(20_000, 40_000), ran(150_000, 151_000)]
+    reads = [read(100, 0, 30, 10), read(200, 100, 0, 5)]
+    kinds: Any = {"launch": LAUNCHES, "stall": reads, "execution": runs}
+    # when, then
+    kernels, parts = top(capture(tmp_path / "x", HEADER, metric=COUNTER, **kinds))
+    assert kernels == pytest.approx({"one": 22.5, "two": 7.6}, abs=1e-8)
+    assert parts == pytest.approx(
+        {"selected": 30.1, "not_selected": 0.0, "busy_without_stalls": 0.0, "idle": 79.9, "total": 110.0}, abs=1e-8
+    )
+    # and utilization, which knows of copies, says how long the GPU was busy
+    kernels, parts = top(capture(tmp_path / "y", HEADER, metric=[*COUNTER, *BUSY], **kinds))
+    assert kernels == pytest.approx({"one": 22.5, "two": 7.6}, abs=1e-8)
+    assert parts == pytest.approx(
+        {"selected": 30.1, "not_selected": 0.0, "busy_without_stalls": 19.9, "idle": 60.0, "total": 110.0}, abs=1e-8
+    )
+    assert top(tmp_path / "x", "--time", "25ms-101ms")[1]["selected"] == pytest.approx(25.0, abs=1e-5)
+
+
+def test_samples_that_come_late_have_the_energy_of_their_kernels(tmp_path: Path) -> None:
+    # given a kernel that ends when a read is made, and samples that may be of the time before that read, too
+    kinds: Any = {"launch": LAUNCHES, "metric": COUNTER, "execution": [ran(80_000, 100_000)]}
+    late = [read(200, 0, 4)]
+    assert top(capture(tmp_path / "x", HEADER, stall=late, **kinds))[0] == pytest.approx({"one": 20.0})
+    both = [read(100, 0, 4), read(200, 0, 0, 4)]
+    kernels, _ = top(capture(tmp_path / "y", HEADER, stall=both, **kinds))
+    assert kernels == pytest.approx({"one": 10.0, "two": 10.0})
+    # and two processes, whose reads are made at the same time
+    same = [read(100, 0, 4), read(100, 50, 0, 4)]
+    kernels, _ = top(capture(tmp_path / "z", HEADER, stall=same, **kinds))
+    assert kernels == pytest.approx({"one": 10.0, "two": 10.0})
+
+
+def test_executions_at_times_that_cannot_be(tmp_path: Path) -> None:
+    odd = [ran(50_000, 20_000), ran(0, 10**16), {**ran(0, 1), "time_ns": 1 << 63, "end_ns": (1 << 64) - 1}]
+    odd[1]["end_ns"] = (1 << 64) - 1
+    kinds: Any = {"launch": LAUNCHES, "metric": COUNTER, "execution": odd, "stall": [read(100, 0, 1)]}
+    assert top(capture(tmp_path / "x", HEADER, **kinds))[0] == pytest.approx({"one": 100.0})
+
+
 def test_tables_have_a_column_and_a_row_for_idle(tmp_path: Path) -> None:
     path = capture(tmp_path / "x", HEADER, launch=LAUNCHES, metric=[*COUNTER, *BUSY], stall=[read(50, 0, 30, 10)])
     assert run("top", path, "--by", "energy", "-q").out == (
