@@ -80,7 +80,7 @@ setup(
             "iaprof.record.kernels.libiaprof_cuda",
             ["src/iaprof/record/kernels/inject_cuda.c"],
             extra_compile_args=["-O2", "-fno-omit-frame-pointer", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],
-            extra_link_args=["-Wl,-Bsymbolic,-z,now,-z,relro,-z,noexecstack,--build-id=sha1"],
+            extra_link_args=["-Wl,-Bsymbolic,-z,now,-z,relro,-z,noexecstack,-z,nodelete,--build-id=sha1"],
             optional=True,
         ),
         Extension(

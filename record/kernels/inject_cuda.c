@@ -8,8 +8,8 @@
  * probes' semaphores are 0, and the library lets go of CUPTI.
  *
  * Addresses: samples name a cubin by its CRC, a function by its number, and an offset. Each cubin that is launched or sampled
- * gets a base, out of a range of addresses that no other process has: the address of an instruction is that base, plus where
- * the instruction is in the file.
+ * gets a base: the address of an instruction is that base, plus where the instruction is in the file. The recorder adds where
+ * the process's range of addresses begins, as a process in a container does not know its number.
  *
  * CUPTI's and the driver's structures are declared here as far as they are used, from the documentation and by measuring
  * (CUDA 12 and 13); they have `size` members or have never moved a member. What fails here says so in a message, and the
@@ -17,6 +17,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
+#include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <signal.h>
@@ -27,7 +28,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 #define _SDT_HAS_SEMAPHORES 1
 #include <sys/sdt.h>
@@ -38,12 +38,14 @@ __extension__ volatile unsigned short cuda_message_semaphore __attribute__((sect
 #define ELEMENTS(array) (sizeof(array) / sizeof *(array))
 #define DRAIN_NS 100000000
 #define DECODE_MS 10 /* between two looks of CUPTI's own thread at the hardware's buffers */
+#define WAIT_NS 2000000000 /* how long the program waits for us at most, if CUPTI does not return */
 #define LATE_NS 20000000 /* a sample may have been taken so long before a drain that did not get it yet */
-#define MOST_CONTEXTS 256
+#define MOST_CONTEXTS 256 /* at a time */
 #define MOST_METRICS 128
 #define MOST_PCS 8192     /* of one answer */
 #define MOST_ANSWERS 256  /* of one drain: CUPTI gives what is left at the next one */
 #define MOST_KEPT (1UL << 29) /* bytes of cubins that wait for a sample */
+#define END_REST_NS 5000000 /* for the recorder to take what was sent */
 #define MOST_SENT (2UL << 20) /* bytes of cubins that one drain sends: the ring buffer has room for eight times as much */
 
 /* --- as much of the driver and of CUPTI as is needed */
@@ -71,6 +73,7 @@ static const uint32_t LAUNCHES[] = {CU_LAUNCH_KERNEL,
                                     CU_LAUNCH_KERNEL_EX_PTSZ};
 enum { OUT_OF_MEMORY = 8, INSUFFICIENT_PRIVILEGES = 35, MULTIPLE_SUBSCRIBERS = 39 };
 enum { ACTIVITY_CONCURRENT_KERNEL = 10 };
+#define STREAM_OF_THREAD ((void *)2) /* what no stream means in functions whose names end with _ptsz */
 enum { CAPABILITY_MAJOR = 75, CAPABILITY_MINOR = 76, MULTIPROCESSORS = 16 };
 
 struct call {
@@ -266,6 +269,12 @@ static uint64_t now(void)
     return time.tv_sec * 1000000000ULL + time.tv_nsec;
 }
 
+static void rest(uint64_t ns)
+{
+    const struct timespec time = {.tv_sec = ns / 1000000000, .tv_nsec = ns % 1000000000};
+    nanosleep(&time, NULL);
+}
+
 static const char *said(int result)
 {
     const char *text = "";
@@ -279,15 +288,18 @@ static const char *said(int result)
 struct function {
     const char *name;
     uint64_t offset, size; /* in the file, bytes */
+    struct module *module;
+    struct function *next; /* of those whose names have the same hash */
 };
 struct module {
     struct module *next;
+    struct module *later; /* the one that was loaded after it; if it is wanted, the one that was wanted after it */
     uint64_t crc;
     uint64_t loaded_ns;
+    uint64_t loads; /* the number of the load that was its last */
     uint64_t base; /* 0: nothing was launched or sampled yet */
-    uint8_t *cubin; /* NULL: it was sent, or is too large */
+    uint8_t *cubin; /* NULL: it was sent, or there was no room for it */
     size_t bytes;
-    size_t sent; /* bytes of `cubin` */
     bool is_wanted; /* it has samples */
     uint32_t functions; /* as many as the cubin has symbols */
     struct function *function;
@@ -305,15 +317,16 @@ struct kernel {
 #define NAME_SLOTS 16384
 #define HANDLE_SLOTS 8192
 static pthread_mutex_t tables = PTHREAD_MUTEX_INITIALIZER;
-static struct module *modules[MODULE_SLOTS];  /* by CRC, the one that was loaded last first */
-static struct kernel *kernels[NAME_SLOTS]; /* by name */
+static struct module *modules[MODULE_SLOTS]; /* by CRC */
+static struct module *unwanted, **last_unwanted = &unwanted, *wanted, **last_wanted = &wanted; /* with cubins, in order */
+static struct function *functions[NAME_SLOTS]; /* by name */
+static struct kernel *kernels[NAME_SLOTS];     /* by name */
 static struct {
-    void *volatile handle;
-    struct kernel *volatile kernel;
-} handles[HANDLE_SLOTS]; /* of functions: the last one of each slot */
-static uint64_t range, used = 1 << 12, kept; /* addresses of this process, bytes of them that have an owner, bytes of cubins */
+    void *handle;
+    struct kernel *kernel;
+} handles[HANDLE_SLOTS]; /* of functions: the last one of each slot; read without the lock */
+static uint64_t loads, used = 1 << 12, kept; /* addresses that have an owner, bytes of cubins */
 #define RANGE_BITS 30
-#define MOST_RANGES (1 << 18)
 #define MOST_USED (1UL << RANGE_BITS)
 
 static uint32_t hash(const char *name)
@@ -365,6 +378,7 @@ static bool read_functions(struct module *module, const uint8_t *cubin, size_t b
             !lies_in(section[in].sh_offset, section[in].sh_size, bytes) || symbol[i].st_value > section[in].sh_size)
             continue;
         module->function[i].name = module->names + symbol[i].st_name;
+        module->function[i].module = module;
         module->function[i].offset = section[in].sh_offset + symbol[i].st_value;
         module->function[i].size = symbol[i].st_size ? symbol[i].st_size : section[in].sh_size - symbol[i].st_value;
     }
@@ -377,6 +391,54 @@ static void free_module(struct module *module)
     free(module->names);
     free(module->cubin);
     free(module);
+}
+
+/* Frees cubins without samples that were loaded first, until there is room for another one. */
+static bool make_room_for_cubin(size_t bytes)
+{
+    while (kept + bytes > MOST_KEPT && unwanted) {
+        struct module *module = unwanted;
+        unwanted = module->later;
+        if (!unwanted)
+            last_unwanted = &unwanted;
+        kept -= module->bytes;
+        free(module->cubin);
+        module->cubin = NULL;
+    }
+    return kept + bytes <= MOST_KEPT;
+}
+
+/* Keeps a copy of a module's cubin, as the program may free it. */
+static void keep_cubin(struct module *module, const uint8_t *cubin)
+{
+    if (!make_room_for_cubin(module->bytes) || !(module->cubin = malloc(module->bytes)))
+        return;
+    memcpy(module->cubin, cubin, module->bytes);
+    kept += module->bytes;
+    module->later = NULL;
+    *last_unwanted = module;
+    last_unwanted = &module->later;
+}
+
+/* Notes that a module has samples, so that its cubin is sent. */
+static void want(struct module *module)
+{
+    struct module **at = &unwanted;
+    if (module->is_wanted)
+        return;
+    module->is_wanted = true;
+    if (!module->cubin) {
+        send_problem("a module of %zu bytes has no instructions: the process has loaded too many to keep them all", module->bytes);
+        return;
+    }
+    while (*at != module)
+        at = &(*at)->later;
+    *at = module->later;
+    if (!*at)
+        last_unwanted = at;
+    module->later = NULL;
+    *last_wanted = module;
+    last_wanted = &module->later;
 }
 
 static void on_module_loaded(const struct loaded *loaded)
@@ -395,19 +457,26 @@ static void on_module_loaded(const struct loaded *loaded)
     struct module **slot = &modules[of.crc % MODULE_SLOTS], *known = *slot;
     while (known && known->crc != of.crc)
         known = known->next;
-    if (known || !is_read) { /* another context has it, too */
+    if (known) /* another context has it, too, or it was unloaded */
+        known->loads = ++loads;
+    if (known || !is_read) {
         pthread_mutex_unlock(&tables);
         if (!known)
             send_problem("a module of %zu bytes is not a cubin that iaprof can read: its samples have no kernel", loaded->bytes);
         free_module(module);
         return;
     }
-    if (kept + loaded->bytes <= MOST_KEPT && (module->cubin = malloc(loaded->bytes))) {
-        memcpy(module->cubin, loaded->cubin, loaded->bytes);
-        kept += loaded->bytes;
-    }
+    keep_cubin(module, loaded->cubin);
+    module->loads = ++loads;
     module->next = *slot;
     *slot = module;
+    for (struct function *each = module->function; each < module->function + module->functions; each++) {
+        struct function **first = each->name ? &functions[hash(each->name) % NAME_SLOTS] : NULL;
+        if (!first)
+            continue;
+        each->next = *first;
+        *first = each;
+    }
     pthread_mutex_unlock(&tables);
 }
 
@@ -416,7 +485,7 @@ static bool place(struct module *module)
 {
     uint64_t bytes = (module->bytes + 4095) / 4096 * 4096;
     if (!module->base && bytes <= MOST_USED - used) {
-        module->base = range + used;
+        module->base = used;
         used += bytes;
     }
     return module->base;
@@ -425,16 +494,13 @@ static bool place(struct module *module)
 /* Finds a kernel by its name, in the module that has it; in the one that was loaded last if several have it. */
 static struct kernel *find_kernel(const char *name)
 {
-    struct kernel **slot = &kernels[hash(name) % NAME_SLOTS];
+    unsigned slot_of = hash(name) % NAME_SLOTS;
+    struct kernel **slot = &kernels[slot_of];
     const struct function *function = NULL;
-    struct module *in = NULL;
-    for (unsigned i = 0; i < MODULE_SLOTS; i++)
-        for (struct module *module = modules[i]; module; module = module->next)
-            for (uint32_t k = 0; k < module->functions && (!in || in->loaded_ns < module->loaded_ns); k++)
-                if (module->function[k].name && !strcmp(module->function[k].name, name)) {
-                    in = module;
-                    function = &module->function[k];
-                }
+    for (const struct function *each = functions[slot_of]; each; each = each->next)
+        if (!strcmp(each->name, name) && (!function || function->module->loads < each->module->loads))
+            function = each;
+    struct module *in = function ? function->module : NULL;
     if (in && !place(in))
         in = NULL;
     for (struct kernel *known = *slot; known; known = known->next)
@@ -442,7 +508,7 @@ static struct kernel *find_kernel(const char *name)
             return known;
     uint64_t address = in ? in->base + function->offset : 0, size = in ? function->size : 16;
     if (!in && used + size <= MOST_USED) { /* an address of its own, without code */
-        address = range + used;
+        address = used;
         used += size;
     }
     size_t length = strlen(name);
@@ -463,14 +529,15 @@ static struct kernel *find_kernel(const char *name)
 static const struct kernel *launched_kernel(void *handle, const char *name)
 {
     unsigned slot = (uintptr_t)handle / 16 * 2654435761u % HANDLE_SLOTS;
-    struct kernel *found = handles[slot].handle == handle ? handles[slot].kernel : NULL;
+    struct kernel *found = NULL;
+    if (__atomic_load_n(&handles[slot].handle, __ATOMIC_ACQUIRE) == handle)
+        found = __atomic_load_n(&handles[slot].kernel, __ATOMIC_ACQUIRE);
     if (found && !strcmp(found->name, name)) /* handles are used again after a module was unloaded */
         return found;
     pthread_mutex_lock(&tables);
     found = find_kernel(name);
-    handles[slot].handle = NULL;
-    handles[slot].kernel = found;
-    handles[slot].handle = handle;
+    __atomic_store_n(&handles[slot].kernel, found, __ATOMIC_RELEASE);
+    __atomic_store_n(&handles[slot].handle, handle, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&tables);
     return found;
 }
@@ -478,8 +545,10 @@ static const struct kernel *launched_kernel(void *handle, const char *name)
 /* Launches do not find a module any more, whose samples have been sent. */
 static void forget_handles(void)
 {
+    pthread_mutex_lock(&tables);
     for (unsigned i = 0; i < HANDLE_SLOTS; i++)
-        handles[i].handle = NULL;
+        __atomic_store_n(&handles[i].handle, NULL, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&tables);
 }
 
 /* --- samples */
@@ -510,6 +579,21 @@ static struct context contexts[MOST_CONTEXTS];
 static unsigned context_count;
 static pthread_mutex_t draining = PTHREAD_MUTEX_INITIALIZER; /* taken before `tables` */
 static struct message rows; /* of samples that were not sent yet */
+static bool is_stuck;       /* CUPTI did not return in time once */
+
+/* Locks `draining` in a callback. The program's thread may have locks of the driver's there that CUPTI waits for in the
+ * thread that drains: so it waits for some time only. */
+static bool begin_draining(void)
+{
+    for (uint64_t since = now(); pthread_mutex_trylock(&draining); rest(50000)) {
+        if (!__atomic_load_n(&is_stuck, __ATOMIC_RELAXED) && now() - since < WAIT_NS)
+            continue;
+        if (!__atomic_exchange_n(&is_stuck, true, __ATOMIC_RELAXED))
+            send_problem("CUPTI did not return for %d s: samples are missing", WAIT_NS / 1000000000);
+        return false;
+    }
+    return true;
+}
 
 static void begin_rows(const struct context *context, uint64_t end)
 {
@@ -559,10 +643,11 @@ static uint64_t address_of(const struct pc *pc)
     struct module *module = modules[pc->crc % MODULE_SLOTS];
     while (module && module->crc != pc->crc)
         module = module->next;
-    if (!module || pc->function >= module->functions || !module->function[pc->function].name || !place(module))
+    const struct function *function = module && pc->function < module->functions ? &module->function[pc->function] : NULL;
+    if (!function || !function->name || pc->offset >= function->size || !place(module))
         return 0;
-    module->is_wanted = true;
-    return module->base + module->function[pc->function].offset + pc->offset;
+    want(module);
+    return module->base + function->offset + pc->offset;
 }
 
 static void add_answer(struct context *context, const struct answer *answer, struct sums *sums)
@@ -625,35 +710,37 @@ static void drain(struct context *context)
     context->begin_ns = began - LATE_NS;
 }
 
-/* Sends pieces of cubins with samples, as much as is good at a time. */
-static void send_modules(size_t most)
+/* Sends pieces of cubins with samples, as much as is good at a time; returns whether there are more. Only our thread does. */
+static bool send_modules(void)
 {
-    size_t sent = 0;
-    for (unsigned i = 0; i < MODULE_SLOTS && sent < most; i++) {
-        for (struct module *module = modules[i]; module && sent < most; module = module->next) {
-            static struct message piece; /* only one thread drains at a time */
-            while (module->is_wanted && module->cubin && sent < most) {
-                piece.what = OF_MODULE;
-                piece.id = module->crc;
-                piece.begin = module->loaded_ns;
-                piece.end = module->base;
-                piece.offset = module->sent;
-                piece.total = module->bytes;
-                piece.bytes = module->bytes - module->sent < MESSAGE_BYTES ? module->bytes - module->sent : MESSAGE_BYTES;
-                memcpy(piece.data, module->cubin + module->sent, piece.bytes);
-                send(&piece);
-                sent += piece.bytes;
-                module->sent += piece.bytes;
-                if (module->sent < module->bytes)
-                    continue;
-                pthread_mutex_lock(&tables);
-                kept -= module->bytes;
-                free(module->cubin);
-                module->cubin = NULL;
-                pthread_mutex_unlock(&tables);
-            }
-        }
+    static struct message piece = {.what = OF_MODULE};
+    pthread_mutex_lock(&tables);
+    struct module *module = wanted; /* nobody else frees its cubin */
+    pthread_mutex_unlock(&tables);
+    for (size_t sent = 0; module && sent < MOST_SENT; sent += piece.bytes) {
+        piece.offset = piece.id == module->crc ? piece.offset : 0;
+        piece.id = module->crc;
+        piece.begin = module->loaded_ns;
+        piece.end = module->base;
+        piece.total = module->bytes;
+        piece.bytes = module->bytes - piece.offset < MESSAGE_BYTES ? module->bytes - piece.offset : MESSAGE_BYTES;
+        memcpy(piece.data, module->cubin + piece.offset, piece.bytes);
+        send(&piece);
+        piece.offset += piece.bytes;
+        if (piece.offset < module->bytes)
+            continue;
+        piece.offset = 0;
+        pthread_mutex_lock(&tables);
+        kept -= module->bytes;
+        free(module->cubin);
+        module->cubin = NULL;
+        wanted = module->later;
+        if (!wanted)
+            last_wanted = &wanted;
+        module = wanted;
+        pthread_mutex_unlock(&tables);
     }
+    return module;
 }
 
 static void read_metrics(struct context *context)
@@ -718,16 +805,11 @@ struct device { /* the message OF_CONTEXT */
     uint32_t major, minor, multiprocessors, period, ordinal, is_sampled;
 };
 
-static uint32_t period(void)
-{
-    const char *text = getenv("IAPROF_CUDA_PERIOD");
-    unsigned long bits = text ? strtoul(text, NULL, 10) : 0;
-    return bits >= 5 && bits <= 31 ? bits : 18;
-}
+static uint32_t period = 18; /* as a power of 2, cycles */
 
 static void describe(const struct context *context, bool is_sampled)
 {
-    struct device device = {.period = period(), .is_sampled = is_sampled};
+    struct device device = {.period = period, .is_sampled = is_sampled};
     if (cupti.device(context->handle, &device.ordinal))
         return;
     int value = 0, ordinal = device.ordinal;
@@ -754,7 +836,7 @@ static int start_sampling(struct context *context)
     }
     struct setting settings[] = {
         {.type = SETTING_MODE, .value.number = MODE_CONTINUOUS},
-        {.type = SETTING_PERIOD, .value.number = period()},
+        {.type = SETTING_PERIOD, .value.number = period},
         {.type = SETTING_BUFFER, .value.buffer = &context->last},
         {.type = SETTING_SLEEP, .value.number = DECODE_MS},
     };
@@ -765,29 +847,39 @@ static int start_sampling(struct context *context)
     return result;
 }
 
+static void begin_sampling(struct context *context)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before); /* CUPTI starts threads: the program's signals are for its own ones */
+    int result = start_sampling(context);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    describe(context, !result);
+    if (!result)
+        return;
+    context->handle = NULL;
+    free_room(&context->answer);
+    free_room(&context->last);
+    if (result == INSUFFICIENT_PRIVILEGES)
+        send_problem("the driver lets only administrators sample: run the program as root, or set "
+                     "NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module");
+    else
+        send_problem("a context is not sampled: CUPTI says %s", result < 0 ? "nothing of its reasons" : said(result));
+}
+
 static void on_context_created(void *handle)
 {
-    pthread_mutex_lock(&draining);
-    if (context_count == MOST_CONTEXTS) {
-        pthread_mutex_unlock(&draining);
-        send_problem("the process has more than %d contexts: those beyond are not sampled", MOST_CONTEXTS);
+    if (!begin_draining())
         return;
-    }
-    struct context *context = &contexts[context_count];
-    context->handle = handle;
-    context->number = context_count++;
-    context->begin_ns = now();
-    int result = start_sampling(context);
-    describe(context, !result);
-    if (result) {
-        context->handle = NULL;
-        free_room(&context->answer);
-        free_room(&context->last);
-        if (result == INSUFFICIENT_PRIVILEGES)
-            send_problem("the driver lets only administrators sample: run the program as root, or set "
-                         "NVreg_RestrictProfilingToAdminUsers=0 for the nvidia module");
-        else
-            send_problem("a context is not sampled: CUPTI says %s", result < 0 ? "nothing of its reasons" : said(result));
+    unsigned number = 0;
+    while (number < context_count && contexts[number].handle)
+        number++;
+    if (number == MOST_CONTEXTS) {
+        send_problem("the process has more than %d contexts: those beyond are not sampled", MOST_CONTEXTS);
+    } else {
+        context_count += number == context_count;
+        contexts[number] = (struct context){.handle = handle, .number = number, .begin_ns = now()};
+        begin_sampling(&contexts[number]);
     }
     pthread_mutex_unlock(&draining);
 }
@@ -811,7 +903,8 @@ static void end_sampling(struct context *context)
 
 static void on_context_destroyed(void *handle)
 {
-    pthread_mutex_lock(&draining);
+    if (!begin_draining())
+        return;
     for (unsigned i = 0; i < context_count; i++)
         if (contexts[i].handle == handle)
             end_sampling(&contexts[i]);
@@ -820,7 +913,8 @@ static void on_context_destroyed(void *handle)
 
 static void on_module_unloaded(void)
 {
-    pthread_mutex_lock(&draining);
+    if (!begin_draining())
+        return;
     for (unsigned i = 0; i < context_count; i++)
         if (contexts[i].handle)
             drain(&contexts[i]);
@@ -915,6 +1009,11 @@ static void *stream_of(const struct call *call, bool is_ex)
     return stream;
 }
 
+static bool is_of_own_stream(uint32_t id)
+{
+    return id == CU_LAUNCH_KERNEL_PTSZ || id == CU_LAUNCH_COOPERATIVE_KERNEL_PTSZ || id == CU_LAUNCH_KERNEL_EX_PTSZ;
+}
+
 static void on_launched(uint32_t id, const struct call *call)
 {
     if (!cuda_launch_kernel_semaphore || !call->result || *call->result)
@@ -925,17 +1024,25 @@ static void on_launched(uint32_t id, const struct call *call)
     }
     bool is_second = id == CU_LAUNCH_KERNEL_EX || id == CU_LAUNCH_KERNEL_EX_PTSZ; /* the function's argument */
     int is_captured = 0;
-    if (!driver.capturing(stream_of(call, is_second), &is_captured) && is_captured)
+    void *stream = stream_of(call, is_second);
+    if (!stream && is_of_own_stream(id))
+        stream = STREAM_OF_THREAD;
+    if (!driver.capturing(stream, &is_captured) && is_captured)
         return; /* the kernel becomes part of a graph */
     const struct kernel *kernel = launched_kernel(call->parameters[is_second], call->symbol ? call->symbol : "");
     if (kernel)
         raise_launch(kernel->address, kernel->size, kernel->name, call->correlation);
 }
 
+static bool is_child; /* of a fork, without our thread: NVIDIA's driver does not work in it */
+
 static void on_event(void *data, int domain, uint32_t id, const void *about)
 {
     (void)data;
     const struct resource *resource = about;
+    int before = errno;
+    if (is_child)
+        return;
     if (domain == DOMAIN_DRIVER) {
         if (((const struct call *)about)->site == AT_EXIT)
             on_launched(id, about);
@@ -948,25 +1055,59 @@ static void on_event(void *data, int domain, uint32_t id, const void *about)
     } else if (id == MODULE_UNLOAD_STARTING) {
         on_module_unloaded();
     }
+    errno = before;
 }
 
 /* --- from the first call of the driver to the end of the process */
 
 static void *subscriber;
-static pid_t own_pid;
 static pthread_t thread;
-static volatile bool is_ending;
+static pthread_mutex_t ending = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t ended;
+static bool is_ending;    /* with `ending` */
+static unsigned progress; /* of our thread at the end */
+
+static void in_child(void)
+{
+    is_child = true;
+}
+
+/* Waits for the next drain; false if the process ends. */
+static bool wait_for_turn(void)
+{
+    uint64_t until = now() + DRAIN_NS;
+    const struct timespec time = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+    pthread_mutex_lock(&ending);
+    while (!is_ending && !pthread_cond_timedwait(&ended, &ending, &time))
+        ;
+    bool goes_on = !is_ending;
+    pthread_mutex_unlock(&ending);
+    return goes_on;
+}
+
+static void made_progress(void)
+{
+    __atomic_add_fetch(&progress, 1, __ATOMIC_RELAXED);
+}
 
 static void let_go(void)
 {
     pthread_mutex_lock(&draining);
     for (unsigned i = 0; i < context_count; i++)
-        if (contexts[i].handle)
+        if (contexts[i].handle) {
             end_sampling(&contexts[i]);
+            made_progress();
+        }
     pthread_mutex_unlock(&draining);
     cupti.flush(1);
+    made_progress();
     cupti.no_activity(ACTIVITY_CONCURRENT_KERNEL);
     cupti.unsubscribe(subscriber);
+    made_progress();
+    while (is_recorded() && send_modules()) {
+        made_progress();
+        rest(END_REST_NS);
+    }
 }
 
 static void *drain_all(void *unused)
@@ -974,38 +1115,36 @@ static void *drain_all(void *unused)
     (void)unused;
     unsigned unrecorded = 0;
     pthread_setname_np(pthread_self(), "iaprof");
-    for (unsigned turn = 1; !is_ending; turn++) {
-        const struct timespec time = {.tv_nsec = DRAIN_NS};
-        nanosleep(&time, NULL);
+    for (unsigned turn = 1; unrecorded < 3 && wait_for_turn(); turn++) { /* later, the recording is over */
         unrecorded = is_recorded() ? 0 : unrecorded + 1;
-        if (unrecorded > 2) { /* the recording is over */
-            let_go();
-            return NULL;
-        }
         pthread_mutex_lock(&draining);
-        for (unsigned i = 0; i < context_count && !is_ending; i++)
+        for (unsigned i = 0; i < context_count; i++)
             if (contexts[i].handle)
                 drain(&contexts[i]);
-        send_modules(MOST_SENT);
         pthread_mutex_unlock(&draining);
+        send_modules();
         if (turn % 5 == 0)
             cupti.flush(0);
     }
+    let_go();
     return NULL;
 }
 
+/* Our thread sends the rest: this one may have been interrupted by a signal while it had a lock, of ours or of CUPTI's. */
 static void at_exit(void)
 {
-    if (getpid() != own_pid) /* a child that has forked and not executed another program */
+    if (is_child)
         return;
+    pthread_mutex_lock(&ending); /* our thread has it for moments only */
     is_ending = true;
-    pthread_join(thread, NULL);
-    if (!is_recorded())
-        return;
-    let_go();
-    pthread_mutex_lock(&draining);
-    send_modules(SIZE_MAX);
-    pthread_mutex_unlock(&draining);
+    pthread_cond_signal(&ended);
+    pthread_mutex_unlock(&ending);
+    unsigned before = 0;
+    for (uint64_t since = now(); pthread_tryjoin_np(thread, NULL) && now() - since < WAIT_NS; rest(200000)) {
+        unsigned made = __atomic_load_n(&progress, __ATOMIC_RELAXED);
+        since = made == before ? since : now();
+        before = made;
+    }
 }
 
 static bool find_all(void *library, const char *const *names, void **functions, size_t many, const char **missing)
@@ -1025,7 +1164,7 @@ static void *open_cupti(void)
     void *found = NULL;
     for (unsigned i = 0; !found && i < ELEMENTS(versions); i++)
         found = dlopen(versions[i], RTLD_NOW | RTLD_NOLOAD);
-    const char *paths = getenv("IAPROF_CUPTI");
+    const char *paths = secure_getenv("IAPROF_CUPTI"); /* not in programs with more rights than their user */
     char path[4096];
     for (const char *from = paths ? paths : "", *end; !found && *from; from = *end ? end + 1 : end) {
         end = strchrnul(from, ':');
@@ -1058,36 +1197,67 @@ static int begin(void)
     return result;
 }
 
-/* What the driver calls when it has loaded the library; 1 lets it go on. */
-__attribute__((visibility("default"))) int InitializeInjection(void)
+static void read_period(void)
+{
+    const char *text = secure_getenv("IAPROF_CUDA_PERIOD");
+    unsigned long bits = text ? strtoul(text, NULL, 10) : 0;
+    if (bits >= 5 && bits <= 31)
+        period = bits;
+}
+
+/* Starts the thread; false if that fails. */
+static bool start_thread(void)
+{
+    pthread_condattr_t monotonic;
+    if (pthread_condattr_init(&monotonic))
+        return false;
+    bool is_started = !pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC) && !pthread_cond_init(&ended, &monotonic) &&
+                      !pthread_atfork(NULL, NULL, in_child) && !pthread_create(&thread, NULL, drain_all, NULL);
+    pthread_condattr_destroy(&monotonic);
+    return is_started;
+}
+
+static void start(void)
 {
     const char *missing = NULL;
-    if (!is_recorded() || own_pid)
-        return 1;
-    own_pid = getpid();
-    range = (uint64_t)(own_pid % MOST_RANGES) << RANGE_BITS;
+    read_period();
     void *library = open_cupti(), *cuda = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
     if (!library || !cuda) {
         send_problem("CUPTI was not found, so nothing is sampled: install it (pip install nvidia-cuda-cupti)");
-        return 1;
+        return;
     }
     if (!find_all(library, CUPTI_NAMES, (void **)&cupti, ELEMENTS(CUPTI_NAMES), &missing) ||
         !find_all(cuda, DRIVER_NAMES, (void **)&driver, ELEMENTS(DRIVER_NAMES), &missing)) {
         send_problem("NVIDIA's library lacks %s, so nothing is sampled: install a newer one", missing);
-        return 1;
+        return;
     }
     int result = begin();
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_BLOCK, &all, &before); /* the program's signals are for its own threads */
-    if (!result && pthread_create(&thread, NULL, drain_all, NULL))
-        result = -1;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!result && start_thread()) {
+        atexit(at_exit);
+        return;
+    }
     if (result == MULTIPLE_SUBSCRIBERS)
         send_problem("another profiler uses CUPTI in this process, so iaprof samples nothing in it");
-    else if (result)
-        send_problem("nothing is sampled: CUPTI says %s", result < 0 ? "nothing: there is no thread" : said(result));
     else
-        atexit(at_exit);
+        send_problem("nothing is sampled: CUPTI says %s", result ? said(result) : "nothing: there is no thread");
+    if (subscriber) {
+        cupti.no_activity(ACTIVITY_CONCURRENT_KERNEL);
+        cupti.unsubscribe(subscriber);
+    }
+}
+
+/* What the driver calls when it has loaded the library; 1 lets it go on. */
+__attribute__((visibility("default"))) int InitializeInjection(void)
+{
+    static bool was_called;
+    int before = errno;
+    if (!is_recorded() || __atomic_exchange_n(&was_called, true, __ATOMIC_RELAXED))
+        return 1;
+    sigset_t all, mask;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &mask); /* the program's signals are for its own threads, not for ours and CUPTI's */
+    start();
+    pthread_sigmask(SIG_SETMASK, &mask, NULL);
+    errno = before;
     return 1;
 }

@@ -33,11 +33,19 @@ from iaprof.record.spool import FrameKind
 
 NO_GPU = f"there is no GPU of NVIDIA's driver: {GPUS} is missing or empty"
 MAX_MODULE_BYTES = 1 << 28
-MAX_MODULES_BYTES = 1 << 30  # of all cubins together
-MAX_PROBLEMS = 16  # that are reported
-MAX_STREAMS, MAX_CONTEXTS = 1 << 10, 1 << 16
+MAX_MODULES_BYTES = 1 << 30  # of all cubins together; of those that come in again and again, once
+MAX_UNFINISHED_BYTES = 1 << 29  # of all cubins of which a part has come
+MAX_PROCESSES = 1 << 12  # that run at once
+MAX_CONTEXTS = 256  # of a process, as in inject_cuda.c; likewise GPUs
+MAX_UNFINISHED = 8  # cubins of a process
+MAX_NAMES = 1 << 14  # of kernels of a process
+MAX_NAMES_BYTES = 1 << 26  # of all processes
+MAX_NAME_BYTES = 1 << 12
+MAX_PROBLEMS, MAX_PROBLEMS_OF_PROCESS = 64, 4  # that are reported
+MAX_PROBLEM_LETTERS = 400
 RANGE_BITS, RANGES = 30, 1 << 18
-"""As in inject_cuda.c: the addresses of a process are the range with the number pid % RANGES."""
+"""The addresses of a process are the range with the number pid % RANGES. The library, which may not know its process's
+number, says them without the beginning of the range."""
 
 _ROW_WORDS = len(PC_SAMPLES.rows.columns)
 _ROW_BYTES = 8 * _ROW_WORDS
@@ -73,24 +81,40 @@ _LOSSES = {
     "of_driver": ("driver's own", "they are of kernels of the driver's own"),
 }
 
+_COUNTS = {
+    "invalid": ("messages", "unreadable", "messages of processes that cannot be right"),
+    "names": ("names", "lost", "too many names of kernels: long ones are cut"),
+    "large": ("cubins", "too large", f"above {MAX_MODULE_BYTES >> 20} MiB: their kernels have no instructions"),
+    "cut": ("cubins", "incomplete", "a part of them has not come: their kernels have no instructions"),
+    "contexts": ("samples", "unplaced", "records of contexts whose description has not come"),
+    "dropped executions": ("executions", "dropped", "CUPTI had no room for them"),
+    "invalid executions": ("executions", "unreadable", "their times or GPUs cannot be right"),
+    "unknown executions": ("executions", "unplaced", "on GPUs whose description has not come"),
+}
+_LEAST_MODULE_BYTES = 1 << 12  # what a cubin counts for at least
+_NAMES_AT_ONCE = 200
+_CLOCK_NS = 10_000_000  # so much may times of a GPU's clock be wrong
+
 
 @dataclass
 class _Module:
-    """A cubin that comes in pieces."""
+    """A cubin that comes in pieces, in order."""
 
     total: int
-    pieces: dict[int, bytes] = field(default_factory=dict)
-    size: int = 0
+    base: int
+    data: bytearray = field(default_factory=bytearray)
 
-    def add(self, offset: int, data: bytes) -> bool:
-        """Adds a piece; whether it was the last one."""
-        if offset not in self.pieces and offset + len(data) <= self.total:
-            self.pieces[offset] = data
-            self.size += len(data)
-        return self.size >= self.total
 
-    def content(self) -> bytes:
-        return b"".join(self.pieces[offset] for offset in sorted(self.pieces))
+@dataclass
+class _Process:
+    """What a process has sent. Another program in it begins again with the same numbers."""
+
+    contexts: dict[int, int] = field(default_factory=dict)  # the stream of each, -1: its GPU was not chosen
+    ordinals: dict[int, int] = field(default_factory=dict)  # likewise of the numbers that it has for GPUs
+    names: dict[int, tuple[int, bytes]] = field(default_factory=dict)  # time and name, by address
+    modules: dict[int, _Module] = field(default_factory=dict)  # that are not complete, by CRC
+    problems: int = 0
+    has_ended: bool = False  # when it was looked for last
 
 
 class CudaSamples(Sampler):
@@ -112,20 +136,18 @@ class CudaSamples(Sampler):
         self._period = pick_period(options.rate)
         self._chosen = _choose(gpus, options.devices)
         self._has_command = bool(options.command)
-        self._paused = True
+        self._paused, self._is_over = True, False
         self._streams: list[dict[str, Any]] = []
         self._by_bus: dict[str, int] = {}  # the stream of each GPU
-        self._of_context: dict[tuple[int, int], int] = {}  # the stream of each process's contexts, -1: not chosen
-        self._of_ordinal: dict[tuple[int, int], int] = {}  # likewise of the numbers that it has for GPUs
-        self._sequence: dict[int, int] = {}  # the last message of each process
-        self._modules: dict[tuple[int, int], _Module] = {}  # by process and CRC
-        self._module_bytes = 0
-        self._names: dict[tuple[int, int], tuple[int, bytes]] = {}  # time and name, by process and address
-        self._written: set[bytes] = set()  # digests of cubins in this output file
+        self._processes: dict[int, _Process] = {}
+        self._unfinished_bytes = self._names_bytes = self._module_bytes = 0
+        self._taken: set[bytes] = set()  # digests of cubins
+        self._written: set[bytes] = set()  # of those in this output file
+        self._unwritten: list[tuple[int, int]] = []  # processes and addresses of names that this output file lacks
         self._sums: Counter[tuple[int, str]] = Counter()  # by stream
+        self._counts: Counter[str] = Counter()  # of _COUNTS
         self._problems: set[str] = set()
-        self._lost = 0
-        self._losses_ns = time.monotonic_ns()
+        self._began_ns = self._losses_ns = time.monotonic_ns()
         self._nvml: Nvml | None = None
 
     def open_metrics(self) -> None:
@@ -146,7 +168,7 @@ class CudaSamples(Sampler):
 
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""
-        self._journal = journal
+        self._journal, self._loop = journal, loop
         if not self._has_command:
             journal.warn(
                 "NVIDIA's GPUs are sampled only in a command that iaprof starts: 'iaprof record -- COMMAND' records "
@@ -171,8 +193,10 @@ class CudaSamples(Sampler):
         """See Sampler."""
         if not len(messages):
             return
-        self._count_lost(messages)
-        messages = messages[messages["bytes"] <= MESSAGE_BYTES]
+        valid = (messages["bytes"] <= MESSAGE_BYTES) & np.isin(messages["what"], [*MessageOf])
+        if not valid.all():
+            self._counts["invalid"] += int(np.count_nonzero(~valid))
+            messages = messages[valid]
         what = messages["what"]
         for kind, method in (
             (MessageOf.CONTEXT, self._add_context),
@@ -182,40 +206,65 @@ class CudaSamples(Sampler):
             (MessageOf.SUMS, self._add_sums),
         ):
             for message in messages[what == kind]:
-                method(message, now)
+                pid = int(message["pid"])
+                process = self._process(pid, now)
+                if process is not None and not method(pid, process, message, now):
+                    self._counts["invalid"] += 1
         self._write_samples(messages[what == MessageOf.SAMPLES], now)
         self._write_executions(messages[what == MessageOf.EXECUTIONS], now)
 
-    def _count_lost(self, messages: NDArray[np.void]) -> None:
-        for pid in np.unique(messages["pid"]).tolist():
-            numbers = messages["sequence"][messages["pid"] == pid]
-            last, before = int(numbers.max()), self._sequence.get(pid, 0)
-            if last <= before:  # another program in this process
-                before = 0
-            lost = last - before - len(numbers)
-            self._lost += lost if 0 < lost < 1 << 32 else 0
-            self._sequence[pid] = last
-        if len(self._sequence) > MAX_CONTEXTS:
-            self._sequence.clear()
+    def placed(self, launches: NDArray[np.void]) -> NDArray[np.void]:
+        """See Sampler."""
+        own = (launches["correlation"] > 0) & (launches["address"] > 0)  # a graph has none
+        if not own.any():
+            return launches
+        launches = launches.copy()
+        inside = launches["address"][own] & np.uint64((1 << RANGE_BITS) - 1)
+        launches["address"][own] = inside + _ranges_of(launches["pid"][own])
+        return launches
 
-    # Messages of which there are few
+    def _process(self, pid: int, now: int) -> _Process | None:
+        if (process := self._processes.get(pid)) is None:
+            if len(self._processes) >= MAX_PROCESSES:
+                self._report(f"more than {MAX_PROCESSES:,} processes use GPUs: those beyond are not recorded", now)
+                return None
+            process = self._processes[pid] = _Process()
+        process.has_ended = False
+        return process
 
-    def _add_context(self, message: np.void, now: int) -> None:
-        data = _data(message)
-        if len(data) != _DEVICE.itemsize or len(self._of_context) >= MAX_CONTEXTS:
-            return
+    def _forget_ended(self) -> None:
+        """Forgets processes that had ended when this was called before: what they sent has been read since."""
+        for pid, process in list(self._processes.items()):
+            has_ended = not os.path.exists(f"/proc/{pid}")
+            if has_ended and process.has_ended:
+                del self._processes[pid]
+                self._names_bytes -= sum(len(name) for _, name in process.names.values())
+                for crc in list(process.modules):
+                    self._drop_module(process, crc)
+            process.has_ended = has_ended
+
+    # Messages of which there are few. The methods return whether a message can be right.
+
+    def _add_context(self, pid: int, process: _Process, message: np.void, now: int) -> bool:
+        data, number = _data(message), int(message["id"])
+        if len(data) != _DEVICE.itemsize or number >= MAX_CONTEXTS:
+            return False
         device = np.frombuffer(data, _DEVICE)[0]
+        if device["ordinal"] >= MAX_CONTEXTS or device["period"] != self._period:
+            return False
         bus = _text(device["bus"]).lower()
         bus = bus if _BUS.fullmatch(bus) else ""
         gpu = self._gpus.get(bus) or self._gpus.get(_long_bus(bus))
         if gpu is None:
-            self._report(f"process {message['pid']} names a GPU that the driver does not have", now)
-            return
-        if not device["is_sampled"]:  # its own message says why
-            return
-        stream = -1 if self._chosen is not None and gpu not in self._chosen else self._stream_of(gpu, device)
-        pid = int(message["pid"])
-        self._of_context[pid, int(message["id"])] = self._of_ordinal[pid, int(device["ordinal"])] = stream
+            self._report_of(pid, process, "it names a GPU that the driver does not have", now)
+            return True
+        stream = -1
+        if device["is_sampled"] and (self._chosen is None or gpu in self._chosen):  # else its own message says why
+            stream = self._stream_of(gpu, device)
+        process.contexts[number] = stream
+        if stream >= 0 or int(device["ordinal"]) not in process.ordinals:
+            process.ordinals[int(device["ordinal"])] = stream
+        return True
 
     def _stream_of(self, gpu: Gpu, device: np.void) -> int:
         if gpu.bus not in self._by_bus:
@@ -224,100 +273,160 @@ class CudaSamples(Sampler):
                 {
                     "device": f"/dev/nvidia{gpu.minor}",
                     "card": f"nvidia{gpu.minor}",
-                    "name": gpu.name or _text(device["name"]),
+                    "name": gpu.name or _printable(_text(device["name"])),
                     "pci_address": gpu.bus,
                     "ip_version": [int(device["major"]), int(device["minor"])],
                     "multiprocessors": int(device["multiprocessors"]),
                     "layout": PC_SAMPLES.name,
                     "layout_guessed": False,
-                    "rate_cycles": 1 << (int(device["period"]) & 31),
+                    "rate_cycles": 1 << self._period,
                     "subsample": 1,
                 }
             )
             self._journal.append("streams", self._streams[-1])
         return self._by_bus[gpu.bus]
 
-    def _add_kernel(self, message: np.void, now: int) -> None:
-        pid, address = int(message["pid"]), int(message["id"])
-        if _is_own(pid, address) and len(self._names) < MAX_CONTEXTS:
-            self._names[pid, address] = min(int(message["begin"]), now), _data(message)
-            self._write_name(pid, address)
+    def _add_kernel(self, pid: int, process: _Process, message: np.void, now: int) -> bool:
+        address, name = int(message["id"]), _data(message)[:MAX_NAME_BYTES]
+        if address >> RANGE_BITS:
+            return False
+        address += _range_of(pid)
+        before = process.names.get(address, (0, b""))[1]
+        if name == before:
+            return True
+        if len(process.names) >= MAX_NAMES or self._names_bytes + len(name) > MAX_NAMES_BYTES:
+            self._counts["names"] += 1
+            return True
+        self._names_bytes += len(name) - len(before)
+        process.names[address] = self._within(message["begin"], now), name
+        self._write_name(pid, address)
+        return True
 
     def _write_name(self, pid: int, address: int) -> None:
-        since, name = self._names[pid, address]
+        since, name = self._processes[pid].names[address]
         about = {"pid": pid, "address": address, "name": name.decode("utf-8", "backslashreplace")}
         self._journal.json(FrameKind.KERNEL_NAME, about, time_ns=since)
 
-    def _add_module(self, message: np.void, now: int) -> None:
-        key, data = (int(message["pid"]), int(message["id"])), _data(message)
+    def _add_module(self, pid: int, process: _Process, message: np.void, now: int) -> bool:
+        crc, data, offset = int(message["id"]), _data(message), int(message["offset"])
         total, base = int(message["total"]), int(message["end"])
-        if total > MAX_MODULE_BYTES or not _is_own(key[0], base) or not data:
-            return
-        if self._module_bytes + total > MAX_MODULES_BYTES:
-            taken = f"{MAX_MODULES_BYTES >> 30} GiB of cubins were taken already"
-            self._report(f"{taken}: the others have no instructions", now)
-            return
-        module = self._modules.setdefault(key, _Module(total))
-        if not module.add(int(message["offset"]), data):
-            return
-        content = module.content()
-        del self._modules[key]
-        self._module_bytes += total
-        digest = hashlib.sha256(content).digest()
-        about = {"pid": key[0], "path": "[in memory]", "digest": digest.hex(), "size": total, "base": base}
+        if not data or offset + len(data) > total or (base + total) >> RANGE_BITS:
+            return False
+        base += _range_of(pid)
+        if total > MAX_MODULE_BYTES:
+            if not offset:
+                self._counts["large"] += 1
+            return True
+        if not offset:
+            self._begin_module(process, crc, _Module(total, base))
+        module = process.modules.get(crc)
+        if module is None:
+            return True  # an earlier piece is missing, which was counted then
+        is_next = (len(module.data), module.total, module.base) == (offset, total, base)
+        if not is_next or self._unfinished_bytes + len(data) > MAX_UNFINISHED_BYTES:
+            self._drop_module(process, crc)
+            return True
+        module.data += data
+        self._unfinished_bytes += len(data)
+        if len(module.data) == total:
+            self._end_module(process, crc)
+            self._write_module(pid, module, self._within(message["begin"], now), now)
+        return True
+
+    def _begin_module(self, process: _Process, crc: int, module: _Module) -> None:
+        if crc in process.modules:
+            self._drop_module(process, crc)
+        if len(process.modules) >= MAX_UNFINISHED:
+            self._drop_module(process, next(iter(process.modules)))
+        process.modules[crc] = module
+
+    def _end_module(self, process: _Process, crc: int) -> None:
+        self._unfinished_bytes -= len(process.modules.pop(crc).data)
+
+    def _drop_module(self, process: _Process, crc: int) -> None:
+        self._counts["cut"] += 1
+        self._end_module(process, crc)
+
+    def _write_module(self, pid: int, module: _Module, since: int, now: int) -> None:
+        digest = hashlib.sha256(module.data).digest()
+        if digest not in self._taken:
+            size = max(module.total, _LEAST_MODULE_BYTES)
+            if self._module_bytes + size > MAX_MODULES_BYTES:
+                taken = f"{MAX_MODULES_BYTES >> 30} GiB of cubins were taken already"
+                self._report(f"{taken}: the others have no instructions", now)
+                return
+            self._module_bytes += size
+            self._taken.add(digest)
+        about = {"pid": pid, "path": "[in memory]", "digest": digest.hex(), "size": module.total, "base": module.base}
         about["content"] = is_new = digest not in self._written
         self._written.add(digest)
         meta = json.dumps(about).encode()
-        since = min(int(message["begin"]), now)
-        self._journal.write(FrameKind.KERNEL, meta, content if is_new else b"", time=since, shape=len(meta))
+        content = memoryview(module.data) if is_new else b""
+        self._journal.write(FrameKind.KERNEL, meta, content, time=since, shape=len(meta))
         self._journal.totals.modules += 1
 
-    def _add_problem(self, message: np.void, now: int) -> None:
-        text = "".join(each if each.isprintable() else "?" for each in _data(message).decode("utf-8", "replace"))
-        self._report(text, now)
+    def _add_problem(self, pid: int, process: _Process, message: np.void, now: int) -> bool:
+        self._report_of(pid, process, _printable(_data(message).decode("utf-8", "replace")), now)
+        return True
 
-    def _report(self, text: str, now: int) -> None:
+    def _report_of(self, pid: int, process: _Process, text: str, now: int) -> None:
+        """Reports what a process says, or that it is wrong; not more of it than a process has to say."""
+        text = text[:MAX_PROBLEM_LETTERS]
+        if text not in self._problems and process.problems < MAX_PROBLEMS_OF_PROCESS:
+            process.problems += 1
+            self._report(text, now, f"process {pid}: ")
+
+    def _report(self, text: str, now: int, whose: str = "") -> None:
         if text in self._problems or len(self._problems) >= MAX_PROBLEMS:
             return
         self._problems.add(text)
-        self._journal.loss("samples", "not recorded", None, text, now, now)
-        self._journal.warn(text)
+        self._journal.loss("samples", "not recorded", None, whose + text, now, now)
+        self._journal.warn(whose + text)
 
-    def _add_sums(self, message: np.void, now: int) -> None:
+    def _add_sums(self, pid: int, process: _Process, message: np.void, now: int) -> bool:
         data = _data(message)
-        stream = self._of_context.get((int(message["pid"]), int(message["id"])), -1)
-        if len(data) != _SUMS.itemsize or stream < 0 or self._paused:
-            return
-        sums = np.frombuffer(data, _SUMS)[0]
-        for name in _SUMS.names or ():
-            self._sums[stream, name] += min(int(sums[name]), 1 << 40)
+        if len(data) != _SUMS.itemsize:
+            return False
+        stream = process.contexts.get(int(message["id"]), -1)
+        if stream >= 0 and not self._paused:
+            sums = np.frombuffer(data, _SUMS)[0]
+            for name in _SUMS.names or ():
+                self._sums[stream, name] += min(int(sums[name]), 1 << 40)
+        return True
 
     # Messages of which there are many
 
     def _write_samples(self, messages: NDArray[np.void], now: int) -> None:
         if not len(messages) or self._paused:
             return
-        rows = messages["bytes"] // _ROW_BYTES
+        rows, rest = np.divmod(messages["bytes"], _ROW_BYTES)
+        self._counts["invalid"] += int(np.count_nonzero(rest))
         words = _table(messages, np.dtype(("<u8", _ROW_WORDS)))
-        which = np.unique(messages[["pid", "id", "begin", "end"]], return_index=True, return_inverse=True)
-        for number, first in enumerate(which[1].tolist()):
-            drain = messages[first]
-            stream = self._of_context.get((int(drain["pid"]), int(drain["id"])), -1)
-            if stream < 0:
+        drains = np.stack([messages[name].astype(np.uint64) for name in ("pid", "id", "begin", "end")], axis=1)
+        drains, which = np.unique(drains, axis=0, return_inverse=True)
+        order = np.argsort(which.reshape(-1), kind="stable")
+        bounds = np.searchsorted(which.reshape(-1)[order], np.arange(len(drains) + 1)).tolist()
+        for number, (pid, context, begin, end) in enumerate(drains.tolist()):
+            process = self._processes.get(pid)
+            stream = process.contexts.get(context) if process is not None else None
+            own = order[bounds[number] : bounds[number + 1]]
+            if stream is None:
+                self._counts["contexts"] += int(rows[own].sum())
+            if stream is None or stream < 0:
                 continue
-            own = np.flatnonzero(which[2] == number)
             records = words[own][np.arange(_ROWS) < rows[own, None]]
-            inside = records[:, 0] >> np.uint64(RANGE_BITS) == int(drain["pid"]) % RANGES
+            inside = records[:, 0] >> np.uint64(RANGE_BITS) == 0
             if not inside.all():
                 self._sums[stream, "unknown"] += int(np.count_nonzero(~inside))
                 records = records[inside]
-            end = min(int(drain["end"]), now)
+            records[:, 0] += np.uint64(_range_of(pid))
+            end = self._within(end, now)
             columns = np.ascontiguousarray(records.T)
             self._journal.write(
                 FrameKind.STALLS,
                 columns.view("u1").data.cast("B") if len(records) else b"",
                 time=end,
-                begin=min(int(drain["begin"]), end),
+                begin=min(self._within(begin, now), end),
                 source=stream,
                 shape=_ROW_WORDS,
             )
@@ -326,25 +435,43 @@ class CudaSamples(Sampler):
     def _write_executions(self, messages: NDArray[np.void], now: int) -> None:
         if not len(messages):
             return
-        dropped = int(np.minimum(messages["id"], 1 << 32).sum())
-        if dropped:
-            self._journal.loss("executions", "dropped", dropped, "CUPTI had no room for them", self._losses_ns, now)
-        most = MESSAGE_BYTES // _EXECUTION.itemsize
-        rows = _table(messages, _EXECUTION)
-        valid = np.arange(most) < (messages["bytes"] // _EXECUTION.itemsize)[:, None]
-        pids = np.broadcast_to(messages["pid"][:, None], valid.shape)[valid]
-        rows = rows[valid]
-        known = self._of_ordinal
-        pairs, pair_of = np.unique(np.stack([pids, rows["ordinal"]], axis=1), axis=0, return_inverse=True)
-        streams = np.array([known.get((pid, ordinal), -1) for pid, ordinal in pairs.tolist()], np.int64)
-        stream = streams[pair_of.reshape(-1)] if len(pairs) else np.empty(0, np.int64)
-        keep = (stream >= 0) & (rows["begin"] <= rows["end"])
+        self._counts["dropped executions"] += sum(min(number, 1 << 32) for number in messages["id"].tolist())
+        count, rest = np.divmod(messages["bytes"], _EXECUTION.itemsize)
+        self._counts["invalid"] += int(np.count_nonzero(rest))
+        table = _table(messages, _EXECUTION)
+        is_there = np.arange(table.shape[1]) < count[:, None]
+        pids = np.broadcast_to(messages["pid"][:, None], is_there.shape)[is_there]
+        rows = table[is_there]
+        own = rows["address"] >> np.uint64(RANGE_BITS) == 0
+        valid = (
+            (rows["ordinal"] < MAX_CONTEXTS) & (rows["begin"] <= rows["end"]) & (rows["begin"] <= now + _CLOCK_NS) & own
+        )
+        valid &= rows["begin"] >= self._began_ns
+        self._counts["invalid executions"] += int(np.count_nonzero(~valid))
+        pids, rows = pids[valid], rows[valid]
+        if not len(rows):
+            return
+        gpus, gpu_of = np.unique(np.stack([pids, rows["ordinal"]], axis=1), axis=0, return_inverse=True)
+        nothing: dict[int, int] = {}
+        ordinals = {pid: process.ordinals if process else nothing
+                    for pid in np.unique(gpus[:, 0]).tolist() for process in [self._processes.get(pid)]}  # fmt: skip
+        streams = np.array([ordinals[pid].get(ordinal, -2) for pid, ordinal in gpus.tolist()], np.int64)
+        stream = streams[gpu_of.reshape(-1)]
+        self._counts["unknown executions"] += int(np.count_nonzero(stream == -2))
+        keep = stream >= 0
         found = np.zeros(int(keep.sum()), EXECUTION)
         for name in ("correlation", "address", "begin", "end", "queue"):
             found[name] = rows[name][keep]
+        of_graph = found["address"] > 0
+        found["address"][of_graph] += _ranges_of(pids[keep][of_graph])
+        found["end"] = np.minimum(found["end"], now + _CLOCK_NS)
         found["pid"], found["stream"] = pids[keep], stream[keep]
         if len(found):
             self._journal.write(FrameKind.EXECUTIONS, found.view("u1").data, time=now)
+
+    def _within(self, moment: int, now: int) -> int:
+        """Returns a time that a process claims, between the recording's begin and now."""
+        return min(max(int(moment), self._began_ns), now)
 
     def losses(self) -> None:
         """See Source."""
@@ -362,17 +489,33 @@ class CudaSamples(Sampler):
                 self._journal.loss(source, "overflow", None, detail, since, now)
             if number := of_stream.get("invalid", 0):
                 self._journal.loss(source, "unreadable", number, "answers of CUPTI that cannot be right", since, now)
-        if self._lost:
-            detail = "no room in the ring buffer: samples, cubins or executions are missing"
-            self._journal.loss("messages", "lost", self._lost, detail, since, now)
+        if self._is_over:
+            self._counts["cut"] += sum(len(process.modules) for process in self._processes.values())
+        for name, (source, what, detail) in _COUNTS.items():
+            if number := self._counts[name]:
+                self._journal.loss(source, what, number, detail, since, now)
         self._sums.clear()
-        self._lost, self._losses_ns = 0, now
+        self._counts.clear()
+        self._losses_ns = now
+        self._forget_ended()
+
+    def finish(self) -> None:
+        """See Source."""
+        self._is_over = True
 
     def begin_part(self, since_ns: int) -> None:
         """See Source: names are written again; rotation carries cubins over."""
         self._written.clear()
-        for pid, address in self._names:
-            self._write_name(pid, address)
+        self._unwritten = [(pid, address) for pid, process in self._processes.items() for address in process.names]
+        self._loop.keep_calling(self, self._write_names)
+
+    def _write_names(self) -> None:
+        some, self._unwritten = self._unwritten[:_NAMES_AT_ONCE], self._unwritten[_NAMES_AT_ONCE:]
+        for pid, address in some:
+            if (process := self._processes.get(pid)) and address in process.names:
+                self._write_name(pid, address)
+        if not self._unwritten:
+            self._loop.stop_calling(self)
 
     def close(self) -> None:
         """See Source."""
@@ -409,12 +552,21 @@ def _table(messages: NDArray[np.void], row: np.dtype[Any]) -> NDArray[Any]:
     return np.ascontiguousarray(data[:, : many * row.itemsize]).view(row.base).reshape(len(messages), many, *row.shape)
 
 
-def _is_own(pid: int, address: int) -> bool:
-    return address >> RANGE_BITS == pid % RANGES
+def _range_of(pid: int) -> int:
+    return pid % RANGES << RANGE_BITS
+
+
+def _ranges_of(pids: NDArray[np.uint32]) -> NDArray[np.uint64]:
+    found: NDArray[np.uint64] = pids.astype(np.uint64) % np.uint64(RANGES) << np.uint64(RANGE_BITS)
+    return found
 
 
 def _data(message: np.void) -> bytes:
     return bytes(message["data"])[: int(message["bytes"])]
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _text(value: bytes) -> str:

@@ -60,6 +60,11 @@ _LOSSES = {
         "lost",
         "what was executed, closed, reset or destroyed: no room in the ring buffer, or it could not be read",
     ),
+    Counter.MESSAGES_LOST: (
+        "messages",
+        "lost",
+        "no room in the ring buffer: samples, cubins or executions are missing",
+    ),
     Counter.CHUNKS_LOST: ("kernels", "incomplete", "their name, code or module could not be read at a launch"),
 }
 
@@ -155,7 +160,7 @@ class Launches(Source):
         self._last_stacks = [ring.read() for ring in rings]
         now = time.monotonic_ns()
         self._write_stacks(self._last_stacks, now)
-        launches = self._without_transfers(launches, now)
+        launches = self._sampler.placed(self._without_transfers(launches, now))
         if len(launches):
             totals = self._journal.totals
             totals.launches += len(launches)
@@ -176,7 +181,8 @@ class Launches(Source):
             self._code.ask(compiled, now)
         for ring in (self._probes.chunks, self._probes.modules):
             self._code.keep_chunks(ring.read(), now)
-        self._sampler.take(self._probes.messages.read(), now)
+        messages = self._probes.messages.read()
+        self._sampler.take(messages, time.monotonic_ns())  # they are about times up to now
 
     def _without_transfers(self, records: NDArray[np.void], now: int) -> NDArray[np.void]:
         """Writes those of the records that are copies and fills, and returns the launches."""

@@ -136,6 +136,10 @@ class Sampler(Source):
     def take(self, messages: NDArray[np.void], now: int) -> None:
         """Takes MESSAGE[n], which were read at `now`."""
 
+    def placed(self, launches: NDArray[np.void]) -> NDArray[np.void]:
+        """Returns LAUNCH[n] with the addresses that samples and kernels have."""
+        return launches
+
     def open_metrics(self) -> None:
         """Opens what all metrics need; called once before the recording begins, if it has metrics. It may wait."""
 

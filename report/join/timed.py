@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import EXECUTIONS
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.ranges import ranges
+from iaprof.report.join.lifetimes import NEVER
 
 COLUMNS = ("time_ns", "end_ns", "pid", "stream", "correlation", "address", "queue")
 EXECUTION_COLUMNS = ("begin_ns", "end_ns", "stream")
 """What launches get: when they ran, 0 if that is unknown, and on which GPU."""
+_CALL_NS = np.uint64(100_000_000)
+"""A launch is recorded when its call ends: so long at most after its execution, if that was waited for."""
 _Ints = NDArray[np.int64]
 _Times = NDArray[np.uint64]
 
@@ -37,43 +39,62 @@ def with_executions(capture: CaptureReader, launches: pa.Table) -> pa.Table:
         CaptureError: these are absurdly many for the capture's size.
     """
     executions = capture.table("execution", COLUMNS)
-    pid, correlation = (executions[name].to_numpy() for name in ("pid", "correlation"))
-    own = launches["pid"].to_numpy(), launches["correlation"].fill_null(0).to_numpy()
-    order = np.lexsort((correlation, pid))
-    key, asked = _numbered((pid[order], correlation[order]), own)
-    first, stop = np.searchsorted(key, asked), np.searchsorted(key, asked, side="right")
-    stop = np.where(own[1] > 0, stop, first)
-    count = np.maximum(stop - first, 1)
+    launch_of = _launches_of(launches, executions)
+    joined = np.flatnonzero(launch_of >= 0)
+    execution = joined[np.argsort(launch_of[joined], kind="stable")]
+    of_launch = np.bincount(launch_of[joined], minlength=len(launches))
+    count = np.maximum(of_launch, 1)
     capture.count_against(EXECUTIONS, int(count.sum()))
     row = np.repeat(np.arange(len(launches)), count)
-    is_timed = (stop > first)[row]
-    execution = order[ranges(first, count)[is_timed]]
+    is_timed = (of_launch > 0)[row]
     table = launches.drop_columns(["correlation"]).take(pa.array(row))
-    for name, source in zip(EXECUTION_COLUMNS, ("time_ns", "end_ns", "stream"), strict=True):
+
+    def told(name: str) -> _Times:
         values = np.zeros(len(row), np.uint64)
-        values[is_timed] = executions[source].to_numpy()[execution]
-        table = table.append_column(name, pa.array(values))
+        values[is_timed] = executions[name].to_numpy()[execution]
+        return values
+
+    for name, source in zip(EXECUTION_COLUMNS, ("time_ns", "end_ns", "stream"), strict=True):
+        table = table.append_column(name, pa.array(told(source)))
     # A graph's launch has no kernel: its executions have.
-    address, size = table["address"].to_numpy().copy(), table["size"].to_numpy().copy()
-    theirs = np.zeros(len(row), np.uint64)
-    theirs[is_timed] = executions["address"].to_numpy()[execution]
-    address[theirs > 0], size[theirs > 0] = theirs[theirs > 0], 0
-    queue = np.zeros(len(row), np.uint64)
-    queue[is_timed] = executions["queue"].to_numpy()[execution]
-    for name, column in (("address", address), ("size", size), ("queue", queue)):
+    address = told("address")
+    changes: dict[str, tuple[NDArray[np.bool_], _Times]] = {
+        "address": (address > 0, address),
+        "size": (address > 0, np.zeros(len(row), np.uint64)),
+        "queue": (np.ones(len(row), bool), told("queue")),
+    }
+    for name, (where, values) in changes.items():
         if name in table.column_names:
+            column = np.where(where, values, table[name].to_numpy())
             table = table.set_column(table.schema.get_field_index(name), name, pa.array(column))
     return table
 
 
-def _numbered(
-    keys: tuple[NDArray[np.integer], NDArray[np.integer]], asked: tuple[NDArray[np.integer], NDArray[np.integer]]
-) -> tuple[_Ints, _Ints]:
-    """Returns numbers of pairs of keys, in the order of the pairs, and the numbers of those that are asked."""
-    high = np.unique(np.concatenate([keys[0], asked[0]]), return_inverse=True)[1]
-    low, which = np.unique(np.concatenate([keys[1], asked[1]]), return_inverse=True)
-    both = high * len(low) + which
-    return both[: len(keys[0])], both[len(keys[0]) :]
+def _launches_of(launches: pa.Table, executions: pa.Table) -> _Ints:
+    """Returns the launch of each execution: int64[executions], -1 for none.
+
+    Another program in the same process begins again with the same numbers: so it is the last launch with an
+    execution's number that was made before that execution ended. A call may end later than what it launched.
+    """
+    before = len(launches)
+    pid, correlation, time = (
+        np.concatenate([theirs.to_numpy().astype(np.uint64), executions[name].to_numpy().astype(np.uint64)])
+        for name, theirs in (
+            ("pid", launches["pid"]),
+            ("correlation", launches["correlation"].fill_null(0)),
+            ("end_ns", launches["time_ns"]),
+        )
+    )
+    time[before:] = np.minimum(time[before:], NEVER - _CALL_NS) + _CALL_NS
+    order = np.lexsort((time, correlation, pid))  # stable: launches come first
+    is_launch = order < before
+    last = np.maximum.accumulate(np.where(is_launch, np.arange(len(order)), 0))
+    launch = order[last]
+    found = ~is_launch & (launch < before) & (pid[launch] == pid[order]) & (correlation[order] > 0)
+    found &= correlation[launch] == correlation[order]
+    launch_of = np.full(len(order), -1)
+    launch_of[order[found]] = launch[found]
+    return launch_of[before:]
 
 
 class RunningTimes:
@@ -118,7 +139,7 @@ class RunningTimes:
         )
         # Time before t: that since each begin before t, less that since each end before t. Modulo 2^64, this is exact.
         ran = [self._begins.since(lane, each) - self._ends.since(lane, each) for each in (since, until)]
-        return (ran[1] - ran[0]).astype(np.float64)
+        return (ran[1] - ran[0]).astype(np.float64) * 2.0 ** int(self._coarse)
 
 
 class _Sums:

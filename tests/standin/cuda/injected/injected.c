@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* inject_cuda.c as if it was recorded: what its probes are raised with is written to the file INJECTED_OUTPUT.PID instead. Each record
+ * is struct message without the rest of its data; a launch is one whose `what` is 100, with the name as data.
+ *
+ *   INJECTED_SECONDS    the recorder is gone after so many seconds */
+#define _GNU_SOURCE
+#include <stddef.h>
+#include <stdint.h>
+
+struct message;
+static void probe_message(const struct message *message);
+static void probe_launch_kernel(uint64_t iba, uint64_t address, uint64_t size, const char *name, uint64_t list, uint64_t correlation);
+#include "../../../../record/kernels/inject_cuda.c"
+
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+enum { OF_LAUNCH = 100 };
+
+static void write_message(const struct message *message, const void *data)
+{
+    static int file = -1;
+    static pid_t owner;
+    static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+    char path[4096];
+    struct iovec parts[] = {{(void *)message, offsetof(struct message, data)}, {(void *)data, message->bytes}};
+    pthread_mutex_lock(&opening);
+    if (owner != getpid()) {
+        owner = getpid();
+        snprintf(path, sizeof path, "%s.%d", getenv("INJECTED_OUTPUT"), owner);
+        file = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    }
+    if (file < 0 || writev(file, parts, 2) != (ssize_t)(parts[0].iov_len + parts[1].iov_len))
+        abort();
+    pthread_mutex_unlock(&opening);
+}
+
+static void probe_message(const struct message *message)
+{
+    if (is_recorded())
+        write_message(message, message->data);
+}
+
+static void probe_launch_kernel(uint64_t iba, uint64_t address, uint64_t size, const char *name, uint64_t list, uint64_t correlation)
+{
+    struct message message;
+    memset(&message, 0, offsetof(struct message, data));
+    (void)iba;
+    (void)list;
+    message.what = OF_LAUNCH;
+    message.id = address;
+    message.begin = message.end = now();
+    message.total = size;
+    message.sequence = correlation;
+    message.bytes = strlen(name) < MESSAGE_BYTES ? strlen(name) : MESSAGE_BYTES;
+    write_message(&message, name);
+}
+
+static void *end_recording(void *seconds)
+{
+    rest(strtod(seconds, NULL) * 1e9);
+    cuda_message_semaphore = cuda_launch_kernel_semaphore = 0;
+    return NULL;
+}
+
+__attribute__((constructor)) static void begin_recording(void)
+{
+    pthread_t waiting;
+    char *seconds = getenv("INJECTED_SECONDS");
+    cuda_message_semaphore = cuda_launch_kernel_semaphore = getenv("INJECTED_OUTPUT") != NULL;
+    if (seconds && !pthread_create(&waiting, NULL, end_recording, seconds))
+        pthread_detach(waiting);
+}
