@@ -12,8 +12,7 @@ from iaprof.basics.errors import IaprofError
 from iaprof.record.checks.result import Check, Level, shortened
 from iaprof.record.kernels.drivers import BUILT_FOR_CUDA, INJECTION_VARIABLE, built_library, check_folders
 from iaprof.record.sources import nvidia
-from iaprof.record.sources.cuda import cupti_paths
-from iaprof.record.sources.cuda_versions import MINIMUM, cuda_of, driver_version, fits, newest_cuda
+from iaprof.record.sources.cupti import MINIMUM, cuda_of, cupti_paths, driver_version, fits, newest_cuda
 
 GROUP = "NVIDIA"
 DRIVER = Path("/proc/driver/nvidia")

@@ -13,9 +13,8 @@ import os
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,15 +26,13 @@ from iaprof.gpu.nvidia.records import PC_SAMPLES
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
-from iaprof.record.sources.cuda_versions import driver_version, fits
+from iaprof.record.sources.cupti import cupti_paths, driver_version, fits
+from iaprof.record.sources.nvidia import DEFAULT_PERIOD, GPUS, PERIODS, Gpu, find_gpus
 from iaprof.record.sources.nvml import Nvml, NvmlGpu
 from iaprof.record.sources.source import Sampler
 from iaprof.record.spool import FrameKind
 
-GPUS = Path("/proc/driver/nvidia/gpus")
 NO_GPU = f"there is no GPU of NVIDIA's driver: {GPUS} is missing or empty"
-DEFAULT_PERIOD = 18  # as a power of 2, GPU cycles between samples of each multiprocessor
-PERIODS = range(5, 32)
 MAX_MODULE_BYTES = 1 << 28
 MAX_MODULES_BYTES = 1 << 30  # of all cubins together; of those that come in again and again, once
 MAX_UNFINISHED_BYTES = 1 << 29  # of all cubins of which a part has come
@@ -98,28 +95,6 @@ _COUNTS = {
 _LEAST_MODULE_BYTES = 1 << 12  # what a cubin counts for at least
 _NAMES_AT_ONCE = 200
 _CLOCK_NS = 10_000_000  # so much may times of a GPU's clock be wrong
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU, as NVIDIA's driver describes it in /proc."""
-
-    bus: str  # in lower case: domain:bus:device.function
-    name: str
-    minor: str  # of /dev/nvidiaN
-
-
-def find_gpus(folder: Path = GPUS) -> list[Gpu]:
-    """Returns the GPUs of NVIDIA's driver."""
-    found = []
-    for path in sorted(folder.glob("*/information")):
-        try:
-            lines = path.read_text(errors="replace").splitlines()
-        except OSError:
-            continue
-        values = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        found.append(Gpu(path.parent.name.lower(), values.get("Model", ""), values.get("Device Minor", "")))
-    return found
 
 
 @dataclass
@@ -570,22 +545,6 @@ def _choose(gpus: Iterable[Gpu], names: tuple[str, ...]) -> list[Gpu] | None:
         if name not in by_name:
             raise UsageError(f"there is no device {name}; NVIDIA's are: {', '.join(sorted(by_name))}")
     return [by_name[name] for name in names]
-
-
-def cupti_paths(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Returns where CUPTI may be, if a program has not loaded it: of the CUDA toolkit, of wheels beside a Python."""
-    folders = [environment.get("CUDA_HOME", ""), environment.get("CUDA_PATH", ""), "/usr/local/cuda"]
-    found = [*_libraries(Path(each) / "extras/CUPTI/lib64" for each in folders if each)]
-    pythons = [environment.get("VIRTUAL_ENV", ""), environment.get("CONDA_PREFIX", ""), "/usr", "/usr/local"]
-    wheels = (Path(root).glob("lib/python3*/*-packages/nvidia/*") for root in pythons if root)
-    packages = (each for some in wheels for each in sorted(some))
-    found += _libraries(each / "lib" for each in packages if each.name in ("cuda_cupti", "cu12", "cu13", "cu14"))
-    return [path for path in dict.fromkeys(found) if ":" not in path]
-
-
-def _libraries(folders: Iterable[Path]) -> Iterator[str]:
-    for folder in folders:
-        yield from sorted(map(str, folder.glob("libcupti.so.1[0-9]")), reverse=True)
 
 
 def _table(messages: NDArray[np.void], row: np.dtype[Any]) -> NDArray[Any]:

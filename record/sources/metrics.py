@@ -106,7 +106,7 @@ class Metering(Source):
 
 _NEVER = sys.maxsize
 PAUSE = 200
-"""What has a period of its own, and takes long to read, is read more seldom: after this many times as long."""
+"""Numbers of a GPU that have a period, and take long to read, are read more seldom: after this many times as long."""
 
 
 class Metrics:
@@ -149,7 +149,7 @@ class Metrics:
                     source.due = _NEVER
                 else:
                     source.due = now + source.period_ns
-                    if source.period_ns:
+                    if source.period_ns and source is not self._cpu:
                         source.due = max(source.due, now + PAUSE * (time.monotonic_ns() - now))
 
     def take(self) -> Iterator[tuple[bytes, bytes]]:

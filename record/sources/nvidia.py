@@ -6,14 +6,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from iaprof.gpu.nvidia.architectures import GENERATIONS, instruction_set
-from iaprof.gpu.nvidia.records import PC_SAMPLES
-from iaprof.record.sources.cuda import DEFAULT_PERIOD, PERIODS, find_gpus
 from iaprof.record.sources.nvml import Nvml
 
+GPUS = Path("/proc/driver/nvidia/gpus")
+DEFAULT_PERIOD = 18  # as a power of 2, GPU cycles between samples of each multiprocessor
+PERIODS = range(5, 32)
 OLDEST = (7, 0)
 TOO_OLD = "CUPTI samples instructions on GPUs of compute capability 7.0 (Volta) or newer"
 _PCI = Path("/sys/bus/pci/devices")
 _VENDOR = 0x10DE
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU, as NVIDIA's driver describes it in /proc."""
+
+    bus: str  # in lower case: domain:bus:device.function
+    name: str
+    minor: str  # of /dev/nvidiaN
+
+
+def find_gpus() -> list[Gpu]:
+    """Returns the GPUs of NVIDIA's driver."""
+    found = []
+    for path in sorted(GPUS.glob("*/information")):
+        try:
+            lines = path.read_text(errors="replace").splitlines()
+        except OSError:
+            continue
+        values = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        found.append(Gpu(path.parent.name.lower(), values.get("Model", ""), values.get("Device Minor", "")))
+    return found
 
 
 @dataclass(frozen=True)
@@ -30,7 +53,7 @@ class Device:
     multiprocessors: int | None
     mig: bool | None  # whether it is divided into instances
     problem: str  # why it cannot be sampled; empty if it can
-    layout: str = PC_SAMPLES.name
+    layout: str  # of its records
     rates: tuple[int, ...] = tuple(1 << period for period in PERIODS)  # GPU cycles between samples, fastest first
     default_rate: int = 1 << DEFAULT_PERIOD
 
@@ -40,6 +63,8 @@ def devices() -> tuple[list[Device], str]:
     gpus = find_gpus()
     if not gpus:
         return [], ""
+    from iaprof.gpu.nvidia.records import PC_SAMPLES  # which imports NumPy
+
     nvml = Nvml()
     try:
         found = []
@@ -59,6 +84,7 @@ def devices() -> tuple[list[Device], str]:
                     multiprocessors=facts.multiprocessors,
                     mig=facts.mig,
                     problem=TOO_OLD if compute and compute < OLDEST else "",
+                    layout=PC_SAMPLES.name,
                 )
             )
         return found, nvml.problem

@@ -200,8 +200,10 @@ def test_copies_and_waits(machine: Machine) -> None:
     assert Counter({name: count for (name, _), count in found.items()}) == +expected
     assert {size for _, size in found} == {4096}
     waits = recorded.capture.table("wait")
-    waited = dict(zip(waits["function"].to_pylist(), waits["waited_ns"].to_pylist(), strict=True))
-    assert waited["cuCtxSynchronize"] > 300_000_000
+    waited: Counter[str] = Counter()
+    for function, ns in zip(waits["function"].to_pylist(), waits["waited_ns"].to_pylist(), strict=True):
+        waited[function] += ns
+    assert waited["cuCtxSynchronize"] > 100_000_000  # of 400 ms of kernels; launching them took some, too
 
 
 @pytest.mark.parametrize(("fault", "what"), [("dropped", "dropped"), ("nonuser", "driver's own"), ("full", "overflow")])

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"ACME1\n"
 BYTES = 4  # of an instruction
+NO_ABBREVIATIONS: dict[str, str] = {}
 MEANINGS = {
     "active": "an instruction was issued: no stall",
     "memory": "waits for the memory of Acme",
@@ -130,6 +131,7 @@ class Acme(Vendor):
 
     name = "acme"
     meanings = MEANINGS
+    abbreviations = NO_ABBREVIATIONS
     rows = ROWS
     instruction_sets = Sets
     decoder = "AcmeDecode"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.record.checks import nvidia as checks
-from iaprof.record.sources import cuda, cuda_versions, nvidia
+from iaprof.record.sources import cupti, nvidia
 from unit.record.fakenvml import FakeNvml
 
 OPEN = "NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build  (builder@host)  Fri Oct 10 2025"
@@ -24,9 +24,8 @@ class NvidiaMachine:
         self.cupti: list[str] = []
         self.nvml = FakeNvml()
         folder = root / "driver"
-        find_gpus = cuda.find_gpus
-        monkeypatch.setattr(nvidia, "find_gpus", lambda: find_gpus(folder / "gpus"))
-        monkeypatch.setattr(cuda_versions, "DRIVER_VERSION", folder / "version")
+        monkeypatch.setattr(nvidia, "GPUS", folder / "gpus")
+        monkeypatch.setattr(cupti, "DRIVER_VERSION", folder / "version")
         monkeypatch.setattr(nvidia, "_PCI", root / "pci")
         monkeypatch.setattr(checks, "DRIVER", folder)
         monkeypatch.setattr(checks, "PROC", root / "proc")

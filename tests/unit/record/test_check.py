@@ -205,7 +205,7 @@ def test_gpus_that_work_make_others_a_warning(monkeypatch: pytest.MonkeyPatch) -
             raise StreamBusy("held")
         return os.open(os.devnull, os.O_RDONLY)
 
-    monkeypatch.setattr(nvidia, "find_gpus", list)
+    monkeypatch.setattr(nvidia, "GPUS", Path("/nowhere"))
     monkeypatch.setattr(xe, "render_nodes", lambda: ["/dev/dri/renderD128", *cards])
     monkeypatch.setattr(xe, "open_device", open_device)
     monkeypatch.setattr(xe, "open_stream", open_stream)

@@ -14,7 +14,7 @@ from iaprof.cli.verbs import check as command
 from iaprof.gpu.vendors import VENDORS
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, nvidia, pythons, stacks
 from iaprof.record.checks.result import Check, Level
-from iaprof.record.sources import cuda_versions, xe
+from iaprof.record.sources import cupti, xe
 from iaprof.record.sources.nvml import NO_PACKAGE
 from unit.record.fakenvidia import CLOSED, NvidiaMachine, machine_of_nvidia
 from unit.record.fakenvml import DRIVER_NOT_LOADED, NOT_SUPPORTED
@@ -127,12 +127,12 @@ def test_whether_cupti_fits_the_driver(
 
 
 def test_which_versions_fit() -> None:
-    for cupti, driver, is_fit in [
+    for library, driver, is_fit in [
         ("libcupti.so.12", "525.60.13", True), ("libcupti.so.12", "580.65.06", True), ("libcupti.so.12", "520", False),
         ("libcupti.so.13", "580.65.06", True), ("libcupti.so.13", "575.57.08", False), ("libcupti.so.13", "", True),
         ("libcupti.so.14", "580.65.06", True), ("libcupti.so.11.8", "580.65.06", False), ("libcupti.so", "580", False),
     ]:  # fmt: skip
-        assert cuda_versions.fits(f"/a/{cupti}", driver) is is_fit, (cupti, driver)
+        assert cupti.fits(f"/a/{library}", driver) is is_fit, (library, driver)
 
 
 @pytest.mark.parametrize(

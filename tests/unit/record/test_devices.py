@@ -173,7 +173,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, xe.Device | str]:
             raise xe.DeviceError(f"{path} {found}")
         return found
 
-    monkeypatch.setattr(nvidia, "find_gpus", list)
+    monkeypatch.setattr(nvidia, "GPUS", Path("/nowhere"))
     monkeypatch.setattr(xe, "render_nodes", lambda: sorted(gpus))
     monkeypatch.setattr(xe, "open_device", open_device)
     return gpus

@@ -24,7 +24,8 @@ from iaprof.gpu.nvidia.records import PC_SAMPLES
 from iaprof.gpu.samples import ACTIVE
 from iaprof.record.options import Options
 from iaprof.record.sources import cuda
-from iaprof.record.sources.cuda import CudaSamples, Gpu
+from iaprof.record.sources.cuda import CudaSamples
+from iaprof.record.sources.nvidia import Gpu
 from iaprof.record.spool import FrameKind
 
 PID, OTHER = 5_000_003, 5_900_001  # above the most that Linux gives: as if both had ended

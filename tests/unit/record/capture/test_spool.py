@@ -18,6 +18,7 @@ from iaprof.record.spool import (
     _FRAME,
     _MARK,
     _SEARCHED_FIRST,
+    VERSION,
     FrameKind,
     Spool,
     SpoolError,
@@ -208,7 +209,7 @@ def test_a_frame_that_is_in_a_payload_is_none(tmp_path: Path) -> None:
 
 
 def test_marks_without_frames_take_no_long_time(tmp_path: Path) -> None:
-    (tmp_path / "s").write_bytes(b"IAPS\5\0\0\0" + b"markmark" * (1 << 17))
+    (tmp_path / "s").write_bytes(b"IAPS" + VERSION.to_bytes(4, "little") + b"markmark" * (1 << 17))
     reader = SpoolReader(tmp_path / "s")
     begin = time.process_time()
     assert list(reader.frames()) == []

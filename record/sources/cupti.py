@@ -1,9 +1,10 @@
-"""Which versions of CUDA the installed driver of NVIDIA's runs, and so which of the CUPTI libraries work with it."""
+"""The CUPTI libraries that are installed, and which of them work with the driver."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 DRIVER_VERSION = Path("/proc/driver/nvidia/version")
@@ -41,6 +42,22 @@ def fits(cupti: str, driver: str) -> bool:
     """Whether a CUPTI library works with a driver, as far as is known: a driver runs older versions of CUDA, too."""
     cuda = cuda_of(cupti)
     return cuda >= min(MINIMUM) and (not driver or _major(driver) >= MINIMUM.get(cuda, 0))
+
+
+def cupti_paths(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Returns where CUPTI may be, if a program has not loaded it: of the CUDA toolkit, of wheels beside a Python."""
+    folders = [environment.get("CUDA_HOME", ""), environment.get("CUDA_PATH", ""), "/usr/local/cuda"]
+    found = [*_libraries(Path(each) / "extras/CUPTI/lib64" for each in folders if each)]
+    pythons = [environment.get("VIRTUAL_ENV", ""), environment.get("CONDA_PREFIX", ""), "/usr", "/usr/local"]
+    wheels = (Path(root).glob("lib/python3*/*-packages/nvidia/*") for root in pythons if root)
+    packages = (each for some in wheels for each in sorted(some))
+    found += _libraries(each / "lib" for each in packages if each.name in ("cuda_cupti", "cu12", "cu13", "cu14"))
+    return [path for path in dict.fromkeys(found) if ":" not in path]
+
+
+def _libraries(folders: Iterable[Path]) -> Iterator[str]:
+    for folder in folders:
+        yield from sorted(map(str, folder.glob("libcupti.so.1[0-9]")), reverse=True)
 
 
 def _major(version: str) -> int:
