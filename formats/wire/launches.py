@@ -53,7 +53,7 @@ MESSAGE = np.dtype(
         ("pid", "<u4"),
         ("tid", "<u4"),
         # As the library in the process sends them:
-        ("sequence", "<u8"),  # 1, 2, 3, ... in each process: a gap shows that messages were lost
+        ("sequence", "<u8"),  # 1, 2, 3, ... in each process; what is lost, Counter.MESSAGES_LOST tells
         ("id", "<u8"),  # of what it is about, in its process
         ("begin", "<u8"),  # see MessageOf
         ("end", "<u8"),
@@ -64,7 +64,8 @@ MESSAGE = np.dtype(
         ("data", f"V{MESSAGE_BYTES}"),
     ]
 )
-"""What record/kernels/inject_cuda.c sends from its process, which may lie about all but the first three members."""
+"""What record/kernels/inject_cuda.c sends from its process, which may lie about all but the first three members. Its
+addresses are below 1 GiB: the recorder adds where the process's range begins."""
 
 LISTS_A_RECORD = 8
 LIST_EVENT = np.dtype(

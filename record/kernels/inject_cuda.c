@@ -396,7 +396,7 @@ static void free_module(struct module *module)
 /* Frees cubins without samples that were loaded first, until there is room for another one. */
 static bool make_room_for_cubin(size_t bytes)
 {
-    while (kept + bytes > MOST_KEPT && unwanted) {
+    while (bytes <= MOST_KEPT && kept + bytes > MOST_KEPT && unwanted) {
         struct module *module = unwanted;
         unwanted = module->later;
         if (!unwanted)

@@ -413,8 +413,9 @@ class CudaSamples(Sampler):
             own = order[bounds[number] : bounds[number + 1]]
             if stream is None:
                 self._counts["contexts"] += int(rows[own].sum())
-            if stream is None or stream < 0:
+            if process is None or stream is None or stream < 0:
                 continue
+            process.has_ended = False
             records = words[own][np.arange(_ROWS) < rows[own, None]]
             inside = records[:, 0] >> np.uint64(RANGE_BITS) == 0
             if not inside.all():
