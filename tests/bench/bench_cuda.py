@@ -51,7 +51,8 @@ def main() -> None:
     if not arguments.program:
         print("bench_cuda needs a GPU of NVIDIA's and a program: nothing was measured")
         return
-    alone, recorded = [], []
+    alone: list[float] = []
+    recorded: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
         capture = Path(folder, "cap")
         record = [sys.executable, "-m", "iaprof", "record", "-f", "-q", "-o", str(capture)]
