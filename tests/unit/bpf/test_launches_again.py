@@ -11,6 +11,7 @@ import numpy as np
 from iaprof.formats.header.waits import WAIT
 from iaprof.formats.wire.launches import CODE, PYTHON_STACK, stack_dtype
 from iaprof.record.sources.launches import Launches
+from iaprof.record.sources.source import Sampler
 from iaprof.record.spool import FrameKind
 
 DEPTH = 16
@@ -43,7 +44,9 @@ def test_stacks_of_the_first_launches_come_with_their_python() -> None:
     rings |= {"stacks": Ring(stack_dtype(DEPTH), 2), "python_stacks": Ring(PYTHON_STACK, 2), "codes": Ring(CODE, 3)}
     short = np.zeros(0, WAIT)
     probes = SimpleNamespace(**rings, depth=DEPTH, new_epoch=lambda: None, take_short_waits=lambda: short)
-    launches = Launches(cast(Any, None), cast(Any, probes), cast(Any, Code()), cast(Any, None), Mock(), Mock(), Mock())
+    launches = Launches(
+        cast(Any, None), cast(Any, probes), cast(Any, Code()), cast(Any, None), Mock(), Mock(), Sampler()
+    )
     written: list[tuple[FrameKind, int, int]] = []
     launches._journal = cast(
         Any, SimpleNamespace(write=lambda kind, data, time, shape=0: written.append((kind, len(data), shape)))

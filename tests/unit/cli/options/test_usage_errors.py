@@ -4,11 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from iaprof.gpu import vendors
 from unit.capturing import capture
 from unit.in_process import iaprof
 
 BY = "kernel, function, line, instruction, reason, process, launcher, stack, operator, energy, transfer, wait"
-REASONS = "active, control, pipestall, send, dist_acc, sbid, sync, inst_fetch, other, tdr"
+REASONS = ", ".join(vendors.REASONS)
 FORMATS = (
     "folded, html, svg, iaprof, json, perfetto, chrome, firefox, flamescope, speedscope, pprof, otlp, csv, parquet"
 )
