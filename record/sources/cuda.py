@@ -173,7 +173,7 @@ class CudaSamples(Sampler):
         if not self._has_command:
             journal.warn(
                 "NVIDIA's GPUs are sampled only in a command that iaprof starts: 'iaprof record -- COMMAND' records "
-                "why kernels stall; this recording has no samples"
+                "why kernels stall; this recording has neither their samples nor their launches"
             )
 
     def environment(self, environment: dict[str, str]) -> dict[str, str]:
