@@ -98,7 +98,11 @@ def test_the_child_inherits_no_file(sandbox: Sandbox, tmp_path: Path) -> None:
         if os.geteuid() != 0:
             assert not os.access(folder, os.R_OK), "another process of this user's cannot look into it"
             return
-        assert sorted(int(each.name) for each in folder.iterdir()) == [0, 1, 2]
+        opened = {int(each.name): os.readlink(each) for each in folder.iterdir()}
+        assert {0, 1, 2} <= opened.keys()
+        # NVIDIA's decoder runs in a process of its own, if it is there.
+        assert all(path.startswith("socket:") for number, path in opened.items() if number > 2)
+        assert len(opened) <= 4
     finally:
         os.close(secret)
 
