@@ -266,6 +266,8 @@ class Libraries:
             since = self._attached.get(inode, 0) or self._attached.get(content, 0)
             if since or content in self._refused:
                 return since
+            if pid and _file_name(path) == CUDA:
+                return 0  # of another recorder, which samples that program
             account = self._account_of(pid)
             if reason := self._places.refusal(account):
                 if account not in self._at_limit:  # `reason` may change

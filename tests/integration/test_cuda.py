@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +16,10 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.gpu.nvidia.records import PC_SAMPLES
-from integration.recording import BARE, IN_TURN, Finished, iaprof
+from integration.recording import BARE, IAPROF, IN_TURN, Finished, iaprof, until_recording
 from standin.cuda.machine import Machine
 from standin.cuda.runtime import REDUCE, SCALE, Ledger, cubin, read_ledgers
+from waiting import LONGEST_WAIT_S
 
 DEMANGLED = {REDUCE: "reduce", SCALE: "void math::scale<float>(float*, float const*, int)"}
 LOAD = ("load", cubin())
@@ -266,6 +269,23 @@ def test_a_system_wide_recording_says_that_it_cannot_sample(machine: Machine) ->
     done = iaprof("record", "-o", path, *BARE, "-d", "0.5", env=machine.env())
     assert done.code == 0, done.err
     assert "only in a command that iaprof starts" in done.err
+
+
+def test_the_library_sends_to_its_own_recorder_only(machine: Machine) -> None:
+    # given a recorder of the whole machine
+    path = machine.folder / "all"
+    command = [*IAPROF, "record", "-o", str(path), *BARE]
+    other = subprocess.Popen(command, env=os.environ | machine.env(), stderr=subprocess.PIPE, text=True)
+    until_recording(other)
+    # when another one records a program
+    recorded = Recorded(machine, *WORK)
+    other.send_signal(signal.SIGINT)
+    assert other.wait(LONGEST_WAIT_S) == 0
+    # then that one has all of it, and the first nothing
+    assert recorded.samples == recorded.ledgers[0].handed()
+    capture = CaptureReader(path)
+    assert capture.count("pc_sample") == capture.count("execution") == 0
+    assert "messages" not in [each["source"] for each in capture.header["losses"]]
 
 
 def test_the_rate_is_a_power_of_two(machine: Machine) -> None:
