@@ -70,7 +70,7 @@ _TORCH: Mapping[Kind, Sign] = {
     Kind.CONVERSION: _name("aiuDataConvert"),
     Kind.WIRE_UP: _name("aiuPrepareAndSyncRdma"),
 }
-# Loading gives the slices of these tools' devices the categories of PyTorch's, see device_slices.py.
+# Loading gives the slices of these tools' devices the categories of PyTorch's, see categorize_device_slices.
 _COPIES = {
     Kind.COPY_IN: _name(r"[(]?[HM]2D\b|CopyHostToDevice|HOST_TO_DEVICE|MEMCPY_ASYNC:H2D"),
     Kind.COPY_OUT: _name(r"[(]?D2[HM]\b|CopyDeviceToHost|DEVICE_TO_HOST|MEMCPY_ASYNC:D2H"),

@@ -91,8 +91,8 @@ class StagesRun:
 
     def enabled(self) -> list[bool]:
         """Tells for each stage whether it runs; UsageError if the profile or a stage is unknown."""
-        from iaprof.timelines.profiles import enabled
         from iaprof.timelines.registry import STAGES
+        from iaprof.timelines.stage_profiles import enabled
 
         chosen = [name.strip() for name in self.stages.split(",") if name.strip()]
         return enabled([(stage.name, *stage.others) for stage in STAGES], self.profile, chosen)

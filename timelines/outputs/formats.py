@@ -20,8 +20,8 @@ from iaprof.formats.writers.registry import FORMATS as REGISTRY, WRITERS, OfTime
 from iaprof.timelines.arguments import Arguments
 from iaprof.timelines.load import arguments, load
 from iaprof.timelines.options import Options
-from iaprof.timelines.profiles import enabled
 from iaprof.timelines.registry import STAGES, run
+from iaprof.timelines.stage_profiles import enabled
 from iaprof.timelines.trace import Trace
 from iaprof.timelines.views.stacks import stacks
 

@@ -23,7 +23,7 @@ from iaprof.timelines.outputs.formats import TimeLine
 from iaprof.timelines.stages.energy import TABLE
 from iaprof.timelines.trace import Level, Trace
 from iaprof.timelines.views.busy import CLASSES, Busy, busy
-from iaprof.timelines.views.counters import curves
+from iaprof.timelines.views.counter_curves import curves
 from iaprof.timelines.views.energy import over_time
 from iaprof.timelines.views.picture import SEVERAL, Picture, picture
 

@@ -1,6 +1,6 @@
 """Finds the members of events in a block of JSON, and reads their numbers and texts: whole arrays, without objects.
 
-Only JSON that is valid and as runtimes write it has blocks; events.py reads what is not.
+Only JSON that is valid and as runtimes write it has blocks; event_decoding.py reads what is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading import numbers
-from iaprof.timelines.reading.events import NO_END
+from iaprof.timelines.reading.event_decoding import NO_END
 
 _QUOTE, _COLON, _COMMA, _OPEN, _CLOSE, _LIST = b'":,{}['
 PRIMITIVE, TEXT, OBJECT, LIST = 0, _QUOTE, _OPEN, _LIST

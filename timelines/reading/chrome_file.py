@@ -9,9 +9,9 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.parent import AnswerError, integer
+from iaprof.timelines.reading.children import End, events
 from iaprof.timelines.reading.imported_file import ImportedFile, ReadAgain
 from iaprof.timelines.reading.members import EVENTS
-from iaprof.timelines.reading.pieces import End, events
 
 _OWN = "Acelyzer"  # in otherData.Application of what the AIU Trace Analyzer wrote
 _ALWAYS = ("deviceProperties", "distributedInfo", "otherData")

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.schema import FIELDS, KINDS, NULLABLE
 from iaprof.sandbox.parent import AnswerError
 from iaprof.timelines.reading.answer import ABSENT, MADE, NO_TEXT, Columns, Table
-from iaprof.timelines.reading.dialects import FLEX, Signs
+from iaprof.timelines.reading.children import Children, Read
+from iaprof.timelines.reading.dialect_detection import FLEX, Signs
 from iaprof.timelines.reading.pairs import Pairs
-from iaprof.timelines.reading.pieces import Children, Read
 from iaprof.timelines.reading.source import Source
 
 _HASH_BYTES = 5

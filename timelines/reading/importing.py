@@ -20,12 +20,12 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.imports.encoded_text import refuse_compressed, unpacked_start
 from iaprof.sandbox.parent import AnswerError, SandboxError
+from iaprof.timelines.reading.children import PIECE_BYTES, Children
 from iaprof.timelines.reading.chrome_file import is_chrome, read_chrome
-from iaprof.timelines.reading.dialects import FLEX, ONE_FILE_PER_RANK, TORCH
+from iaprof.timelines.reading.dialect_detection import FLEX, ONE_FILE_PER_RANK, TORCH
 from iaprof.timelines.reading.extent import Extent
 from iaprof.timelines.reading.imported_file import FileFacts, ImportedFile, ReadAgain, Reading, Remembered
 from iaprof.timelines.reading.perfetto.file import is_perfetto, read_perfetto
-from iaprof.timelines.reading.pieces import PIECE_BYTES, Children
 from iaprof.timelines.reading.source import Source
 
 _KINDS = ("slice", "counter", "flow", "instant")

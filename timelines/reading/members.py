@@ -123,7 +123,7 @@ def _keep(data: bytes, state: State) -> None:
 
 
 def _decoded(state: State) -> tuple[bool, Any]:
-    from iaprof.timelines.reading.not_finite import with_nulls  # reader.py imports numpy later than this module
+    from iaprof.timelines.reading.not_finite import with_nulls  # json_reader.py imports numpy later than this module
 
     if state.too_long:
         return False, None

@@ -27,7 +27,7 @@ class Reads(Protocol):
         fds: Any = (),
         seconds: float | None = None,
     ) -> Any:
-        """Runs an operation of reader.py."""
+        """Runs an operation of json_reader.py."""
 
 
 @dataclass(frozen=True)

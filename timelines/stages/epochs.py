@@ -9,7 +9,7 @@ from iaprof.basics.quantities import counted
 from iaprof.timelines.dialects import windows
 from iaprof.timelines.options import Options
 from iaprof.timelines.placeholders import placed
-from iaprof.timelines.stages.counters import WRAP, are_rising
+from iaprof.timelines.stages.device_counters import WRAP, are_rising
 from iaprof.timelines.trace import ABSENT, Slices, Trace
 
 _TOLERANCE = 0.1

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from iaprof.basics.quantities import counted
 from iaprof.formats.distinct import groups
 from iaprof.timelines.options import Options
-from iaprof.timelines.stages.counters import are_rising
+from iaprof.timelines.stages.device_counters import are_rising
 from iaprof.timelines.trace import Slices, Trace
 
 _FEW_ROWS = 1 << 16  # that numbers of two bytes tell apart, which are sorted in a pass

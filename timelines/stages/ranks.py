@@ -21,7 +21,7 @@ from iaprof.timelines.device_clock import whole
 from iaprof.timelines.dialects import windows
 from iaprof.timelines.grouped import Groups
 from iaprof.timelines.options import Options
-from iaprof.timelines.stages.counters import are_rising
+from iaprof.timelines.stages.device_counters import are_rising
 from iaprof.timelines.trace import Slices, Trace
 
 _STAGE = "MP_SYNC"

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.timelines.options import Limit, Options
-from iaprof.timelines.stages.counters import unwrap
+from iaprof.timelines.stages.device_counters import unwrap
 from iaprof.timelines.trace import ABSENT, Marks, Points, Slices, Trace
 
 _NAMES = (("RDMA", "Rdma"), ("Receive", "Recv"))

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading.answer import NO_TEXT
-from iaprof.timelines.reading.columns import Texts
+from iaprof.timelines.reading.event_columns import Texts
 from iaprof.timelines.reading.perfetto import wire
 from iaprof.timelines.reading.perfetto.protos import TrackEvent
 from iaprof.timelines.reading.perfetto.sequences import State, inverse
-from iaprof.timelines.reading.perfetto.timed import Events
 from iaprof.timelines.reading.perfetto.trace_state import TraceState
+from iaprof.timelines.reading.perfetto.track_events import Events
 from iaprof.timelines.reading.perfetto.tracks import CounterTrack
 from iaprof.timelines.reading.perfetto.wire import Fields, Places
 

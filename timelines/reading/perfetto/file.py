@@ -10,9 +10,9 @@ from concurrent.futures import Future
 
 from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.parent import AnswerError
+from iaprof.timelines.reading.children import MOST_PIECE_BYTES, PacketsRead
 from iaprof.timelines.reading.imported_file import ImportedFile, ReadAgain
 from iaprof.timelines.reading.perfetto.packets import is_trace
-from iaprof.timelines.reading.pieces import MOST_PIECE_BYTES, PacketsRead
 
 is_perfetto = is_trace
 _SKIPPED = 1 << 20  # bytes at a time

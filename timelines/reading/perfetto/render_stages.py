@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading.answer import ABSENT, MADE, NO_TEXT
-from iaprof.timelines.reading.columns import Texts
+from iaprof.timelines.reading.event_columns import Texts
 from iaprof.timelines.reading.perfetto import wire
 from iaprof.timelines.reading.perfetto.protos import (
     Dim3,

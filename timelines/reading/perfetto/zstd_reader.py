@@ -1,4 +1,4 @@
-"""Runs in a sandboxed child: `packet_reader`, for traces with packets that are compressed with zstd."""
+"""Runs in a sandboxed child: does what `packet_reader` does, for traces with packets that are compressed with zstd."""
 
 from __future__ import annotations
 

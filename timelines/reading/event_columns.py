@@ -15,7 +15,7 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading.answer import ABSENT, NO_TEXT, PHASES, Columns
-from iaprof.timelines.reading.events import NOTHING, Event
+from iaprof.timelines.reading.event_decoding import NOTHING, Event
 from iaprof.timelines.reading.numbers import integers, nanoseconds
 
 INTEGERS = {

@@ -87,7 +87,7 @@ class Children(Closing):
         """
         self._sandboxes: list[Sandbox] = []
         if not children:
-            self._sandboxes += (Sandbox("iaprof.timelines.reading.reader", _LIMITS) for _ in range(count + 1))
+            self._sandboxes += (Sandbox("iaprof.timelines.reading.json_reader", _LIMITS) for _ in range(count + 1))
             self._sandboxes.append(
                 Sandbox("iaprof.timelines.reading.perfetto.zstd_reader", _LIMITS)
                 if unpack_zstd

@@ -1,6 +1,6 @@
 """Makes columns of the events in a block whose members all have the usual forms, without an object for any value.
 
-columns.py makes the same columns of all other events. What is not usual raises NotPlain.
+event_columns.py makes the same columns of all other events. What is not usual raises NotPlain.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from iaprof.timelines.reading.blocks import (
     last_word,
     word,
 )
-from iaprof.timelines.reading.columns import BANDWIDTH, INTEGERS, MOST_ARGS, TEXTS, Texts
+from iaprof.timelines.reading.event_columns import BANDWIDTH, INTEGERS, MOST_ARGS, TEXTS, Texts
 
 _EVENT = ("name", "ph", "pid", "tid", "ts", "dur", "cat", "id", "args", "attr", "bp", "s")
 _MOVED = ("id", "bp", "s")  # members of events that become the first ones of args

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading.answer import ABSENT, NO_TEXT
-from iaprof.timelines.reading.columns import BANDWIDTH, INTEGERS, MOST_ARGS, TEXTS, Texts
+from iaprof.timelines.reading.event_columns import BANDWIDTH, INTEGERS, MOST_ARGS, TEXTS, Texts
 from iaprof.timelines.reading.numbers import integers
 from iaprof.timelines.reading.perfetto import wire
 from iaprof.timelines.reading.perfetto.protos import DebugAnnotation, InternedData, NestedValue

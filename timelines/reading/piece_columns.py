@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.timelines.reading import columns, events, plain
+from iaprof.timelines.reading import block_columns, event_columns, event_decoding
 from iaprof.timelines.reading.answer import ABSENT, CODES, DOUBLES, NO_TEXT, Columns, Table
 from iaprof.timelines.reading.blocks import Block, NotPlain
 from iaprof.timelines.reading.not_finite import WithNulls, with_nulls
@@ -20,24 +20,25 @@ _ONCE = frozenset({"args", "args_row", "args_length"})  # not one for each row
 
 def read(
     data: bytes, is_last: bool, is_lost: bool = False, gives_up: bool = False, block_bytes: int = BLOCK_BYTES
-) -> tuple[Columns, events.Piece, int]:
-    """Reads a piece. The arguments are those of events.read; a block has about `block_bytes`.
+) -> tuple[Columns, event_decoding.Piece, int]:
+    """Reads a piece. The arguments are those of event_decoding.read; a block has about `block_bytes`.
 
     Returns:
-        its columns; what events.read says of it, without the events; and how many these are, also those dropped.
+        its columns; what event_decoding.read returned, without the events; and the number of events, dropped ones
+        included.
     """
     given = data
-    data, bad_bytes = events.valid(given)
-    texts = columns.Texts()
+    data, bad_bytes = event_decoding.valid(given)
+    texts = event_columns.Texts()
     parts: list[Columns] = []
-    piece = events.Piece()
+    piece = event_decoding.Piece()
     count = at = 0
     replaced: WithNulls | None = None
 
-    def add(found: events.Piece) -> None:
+    def add(found: event_decoding.Piece) -> None:
         nonlocal piece, count
         count += len(found.events) + sum(found.dropped.values())
-        parts.append(columns.columns_of(found.events, found.dropped, texts))
+        parts.append(event_columns.columns_of(found.events, found.dropped, texts))
         found.dropped += piece.dropped
         piece = found
 
@@ -57,10 +58,12 @@ def read(
             break
         size = block_bytes
         try:
-            parts.append(plain.columns_of(block, texts))
+            parts.append(block_columns.columns_of(block, texts))
             count += block.events
         except NotPlain:
-            found = events.read(data[at : at + block.length] + b",", is_last=False)  # the comma ends the last event
+            found = event_decoding.read(
+                data[at : at + block.length] + b",", is_last=False
+            )  # the comma ends the last event
             if found.lost or found.consumed < block.length:
                 break
             add(found)
@@ -68,14 +71,14 @@ def read(
     if at < len(data):
         if replaced is None:
             data, replaced = _replaced(data, at)
-        found = events.read(data[at:], is_last, is_lost, gives_up)
+        found = event_decoding.read(data[at:], is_last, is_lost, gives_up)
         add(found)
         at += found.consumed
     if replaced is not None:
         at = replaced.given(at)
     piece.consumed, piece.events = at, []
     if bad_bytes:
-        piece.bad_bytes = events.valid(given[:at])[1]  # what follows is read again
+        piece.bad_bytes = event_decoding.valid(given[:at])[1]  # what follows is read again
     joined = join(parts)
     joined.texts = texts.values_cut()
     joined.cut_texts = texts.cut

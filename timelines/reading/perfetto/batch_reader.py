@@ -7,14 +7,14 @@ from typing import Any
 
 from iaprof.sandbox.reader import Refusal
 from iaprof.timelines.reading import answer
-from iaprof.timelines.reading.perfetto import events, packets
+from iaprof.timelines.reading.perfetto import batch_columns, packets
 from iaprof.timelines.reading.perfetto.trace_state import TraceState
 from iaprof.timelines.reading.perfetto.tracks import Tracks
 
 _MARKER_BYTES = 32  # of a marker that may be cut at the end of the data
 
 
-class PacketReader:
+class BatchReader:
     """Keeps its state from call to call."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class PacketReader:
             skipped = found
             content = content[found:]
         batch = packets.read(content)
-        read = events.read(self._trace, batch)
+        read = batch_columns.read(self._trace, batch)
         try:
             written = answer.write(read.columns, file)
         except OSError as error:

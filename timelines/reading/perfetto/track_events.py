@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading.answer import ABSENT, NO_TEXT
-from iaprof.timelines.reading.columns import Texts
+from iaprof.timelines.reading.event_columns import Texts
 from iaprof.timelines.reading.perfetto import wire
 from iaprof.timelines.reading.perfetto.protos import InternedData, LegacyEvent, TrackEvent
 from iaprof.timelines.reading.perfetto.sequences import Sequences, State

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from iaprof.timelines.reading import answer
 from iaprof.timelines.reading.answer import ABSENT, NO_TEXT
-from iaprof.timelines.reading.columns import Texts
-from iaprof.timelines.reading.perfetto import arguments, render_stages, wire
+from iaprof.timelines.reading.event_columns import Texts
+from iaprof.timelines.reading.perfetto import debug_annotations, render_stages, wire
 from iaprof.timelines.reading.perfetto.counters import Counters, repeated
 from iaprof.timelines.reading.perfetto.packets import Batch
 from iaprof.timelines.reading.perfetto.protos import ABOUT_TRACE, ENVELOPE, KINDS, LegacyEvent, TracePacket, TrackEvent
 from iaprof.timelines.reading.perfetto.sequences import State, inverse
-from iaprof.timelines.reading.perfetto.timed import NO_EVENT, Events, EventTexts, Finder
 from iaprof.timelines.reading.perfetto.trace_state import PHASES, TraceState
+from iaprof.timelines.reading.perfetto.track_events import NO_EVENT, Events, EventTexts, Finder
 from iaprof.timelines.reading.perfetto.tracks import Name
 from iaprof.timelines.reading.perfetto.wire import Fields, Places
 
@@ -80,7 +80,7 @@ class _Table:
         names = names + stages.names
         finder = Finder(self._trace, self._data, self._state, *times, self._dropped)
         events = finder.events(fields, owner, valid & ~damaged)
-        reader = arguments.Reader(self._data, self._content, self._trace.sequences)
+        reader = debug_annotations.Reader(self._data, self._content, self._trace.sequences)
         annotated, begins, stops = fields.spans(TrackEvent.DEBUG_ANNOTATIONS)
         members = reader.read(annotated, begins, stops, self._state.generation[owner][annotated])
         name, category = self._event_texts.names(events), self._event_texts.categories(events)
@@ -94,7 +94,7 @@ class _Table:
         def with_args(rows: Places, takes_known: bool) -> dict[str, NDArray[Any]]:
             place = np.full(len(fields.damaged), NO_EVENT, np.int64)
             place[events.row[rows]] = np.arange(len(rows))
-            found = arguments.Columns(members, place, len(rows), self._texts)
+            found = debug_annotations.Columns(members, place, len(rows), self._texts)
             known = found.known() if takes_known else {}
             extra = {int(place[row]): each for row, each in more.items() if place[row] >= 0}
             known |= found.rest(extra)
@@ -228,7 +228,7 @@ class _Table:
         }
         if "category" in found:
             also["category"] = np.full(count, NO_TEXT, np.int32)
-        described = [arguments.json_text({"name": each.name}).encode("utf-8", "replace") for each in names]
+        described = [debug_annotations.json_text({"name": each.name}).encode("utf-8", "replace") for each in names]
         none = np.empty(0, np.int64)
         args = {
             "args_row": np.concatenate([args.get("args_row", none), len(rows) + np.arange(count)]),

@@ -29,10 +29,10 @@ def operations(_stage_seconds: float) -> dict[str, Operation]:
     keep_freed(_MOST_KEPT)
     import numpy as np
 
-    from iaprof.timelines.reading import reading
+    from iaprof.timelines.reading import piece_columns
 
     for sample in _SAMPLES:  # so that libraries import what they need before the sandbox forbids opening files
-        reading.read(sample, is_last=True)
+        piece_columns.read(sample, is_last=True)
     np.unique(np.zeros(1))
     for encoding in ENCODINGS:
         codecs.lookup(encoding)
@@ -53,9 +53,9 @@ def content_of(parameters: dict[str, Any], data: bytearray, files: list[int]) ->
 
 def read_events(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
     """Reads a piece of a list of events; writes its columns into the last file."""
-    from iaprof.timelines.reading import answer, reading
+    from iaprof.timelines.reading import answer, piece_columns
 
-    found, piece, count = reading.read(
+    found, piece, count = piece_columns.read(
         content_of(parameters, data, files), parameters["is_last"], parameters["is_lost"], parameters["gives_up"]
     )
     try:
