@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 ABSENT = np.iinfo(np.int64).min
 """An integer that an event does not have, in columns of int64."""
 _NARROW = (np.uint8, np.uint16, np.uint32)
-_PART = 1 << 18  # rows
+_CHUNK = 1 << 18  # rows
 _SAMPLE = 1000  # values that are looked at before all are
 
 
-def parts(count: int) -> Iterator[slice]:
+def chunks(count: int) -> Iterator[slice]:
     """Yields spans of rows. What is computed span by span needs little memory for what comes between."""
-    for begin in range(0, count, _PART):
-        yield slice(begin, begin + _PART)
+    for begin in range(0, count, _CHUNK):
+        yield slice(begin, begin + _CHUNK)
 
 
 @dataclass(frozen=True)
@@ -202,31 +202,31 @@ def _repeated(values: NDArray[np.int64]) -> Column:
     return Repeated(codes, tuple(pack(np.ascontiguousarray(column)) for column in table.T))
 
 
-def joined(parts: Sequence[Column]) -> Column:
+def joined(pieces: Sequence[Column]) -> Column:
     """Returns the rows of several columns of one type, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
+    if len(pieces) == 1:
+        return pieces[0]
+    first = pieces[0]
     if isinstance(first, Constant) and all(
-        isinstance(each, Constant) and each.value.tobytes() == first.value.tobytes() for each in parts
+        isinstance(each, Constant) and each.value.tobytes() == first.value.tobytes() for each in pieces
     ):
-        return Constant(first.value, sum(map(len, parts)))
-    if all(isinstance(each, Repeated) for each in parts):
-        return _joined_repeated([each for each in parts if isinstance(each, Repeated)])
-    narrow = [each for each in parts if not isinstance(each, np.ndarray)]
-    if len(narrow) == len(parts) and unpacked(first)[:1].dtype.kind in "iu" and unpacked(first).ndim == 1:
+        return Constant(first.value, sum(map(len, pieces)))
+    if all(isinstance(each, Repeated) for each in pieces):
+        return _joined_repeated([each for each in pieces if isinstance(each, Repeated)])
+    narrow = [each for each in pieces if not isinstance(each, np.ndarray)]
+    if len(narrow) == len(pieces) and unpacked(first)[:1].dtype.kind in "iu" and unpacked(first).ndim == 1:
         return _joined_narrow(narrow)
-    whole = np.empty((sum(map(len, parts)), *unpacked(first).shape[1:]), unpacked(first).dtype)
+    whole = np.empty((sum(map(len, pieces)), *unpacked(first).shape[1:]), unpacked(first).dtype)
     begin = 0
-    for each in parts:
+    for each in pieces:
         whole[begin : begin + len(each)] = unpacked(each)
         begin += len(each)
     return whole
 
 
-def _joined_narrow(parts: Sequence[Packed]) -> Column:
+def _joined_narrow(pieces: Sequence[Packed]) -> Column:
     lows, highs, has_absent = [], [], False
-    for each in parts:
+    for each in pieces:
         values = each.values()
         present = values != ABSENT
         if not present.all():
@@ -234,32 +234,32 @@ def _joined_narrow(parts: Sequence[Packed]) -> Column:
         if len(values):
             lows.append(int(values.min()))
             highs.append(int(values.max()))
-    dtype = parts[0].values().dtype
-    count = sum(map(len, parts))
+    dtype = pieces[0].values().dtype
+    count = sum(map(len, pieces))
     width = _width(min(lows), max(highs), has_absent) if lows else None
     whole = np.empty(count, dtype if width is None else width)
     least = min(lows, default=0)
     begin = 0
-    for each in parts:
+    for each in pieces:
         values = each.values()
-        part = whole[begin : begin + len(each)]
-        part[:] = values if width is None else (values - dtype.type(least)).astype(width)
+        mine = whole[begin : begin + len(each)]
+        mine[:] = values if width is None else (values - dtype.type(least)).astype(width)
         if has_absent and width is not None:
-            part[values == ABSENT] = np.iinfo(width).max
+            mine[values == ABSENT] = np.iinfo(width).max
         begin += len(each)
     if width is None or np.dtype(width).itemsize >= dtype.itemsize:
         return whole if width is None else Narrow(whole, least, has_absent, dtype).values()
     return Narrow(whole, least, has_absent, dtype)
 
 
-def _joined_repeated(parts: Sequence[Repeated]) -> Column:
-    codes = np.empty(sum(map(len, parts)), np.uint32)
+def _joined_repeated(pieces: Sequence[Repeated]) -> Column:
+    codes = np.empty(sum(map(len, pieces)), np.uint32)
     begin = rows = 0
-    for each in parts:
+    for each in pieces:
         codes[begin : begin + len(each)] = each.codes + np.uint32(rows)
         begin += len(each)
         rows += len(each.table[0])
-    return Repeated(codes, tuple(joined(columns) for columns in zip(*(each.table for each in parts), strict=True)))
+    return Repeated(codes, tuple(joined(columns) for columns in zip(*(each.table for each in pieces), strict=True)))
 
 
 NO_CODE = -1
@@ -357,11 +357,11 @@ class Columns:
         extra = {}
         for name in {**extras[0], **extras[1]}:
             like = unpacked(extras[0].get(name, extras[1].get(name)))[:0]  # type: ignore[arg-type]
-            parts = [
+            pieces = [
                 own[name] if name in own else _absent(like, len(each))
                 for own, each in zip(extras, (self, other), strict=True)
             ]
-            extra[name] = joined(parts)
+            extra[name] = joined(pieces)
         return self._of(columns, extra)
 
     def changed(self, **columns: NDArray[Any]) -> Self:

@@ -208,8 +208,8 @@ def categorize_device_slices(trace: Trace, arguments: Callable[[str], Arguments]
             if pattern:
                 found |= is_own & texts.matches(codes, pattern)
         copies = found.copy()
-        named = [texts.matches(codes, device.copies) for codes in (slices.name, slices.category, process)]
-        copies &= np.logical_or.reduce(named)
+        found_in = [texts.matches(codes, device.copies) for codes in (slices.name, slices.category, process)]
+        copies &= np.logical_or.reduce(found_in)
         kernels = found & ~copies
         if device.others:
             others = kernels & texts.matches(slices.name, device.others)

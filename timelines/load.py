@@ -170,8 +170,8 @@ class _Columns:
 
     def column(self, name: str, type_: Any) -> NDArray[Any]:
         """Returns a whole column, which can be packed."""
-        parts = self.found.pop(name, [])
-        whole: Any = joined(parts) if parts else np.empty(0, type_)
+        pieces = self.found.pop(name, [])
+        whole: Any = joined(pieces) if pieces else np.empty(0, type_)
         return whole.astype(type_, copy=False) if isinstance(whole, np.ndarray) else whole
 
     def _common(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def restore(trace: Trace, arguments: Callable[[str], Arguments]) -> None:
     Raises:
         IaprofError: only some of the files are outputs.
     """
-    own = _named(trace, arguments)
+    own = _files_of_outputs(trace, arguments)
     if not own:
         return
     if others := [file.name for number, file in enumerate(trace.files) if number not in own]:
@@ -91,7 +91,7 @@ def restore(trace: Trace, arguments: Callable[[str], Arguments]) -> None:
     _restore_slices(trace, arguments, places, jobs)
 
 
-def _named(trace: Trace, arguments: Callable[[str], Arguments]) -> dict[int, Sequence[Mapping[str, Any]]]:
+def _files_of_outputs(trace: Trace, arguments: Callable[[str], Arguments]) -> dict[int, Sequence[Mapping[str, Any]]]:
     """Returns the files that outputs name, by the number of the output; drops the metadata that name them."""
     found: dict[int, list[Mapping[str, Any]]] = {}
     for number, file in enumerate(trace.files):
@@ -99,14 +99,14 @@ def _named(trace: Trace, arguments: Callable[[str], Arguments]) -> dict[int, Seq
         if isinstance(about, dict) and about.get("Application") == "iaprof" and isinstance(about.get(FILES), list):
             found[number] = [each for each in about[FILES] if isinstance(each, dict)]
     marks = trace.instants
-    is_named = trace.texts.matches(marks.phase, "^M$") & trace.texts.matches(marks.name, f"^{EVENT}$")
-    rows = np.flatnonzero(is_named)
+    has_name = trace.texts.matches(marks.phase, "^M$") & trace.texts.matches(marks.name, f"^{EVENT}$")
+    rows = np.flatnonzero(has_name)
     if len(rows):
         with arguments("instant") as given:
             texts = given.take(marks.row[rows]).to_pylist()
         for number, text in zip(marks.file[rows].tolist(), texts, strict=True):
             found.setdefault(number, []).append(members_of(text))
-        trace.instants = marks.take(~is_named)
+        trace.instants = marks.take(~has_name)
     return {number: each for number, each in found.items() if each}
 
 

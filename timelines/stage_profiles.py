@@ -118,15 +118,15 @@ def _of_json(names: Sequence[str], places: Mapping[str, list[int]], document: Ma
         return [True] * len(names)
     if not isinstance(stages, list) or not all(isinstance(each, dict) for each in stages):
         raise ValueError("it has no list of stages")
-    named = [(name, value) for each in stages for name, value in each.items()]
-    if unknown := [name for name, _ in named if name.split("#")[0] not in {*names, *_NOT_NEEDED}]:
+    settings = [(name, value) for each in stages for name, value in each.items()]
+    if unknown := [name for name, _ in settings if name.split("#")[0] not in {*names, *_NOT_NEEDED}]:
         raise ValueError(f"there is no stage {unknown[0]}")
-    wholly = Counter(name for name, _ in named)
+    counts = Counter(name for name, _ in settings)
     seen: Counter[str] = Counter()
     on = [False] * len(names)
-    for name, value in named:
+    for name, value in settings:
         seen[name] += 1
         # A name that is listed as often as there are stages of it means these one by one, in order.
-        is_nth = wholly[name] == len(places.get(name, ())) > 1
+        is_nth = counts[name] == len(places.get(name, ())) > 1
         on = _with(places, on, {f"{name}#{seen[name]}" if is_nth else name: bool(value)})
     return on

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.distinct import groups
-from iaprof.timelines.columns import ABSENT as ABSENT, Columns as Columns, Repeated, parts
+from iaprof.timelines.columns import ABSENT as ABSENT, Columns as Columns, Repeated, chunks
 
 NO_TEXT = -1  # the code of an absent text
 
@@ -219,8 +219,8 @@ class Slices(Columns):
         counters = self.column("counters")
         if isinstance(counters, Repeated):
             distinct, found = counters.distinct(), np.empty(len(self), np.int64)
-            for part in parts(len(self)):
-                found[part] = distinct[counters.codes[part], indexes[part]]
+            for chunk in chunks(len(self)):
+                found[chunk] = distinct[counters.codes[chunk], indexes[chunk]]
             return found
         return np.asarray(self.counters[np.arange(len(self)), indexes])
 

@@ -73,12 +73,12 @@ def _score(
     index = pc.index_in(pa.array(table.kernels[:FIRST_LINES], pa.large_string()), value_set=jobs.names)
     text = pc.fill_null(index, -1).cast(pa.int32()).to_numpy(zero_copy_only=False).tobytes()
     distinct, of_job = beginnings
-    is_part = np.array([_is_part(each, text) for each in distinct], bool)[of_job]
+    occurs = np.array([_occurs_in(each, text) for each in distinct], bool)[of_job]
     counts = jobs.groups.counts
     ideal = table.ideal_cycles * 1000 / core_mhz
     some = jobs.duration > 0
     by_time = np.where(some, ideal / np.where(some, jobs.duration, 1), float(ideal == 0))
-    score = np.where(is_part, 0.5, 0.25) + 0.5 * counts / max(lines, 1) + 0.5 * by_time
+    score = np.where(occurs, 0.5, 0.25) + 0.5 * counts / max(lines, 1) + 0.5 * by_time
     return np.where((counts > lines) | (ideal > jobs.duration), 0.0, score)
 
 
@@ -93,11 +93,11 @@ def _beginnings(jobs: Job) -> tuple[list[bytes], NDArray[np.int64]]:
     return [row[row >= 0].tobytes() for row in distinct], of_job.reshape(-1)
 
 
-def _is_part(part: bytes, text: bytes) -> bool:
+def _occurs_in(sequence: bytes, text: bytes) -> bool:
     """Tells whether a sequence of integers of 4 bytes is a consecutive part of another one."""
-    place = text.find(part)
+    place = text.find(sequence)
     while place % 4 and place >= 0:
-        place = text.find(part, place + 1)
+        place = text.find(sequence, place + 1)
     return place >= 0
 
 

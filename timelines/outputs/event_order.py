@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 _BLOCK = 1 << 16  # rows whose times are computed together
 _WINDOW = 1 << 19  # events, about
-_PART = 1 << 16  # rows that are put in order together
+_CHUNK = 1 << 16  # rows that are put in order together
 _MOST_WINDOWS = 64  # each looks at all blocks if rows are in no order
 _SAMPLED = 64  # of so many events, one tells where windows begin
 _Ints = NDArray[np.int64]
@@ -114,9 +114,9 @@ def by_time(
     keys = key if callable(key) else key.__getitem__
     begin, count = 0, len(order)
     while begin < count:  # parts need less memory
-        end = min(begin + _PART, count)
+        end = min(begin + _CHUNK, count)
         while end < count:  # to the next row of another time
-            others = times[order[end : end + _PART]] != times[order[end - 1]]
+            others = times[order[end : end + _CHUNK]] != times[order[end - 1]]
             end += int(np.argmax(others)) if others.any() else len(others)
             if others.any():
                 break

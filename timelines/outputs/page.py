@@ -135,11 +135,11 @@ def _arrays(
             "nanojoules": spans.nanojoules.ravel(), "calls": spans.calls.ravel(), "totals": spans.totals.ravel(),
         }  # fmt: skip
     arrays = []
-    for part, values in columns.items():
-        described[part]["arrays"] = []
+    for section, values in columns.items():
+        described[section]["arrays"] = []
         for key, column in values.items():
             width, count, data = planes(column.astype(np.int64))
-            described[part]["arrays"].append((key, width, count))
+            described[section]["arrays"].append((key, width, count))
             arrays.append(data)
     return described, arrays
 

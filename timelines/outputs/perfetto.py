@@ -55,7 +55,7 @@ class _Tracks(Protocol):
     @property
     def pids(self) -> NDArray[np.int64]: ...
 
-    def messages(self, part: slice, parents: NDArray[np.int64]) -> Bytes:
+    def messages(self, rows: slice, parents: NDArray[np.int64]) -> Bytes:
         """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
 
 
@@ -63,7 +63,7 @@ class _Tracks(Protocol):
 class Processes:
     """How processes are called."""
 
-    named: Names
+    names: Names
     device_pids: NDArray[np.int64]
 
     def messages(self, pids: NDArray[np.int64]) -> Bytes:
@@ -72,8 +72,8 @@ class Processes:
         is_host = np.isin(pids - HOST_PIDS, self.device_pids) & ~is_rank
         starts = pa.array(["process ", "rank ", "host of rank "]).take(pa.array(is_rank + 2 * is_host))
         made = _joined(starts, _decimal(np.where(is_host, pids - HOST_PIDS, pids)))
-        name = pc.coalesce(pa.array(map(self.named.processes.get, pids.tolist()), pa.string()), made)
-        label = pa.array(map(self.named.labels.get, pids.tolist()), pa.string())
+        name = pc.coalesce(pa.array(map(self.names.processes.get, pids.tolist()), pa.string()), made)
+        label = pa.array(map(self.names.labels.get, pids.tolist()), pa.string())
         name = pc.coalesce(_joined(name, " (", label, ")"), name)
         has_number = pa.array((pids >= 0) & (pids <= MOST_PID))
         return pc.if_else(has_number, packets.process(pids, name), packets.named(name))
@@ -87,14 +87,14 @@ class Threads:
     tids: NDArray[np.int64]
     levels: NDArray[np.int64]  # 0 for the thread itself
     of_device: NDArray[np.bool_]
-    named: Names
+    names: Names
 
-    def messages(self, part: slice, parents: NDArray[np.int64]) -> Bytes:
+    def messages(self, rows: slice, parents: NDArray[np.int64]) -> Bytes:
         """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
-        pids, tids, levels = self.pids[part], self.tids[part], self.levels[part]
-        starts = pa.array(["thread ", "device "]).take(pa.array(self.of_device[part].astype(np.int8)))
+        pids, tids, levels = self.pids[rows], self.tids[rows], self.levels[rows]
+        starts = pa.array(["thread ", "device "]).take(pa.array(self.of_device[rows].astype(np.int8)))
         keys = zip(pids.tolist(), tids.tolist(), strict=True)
-        name = pc.coalesce(pa.array(map(self.named.threads.get, keys), pa.string()), _joined(starts, _decimal(tids)))
+        name = pc.coalesce(pa.array(map(self.names.threads.get, keys), pa.string()), _joined(starts, _decimal(tids)))
         row = pc.if_else(pa.array(levels > 0), _joined(" (row ", _decimal(levels + 1), ")"), "")
         name = _joined(name, row)
         has_number = (levels == 0) & (pids >= 0) & (pids <= MOST_PID) & (tids >= 0) & (tids <= _MOST_TID)
@@ -110,9 +110,9 @@ class Counters:
     names: pa.StringArray
     units: pa.StringArray
 
-    def messages(self, part: slice, parents: NDArray[np.int64]) -> Bytes:
+    def messages(self, rows: slice, parents: NDArray[np.int64]) -> Bytes:
         """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
-        fields = [packets.named(self.names[part]), packets.below(parents), packets.counter(self.units[part])]
+        fields = [packets.named(self.names[rows]), packets.below(parents), packets.counter(self.units[rows])]
         return columns.message(fields, len(parents))
 
 
@@ -133,11 +133,11 @@ def write_tracks(threads: Threads, counters: Counters, processes: Processes, out
     begin = 0
     for kind in kinds:
         for at in range(0, len(kind.pids), _TRACKS_AT_ONCE):
-            part = slice(at, min(at + _TRACKS_AT_ONCE, len(kind.pids)))
-            all_ = slice(begin + part.start, begin + part.stop)
+            rows = slice(at, min(at + _TRACKS_AT_ONCE, len(kind.pids)))
+            all_ = slice(begin + rows.start, begin + rows.stop)
             new = np.flatnonzero(is_first[all_])
-            messages = [processes.messages(pids[all_][new]), kind.messages(part, parents[all_])]
-            order = np.insert(len(new) + np.arange(part.stop - part.start), new, np.arange(len(new)))
+            messages = [processes.messages(pids[all_][new]), kind.messages(rows, parents[all_])]
+            order = np.insert(len(new) + np.arange(rows.stop - rows.start), new, np.arange(len(new)))
             last = place[all_.stop - 1] + 1
             out.tracks(numbers[last - len(order) : last], [pa.concat_arrays(messages).take(pa.array(order))])
         begin += len(kind.pids)
@@ -148,11 +148,11 @@ def _decimal(numbers: NDArray[np.int64]) -> pa.StringArray:
     return pa.array(numbers).cast(pa.string())
 
 
-def _joined(*parts: pa.StringArray | str) -> pa.StringArray:
-    return pc.binary_join_element_wise(*parts, "")
+def _joined(*texts: pa.StringArray | str) -> pa.StringArray:
+    return pc.binary_join_element_wise(*texts, "")
 
 
-_MOST_NAMED = 1 << 20  # metadata events that are read
+_MOST_NAMES = 1 << 20  # metadata events that are read
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,9 @@ def names_in_metadata(trace: Trace, arguments: Arguments | None) -> Names:
     labels: dict[int, str] = {}
     threads: dict[tuple[int, int], str] = {}
     instants = trace.instants
-    is_named = trace.texts.matches(instants.phase, "^M$") & (instants.row != MADE)
-    is_named &= trace.texts.matches(instants.name, "^(process_name|process_labels|thread_name)$")
-    rows = np.flatnonzero(is_named)[:_MOST_NAMED]
+    has_name = trace.texts.matches(instants.phase, "^M$") & (instants.row != MADE)
+    has_name &= trace.texts.matches(instants.name, "^(process_name|process_labels|thread_name)$")
+    rows = np.flatnonzero(has_name)[:_MOST_NAMES]
     if arguments is None or not len(rows):
         return Names(processes, labels, threads)
     kinds = trace.texts.taken(instants.name[rows]).to_pylist()
@@ -195,13 +195,13 @@ def names_in_metadata(trace: Trace, arguments: Arguments | None) -> Names:
     return Names(processes, labels, threads)
 
 
-def describe_tracks(trace: Trace, levels: NDArray[np.int64], named: Names, out: PacketWriter) -> Tracks:
+def describe_tracks(trace: Trace, levels: NDArray[np.int64], names: Names, out: PacketWriter) -> Tracks:
     """Writes the descriptors of all tracks.
 
     Args:
         trace: the trace.
         levels: of its slices, see stages.overlap.levels: each level of a row is a track.
-        named: names of processes and threads.
+        names: those of processes and threads.
         out: receives them.
     """
     slices, points, flows = trace.slices, trace.points, trace.flows
@@ -217,10 +217,10 @@ def describe_tracks(trace: Trace, levels: NDArray[np.int64], named: Names, out: 
     thread, _ = groups(pids, tids)
     of_device = np.zeros(len(first), bool)
     of_device[thread[row[: sizes[0]][on_device]]] = True
-    threads = Threads(pids, tids, level, of_device[thread], named)
+    threads = Threads(pids, tids, level, of_device[thread], names)
     counter, first = groups(points.pid, points.name, points.series)
     counters = Counters(points.pid[first], _cleaned(trace, points.name[first]), _cleaned(trace, points.series[first]))
-    uuids = write_tracks(threads, counters, Processes(named, distinct_values(slices.pid[on_device])), out)
+    uuids = write_tracks(threads, counters, Processes(names, distinct_values(slices.pid[on_device])), out)
     of_threads, of_counters = np.split(uuids, [len(pids)])
     of_instants = np.zeros(len(trace.instants), np.int64)
     of_slices, of_flows, of_instants[shown] = np.split(of_threads[row], np.cumsum(sizes)[:-1])
@@ -520,16 +520,16 @@ class _Writer:
 
     def write(self, kinds: NDArray[np.int8], rows: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         """Writes a chunk of packets."""
-        parts, places = [], []
+        made, places = [], []
         makers = (self._begins, self._end_fields, self._points, self._free_flows, self._instants)
         for kind, make in enumerate(makers):
             at = np.flatnonzero(kinds == kind)
             if len(at):
-                parts.append(columns.message(make(rows[at]), len(at)))
+                made.append(columns.message(make(rows[at]), len(at)))
                 places.append(at)
         back = np.empty(len(rows), np.int64)
         back[np.concatenate(places)] = np.arange(len(rows))
-        self._out.events(times, [pa.concat_arrays(parts).take(pa.array(back))])
+        self._out.events(times, [pa.concat_arrays(made).take(pa.array(back))])
 
     def _begins(self, rows: NDArray[np.int64]) -> list[bytes | Bytes]:
         slices = self._slices.take(rows)

@@ -87,13 +87,13 @@ class ImportedArguments:
 
     def _fields(self, members: dict[str, Raw]) -> bytes:
         """Returns the annotations of one event."""
-        parts = []
+        fields = []
         for name, raw in members.items():
             value = _value(bytes(raw))
             if value is not None:
                 inside = (self._names.get(name) or self._name(name)) + value
-                parts.append(_TAG + varint(len(inside)) + inside)
-        return b"".join(parts)
+                fields.append(_TAG + varint(len(inside)) + inside)
+        return b"".join(fields)
 
     def _name(self, name: str) -> bytes:
         if len(self._names) >= _MOST_NAMES:
@@ -118,22 +118,22 @@ def _values(block: Block, members: Members) -> Bytes:
     """
     kinds = [(members.kind == PRIMITIVE, _primitives), (members.kind == TEXT, _texts)]
     kinds.append((~(kinds[0][0] | kinds[1][0]), _nested))
-    parts, places = [], []
+    made, places = [], []
     for is_of_kind, make in kinds:
         rows = np.flatnonzero(is_of_kind)
         if len(rows):
-            parts.append(make(block, *members.take(rows).inside()))
+            made.append(make(block, *members.take(rows).inside()))
             places.append(rows)
-    return _put_back(parts, places)
+    return _put_back(made, places)
 
 
-def _put_back(parts: list[Bytes], places: list[NDArray[np.int64]]) -> Bytes:
+def _put_back(made: list[Bytes], places: list[NDArray[np.int64]]) -> Bytes:
     """Returns one column of parts, which are of some rows each."""
-    if len(parts) == 1:
-        return parts[0]
+    if len(made) == 1:
+        return made[0]
     back = np.empty(sum(map(len, places)), np.int64)
     back[np.concatenate(places)] = np.arange(len(back))
-    return pa.concat_arrays(parts).take(pa.array(back))
+    return pa.concat_arrays(made).take(pa.array(back))
 
 
 def _texts(block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Bytes:
@@ -149,12 +149,12 @@ def _nested(block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]) ->
 def _primitives(block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Bytes:
     values, are_whole = blocks.decimal_numbers(block, starts, ends)
     whole, others = np.flatnonzero(are_whole), np.flatnonzero(~are_whole)
-    parts, places = [columns.numbers(_INT, values[whole])], [whole]
+    made, places = [columns.numbers(_INT, values[whole])], [whole]
     if len(others):
         encoded = blocks.strings(block, starts[others], ends[others]).dictionary_encode()
-        parts.append(_odd_primitives(encoded.dictionary).take(encoded.indices))
+        made.append(_odd_primitives(encoded.dictionary).take(encoded.indices))
         places.append(others)
-    return _put_back(parts, places)
+    return _put_back(made, places)
 
 
 def _odd_primitives(texts: pa.StringArray) -> Bytes:

@@ -53,14 +53,14 @@ class Columns:
 def write(columns: Columns, file: int) -> dict[str, Any]:
     """Writes columns into a file; returns what `read` needs of them, as JSON."""
     texts = "\0".join(text.replace("\0", "\ufffd") for text in columns.texts).encode()
-    parts: list[NDArray[Any]] = []
+    arrays: list[NDArray[Any]] = []
     tables = {}
     for kind in KINDS:
         table: Table = getattr(columns, kind)
         tables[kind] = [[name, values.dtype.char, len(values)] for name, values in table.items()]
-        parts += table.values()
-    for part in (*parts, np.frombuffer(texts, np.uint8)):
-        view = memoryview(part.tobytes() + bytes(-part.nbytes % _ALIGNED))
+        arrays += table.values()
+    for array in (*arrays, np.frombuffer(texts, np.uint8)):
+        view = memoryview(array.tobytes() + bytes(-array.nbytes % _ALIGNED))
         while view:
             view = view[os.write(file, view) :]
     counts = {name: getattr(columns, name) for name in ("cut_texts", "cut_args", "bad_values")}
@@ -128,8 +128,8 @@ def _check(kind: str, table: Table, texts: int) -> None:
             good = False
         if not good:
             raise AnswerError
-    named = np.ones(rows, bool) if kind != "slices" or "phase" not in table else table["phase"] != PHASES.index("E")
-    if not all((table[name][named] >= 0).all() for name in ("name", "series", "phase") if name in table):
+    needs_text = np.ones(rows, bool) if kind != "slices" or "phase" not in table else table["phase"] != PHASES.index("E")
+    if not all((table[name][needs_text] >= 0).all() for name in ("name", "series", "phase") if name in table):
         raise AnswerError
     if "args" in table:
         at, lengths = table.get("args_row"), table.get("args_length")

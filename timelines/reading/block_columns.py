@@ -166,13 +166,13 @@ class _Events:
         taken = np.zeros(len(first), bool)
         for name in (*INTEGERS, *TEXTS, BANDWIDTH):
             encoded = name.encode()
-            is_named = (first == word(encoded)) & is_slice
-            if len(encoded) > 8 and is_named.any():
-                is_named &= (last == last_word(encoded)) & (self._inner.key_length == len(encoded))
+            has_key = (first == word(encoded)) & is_slice
+            if len(encoded) > 8 and has_key.any():
+                has_key &= (last == last_word(encoded)) & (self._inner.key_length == len(encoded))
                 if len(encoded) > 16:
                     middle = np.uint64(int.from_bytes(encoded[8:16], "little"))
-                    is_named[is_named] = self._block.words.take(self._inner.key[is_named] + 8) == middle
-            places = np.flatnonzero(is_named)
+                    has_key[has_key] = self._block.words.take(self._inner.key[has_key] + 8) == middle
+            places = np.flatnonzero(has_key)
             if len(places):
                 taken[places] = True
                 self._take(name, self._inner.take(places), place, table)

@@ -73,14 +73,14 @@ MEMBERS = tuple(Members.__dataclass_fields__)
 class Block:
     """Whole events, one after the other."""
 
-    def __init__(self, part: bytes) -> None:
+    def __init__(self, data: bytes) -> None:
         """Finds events from the start of `part` on, up to the last one that ends in it.
 
         Raises:
             NotPlain: there is none, or something else between them or behind the last, or JSON is invalid.
         """
-        stripped = part.lstrip(_BLANK)
-        before = len(part) - len(stripped)
+        stripped = data.lstrip(_BLANK)
+        before = len(data) - len(stripped)
         raw = np.frombuffer(stripped, np.uint8)
         self.has_escapes = b"\\" in stripped
         at = np.flatnonzero(np.frombuffer(stripped.translate(_IS_TOKEN), bool))

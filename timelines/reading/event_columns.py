@@ -280,20 +280,20 @@ class _Builder:
         rows = [row for row, each in enumerate(args) if each]
         if not rows:
             return {}
-        parts: list[Any] = [_encode(args[row]) for row in rows]
-        joined = b",".join(parts)
+        objects: list[Any] = [_encode(args[row]) for row in rows]
+        joined = b",".join(objects)
         if any(blank in joined for blank in (b" ", b"\n", b"\t")):
-            parts = _raws(msgspec.json.format(b"[%b]" % joined, indent=-1))
-        lengths = np.array([memoryview(part).nbytes for part in parts], np.int64)
+            objects = _raws(msgspec.json.format(b"[%b]" % joined, indent=-1))
+        lengths = np.array([memoryview(text).nbytes for text in objects], np.int64)
         if lengths.max() > MOST_ARGS:
             fits = lengths <= MOST_ARGS
             self.cut_args += int((~fits).sum())
-            parts, rows = [parts[i] for i in np.flatnonzero(fits)], [rows[i] for i in np.flatnonzero(fits)]
+            objects, rows = [objects[i] for i in np.flatnonzero(fits)], [rows[i] for i in np.flatnonzero(fits)]
             lengths = lengths[fits]
         return {
             "args_row": np.array(rows, np.int64),
             "args_length": lengths,
-            "args": np.frombuffer(b"".join(parts), np.uint8),
+            "args": np.frombuffer(b"".join(objects), np.uint8),
         }
 
 

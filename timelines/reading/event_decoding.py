@@ -312,8 +312,8 @@ class _Reader:
         margin = self._margin(begin)
         for separator in _CANDIDATE.finditer(data, begin + (not is_lost)):
             place = separator.end()
-            part = data[at:place]
-            depth += part.count(b"{") + part.count(b"[") - part.count(b"}") - part.count(b"]")
+            skipped = data[at:place]
+            depth += skipped.count(b"{") + skipped.count(b"[") - skipped.count(b"}") - skipped.count(b"]")
             depth, at = max(depth, 0), place
             behind = separator[0]
             balances = depth == 0 and b"," in behind and not is_lost

@@ -44,11 +44,11 @@ def content_of(parameters: dict[str, Any], data: bytearray, files: list[int]) ->
     """Returns the piece: `data`, or from `start` to `end` of the first file."""
     if "start" not in parameters:
         return bytes(data)
-    parts, at = [], parameters["start"]
-    while at < parameters["end"] and (part := os.pread(files[0], parameters["end"] - at, at)):
-        parts.append(part)
-        at += len(part)
-    return b"".join(parts)
+    chunks, at = [], parameters["start"]
+    while at < parameters["end"] and (chunk := os.pread(files[0], parameters["end"] - at, at)):
+        chunks.append(chunk)
+        at += len(chunk)
+    return b"".join(chunks)
 
 
 def read_events(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:

@@ -41,12 +41,12 @@ def with_nulls(text: bytes) -> WithNulls:
     quotes = np.flatnonzero(raw == ord('"'))
     quotes = quotes[~escaped(raw, quotes)]
     before = np.searchsorted(quotes, [word.start() for word in found]) - 1
-    parts, words, at, longer = [], [], 0, 0
+    pieces, words, at, longer = [], [], 0, 0
     for word, quote in zip(found, before.tolist(), strict=True):
         if quote >= 0 and not _OUTSIDE.match(text, int(quotes[quote]) + 1):
             continue
-        parts += [text[at : word.start()], _NULL]
+        pieces += [text[at : word.start()], _NULL]
         words.append((word.start() + longer, len(_NULL) - len(word[0])))
         longer += words[-1][1]
         at = word.end()
-    return WithNulls(b"".join([*parts, text[at:]]), words)
+    return WithNulls(b"".join([*pieces, text[at:]]), words)

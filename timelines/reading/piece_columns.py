@@ -30,7 +30,7 @@ def read(
     given = data
     data, bad_bytes = event_decoding.valid(given)
     texts = event_columns.Texts()
-    parts: list[Columns] = []
+    columns: list[Columns] = []
     piece = event_decoding.Piece()
     count = at = 0
     replaced: WithNulls | None = None
@@ -38,7 +38,7 @@ def read(
     def add(found: event_decoding.Piece) -> None:
         nonlocal piece, count
         count += len(found.events) + sum(found.dropped.values())
-        parts.append(event_columns.columns_of(found.events, found.dropped, texts))
+        columns.append(event_columns.columns_of(found.events, found.dropped, texts))
         found.dropped += piece.dropped
         piece = found
 
@@ -58,7 +58,7 @@ def read(
             break
         size = block_bytes
         try:
-            parts.append(block_columns.columns_of(block, texts))
+            columns.append(block_columns.columns_of(block, texts))
             count += block.events
         except NotPlain:
             found = event_decoding.read(
@@ -79,7 +79,7 @@ def read(
     piece.consumed, piece.events = at, []
     if bad_bytes:
         piece.bad_bytes = event_decoding.valid(given[:at])[1]  # what follows is read again
-    joined = join(parts)
+    joined = join(columns)
     joined.texts = texts.values_cut()
     joined.cut_texts = texts.cut
     return joined, piece, count
@@ -92,15 +92,15 @@ def _replaced(data: bytes, at: int) -> tuple[bytes, WithNulls]:
     return data[:at] + found.text, found
 
 
-def join(parts: list[Columns]) -> Columns:
+def join(columns: list[Columns]) -> Columns:
     """Joins columns whose codes are of the same texts, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
+    if len(columns) == 1:
+        return columns[0]
     slices, counters, flows, instants = (
-        _join([table for part in parts if (table := getattr(part, kind))])
+        _join([table for each in columns if (table := getattr(each, kind))])
         for kind in ("slices", "counters", "flows", "instants")
     )
-    cut_args, bad_values = sum(part.cut_args for part in parts), sum(part.bad_values for part in parts)
+    cut_args, bad_values = sum(each.cut_args for each in columns), sum(each.bad_values for each in columns)
     return Columns(slices, counters, flows, instants, cut_args=cut_args, bad_values=bad_values)
 
 

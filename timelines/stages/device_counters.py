@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
-from iaprof.timelines.columns import parts
+from iaprof.timelines.columns import chunks
 from iaprof.timelines.device_clock import counter_offsets, whole
 from iaprof.timelines.dialects import windows
 from iaprof.timelines.intervals import FARTHEST
@@ -101,12 +101,12 @@ def tighten_hts_by_instr_type(trace: Trace, options: Options) -> None:
 def _set_durations(slices: Slices, first: NDArray[np.int8], last: NDArray[np.int8], soc_mhz: float) -> None:
     begins, ends = slices.counters_by(first), slices.counters_by(last)
     starts, durations = slices.start.copy(), slices.duration.copy()
-    for part in parts(len(slices)):
-        begin, end, start, before = begins[part], ends[part], starts[part], durations[part]
+    for chunk in chunks(len(slices)):
+        begin, end, start, before = begins[chunk], ends[chunk], starts[chunk], durations[chunk]
         usable = (begin != ABSENT) & (end >= begin)
         duration = np.minimum(np.where(usable, end - begin, 0) * (1e3 / soc_mhz), FARTHEST)
-        starts[part] = np.where(usable, start + whole(before - duration), start)
-        durations[part] = np.where(usable, duration, before)
+        starts[chunk] = np.where(usable, start + whole(before - duration), start)
+        durations[chunk] = np.where(usable, duration, before)
     slices.start, slices.duration = starts, durations
 
 
@@ -121,16 +121,16 @@ def tripple_phased_events(trace: Trace, options: Options) -> None:
     offsets = counter_offsets(texts, slices, options.soc_mhz)
     cut_up = slices.has_counters & placed(trace)
     whole_operations = cut_up
-    parts = []
+    phases = []
     for pattern, ending, first, last in ((" DmaI", "_DmaI", 0, 1), (" Cmpt", "_Cmpt", 2, 3), (" DmaO", "_DmaO", 3, 4)):
-        part = cut_up & texts.matches(slices.name, pattern)
-        whole_operations = whole_operations & ~part
-        parts.append((part, ending, first, last))
+        in_phase = cut_up & texts.matches(slices.name, pattern)
+        whole_operations = whole_operations & ~in_phase
+        phases.append((in_phase, ending, first, last))
     pieces = [slices.take(~cut_up)]
     become = np.zeros(len(slices), np.int64)
-    for part, ending, first, last in parts:
+    for in_phase, ending, first, last in phases:
         length = offsets[:, last] - offsets[:, first]
-        rows = np.flatnonzero((part | whole_operations) & (length >= _SEPARATION_NS))
+        rows = np.flatnonzero((in_phase | whole_operations) & (length >= _SEPARATION_NS))
         piece = slices.take(rows)
         piece.unpack("name", "row")
         piece.start = piece.start + whole(offsets[rows, first])

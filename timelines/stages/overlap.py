@@ -92,12 +92,12 @@ class _Involved:
         low = 0
         while low < len(firsts):
             high = max(int(np.searchsorted(bounds, bounds[low] + _AT_ONCE, "right")) - 1, low + 1)
-            part = order[bounds[low] : bounds[high]]
+            span = order[bounds[low] : bounds[high]]
             first = firsts[low:high] - bounds[low]
             row = np.repeat(np.arange(high - low), np.diff(bounds[low : high + 1]))
-            start, end = _in_row(slices, part, row, first)
+            start, end = _in_row(slices, span, row, first)
             conflict = np.flatnonzero(_conflicting(start, end, row, first))
-            found.append((part[conflict], start[conflict], end[conflict], row[conflict] + low))
+            found.append((span[conflict], start[conflict], end[conflict], row[conflict] + low))
             low = high
         none = np.zeros(0, np.int64)
         return (
@@ -130,8 +130,8 @@ def _conflicting(
         return _conflicting_on_one_axis(start + offset, end + offset)
     bounds = np.append(first, len(start))
     for number in np.flatnonzero(np.diff(bounds) > 1):
-        part = slice(bounds[number], bounds[number + 1])
-        result[part] = _conflicting_on_one_axis(start[part], end[part])
+        span = slice(bounds[number], bounds[number + 1])
+        result[span] = _conflicting_on_one_axis(start[span], end[span])
     return result
 
 
@@ -242,14 +242,14 @@ def _levels(
         most_extra: levels beside level 0; -1: any number.
     """
     result = np.empty(len(start), np.int64)
-    for part in _parts(row):
+    for span in _spans_of_rows(row):
         levels = _Levels(max(most_extra + 1, 0))
-        pairs = zip(start[part].tolist(), end[part].tolist(), strict=True)
-        result[part] = [levels.place(*pair) for pair in pairs]
+        pairs = zip(start[span].tolist(), end[span].tolist(), strict=True)
+        result[span] = [levels.place(*pair) for pair in pairs]
     return result
 
 
-def _parts(row: NDArray[np.int64]) -> Iterator[slice]:
+def _spans_of_rows(row: NDArray[np.int64]) -> Iterator[slice]:
     """Yields the span of each row."""
     bounds = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), len(row)]
     for begin, end in itertools.pairwise(bounds):
@@ -380,10 +380,10 @@ def _shift(
     slices = trace.slices
     shifts = np.zeros(len(rows), np.int64)  # ns
     left = 0
-    for part in _parts(row):
+    for span in _spans_of_rows(row):
         open_: list[int] = []  # ends, the earliest last
         for number, begin, finish in zip(
-            range(part.start, part.stop), start[part].tolist(), end[part].tolist(), strict=True
+            range(span.start, span.stop), start[span].tolist(), end[span].tolist(), strict=True
         ):
             while open_ and open_[-1] < begin + _UNIT:
                 open_.pop()

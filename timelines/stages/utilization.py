@@ -179,8 +179,8 @@ def _make_tables(trace: Trace, kernels: _Kernels, ratios: NDArray[np.float64], o
         if kernels.by_autopilot[number]:
             totals[section] = totals.get(section, 0) + jobs * tables[number].total
             continue
-        named = tables[number].categories.values()
-        names.of_section.setdefault(section, set()).update(kernels.categories.index(each) for each in named)
+        categories = tables[number].categories.values()
+        names.of_section.setdefault(section, set()).update(kernels.categories.index(each) for each in categories)
     counted = (slices.counters[:, 2:4] != ABSENT).all(axis=1)
     by_time_ = np.clip(np.maximum(slices.duration, 0) * options.soc_mhz / 1000, 0, FARTHEST)
     cycles = np.where(counted, slices.counters[:, 3] - slices.counters[:, 2], np.rint(by_time_).astype(np.int64))

@@ -268,12 +268,12 @@ class _Table:
         if not len(owner) and not len(own):
             return {}
         rows = np.concatenate([own, owner])
-        named = self._common(events, own, name, category)
+        common = self._common(events, own, name, category)
         phases = np.array([self._texts[letter] for letter in PHASES], np.int32)
         of_flows = phases[self._trace.flows.phases(id_, events.time[owner], is_last)]
         codes = np.full(len(owner), self._texts[_FLOW], np.int32)
         table = self._common(events, rows, name, category) | {
-            "name": np.concatenate([named["name"], codes]),
+            "name": np.concatenate([common["name"], codes]),
             "category": np.concatenate([category[own], codes]),
             "phase": np.concatenate([self._event_texts.letters(events.phase[own]), of_flows]),
             "id": np.concatenate([events.ids()[own], id_.view(np.int64)]),

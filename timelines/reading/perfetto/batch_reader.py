@@ -31,7 +31,7 @@ class BatchReader:
             if not parameters["begins"]:
                 raise Refusal("Lost", "its packets could not be read")
             tracks = self._trace.tracks if parameters["again"] and self._trace else Tracks()
-            tracks.named.clear()
+            tracks.given_names.clear()
             self._trace = TraceState(tracks)
         skipped = 0
         if parameters["is_lost"]:

@@ -76,7 +76,7 @@ class Reader:
             name[rows] = np.array([names[_name(text or b"")] for text in found], np.int64)[of_row]
         given, begins, stops = fields.spans(_A.NAME)
         if len(given):
-            name[given] = self._named(begins, stops, names)
+            name[given] = self._codes_of_names(begins, stops, names)
         kind = np.zeros(count, np.int64)
         bits = np.zeros(count, np.uint64)
         for number, type_ in _NUMBERS:
@@ -105,7 +105,7 @@ class Reader:
         self.refused += int((kind == 0).sum())
         return Members(owner, name, list(names), kind, bits, texts)
 
-    def _named(self, begins: Places, stops: Places, names: Texts) -> NDArray[np.int64]:
+    def _codes_of_names(self, begins: Places, stops: Places, names: Texts) -> NDArray[np.int64]:
         codes: dict[bytes, int] = {}
         found = []
         for begin, stop in zip(begins.tolist(), stops.tolist(), strict=True):
@@ -296,17 +296,17 @@ class Columns:
             texts = [texts[row] for row in order.tolist()]
         rows = place[np.append(True, place[1:] != place[:-1])]
         bounds = [*np.flatnonzero(np.append(True, place[1:] != place[:-1])).tolist(), len(place)]
-        parts = [
+        objects = [
             f"{{{','.join(texts[start:stop])}}}".encode("utf-8", "replace")
             for start, stop in itertools.pairwise(bounds)
         ]
-        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+        lengths = np.fromiter(map(len, objects), np.int64, len(objects))
         fits = lengths <= MOST_ARGS
         if not fits.all():
             self.cut_args += int((~fits).sum())
-            parts = [part for part, is_kept in zip(parts, fits.tolist(), strict=True) if is_kept]
+            objects = [text for text, is_kept in zip(objects, fits.tolist(), strict=True) if is_kept]
             rows, lengths = rows[fits], lengths[fits]
-        return {"args_row": rows, "args_length": lengths, "args": np.frombuffer(b"".join(parts), np.uint8)}
+        return {"args_row": rows, "args_length": lengths, "args": np.frombuffer(b"".join(objects), np.uint8)}
 
     def _texts_of(self, rows: Places) -> list[str]:
         """Returns `"name":value` of members."""

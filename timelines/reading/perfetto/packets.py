@@ -99,7 +99,7 @@ def _cut(data: bytes, most: int) -> _Cut:
 
 def _expanded(data: bytes, cut: _Cut, bundles: list[int]) -> Batch:
     """Puts packets into the place of the compressed ones, until there are enough."""
-    parts: list[bytes] = []
+    pieces: list[bytes] = []
     starts: list[Places] = []
     ends: list[Places] = []
     dropped: Counter[str] = Counter()
@@ -110,12 +110,12 @@ def _expanded(data: bytes, cut: _Cut, bundles: list[int]) -> Batch:
     def plain(until: int) -> None:
         nonlocal size, count, row
         if row < until:
-            part = data[cut.starts[row] : cut.ends[until - 1]]
+            piece = data[cut.starts[row] : cut.ends[until - 1]]
             shift = size - cut.starts[row]
-            parts.append(part)
+            pieces.append(piece)
             starts.append(np.array(cut.starts[row:until], np.int64) + shift)
             ends.append(np.array(cut.ends[row:until], np.int64) + shift)
-            size += len(part)
+            size += len(piece)
             count += until - row
             row = until
 
@@ -135,7 +135,7 @@ def _expanded(data: bytes, cut: _Cut, bundles: list[int]) -> Batch:
             if any(nested):
                 dropped["compressed twice"] += sum(nested)
             kept = ~np.array(nested, bool)
-            parts.append(inner)
+            pieces.append(inner)
             starts.append(np.array(packets.starts, np.int64)[kept] + size)
             ends.append(np.array(packets.ends, np.int64)[kept] + size)
             size += len(inner)
@@ -143,11 +143,11 @@ def _expanded(data: bytes, cut: _Cut, bundles: list[int]) -> Batch:
     else:
         plain(len(cut.starts))
         return Batch(
-            wire.padded(b"".join(parts)), np.concatenate(starts) if starts else np.empty(0, np.int64),
+            wire.padded(b"".join(pieces)), np.concatenate(starts) if starts else np.empty(0, np.int64),
             np.concatenate(ends) if ends else np.empty(0, np.int64), consumed, cut.is_damaged, cut.longer, dropped,
             needs_zstd,
         )  # fmt: skip
-    found = wire.padded(b"".join(parts)), np.concatenate(starts), np.concatenate(ends)
+    found = wire.padded(b"".join(pieces)), np.concatenate(starts), np.concatenate(ends)
     return Batch(*found, consumed, dropped=dropped, needs_zstd=needs_zstd)
 
 

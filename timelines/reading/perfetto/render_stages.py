@@ -262,7 +262,7 @@ def joined(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> dict
     for name in {**one, **other}:
         like = one[name] if name in one else other[name]
         if name.startswith("args"):
-            parts = [one.get(name, like[:0]), other.get(name, like[:0]) + (counts[0] if name == "args_row" else 0)]
+            columns = [one.get(name, like[:0]), other.get(name, like[:0]) + (counts[0] if name == "args_row" else 0)]
         else:
             # Slices without a phase are whole, which is the phase 0.
             absent = (
@@ -274,9 +274,9 @@ def joined(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> dict
                 if like.itemsize == 4
                 else ABSENT
             )
-            parts = [
+            columns = [
                 table.get(name, np.full(count, absent, like.dtype))
                 for table, count in zip((one, other), counts, strict=True)
             ]
-        found[name] = np.concatenate([part.astype(like.dtype, copy=False) for part in parts])
+        found[name] = np.concatenate([column.astype(like.dtype, copy=False) for column in columns])
     return found

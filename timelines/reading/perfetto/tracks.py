@@ -72,7 +72,7 @@ class Tracks:
 
     known: dict[int, Track] = field(default_factory=dict)
     threads: dict[int, tuple[int, int]] = field(default_factory=dict)  # pid and tid of sequences, in old traces
-    named: dict[tuple[str, int, int], str] = field(default_factory=dict)  # names that were given
+    given_names: dict[tuple[str, int, int], str] = field(default_factory=dict)  # names that were given
     left_out: Counter[str] = field(default_factory=Counter)
 
     def describe(self, message: bytes) -> tuple[int, Track] | None:
@@ -145,8 +145,8 @@ class Tracks:
                 names.append(Name("process_name", place.pid, 0, ""))
             for name in names:
                 key = name.what, name.pid, name.tid
-                if self.named.get(key) != track.name:
-                    self.named[key] = track.name
+                if self.given_names.get(key) != track.name:
+                    self.given_names[key] = track.name
                     found.append(replace(name, name=track.name))
         return found
 

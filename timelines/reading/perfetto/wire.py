@@ -80,7 +80,7 @@ def fields(data: NDArray[np.uint8], starts: Places, ends: Places) -> Fields:
         starts: int64[n], where messages begin.
         ends: int64[n], where they end, within the data.
     """
-    parts: list[tuple[Any, ...]] = []
+    steps: list[tuple[Any, ...]] = []
     damaged = np.zeros(len(starts), bool)
     owner: Places = np.flatnonzero(starts < ends)
     at, end = starts[owner], ends[owner]
@@ -109,13 +109,13 @@ def fields(data: NDArray[np.uint8], starts: Places, ends: Places) -> Fields:
             damaged[owner[~good]] = True
             owner, number, kind, value = owner[good], number[good], kind[good], value[good]
             place, behind, end = place[good], behind[good], end[good]
-        parts.append((owner, number, kind, value, place))
+        steps.append((owner, number, kind, value, place))
         more = behind < end
         owner, at, end = owner[more], behind[more], end[more]
     if len(at):
-        parts.append(_singly(data, owner, at, end, damaged))
+        steps.append(_singly(data, owner, at, end, damaged))
     owners, numbers, kinds, values, places = (
-        np.concatenate([np.empty(0, type_), *(part[column] for part in parts)])
+        np.concatenate([np.empty(0, type_), *(step[column] for step in steps)])
         for column, type_ in enumerate((np.int64, np.int64, np.uint8, np.uint64, np.int64))
     )
     return Fields(owners, numbers, kinds, values, places, damaged)

@@ -153,7 +153,7 @@ def _members(trace: Trace, events: Events) -> tuple[NDArray[np.int64], NDArray[n
     pairs = Groups(instances, np.append(events.slices.pid, peers))
     instance, rank = pairs.key(instances), pairs.key(np.append(events.slices.pid, peers))
     counts = np.bincount(instance, minlength=len(events.is_complete))
-    parts = np.split(rank, np.cumsum(counts)[:-1])
+    ranks = np.split(rank, np.cumsum(counts)[:-1])
     known: dict[bytes, str] = {}  # nearly all instances have the same ranks
-    lists = [known.setdefault(part.tobytes(), "{" + ", ".join(map(str, part.tolist())) + "}") for part in parts]
+    lists = [known.setdefault(some.tobytes(), "{" + ", ".join(map(str, some.tolist())) + "}") for some in ranks]
     return counts, trace.texts.codes(lists)

@@ -62,8 +62,8 @@ def peers_of(trace: Trace, codes: NDArray[np.int32]) -> tuple[NDArray[np.int64],
 
 def _ranks(text: str) -> list[int]:
     """Returns the ranks in a text; what is not a number is not one."""
-    parts = text.strip("[]{} ").split(",", MOST_PEERS)[:MOST_PEERS]
-    words = [part.strip(" '\"") for part in parts]
+    texts = text.strip("[]{} ").split(",", MOST_PEERS)[:MOST_PEERS]
+    words = [each.strip(" '\"") for each in texts]
     return [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10]
 
 
@@ -142,9 +142,9 @@ def _states(trace: Trace, events: Slices, sync: NDArray[np.int32], instance: NDA
     own, peers = peers_of(trace, some.peers)
     transfer = np.append(transfers.numbers, transfers.numbers[own])
     partners = np.bincount(Groups(transfer, np.append(some.pid, peers)).key(transfer), minlength=len(transfers))
-    named = np.bincount(own, minlength=len(some))
+    peer_counts = np.bincount(own, minlength=len(some))
     sets, multicasts = texts.matches(some.type, SET_RECEIVERS), texts.matches(some.type, MULTICAST)
-    opens = transfers.sum(np.where(sets, named, 0) + multicasts + texts.matches(some.type, TO_ONE))
+    opens = transfers.sum(np.where(sets, peer_counts, 0) + multicasts + texts.matches(some.type, TO_ONE))
     received = transfers.sum(texts.matches(some.type, RECEIVED).astype(np.int64))
     is_multicast = transfers.max((sets | multicasts).astype(np.int64)) > 0
     closed = (partners > 1) & (received == partners - 1)
