@@ -1,6 +1,7 @@
 """When the device's counters TS1 to TS5 were read, by the host's clock.
 
-A slice ends with the last counter of its window, so the other counters are as far from its end as their cycles say.
+A slice ends when the last counter of its window was read. The other counters were read earlier or later by the
+difference of their cycles.
 """
 
 from __future__ import annotations

@@ -98,11 +98,11 @@ def _if_shortening_names(options: Options) -> bool:
 class Stage:
     """A stage."""
 
-    name: str  # as in profiles
+    name: str  # as in stage profiles
     function: str  # "module:function" below iaprof.timelines.stages
     description: str
     is_asked_for: Callable[[Options], bool] = _always  # by the options
-    others: tuple[str, ...] = ()  # further names in profiles that it stands for: it is on if all of them are
+    others: tuple[str, ...] = ()  # further names in stage profiles: the stage is on if it and all of these are
 
     def load(self) -> Run:
         """Imports its function."""
@@ -196,17 +196,17 @@ FOR_OUTPUTS = frozenset(
 
 
 def run(trace: Trace, options: Options, enabled: Sequence[bool], after: Callable[[int, Stage], None]) -> None:
-    """Runs the stages that the options ask for and a profile has on.
+    """Runs the stages that the options ask for and that a stage profile enables.
 
     Args:
-        trace: what they change.
-        options: of the stages.
-        enabled: for each of STAGES, whether the profile has it on.
+        trace: the trace, which they change.
+        options: the options of the stages.
+        enabled: for each of STAGES, whether the stage profile enables it.
         after: called after each stage that ran, with its number in STAGES.
     """
     for number, (stage, is_on) in enumerate(zip(STAGES, enabled, strict=True)):
         if is_on and stage.is_asked_for(options) and (stage.name in FOR_OUTPUTS or not trace.is_output):
-            with np.errstate(all="ignore"):  # a stranger's trace can have times that overflow; they become inf or nan
+            with np.errstate(all="ignore"):  # times of an untrusted trace can overflow; they become inf or nan
                 stage.load()(trace, options)
             trace.pack()
             after(number, stage)

@@ -28,7 +28,7 @@ from iaprof.timelines.views.energy import over_time
 from iaprof.timelines.views.picture import SEVERAL, Picture, picture
 
 _MOST_TABLE_ROWS = 500
-_ENERGY = "Energy"  # the table that follows the time that is shown
+_ENERGY = "Energy"  # the table whose rows follow the selected time
 _FIRST = {name: at for at, name in enumerate(("pid", "Pid", "Name", "CollGroup", "Category", "Wait"))}
 _MOST_MESSAGES = 50
 _MOST_POINTS = 600  # of a rank's iterations

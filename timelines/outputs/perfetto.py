@@ -1,7 +1,7 @@
 """Perfetto's native trace format, for https://ui.perfetto.dev: smaller than Chrome's, and with units and exact times.
 
 Slices are pairs of begin and end, so those of a track must be nested: slices that are not get a track of their own.
-Ends are rounded down to ns. A flow is a part of the innermost slice around it, of its begin or its end, whichever is
+Ends are rounded down to ns. A flow is attached to the begin or the end of the innermost slice around it, whichever is
 closer in time; where there is no slice, it is an instant.
 """
 
@@ -42,7 +42,7 @@ _MOST_TID = (1 << 47) - 1  # larger numbers stand for texts
 
 @dataclass(frozen=True)
 class Names:
-    """What metadata events say."""
+    """The names that metadata events give to processes and threads."""
 
     processes: Mapping[int, str]
     labels: Mapping[int, str]
@@ -56,18 +56,18 @@ class _Tracks(Protocol):
     def pids(self) -> NDArray[np.int64]: ...
 
     def messages(self, rows: slice, parents: NDArray[np.int64]) -> Bytes:
-        """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
+        """Returns the descriptors of a range of tracks, without their numbers. A parent of 0 means no parent."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """How processes are called."""
+    """The names of processes."""
 
     names: Names
     device_pids: NDArray[np.int64]
 
     def messages(self, pids: NDArray[np.int64]) -> Bytes:
-        """Returns the descriptors of some, without their numbers."""
+        """Returns the descriptors of some processes, without their numbers."""
         is_rank = np.isin(pids, self.device_pids)
         is_host = np.isin(pids - HOST_PIDS, self.device_pids) & ~is_rank
         starts = pa.array(["process ", "rank ", "host of rank "]).take(pa.array(is_rank + 2 * is_host))
@@ -81,7 +81,7 @@ class Processes:
 
 @dataclass(frozen=True)
 class Threads:
-    """Threads, and further rows of these, whose slices would overlap."""
+    """Threads, and the further rows of threads whose slices would overlap in one."""
 
     pids: NDArray[np.int64]
     tids: NDArray[np.int64]
@@ -90,7 +90,7 @@ class Threads:
     names: Names
 
     def messages(self, rows: slice, parents: NDArray[np.int64]) -> Bytes:
-        """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
+        """Returns the descriptors of a range of tracks, without their numbers. A parent of 0 means no parent."""
         pids, tids, levels = self.pids[rows], self.tids[rows], self.levels[rows]
         starts = pa.array(["thread ", "device "]).take(pa.array(self.of_device[rows].astype(np.int8)))
         keys = zip(pids.tolist(), tids.tolist(), strict=True)
@@ -111,13 +111,13 @@ class Counters:
     units: pa.StringArray
 
     def messages(self, rows: slice, parents: NDArray[np.int64]) -> Bytes:
-        """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
+        """Returns the descriptors of a range of tracks, without their numbers. A parent of 0 means no parent."""
         fields = [packets.named(self.names[rows]), packets.below(parents), packets.counter(self.units[rows])]
         return columns.message(fields, len(parents))
 
 
 def write_tracks(threads: Threads, counters: Counters, processes: Processes, out: PacketWriter) -> NDArray[np.int64]:
-    """Writes tracks, and before the first one of each process that of the process.
+    """Writes tracks, each process before its first track.
 
     Returns:
         int64[n], the numbers of the threads and then of the counters.
@@ -205,7 +205,7 @@ def describe_tracks(trace: Trace, levels: NDArray[np.int64], names: Names, out: 
         out: receives them.
     """
     slices, points, flows = trace.slices, trace.points, trace.flows
-    shown = ~trace.texts.matches(trace.instants.phase, "^M$")  # metadata name tracks, and are in none
+    shown = ~trace.texts.matches(trace.instants.phase, "^M$")  # metadata events give names to tracks, and are on none
     instants = trace.instants.take(shown)
     on_device = find(trace, Kind.DEVICE)
     sizes = [len(slices), len(flows), len(instants)]
@@ -228,7 +228,7 @@ def describe_tracks(trace: Trace, levels: NDArray[np.int64], names: Names, out: 
 
 
 def _cleaned(trace: Trace, codes: NDArray[np.int32]) -> pa.StringArray:
-    """Returns texts by their codes, as they can be shown."""
+    """Returns texts by their codes, cleaned for display."""
     number, first = groups(codes)
     distinct = pc.fill_null(clean_texts(trace.texts.taken(codes[first])), "")
     return distinct.cast(pa.string()).take(pa.array(number))
@@ -241,7 +241,7 @@ _FARTHEST = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Flows:
-    """Where the flows of a trace go."""
+    """Which slices the flows of a trace are attached to."""
 
     is_free: NDArray[np.bool_]  # [flows], those without a slice
     _fields: Bytes  # [flows], each flow as a field of an event
@@ -249,7 +249,7 @@ class Flows:
     _lists: Bytes  # [m], the fields of its flows
 
     def fields(self, slices: NDArray[np.int64], at_end: bool) -> Bytes:
-        """Returns the flows of slices; null for those without."""
+        """Returns the flows of slices; null for slices without flows."""
         wanted = 2 * slices + at_end
         place = np.searchsorted(self._keys, wanted)
         inside = np.minimum(place, max(len(self._keys) - 1, 0))
@@ -266,8 +266,8 @@ def attached_flows(trace: Trace, slices: Slices, where: Tracks) -> Flows:
 
     Args:
         trace: the trace.
-        slices: its slices, with durations of whole ns, none of which overlap in part within a track.
-        where: tracks of all events.
+        slices: its slices, with durations of whole ns, none of which partly overlap within a track.
+        where: the tracks of all events.
     """
     flows = trace.flows
     unique = unique_ids(flows)
@@ -324,7 +324,9 @@ def _apart(
     marked: NDArray[np.int64],
     asked: NDArray[np.int64],
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yields slices and marks of which none is around one of another part: all at once need much memory.
+    """Yields slices and marks in groups, such that no slice is around a mark of another group.
+
+    All of them at once need much memory.
 
     Args:
         start: int64[n] of slices.
@@ -357,7 +359,7 @@ def _apart(
 def _place(
     times: NDArray[np.int64], of_marks: NDArray[np.int64], asked: NDArray[np.int64], time: int, track: int
 ) -> int:
-    """Returns how many marks are of tracks before one, or of it and before a time."""
+    """Returns how many marks are on earlier tracks, or on the same track at an earlier time."""
     low, high = (int(np.searchsorted(of_marks, track, side)) for side in ("left", "right"))
     return low + int(np.searchsorted(times[asked[low:high]], time))
 
@@ -378,10 +380,10 @@ def _innermost(
     begin, end, mark = _on_one_line(
         np.searchsorted(distinct, tracks), start, start + length, marked_here[known], times[known]
     )
-    order = by_time(begin, -length)  # where several begin at one instant, the longest first
+    order = by_time(begin, -length)  # at one instant, the longest first
     begin, end = begin[order], np.sort(end, kind="stable")
     depth = np.arange(len(begin)) - np.searchsorted(end, begin, "right")  # slices around each one
-    # A mark is behind the begins, and before the ends, of the slices around it.
+    # A mark is after the begins, and before the ends, of the slices around it.
     side: Literal["left", "right"] = "right" if ends_first else "left"
     latest = np.searchsorted(begin, mark, side) - 1
     level = latest - np.searchsorted(end, mark, side)
@@ -404,7 +406,7 @@ def _on_one_line(
     marked: NDArray[np.int64],
     times: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Returns times, also those of marks, so that those of each track are after those of the tracks before it."""
+    """Returns the times of slices and marks, shifted so that each track comes after the tracks before it."""
     first, last = min(begins.min(), times.min(initial=_FARTHEST)), max(ends.max(), times.max(initial=-_FARTHEST))
     span = int(last) - int(first) + 1
     if span * (int(tracks.max()) + 1) > _FARTHEST:  # only their order matters
@@ -415,7 +417,7 @@ def _on_one_line(
 
 
 def _stable(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Returns rows in order of integers from 0 on, and then in their own. Small integers take a tenth of the time."""
+    """Returns rows in order of non-negative integers (stable). Small integers are sorted ten times as fast."""
     return np.argsort(values.astype(np.uint16) if values.max(initial=0) < 1 << 16 else values, kind="stable")
 
 
@@ -439,7 +441,7 @@ def write_perfetto(
         trace: the trace.
         arguments: of imported events, by kind of row: slice, flow and instant.
         output: receives the packets.
-        prepared: called once events are going to be written, after what needs most memory.
+        prepared: called before events are written, after the steps that need most memory.
     """
     whole = np.floor(np.clip(np.nan_to_num(trace.slices.duration), 0, _LONGEST) + 1e-6)
     slices = trace.slices.changed(duration=whole)
@@ -560,7 +562,7 @@ class _Writer:
         ]
 
     def _instants(self, rows: NDArray[np.int64]) -> list[bytes | Bytes]:
-        """Returns instants, and what has no type of Perfetto's as events of Chrome's format."""
+        """Returns instants; events for which Perfetto has no type are written as events of Chrome's format."""
         marks = self._trace.instants.take(rows)
         plain = self._trace.texts.matches(marks.phase, "^[iI]$")
         letters = np.zeros(len(self._trace.texts), np.int64)
@@ -598,7 +600,7 @@ class _Writer:
         return [each for each in (*found, self._given("slice", slices.row)) if each is not None]
 
     def _counters(self, slices: Slices, rows: NDArray[np.int64]) -> list[Bytes | None]:
-        """Returns the counters of slices, which stand in some rows: those that several have are made once."""
+        """Returns the counters of slices. Counters that several slices have are formatted once."""
         shared = self._slices.shared_counters(rows)
         number, first = shared or (None, rows)
         distinct = slices if number is None else self._slices.take(first, ("counters", "power"))
@@ -644,7 +646,7 @@ class _Writer:
         return self._out.annotation(name, field, distinct[1]).take(distinct[0])
 
     def _texts(self, name: str, texts: pa.Array, codes: NDArray[np.int32]) -> Bytes:
-        """Returns an argument of events, of texts by their codes. Events have few different ones: each is made once."""
+        """Returns an argument of events whose values are codes of texts. Each distinct text is formatted once."""
         number, first = groups(codes)
         distinct = codes[first]
         found = clean_texts(texts.take(pa.array(distinct, mask=distinct < 0)))

@@ -1,4 +1,4 @@
-"""Imported arguments, JSON texts, as Perfetto's debug annotations, whole columns of members where these are usual."""
+"""Imported arguments (JSON texts) as Perfetto's debug annotations: by columns where members have the usual forms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from iaprof.timelines.reading.blocks import PRIMITIVE, TEXT, Block, Members, Not
 
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_text = msgspec.json.Decoder(str).decode
-_MOST_NAMES = 1 << 16  # that are interned; others are written with their arguments
+_MOST_NAMES = 1 << 16  # names that are interned; others are written with each argument
 _FEW = 16  # texts, which columns do not make faster
 _LEAST, _LARGEST = -(1 << 63), (1 << 64) - 1
 _ANNOTATIONS = EVENT["debug_annotations"]
@@ -43,7 +43,7 @@ class ImportedArguments:
     """Makes annotations of the members of events."""
 
     def __init__(self, out: PacketWriter) -> None:
-        """Args: what names are interned in."""
+        """Args: the writer, which interns names."""
         self._out = out
         self._names: dict[str, bytes] = {}  # the field with the name
 
@@ -61,11 +61,11 @@ class ImportedArguments:
         return found.take(encoded.indices)
 
     def _whole(self, texts: pa.StringArray) -> Bytes | None:
-        """Returns the annotations of all objects with these members, column by column; None if not all are usual."""
+        """Returns the annotations of objects, column by column; None if some members do not have the usual forms."""
         objects = pc.binary_join_element_wise("{", texts, "},", "").cast(pa.binary())
         try:
             block = Block(columns.joined(objects))
-            # A text may hold braces and quotes that make other objects of it and its neighbours.
+            # A text may contain braces and quotes, so that together with its neighbours it becomes other objects.
             if not np.array_equal(np.cumsum(columns.lengths_of(objects)), block.closes + 2):
                 return None
             members = block.members(1)
@@ -103,7 +103,7 @@ class ImportedArguments:
 
 
 def _members(text: str) -> dict[str, Raw]:
-    """Returns the members of an object; its text as one member if it is none: a capture may hold anything."""
+    """Returns the members of an object; a text that is not an object (captures are untrusted) is one member."""
     try:
         return _decode(f"{{{text}}}")
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -128,7 +128,7 @@ def _values(block: Block, members: Members) -> Bytes:
 
 
 def _put_back(made: list[Bytes], places: list[NDArray[np.int64]]) -> Bytes:
-    """Returns one column of parts, which are of some rows each."""
+    """Joins columns, each of which has some of the rows, into one in the order of rows."""
     if len(made) == 1:
         return made[0]
     back = np.empty(sum(map(len, places)), np.int64)
@@ -158,7 +158,7 @@ def _primitives(block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]
 
 
 def _odd_primitives(texts: pa.StringArray) -> Bytes:
-    """Returns the fields of numbers with decimals, and of what is none or has many digits."""
+    """Returns the fields of numbers with decimals or many digits, and of values that are not numbers."""
     has_decimals = pc.match_substring_regex(texts, _DECIMALS)
     numbers = pc.if_else(has_decimals, texts, pa.scalar("inf")).cast(pa.float64()).to_numpy()
     is_double = np.isfinite(numbers)

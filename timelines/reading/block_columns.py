@@ -1,6 +1,6 @@
-"""Makes columns of the events in a block whose members all have the usual forms, without an object for any value.
+"""Makes the columns of a block of events whose members have the usual forms, without a Python object for each value.
 
-event_columns.py makes the same columns of all other events. What is not usual raises NotPlain.
+event_columns.py makes the same columns of all other events. Other forms raise NotPlain.
 """
 
 from __future__ import annotations
@@ -277,7 +277,7 @@ class _Events:
         return joined.take(np.argsort(joined.event, kind="stable"))
 
     def _check_keys(self, kept: Members) -> None:
-        """Raises NotPlain if an object has a key twice. Of objects with the same keys it looks at one."""
+        """Raises NotPlain if an object has a key twice. Objects with the same keys are checked once."""
         if not len(kept.event):
             return
         first, last = self._block.first_words(kept), self._block.last_words(kept)
@@ -321,14 +321,14 @@ _PHASE_SORTED = np.argsort(_PHASE_ORDER)
 
 
 def _firsts(events: Places) -> Places:
-    """Returns the places in ascending numbers where these change."""
+    """Returns the places at which ascending numbers change."""
     changes = np.ones(len(events), bool)
     changes[1:] = events[1:] != events[:-1]
     return np.flatnonzero(changes)
 
 
 def _joined(block: Block, members: Members) -> tuple[NDArray[np.uint8], Places]:
-    """Makes objects of members: uint8, one after the other without blanks; and the length of that of each event."""
+    """Makes JSON objects of members: uint8, concatenated, without white space; and the length of that of each event."""
     firsts = _firsts(members.event)
     starts = members.key - 1
     starts[firsts] -= 1  # a place for the brace

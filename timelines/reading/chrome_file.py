@@ -26,9 +26,9 @@ _MOST_RANK = 1 << 31
 
 
 def is_chrome(start: bytes) -> bool:
-    """Whether a file that starts so may be such a trace: JSON in any encoding, whose list has values or objects.
+    """Whether a file with this beginning may be such a trace: JSON in any encoding.
 
-    Folded stacks may begin with `[unknown]`.
+    Its list has values or objects: folded stacks may begin with `[unknown]`.
     """
     plain = start.removeprefix(b"\xef\xbb\xbf").replace(b"\0", b"").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
     return _START.match(plain) is not None or (plain.lstrip()[:1] == b"[" and _OBJECT.search(plain) is not None)
@@ -39,7 +39,7 @@ def read_chrome(file: ImportedFile) -> None:
 
     Raises:
         IaprofError: it is not a trace.
-        ReadAgain: it has to be read with what was found out.
+        ReadAgain: it has to be read again, with what was found out.
     """
     _Chrome(file).read()
 
@@ -128,7 +128,7 @@ class _Chrome:
             raise ReadAgain
 
     def _member(self, member: Any) -> bool:
-        """Keeps a member; returns whether it is the events, in a form that has none."""
+        """Keeps a member; returns whether it is traceEvents, which then is not a list."""
         match member:
             case [str(name), bool(is_read), value]:
                 pass

@@ -1,4 +1,4 @@
-"""Runs in a sandboxed child: reads pieces of traces, which it gets as bytes, or as a part of an open file."""
+"""Runs in a sandboxed child: reads pieces of JSON traces, given as bytes or as a range of an open file."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ class _Converter:
         self._decoder: codecs.IncrementalDecoder | None = None
 
     def convert(self, parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
-        """Converts a piece, and writes what it becomes into the last file.
+        """Converts a piece, and writes the result into the last file.
 
-        parameters: `begins`: it is a file's first; `gzip`: it is compressed; `encoding`: of the text; none for bytes.
+        parameters: `begins`: it is the first of a file; `gzip`: it is compressed; `encoding`: of text; none for bytes.
 
         Returns:
-            `consumed`, bytes of the piece; `ended`, whether what follows is of no use; `damaged`.
+            `consumed`, bytes of the piece; `ended`, whether the rest of the file is not needed; `damaged`.
         """
         if parameters["begins"]:
             self._inflate = zlib.decompressobj(_GZIP) if parameters["gzip"] else None
@@ -108,7 +108,7 @@ class _Converter:
                 rest = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
                 consumed = len(content) - len(rest)
                 if self._inflate.eof:
-                    ended = rest[:2] != b"\x1f\x8b"  # another member may follow
+                    ended = rest[:2] != b"\x1f\x8b"  # another gzip member may follow
                     self._inflate = zlib.decompressobj(_GZIP)
             except zlib.error:
                 plain, ended, damaged = b"", True, True

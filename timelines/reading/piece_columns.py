@@ -1,4 +1,7 @@
-"""Reads a piece of a list of events, in a sandboxed child: blocks of usual events as arrays, others event by event."""
+"""Makes the columns of a piece of a list of events, in a sandboxed child.
+
+Blocks of events in the usual forms are read as arrays, others event by event.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from iaprof.timelines.reading.blocks import Block, NotPlain
 from iaprof.timelines.reading.not_finite import WithNulls, with_nulls
 
 BLOCK_BYTES = 3 << 19  # a larger one needs more memory, a smaller one costs more for each event
-_SLACK = 4  # a block is longer by this part of it if nothing remains then: a short one costs almost as much
+_SLACK = 4  # the last block may be longer by 1/4: a short block costs almost as much as a whole one
 _BLANK, _AHEAD = b" \t\r\n,", 64
-_ONCE = frozenset({"args", "args_row", "args_length"})  # not one for each row
+_ONCE = frozenset({"args", "args_row", "args_length"})  # columns without a value for each row
 
 
 def read(
     data: bytes, is_last: bool, is_lost: bool = False, gives_up: bool = False, block_bytes: int = BLOCK_BYTES
 ) -> tuple[Columns, event_decoding.Piece, int]:
-    """Reads a piece. The arguments are those of event_decoding.read; a block has about `block_bytes`.
+    """Reads a piece. Arguments are as of event_decoding.read; a block has about `block_bytes`.
 
     Returns:
         its columns; what event_decoding.read returned, without the events; and the number of events, dropped ones
@@ -53,7 +56,7 @@ def read(
                 if replaced.words:
                     continue
             if size < len(data) - at and size == block_bytes:
-                size *= 8  # perhaps one event is so long
+                size *= 8  # one event may be so long
                 continue
             break
         size = block_bytes
@@ -78,7 +81,7 @@ def read(
         at = replaced.given(at)
     piece.consumed, piece.events = at, []
     if bad_bytes:
-        piece.bad_bytes = event_decoding.valid(given[:at])[1]  # what follows is read again
+        piece.bad_bytes = event_decoding.valid(given[:at])[1]  # bytes after it are read again
     joined = join(columns)
     joined.texts = texts.values_cut()
     joined.cut_texts = texts.cut
@@ -86,14 +89,14 @@ def read(
 
 
 def _replaced(data: bytes, at: int) -> tuple[bytes, WithNulls]:
-    """Replaces numbers that are not finite, from a place on."""
+    """Replaces numbers that are not finite, from an offset on."""
     found = with_nulls(data[at:])
     found.words = [(word + at, longer) for word, longer in found.words]
     return data[:at] + found.text, found
 
 
 def join(columns: list[Columns]) -> Columns:
-    """Joins columns whose codes are of the same texts, one after the other."""
+    """Concatenates columns whose codes refer to the same texts."""
     if len(columns) == 1:
         return columns[0]
     slices, counters, flows, instants = (

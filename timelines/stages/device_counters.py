@@ -1,8 +1,8 @@
 """The device's counters TS1 to TS5: their wraps, and the times of slices by them.
 
-An operation has up to four slices, all with the same five counters. A slice's name ends in the part of the operation
-that it is, its window: `k_1 Cmpt Exec` is between TS3 and TS4. The host saw the end of a window better than its start,
-so ends stay and starts move.
+An operation has up to four slices, all with the same five counters. The end of a slice's name
+tells its window, which is a phase of the operation: `k_1 Cmpt Exec` is between TS3 and TS4. The host measures the end
+of a window more exactly than its start, so ends stay and starts move.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from iaprof.timelines.trace import ABSENT, MADE, NO_TEXT, Slices, Trace
 WRAP = 1 << 32
 """The counters have 32 bits."""
 _SEPARATION_NS = 1e3 / 560
-"""A part that -s makes is longer than that, and shorter than its window by half of it, so that parts do not touch."""
+"""A slice that -s makes is longer than this, and shorter than its window by half of it, so that slices do not touch."""
 
 
 def are_rising(slices: Slices) -> NDArray[np.bool_]:
@@ -34,7 +34,7 @@ def are_rising(slices: Slices) -> NDArray[np.bool_]:
 
 
 def _of(of_slice: NDArray[Any] | None, values: NDArray[Any]) -> NDArray[Any]:
-    """Returns for each slice what was found for its counters, see Slices.distinct_counters."""
+    """Returns the value of each slice, from the values of its distinct counters (Slices.distinct_counters)."""
     return values if of_slice is None else values[of_slice]
 
 
@@ -44,7 +44,7 @@ def rising(counters: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def unwrap(trace: Trace) -> None:
-    """Adds 2^32 to counters that wrapped since the one before, and sets `TSxOF`, which names the first of a slice."""
+    """Adds 2^32 to counters that wrapped since the one before, and sets `TSxOF` to the first of a slice."""
     counters, of_slice = trace.slices.distinct_counters()
     counters = counters.copy()
     negative = (counters < 0) & (counters != ABSENT)
@@ -61,7 +61,7 @@ def unwrap(trace: Trace) -> None:
     for index in range(5):
         now = counters[:, index].copy()
         known = now != ABSENT
-        # What has more than 32 bits does not wrap there.
+        # Counters with more than 32 bits do not wrap at 32.
         wrapped = used & known & (now < before) & (now >= 0) & (before_as_read <= WRAP)
         counters[wrapped, index] += WRAP
         if wrapped.any():
@@ -74,7 +74,7 @@ def unwrap(trace: Trace) -> None:
 
 
 def event_sanity_checks(trace: Trace, _: Options) -> None:
-    """Removes counters that cannot be right: after it, a slice has five that rise, or none."""
+    """Removes counters that cannot be right: then each slice has five ascending counters, or none."""
     counters, of_slice = trace.slices.distinct_counters()
     some = (counters != ABSENT).any(1)
     missing = some & (counters == ABSENT).any(1)
@@ -88,7 +88,7 @@ def event_sanity_checks(trace: Trace, _: Options) -> None:
 
 
 def cycle_count_to_wallclock(trace: Trace, options: Options) -> None:
-    """Makes slices as long as from TS1 to their window's last counter; their ends stay."""
+    """Makes slices as long as from TS1 to the last counter of their window; their ends stay."""
     _, last = windows(trace.texts, trace.slices.name)
     _set_durations(trace.slices, np.zeros_like(last), last, options.soc_mhz)
 
@@ -111,9 +111,10 @@ def _set_durations(slices: Slices, first: NDArray[np.int8], last: NDArray[np.int
 
 
 def tripple_phased_events(trace: Trace, options: Options) -> None:
-    """Cuts slices with counters into parts for DmaI, Cmpt and DmaO, and removes preparations.
+    """Cuts slices with counters into the phases DmaI, Cmpt and DmaO, and removes preparations.
 
-    A slice that is one of these parts remains, a little shorter; another one becomes three, in whose names it is said.
+    A slice of one phase remains, a little shorter. A slice of a whole operation becomes three, whose names end in the
+    phase.
     """
     texts = trace.texts
     trace.keep(~(trace.slices.has_counters & texts.matches(trace.slices.name, " Prep")), "preparations, by -s")

@@ -1,4 +1,4 @@
-"""Makes a capture's columns of the events of a batch of packets."""
+"""Makes the columns of a capture from the events of a batch of packets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SLICES = answer.PHASES.encode()
 _READ = frozenset(value for name, value in vars(TrackEvent).items() if name.isupper() and not name.startswith("TYPE_"))
 _READ_PACKETS = (TracePacket.TRACK_EVENT, TracePacket.GPU_RENDER_STAGE_EVENT)
 _FLOW = "flow"  # flows have neither a name nor a category
-_MOST_KINDS = 32  # of packets that are not read, told apart
+_MOST_KINDS = 32  # of packets that are not read: the most that are counted apart
 _MOST_LATEST = 1 << 18  # tracks whose last slice is remembered
 _LONGEST_US = 1 << 52
 _BEFORE_ALL = -(1 << 62)
@@ -37,7 +37,7 @@ WithArgs = Callable[[Places, bool], dict[str, NDArray[Any]]]
 
 @dataclass
 class Found:
-    """What a batch has."""
+    """The content of a batch."""
 
     columns: answer.Columns
     events: int = 0
@@ -132,7 +132,7 @@ class _Table:
         return found
 
     def _unread_packets(self, events: Places) -> None:
-        """Counts the packets of other kinds, and those without anything that can be read."""
+        """Counts packets of other kinds, and packets without a field that is read."""
         packets = self._packets
         numbers = packets.number
         other = ~np.isin(numbers, [*ENVELOPE, *ABOUT_TRACE, *_READ_PACKETS])
@@ -158,7 +158,7 @@ class _Table:
             unread[value if len(unread) < 256 else 0] += count
 
     def _more_args(self, events: Events) -> dict[int, dict[str, Any]]:
-        """Returns arguments that are made of other fields, by row of `fields`: ids of slices."""
+        """Returns arguments made of other fields, by row of `fields`: the ids of slices."""
         if events.legacy is None:
             return {}
         slices = np.isin(events.phase, list(_SLICES))
@@ -194,7 +194,7 @@ class _Table:
         return found | {"duration_ns": durations}
 
     def _check_order(self, uuid: NDArray[np.uint64], times: NDArray[np.int64]) -> None:
-        """Counts slices that began or ended before others of their track that an earlier batch had."""
+        """Counts slices that begin or end before slices of their track in an earlier batch."""
         latest = self._trace.latest
         of_row, first = inverse(uuid.view(np.int64))
         tracks = uuid[first].tolist()
@@ -210,7 +210,7 @@ class _Table:
         self, events: Events, rows: Places, name: NDArray[np.int32], category: NDArray[np.int32], names: list[Name],
         args: dict[str, NDArray[Any]],
     ) -> dict[str, NDArray[Any]]:  # fmt: skip
-        """Makes rows of instants and other events, and then of names as metadata."""
+        """Makes rows of instants and other events, then metadata rows of names."""
         found = self._common(events, rows, name, category)
         found["phase"] = self._event_texts.letters(events.phase[rows])
         found["id"] = events.ids()[rows]
@@ -242,7 +242,7 @@ class _Table:
     def _flow_rows(
         self, events: Events, own: Places, name: NDArray[np.int32], category: NDArray[np.int32], with_args: WithArgs
     ) -> dict[str, NDArray[Any]]:
-        """Makes rows of the flows that events name, and of events that are flows (`own`)."""
+        """Makes rows of the flows that events refer to, and of events that are flows (`own`)."""
         fields = events.fields
         place = events.places()
         owners, ids, ends = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], [np.empty(0, bool)]

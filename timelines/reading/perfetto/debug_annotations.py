@@ -1,4 +1,4 @@
-"""Arguments of events (DebugAnnotation): the columns that a capture has for some, and JSON texts of the others."""
+"""Arguments of events (DebugAnnotation): columns of those that a capture has columns for, JSON texts of others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _NUMBERS = (
 _NESTED = (_A.NESTED_VALUE, _A.LEGACY_JSON_VALUE, _A.DICT_ENTRIES, _A.ARRAY_VALUES)
 _PREFIXES = ("debug.", "args.")  # that Perfetto's trace_processor puts before names
 _DEEPEST = 32
-_MOST_INSIDE = 1 << 19  # values inside others, of a batch
+_MOST_INSIDE = 1 << 19  # nested values in a batch
 _INT64 = 1 << 63
 _BLANK = "null"
 
@@ -48,7 +48,7 @@ class Members:
     names: list[str]
     kind: NDArray[np.int64]  # [m], the number of the field with the value; 0 if there is none
     bits: NDArray[np.uint64]  # [m], the value, if it is a number
-    texts: NDArray[np.object_]  # [m], bytes of texts; JSON (str) of what has values inside
+    texts: NDArray[np.object_]  # [m], bytes of texts; JSON (str) of nested values
 
     def rows(self, events: NDArray[np.bool_]) -> Places:
         """Returns the rows of some events."""
@@ -64,7 +64,7 @@ class Reader:
         self.refused = 0  # values that are nested too deeply, are too many, or of unknown kinds
 
     def read(self, owner: Places, starts: Places, ends: Places, generation: NDArray[np.int64]) -> Members:
-        """Reads messages: `generation` is of each of them."""
+        """Reads messages; `generation` has that of each message."""
         fields = wire.fields(self._data, starts, ends)
         count = len(owner)
         names = Texts()
@@ -116,7 +116,7 @@ class Reader:
         return np.array(found, np.int64)
 
     def _value(self, message: bytes, generation: int, depth: int) -> Any:
-        """Returns the value of an annotation that has others inside."""
+        """Returns the value of an annotation with nested values."""
         self._left -= 1
         if depth > _DEEPEST or self._left < 0:
             self.refused += 1
@@ -173,7 +173,7 @@ class Reader:
         return name
 
     def _nested(self, message: bytes, depth: int) -> Any:
-        """Returns a value in the older form."""
+        """Returns a nested value in the older form."""
         self._left -= 1
         if depth > _DEEPEST or self._left < 0:
             self.refused += 1
@@ -226,7 +226,7 @@ class Columns:
         self.bad_values = self.cut_args = 0
 
     def known(self) -> dict[str, NDArray[Any]]:
-        """Takes the arguments that have a column, and returns the columns. Those of another form stay."""
+        """Removes arguments that have a column, and returns the columns. Arguments of another type stay."""
         columns: dict[str, NDArray[Any]] = {}
         members = self._members
         left = np.ones(len(self._rows), bool)
@@ -273,10 +273,10 @@ class Columns:
         return np.array(codes, np.int32), good
 
     def rest(self, more: dict[int, dict[str, Any]] | None = None) -> dict[str, NDArray[Any]]:
-        """Returns JSON texts of all that is left.
+        """Returns JSON texts of the arguments that are left.
 
         Args:
-            more: members of rows of the table that come first, as JSON's values.
+            more: by row of the table, values of members that come first.
         """
         texts = self._texts_of(self._rows)
         place = self._place
@@ -351,7 +351,7 @@ _TEXTS_OF: dict[int, Callable[[NDArray[np.uint64]], Iterable[str]]] = {
 
 
 def _integers(members: Members, rows: Places) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns arguments as integers, and which are some: numbers without decimals, and texts of those."""
+    """Returns arguments as integers, and which are integers: also doubles without decimals, and texts."""
     kinds, bits = members.kind[rows], members.bits[rows]
     values = bits.view(np.int64).copy()
     good = (kinds == _A.INT_VALUE) | ((kinds == _A.UINT_VALUE) & (values >= 0))
@@ -369,7 +369,7 @@ def _integers(members: Members, rows: Places) -> tuple[NDArray[np.int64], NDArra
 
 
 def _doubles(members: Members, rows: Places) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Returns arguments as finite doubles, and which are some."""
+    """Returns arguments as finite doubles, and which are such numbers."""
     kinds, bits = members.kind[rows], members.bits[rows]
     values = np.where(kinds == _A.INT_VALUE, bits.view(np.int64).astype(float), bits.astype(float))
     is_double = kinds == _A.DOUBLE_VALUE
@@ -411,7 +411,7 @@ def _double(bits: int) -> float | None:
 
 
 def _decoded(content: bytes) -> Any:
-    """Returns a JSON text's value; the text itself if it is none."""
+    """Returns the value of a JSON text; the text itself if it is not JSON."""
     text = content.decode("utf-8", "replace")
     try:
         return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)

@@ -30,7 +30,7 @@ def read_perfetto(file: ImportedFile) -> None:
     """Reads a file.
 
     Raises:
-        ReadAgain: tracks were described after their events, names have to stay as they are, or another child is needed.
+        ReadAgain: tracks were described after their events, names must not be changed, or another child is needed.
     """
     reader = _Reader(file)
     reader.read()
@@ -42,8 +42,8 @@ class _Reader:
         self._file, self._source, self._size = file, file.source, file.reading.piece_bytes
         self._at = 0
         self._begins = True
-        self._is_lost = False  # where the next batch begins, there may be no packet
-        self._places = 0  # with bytes that are not packets
+        self._is_lost = False  # whether the next batch may begin with something else than a packet
+        self._places = 0  # places with bytes that are not packets
         self._last: PacketsRead | None = None
 
     def _submit(self) -> tuple[Future[PacketsRead], int, bool]:
@@ -104,7 +104,7 @@ class _Reader:
         return False
 
     def _skip(self, count: int) -> bool:
-        """Goes on behind bytes, some at a time; returns whether the file ends before."""
+        """Skips bytes, in chunks; returns whether the file ends before."""
         while count:
             data, is_last = self._source.bytes(self._at, min(count, _SKIPPED))
             self._at += len(data)
@@ -120,7 +120,7 @@ class _Reader:
         found.read.dropped[reason] = found.read.dropped.get(reason, 0) + 1
 
     def conclude(self) -> None:
-        """Says which dialect the file has, and what is doubtful."""
+        """Sets the dialect of the file, and the problems for what is doubtful."""
         found, file = self._last, self._file
         assert found is not None
         if found.facts["described_later"] and not file.remembered.has_tracks:

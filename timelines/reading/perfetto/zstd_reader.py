@@ -10,6 +10,6 @@ from iaprof.timelines.reading.perfetto import packet_reader, zstandard
 
 def operations(stage_seconds: float) -> dict[str, Operation]:
     """Returns the operations of this child, by name."""
-    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # the others reserve more than a child may have
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"  # other pools reserve more memory than a child may have
     zstandard.load()
     return packet_reader.operations(stage_seconds)
