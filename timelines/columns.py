@@ -43,7 +43,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Narrow:
-    """Whole numbers as differences from the least one. The greatest code stands for ABSENT."""
+    """Integers as differences from the least one. The greatest code means ABSENT."""
 
     codes: NDArray[Any]  # uint8, uint16 or uint32
     least: int
@@ -101,7 +101,7 @@ class Repeated:
 
     def take(self, rows: NDArray[np.int64]) -> Repeated:
         """Returns the given rows."""
-        if self.codes.strides[0] == 0:  # all of them alike
+        if self.codes.strides[0] == 0:  # all codes are equal
             return Repeated(np.broadcast_to(self.codes[:1], len(rows)), self.table)
         codes = self.codes.take(rows)
         if len(codes) * 4 >= len(self.table[0]):

@@ -60,7 +60,7 @@ class IdealTable:
 
 @dataclass
 class CompilerLog:
-    """What a log says."""
+    """The content of a log."""
 
     tables: list[IdealTable] = field(default_factory=list)
     is_autopilot: bool = False  # the log has no cycles of single kernels, only totals

@@ -29,7 +29,7 @@ def placed_points(trace: Trace, points: Points) -> NDArray[np.bool_]:
 
 
 def find_placeholders(trace: Trace) -> None:
-    """Finds the slices and values of counters that have a placeholder for a time, and says how many there are.
+    """Finds the slices and values of counters that have a placeholder for a time, and reports how many there are.
 
     Stages move times, so this is done once, before them.
     """

@@ -37,7 +37,7 @@ _ORIGINAL = r'"o{}":(?P<original>"(?:[^"\\]|\\.)*")'
 _TO_SEVERAL = "^Set BCList$"  # the type of events whose peers are a list, also of one
 
 Format = Callable[[NDArray[np.int64]], pa.StringArray]
-"""Returns the JSON of some rows of one kind of event, each behind the separator."""
+"""Returns the JSON of some rows of one kind of event, each after the separator."""
 
 
 def write_report(shown: TimeLine, _: StackOptions, out: BinaryIO) -> None:
@@ -242,7 +242,7 @@ class _Events:
     def chunks(self, rows: Rows | None) -> Iterator[pa.StringArray]:
         """Yields the JSON of events in order of time, the longest first where they begin together.
 
-        Each is behind the separator, also the first one.
+        Each is after the separator, including the first one.
         """
         for chosen, of_kinds in self._in_order(rows):
             places = [np.flatnonzero(of_kinds == kind) for kind in range(4)]

@@ -161,7 +161,7 @@ class Block:
         raise NotPlain
 
     def first_words(self, members: Members) -> NDArray[np.uint64]:
-        """Returns the first eight bytes of each key, with zeros behind shorter ones."""
+        """Returns the first eight bytes of each key, with zeros after shorter ones."""
         return self.words.take(members.key) & _MASKS.take(np.minimum(members.key_length, 8))
 
     def last_words(self, members: Members) -> NDArray[np.uint64]:
@@ -351,7 +351,7 @@ def _eight_hexadecimals(block: Block, ends: Places, lengths: Places) -> tuple[ND
 
 
 def strings(block: Block, starts: Places, ends: Places) -> pa.StringArray:
-    """Returns what stands at places."""
+    """Returns the texts between offsets."""
     offsets = np.full(2 * len(starts) + 1, len(block.text), np.int32)
     offsets[:-1:2], offsets[1::2] = starts, ends
     # Every second element is the text between two of them.

@@ -99,7 +99,7 @@ _decode_rare = msgspec.json.Decoder(list[_RareEvent]).decode
 _encode = msgspec.json.Encoder().encode
 _lenient = json.JSONDecoder(
     strict=False,
-    parse_float=lambda text: Raw(text.encode()),  # exactly as it stands there
+    parse_float=lambda text: Raw(text.encode()),  # the text as it is in the file
     parse_int=lambda text: Raw(text.encode()),
     parse_constant=lambda _: None,  # NaN and Infinity are not JSON
 )

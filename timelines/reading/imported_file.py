@@ -97,7 +97,7 @@ def _numbered(table: Table, name: str, texts: pa.Array) -> pa.Array:
 
 
 def number_of(text: str) -> int:
-    """Returns the number that stands for a pid, tid or id that is not an integer."""
+    """Returns the number in place of a pid, tid or id that is not an integer."""
     digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
     return MADE + int.from_bytes(digest[:_HASH_BYTES], "big")
 

@@ -74,7 +74,7 @@ def scan(data: bytes, state: State, is_last: bool) -> Scanned:
                 found.consumed, found.events = at + 1, True
                 return found
         at = found.consumed = _value(data, at, state, found)
-        if state.key is not None:  # its value goes on in the next piece
+        if state.key is not None:  # its value continues in the next piece
             if is_last:
                 found.members.append((state.key, False, None))
             elif not state.too_long:  # only values that are left out continue: others are read again as a whole

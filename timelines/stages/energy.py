@@ -74,9 +74,8 @@ class Spent:
     def of_slices(self, starts: _Ints, until: _Ints) -> _Floats:
         """Returns the joules of slices, all of whose starts and ends are edges; NaN where no power was known."""
         begin, end = np.searchsorted(self.edges, starts), np.searchsorted(self.edges, until)
-        after = np.minimum(
-            np.maximum(end, begin + 1), len(self.edges) - 1
-        )  # for a slice without a length, the next edge
+        # For a slice without a length, the next edge.
+        after = np.minimum(np.maximum(end, begin + 1), len(self.edges) - 1)
         return np.where(self.known[after] > self.known[begin], self.each[end] - self.each[begin], np.nan)
 
     def at(self, values: _Floats, times: _Ints) -> _Floats:

@@ -119,9 +119,8 @@ def launches(slices: Slices, device: NDArray[np.bool_]) -> NDArray[np.int64]:
     rows = np.concatenate([host, caused])
     pairs = Groups(slices.file[rows], slices.correlation[rows])
     first = np.full(len(pairs), NONE, np.int64)
-    by_time = host[np.argsort(slices.start[host], kind="stable")][
-        ::-1
-    ]  # the last assignment counts, which is that of the first row
+    # Reversed: the last assignment counts, which is that of the first row.
+    by_time = host[np.argsort(slices.start[host], kind="stable")][::-1]
     place = np.empty(len(slices), np.int64)
     place[rows] = pairs.numbers
     first[place[by_time]] = by_time

@@ -76,9 +76,8 @@ class _Chains:
 def _chains(around: NDArray[np.int64], names: NDArray[np.int64]) -> tuple[NDArray[np.int64], _Chains]:
     """Returns the number of each slice's chain of names, and the chains: in a pass for each depth."""
     depth, at = (around >= 0).astype(np.int64), around.copy()
-    while (
-        going := np.flatnonzero(at >= 0)
-    ).size:  # doubles the distance each time, as untrusted traces can be nested deeply
+    # Doubles the distance each time, as untrusted traces can be nested deeply.
+    while (going := np.flatnonzero(at >= 0)).size:
         depth[going] += depth[at[going]]
         at[going] = at[at[going]]
     shown = np.arange(len(around))

@@ -72,9 +72,7 @@ class Tracks:
 
     known: dict[int, Track] = field(default_factory=dict)
     threads: dict[int, tuple[int, int]] = field(default_factory=dict)  # pid and tid of sequences, in old traces
-    given_names: dict[tuple[str, int, int], str] = field(
-        default_factory=dict
-    )  # names that were already returned by new_names
+    given_names: dict[tuple[str, int, int], str] = field(default_factory=dict)  # that new_names has returned
     left_out: Counter[str] = field(default_factory=Counter)
 
     def describe(self, message: bytes) -> tuple[int, Track] | None:

@@ -24,10 +24,8 @@ SYNC_IN_NAME, ITS_TEXT = r"\[sync=.*\]", r"^.*\[sync=(.*)\].*$"
 TO_ONE = "^SingleCast$|^MultiCast XSEG$"
 MULTICAST, SET_RECEIVERS, RECEIVED = "^MultiCast$", "^Set BCList$", "^WDone *Barrier$"
 MOST_PEERS = 1 << 16  # ranks in the argument of an event
-STALE, LEAST_STALE_NS = (
-    4,
-    5_000_000_000,
-)  # an instance waits for further events for so many times its length, or this long
+STALE, LEAST_STALE_NS = 4, 5_000_000_000
+"""An instance waits for further events for so many times its length, or for the least time."""
 
 
 @dataclass(frozen=True)
