@@ -119,7 +119,7 @@ def _difference_dict(found: Difference) -> dict[str, Any]:
 _MOST_NOTES = 64  # printed for each stage
 
 
-def say_messages(trace: Trace, of: str = "") -> None:
+def print_messages(trace: Trace, of: str = "") -> None:
     """Prints what the stages found, and which events they dropped, merged and made, to stderr.
 
     Args:

@@ -20,7 +20,7 @@ from iaprof.cli.options.captures import DEFAULT, existing
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import WEAK, Column, Table
 from iaprof.cli.timelines.options import StageOptions
-from iaprof.cli.timelines.tables import say_messages, show
+from iaprof.cli.timelines.tables import print_messages, show
 from iaprof.cli.verbs.import_ import expanded, import_to
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def timeline(
             else:
                 show(trace, most)
         if not quiet:
-            say_messages(trace)
+            print_messages(trace)
 
 
 def _nothing(*_: object) -> None:

@@ -58,7 +58,7 @@ class _Chrome:
                 self._check_rest(end.at)
         else:
             self._object(at)
-        self._file.tell_dialect()
+        self._file.find_dialect()
         if (rank := _rank(self._facts.members)) is not None:
             self._facts.rank = rank
 

@@ -432,15 +432,15 @@ def _text(value: Any) -> bytes:
     try:
         return _encode(value)
     except UnicodeEncodeError:  # unpaired surrogates, which JSON can escape
-        return _encode(_without_halves(value))
+        return _encode(_without_surrogates(value))
 
 
-def _without_halves(value: Any) -> Any:
+def _without_surrogates(value: Any) -> Any:
     match value:
         case str():
             return value.encode("utf-8", "replace").decode()
         case dict():
-            return {_without_halves(name): _without_halves(each) for name, each in value.items()}
+            return {_without_surrogates(name): _without_surrogates(each) for name, each in value.items()}
         case list():
-            return [_without_halves(each) for each in value]
+            return [_without_surrogates(each) for each in value]
     return value

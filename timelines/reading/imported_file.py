@@ -212,7 +212,7 @@ class ImportedFile:
         self.remembered.keeps_names = True
         self.maker = TableMaker(self._number, renames=False)
 
-    def tell_dialect(self) -> None:
+    def find_dialect(self) -> None:
         """Finds the dialect, after all of the file was read.
 
         Raises:

@@ -179,10 +179,10 @@ def _number_ranks(files: Sequence[FileFacts]) -> None:
         own = [file for file in files if file.dialect == dialect]
         told = {file.rank for file in own}
         free = (rank for rank in count() if rank not in told)
-        untold = [file for file in own if file.rank is None]
-        if dialect == TORCH and len(untold) > 1:
+        unranked = [file for file in own if file.rank is None]
+        if dialect == TORCH and len(unranked) > 1:
             text = "it tells no rank (distributedInfo), as {} do not: all of them are rank 0, and their devices are one"
-            untold[0].problems.append(text.format(counted(len(untold) - 1, "other file")))
+            unranked[0].problems.append(text.format(counted(len(unranked) - 1, "other file")))
         for file in own:
             if file.rank is None:
                 file.rank = next(free) if dialect in ONE_FILE_PER_RANK else 0

@@ -140,17 +140,17 @@ def pair_ends(trace: Trace, options: Options) -> None:
     flows = trace.flows
     if not len(flows):
         return
-    turn = _turns(trace, flows)
+    role = _roles(trace, flows)
     file = np.where(flows.row == MADE, -1, flows.file)
     alike = Groups(file, flows.category, flows.id)
-    starts, steps, finishes = (alike.sum((turn == each).astype(np.int64)) for each in (0, 1, 2))
+    starts, steps, finishes = (alike.sum((role == each).astype(np.int64)) for each in (0, 1, 2))
     has_end = (finishes == 1) | ((finishes == 0) & (steps > 0))  # unitrace's arrows end in steps
     is_odd = (starts != 1) | ~has_end | (alike.key(flows.id) == ABSENT)
-    rows = np.flatnonzero(is_odd[alike.numbers] & (turn >= 0))
+    rows = np.flatnonzero(is_odd[alike.numbers] & (role >= 0))
     if not len(rows):
         return
-    rows = rows[np.lexsort((turn[rows], flows.time[rows], alike.numbers[rows]))]
-    of_rows, number = turn[rows], alike.numbers[rows]
+    rows = rows[np.lexsort((role[rows], flows.time[rows], alike.numbers[rows]))]
+    of_rows, number = role[rows], alike.numbers[rows]
     place = np.arange(len(rows))
     start = np.maximum.accumulate(np.where(of_rows == 0, place, -1))  # the last one, at or before each
     has_start = (start >= 0) & (number[start] == number) & (flows.id[rows] != ABSENT)
@@ -187,9 +187,9 @@ def pair_ends(trace: Trace, options: Options) -> None:
         trace.made["starts of arrows with several ends"] += len(made)
 
 
-def _turns(trace: Trace, flows: Marks) -> NDArray[np.int8]:
+def _roles(trace: Trace, flows: Marks) -> NDArray[np.int8]:
     """Returns 0 for starts, 1 for steps, 2 for ends, and -1 for other events: int8[flows]."""
-    turn = np.full(len(flows), -1, np.int8)
+    role = np.full(len(flows), -1, np.int8)
     for number, phase in enumerate("stf"):
-        turn[trace.texts.matches(flows.phase, f"^{phase}$")] = number
-    return turn
+        role[trace.texts.matches(flows.phase, f"^{phase}$")] = number
+    return role

@@ -44,7 +44,7 @@ def normalize_phase2(trace: Trace, options: Options) -> None:
     reference[rows] += epoch * WRAP
     kernels = rows[trace.texts.matches(slices.name[rows], "Cmpt Exec")]
     _recommend(trace, rows, kernels, reference, first * 5 + last, options.soc_mhz)
-    _say_frequencies(trace, kernels, options.soc_mhz)
+    _report_frequencies(trace, kernels, options.soc_mhz)
 
 
 def _add_wraps(slices: Slices, rows: NDArray[np.intp], epoch: NDArray[np.int64]) -> None:
@@ -166,7 +166,7 @@ def _measured_mhz(slices: Slices, kernels: NDArray[np.intp]) -> tuple[float, flo
     return middle, 3 * _OF_DEVIATION * float(np.median(np.abs(mhz - middle))) / len(mhz) ** 0.5
 
 
-def _say_frequencies(trace: Trace, kernels: NDArray[np.intp], soc_mhz: float) -> None:
+def _report_frequencies(trace: Trace, kernels: NDArray[np.intp], soc_mhz: float) -> None:
     """Reports at which frequencies kernels ran, by their durations and by the intervals between them.
 
     The mean is that of the means of pids. For the first kernel of a pid, a kernel at the same time as the one before,

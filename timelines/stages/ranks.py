@@ -127,8 +127,8 @@ def mp_sync_tight_v1(trace: Trace, options: Options) -> None:
             f" by {counted(int(used[rank]), how)}: the largest residual is {residual[rank] / 1e3:.3f} us",
         )
     if len(aligned) > 1:
-        _say_host_events(trace, int(runs.pids[aligned[0]]))
-    _say_missing(trace, runs, shift)
+        _report_host_events(trace, int(runs.pids[aligned[0]]))
+    _report_missing(trace, runs, shift)
 
 
 _Apart = dict[tuple[int, int], NDArray[np.float64]]
@@ -270,13 +270,13 @@ def _place(
     slices.duration = np.where(moved, duration, slices.duration)
 
 
-def _say_host_events(trace: Trace, pid: int) -> None:
+def _report_host_events(trace: Trace, pid: int) -> None:
     count = int((~trace.slices.has_counters).sum())
     text = f"All devices are on the host clock of pid {pid}; {counted(count, 'host slice')} stayed as on their hosts"
     trace.messages.note(_STAGE, text)
 
 
-def _say_missing(trace: Trace, runs: _Occurrences, shift: NDArray[np.float64]) -> None:
+def _report_missing(trace: Trace, runs: _Occurrences, shift: NDArray[np.float64]) -> None:
     lost = runs.pids[np.isnan(shift)].tolist()
     if len(lost) == len(runs.pids) - 1:
         text = f"No collective tells how the clocks of devices differ: {len(runs.pids)} devices stay as they are"
@@ -330,14 +330,14 @@ def mp_ts_calibration_v2(trace: Trace, options: Options) -> None:
         placed = (own - about[rank]) / dilation[rank] + about[rank] + shift[rank]
         residual[rank] = np.abs(placed - first).max()
         if rank:
-            _say_calibrated(trace, int(runs.pids[rank]), shift[rank], dilation[rank], residual[rank], len(known))
+            _report_calibrated(trace, int(runs.pids[rank]), shift[rank], dilation[rank], residual[rank], len(known))
     _place(trace, runs.pids, shift, dilation, about, base, options.soc_mhz)
     if int((~np.isnan(shift)).sum()) > 1:
-        _say_host_events(trace, int(runs.pids[0]))
-    _say_missing(trace, runs, shift)
+        _report_host_events(trace, int(runs.pids[0]))
+    _report_missing(trace, runs, shift)
 
 
-def _say_calibrated(trace: Trace, pid: int, shift: float, dilation: float, residual: float, runs: int) -> None:
+def _report_calibrated(trace: Trace, pid: int, shift: float, dilation: float, residual: float, runs: int) -> None:
     trace.messages.note(
         _STAGE,
         f"The device of pid {pid} is moved by {shift / 1e3:.3f} us, its clock is {dilation:.6f} times as fast,"

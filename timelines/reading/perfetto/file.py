@@ -64,7 +64,7 @@ class _Reader:
             self._last = found = future.result()
             if found.needs_zstd:
                 self._ask_for_zstd()
-            is_done = self._go_on(found, stop, is_last)
+            is_done = self._advance(found, stop, is_last)
             self._source.forget(self._at)
             if not is_done:
                 future, stop, is_last = self._submit()
@@ -76,7 +76,7 @@ class _Reader:
         self._file.remembered.needs_zstd = True
         raise ReadAgain
 
-    def _go_on(self, found: PacketsRead, stop: int, is_last: bool) -> bool:
+    def _advance(self, found: PacketsRead, stop: int, is_last: bool) -> bool:
         """Goes to the next batch; returns whether there is none. Counts what cannot be read."""
         length = stop - self._at
         if found.consumed > length:
@@ -126,7 +126,7 @@ class _Reader:
         if found.facts["described_later"] and not file.remembered.has_tracks:
             file.remembered.has_tracks = True
             raise ReadAgain
-        file.tell_dialect()
+        file.find_dialect()
         counts, problems = file.facts.counts, file.facts.problems
         if self._places and counts.events == sum(counts.dropped.values()):
             raise IaprofError(f"{file.name} is not a trace: it has bytes that are no packets, and nothing else to show")
