@@ -23,7 +23,7 @@ from iaprof.sandbox.worker import Closing
 
 _EMPTY, _NEW_LINE = (pa.scalar(text, pa.large_string()) for text in ("", "\n"))
 _TAKEN_AT_ONCE = 1 << 20  # rows, whose pages stay in memory
-_MOST = 1 << 40  # behind the end of every text
+_MOST = 1 << 40  # follows the end of every text
 _decode = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_lines = msgspec.json.Decoder(msgspec.Raw).decode_lines
 
@@ -65,7 +65,7 @@ class Arguments(Closing):
         self._texts = pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers)
 
     def close(self) -> None:
-        """Removes the file, once nobody uses the texts any more."""
+        """Removes the file, once the texts are no longer used."""
         self._file.close()
 
     def take(self, rows: NDArray[np.int64]) -> pa.StringArray:
@@ -94,10 +94,10 @@ def _members(texts: pa.LargeStringArray) -> pa.LargeStringArray:
 
 
 def _are_each_one_value(texts: pa.LargeStringArray, are_objects: pa.BooleanArray) -> pa.BooleanArray:
-    """Tells which of those that begin and end as objects are valid JSON.
+    """Tells which of the texts that begin and end as objects are valid JSON.
 
-    Where all of them, one after the other in lines, have as many values as there are texts, each has one: a value goes
-    on in the next line neither in a string nor behind a closing brace.
+    The texts are decoded together, one in each line. If there are as many values as texts, each text has one: a string
+    cannot continue in the next line, and nothing of a value follows its closing brace.
     """
     chosen = texts.filter(are_objects)
     _, lines = _content(pc.binary_join_element_wise(chosen, _NEW_LINE, _EMPTY))
@@ -112,7 +112,7 @@ def _are_each_one_value(texts: pa.LargeStringArray, are_objects: pa.BooleanArray
 
 
 def _content(texts: pa.LargeStringArray) -> tuple[NDArray[np.int64], memoryview]:
-    """Returns where texts end, and their bytes one after the other."""
+    """Returns the offsets at which texts end, and the bytes of all texts, concatenated."""
     _, offsets, data = texts.buffers()
     places = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
     if data is None or not len(texts):

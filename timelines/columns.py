@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 ABSENT = np.iinfo(np.int64).min
 """An integer that an event does not have, in columns of int64."""
 _NARROW = (np.uint8, np.uint16, np.uint32)
-_PART = 1 << 18  # rows
-_SAMPLE = 1000  # values that are looked at before all are
+_CHUNK = 1 << 18  # rows
+_SAMPLE = 1000  # the first values, which are checked before all of them
 
 
-def parts(count: int) -> Iterator[slice]:
-    """Yields spans of rows. What is computed span by span needs little memory for what comes between."""
-    for begin in range(0, count, _PART):
-        yield slice(begin, begin + _PART)
+def chunks(count: int) -> Iterator[slice]:
+    """Yields ranges of rows: what is computed for one range at a time needs little memory for intermediate arrays."""
+    for begin in range(0, count, _CHUNK):
+        yield slice(begin, begin + _CHUNK)
 
 
 @dataclass(frozen=True)
@@ -33,17 +33,17 @@ class Constant:
         return self.count
 
     def values(self) -> NDArray[Any]:
-        """Returns them, in the memory of one."""
+        """Returns the values, as a view of a single one."""
         return np.broadcast_to(self.value, self.count)
 
     def take(self, rows: NDArray[np.int64]) -> Constant:
-        """Returns some rows."""
+        """Returns the given rows."""
         return Constant(self.value, len(rows))
 
 
 @dataclass(frozen=True)
 class Narrow:
-    """Whole numbers as differences from the least one. The greatest code stands for ABSENT."""
+    """Integers as differences from the least one. The greatest code means ABSENT."""
 
     codes: NDArray[Any]  # uint8, uint16 or uint32
     least: int
@@ -54,7 +54,7 @@ class Narrow:
         return len(self.codes)
 
     def values(self) -> NDArray[Any]:
-        """Returns them."""
+        """Returns the values."""
         found = self.codes.astype(self.dtype)
         if self.least:
             found += self.dtype.type(self.least)
@@ -64,22 +64,22 @@ class Narrow:
         return found
 
     def take(self, rows: NDArray[np.int64]) -> Narrow:
-        """Returns some rows."""
+        """Returns the given rows."""
         return Narrow(self.codes.take(rows), self.least, self.has_absent, self.dtype)
 
 
 @dataclass(frozen=True)
 class Repeated:
-    """Rows of several values, which are the same as the row before for the most part."""
+    """Rows of several values, most of which repeat the row before."""
 
-    codes: NDArray[np.uint32]  # the row of the table
+    codes: NDArray[np.uint32]  # [n], rows of the table
     table: tuple[Column, ...]  # its columns
 
     def __len__(self) -> int:
         return len(self.codes)
 
     def distinct(self) -> NDArray[np.int64]:
-        """Returns the table, which can have rows that no code is of: int64[m, columns]."""
+        """Returns the table, int64[m, columns], in which some rows may not be used by any code."""
         found = np.empty((len(self.table[0]), len(self.table)), np.int64)
         for number, column in enumerate(self.table):
             found[:, number] = unpacked(column)
@@ -92,21 +92,21 @@ class Repeated:
         return found
 
     def column(self, number: int) -> NDArray[Any]:
-        """Returns one value of each row."""
+        """Returns one of the values of each row."""
         return np.asarray(unpacked(self.table[number])[self.codes])
 
     def with_table(self, table: NDArray[np.int64]) -> Repeated:
-        """Returns rows of another table."""
+        """Returns the same codes with another table."""
         return Repeated(self.codes, tuple(pack(np.ascontiguousarray(column)) for column in table.T))
 
     def take(self, rows: NDArray[np.int64]) -> Repeated:
-        """Returns some rows."""
-        if self.codes.strides[0] == 0:  # all of them alike
+        """Returns the given rows."""
+        if self.codes.strides[0] == 0:  # all codes are equal
             return Repeated(np.broadcast_to(self.codes[:1], len(rows)), self.table)
         codes = self.codes.take(rows)
         if len(codes) * 4 >= len(self.table[0]):
             return Repeated(codes, self.table)
-        # Few rows, as writers take them, do not keep the whole table, nor unpack it.
+        # A few rows, which is what writers take, neither keep the whole table nor unpack it.
         table = tuple(_taken(column, codes) for column in self.table)
         return Repeated(np.arange(len(codes), dtype=np.uint32), table)
 
@@ -156,7 +156,7 @@ def _codes(values: NDArray[Any], least: int, most: int, absent: NDArray[np.bool_
     width = _width(least, most, absent is not None)
     if width is None or np.dtype(width).itemsize >= values.itemsize:
         return values
-    least = least if least < 0 or most >= np.iinfo(width).max else 0  # nothing to add when they are unpacked
+    least = least if least < 0 or most >= np.iinfo(width).max else 0  # then unpacking adds nothing
     codes = (values - values.dtype.type(least) if least else values).astype(width)
     if absent is not None:
         codes[absent] = np.iinfo(width).max
@@ -171,7 +171,7 @@ def _width(least: int, most: int, has_absent: bool) -> type[np.unsignedinteger[A
 
 
 def _whole(values: NDArray[Any]) -> Column:
-    """Packs float64 that are whole."""
+    """Packs float64 values that are whole numbers."""
     for some in (values[:_SAMPLE], values):
         with np.errstate(invalid="ignore"):
             codes = some.astype(np.uint32)
@@ -202,31 +202,31 @@ def _repeated(values: NDArray[np.int64]) -> Column:
     return Repeated(codes, tuple(pack(np.ascontiguousarray(column)) for column in table.T))
 
 
-def joined(parts: Sequence[Column]) -> Column:
-    """Returns the rows of several columns of one type, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
+def joined(pieces: Sequence[Column]) -> Column:
+    """Concatenates columns of one type."""
+    if len(pieces) == 1:
+        return pieces[0]
+    first = pieces[0]
     if isinstance(first, Constant) and all(
-        isinstance(each, Constant) and each.value.tobytes() == first.value.tobytes() for each in parts
+        isinstance(each, Constant) and each.value.tobytes() == first.value.tobytes() for each in pieces
     ):
-        return Constant(first.value, sum(map(len, parts)))
-    if all(isinstance(each, Repeated) for each in parts):
-        return _joined_repeated([each for each in parts if isinstance(each, Repeated)])
-    narrow = [each for each in parts if not isinstance(each, np.ndarray)]
-    if len(narrow) == len(parts) and unpacked(first)[:1].dtype.kind in "iu" and unpacked(first).ndim == 1:
+        return Constant(first.value, sum(map(len, pieces)))
+    if all(isinstance(each, Repeated) for each in pieces):
+        return _joined_repeated([each for each in pieces if isinstance(each, Repeated)])
+    narrow = [each for each in pieces if not isinstance(each, np.ndarray)]
+    if len(narrow) == len(pieces) and unpacked(first)[:1].dtype.kind in "iu" and unpacked(first).ndim == 1:
         return _joined_narrow(narrow)
-    whole = np.empty((sum(map(len, parts)), *unpacked(first).shape[1:]), unpacked(first).dtype)
+    whole = np.empty((sum(map(len, pieces)), *unpacked(first).shape[1:]), unpacked(first).dtype)
     begin = 0
-    for each in parts:
+    for each in pieces:
         whole[begin : begin + len(each)] = unpacked(each)
         begin += len(each)
     return whole
 
 
-def _joined_narrow(parts: Sequence[Packed]) -> Column:
+def _joined_narrow(pieces: Sequence[Packed]) -> Column:
     lows, highs, has_absent = [], [], False
-    for each in parts:
+    for each in pieces:
         values = each.values()
         present = values != ABSENT
         if not present.all():
@@ -234,42 +234,42 @@ def _joined_narrow(parts: Sequence[Packed]) -> Column:
         if len(values):
             lows.append(int(values.min()))
             highs.append(int(values.max()))
-    dtype = parts[0].values().dtype
-    count = sum(map(len, parts))
+    dtype = pieces[0].values().dtype
+    count = sum(map(len, pieces))
     width = _width(min(lows), max(highs), has_absent) if lows else None
     whole = np.empty(count, dtype if width is None else width)
     least = min(lows, default=0)
     begin = 0
-    for each in parts:
+    for each in pieces:
         values = each.values()
-        part = whole[begin : begin + len(each)]
-        part[:] = values if width is None else (values - dtype.type(least)).astype(width)
+        mine = whole[begin : begin + len(each)]
+        mine[:] = values if width is None else (values - dtype.type(least)).astype(width)
         if has_absent and width is not None:
-            part[values == ABSENT] = np.iinfo(width).max
+            mine[values == ABSENT] = np.iinfo(width).max
         begin += len(each)
     if width is None or np.dtype(width).itemsize >= dtype.itemsize:
         return whole if width is None else Narrow(whole, least, has_absent, dtype).values()
     return Narrow(whole, least, has_absent, dtype)
 
 
-def _joined_repeated(parts: Sequence[Repeated]) -> Column:
-    codes = np.empty(sum(map(len, parts)), np.uint32)
+def _joined_repeated(pieces: Sequence[Repeated]) -> Column:
+    codes = np.empty(sum(map(len, pieces)), np.uint32)
     begin = rows = 0
-    for each in parts:
+    for each in pieces:
         codes[begin : begin + len(each)] = each.codes + np.uint32(rows)
         begin += len(each)
         rows += len(each.table[0])
-    return Repeated(codes, tuple(joined(columns) for columns in zip(*(each.table for each in parts), strict=True)))
+    return Repeated(codes, tuple(joined(columns) for columns in zip(*(each.table for each in pieces), strict=True)))
 
 
 NO_CODE = -1
 LEAST_PACKED = 1 << 16
-"""Rows of a table whose columns are packed. Fewer take little memory as they are."""
+"""Tables with at least so many rows are packed: smaller ones need little memory anyway."""
 _PACKED = "_packed"
 
 
 class Extra(dict[str, NDArray[Any]]):
-    """Columns by name. Some are packed: they are unpacked whenever they are asked for."""
+    """Columns by name. Packed columns are unpacked at each access."""
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         return unpacked(super().__getitem__(name))
@@ -278,15 +278,15 @@ class Extra(dict[str, NDArray[Any]]):
         """Returns a column."""
         return unpacked(super().get(name, default)) if name in self else default
 
-    def __iter__(self) -> Iterator[str]:  # so that `{**extra}` asks __getitem__, too
+    def __iter__(self) -> Iterator[str]:  # so that `{**extra}` calls __getitem__, too
         return super().__iter__()
 
     def items(self) -> ItemsView[str, NDArray[Any]]:  # type: ignore[override]
-        """Returns names and columns, one after the other."""
+        """Yields names and columns, unpacked one at a time."""
         return ItemsView(self)
 
     def values(self) -> ValuesView[NDArray[Any]]:  # type: ignore[override]
-        """Returns columns, one after the other."""
+        """Yields columns, unpacked one at a time."""
         return ValuesView(self)
 
     def stored(self) -> dict[str, Column]:
@@ -302,7 +302,7 @@ class Extra(dict[str, NDArray[Any]]):
 class Columns:
     """A dataclass of arrays of one length, and `extra`, which maps names to arrays of that length.
 
-    Large ones are packed, see `pack`: they are unpacked whenever they are asked for, and cannot be written to then.
+    Large arrays are packed, see `pack`. A packed array is unpacked at each access, so writing to it has no effect.
     """
 
     extra: dict[str, NDArray[Any]]
@@ -336,7 +336,7 @@ class Columns:
         return self._of({name: _taken(column, rows) for name, column in stored.items()}, extra)
 
     def keep(self, rows: NDArray[Any]) -> None:
-        """Takes some rows in place of all: column by column, which needs less memory than `take`."""
+        """Keeps only some rows. Columns are replaced one at a time, which needs less memory than `take`."""
         if rows.dtype == bool:
             rows = np.flatnonzero(rows)
         for name in self._stored():
@@ -347,7 +347,7 @@ class Columns:
             extra[name] = _taken(dict.__getitem__(extra, name), rows)  # type: ignore[assignment]
 
     def joined(self, other: Self) -> Self:
-        """Returns these rows and others after them. What is extra in one of them is absent in the others."""
+        """Returns these rows, then those of `other`. Extra columns that only one has are absent in the other rows."""
         if len(self) + len(other) >= LEAST_PACKED:
             self.pack(0)
             other.pack(0)
@@ -357,11 +357,11 @@ class Columns:
         extra = {}
         for name in {**extras[0], **extras[1]}:
             like = unpacked(extras[0].get(name, extras[1].get(name)))[:0]  # type: ignore[arg-type]
-            parts = [
+            pieces = [
                 own[name] if name in own else _absent(like, len(each))
                 for own, each in zip(extras, (self, other), strict=True)
             ]
-            extra[name] = joined(parts)
+            extra[name] = joined(pieces)
         return self._of(columns, extra)
 
     def changed(self, **columns: NDArray[Any]) -> Self:

@@ -1,7 +1,7 @@
 """Compiler logs: how many cycles each kernel ideally takes, and its category.
 
-A log is whatever file the user names, so reading one never raises: what cannot be read is said in `problems`. Files,
-lines, tables and kernels are bounded.
+A log can be any file, so reading one never raises: `problems` says what could not be read. The sizes of files and
+lines and the numbers of tables and kernels are limited.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class IdealTable:
 
     @property
     def ideal_cycles(self) -> int:
-        """The cycles of all its kernels, or of the line Total if it has no kernels."""
+        """The cycles of all kernels, or those of the line Total if there are no kernels."""
         return sum(self.cycles.get(kernel, 0) for kernel in self.kernels) if self.kernels else self.total
 
     def add(self, name: str, cycles: int) -> None:
@@ -60,10 +60,10 @@ class IdealTable:
 
 @dataclass
 class CompilerLog:
-    """What a log says."""
+    """The content of a log."""
 
     tables: list[IdealTable] = field(default_factory=list)
-    is_autopilot: bool = False  # kernels are not told apart: only totals count
+    is_autopilot: bool = False  # the log has no cycles of single kernels, only totals
     problems: list[str] = field(default_factory=list)  # sentences
 
 

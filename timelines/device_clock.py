@@ -1,6 +1,7 @@
 """When the device's counters TS1 to TS5 were read, by the host's clock.
 
-A slice ends with the last counter of its window, so the other counters are as far from its end as their cycles say.
+A slice ends when the last counter of its window was read. The other counters were read earlier or later by the
+difference of their cycles.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.timelines.columns import parts
+from iaprof.timelines.columns import chunks
 from iaprof.timelines.dialects import windows
 from iaprof.timelines.intervals import FARTHEST
 from iaprof.timelines.trace import ABSENT, Slices, Texts
@@ -41,12 +42,12 @@ def counter_time(texts: Texts, slices: Slices, counter: int, soc_mhz: float) -> 
     last, this = slices.counters_by(last_of), slices.counter(counter)
     found = np.empty(len(slices), np.int64)
     start, duration = slices.start, slices.duration
-    for part in parts(len(slices)):
-        absent = (this[part] == ABSENT) | (last[part] == ABSENT)
-        cycles = np.where(absent, 0, this[part]) - np.where(absent, 0, last[part])
-        offsets = np.where(absent, np.nan, duration[part] + cycles * (1e3 / soc_mhz))
-        starts = np.clip(start[part], -FARTHEST, FARTHEST)
-        found[part] = np.where(np.isnan(offsets), ABSENT, starts + whole(offsets))
+    for chunk in chunks(len(slices)):
+        absent = (this[chunk] == ABSENT) | (last[chunk] == ABSENT)
+        cycles = np.where(absent, 0, this[chunk]) - np.where(absent, 0, last[chunk])
+        offsets = np.where(absent, np.nan, duration[chunk] + cycles * (1e3 / soc_mhz))
+        starts = np.clip(start[chunk], -FARTHEST, FARTHEST)
+        found[chunk] = np.where(np.isnan(offsets), ABSENT, starts + whole(offsets))
     return found
 
 

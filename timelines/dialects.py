@@ -1,10 +1,10 @@
-"""What events are, in each dialect: regular expressions for the names and categories that runtimes give them.
+"""What events mean in each dialect: regular expressions for the names and categories that runtimes give them.
 
-A new dialect is a column of these tables. Regular expressions are RE2's, and are searched.
+A new dialect is an entry in each of these tables. Regular expressions have RE2's syntax and match anywhere in a text.
 
 Slices of devices get the categories of PyTorch's profiler, `kernel` and `gpu_memcpy`, where tools have others: unitrace
-calls all that a device does `gpu_op`; rocprof's JSON and torch_npu say it by the name of the process. So stages, tables
-and viewers need to know the categories of one tool only. Host slices keep theirs.
+uses `gpu_op` for everything that a device does; in rocprof's and torch_npu's JSON the name of the process tells it. So
+stages, tables and viewers need to know the categories of one tool only. Host slices keep theirs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from iaprof.timelines.trace import NO_TEXT, Dialect, Slices, Texts, Trace
 
 
 class Kind(StrEnum):
-    """What a slice can be. A slice can be several."""
+    """The kinds of slices. A slice can be of several kinds."""
 
     DEVICE = "device"  # something that the device did
     KERNEL = "kernel"
     PREPARATION = "preparation"
     COPY_IN = "copy in"
     COPY_OUT = "copy out"
-    COLLECTIVE = "collective"  # a part of a collective operation
+    COLLECTIVE = "collective"  # belongs to a collective operation
     BARRIER = "barrier"
     ROUND_TRIP = "round trip"
     CONVERSION = "conversion"
@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 
 class Where(StrEnum):
-    """What of a slice tells its kind."""
+    """Which column of a slice tells its kind."""
 
     NAME = "name"
     CATEGORY = "category"
@@ -47,11 +47,11 @@ class Where(StrEnum):
 
 @dataclass(frozen=True)
 class Sign:
-    """How a slice's kind shows."""
+    """How slices of a kind are recognized."""
 
     where: Where
     pattern: str = ""
-    unless: str = ""  # a regular expression; what it finds is of another kind
+    unless: str = ""  # a regular expression: slices that match it are of another kind
 
 
 def _name(pattern: str, unless: str = "") -> Sign:
@@ -70,7 +70,7 @@ _TORCH: Mapping[Kind, Sign] = {
     Kind.CONVERSION: _name("aiuDataConvert"),
     Kind.WIRE_UP: _name("aiuPrepareAndSyncRdma"),
 }
-# Loading gives the slices of these tools' devices the categories of PyTorch's, see device_slices.py.
+# Loading gives the slices of these tools' devices the categories of PyTorch's, see categorize_device_slices.
 _COPIES = {
     Kind.COPY_IN: _name(r"[(]?[HM]2D\b|CopyHostToDevice|HOST_TO_DEVICE|MEMCPY_ASYNC:H2D"),
     Kind.COPY_OUT: _name(r"[(]?D2[HM]\b|CopyDeviceToHost|DEVICE_TO_HOST|MEMCPY_ASYNC:D2H"),
@@ -97,7 +97,7 @@ SIGNS: Mapping[Dialect, Mapping[Kind, Sign]] = {
 }
 
 WINDOWS = (("[ _]DmaI$", 0, 1), (" Cmpt Prep$", 1, 2), ("( Cmpt Exec|_Cmpt)$", 2, 3), ("[ _]DmaO$", 3, 4))
-"""Which of the device's counters TS1 to TS5 the times of a FLEX slice are between, by the end of its name: indexes.
+"""Between which two of the device's counters TS1 to TS5 a FLEX slice runs: their indexes, by the end of its name.
 
 `_DmaI`, `_Cmpt` and `_DmaO` end the names that --split makes.
 """
@@ -108,9 +108,9 @@ def find(trace: Trace, kind: Kind, slices: Slices | None = None) -> NDArray[np.b
     """Tells which slices are of a kind, in the dialects of their files.
 
     Args:
-        trace: whose slices they are.
-        kind: which.
-        slices: some of them; None: all.
+        trace: the trace.
+        kind: the kind to find.
+        slices: slices of the trace; None for all of them.
     """
     slices = trace.slices if slices is None else slices
     used = sorted({file.dialect for file in trace.files})
@@ -160,12 +160,12 @@ _MOST_PROCESSES = 1 << 16
 
 @dataclass(frozen=True)
 class Device:
-    """What of a dialect a device does: regular expressions (RE2); what none of them finds is a host's."""
+    """How a dialect's slices of devices are recognized: regular expressions (RE2). All other slices are of hosts."""
 
     categories: str = ""
     processes: str = ""  # by their names
     copies: str = ""  # by the names of slices, categories or processes
-    others: str = ""  # names of what is neither a copy nor a kernel: waits and markers
+    others: str = ""  # by the names of slices that are neither copies nor kernels: waits and markers
 
 
 DEVICES: Mapping[Dialect, Device] = {
@@ -188,11 +188,11 @@ DEVICES: Mapping[Dialect, Device] = {
 
 
 def categorize_device_slices(trace: Trace, arguments: Callable[[str], Arguments]) -> None:
-    """Sets the categories.
+    """Sets the categories of slices of devices to those of PyTorch's profiler.
 
     Args:
         trace: as it was loaded.
-        arguments: opens those of the events of a kind.
+        arguments: opens the arguments of the events of a kind.
     """
     used = {file.dialect for file in trace.files if not file.is_output} & DEVICES.keys()
     if not used:
@@ -208,8 +208,8 @@ def categorize_device_slices(trace: Trace, arguments: Callable[[str], Arguments]
             if pattern:
                 found |= is_own & texts.matches(codes, pattern)
         copies = found.copy()
-        named = [texts.matches(codes, device.copies) for codes in (slices.name, slices.category, process)]
-        copies &= np.logical_or.reduce(named)
+        found_in = [texts.matches(codes, device.copies) for codes in (slices.name, slices.category, process)]
+        copies &= np.logical_or.reduce(found_in)
         kernels = found & ~copies
         if device.others:
             others = kernels & texts.matches(slices.name, device.others)

@@ -21,7 +21,7 @@ class Groups:
             *keys: arrays of integers, of one length; the first is the most important.
         """
         self.numbers, first = groups(*keys)  # the group of each row
-        self.order: NDArray[np.int64] = np.argsort(self.numbers, kind="stable")  # those of a group beside each other
+        self.order: NDArray[np.int64] = np.argsort(self.numbers, kind="stable")  # rows of a group are adjacent
         self.counts: NDArray[np.int64] = np.bincount(self.numbers, minlength=len(first))
         self.firsts: NDArray[np.int64] = np.cumsum(self.counts) - self.counts  # places in `order`
 
@@ -66,7 +66,7 @@ class Groups:
 
 
 def rows_of(column: NDArray[np.int64], wanted: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
-    """Yields for each of some values the rows that have it, in their order: in time that does not grow with both."""
+    """Yields for each value the rows that have it, in ascending order, without a pass over all rows for each."""
     order = np.argsort(column, kind="stable")
     ordered = column[order]
     low, high = (np.searchsorted(ordered, wanted, side) for side in ("left", "right"))
@@ -78,8 +78,8 @@ def before(values: NDArray[np.int64], groups: NDArray[Any]) -> NDArray[np.int64]
     """Returns for each row the largest value in the rows of its group before it; the least integer for its first.
 
     Args:
-        values: in the order that counts, those of a group beside each other.
-        groups: numbers that rise.
+        values: in order, those of a group adjacent.
+        groups: ascending numbers.
     """
     # Ranks instead of values: a group's ranks are above those of the groups before it, so that one pass does for all.
     least = np.iinfo(np.int64).min

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from iaprof.timelines.trace import Slices
 
 FARTHEST = 2**62
-"""No time or duration of ours is farther from 0 than this many ns, so that sums stay integers of 64 bits."""
+"""Times and durations are limited to this many ns from 0, so that sums fit into 64 bits."""
 
 
 def ends(slices: Slices) -> NDArray[np.int64]:
-    """Returns when slices end, in ns; a negative duration, or none, counts as 0."""
+    """Returns when slices end, in ns; a negative or absent duration counts as 0."""
     durations = np.clip(np.nan_to_num(slices.duration), 0, FARTHEST)
     return np.clip(slices.start, -FARTHEST, FARTHEST) + np.rint(durations).astype(np.int64)
 
@@ -40,11 +40,11 @@ class Union:
 
     @property
     def length(self) -> int:
-        """Its ns."""
+        """The length in ns."""
         return int((self.ends - self.starts).sum())
 
     def before(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many ns of it are before each of some times."""
+        """Returns how many ns of the union are before each time."""
         if not len(self.starts):
             return np.zeros(len(times), np.int64)
         lengths = np.append(0, np.cumsum(self.ends - self.starts))
@@ -54,7 +54,7 @@ class Union:
         return np.asarray(np.where(place > 0, lengths[last] + inside, 0), np.int64)
 
     def within(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many ns of it are in each of some intervals."""
+        """Returns how many ns of the union are in each interval."""
         return self.before(ends) - self.before(starts)
 
 
@@ -63,7 +63,7 @@ def lengths_of_unions(
 ) -> NDArray[np.int64]:
     """Returns the length of the union of each group's intervals, in ns: int64[count].
 
-    Python does not run for each group: a stranger's trace can have a group for each interval.
+    There is no Python loop over groups: an untrusted trace can have as many groups as intervals.
 
     Args:
         starts: int64[n].
@@ -76,7 +76,7 @@ def lengths_of_unions(
     # One union of all intervals, in which each group has a range of numbers of its own.
     times = None
     low, high = (int(starts.min()), int(ends.max())) if len(starts) else (0, 0)
-    if (high - low + 1) * count > FARTHEST:  # no room for all ranges: numbers stand for times
+    if (high - low + 1) * count > FARTHEST:  # the ranges do not fit into 64 bits: use the ranks of times instead
         times, numbers = np.unique(np.concatenate([starts, ends]), return_inverse=True)
         starts, ends = numbers[: len(starts)], numbers[len(starts) :]
         low, high = 0, len(times)

@@ -38,9 +38,10 @@ from iaprof.timelines.trace import (
 )
 
 _LEAST_PACKED = 1 << 12  # rows of a row group
-_READ_AT_ONCE = 16  # row groups, after which memory is returned: what stays of them is between what was freed
+_READ_AT_ONCE = 16
+"""Row groups after which free memory is returned to the kernel: what is kept lies between what was freed."""
 _MANY = 3 << 20  # rows, whose columns are large blocks
-_LARGE = 4 << 20  # bytes of half a million rows: fewer would be returned, and zeroed again, too often
+_LARGE = 4 << 20  # bytes of half a million rows: with less, memory would be returned and zeroed again too often
 _Item = TypeVar("_Item")
 
 
@@ -51,7 +52,7 @@ def load(capture: CaptureReader) -> Trace:
 
     Raises:
         CaptureError: the capture is damaged.
-        IaprofError: some of its traces, but not all, are what iaprof wrote.
+        IaprofError: some of its traces, but not all, were written by iaprof.
     """
     if sum(part.count(kind) for part in capture.parts for kind in _FIELDS) < _MANY:
         keep_freed_blocks()
@@ -91,7 +92,7 @@ def arguments(capture: CaptureReader, kind: str) -> Arguments:
 
 
 def _ranks(trace: Trace) -> int:
-    """Counts the processes for which stages run Python: those with kernels, parts of collectives, or power."""
+    """Counts the processes for which stages run Python: those with kernels, collectives, or power."""
     slices = trace.slices
     of_slices = slices.pid[find(trace, Kind.KERNEL) | find(trace, Kind.COLLECTIVE)]
     of_points = trace.points.pid[trace.texts.matches(trace.points.series, OF_POWER)]
@@ -100,7 +101,7 @@ def _ranks(trace: Trace) -> int:
 
 
 def _ahead(items: Iterator[_Item]) -> Iterator[_Item]:
-    """Yields items, of which a thread makes the next one while the last one is used: Arrow leaves Python's lock."""
+    """Yields items; a thread makes the next one while the caller uses the last one. Arrow releases the GIL."""
     with ThreadPoolExecutor(1) as thread:
         following = thread.submit(next, items, None)
         while (item := following.result()) is not None:
@@ -154,7 +155,7 @@ class _Columns:
                 return_free_memory()
 
     def _add(self, name: str, values: NDArray[Any]) -> None:
-        """Adds the values of a row group: packed, as all of them would need much memory until the last is read."""
+        """Adds the values of a row group, packed: unpacked, all row groups together would need much memory."""
         self.found.setdefault(name, []).append(pack(values) if len(values) >= _LEAST_PACKED else values)
 
     def _column(self, name: str, column: pa.ChunkedArray, first_file: int) -> NDArray[Any]:
@@ -170,8 +171,8 @@ class _Columns:
 
     def column(self, name: str, type_: Any) -> NDArray[Any]:
         """Returns a whole column, which can be packed."""
-        parts = self.found.pop(name, [])
-        whole: Any = joined(parts) if parts else np.empty(0, type_)
+        pieces = self.found.pop(name, [])
+        whole: Any = joined(pieces) if pieces else np.empty(0, type_)
         return whole.astype(type_, copy=False) if isinstance(whole, np.ndarray) else whole
 
     def _common(self) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class _Columns:
         }
 
     def slices(self) -> Slices:
-        """Returns them as slices."""
+        """Returns the rows as slices."""
         none = np.empty((0, len(_COUNTERS)), np.int64)
         counters = self.column("counters", np.int64) if self.rows else none
         numbers = {name: self.column(name, np.int64) for name in ("power", "bytes", "correlation", "device")}
@@ -207,7 +208,7 @@ class _Columns:
         )
 
     def points(self) -> Points:
-        """Returns them as values of counters."""
+        """Returns the rows as values of counters."""
         return Points(
             **self._common(),
             series=self.column("series", np.int32),
@@ -216,7 +217,7 @@ class _Columns:
         )
 
     def marks(self) -> Marks:
-        """Returns them as events without a duration."""
+        """Returns the rows as events without a duration."""
         return Marks(
             **self._common(),
             phase=self.column("phase", np.int32),

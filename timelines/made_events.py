@@ -11,9 +11,9 @@ from iaprof.formats.distinct import groups
 from iaprof.timelines.trace import ABSENT, MADE, NO_TEXT, Marks, Points, Trace
 
 EVERYWHERE = -1
-"""The pid of counters that are of all ranks."""
+"""The pid of counters of all ranks together."""
 DECIMALS = 9
-"""Sums of rates are rounded to this, so that what cancels out is 0."""
+"""Sums of rates are rounded to this, so that rates that cancel each other add up to 0."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def add_points(
     time: NDArray[np.int64],
     value: NDArray[np.float64],
 ) -> None:
-    """Adds points of a track, and counts them."""
+    """Adds points to a track, and counts them."""
     count = len(time)
     if not count:
         return
@@ -69,14 +69,14 @@ def add_sums(trace: Trace, track: Track, spans: Spans, most: float | None = None
     """Adds the sum of the values that hold at a time, for each pid: a point whenever one begins or ends.
 
     Args:
-        trace: to which they are added.
-        track: of the points.
-        spans: what is added up.
-        most: what is shown while a value above 100 holds, which percentages have by mistake only; the sum of others
-            is then at most 100.
+        trace: gets the points.
+        track: the counter.
+        spans: the values to add up.
+        most: shown while a value above 100 holds: only a wrong percentage is above 100. Sums of other values are then
+            limited to 100.
 
     Returns:
-        how many sums of others were more.
+        how many sums of other values were limited.
     """
     times = np.concatenate([spans.start, spans.end])
     pids = np.concatenate([spans.pid, spans.pid])
@@ -107,12 +107,12 @@ class Ends:
     time: NDArray[np.int64]  # ns
 
     def take(self, rows: NDArray[np.bool_]) -> Ends:
-        """Returns some of them."""
+        """Returns the given rows."""
         return Ends(self.file[rows], self.pid[rows], self.tid[rows], self.time[rows])
 
 
 def largest_id(trace: Trace) -> int:
-    """Returns the largest identifier of a flow, or of what may become one: a correlation; at least 0."""
+    """Returns the largest identifier of flows and correlations, which can become flows; at least 0."""
     used = [trace.flows.id, trace.slices.correlation]
     return max((int(each.max()) for each in used if len(each)), default=0) if any(len(each) for each in used) else 0
 
@@ -129,13 +129,13 @@ def add_arrows(
     """Adds arrows, and counts their events.
 
     Args:
-        trace: to which they are added.
-        what: they are from what to what, for the count.
+        trace: gets the arrows.
+        what: their ends, such as "sends to receives", for the count.
         sources: where they start.
         targets: where they end; the arrow is bound to the slice around it ("bp": "e").
         name: codes of their names.
         category: codes of their categories.
-        above: their identifiers are above this.
+        above: a number that is less than all their identifiers.
     """
     count = len(name)
     if not count:
@@ -160,15 +160,15 @@ def add_arrows(
 
 
 def is_known(ids: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Tells which correlations name something: runtimes give 0 to what has none."""
+    """Tells which correlations are valid: runtimes write 0 for events without one."""
     return np.asarray((ids != ABSENT) & (ids != 0), bool)
 
 
 def unique_ids(marks: Marks) -> NDArray[np.int64]:
-    """Returns identifiers that are unique in the whole trace: files have the same ones, and categories, too.
+    """Returns identifiers that are unique in the whole trace: files and categories use the same ones.
 
-    A mark keeps its identifier if no other flow or asynchronous event has it. Those of different files are different
-    ones, unless a stage made them.
+    A mark keeps its identifier if no other flow or asynchronous event has it. Marks of different files belong to
+    different flows, unless a stage made them.
 
     Returns:
         int64[n], at least 0; ABSENT stays.
@@ -184,6 +184,6 @@ def unique_ids(marks: Marks) -> NDArray[np.int64]:
     free = np.uint64(1) + ids.max(initial=np.uint64(0))
     if free < np.uint64((1 << 63) - len(ids)):
         ids[again] = free + np.arange(int(again.sum()), dtype=np.uint64)
-    else:  # no room above: count all anew
+    else:  # they would not fit into int64: number all of them anew
         ids = np.arange(1, len(ids) + 1, dtype=np.uint64)
     return np.where(absent, ABSENT, ids[number].view(np.int64))

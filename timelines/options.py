@@ -1,4 +1,4 @@
-"""What the user asked of the stages."""
+"""The options of the stages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SOC_MHZ, CORE_MHZ = 1000.0, 1100.0
 
 
 class Overlap(StrEnum):
-    """What becomes of a slice that overlaps another one of its row in part."""
+    """What to do with a slice that partly overlaps another one of its row."""
 
     TID = "tid"  # it gets a row of its own
     DROP = "drop"
@@ -55,7 +55,7 @@ class Options:
     compiler_logs: tuple[str, ...] = ()  # paths: one for all ranks, or one for each rank
     filters: tuple[tuple[str, str], ...] = ()  # (attribute, regular expression): slices to drop
     limit: Limit = Limit()
-    phases: str = ""  # that stay in the trace; "": all
+    phases: str = ""  # phases to keep; "": all
     flows: bool = False  # between the events of collectives
     collectives: bool = False  # a slice for each collective of a rank
     merge_sends: bool = False  # one slice for the events of a send or receive

@@ -1,8 +1,8 @@
 """Traces that iaprof wrote, which it can read again: their events stay as they are.
 
-An output has the events of several files, on processes and with times that the stages gave them. It names these files;
-each slice names its own one (`jobname`). So a trace that is read back has the files, ranks, names and dialects of the
-trace that was written.
+An output has the events of several files, with the processes and times that the stages gave them. It lists these files,
+and each slice has the name of its file (`jobname`). So a trace that is read back has the
+files, ranks, names and dialects of the trace that was written.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from iaprof.timelines.stages.collectives.bandwidth import OF_ALL, OF_CALLS, OF_S
 from iaprof.timelines.trace import ABSENT, MADE_OF_TEXT, MOST_RANK, NO_TEXT, Trace, TraceFile, dialect_of
 
 FILES = "Files"
-"""The member of otherData that names the files of an output in Chrome's format."""
+"""The member of otherData that lists the files of an output in Chrome's format."""
 EVENT = "iaprof_file"
-"""The name of the metadata that do so in Perfetto's format: one for each file."""
+"""The name of the metadata events that list them in Perfetto's format: one for each file."""
 
 _OF_ALL_RANKS = f"^({OF_CALLS.name}|{OF_SUMS.name}|{OF_ALL.name})$"
 _AT_ONCE = 1 << 18  # rows
@@ -35,7 +35,7 @@ _MEMBER = r'"{}":(?P<value>"(?:[^"\\]|\\.)*"|[-+.\deE]+)'
 
 
 def described(trace: Trace) -> list[dict[str, Any]]:
-    """Returns the files of a trace as an output names them."""
+    """Returns the files of a trace as an output lists them."""
     return [
         {"Name": file.name, "Dialect": str(file.dialect), "Rank": file.rank, "Job": job}
         for file, job in zip(trace.files, trace.job_names, strict=True)
@@ -43,16 +43,16 @@ def described(trace: Trace) -> list[dict[str, Any]]:
 
 
 def restore(trace: Trace, arguments: Callable[[str], Arguments]) -> None:
-    """Gives the events of outputs the files that they came from, and what stages found out about them.
+    """Restores the files of an output's events, and the results of stages about them.
 
     Args:
         trace: as it was loaded.
-        arguments: opens those of the events of a kind.
+        arguments: opens the arguments of the events of a kind.
 
     Raises:
         IaprofError: only some of the files are outputs.
     """
-    own = _named(trace, arguments)
+    own = _files_of_outputs(trace, arguments)
     if not own:
         return
     if others := [file.name for number, file in enumerate(trace.files) if number not in own]:
@@ -62,7 +62,7 @@ def restore(trace: Trace, arguments: Callable[[str], Arguments]) -> None:
             "processes differ"
         )
     files: list[TraceFile] = []
-    numbers: dict[str, int] = {}  # outputs of the same files, as --tb writes, name each of them
+    numbers: dict[str, int] = {}  # --tb writes several outputs, each of which lists all files
     firsts, jobs = [], []
     for output, file in enumerate(trace.files):
         of_output = []
@@ -84,29 +84,29 @@ def restore(trace: Trace, arguments: Callable[[str], Arguments]) -> None:
     places = np.array(firsts, np.int32)
     for columns in (trace.points, trace.flows, trace.instants):
         columns.file = places[columns.file]
-    points = trace.points  # in Perfetto's format they are on no thread, and those of all ranks of no process
+    points = trace.points  # in Perfetto's format they are on no thread; those of all ranks are on no process
     points.tid = np.where(points.tid >= MADE_OF_TEXT, 0, points.tid)
     of_all = (points.pid >= MADE_OF_TEXT) & trace.texts.matches(points.name, _OF_ALL_RANKS)
     points.pid = np.where(of_all, EVERYWHERE, points.pid)
     _restore_slices(trace, arguments, places, jobs)
 
 
-def _named(trace: Trace, arguments: Callable[[str], Arguments]) -> dict[int, Sequence[Mapping[str, Any]]]:
-    """Returns the files that outputs name, by the number of the output; drops the metadata that name them."""
+def _files_of_outputs(trace: Trace, arguments: Callable[[str], Arguments]) -> dict[int, Sequence[Mapping[str, Any]]]:
+    """Returns the files that outputs list, by the number of the output; drops the metadata events that list them."""
     found: dict[int, list[Mapping[str, Any]]] = {}
     for number, file in enumerate(trace.files):
         about = file.members.get("otherData")
         if isinstance(about, dict) and about.get("Application") == "iaprof" and isinstance(about.get(FILES), list):
             found[number] = [each for each in about[FILES] if isinstance(each, dict)]
     marks = trace.instants
-    is_named = trace.texts.matches(marks.phase, "^M$") & trace.texts.matches(marks.name, f"^{EVENT}$")
-    rows = np.flatnonzero(is_named)
+    has_name = trace.texts.matches(marks.phase, "^M$") & trace.texts.matches(marks.name, f"^{EVENT}$")
+    rows = np.flatnonzero(has_name)
     if len(rows):
         with arguments("instant") as given:
             texts = given.take(marks.row[rows]).to_pylist()
         for number, text in zip(marks.file[rows].tolist(), texts, strict=True):
             found.setdefault(number, []).append(members_of(text))
-        trace.instants = marks.take(~is_named)
+        trace.instants = marks.take(~has_name)
     return {number: each for number, each in found.items() if each}
 
 

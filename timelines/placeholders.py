@@ -1,7 +1,7 @@
 """Which events have a placeholder for a time: runtimes write 0, -1 or the largest integer for an unknown one.
 
-Such a time says nothing, so no span may begin or end there. The events stay in the trace and in sums. What is a
-placeholder says timelines/reading/extent.py; here each file has its own clock.
+Such a time means nothing, so no span may begin or end there. The events stay in the trace and in sums.
+timelines/reading/extent.py defines which times are placeholders; here, each file has its own clock.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ STAGE = "TIME"
 
 
 def placed(trace: Trace) -> NDArray[np.bool_]:
-    """Tells which slices have times: bool[slices]."""
+    """Tells which slices have times that are not placeholders: bool[slices]."""
     return (
         _others(trace.slices.row, trace.slices_without_time) if len(trace.slices_without_time) else _all(trace.slices)
     )
 
 
 def placed_points(trace: Trace, points: Points) -> NDArray[np.bool_]:
-    """Tells which of some values of counters have times: bool[n]."""
+    """Tells which values of counters have times that are not placeholders: bool[n]."""
     return _others(points.row, trace.points_without_time) if len(trace.points_without_time) else _all(points)
 
 
 def find_placeholders(trace: Trace) -> None:
-    """Finds the slices and values of counters that have a placeholder for a time, and says how many there are.
+    """Finds the slices and values of counters that have a placeholder for a time, and reports how many there are.
 
     Stages move times, so this is done once, before them.
     """
@@ -55,7 +55,7 @@ def _others(rows: NDArray[np.int64], without_time: NDArray[np.int64]) -> NDArray
 def _placeholders(
     file: NDArray[np.int32], start: NDArray[np.int64], duration: NDArray[np.float64]
 ) -> NDArray[np.int64]:
-    """Returns the numbers of the events that have a placeholder for a time, beside others of their file that do not."""
+    """Returns the rows of events with a placeholder for a time, in files that also have other times."""
     if not len(start) or (start.min() > 0 and start.max() + duration.max() < LATEST_NS):
         return np.empty(0, np.int64)
     end = start + np.maximum(np.nan_to_num(duration), 0)

@@ -98,11 +98,11 @@ def _if_shortening_names(options: Options) -> bool:
 class Stage:
     """A stage."""
 
-    name: str  # as in profiles
+    name: str  # as in stage profiles
     function: str  # "module:function" below iaprof.timelines.stages
     description: str
     is_asked_for: Callable[[Options], bool] = _always  # by the options
-    others: tuple[str, ...] = ()  # further names in profiles that it stands for: it is on if all of them are
+    others: tuple[str, ...] = ()  # further names in stage profiles: the stage is on if it and all of these are
 
     def load(self) -> Run:
         """Imports its function."""
@@ -120,15 +120,18 @@ STAGES: tuple[Stage, ...] = (
     Stage("frequency_align_apply", "alignment:frequency_align_apply", "Moves jobs into their round trips",
           _if_aligning_jobs),
     Stage("normalize_phase2", "epochs:normalize_phase2", "Unwraps counters, estimates the frequency"),
-    Stage("event_sanity_checks", "counters:event_sanity_checks", "Removes counters that fall"),
+    Stage("event_sanity_checks", "device_counters:event_sanity_checks", "Removes counters that fall"),
     Stage("time_align_collect", "alignment:time_align_collect", "Says how far the runtime's clock is from PyTorch's"),
     Stage("time_align_apply", "alignment:time_align_apply", "Moves the runtime's events onto PyTorch's clock"),
     # 8 to 14: names, rows, times by counters
     Stage("remove_ids_from_name", "rows:remove_ids_from_name", "Takes request numbers out of names", _if_async),
     Stage("map_tid_to_range", "rows:map_tid_to_range", "Numbers threads 1000, 1100, ..."),
-    Stage("cycle_count_to_wallclock", "counters:cycle_count_to_wallclock", "Times slices by counters, from TS1 on"),
-    Stage("tighten_hts_by_instr_type", "counters:tighten_hts_by_instr_type", "Times slices by counters of windows"),
-    Stage("tripple_phased_events", "counters:tripple_phased_events", "Cuts operations into their parts", _if_splitting),
+    Stage("cycle_count_to_wallclock", "device_counters:cycle_count_to_wallclock",
+          "Times slices by counters, from TS1 on"),
+    Stage("tighten_hts_by_instr_type", "device_counters:tighten_hts_by_instr_type",
+          "Times slices by counters of windows"),
+    Stage("tripple_phased_events", "device_counters:tripple_phased_events",
+          "Cuts operations into their parts", _if_splitting),
     Stage("mp_sync_tight_v1", "ranks:mp_sync_tight_v1", "Puts devices on one clock", _if_shifting_ranks),
     Stage("mp_ts_calibration_v2", "ranks:mp_ts_calibration_v2", "Puts devices on one clock of one speed",
           _if_dilating_ranks),
@@ -193,17 +196,17 @@ FOR_OUTPUTS = frozenset(
 
 
 def run(trace: Trace, options: Options, enabled: Sequence[bool], after: Callable[[int, Stage], None]) -> None:
-    """Runs the stages that the options ask for and a profile has on.
+    """Runs the stages that the options ask for and that a stage profile enables.
 
     Args:
-        trace: what they change.
-        options: of the stages.
-        enabled: for each of STAGES, whether the profile has it on.
+        trace: the trace, which they change.
+        options: the options of the stages.
+        enabled: for each of STAGES, whether the stage profile enables it.
         after: called after each stage that ran, with its number in STAGES.
     """
     for number, (stage, is_on) in enumerate(zip(STAGES, enabled, strict=True)):
         if is_on and stage.is_asked_for(options) and (stage.name in FOR_OUTPUTS or not trace.is_output):
-            with np.errstate(all="ignore"):  # a stranger's trace can have times that overflow; they become inf or nan
+            with np.errstate(all="ignore"):  # times of an untrusted trace can overflow; they become inf or nan
                 stage.load()(trace, options)
             trace.pack()
             after(number, stage)

@@ -1,4 +1,4 @@
-"""A trace as columns: what the stages work on, and the outputs show. Its texts, and what stages have to say of it.
+"""A trace as columns, on which stages work and which outputs show; its texts, and the messages of stages about it.
 
 Times and durations are in ns. Times are integers: float64 resolves only 0.2 us at today's time since 1970. Durations
 are float64, as cycles at some MHz are not whole ns.
@@ -18,19 +18,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.distinct import groups
-from iaprof.timelines.columns import ABSENT as ABSENT, Columns as Columns, Repeated, parts
+from iaprof.timelines.columns import ABSENT as ABSENT, Columns as Columns, Repeated, chunks
 
 NO_TEXT = -1  # the code of an absent text
 
 
 class Texts:
-    """Texts with codes, from 0 on. Regular expressions are tried once on each text, not on each event."""
+    """Texts with codes, from 0 on. Regular expressions are matched once for each text, not for each event."""
 
     def __init__(self) -> None:
         """Starts without texts."""
         self._texts = pa.array([], pa.large_string())
         self._matches: dict[str, NDArray[np.bool_]] = {}  # by pattern
-        self._codes: dict[str, int] = {}  # of single texts that were asked for
+        self._codes: dict[str, int] = {}  # of texts that were asked for one at a time
 
     def __len__(self) -> int:
         return len(self._texts)
@@ -142,13 +142,13 @@ MADE_OF_TEXT = 1 << 48
 MADE = -1
 """The row of an event that a stage made."""
 MOST_RANK = 1 << 31
-"""Ranks are less."""
+"""Ranks are less than this."""
 HOST_PIDS = 1000
-"""What is added to a rank for the pid of its host's events in FLEX files."""
+"""In FLEX files, the pid of a host's events is the rank plus this."""
 
 
 class Dialect(StrEnum):
-    """What a file's events mean. Only in FLEX files a pid is a rank."""
+    """The tool that wrote a file, which tells what its events mean. Only in FLEX files, a pid is a rank."""
 
     FLEX = "flex"  # of the AIU's runtime
     TORCH = "torch"  # of PyTorch's profiler
@@ -159,7 +159,7 @@ class Dialect(StrEnum):
 
 
 def dialect_of(name: object) -> Dialect:
-    """Returns the dialect that an untrusted header names; FLEX if there is no such."""
+    """Returns the dialect in an untrusted header; FLEX if there is no such dialect."""
     return Dialect(name) if isinstance(name, str) and name in set(Dialect) else Dialect.FLEX
 
 
@@ -177,7 +177,7 @@ class TraceFile:
 
 @dataclass
 class Slices(Columns):
-    """What takes time: events of phase X, in n rows. Texts are codes of Trace.texts."""
+    """Slices: events with a duration (phase X), in n rows. Texts are codes of Trace.texts."""
 
     file: NDArray[np.int32]  # index into Trace.files
     pid: NDArray[np.int64]
@@ -206,21 +206,21 @@ class Slices(Columns):
 
     @property
     def has_counters(self) -> NDArray[np.bool_]:
-        """Whether a slice has TS1, which makes it a device's in FLEX files."""
+        """Which slices have TS1: in FLEX files, those of devices."""
         return np.asarray(self.counter(0) != ABSENT, bool)
 
     def counter(self, number: int) -> NDArray[np.int64]:
-        """Returns one of the counters, from 0 for TS1 on: what takes less memory than all five of them."""
+        """Returns one of the counters, 0 for TS1, which takes less memory than all five."""
         counters = self.column("counters")
         return counters.column(number) if isinstance(counters, Repeated) else self.counters[:, number]
 
     def counters_by(self, indexes: NDArray[np.int8]) -> NDArray[np.int64]:
-        """Returns one counter of each slice, by its index: int64[n]."""
+        """Returns one counter of each slice, by an index for each: int64[n]."""
         counters = self.column("counters")
         if isinstance(counters, Repeated):
             distinct, found = counters.distinct(), np.empty(len(self), np.int64)
-            for part in parts(len(self)):
-                found[part] = distinct[counters.codes[part], indexes[part]]
+            for chunk in chunks(len(self)):
+                found[chunk] = distinct[counters.codes[chunk], indexes[chunk]]
             return found
         return np.asarray(self.counters[np.arange(len(self)), indexes])
 
@@ -250,7 +250,7 @@ class Slices(Columns):
 
     @classmethod
     def of(cls, count: int, **columns: NDArray[Any]) -> Slices:
-        """Returns rows with these columns; all others are absent, or 0, and `row` is MADE."""
+        """Returns rows with these columns. Other columns are absent, or 0, and `row` is MADE."""
         made: dict[str, NDArray[Any]] = {}
         for name in ("file", "name", "category", "group", "type", "peers"):
             made[name] = np.full(count, 0 if name == "file" else NO_TEXT, np.int32)
@@ -314,7 +314,7 @@ class Power:
 
 @dataclass
 class Trace:
-    """A trace with all its events, and what stages found out about it."""
+    """A trace with all its events, and the results of stages."""
 
     files: list[TraceFile]
     texts: Texts
@@ -324,10 +324,10 @@ class Trace:
     instants: Marks
     messages: Messages = field(default_factory=Messages)
     dropped: Counter[str] = field(default_factory=Counter)  # events that stages removed, by reason
-    merged: Counter[str] = field(default_factory=Counter)  # events that became part of another one, by reason
+    merged: Counter[str] = field(default_factory=Counter)  # events that were merged into another one, by reason
     made: Counter[str] = field(default_factory=Counter)  # events that stages made, by what they are
     tables: dict[str, pa.Table] = field(default_factory=dict)  # by name, such as "summary"
-    power: Power | None = None  # by the counter TS4, once a stage asked for it
+    power: Power | None = None  # by the counter TS4, after a stage computed it
     slices_without_time: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     """Rows of the capture, see placeholders.py."""
     points_without_time: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
@@ -349,7 +349,7 @@ class Trace:
 
     @property
     def job_names(self) -> list[str]:
-        """The names of the files, `args.jobname`; those of several files have the file's number behind them."""
+        """The names of the files, `args.jobname`; a name of several files is followed by the file's number."""
         names = Counter(file.name for file in self.files)
         return [
             f"{file.name}({number})" if names[file.name] > 1 else file.name for number, file in enumerate(self.files)
@@ -362,6 +362,6 @@ class Trace:
             self.slices.keep(mask)
 
     def pack(self) -> None:
-        """Packs what stages have set."""
+        """Packs the columns that stages have set."""
         for columns in (self.slices, self.points, self.flows, self.instants):
             columns.pack()

@@ -1,4 +1,4 @@
-"""How well kernels use the device: which table of ideal cycles fits which job, and what they take by category.
+"""How well kernels use the device: which table of ideal cycles fits which job, and sums by category.
 
 Logs do not say for which run a compiler made a table of ideal cycles. Tables by category are in the layout of the
 reference's newest version, and in that of its README.
@@ -17,7 +17,7 @@ from iaprof.timelines.compiler_logs import OTHER, TOTAL, IdealTable
 from iaprof.timelines.grouped import Groups
 
 FIRST_KERNELS, FIRST_LINES = 30, 500  # of a job, and of a table: their names are compared
-CERTAIN, TIE = 0.8, 0.2  # scores: a sure one, and a difference of two that are alike
+CERTAIN, TIE = 0.8, 0.2  # a score that is certain, and a difference of scores that is a tie
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ def choose(
 
     Args:
         jobs: all jobs.
-        mine: those that get one of these tables.
+        mine: the jobs that get one of these tables.
         tables: of a rank's log.
-        is_autopilot: kernels are not told apart, so a table needs none of them.
+        is_autopilot: the log has only totals, so a table needs none of the kernels.
         core_mhz: the frequency of ideal cycles.
     """
     count = len(jobs.groups)
@@ -73,12 +73,12 @@ def _score(
     index = pc.index_in(pa.array(table.kernels[:FIRST_LINES], pa.large_string()), value_set=jobs.names)
     text = pc.fill_null(index, -1).cast(pa.int32()).to_numpy(zero_copy_only=False).tobytes()
     distinct, of_job = beginnings
-    is_part = np.array([_is_part(each, text) for each in distinct], bool)[of_job]
+    occurs = np.array([_occurs_in(each, text) for each in distinct], bool)[of_job]
     counts = jobs.groups.counts
     ideal = table.ideal_cycles * 1000 / core_mhz
     some = jobs.duration > 0
     by_time = np.where(some, ideal / np.where(some, jobs.duration, 1), float(ideal == 0))
-    score = np.where(is_part, 0.5, 0.25) + 0.5 * counts / max(lines, 1) + 0.5 * by_time
+    score = np.where(occurs, 0.5, 0.25) + 0.5 * counts / max(lines, 1) + 0.5 * by_time
     return np.where((counts > lines) | (ideal > jobs.duration), 0.0, score)
 
 
@@ -93,15 +93,15 @@ def _beginnings(jobs: Job) -> tuple[list[bytes], NDArray[np.int64]]:
     return [row[row >= 0].tobytes() for row in distinct], of_job.reshape(-1)
 
 
-def _is_part(part: bytes, text: bytes) -> bool:
-    """Tells whether a sequence of integers of 4 bytes is a consecutive part of another one."""
-    place = text.find(part)
+def _occurs_in(sequence: bytes, text: bytes) -> bool:
+    """Tells whether a sequence of integers of 4 bytes occurs in another one, without gaps."""
+    place = text.find(sequence)
     while place % 4 and place >= 0:
-        place = text.find(part, place + 1)
+        place = text.find(sequence, place + 1)
     return place >= 0
 
 
-ALWAYS = ("StcdpHbm", OTHER)  # categories with a row whether or not there are such kernels
+ALWAYS = ("StcdpHbm", OTHER)  # categories that always have a row, with kernels or without
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def by_time(work: Work, names: Names, totals: dict[tuple[int, int], int], core_m
     Args:
         work: the kernels.
         names: of phases and categories.
-        totals: by pid and phase, ideal cycles that are known of all kernels together only.
+        totals: by pid and phase, ideal cycles that are only known for all kernels together.
         core_mhz: the frequency of ideal cycles.
     """
     rows = []
@@ -215,11 +215,11 @@ def _total(rows: list[_Row]) -> _Row:
     return total
 
 
-def _fraction(part: float, whole: float) -> float:
-    return round(part / whole, 4) if whole > 0 else 0.0
+def _fraction(value: float, total: float) -> float:
+    return round(value / total, 4) if total > 0 else 0.0
 
 
 def _utilization(ideal: float, taken: float) -> float | None:
-    """Returns the share of the time taken that is ideal; None above 1, which cannot be: a frequency is wrong."""
+    """Returns ideal time as a fraction of the time taken; None above 1, as then a frequency is wrong."""
     found = _fraction(ideal, taken)
     return found if found <= 1 else None

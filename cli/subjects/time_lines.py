@@ -23,7 +23,7 @@ from iaprof.cli.terminal.pager import paged
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.summary import say
 from iaprof.cli.timelines.options import DeviceOptions
-from iaprof.cli.timelines.tables import energy_dict, energy_lines, say_messages, show, show_difference
+from iaprof.cli.timelines.tables import energy_dict, energy_lines, print_messages, show, show_difference
 from iaprof.formats.writers.registry import Format
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class TimeLines(Recorded):
             else:
                 energy = table if energy is None else summed([energy, table])
             if not quiet:
-                say_messages(trace, source.shown if len(sources) > 1 else "")
+                print_messages(trace, source.shown if len(sources) > 1 else "")
             del trace  # before the next one is read
         if energy is None:
             which = f"{without[0]} has no" if len(sources) == 1 else f"none of {counted(len(sources), 'capture')} has"
@@ -137,7 +137,7 @@ class TimeLines(Recorded):
         with paged():
             show(trace, _ALL_ROWS)
         if not quiet:
-            say_messages(trace)
+            print_messages(trace)
 
     def export(self, format_: Format, shape: StackShape, destination: Destination, quiet: bool) -> None:
         """See Recorded."""
@@ -152,7 +152,7 @@ class TimeLines(Recorded):
             line = TimeLine(trace, capture, about, clean(" ".join(sys.argv[1:])))
             writer_of(format_.name)(line, shape.stack_options(), out)
             if not quiet:
-                say_messages(trace)
+                print_messages(trace)
 
     def tree(self, by: str, shape: StackShape, quiet: bool) -> None:
         """See Recorded."""
@@ -162,7 +162,7 @@ class TimeLines(Recorded):
         trace = self._finished()
         browse(Contents(str(self.capture), browsable(trace), is_inverted=shape.inverted, measure=SLICES))
         if not quiet:
-            say_messages(trace)
+            print_messages(trace)
 
     def difference(
         self, after: Self, by: str, limit: int | None, comparison: Comparison, answers: Answers, quiet: bool
@@ -177,7 +177,7 @@ class TimeLines(Recorded):
             trace = each._finished()
             found.append(uses(trace, by, comparison.per_rank))
             if not quiet:
-                say_messages(trace, each.capture.name)
+                print_messages(trace, each.capture.name)
             del trace  # before the next one is read
         changes = difference(found[0], found[1], by, answers.rows(limit), comparison.normalize == "total")
         show_difference(changes, as_json=not answers.is_text)

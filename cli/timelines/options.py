@@ -1,4 +1,4 @@
-"""Options of time lines: of the stages of `iaprof timeline`, and of verbs that show stalls, too."""
+"""Options of time lines: of the stages of `iaprof timeline`, and of verbs that also show stalls."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ FREQ = typer.Option(
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """What verbs that show stalls, too, are told of the devices of time lines.
+    """Options about the devices of time lines, of verbs that also show stalls.
 
     Raises:
-        UsageError: the frequencies are none.
-        IaprofError: a compiler log is not there.
+        UsageError: a frequency is not a positive number.
+        IaprofError: a compiler log does not exist or cannot be read.
     """
 
     freq: Annotated[str | None, FREQ, For(Of.TIME_LINES | Of.TREE)] = None
@@ -50,7 +50,7 @@ class DeviceOptions:
 
     @cached_property
     def frequencies(self) -> tuple[float, float]:
-        """Those of the device and of its cores, MHz."""
+        """The frequencies of the device and of its cores, in MHz."""
         return _frequencies(self.freq or DEFAULT_FREQ)
 
     def stage_options(self) -> Options:
@@ -63,7 +63,7 @@ class DeviceOptions:
 
 @dataclass(frozen=True)
 class LoggedDeviceOptions(DeviceOptions):
-    """The same, and compiler logs."""
+    """Options about the devices of time lines, with compiler logs."""
 
     compiler_log: Annotated[
         list[str] | None,
@@ -78,7 +78,7 @@ class LoggedDeviceOptions(DeviceOptions):
     ] = None
 
     def stage_options(self) -> Options:
-        """Returns the options of the stages; IaprofError if a log is not there."""
+        """Returns the options of the stages; IaprofError if a log does not exist or cannot be read."""
         return replace(super().stage_options(), compiler_logs=_existing_logs(self.compiler_log or ()))
 
 
@@ -87,8 +87,8 @@ class StageOptions:
     """The options of the stages of `iaprof timeline`.
 
     Raises:
-        UsageError: a value is none that the option takes.
-        IaprofError: a compiler log is not there.
+        UsageError: an option does not take the value that it was given.
+        IaprofError: a compiler log does not exist or cannot be read.
     """
 
     freq: Annotated[
@@ -223,7 +223,7 @@ class StageOptions:
 
     @cached_property
     def options(self) -> Options:
-        """The values."""
+        """The options as the stages take them."""
         from iaprof.timelines.options import CounterTrack, Options, Overlap
 
         soc, core = _frequencies(self.freq)
@@ -277,7 +277,7 @@ def _choice(values: type[_Choice], text: str, option: str) -> _Choice:
 
 
 def _frequencies(text: str) -> tuple[float, float]:
-    """Returns the frequencies of a device and its cores in MHz; UsageError if they are none."""
+    """Returns the frequencies of a device and its cores in MHz; UsageError if the text has no such numbers."""
     words = text.split(":")
     try:
         values = [float(word) for word in words]
@@ -289,13 +289,13 @@ def _frequencies(text: str) -> tuple[float, float]:
 
 
 def _existing_logs(paths: Sequence[str]) -> tuple[str, ...]:
-    """Returns the paths of compiler logs; IaprofError if one is not there or cannot be read."""
+    """Returns the paths of compiler logs; IaprofError if one does not exist or cannot be read."""
     for path in paths:
         try:
-            is_there = os.path.isfile(path) or os.path.isdir(path)
-        except ValueError:  # a zero byte
-            is_there = False
-        if not is_there:
+            exists = os.path.isfile(path) or os.path.isdir(path)
+        except ValueError:  # the path has a zero byte
+            exists = False
+        if not exists:
             raise IaprofError(f"-c: {path} is neither a file nor a folder: name a compiler log, or a folder of one")
         if not os.access(path, os.R_OK):
             raise IaprofError(f"-c: {path} cannot be read: Permission denied")

@@ -80,7 +80,7 @@ def _fraction(use: Use) -> str:
 
 
 def _both(before: str, after: str, each: Change) -> str:
-    """One text where nothing changed, or where there is nothing in one of the runs."""
+    """Returns a single text where nothing changed, or where one of the runs has nothing."""
     if not each.before.calls:
         return after
     return before if before == after or not each.after.calls else f"{before} > {after}"
@@ -116,15 +116,15 @@ def _difference_dict(found: Difference) -> dict[str, Any]:
     }
 
 
-_MOST_NOTES = 64  # that a stage prints
+_MOST_NOTES = 64  # printed for each stage
 
 
-def say_messages(trace: Trace, of: str = "") -> None:
+def print_messages(trace: Trace, of: str = "") -> None:
     """Prints what the stages found, and which events they dropped, merged and made, to stderr.
 
     Args:
         trace: after its stages.
-        of: the name of what they are about, to begin each line with; "": none.
+        of: the name of the trace, which begins each line; "" for none.
     """
     from iaprof.timelines.trace import Level
 
@@ -132,7 +132,7 @@ def say_messages(trace: Trace, of: str = "") -> None:
     notes: Counter[str] = Counter()
     for message in trace.messages.said:
         level = "warning: " if message.level is Level.WARNING else ""
-        if not level:  # of each rank, and a stranger's trace can have a million
+        if not level:  # stages say them for each rank, and an untrusted trace can have a million ranks
             notes[message.stage] += 1
             if notes[message.stage] > _MOST_NOTES:
                 continue
@@ -198,7 +198,7 @@ def _ranks(trace: Trace) -> list[str]:
         if talk := talks.get(row["pid"]):
             cells += [f"{talk['Communication']:,.3f} us", f"{talk['Overlap Percent']:.2f} %"]
         table.add(*cells, *[""] * (len(names) - len(cells)))
-    if active.num_rows > _MOST_RANKS:  # a stranger's trace can have a million
+    if active.num_rows > _MOST_RANKS:  # an untrusted trace can have a million ranks
         more = f"({active.num_rows - _MOST_RANKS:,} more)"
         table.add("", "", "", more, *[""] * (len(names) - 4), style=WEAK)
     return table.lines(terminal_width(), coloured())

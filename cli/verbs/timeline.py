@@ -20,7 +20,7 @@ from iaprof.cli.options.captures import DEFAULT, existing
 from iaprof.cli.terminal.stdout import utf8_stdout
 from iaprof.cli.terminal.table import WEAK, Column, Table
 from iaprof.cli.timelines.options import StageOptions
-from iaprof.cli.timelines.tables import say_messages, show
+from iaprof.cli.timelines.tables import print_messages, show
 from iaprof.cli.verbs.import_ import expanded, import_to
 
 if TYPE_CHECKING:
@@ -91,8 +91,8 @@ class StagesRun:
 
     def enabled(self) -> list[bool]:
         """Tells for each stage whether it runs; UsageError if the profile or a stage is unknown."""
-        from iaprof.timelines.profiles import enabled
         from iaprof.timelines.registry import STAGES
+        from iaprof.timelines.stage_profiles import enabled
 
         chosen = [name.strip() for name in self.stages.split(",") if name.strip()]
         return enabled([(stage.name, *stage.others) for stage in STAGES], self.profile, chosen)
@@ -156,7 +156,7 @@ def timeline(
             else:
                 show(trace, most)
         if not quiet:
-            say_messages(trace)
+            print_messages(trace)
 
 
 def _nothing(*_: object) -> None:

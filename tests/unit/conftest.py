@@ -26,7 +26,7 @@ SLOW = (
     "symbols/test_plt.py", "symbols/test_split_dwarf.py", "symbols/unwind/test_cfi.py",
     "symbols/unwind/test_unwind_walk.py", "symbols/unwind/test_walk_by_cfi.py",
     "timelines/reading/perfetto/test_hostile.py", "timelines/reading/test_expansion.py",
-    "timelines/reading/test_pieces.py", "timelines/reading/test_plain.py", "timelines/test_grouped.py",
+    "timelines/reading/test_block_columns.py", "timelines/reading/test_children.py", "timelines/test_grouped.py",
     "writers/test_flame_svg.py", "writers/test_html_page.py", "writers/test_html_stacks.py",
     "writers/test_pictures_of_guesses.py", "writers/test_readable.py", "writers/test_speedscope.py",
     "writers/test_traces_page.py",

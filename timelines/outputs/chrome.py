@@ -1,7 +1,7 @@
 """Time lines in Chrome's format: one file, or one for each rank, as TensorBoard's PyTorch plugin reads them.
 
-The plugin measures steps, in which all else has to be (torch_tb_profiler 0.4.3, profiler/event_parser.py: StepParser).
-Without slices `ProfilerStep#N` it takes the time of the host's operators for one, and without these a negative one.
+The plugin only measures events inside of steps (torch_tb_profiler 0.4.3, profiler/event_parser.py: StepParser).
+Without slices `ProfilerStep#N`, the step is the time of the host's operators; without operators, its time is negative.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from iaprof.timelines.trace import ABSENT, HOST_PIDS, MADE_OF_TEXT, Columns, Mar
 from iaprof.timelines.views import nesting
 
 _MOST_TEXTS = 1 << 30  # bytes of an array of type string
-INTERNAL = ("sync", "bp", "energy_uj")  # what only stages and tables use, and what is not a member of args
+INTERNAL = ("sync", "bp", "energy_uj")  # columns that only stages and tables use, or that are not members of args
 
 _ORIGINAL = r'"o{}":(?P<original>"(?:[^"\\]|\\.)*")'
 _TO_SEVERAL = "^Set BCList$"  # the type of events whose peers are a list, also of one
 
 Format = Callable[[NDArray[np.int64]], pa.StringArray]
-"""Returns the JSON of some rows of one kind of event, each behind the separator."""
+"""Returns the JSON of some rows of one kind of event, each after the separator."""
 
 
 def write_report(shown: TimeLine, _: StackOptions, out: BinaryIO) -> None:
@@ -242,7 +242,7 @@ class _Events:
     def chunks(self, rows: Rows | None) -> Iterator[pa.StringArray]:
         """Yields the JSON of events in order of time, the longest first where they begin together.
 
-        Each is behind the separator, also the first one.
+        Each is after the separator, including the first one.
         """
         for chosen, of_kinds in self._in_order(rows):
             places = [np.flatnonzero(of_kinds == kind) for kind in range(4)]

@@ -1,4 +1,4 @@
-"""Events of several kinds in order of time, window by window: all of them at once need much memory."""
+"""Puts events of several kinds in order of time, a window at a time: all events at once need much memory."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 _BLOCK = 1 << 16  # rows whose times are computed together
 _WINDOW = 1 << 19  # events, about
-_PART = 1 << 16  # rows that are put in order together
-_MOST_WINDOWS = 64  # each looks at all blocks if rows are in no order
-_SAMPLED = 64  # of so many events, one tells where windows begin
+_CHUNK = 1 << 16  # rows that are put in order together
+_MOST_WINDOWS = 64  # each reads all blocks if rows are not in order
+_SAMPLED = 64  # events for each one that is a sample for the bounds of windows
 _Ints = NDArray[np.int64]
 
 
@@ -22,7 +22,7 @@ class EventKind:
     """Events of one kind: rows from 0 on."""
 
     count: int
-    times: Callable[[slice], _Ints]  # of a span of rows, in ns; called several times
+    times: Callable[[slice], _Ints]  # returns the times of a range of rows, in ns; called several times
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class EventOrder:
     """The order of events. They are numbered from 0 on, one kind after the other."""
 
     def __init__(self, kinds: Sequence[EventKind]) -> None:
-        """Looks at the times of all events."""
+        """Reads the times of all events, and divides them into windows."""
         self._blocks: list[_Block] = []
         samples = [np.zeros(0, np.int64)]
         count = 0
@@ -52,7 +52,7 @@ class EventOrder:
         windows = min(-(-count // _WINDOW), _MOST_WINDOWS)
         sampled = np.sort(np.concatenate(samples))
         places = [len(sampled) * number // windows for number in range(1, windows)]
-        self._begins: list[int] = np.unique(sampled[places]).tolist()  # of windows, but for the first
+        self._begins: list[int] = np.unique(sampled[places]).tolist()  # where windows begin, except the first
 
     @property
     def earliest(self) -> int:
@@ -60,16 +60,16 @@ class EventOrder:
         return min((block.low for block in self._blocks), default=0)
 
     def chunks(self, key: Callable[[_Ints], NDArray[Any]], at_once: int) -> Iterator[tuple[_Ints, _Ints]]:
-        """Yields events in order of time, those of one time in order of a key, and then in their own.
+        """Yields events in order of time, then of a key, then of their numbers.
 
         Args:
             key: returns the keys of some events, by their numbers.
-            at_once: how many are yielded each time, but for the last.
+            at_once: the number of events in each array, except the last.
 
         Yields:
             int64[at_once], numbers of events, and int64[at_once], their times.
         """
-        events, times = np.zeros(0, np.int64), np.zeros(0, np.int64)  # that were not yielded yet
+        events, times = np.zeros(0, np.int64), np.zeros(0, np.int64)  # not yet yielded
         for low, high in zip([None, *self._begins], [*self._begins, None], strict=True):
             found, of_found = self._window(low, high)
             order = by_time(of_found, lambda rows, found=found: key(found[rows]))  # type: ignore[misc]
@@ -102,21 +102,21 @@ class EventOrder:
 def by_time(
     times: NDArray[np.int64], key: NDArray[Any] | Callable[[NDArray[np.int64]], NDArray[Any]]
 ) -> NDArray[np.int64]:
-    """Returns rows in order of time, those of one time in order of a key, and then in their own.
+    """Returns rows in order of time, then of a key, then of their numbers.
 
-    Times that are in order for the most part take a fraction of what np.lexsort takes.
+    This is several times as fast as np.lexsort if most times are in order.
 
     Args:
         times: int64[n].
-        key: the key of each row, or what returns the keys of some rows: those of all take memory.
+        key: the key of each row, or a function that returns the keys of some rows, which needs less memory.
     """
     order = np.argsort(times, kind="stable")
     keys = key if callable(key) else key.__getitem__
     begin, count = 0, len(order)
-    while begin < count:  # parts need less memory
-        end = min(begin + _PART, count)
-        while end < count:  # to the next row of another time
-            others = times[order[end : end + _PART]] != times[order[end - 1]]
+    while begin < count:  # a chunk at a time needs less memory
+        end = min(begin + _CHUNK, count)
+        while end < count:  # up to where the time changes
+            others = times[order[end : end + _CHUNK]] != times[order[end - 1]]
             end += int(np.argmax(others)) if others.any() else len(others)
             if others.any():
                 break

@@ -1,7 +1,7 @@
-"""What the formats of `iaprof report` write of time lines.
+"""The formats in which `iaprof report` writes time lines.
 
-formats.writers.registry has their functions, which are imported when they are used. Formats of stacks are written by
-the writers of stalls: flame graphs of where a trace's time went.
+formats.writers.registry has their functions, which are imported when they are used. The formats that show
+stacks have the same writers as for stalls: flame graphs of where a trace's time went.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from iaprof.formats.writers.registry import FORMATS as REGISTRY, WRITERS, OfTime
 from iaprof.timelines.arguments import Arguments
 from iaprof.timelines.load import arguments, load
 from iaprof.timelines.options import Options
-from iaprof.timelines.profiles import enabled
 from iaprof.timelines.registry import STAGES, run
+from iaprof.timelines.stage_profiles import enabled
 from iaprof.timelines.trace import Trace
 from iaprof.timelines.views.stacks import stacks
 
 
 @dataclass(frozen=True)
 class TimeLine:
-    """What a writer gets: a trace after all its stages, and the capture that has its arguments."""
+    """The input of a writer: a trace after all its stages, and the capture with the arguments of its events."""
 
     trace: Trace
     capture: CaptureReader
-    about: Callable[[CaptureReader], About]  # what reports say about a capture
-    command: str = ""  # the words that made it
+    about: Callable[[CaptureReader], About]  # returns what reports say about a capture
+    command: str = ""  # the command line
 
     @contextmanager
     def arguments(self) -> Iterator[Mapping[str, Arguments]]:

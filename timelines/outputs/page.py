@@ -23,12 +23,12 @@ from iaprof.timelines.outputs.formats import TimeLine
 from iaprof.timelines.stages.energy import TABLE
 from iaprof.timelines.trace import Level, Trace
 from iaprof.timelines.views.busy import CLASSES, Busy, busy
-from iaprof.timelines.views.counters import curves
+from iaprof.timelines.views.counter_curves import curves
 from iaprof.timelines.views.energy import over_time
 from iaprof.timelines.views.picture import SEVERAL, Picture, picture
 
 _MOST_TABLE_ROWS = 500
-_ENERGY = "Energy"  # the table that follows the time that is shown
+_ENERGY = "Energy"  # the table whose rows follow the selected time
 _FIRST = {name: at for at, name in enumerate(("pid", "Pid", "Name", "CollGroup", "Category", "Wait"))}
 _MOST_MESSAGES = 50
 _MOST_POINTS = 600  # of a rank's iterations
@@ -135,11 +135,11 @@ def _arrays(
             "nanojoules": spans.nanojoules.ravel(), "calls": spans.calls.ravel(), "totals": spans.totals.ravel(),
         }  # fmt: skip
     arrays = []
-    for part, values in columns.items():
-        described[part]["arrays"] = []
+    for section, values in columns.items():
+        described[section]["arrays"] = []
         for key, column in values.items():
             width, count, data = planes(column.astype(np.int64))
-            described[part]["arrays"].append((key, width, count))
+            described[section]["arrays"].append((key, width, count))
             arrays.append(data)
     return described, arrays
 

@@ -1,7 +1,7 @@
 """Perfetto's native trace format, for https://ui.perfetto.dev: smaller than Chrome's, and with units and exact times.
 
 Slices are pairs of begin and end, so those of a track must be nested: slices that are not get a track of their own.
-Ends are rounded down to ns. A flow is a part of the innermost slice around it, of its begin or its end, whichever is
+Ends are rounded down to ns. A flow is attached to the begin or the end of the innermost slice around it, whichever is
 closer in time; where there is no slice, it is an instant.
 """
 
@@ -42,7 +42,7 @@ _MOST_TID = (1 << 47) - 1  # larger numbers stand for texts
 
 @dataclass(frozen=True)
 class Names:
-    """What metadata events say."""
+    """The names that metadata events give to processes and threads."""
 
     processes: Mapping[int, str]
     labels: Mapping[int, str]
@@ -55,25 +55,25 @@ class _Tracks(Protocol):
     @property
     def pids(self) -> NDArray[np.int64]: ...
 
-    def messages(self, part: slice, parents: NDArray[np.int64]) -> Bytes:
-        """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
+    def messages(self, rows: slice, parents: NDArray[np.int64]) -> Bytes:
+        """Returns the descriptors of a range of tracks, without their numbers. A parent of 0 means no parent."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """How processes are called."""
+    """The names of processes."""
 
-    named: Names
+    names: Names
     device_pids: NDArray[np.int64]
 
     def messages(self, pids: NDArray[np.int64]) -> Bytes:
-        """Returns the descriptors of some, without their numbers."""
+        """Returns the descriptors of some processes, without their numbers."""
         is_rank = np.isin(pids, self.device_pids)
         is_host = np.isin(pids - HOST_PIDS, self.device_pids) & ~is_rank
         starts = pa.array(["process ", "rank ", "host of rank "]).take(pa.array(is_rank + 2 * is_host))
         made = _joined(starts, _decimal(np.where(is_host, pids - HOST_PIDS, pids)))
-        name = pc.coalesce(pa.array(map(self.named.processes.get, pids.tolist()), pa.string()), made)
-        label = pa.array(map(self.named.labels.get, pids.tolist()), pa.string())
+        name = pc.coalesce(pa.array(map(self.names.processes.get, pids.tolist()), pa.string()), made)
+        label = pa.array(map(self.names.labels.get, pids.tolist()), pa.string())
         name = pc.coalesce(_joined(name, " (", label, ")"), name)
         has_number = pa.array((pids >= 0) & (pids <= MOST_PID))
         return pc.if_else(has_number, packets.process(pids, name), packets.named(name))
@@ -81,20 +81,20 @@ class Processes:
 
 @dataclass(frozen=True)
 class Threads:
-    """Threads, and further rows of these, whose slices would overlap."""
+    """Threads, and the further rows of threads whose slices would overlap in one."""
 
     pids: NDArray[np.int64]
     tids: NDArray[np.int64]
     levels: NDArray[np.int64]  # 0 for the thread itself
     of_device: NDArray[np.bool_]
-    named: Names
+    names: Names
 
-    def messages(self, part: slice, parents: NDArray[np.int64]) -> Bytes:
-        """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
-        pids, tids, levels = self.pids[part], self.tids[part], self.levels[part]
-        starts = pa.array(["thread ", "device "]).take(pa.array(self.of_device[part].astype(np.int8)))
+    def messages(self, rows: slice, parents: NDArray[np.int64]) -> Bytes:
+        """Returns the descriptors of a range of tracks, without their numbers. A parent of 0 means no parent."""
+        pids, tids, levels = self.pids[rows], self.tids[rows], self.levels[rows]
+        starts = pa.array(["thread ", "device "]).take(pa.array(self.of_device[rows].astype(np.int8)))
         keys = zip(pids.tolist(), tids.tolist(), strict=True)
-        name = pc.coalesce(pa.array(map(self.named.threads.get, keys), pa.string()), _joined(starts, _decimal(tids)))
+        name = pc.coalesce(pa.array(map(self.names.threads.get, keys), pa.string()), _joined(starts, _decimal(tids)))
         row = pc.if_else(pa.array(levels > 0), _joined(" (row ", _decimal(levels + 1), ")"), "")
         name = _joined(name, row)
         has_number = (levels == 0) & (pids >= 0) & (pids <= MOST_PID) & (tids >= 0) & (tids <= _MOST_TID)
@@ -110,14 +110,14 @@ class Counters:
     names: pa.StringArray
     units: pa.StringArray
 
-    def messages(self, part: slice, parents: NDArray[np.int64]) -> Bytes:
-        """Returns the descriptors of some of them, without their numbers. A parent of 0 is none."""
-        fields = [packets.named(self.names[part]), packets.below(parents), packets.counter(self.units[part])]
+    def messages(self, rows: slice, parents: NDArray[np.int64]) -> Bytes:
+        """Returns the descriptors of a range of tracks, without their numbers. A parent of 0 means no parent."""
+        fields = [packets.named(self.names[rows]), packets.below(parents), packets.counter(self.units[rows])]
         return columns.message(fields, len(parents))
 
 
 def write_tracks(threads: Threads, counters: Counters, processes: Processes, out: PacketWriter) -> NDArray[np.int64]:
-    """Writes tracks, and before the first one of each process that of the process.
+    """Writes tracks, each process before its first track.
 
     Returns:
         int64[n], the numbers of the threads and then of the counters.
@@ -133,11 +133,11 @@ def write_tracks(threads: Threads, counters: Counters, processes: Processes, out
     begin = 0
     for kind in kinds:
         for at in range(0, len(kind.pids), _TRACKS_AT_ONCE):
-            part = slice(at, min(at + _TRACKS_AT_ONCE, len(kind.pids)))
-            all_ = slice(begin + part.start, begin + part.stop)
+            rows = slice(at, min(at + _TRACKS_AT_ONCE, len(kind.pids)))
+            all_ = slice(begin + rows.start, begin + rows.stop)
             new = np.flatnonzero(is_first[all_])
-            messages = [processes.messages(pids[all_][new]), kind.messages(part, parents[all_])]
-            order = np.insert(len(new) + np.arange(part.stop - part.start), new, np.arange(len(new)))
+            messages = [processes.messages(pids[all_][new]), kind.messages(rows, parents[all_])]
+            order = np.insert(len(new) + np.arange(rows.stop - rows.start), new, np.arange(len(new)))
             last = place[all_.stop - 1] + 1
             out.tracks(numbers[last - len(order) : last], [pa.concat_arrays(messages).take(pa.array(order))])
         begin += len(kind.pids)
@@ -148,11 +148,11 @@ def _decimal(numbers: NDArray[np.int64]) -> pa.StringArray:
     return pa.array(numbers).cast(pa.string())
 
 
-def _joined(*parts: pa.StringArray | str) -> pa.StringArray:
-    return pc.binary_join_element_wise(*parts, "")
+def _joined(*texts: pa.StringArray | str) -> pa.StringArray:
+    return pc.binary_join_element_wise(*texts, "")
 
 
-_MOST_NAMED = 1 << 20  # metadata events that are read
+_MOST_NAMES = 1 << 20  # metadata events that are read
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,9 @@ def names_in_metadata(trace: Trace, arguments: Arguments | None) -> Names:
     labels: dict[int, str] = {}
     threads: dict[tuple[int, int], str] = {}
     instants = trace.instants
-    is_named = trace.texts.matches(instants.phase, "^M$") & (instants.row != MADE)
-    is_named &= trace.texts.matches(instants.name, "^(process_name|process_labels|thread_name)$")
-    rows = np.flatnonzero(is_named)[:_MOST_NAMED]
+    has_name = trace.texts.matches(instants.phase, "^M$") & (instants.row != MADE)
+    has_name &= trace.texts.matches(instants.name, "^(process_name|process_labels|thread_name)$")
+    rows = np.flatnonzero(has_name)[:_MOST_NAMES]
     if arguments is None or not len(rows):
         return Names(processes, labels, threads)
     kinds = trace.texts.taken(instants.name[rows]).to_pylist()
@@ -195,17 +195,17 @@ def names_in_metadata(trace: Trace, arguments: Arguments | None) -> Names:
     return Names(processes, labels, threads)
 
 
-def describe_tracks(trace: Trace, levels: NDArray[np.int64], named: Names, out: PacketWriter) -> Tracks:
+def describe_tracks(trace: Trace, levels: NDArray[np.int64], names: Names, out: PacketWriter) -> Tracks:
     """Writes the descriptors of all tracks.
 
     Args:
         trace: the trace.
         levels: of its slices, see stages.overlap.levels: each level of a row is a track.
-        named: names of processes and threads.
+        names: those of processes and threads.
         out: receives them.
     """
     slices, points, flows = trace.slices, trace.points, trace.flows
-    shown = ~trace.texts.matches(trace.instants.phase, "^M$")  # metadata name tracks, and are in none
+    shown = ~trace.texts.matches(trace.instants.phase, "^M$")  # metadata events give names to tracks, and are on none
     instants = trace.instants.take(shown)
     on_device = find(trace, Kind.DEVICE)
     sizes = [len(slices), len(flows), len(instants)]
@@ -217,10 +217,10 @@ def describe_tracks(trace: Trace, levels: NDArray[np.int64], named: Names, out: 
     thread, _ = groups(pids, tids)
     of_device = np.zeros(len(first), bool)
     of_device[thread[row[: sizes[0]][on_device]]] = True
-    threads = Threads(pids, tids, level, of_device[thread], named)
+    threads = Threads(pids, tids, level, of_device[thread], names)
     counter, first = groups(points.pid, points.name, points.series)
     counters = Counters(points.pid[first], _cleaned(trace, points.name[first]), _cleaned(trace, points.series[first]))
-    uuids = write_tracks(threads, counters, Processes(named, distinct_values(slices.pid[on_device])), out)
+    uuids = write_tracks(threads, counters, Processes(names, distinct_values(slices.pid[on_device])), out)
     of_threads, of_counters = np.split(uuids, [len(pids)])
     of_instants = np.zeros(len(trace.instants), np.int64)
     of_slices, of_flows, of_instants[shown] = np.split(of_threads[row], np.cumsum(sizes)[:-1])
@@ -228,7 +228,7 @@ def describe_tracks(trace: Trace, levels: NDArray[np.int64], named: Names, out: 
 
 
 def _cleaned(trace: Trace, codes: NDArray[np.int32]) -> pa.StringArray:
-    """Returns texts by their codes, as they can be shown."""
+    """Returns texts by their codes, cleaned for display."""
     number, first = groups(codes)
     distinct = pc.fill_null(clean_texts(trace.texts.taken(codes[first])), "")
     return distinct.cast(pa.string()).take(pa.array(number))
@@ -241,7 +241,7 @@ _FARTHEST = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class Flows:
-    """Where the flows of a trace go."""
+    """Which slices the flows of a trace are attached to."""
 
     is_free: NDArray[np.bool_]  # [flows], those without a slice
     _fields: Bytes  # [flows], each flow as a field of an event
@@ -249,7 +249,7 @@ class Flows:
     _lists: Bytes  # [m], the fields of its flows
 
     def fields(self, slices: NDArray[np.int64], at_end: bool) -> Bytes:
-        """Returns the flows of slices; null for those without."""
+        """Returns the flows of slices; null for slices without flows."""
         wanted = 2 * slices + at_end
         place = np.searchsorted(self._keys, wanted)
         inside = np.minimum(place, max(len(self._keys) - 1, 0))
@@ -266,8 +266,8 @@ def attached_flows(trace: Trace, slices: Slices, where: Tracks) -> Flows:
 
     Args:
         trace: the trace.
-        slices: its slices, with durations of whole ns, none of which overlap in part within a track.
-        where: tracks of all events.
+        slices: its slices, with durations of whole ns, none of which partly overlap within a track.
+        where: the tracks of all events.
     """
     flows = trace.flows
     unique = unique_ids(flows)
@@ -324,7 +324,9 @@ def _apart(
     marked: NDArray[np.int64],
     asked: NDArray[np.int64],
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yields slices and marks of which none is around one of another part: all at once need much memory.
+    """Yields slices and marks in groups, such that no slice is around a mark of another group.
+
+    All of them at once need much memory.
 
     Args:
         start: int64[n] of slices.
@@ -357,7 +359,7 @@ def _apart(
 def _place(
     times: NDArray[np.int64], of_marks: NDArray[np.int64], asked: NDArray[np.int64], time: int, track: int
 ) -> int:
-    """Returns how many marks are of tracks before one, or of it and before a time."""
+    """Returns how many marks are on earlier tracks, or on the same track at an earlier time."""
     low, high = (int(np.searchsorted(of_marks, track, side)) for side in ("left", "right"))
     return low + int(np.searchsorted(times[asked[low:high]], time))
 
@@ -378,10 +380,10 @@ def _innermost(
     begin, end, mark = _on_one_line(
         np.searchsorted(distinct, tracks), start, start + length, marked_here[known], times[known]
     )
-    order = by_time(begin, -length)  # where several begin at one instant, the longest first
+    order = by_time(begin, -length)  # at one instant, the longest first
     begin, end = begin[order], np.sort(end, kind="stable")
     depth = np.arange(len(begin)) - np.searchsorted(end, begin, "right")  # slices around each one
-    # A mark is behind the begins, and before the ends, of the slices around it.
+    # A mark is after the begins, and before the ends, of the slices around it.
     side: Literal["left", "right"] = "right" if ends_first else "left"
     latest = np.searchsorted(begin, mark, side) - 1
     level = latest - np.searchsorted(end, mark, side)
@@ -404,7 +406,7 @@ def _on_one_line(
     marked: NDArray[np.int64],
     times: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Returns times, also those of marks, so that those of each track are after those of the tracks before it."""
+    """Returns the times of slices and marks, shifted so that each track comes after the tracks before it."""
     first, last = min(begins.min(), times.min(initial=_FARTHEST)), max(ends.max(), times.max(initial=-_FARTHEST))
     span = int(last) - int(first) + 1
     if span * (int(tracks.max()) + 1) > _FARTHEST:  # only their order matters
@@ -415,7 +417,7 @@ def _on_one_line(
 
 
 def _stable(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Returns rows in order of integers from 0 on, and then in their own. Small integers take a tenth of the time."""
+    """Returns rows in order of non-negative integers (stable). Small integers are sorted ten times as fast."""
     return np.argsort(values.astype(np.uint16) if values.max(initial=0) < 1 << 16 else values, kind="stable")
 
 
@@ -439,7 +441,7 @@ def write_perfetto(
         trace: the trace.
         arguments: of imported events, by kind of row: slice, flow and instant.
         output: receives the packets.
-        prepared: called once events are going to be written, after what needs most memory.
+        prepared: called before events are written, after the steps that need most memory.
     """
     whole = np.floor(np.clip(np.nan_to_num(trace.slices.duration), 0, _LONGEST) + 1e-6)
     slices = trace.slices.changed(duration=whole)
@@ -520,16 +522,16 @@ class _Writer:
 
     def write(self, kinds: NDArray[np.int8], rows: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         """Writes a chunk of packets."""
-        parts, places = [], []
+        made, places = [], []
         makers = (self._begins, self._end_fields, self._points, self._free_flows, self._instants)
         for kind, make in enumerate(makers):
             at = np.flatnonzero(kinds == kind)
             if len(at):
-                parts.append(columns.message(make(rows[at]), len(at)))
+                made.append(columns.message(make(rows[at]), len(at)))
                 places.append(at)
         back = np.empty(len(rows), np.int64)
         back[np.concatenate(places)] = np.arange(len(rows))
-        self._out.events(times, [pa.concat_arrays(parts).take(pa.array(back))])
+        self._out.events(times, [pa.concat_arrays(made).take(pa.array(back))])
 
     def _begins(self, rows: NDArray[np.int64]) -> list[bytes | Bytes]:
         slices = self._slices.take(rows)
@@ -560,7 +562,7 @@ class _Writer:
         ]
 
     def _instants(self, rows: NDArray[np.int64]) -> list[bytes | Bytes]:
-        """Returns instants, and what has no type of Perfetto's as events of Chrome's format."""
+        """Returns instants; events for which Perfetto has no type are written as events of Chrome's format."""
         marks = self._trace.instants.take(rows)
         plain = self._trace.texts.matches(marks.phase, "^[iI]$")
         letters = np.zeros(len(self._trace.texts), np.int64)
@@ -598,7 +600,7 @@ class _Writer:
         return [each for each in (*found, self._given("slice", slices.row)) if each is not None]
 
     def _counters(self, slices: Slices, rows: NDArray[np.int64]) -> list[Bytes | None]:
-        """Returns the counters of slices, which stand in some rows: those that several have are made once."""
+        """Returns the counters of slices. Counters that several slices have are formatted once."""
         shared = self._slices.shared_counters(rows)
         number, first = shared or (None, rows)
         distinct = slices if number is None else self._slices.take(first, ("counters", "power"))
@@ -644,7 +646,7 @@ class _Writer:
         return self._out.annotation(name, field, distinct[1]).take(distinct[0])
 
     def _texts(self, name: str, texts: pa.Array, codes: NDArray[np.int32]) -> Bytes:
-        """Returns an argument of events, of texts by their codes. Events have few different ones: each is made once."""
+        """Returns an argument of events whose values are codes of texts. Each distinct text is formatted once."""
         number, first = groups(codes)
         distinct = codes[first]
         found = clean_texts(texts.take(pa.array(distinct, mask=distinct < 0)))

@@ -1,4 +1,4 @@
-"""Imported arguments, JSON texts, as Perfetto's debug annotations, whole columns of members where these are usual."""
+"""Imported arguments (JSON texts) as Perfetto's debug annotations: by columns where members have the usual forms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from iaprof.timelines.reading.blocks import PRIMITIVE, TEXT, Block, Members, Not
 
 _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 _decode_text = msgspec.json.Decoder(str).decode
-_MOST_NAMES = 1 << 16  # that are interned; others are written with their arguments
+_MOST_NAMES = 1 << 16  # names that are interned; others are written with each argument
 _FEW = 16  # texts, which columns do not make faster
 _LEAST, _LARGEST = -(1 << 63), (1 << 64) - 1
 _ANNOTATIONS = EVENT["debug_annotations"]
@@ -43,7 +43,7 @@ class ImportedArguments:
     """Makes annotations of the members of events."""
 
     def __init__(self, out: PacketWriter) -> None:
-        """Args: what names are interned in."""
+        """Args: the writer, which interns names."""
         self._out = out
         self._names: dict[str, bytes] = {}  # the field with the name
 
@@ -61,11 +61,11 @@ class ImportedArguments:
         return found.take(encoded.indices)
 
     def _whole(self, texts: pa.StringArray) -> Bytes | None:
-        """Returns the annotations of all objects with these members, column by column; None if not all are usual."""
+        """Returns the annotations of objects, column by column; None if some members do not have the usual forms."""
         objects = pc.binary_join_element_wise("{", texts, "},", "").cast(pa.binary())
         try:
             block = Block(columns.joined(objects))
-            # A text may hold braces and quotes that make other objects of it and its neighbours.
+            # A text may contain braces and quotes, so that together with its neighbours it becomes other objects.
             if not np.array_equal(np.cumsum(columns.lengths_of(objects)), block.closes + 2):
                 return None
             members = block.members(1)
@@ -87,13 +87,13 @@ class ImportedArguments:
 
     def _fields(self, members: dict[str, Raw]) -> bytes:
         """Returns the annotations of one event."""
-        parts = []
+        fields = []
         for name, raw in members.items():
             value = _value(bytes(raw))
             if value is not None:
                 inside = (self._names.get(name) or self._name(name)) + value
-                parts.append(_TAG + varint(len(inside)) + inside)
-        return b"".join(parts)
+                fields.append(_TAG + varint(len(inside)) + inside)
+        return b"".join(fields)
 
     def _name(self, name: str) -> bytes:
         if len(self._names) >= _MOST_NAMES:
@@ -103,7 +103,7 @@ class ImportedArguments:
 
 
 def _members(text: str) -> dict[str, Raw]:
-    """Returns the members of an object; its text as one member if it is none: a capture may hold anything."""
+    """Returns the members of an object; a text that is not an object (captures are untrusted) is one member."""
     try:
         return _decode(f"{{{text}}}")
     except (msgspec.MsgspecError, ValueError, RecursionError):
@@ -118,22 +118,22 @@ def _values(block: Block, members: Members) -> Bytes:
     """
     kinds = [(members.kind == PRIMITIVE, _primitives), (members.kind == TEXT, _texts)]
     kinds.append((~(kinds[0][0] | kinds[1][0]), _nested))
-    parts, places = [], []
+    made, places = [], []
     for is_of_kind, make in kinds:
         rows = np.flatnonzero(is_of_kind)
         if len(rows):
-            parts.append(make(block, *members.take(rows).inside()))
+            made.append(make(block, *members.take(rows).inside()))
             places.append(rows)
-    return _put_back(parts, places)
+    return _put_back(made, places)
 
 
-def _put_back(parts: list[Bytes], places: list[NDArray[np.int64]]) -> Bytes:
-    """Returns one column of parts, which are of some rows each."""
-    if len(parts) == 1:
-        return parts[0]
+def _put_back(made: list[Bytes], places: list[NDArray[np.int64]]) -> Bytes:
+    """Joins columns, each of which has some of the rows, into one in the order of rows."""
+    if len(made) == 1:
+        return made[0]
     back = np.empty(sum(map(len, places)), np.int64)
     back[np.concatenate(places)] = np.arange(len(back))
-    return pa.concat_arrays(parts).take(pa.array(back))
+    return pa.concat_arrays(made).take(pa.array(back))
 
 
 def _texts(block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Bytes:
@@ -149,16 +149,16 @@ def _nested(block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]) ->
 def _primitives(block: Block, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Bytes:
     values, are_whole = blocks.decimal_numbers(block, starts, ends)
     whole, others = np.flatnonzero(are_whole), np.flatnonzero(~are_whole)
-    parts, places = [columns.numbers(_INT, values[whole])], [whole]
+    made, places = [columns.numbers(_INT, values[whole])], [whole]
     if len(others):
         encoded = blocks.strings(block, starts[others], ends[others]).dictionary_encode()
-        parts.append(_odd_primitives(encoded.dictionary).take(encoded.indices))
+        made.append(_odd_primitives(encoded.dictionary).take(encoded.indices))
         places.append(others)
-    return _put_back(parts, places)
+    return _put_back(made, places)
 
 
 def _odd_primitives(texts: pa.StringArray) -> Bytes:
-    """Returns the fields of numbers with decimals, and of what is none or has many digits."""
+    """Returns the fields of numbers with decimals or many digits, and of values that are not numbers."""
     has_decimals = pc.match_substring_regex(texts, _DECIMALS)
     numbers = pc.if_else(has_decimals, texts, pa.scalar("inf")).cast(pa.float64()).to_numpy()
     is_double = np.isfinite(numbers)

@@ -31,7 +31,7 @@ TABLES = (
 )  # fmt: skip
 """The names of all tables that stages make; a folder of an earlier run can have any of them."""
 _DECIMALS, _PERCENT_DECIMALS = 4, 2
-_LARGEST = 1e30  # with as many decimals, a number below fits into 38 digits
+_LARGEST = 1e30  # a smaller number fits into 38 digits, decimals included
 _PERCENTAGES = ("Time", "Active percentage")
 
 
@@ -134,7 +134,7 @@ def write_document(trace: Trace, out: IO[str]) -> None:
 
 
 def _ranks(trace: Trace) -> list[list[int]]:
-    """Returns the ranks of each file's slices, ascending; of a file of PyTorch without slices what it says."""
+    """Returns the ranks of each file's slices, ascending; of a file of PyTorch without slices, the rank in the file."""
     file, rank = trace.slices.file, labels.ranks(trace)
     both = Groups(file, rank)
     found: list[list[int]] = [[] for _ in trace.files]

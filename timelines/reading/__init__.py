@@ -1,1 +1,1 @@
-"""Captures made of traces in Chrome's format, which sandboxed children read."""
+"""Captures made of traces of other tools, which sandboxed children read."""

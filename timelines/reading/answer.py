@@ -1,4 +1,4 @@
-"""How a child's columns come back: as arrays in a file, whose names and lengths it answers. The parent checks them."""
+"""How a child returns columns: arrays in a file, whose names and lengths are in its answer. The parent checks them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from iaprof.sandbox.parent import AnswerError, any_list, integer, string
 ABSENT = int(np.iinfo(np.int64).min)
 NO_TEXT = -1
 MADE = 1 << 48
-"""Above every pid: numbers that stand for pids and tids that are none, which JavaScript can still hold."""
+"""Numbers from here on stand for pids and tids that are texts: above every pid, and still exact in JavaScript."""
 PHASES = "XBE"  # of slices, by number
 KINDS = ("slices", "counters", "flows", "instants")
 CODES = frozenset({"name", "category", "series", "phase", "group", "type", "peers", "pid_text", "tid_text", "id_text"})
@@ -47,20 +47,20 @@ class Columns:
     texts: list[str] = field(default_factory=list)
     cut_texts: int = 0
     cut_args: int = 0  # rows whose args are too long, and were left out
-    bad_values: int = 0  # members that should be numbers and are none
+    bad_values: int = 0  # members that should be numbers and are not
 
 
 def write(columns: Columns, file: int) -> dict[str, Any]:
-    """Writes columns into a file; returns what `read` needs of them, as JSON."""
+    """Writes columns into a file; returns the answer that `read` needs, as JSON."""
     texts = "\0".join(text.replace("\0", "\ufffd") for text in columns.texts).encode()
-    parts: list[NDArray[Any]] = []
+    arrays: list[NDArray[Any]] = []
     tables = {}
     for kind in KINDS:
         table: Table = getattr(columns, kind)
         tables[kind] = [[name, values.dtype.char, len(values)] for name, values in table.items()]
-        parts += table.values()
-    for part in (*parts, np.frombuffer(texts, np.uint8)):
-        view = memoryview(part.tobytes() + bytes(-part.nbytes % _ALIGNED))
+        arrays += table.values()
+    for array in (*arrays, np.frombuffer(texts, np.uint8)):
+        view = memoryview(array.tobytes() + bytes(-array.nbytes % _ALIGNED))
         while view:
             view = view[os.write(file, view) :]
     counts = {name: getattr(columns, name) for name in ("cut_texts", "cut_args", "bad_values")}
@@ -71,7 +71,7 @@ def read(answer: Any, content: bytes) -> Columns:
     """Checks what a child wrote.
 
     Raises:
-        AnswerError: it does not fit together.
+        AnswerError: the answer and the file do not agree.
     """
     if not isinstance(answer, dict) or not isinstance(answer.get("tables"), dict):
         raise AnswerError
@@ -128,8 +128,10 @@ def _check(kind: str, table: Table, texts: int) -> None:
             good = False
         if not good:
             raise AnswerError
-    named = np.ones(rows, bool) if kind != "slices" or "phase" not in table else table["phase"] != PHASES.index("E")
-    if not all((table[name][named] >= 0).all() for name in ("name", "series", "phase") if name in table):
+    needs_text = (
+        np.ones(rows, bool) if kind != "slices" or "phase" not in table else table["phase"] != PHASES.index("E")
+    )
+    if not all((table[name][needs_text] >= 0).all() for name in ("name", "series", "phase") if name in table):
         raise AnswerError
     if "args" in table:
         at, lengths = table.get("args_row"), table.get("args_length")

@@ -1,6 +1,6 @@
 """Finds the members of events in a block of JSON, and reads their numbers and texts: whole arrays, without objects.
 
-Only JSON that is valid and as runtimes write it has blocks; events.py reads what is not.
+Only valid JSON in the form that runtimes write becomes blocks; event_decoding.py reads all other.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading import numbers
-from iaprof.timelines.reading.events import NO_END
+from iaprof.timelines.reading.event_decoding import NO_END
 
 _QUOTE, _COLON, _COMMA, _OPEN, _CLOSE, _LIST = b'":,{}['
 PRIMITIVE, TEXT, OBJECT, LIST = 0, _QUOTE, _OPEN, _LIST
@@ -42,23 +42,23 @@ _MASKS = np.array([(1 << 8 * count) - 1 for count in range(9)], np.uint64)
 
 
 class NotPlain(Exception):
-    """A block needs more care."""
+    """A block has something other than the usual forms, which the decoder for single events has to read."""
 
 
 @dataclass(frozen=True)
 class Members:
     """Members of objects, in n rows, in their order; places are offsets into Block.bytes."""
 
-    event: Places  # number of the event that they belong to
+    event: Places  # number of the event that each belongs to
     key: Places  # of the key's first character
     key_length: Places
     kind: NDArray[np.uint8]  # of the value
     start: Places  # of the value, with its quotes
     end: Places
-    separator: Places  # the `,` or `}` behind it
+    separator: Places  # of the `,` or `}` after the value
 
     def take(self, rows: NDArray[np.bool_] | Places) -> Members:
-        """Returns some of them."""
+        """Returns the given rows."""
         return Members(*(getattr(self, name)[rows] for name in MEMBERS))
 
     def inside(self) -> tuple[Places, Places]:
@@ -71,16 +71,16 @@ MEMBERS = tuple(Members.__dataclass_fields__)
 
 
 class Block:
-    """Whole events, one after the other."""
+    """A block of JSON with whole events."""
 
-    def __init__(self, part: bytes) -> None:
-        """Finds events from the start of `part` on, up to the last one that ends in it.
+    def __init__(self, data: bytes) -> None:
+        """Finds events from the start of `data` on, up to the last one that ends in it.
 
         Raises:
-            NotPlain: there is none, or something else between them or behind the last, or JSON is invalid.
+            NotPlain: there is no event, something else is between events or after the last, or the JSON is invalid.
         """
-        stripped = part.lstrip(_BLANK)
-        before = len(part) - len(stripped)
+        stripped = data.lstrip(_BLANK)
+        before = len(data) - len(stripped)
         raw = np.frombuffer(stripped, np.uint8)
         self.has_escapes = b"\\" in stripped
         at = np.flatnonzero(np.frombuffer(stripped.translate(_IS_TOKEN), bool))
@@ -116,7 +116,7 @@ class Block:
         is_close = self._tokens == _CLOSE
         is_separator = self._tokens == _COMMA
         if np.count_nonzero(is_separator & (self._depth == 0)) != self.events - 1:
-            raise NotPlain  # something between them is not an object
+            raise NotPlain  # something between events is not an object
         is_separator |= is_close
         is_separator[1:] &= ~is_close[1:] | (self._tokens[:-1] != _OPEN)  # no object without members
         self._separators = np.flatnonzero(is_separator)
@@ -125,13 +125,13 @@ class Block:
         places = len(self.text) - 7
         self.words = np.ascontiguousarray(np.ndarray((places,), "<u8", self.text, 0, (1,)))  # 8 bytes from any place on
         self._ends = ends
-        self.closes: Places = self._at.take(ends) - _FRONT  # of the braces that end events, in the stripped part
+        self.closes: Places = self._at.take(ends) - _FRONT  # of the braces that end events, in the stripped data
 
     def members(self, level: int) -> Members:
         """Returns the members of objects: 1 of the events, 2 of the objects in these.
 
         Raises:
-            NotPlain: at this level are members in lists, or many blanks.
+            NotPlain: this level has members in lists, or much white space.
         """
         at, tokens = self._at, self._tokens
         colons = self._colons[self._colon_levels == level]
@@ -161,7 +161,7 @@ class Block:
         raise NotPlain
 
     def first_words(self, members: Members) -> NDArray[np.uint64]:
-        """Returns the first eight bytes of each key, with zeros behind shorter ones."""
+        """Returns the first eight bytes of each key, with zeros after shorter ones."""
         return self.words.take(members.key) & _MASKS.take(np.minimum(members.key_length, 8))
 
     def last_words(self, members: Members) -> NDArray[np.uint64]:
@@ -178,7 +178,7 @@ class Block:
 
 
 def escaped(raw: NDArray[np.uint8], at: Places) -> NDArray[np.bool_]:
-    """Tells which places have an odd number of backslashes before them."""
+    """Tells which places are escaped: they have an odd number of backslashes before them."""
     slashes = np.flatnonzero(raw == _BACKSLASH)
     if not len(slashes):
         return np.zeros(len(at), bool)
@@ -219,7 +219,7 @@ def integers(block: Block, starts: Places, ends: Places) -> NDArray[np.int64]:
     """Reads integers, decimal or with 0x, as numbers.integers does.
 
     Raises:
-        NotPlain: one is none.
+        NotPlain: a value is not such a number.
     """
     values, known = decimal_numbers(block, starts, ends)
     if not known.all():
@@ -233,7 +233,7 @@ def whole_numbers(block: Block, starts: Places, ends: Places) -> NDArray[np.int6
     """Reads JSON integers of up to 16 digits.
 
     Raises:
-        NotPlain: one is another value.
+        NotPlain: a value is something else.
     """
     values, known = decimal_numbers(block, starts, ends)
     if not known.all():
@@ -245,7 +245,7 @@ def canonical(block: Block, starts: Places, ends: Places) -> None:
     """Checks that JSON integers have up to 16 digits, and are not -0.
 
     Raises:
-        NotPlain: one is so, or another value.
+        NotPlain: a value is something else.
     """
     if ((whole_numbers(block, starts, ends) == 0) & (ends - starts > 1)).any():
         raise NotPlain
@@ -255,7 +255,7 @@ def nanoseconds(block: Block, starts: Places, ends: Places) -> NDArray[np.int64]
     """Reads times in us, as numbers.nanoseconds does, in ns.
 
     Raises:
-        NotPlain: one is none.
+        NotPlain: a value is not such a number.
     """
     decimals = np.zeros(len(starts), np.int64)
     for count in (1, 2, 3):
@@ -285,7 +285,7 @@ def _with_odd(
     *,
     hexadecimal: bool,
 ) -> NDArray[np.int64]:
-    """Reads the rest one by one."""
+    """Reads the values that are left one by one."""
     if known.all():
         return values
     rows = np.flatnonzero(~known)
@@ -299,7 +299,7 @@ def _with_odd(
 
 
 def decimal_numbers(block: Block, starts: Places, ends: Places) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Reads up to 16 decimal digits, perhaps with a minus. Returns int64[n], and which are so."""
+    """Reads integers of up to 16 decimal digits. Returns int64[n], and which values are such integers."""
     negative = block.bytes.take(starts) == _MINUS
     lengths = ends - starts - negative
     known = (lengths > 0) & (lengths <= _MOST_DIGITS)
@@ -327,7 +327,7 @@ def _eight(block: Block, ends: Places, lengths: Places) -> tuple[NDArray[np.int6
 
 
 def _hexadecimals(block: Block, starts: Places, ends: Places) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Reads up to 15 hexadecimal digits behind 0x. Returns int64[n], and which are so."""
+    """Reads up to 15 hexadecimal digits after 0x. Returns int64[n], and which values are such integers."""
     lengths = ends - starts - 2
     marked = (block.bytes.take(starts) == ord("0")) & (block.bytes.take(starts + 1) | 32 == ord("x"))
     known = marked & (lengths > 0) & (lengths < 16)
@@ -351,17 +351,17 @@ def _eight_hexadecimals(block: Block, ends: Places, lengths: Places) -> tuple[ND
 
 
 def strings(block: Block, starts: Places, ends: Places) -> pa.StringArray:
-    """Returns what stands at places."""
+    """Returns the texts between offsets."""
     offsets = np.full(2 * len(starts) + 1, len(block.text), np.int32)
     offsets[:-1:2], offsets[1::2] = starts, ends
-    # Every second element is what lies between two of them.
+    # Every second element is the text between two of them.
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(block.text)]
     every = pa.Array.from_buffers(pa.string(), 2 * len(starts), buffers)
     return every.take(pa.array(np.arange(0, 2 * len(starts), 2)))
 
 
 def content(block: Block, starts: Places, ends: Places) -> NDArray[np.uint8]:
-    """Returns the bytes at places, one after the other."""
+    """Returns the bytes of ranges, concatenated."""
     _, offsets, data = strings(block, starts, ends).buffers()
     return np.frombuffer(data, np.uint8)[: np.frombuffer(offsets, np.int32)[len(starts)]].copy()
 
@@ -370,7 +370,7 @@ def encoded(block: Block, starts: Places, ends: Places) -> tuple[NDArray[np.int3
     """Reads texts, without their quotes. Returns their codes, and the text of each code.
 
     Raises:
-        NotPlain: one is too long, or has escapes that are not characters.
+        NotPlain: a text is too long, or has escapes that are not characters.
     """
     if (ends - starts).max(initial=0) > _MOST_TEXT:
         raise NotPlain
@@ -390,7 +390,7 @@ def doubles(block: Block, starts: Places, ends: Places) -> NDArray[np.float64]:
     """Reads JSON numbers.
 
     Raises:
-        NotPlain: one is another value, or as good as infinite.
+        NotPlain: a value is something else, or too large for a double.
     """
     try:
         values = strings(block, starts, ends).cast(pa.float64()).to_numpy()

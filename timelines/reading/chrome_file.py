@@ -9,9 +9,9 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.parent import AnswerError, integer
+from iaprof.timelines.reading.children import End, events
 from iaprof.timelines.reading.imported_file import ImportedFile, ReadAgain
 from iaprof.timelines.reading.members import EVENTS
-from iaprof.timelines.reading.pieces import End, events
 
 _OWN = "Acelyzer"  # in otherData.Application of what the AIU Trace Analyzer wrote
 _ALWAYS = ("deviceProperties", "distributedInfo", "otherData")
@@ -26,9 +26,9 @@ _MOST_RANK = 1 << 31
 
 
 def is_chrome(start: bytes) -> bool:
-    """Whether a file that starts so may be such a trace: JSON in any encoding, whose list has values or objects.
+    """Whether a file with this beginning may be such a trace: JSON in any encoding.
 
-    Folded stacks may begin with `[unknown]`.
+    Its list has values or objects: folded stacks may begin with `[unknown]`.
     """
     plain = start.removeprefix(b"\xef\xbb\xbf").replace(b"\0", b"").removeprefix(b"\xff\xfe").removeprefix(b"\xfe\xff")
     return _START.match(plain) is not None or (plain.lstrip()[:1] == b"[" and _OBJECT.search(plain) is not None)
@@ -39,7 +39,7 @@ def read_chrome(file: ImportedFile) -> None:
 
     Raises:
         IaprofError: it is not a trace.
-        ReadAgain: it has to be read with what was found out.
+        ReadAgain: it has to be read again, with what was found out.
     """
     _Chrome(file).read()
 
@@ -58,7 +58,7 @@ class _Chrome:
                 self._check_rest(end.at)
         else:
             self._object(at)
-        self._file.tell_dialect()
+        self._file.find_dialect()
         if (rank := _rank(self._facts.members)) is not None:
             self._facts.rank = rank
 
@@ -128,7 +128,7 @@ class _Chrome:
             raise ReadAgain
 
     def _member(self, member: Any) -> bool:
-        """Keeps a member; returns whether it is the events, in a form that has none."""
+        """Keeps a member; returns whether it is traceEvents, which then is not a list."""
         match member:
             case [str(name), bool(is_read), value]:
                 pass

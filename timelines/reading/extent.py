@@ -1,6 +1,6 @@
 """The first and the last time of traces, without placeholders: runtimes write 0, -1 or the like for an unknown time.
 
-One 0 among times since 1970 would make a trace of 50 years.
+With one 0 among times since 1970, a trace would last 50 years.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 LATEST_NS = 1 << 61
 """Times from here on, in 2043, can be placeholders, and so can those up to 0."""
 FAR_NS, FAR_SPANS = 60_000_000_000, 10
-"""A placeholder is farther from all other times than a minute, and than this many times their span."""
+"""A placeholder is farther from all other times than a minute and than their span times this."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Extent:
         return cls(first, last, pc.min(begins.filter(real)).as_py(), pc.max(ends.filter(real)).as_py())
 
     def joined(self, other: Extent) -> Extent:
-        """Returns the extent of the events of both."""
+        """Returns the extent of both."""
         sides = [
             least((each for each in pair if each is not None), default=None)
             for least, pair in (

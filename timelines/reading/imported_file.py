@@ -1,4 +1,4 @@
-"""A file that is imported: what is found in it, whatever its format is, and the rows that it becomes."""
+"""A file that is imported, in any format: the facts found in it, and the rows made of it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from iaprof.formats.capture.schema import FIELDS, KINDS, NULLABLE
 from iaprof.sandbox.parent import AnswerError
 from iaprof.timelines.reading.answer import ABSENT, MADE, NO_TEXT, Columns, Table
-from iaprof.timelines.reading.dialects import FLEX, Signs
+from iaprof.timelines.reading.children import Children, Read
+from iaprof.timelines.reading.dialect_detection import FLEX, Signs
 from iaprof.timelines.reading.pairs import Pairs
-from iaprof.timelines.reading.pieces import Children, Read
 from iaprof.timelines.reading.source import Source
 
 _HASH_BYTES = 5
@@ -30,7 +30,7 @@ class TableMaker:
     """Makes tables of one file's rows."""
 
     def __init__(self, file: int, renames: bool) -> None:
-        """Args: the number of the file; whether names get the words that newer runtimes use."""
+        """Args: the number of the file; whether names are changed to those of newer runtimes."""
         self._file = file
         self._renames = renames
         self.renamed = False  # whether a name was changed
@@ -88,7 +88,7 @@ def _coded(codes: NDArray[np.int32] | None, texts: pa.Array, count: int) -> pa.A
 
 
 def _numbered(table: Table, name: str, texts: pa.Array) -> pa.Array:
-    """Returns pids, tids or ids; for those that are texts, numbers made of these."""
+    """Returns pids, tids or ids; those that are texts get numbers."""
     numbers, codes = table[name].copy(), table[f"{name}_text"]
     used, of_row = np.unique(codes[codes >= 0], return_inverse=True)
     made = np.array([number_of(text) for text in texts.take(pa.array(used)).to_pylist()], np.int64)
@@ -97,7 +97,7 @@ def _numbered(table: Table, name: str, texts: pa.Array) -> pa.Array:
 
 
 def number_of(text: str) -> int:
-    """Returns the number that stands for a pid, tid or id that is not an integer."""
+    """Returns the number in place of a pid, tid or id that is not an integer."""
     digest = hashlib.sha256(text.encode("utf-8", "replace")).digest()
     return MADE + int.from_bytes(digest[:_HASH_BYTES], "big")
 
@@ -129,7 +129,7 @@ _KNOWN_PHASES = frozenset("XBECstfbneiIRMPNODvVSTFpc(),=a")
 
 @dataclass
 class FileCounts:
-    """What became of a file's events: `events` = rows of all kinds, dropped and merged ones together."""
+    """The counts of a file's events. `events` is the sum of rows of all kinds, dropped and merged events."""
 
     events: int = 0
     slices: int = 0
@@ -154,12 +154,12 @@ class FileCounts:
 
 @dataclass
 class FileFacts:
-    """What was found in a file."""
+    """The facts that were found in a file."""
 
     name: str
     dialect: str = FLEX
-    rank: int | None = None  # None while nothing tells it
-    ranks: list[int] = field(default_factory=list)  # of its devices, ascending; the first MOST_RANKS that it has
+    rank: int | None = None  # None if nothing tells it
+    ranks: list[int] = field(default_factory=list)  # of its devices, ascending; at most MOST_RANKS
     counts: FileCounts = field(default_factory=FileCounts)
     members: dict[str, Any] = field(default_factory=dict)
     members_left_out: int = 0
@@ -171,7 +171,7 @@ class FileFacts:
 
 
 class ReadAgain(Exception):
-    """Something that only the end of a file told: all files have to be read again, with what is in Remembered."""
+    """The end of a file showed that it was read wrongly: all files have to be read again, with a Remembered."""
 
 
 @dataclass
@@ -179,8 +179,8 @@ class Remembered:
     """What was found out about a file when it was read before."""
 
     is_own: bool = False  # it is output of the AIU Trace Analyzer
-    keeps_names: bool = False  # its names stay as they are: it is not of the AIU's runtime
-    has_tracks: bool = False  # its child knows all tracks
+    keeps_names: bool = False  # its names are not changed: it is not of the AIU's runtime
+    has_tracks: bool = False  # its child knows all tracks from the last reading
     needs_zstd: bool = False  # it has packets that only some children can unpack
 
 
@@ -195,7 +195,7 @@ class Reading:
 
 
 class ImportedFile:
-    """A file that is being read; its format calls `add` with what it found, piece by piece."""
+    """A file that is being read: the reader of its format calls `add` for each piece."""
 
     def __init__(self, number: int, source: Source, reading: Reading, remembered: Remembered) -> None:
         """Args: the file's number, its bytes, how it is read, and what is known of it before."""
@@ -208,12 +208,12 @@ class ImportedFile:
         self._pids: set[int] = set()  # of slices with counters of a device
 
     def keep_names(self) -> None:
-        """Says before its first rows that the file's names stay as they are."""
+        """Keeps the file's names unchanged. It is called before the first rows."""
         self.remembered.keeps_names = True
         self.maker = TableMaker(self._number, renames=False)
 
-    def tell_dialect(self) -> None:
-        """Finds the dialect, when all of the file was read.
+    def find_dialect(self) -> None:
+        """Finds the dialect, after all of the file was read.
 
         Raises:
             ReadAgain: names were changed that have to stay as they are.
@@ -226,7 +226,7 @@ class ImportedFile:
             raise ReadAgain
 
     def finish(self) -> FileFacts:
-        """Returns what the file has, when all of it was read."""
+        """Returns the facts about the file, after all of it was read."""
         counts = self.facts.counts
         self._pairs.finish()
         counts.dropped += self._pairs.dropped
@@ -239,7 +239,7 @@ class ImportedFile:
         return self.facts
 
     def add(self, read: Read) -> None:
-        """Takes what a piece of the file has.
+        """Adds the content of a piece.
 
         Raises:
             AnswerError: its counts do not add up.

@@ -20,12 +20,12 @@ from iaprof.formats.capture.schema import KINDS
 from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.imports.encoded_text import refuse_compressed, unpacked_start
 from iaprof.sandbox.parent import AnswerError, SandboxError
+from iaprof.timelines.reading.children import PIECE_BYTES, Children
 from iaprof.timelines.reading.chrome_file import is_chrome, read_chrome
-from iaprof.timelines.reading.dialects import FLEX, ONE_FILE_PER_RANK, TORCH
+from iaprof.timelines.reading.dialect_detection import FLEX, ONE_FILE_PER_RANK, TORCH
 from iaprof.timelines.reading.extent import Extent
 from iaprof.timelines.reading.imported_file import FileFacts, ImportedFile, ReadAgain, Reading, Remembered
 from iaprof.timelines.reading.perfetto.file import is_perfetto, read_perfetto
-from iaprof.timelines.reading.pieces import PIECE_BYTES, Children
 from iaprof.timelines.reading.source import Source
 
 _KINDS = ("slice", "counter", "flow", "instant")
@@ -47,7 +47,7 @@ class TraceFacts:
 class Format:
     """A format of traces."""
 
-    is_one: Callable[[bytes], bool]  # whether a file that starts so may be of it
+    is_one: Callable[[bytes], bool]  # whether a file with this beginning may be in it
     is_text: bool  # else it is read as it is, in no encoding
     read: Callable[[ImportedFile], None]
 
@@ -58,7 +58,7 @@ FORMATS = (CHROME, PERFETTO)
 
 
 def is_trace(start: bytes) -> bool:
-    """Whether a file that starts so may be a trace of any format, or a compressed one."""
+    """Whether a file with this beginning may be a trace of any format, or a compressed one."""
     plain = unpacked_start(start)
     return any(each.is_one(plain) for each in FORMATS)
 
@@ -108,7 +108,7 @@ def import_traces(
                     own = Children(readers, unpack_zstd=True)
                 continue
             finally:
-                writer.close(header)  # in any case, or pyarrow complains on stderr
+                writer.close(header)  # always, or pyarrow prints an error to stderr
     finally:
         if children is None:
             own.close()
@@ -161,7 +161,7 @@ class _Import:
         return TraceFacts(facts, *extent.without_placeholders())
 
     def _read(self, number: int, name: str, descriptor: int) -> FileFacts:
-        """Reads a file in its format; JSON if it is none that is known, which says what is wrong."""
+        """Reads a file in its format; a file in no known format is read as JSON, which raises what is wrong."""
         converter = self._reading.children.converter
         source = Source(descriptor, name, converter, is_text=False)
         start, _ = source.bytes(0, _SNIFFED)
@@ -174,15 +174,15 @@ class _Import:
 
 
 def _number_ranks(files: Sequence[FileFacts]) -> None:
-    """Gives files that tell no rank one: 0, or the next free one where a tool writes a file for each."""
+    """Gives a rank to files without one: 0, or the next free rank where a tool writes a file for each rank."""
     for dialect in {file.dialect for file in files}:
         own = [file for file in files if file.dialect == dialect]
         told = {file.rank for file in own}
         free = (rank for rank in count() if rank not in told)
-        untold = [file for file in own if file.rank is None]
-        if dialect == TORCH and len(untold) > 1:
+        unranked = [file for file in own if file.rank is None]
+        if dialect == TORCH and len(unranked) > 1:
             text = "it tells no rank (distributedInfo), as {} do not: all of them are rank 0, and their devices are one"
-            untold[0].problems.append(text.format(counted(len(untold) - 1, "other file")))
+            unranked[0].problems.append(text.format(counted(len(unranked) - 1, "other file")))
         for file in own:
             if file.rank is None:
                 file.rank = next(free) if dialect in ONE_FILE_PER_RANK else 0
@@ -191,7 +191,7 @@ def _number_ranks(files: Sequence[FileFacts]) -> None:
 
 
 class _Group:
-    """Collects rows of a kind until they are worth a row group."""
+    """Collects rows of a kind until there are enough for a row group."""
 
     def __init__(self, kind: str, writer: CaptureWriter) -> None:
         self._kind, self._writer = kind, writer
@@ -227,7 +227,7 @@ class _Group:
 
 
 def _header(facts: TraceFacts) -> dict[str, Any]:
-    """The header that a recorder would write, as far as traces have the facts."""
+    """The header that a recorder would write, with the members for which traces have facts."""
     counts = [file.counts for file in facts.files]
     first, last = facts.first_ns or 0, facts.last_ns or 0
     totals = {

@@ -1,4 +1,4 @@
-"""Finds the members of a trace's outermost object, in a sandboxed child: all that is beside the list of events."""
+"""Finds the members of a trace's outermost object, in a sandboxed child: everything but the list of events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class State:
     key: str | None = None  # of the value that goes on
     depth: int = 0
     in_text: bool = False
-    value: str = ""  # what there is of it, Latin-1
+    value: str = ""  # what was read of it, as Latin-1
     too_long: bool = False  # or nested too deeply
 
 
@@ -61,7 +61,7 @@ def scan(data: bytes, state: State, is_last: bool) -> Scanned:
             key = _KEY.match(data, at)
             if key is None or key.end() == len(data):
                 if at < len(data) and (data[at : at + 1] != b'"' or len(data) - at > _MOST_KEY or is_last):
-                    following = data.find(b'"', at + 1)  # no member's name: whatever it is, it ends at the next one
+                    following = data.find(b'"', at + 1)  # not the name of a member: skip to the next one
                     if following > 0:
                         at = following
                         continue
@@ -74,10 +74,10 @@ def scan(data: bytes, state: State, is_last: bool) -> Scanned:
                 found.consumed, found.events = at + 1, True
                 return found
         at = found.consumed = _value(data, at, state, found)
-        if state.key is not None:  # its value goes on in the next piece
+        if state.key is not None:  # its value continues in the next piece
             if is_last:
                 found.members.append((state.key, False, None))
-            elif not state.too_long:  # it is read again, as a whole: only values that are left out go on
+            elif not state.too_long:  # only values that are left out continue: others are read again as a whole
                 found.state, found.consumed = State(), key_at
             return found
 
@@ -123,7 +123,7 @@ def _keep(data: bytes, state: State) -> None:
 
 
 def _decoded(state: State) -> tuple[bool, Any]:
-    from iaprof.timelines.reading.not_finite import with_nulls  # reader.py imports numpy later than this module
+    from iaprof.timelines.reading.not_finite import with_nulls  # json_reader.py imports numpy later than this module
 
     if state.too_long:
         return False, None

@@ -1,4 +1,4 @@
-"""Numbers that are not finite, as C, C++ and Python print them, where JSON would have a value: they become null."""
+"""Replaces numbers that are not finite, as C, C++ and Python print them, with null, which is valid JSON."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _WORD = re.compile(
     rb"(?<=[\[:, \t\r\n])[+-]?(?:inf(?:inity)?|nan(?:\(\w*\))?|1\.#(?:inf|ind|[qs]nan)0*)(?=[ \t\r\n,\]}])",
     re.IGNORECASE,
 )
-_OUTSIDE = re.compile(rb"[ \t\r\n]*[:,\]}]")  # follows a text that ends, seldom a quote that begins one
+_OUTSIDE = re.compile(rb"[ \t\r\n]*[:,\]}]")  # follows the end of a text, rarely a quote that begins one
 _NULL = b"null"
 
 
 @dataclass
 class WithNulls:
-    """JSON in which null replaces some words."""
+    """JSON in which null has replaced some words."""
 
     text: bytes
-    words: list[tuple[int, int]] = field(default_factory=list)  # where, in `text`; and how much longer null is
+    words: list[tuple[int, int]] = field(default_factory=list)  # where, in `text`; and by how much null is longer
 
     def given(self, place: int) -> int:
-        """Returns where a place in `text`, outside of words, was in the text that was given."""
+        """Returns the offset in the original text of a place in `text` that is outside of words."""
         return place - sum(longer for word, longer in self.words if word < place)
 
 
@@ -41,12 +41,12 @@ def with_nulls(text: bytes) -> WithNulls:
     quotes = np.flatnonzero(raw == ord('"'))
     quotes = quotes[~escaped(raw, quotes)]
     before = np.searchsorted(quotes, [word.start() for word in found]) - 1
-    parts, words, at, longer = [], [], 0, 0
+    pieces, words, at, longer = [], [], 0, 0
     for word, quote in zip(found, before.tolist(), strict=True):
         if quote >= 0 and not _OUTSIDE.match(text, int(quotes[quote]) + 1):
             continue
-        parts += [text[at : word.start()], _NULL]
+        pieces += [text[at : word.start()], _NULL]
         words.append((word.start() + longer, len(_NULL) - len(word[0])))
         longer += words[-1][1]
         at = word.end()
-    return WithNulls(b"".join([*parts, text[at:]]), words)
+    return WithNulls(b"".join([*pieces, text[at:]]), words)

@@ -1,4 +1,4 @@
-"""Reads numbers that JSON has as text or as numbers: whole columns, exactly.
+"""Reads JSON numbers, and texts of numbers: whole columns, exactly.
 
 Times of traces are us with decimals, and float64 does not resolve a ns of today's time since 1970: they are read digit
 by digit.
@@ -108,7 +108,7 @@ class _Column:
         """Takes the dots out.
 
         Returns:
-            int64[n], the digits behind the dot; bool[n], whether there is at most one, with digits before and behind.
+            int64[n], the number of digits after the dot; bool[n], whether there is at most one dot, between digits.
         """
         dots = np.flatnonzero(self.bytes == _DOT)
         decimals, one_dot = np.zeros(len(self.starts), np.int64), np.ones(len(self.starts), bool)
@@ -129,7 +129,7 @@ class _Column:
     def read(
         self, starts: NDArray[np.int64], is_hex: NDArray[np.bool_] | None
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Reads the digits from `starts` on. Returns int64[n], and which are digits only, and not too many."""
+        """Reads the digits from `starts` on. Returns int64[n], and which have only digits, and not too many."""
         negative = self.bytes[np.minimum(starts, len(self.bytes) - 1)] == _MINUS
         starts = starts + negative
         lengths = self.ends - starts
@@ -155,7 +155,7 @@ class _Column:
 
 
 def _values(digits: NDArray[np.uint8], base: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns the numbers that rows of digits are, and which rows have digits only."""
+    """Returns the value of each row of digits, and which rows have only digits."""
     values = np.zeros(len(digits), np.int64)
     for first in range(0, digits.shape[1], _EXACT_DIGITS):
         some = digits[:, first : first + _EXACT_DIGITS]
@@ -166,7 +166,7 @@ def _values(digits: NDArray[np.uint8], base: int) -> tuple[NDArray[np.int64], ND
 
 
 def _integer(text: bytes) -> int | None:
-    """Returns an integer that needs more care; None if it is none, or has more than 64 bits."""
+    """Returns an integer in an unusual form; None if it is not an integer of 64 bits."""
     text = text.strip(b'"').strip()
     if len(text) > 40:
         return None
@@ -184,7 +184,7 @@ def _integer(text: bytes) -> int | None:
 
 
 def _nanoseconds(text: bytes) -> int | None:
-    """Returns a time that needs more care, such as one with an exponent; None if it is none, or too large."""
+    """Returns a time in an unusual form, such as with an exponent; None if it is not a number, or too large."""
     try:
         time = _CONTEXT.create_decimal(text.strip(b'"').strip().decode("ascii"))
     except (ValueError, decimal.DecimalException):

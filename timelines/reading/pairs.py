@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from iaprof.timelines.reading.answer import PHASES
 
 _X, _B, _E = range(len(PHASES))
-_MOST_OPEN = 1 << 17  # beginnings without an end: memory must not follow a file that has only these
+_MOST_OPEN = 1 << 17  # beginnings without an end: a limit on memory, for files that have only these
 _FROM_END = ("ts1", "ts2", "ts3", "ts4", "ts5", "power", "bytes", "correlation", "device", "external_id", "python_id",
              "bandwidth", "group", "type", "peers", "category")  # fmt: skip
 Rows = NDArray[np.int64]
@@ -24,7 +24,7 @@ class Pairs:
     def __init__(self) -> None:
         self._open: pa.Table | None = None  # beginnings without an end so far
         self.dropped: Counter[str] = Counter()
-        self.merged = 0  # ends that became part of a slice
+        self.merged = 0  # ends that were merged into a slice
 
     def slices(self, piece: pa.Table) -> pa.Table:
         """Returns the slices that end in a piece, in the order of their ends in the file.
@@ -59,14 +59,14 @@ class Pairs:
         return pa.concat_tables([found, paired]).unify_dictionaries().take(pa.array(order))
 
     def finish(self) -> None:
-        """Counts the beginnings that have no end in the whole file."""
+        """Counts the beginnings that have no end in the file."""
         if self._open is not None:
             self.dropped["beginning without an end"] += self._open.num_rows
             self._open = None
 
 
 def _pairs(rows: pa.Table, phases: NDArray[np.uint8]) -> tuple[Rows, Rows, Rows, Rows]:
-    """Returns rows: beginnings, their ends (in ascending order), ends without and beginnings without the other."""
+    """Returns rows: paired beginnings, their ends (ascending), ends without a beginning, beginnings without an end."""
     at = np.flatnonzero(phases != _X)
     is_begin = phases[at] == _B
     names = _codes(rows["name"])[at]
@@ -102,7 +102,7 @@ def _nested(threads: Rows, is_begin: NDArray[np.bool_]) -> tuple[Rows, Rows, Row
     before = np.concatenate([[0], lowest[:-1]])
     before[first == np.arange(count)] = 0
     is_unpaired = ~is_begin & (depth < before)
-    depth -= lowest  # as if these ends were not there
+    depth -= lowest  # ignoring these ends
     depth += ~is_begin  # the depth of the slice itself
     used = np.flatnonzero(~is_unpaired)
     order = used[np.lexsort((used, depth[used], threads[used]))]
@@ -115,7 +115,7 @@ def _nested(threads: Rows, is_begin: NDArray[np.bool_]) -> tuple[Rows, Rows, Row
 
 
 def _by_name(at: Rows, threads: Rows, is_begin: NDArray[np.bool_], names: Rows) -> tuple[Rows, Rows, Rows, Rows]:
-    """Pairs one by one: an end with the latest open beginning of its name, or without a name with the latest."""
+    """Pairs one by one: an end with the latest open beginning of its name, or of any name if it has none."""
     begins, ends, unpaired, left = [], [], [], []
     thread = -1
     stack: list[int] = []
@@ -155,7 +155,7 @@ def _codes(texts: pa.ChunkedArray) -> Rows:
 
 
 def _merged(rows: pa.Table, begins: Rows, ends: Rows, durations: Rows) -> pa.Table:
-    """Returns a slice for each pair. What only its end has is the slice's, too."""
+    """Returns a slice for each pair. The slice also gets the values that only its end has."""
     slices, last = rows.take(pa.array(begins)), rows.take(pa.array(ends))
     for name in _FROM_END:
         if last[name].null_count < len(ends):
@@ -174,7 +174,7 @@ def _merged(rows: pa.Table, begins: Rows, ends: Rows, durations: Rows) -> pa.Tab
 
 
 def _merged_args(first: pa.ChunkedArray, last: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Joins JSON objects. Of a member that both have, the later one counts, which is the end's."""
+    """Joins JSON objects. Of a member that both have, the later one counts: that of the end."""
     begin = pc.utf8_slice_codeunits(first, 0, -1)
     joined = pc.binary_join_element_wise(begin, pc.utf8_slice_codeunits(last, 1), ",")
     return pc.coalesce(joined, first, last)

@@ -1,4 +1,4 @@
-"""The bytes of a trace, from any place on: of the file itself, or of what a child converts it to, text to UTF-8."""
+"""The bytes of a trace from any offset on: of the file, or of the file as a child decompressed it or made it UTF-8."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_CONVERTED = 64 << 20  # bytes of one answer
 
 
 class Reads(Protocol):
-    """A sandbox, or what tests put into its place."""
+    """A sandbox, or its replacement in tests."""
 
     def call(
         self,
@@ -27,7 +27,7 @@ class Reads(Protocol):
         fds: Any = (),
         seconds: float | None = None,
     ) -> Any:
-        """Runs an operation of reader.py."""
+        """Runs an operation of json_reader.py."""
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,17 @@ class Span:
 
 
 class Source:
-    """A trace, text as UTF-8. Places count bytes of it; what is before the one asked for last is forgotten."""
+    """A trace, text as UTF-8. Offsets count its bytes; `forget` frees those that are no longer needed."""
 
     def __init__(self, file: int, name: str, child: Reads, is_text: bool = True, unpacked: bytes = b"") -> None:
-        """Looks at the beginning.
+        """Reads the beginning.
 
         Args:
             file: descriptor, of a regular file.
             name: for messages.
             child: converts it, if necessary.
             is_text: whether it has an encoding.
-            unpacked: what it begins with when it is decompressed, which tells the encoding of compressed text.
+            unpacked: its beginning after decompression, which tells the encoding of compressed text.
         """
         self.name = name
         self._file, self._child, self._is_text = file, child, is_text
@@ -68,7 +68,7 @@ class Source:
         self._begun = self._ended = False
 
     def span(self, start: int, length: int) -> tuple[Span, int, bool]:
-        """Returns bytes as a child gets them, where they end, and whether that is the file's end."""
+        """Returns a range of bytes for a child, where it ends, and whether that is the end of the file."""
         if self._is_plain:
             end = min(start + length, self.size)
             self.done = max(self.done, end)
@@ -87,7 +87,7 @@ class Source:
         return found, self._ended and start + len(found) >= self._window_begin + len(self._window)
 
     def forget(self, end: int) -> None:
-        """Frees what is before a place."""
+        """Frees the bytes before an offset."""
         count = min(end - self._window_begin, len(self._window))
         if count > _BLOCK:
             del self._window[:count]

@@ -27,7 +27,7 @@ _TORCH_REFERENCES = ("built-in method Predict of PyCapsule object", "Torch-Compi
 
 @dataclass
 class _Jobs:
-    """Where the host's and the device's events of jobs begin and end, by job: a pid of a file."""
+    """The start and end of the host's and the device's events, by job: a pid of a file."""
 
     file: NDArray[np.int32]
     pid: NDArray[np.int64]
@@ -94,7 +94,7 @@ def frequency_align_collect(trace: Trace, _: Options) -> None:
 
 
 def frequency_align_apply(trace: Trace, _: Options) -> None:
-    """Moves a job's device events to the start of its host's round trip, and keeps by how many us as `ts_adj`."""
+    """Moves a job's device events to the start of its host's round trip; `ts_adj` says by how many us."""
     jobs = _Jobs.of(trace)
     moved = jobs.outside & ~jobs.wider
     offset = np.where(moved, jobs.host[:, 0] - jobs.device[:, 0], 0)[jobs.of_slice]
@@ -110,7 +110,7 @@ class _Offsets:
 
     ns: dict[int, int]  # by pid
     of_all: int | None = None  # of all pids, if there is one rank
-    uneven: int = 0  # pids with more references of one kind than of the other
+    uneven: int = 0  # pids with more references of one clock than of the other
 
     @classmethod
     def of(cls, trace: Trace) -> _Offsets:
@@ -120,7 +120,7 @@ class _Offsets:
             return cls({})
         slices = trace.slices
         flex_pids = distinct_values(slices.pid[flex])
-        # PyTorch names a process by its id, the runtime by its rank: that of the file, if it has one of its own.
+        # The pid is the process's in PyTorch, and the rank in the runtime: that of the file, if it has one of its own.
         ranks = np.array([file.rank for file in trace.files])[slices.file]
         own = np.isin(slices.pid, flex_pids)
         rank_of = np.where(own | ~trace.is_torch(slices), slices.pid, ranks)
@@ -153,9 +153,9 @@ def _preferred(first: NDArray[np.intp], second: NDArray[np.intp]) -> NDArray[np.
 
 
 def _offset(slices: Slices, flex: NDArray[np.intp], torch: NDArray[np.intp]) -> tuple[int, int]:
-    """Returns by how many ns to move the runtime's events so that they end before PyTorch's, and 1 if some are alone.
+    """Returns the ns by which to move the runtime's events so that they end before PyTorch's, and 1 if some are alone.
 
-    References, rows of slices, are paired in the order of time.
+    References (rows of slices) are paired in the order of time.
     """
     pairs = min(len(flex), len(torch))
     ends = []
@@ -166,7 +166,7 @@ def _offset(slices: Slices, flex: NDArray[np.intp], torch: NDArray[np.intp]) -> 
 
 
 def time_align_collect(trace: Trace, _: Options) -> None:
-    """Says by how much events of the runtime move, and warns where its round trips are not as many as PyTorch's."""
+    """Reports by how much events of the runtime move; warns if it has more or fewer round trips than PyTorch."""
     offsets = _Offsets.of(trace)
     if offsets.of_all:
         text = f"Events of the AIU's runtime move by {offsets.of_all / 1e3:.3f} us onto PyTorch's clock"
@@ -186,8 +186,8 @@ def time_align_collect(trace: Trace, _: Options) -> None:
 def time_align_apply(trace: Trace, _: Options) -> None:
     """Moves events of the runtime onto PyTorch's clock.
 
-    These are slices without `External id` and `Python id`. All events of a file of PyTorch's stay where they are, as
-    they have one clock, unless the runtime's round trips are in that file, too.
+    These are slices without `External id` and `Python id`. All events of a file of PyTorch's have one clock, so they
+    are not moved, unless the runtime's round trips are also in that file.
     """
     offsets = _Offsets.of(trace)
     if offsets.of_all is None and not offsets.ns:

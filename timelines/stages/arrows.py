@@ -1,6 +1,6 @@
 """Arrows from launches to the kernels that they started, and to waits for these; each with one start and one end.
 
-Viewers draw no others, or draw them between strangers.
+Viewers ignore other arrows, or draw them between unrelated events.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class _ByCorrelation:
         self._file, self._correlation = file[self.rows], correlation[self.rows]
 
     def find(self, file: NDArray[np.int32], correlation: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the first row with this file and correlation for each of some; -1 if there is none."""
+        """Returns the first row with each file and correlation; -1 if there is none."""
         known = len(self.rows)
         joined = Groups(np.append(self._file, file), np.append(self._correlation, correlation))
         row_of_group = np.full(len(joined), -1, np.int64)
@@ -107,7 +107,7 @@ def _have_ends(kernels: Slices, ends_: Marks) -> NDArray[np.bool_]:
 
 
 def _at(flows: Marks, rows: NDArray[np.int64]) -> Ends:
-    """Returns some flows' places."""
+    """Returns the ends of arrows at some flows."""
     return Ends(flows.file[rows], flows.pid[rows], flows.tid[rows], flows.time[rows])
 
 
@@ -118,11 +118,11 @@ def _last_before(kernels: Slices, waits: Slices) -> NDArray[np.int64]:
     count = len(kernels)
     launch = Groups(
         np.append(kernels.file, waits.file), np.append(kernels.correlation, waits.correlation)
-    ).numbers  # the same number for the same launch
+    ).numbers  # equal numbers for the same launch
     is_wait = np.append(np.zeros(count, bool), np.ones(len(waits), bool))
     order = np.lexsort((is_wait, np.append(ends(kernels), ends(waits)), launch))
     places = np.arange(len(order))
-    last = np.maximum.accumulate(np.where(is_wait[order], -1, places))  # the place of the last kernel until here
+    last = np.maximum.accumulate(np.where(is_wait[order], -1, places))  # index of the last kernel up to here
     kernel = order[np.maximum(last, 0)]
     same = (last >= 0) & (launch[kernel] == launch[order])
     result = np.full(len(waits), -1, np.int64)
@@ -134,23 +134,23 @@ def _last_before(kernels: Slices, waits: Slices) -> NDArray[np.int64]:
 def pair_ends(trace: Trace, options: Options) -> None:
     """Pairs the starts and ends of flows that have the same file, category and identifier, by time.
 
-    An end belongs to the last start before it. Further ends of a start get a start of their own, which is how CUDA
-    graphs launch several kernels at once. Starts and ends that have no other half are dropped.
+    An end belongs to the last start before it. Further ends of a start get a start of their own: CUDA graphs launch
+    several kernels at once. Starts and ends without a partner are dropped.
     """
     flows = trace.flows
     if not len(flows):
         return
-    turn = _turns(trace, flows)
+    role = _roles(trace, flows)
     file = np.where(flows.row == MADE, -1, flows.file)
     alike = Groups(file, flows.category, flows.id)
-    starts, steps, finishes = (alike.sum((turn == each).astype(np.int64)) for each in (0, 1, 2))
+    starts, steps, finishes = (alike.sum((role == each).astype(np.int64)) for each in (0, 1, 2))
     has_end = (finishes == 1) | ((finishes == 0) & (steps > 0))  # unitrace's arrows end in steps
     is_odd = (starts != 1) | ~has_end | (alike.key(flows.id) == ABSENT)
-    rows = np.flatnonzero(is_odd[alike.numbers] & (turn >= 0))
+    rows = np.flatnonzero(is_odd[alike.numbers] & (role >= 0))
     if not len(rows):
         return
-    rows = rows[np.lexsort((turn[rows], flows.time[rows], alike.numbers[rows]))]
-    of_rows, number = turn[rows], alike.numbers[rows]
+    rows = rows[np.lexsort((role[rows], flows.time[rows], alike.numbers[rows]))]
+    of_rows, number = role[rows], alike.numbers[rows]
     place = np.arange(len(rows))
     start = np.maximum.accumulate(np.where(of_rows == 0, place, -1))  # the last one, at or before each
     has_start = (start >= 0) & (number[start] == number) & (flows.id[rows] != ABSENT)
@@ -187,9 +187,9 @@ def pair_ends(trace: Trace, options: Options) -> None:
         trace.made["starts of arrows with several ends"] += len(made)
 
 
-def _turns(trace: Trace, flows: Marks) -> NDArray[np.int8]:
-    """Returns 0 for a start, 1 for a step, 2 for an end, and -1 for what is none of them: int8[flows]."""
-    turn = np.full(len(flows), -1, np.int8)
+def _roles(trace: Trace, flows: Marks) -> NDArray[np.int8]:
+    """Returns 0 for starts, 1 for steps, 2 for ends, and -1 for other events: int8[flows]."""
+    role = np.full(len(flows), -1, np.int8)
     for number, phase in enumerate("stf"):
-        turn[trace.texts.matches(flows.phase, f"^{phase}$")] = number
-    return turn
+        role[trace.texts.matches(flows.phase, f"^{phase}$")] = number
+    return role

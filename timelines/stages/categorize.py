@@ -1,4 +1,4 @@
-"""What each slice is for: its class, and the bandwidth of those that move data.
+"""The class of each slice, which is its purpose, and the bandwidth of slices that move data.
 
 The names of classes are those of the reference, IBM's AIU Trace Analyzer.
 """
@@ -66,15 +66,15 @@ HOST_MEMORY_PATTERNS: tuple[tuple[str, EventClass], ...] = (
     ("Send Instruction|HCOLL Signal|R5 Send DATA", EventClass.HDMA_SIGNAL_DATA),
     ("Wait for Notice|Wait for Delivery Notice", EventClass.HDMA_MONITOR_NOTICE),
 )
-"""What names of collectives' slices through the host's memory tell; the first that is found."""
+"""The classes of collectives' slices through the host's memory, by name; the first pattern that is found counts."""
 
 
 TRACK = Track("TransferBW", "GB/s")
-SIGNAL_BYTES = 128  # a transfer of so many is a signal
+SIGNAL_BYTES = 128  # bytes: a transfer of so many is a signal
 
 
 def categorize(trace: Trace, options: Options) -> None:
-    """Adds `class` to all slices, and a counter of the bandwidth that copies name."""
+    """Adds `class` to all slices, and a counter of the bandwidth in the arguments of copies."""
     numbers = classes_of(trace)
     codes = trace.texts.codes([str(each) for each in CLASSES])
     trace.slices.extra["class"] = codes[numbers]
@@ -128,7 +128,7 @@ def _classify_collectives(trace: Trace, numbers: NDArray[np.int8]) -> None:
 
 
 def _classify_inner_copies(trace: Trace, numbers: NDArray[np.int8]) -> None:
-    """Tells copies that start while a FLEX job computes from those before and after it."""
+    """Gives copies that start while a FLEX job computes other classes than those before and after it."""
     slices = trace.slices
     is_flex = ~trace.is_torch(slices) if len(trace.files) else np.zeros(len(slices), bool)
     if not any(file.dialect is Dialect.FLEX for file in trace.files) or not len(slices):

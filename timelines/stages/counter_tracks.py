@@ -1,6 +1,6 @@
 """Counters over time that slices make: open preparations of operations, and the bandwidth of copies.
 
-Bandwidth is that of the bytes that slices name in the time that their counters give.
+Bandwidth is the bytes in the arguments of slices divided by the time between their counters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def queueing_counter(trace: Trace, options: Options) -> None:
 
 STAGE = "DTC"
 
-# Copies, and the counters between which their data move: TS1 and TS2, TS4 and TS5.
+# Copies, and the counters between which data are moved: TS1 and TS2, TS4 and TS5.
 DIRECTIONS = ((" DmaI", Track("BW DmaI", "Bytes"), (0, 1)), (" DmaO", Track("BW DmaO", "Bytes"), (3, 4)))
 
 

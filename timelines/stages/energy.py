@@ -1,4 +1,4 @@
-"""Energy: the power of a device over time becomes joules of what ran on it; what is left is idle."""
+"""Energy: divides the power of a device over time among the slices that ran on it, and idle time."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ class DevicePower:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a device spent from its first edge to each edge: where power changes, or a slice begins or ends."""
+    """A device's energy from its first edge to each edge. Edges are where power changes, or a slice begins or ends."""
 
     edges: _Ints  # [n], ns
-    each: _Floats  # [n], joules of a slice that ran all the time; those that run at once have equal parts
+    each: _Floats  # [n], joules of a slice that ran all the time; slices that run at once share it equally
     idle: _Floats  # [n], joules while nothing ran
     known: _Ints  # [n], ns in which power was known
-    idle_known: bool  # power was known while nothing ran, or something always ran
+    idle_known: bool  # power was known while nothing ran, or something ran all the time
     total: float  # joules
 
     @classmethod
     def of(cls, power: DevicePower, starts: _Ints, until: _Ints) -> Spent:
-        """Shares out the power of a device among slices, by their starts and ends in ns."""
+        """Divides the power of a device among slices, given by their starts and ends in ns."""
         edges = np.unique(np.concatenate([power.start, power.end, starts, until]))
         begun, ended = (np.searchsorted(np.sort(each), edges[:-1], "right") for each in (starts, until))
         running = begun - ended
@@ -74,11 +74,12 @@ class Spent:
     def of_slices(self, starts: _Ints, until: _Ints) -> _Floats:
         """Returns the joules of slices, all of whose starts and ends are edges; NaN where no power was known."""
         begin, end = np.searchsorted(self.edges, starts), np.searchsorted(self.edges, until)
-        after = np.minimum(np.maximum(end, begin + 1), len(self.edges) - 1)  # of one without a length, the next edge
+        # For a slice without a length, the next edge.
+        after = np.minimum(np.maximum(end, begin + 1), len(self.edges) - 1)
         return np.where(self.known[after] > self.known[begin], self.each[end] - self.each[begin], np.nan)
 
     def at(self, values: _Floats, times: _Ints) -> _Floats:
-        """Returns `each` or `idle` at any times: between two edges they grow evenly."""
+        """Returns `each` or `idle` at given times, interpolated between edges."""
         first = self.edges[0]
         return np.asarray(np.interp(times - first, self.edges - first, values), np.float64)
 
@@ -86,14 +87,14 @@ class Spent:
 def share_energy(trace: Trace, options: Options, pattern: str, placeholder: str) -> None:
     """Makes the table `energy`: microjoules of each device's kernels and copies, and of the idle device.
 
-    Those that run at once have equal parts. There is no table without power. Slices get `energy_uj`, which is NaN where
-    the power of their device was not known; `Measured` counts those of which it was, and `Energy` is null without any.
+    Slices that run at once share it equally. Without power, there is no table. Slices get `energy_uj`, which is NaN
+    where the power of their device was not known; `Measured` counts the others, and `Energy` is null without any.
 
     Args:
         trace: with tracks of power, or charge counters.
         options: the scale of the charge.
-        pattern: a regular expression for what is replaced in names.
-        placeholder: by what.
+        pattern: a regular expression: its matches in names are replaced.
+        placeholder: the replacement.
     """
     powers = device_powers(trace, options)
     if not powers:
@@ -118,7 +119,7 @@ def share_energy(trace: Trace, options: Options, pattern: str, placeholder: str)
 
 
 def summed(tables: Sequence[pa.Table]) -> pa.Table:
-    """Adds up tables `energy` of several traces: those of a rank and a name."""
+    """Adds up the tables `energy` of several traces, by rank and name."""
     every = pa.concat_tables(tables)
     every = every.append_column("is_idle", pc.equal(every["Calls"], 0))  # a kernel may be called [idle], too
     found = every.group_by(["pid", "is_idle", "Name"], use_threads=False).aggregate(
@@ -147,7 +148,7 @@ def _table(
 
 
 def device_powers(trace: Trace, options: Options) -> dict[int, DevicePower]:
-    """Returns the power of each device by pid: from its charge counters, else from counters of watts in the trace."""
+    """Returns the power of each device by pid: from its charge counters, or from counters of watts in the trace."""
     charged = mean_power(trace, options)
     good = np.flatnonzero(~np.isnan(charged.watts))
     found = {
@@ -160,7 +161,7 @@ def device_powers(trace: Trace, options: Options) -> dict[int, DevicePower]:
     for pid, rows in _by_pid(points.pid, np.arange(len(points))):
         mine = points.take(rows)
         one = (mine.name == mine.name[0]) & (mine.series == mine.series[0])
-        mine = mine.take(one)  # one track: others are parts of it, or the same again
+        mine = mine.take(one)  # one track: other tracks are components of it, or the same again
         unit = UNITS[trace.texts[int(mine.series[0])] or ""]
         mine = mine.take(np.argsort(mine.time, kind="stable"))
         if pid not in found and len(mine) > 1:
@@ -177,7 +178,7 @@ def _by_pid(pids: _Ints, rows: NDArray[np.intp]) -> Iterator[tuple[int, NDArray[
 def _of_device(
     trace: Trace, pid: int, power: DevicePower, ran: Slices, names: NDArray[np.int32]
 ) -> tuple[pa.Table, _Floats] | None:
-    """Returns the table of a device, and the joules of its slices; None if it used nothing, or more than can be."""
+    """Returns the table of a device, and the joules of its slices; None if it used nothing, or impossibly much."""
     starts, until = np.clip(ran.start, -FARTHEST, FARTHEST), ends(ran)
     spent = Spent.of(power, starts, until)
     total = spent.total

@@ -1,4 +1,4 @@
-"""How often the device's 32-bit counters wrapped, and the device's frequency as the host's clock tells it."""
+"""How often the device's 32-bit counters wrapped, and the device's frequency as measured by the host's clock."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from iaprof.basics.quantities import counted
 from iaprof.timelines.dialects import windows
 from iaprof.timelines.options import Options
 from iaprof.timelines.placeholders import placed
-from iaprof.timelines.stages.counters import WRAP, are_rising
+from iaprof.timelines.stages.device_counters import WRAP, are_rising
 from iaprof.timelines.trace import ABSENT, Slices, Trace
 
 _TOLERANCE = 0.1
-"""Frequencies that differ from the one told by more (MHz), or ratios by more, are warned of."""
+"""A frequency that differs from the given one by more (MHz), or a ratio by more, causes a warning."""
 _WRONG_EPOCH = 0.2
-"""Jobs' frequencies that differ by more of their mean mean that a counter was taken for one of another epoch."""
+"""If jobs' frequencies differ by more than this fraction of their mean, a counter was assigned to a wrong epoch."""
 _UNSURE = 0.25
-"""An epoch is unsure if host and device differ by more than that part of the time in which the counter wraps."""
+"""An epoch is unsure if host and device differ by more than this fraction of the time in which the counter wraps."""
 _OF_DEVIATION = 1.2533 * 1.4826
-"""The standard error of a median is this times the median of distances from it, divided by the root of the count."""
+"""The standard error of a median is this times the median distance from it, divided by the square root of the count."""
 _MOST_EPOCHS = 1 << 29  # so that the counters fit in 63 bits
 
 
@@ -44,7 +44,7 @@ def normalize_phase2(trace: Trace, options: Options) -> None:
     reference[rows] += epoch * WRAP
     kernels = rows[trace.texts.matches(slices.name[rows], "Cmpt Exec")]
     _recommend(trace, rows, kernels, reference, first * 5 + last, options.soc_mhz)
-    _say_frequencies(trace, kernels, options.soc_mhz)
+    _report_frequencies(trace, kernels, options.soc_mhz)
 
 
 def _add_wraps(slices: Slices, rows: NDArray[np.intp], epoch: NDArray[np.int64]) -> None:
@@ -72,7 +72,7 @@ def _epochs(
 ) -> NDArray[np.int64]:
     """Returns how often the counter wrapped since the first row of a pid.
 
-    Each row is compared with the one before: the error of a frequency that is told a little wrong does not add up.
+    Each row is compared with the one before, so that the error of an inexact frequency does not add up.
 
     Args:
         trace: gets a warning of jumps that are unsure.
@@ -101,10 +101,10 @@ def _recommend(
     window: NDArray[np.int8],
     soc_mhz: float,
 ) -> None:
-    """Recommends a frequency if that between jobs is another one, and kernels' durations fit it better.
+    """Recommends a frequency if the one between jobs differs, and kernels' durations fit it better.
 
-    Counters are compared that are alike: of the first slices of two jobs of a pid with the same window. Jobs that are
-    half of all jobs apart give longer, so more exact, spans than neighbours do.
+    Counters of the same kind are compared: of the first slices with the same window of two jobs of a pid. Jobs that are
+    half of all jobs apart give longer, so more exact, spans than adjacent ones.
 
     Args:
         trace: gets the message.
@@ -112,7 +112,7 @@ def _recommend(
         kernels: intp[k]: the kernels among them.
         reference: int64[n], cycles: the counter at a slice's start.
         window: int8[n]: the kind of a slice's window.
-        soc_mhz: the frequency told.
+        soc_mhz: the frequency that was given.
     """
     slices = trace.slices
     by_job = rows[np.lexsort((slices.start[rows], slices.file[rows], window[rows], slices.pid[rows]))]
@@ -154,9 +154,9 @@ def _recommend(
 
 
 def _measured_mhz(slices: Slices, kernels: NDArray[np.intp]) -> tuple[float, float]:
-    """Returns the frequency by the durations of kernels, and its error: three standard errors; NaN without kernels.
+    """Returns the frequency by the durations of kernels, and three standard errors of it; NaN without kernels.
 
-    Both are of medians, as the host sees a few durations much too long.
+    Both are of medians, as the host measures a few durations much too long.
     """
     cycles, ns = slices.counter(3)[kernels] - slices.counter(2)[kernels], slices.duration[kernels]
     mhz = cycles[(ns > 0) & (cycles > 0)] * 1e3 / ns[(ns > 0) & (cycles > 0)]
@@ -166,11 +166,11 @@ def _measured_mhz(slices: Slices, kernels: NDArray[np.intp]) -> tuple[float, flo
     return middle, 3 * _OF_DEVIATION * float(np.median(np.abs(mhz - middle))) / len(mhz) ** 0.5
 
 
-def _say_frequencies(trace: Trace, kernels: NDArray[np.intp], soc_mhz: float) -> None:
-    """Says which frequencies kernels ran at, by their durations and by the intervals between them.
+def _report_frequencies(trace: Trace, kernels: NDArray[np.intp], soc_mhz: float) -> None:
+    """Reports at which frequencies kernels ran, by their durations and by the intervals between them.
 
-    The mean is that of the means of pids. The first kernel of a pid, one at the same time as the one before, and one
-    whose counter fell since, as after a reset, has its duration's frequency for its interval's.
+    The mean is that of the means of pids. For the first kernel of a pid, a kernel at the same time as the one before,
+    and one whose counter fell since, as after a reset, the frequency of the duration replaces that of the interval.
     """
     slices = trace.slices
     cycles = slices.counter(3)[kernels] - slices.counter(2)[kernels]

@@ -1,4 +1,4 @@
-"""Iterations: a sequence of kernels that a rank runs again and again, or a step that PyTorch's profiler marks."""
+"""Iterations: a sequence of kernels that a rank repeats, or the steps that PyTorch's profiler marks."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _SCHEMA = pa.schema(
 """Times in us. `Slowest` is the number of the slowest iteration, from 0 on; it took `Slower By` longer than the mean,
 `Kernel Excess` of it in `Kernel`, `Idle Excess` outside of all kernels. Null where no iteration is slower.
 Times of no iteration, and the deviation of a single one, are null."""
-SHORTEST_WORD, SHORTEST_TEXT = 4, 10  # kernels: of an iteration, and of what it is found in
+SHORTEST_WORD, SHORTEST_TEXT = 4, 10  # kernels: of an iteration, and of the sequence in which it is searched
 LONGEST_WORD = 1 << 16
-SURE = 8  # kernels beside the middle that must repeat before a word of more than twice as many is looked at
+SURE = 8  # kernels around the middle that must repeat before a word of more than twice as many is examined
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Word:
 
 
 def collect_iteration_stats(trace: Trace, options: Options) -> None:
-    """Finds the iterations of each rank; says how long they take, how much that varies, and what the slowest waits for.
+    """Finds the iterations of each rank: how long they take, how much that varies, and what makes the slowest slow.
 
     Makes the tables `iterations`, with a row for each rank, and `iteration_times`, with a row for each iteration.
     """
@@ -104,7 +104,7 @@ def _row(trace: Trace, found: _Iterations) -> dict[str, Any]:
     row |= {"Slowest": slowest, "Slower By": row["Max"] - row["Mean"]}
     row["Idle Excess"] = row["Slower By"]
     if len(found.name):
-        # Of each kernel, how much longer it ran than in the mean of all iterations: with the idle time, all of it.
+        # How much longer each kernel ran than in the mean of all iterations: with the idle time, the whole excess.
         names, number = np.unique(found.name, return_inverse=True)
         mean = np.bincount(number, found.duration) / count
         excess = np.bincount(number, np.where(found.iteration == slowest, found.duration, 0.0)) - mean
@@ -116,7 +116,7 @@ def _row(trace: Trace, found: _Iterations) -> dict[str, Any]:
 
 
 def _words(trace: Trace) -> Iterator[_Iterations]:
-    """Yields the iterations of each rank in FLEX files: the same sequence of kernels, again and again."""
+    """Yields the iterations of each rank in FLEX files: a repeated sequence of kernels."""
     slices = trace.slices
     is_kernel = find(trace, Kind.KERNEL) & slices.has_counters & placed(trace)
     if trace.torch_files.any():
@@ -176,7 +176,7 @@ def _steps(trace: Trace) -> Iterator[_Iterations]:
 
 
 def find_word(names: NDArray[np.int32]) -> Word | None:
-    """Returns the first sequence of kernels that comes twice after a prefix of less than a third; None without one.
+    """Returns the first sequence of kernels that is repeated after a prefix of less than a third; None without one.
 
     Args:
         names: codes, in the order of time.
@@ -187,7 +187,7 @@ def find_word(names: NDArray[np.int32]) -> Word | None:
     for length in _candidates(names).tolist():
         if 2 * length > best_end:
             break
-        # Wherever a word of this length starts after so short a prefix, this kernel is in it.
+        # Any word of this length that starts after so short a prefix contains this kernel.
         middle = length - 1
         reach = min(middle + length, count - length)
         unequal = np.flatnonzero(names[:reach] != names[length : reach + length])
@@ -204,7 +204,7 @@ def find_word(names: NDArray[np.int32]) -> Word | None:
 
 
 def _candidates(names: NDArray[np.int32]) -> NDArray[np.int64]:
-    """Returns lengths of words that may come twice: the kernels around the end of the first one repeat."""
+    """Returns lengths of words that may be repeated: the kernels around the end of the first word repeat."""
     lengths = np.arange(SHORTEST_WORD, min(len(names) // 2, LONGEST_WORD) + 1)
     if not len(lengths):
         return lengths
@@ -219,7 +219,7 @@ def _candidates(names: NDArray[np.int32]) -> NDArray[np.int64]:
 
 
 def _followed(names: NDArray[np.int32], word: Word) -> NDArray[np.int64]:
-    """Returns where a word begins that another one follows without a kernel between them."""
+    """Returns where the word begins, if it is repeated without a kernel between the two."""
     places = _places(names[word.start :], names[word.start : word.start + word.length]) + word.start
     return np.asarray(places[:-1][np.diff(places) == word.length], np.int64)
 

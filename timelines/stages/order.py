@@ -8,16 +8,16 @@ from numpy.typing import NDArray
 from iaprof.basics.quantities import counted
 from iaprof.formats.distinct import groups
 from iaprof.timelines.options import Options
-from iaprof.timelines.stages.counters import are_rising
+from iaprof.timelines.stages.device_counters import are_rising
 from iaprof.timelines.trace import Slices, Trace
 
-_FEW_ROWS = 1 << 16  # that numbers of two bytes tell apart, which are sorted in a pass
+_FEW_ROWS = 1 << 16  # rows that fit into two bytes, which are sorted in one pass
 
 
 def by_row(slices: Slices) -> NDArray[np.intp]:
     """Returns the order of slices by pid, tid, start, and the longest first."""
     if not _unsorted(slices, True).any() and not np.isnan(slices.duration).any():
-        # In order of time, as for outputs: only rows are to be put beside each other.
+        # Already in order of time, as for outputs: only rows have to be grouped.
         number, first = groups(slices.pid, slices.tid)
         return np.argsort(number.astype(np.uint16) if len(first) < _FEW_ROWS else number, kind="stable")
     return np.lexsort((-slices.duration, slices.start, slices.tid, slices.pid))
@@ -51,7 +51,7 @@ def _same_row(slices: Slices) -> NDArray[np.bool_]:
 
 
 def _unsorted(slices: Slices, same: NDArray[np.bool_] | bool) -> NDArray[np.bool_]:
-    """Tells whether a slice starts before the one before, or then and is longer: bool[n - 1]."""
+    """Tells whether a slice starts before the one before, or at the same time and is longer: bool[n - 1]."""
     return np.asarray(_later(slices.start, slices.duration) & same, bool)
 
 
@@ -103,6 +103,6 @@ def assert_global_ts_sequence(trace: Trace, _: Options) -> None:
 
 
 def _warn_once(trace: Trace, text: str) -> None:
-    """Warns, unless the same was said: the stages run several times."""
+    """Warns, unless the same warning was given: the stages run several times."""
     if all(message.text != text for message in trace.messages.said):
         trace.messages.warn("TS_SEQUENCE", text)

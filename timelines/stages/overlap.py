@@ -1,10 +1,10 @@
-"""Slices of a row that overlap in part, which no viewer can show in one row.
+"""Slices of a row that partly overlap, which no viewer can show in one row.
 
 Two slices of a row conflict when the second one starts inside the first and ends after it. Touching and nested slices
 do not. As starts are whole ns, what is less than 1 ns is not an overlap.
 
-Slices are taken by start, the longest first, and each goes to the first level where it fits: level 0 is the row itself.
-Only slices that conflict with any other one of their row are looked at one by one.
+Slices are placed by start, the longest first, each at the first level where it fits: level 0 is the row itself. Only
+slices that conflict with another one of their row are placed one by one.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from iaprof.timelines.trace import ABSENT, MADE, Marks, Slices, Trace
 
 _UNIT = 10
 """Times are compared in tenths of a ns, from the first start of their row on."""
-_LONGEST = 1 << 58  # tenths of ns, 333 days: rows that are longer are hostile, and their ends are cut
+_LONGEST = 1 << 58  # tenths of ns, 333 days: longer rows are hostile, and are cut
 _SHIFT_BELOW = 5 * _UNIT
 _NO_LEVEL = -1
 _AT_ONCE = 1 << 20  # slices
 _WHICH = "that partly overlapped another one of the row"
-_FREE = 1 << 62  # the end that a level without open slices has
+_FREE = 1 << 62  # the end of a level without open slices
 _LARGEST_TID = np.iinfo(np.int64).max
 
 
 def detect_partial_overlap_events(trace: Trace, options: Options) -> None:
-    """Resolves conflicts as the option says: by other rows, dropping, asynchronous events, or later starts."""
+    """Resolves conflicts as the option says: other rows, dropping, asynchronous events, or later starts."""
     slices = trace.slices
     involved = _Involved.of(slices)
     rows = involved.rows
@@ -82,7 +82,7 @@ class _Involved:
 
     @classmethod
     def of(cls, slices: Slices) -> _Involved:
-        """Finds them, some rows at a time: what is computed for all slices at once takes much memory."""
+        """Finds them, some rows at a time: intermediate arrays for all slices need much memory."""
         order = by_row(slices)
         pids, tids = slices.pid[order], slices.tid[order]
         firsts = np.flatnonzero(np.append(True, (pids[1:] != pids[:-1]) | (tids[1:] != tids[:-1])))[: len(order)]
@@ -92,12 +92,12 @@ class _Involved:
         low = 0
         while low < len(firsts):
             high = max(int(np.searchsorted(bounds, bounds[low] + _AT_ONCE, "right")) - 1, low + 1)
-            part = order[bounds[low] : bounds[high]]
+            span = order[bounds[low] : bounds[high]]
             first = firsts[low:high] - bounds[low]
             row = np.repeat(np.arange(high - low), np.diff(bounds[low : high + 1]))
-            start, end = _in_row(slices, part, row, first)
+            start, end = _in_row(slices, span, row, first)
             conflict = np.flatnonzero(_conflicting(start, end, row, first))
-            found.append((part[conflict], start[conflict], end[conflict], row[conflict] + low))
+            found.append((span[conflict], start[conflict], end[conflict], row[conflict] + low))
             low = high
         none = np.zeros(0, np.int64)
         return (
@@ -125,26 +125,26 @@ def _conflicting(
     if not len(start):
         return result
     spans = np.maximum.reduceat(end, first) + 4 * _UNIT
-    if float(spans.sum(dtype=np.float64)) < _FREE:  # all rows fit behind each other
+    if float(spans.sum(dtype=np.float64)) < _FREE:  # all rows fit on one axis, one after the other
         offset = (np.cumsum(spans) - spans)[row]
         return _conflicting_on_one_axis(start + offset, end + offset)
     bounds = np.append(first, len(start))
     for number in np.flatnonzero(np.diff(bounds) > 1):
-        part = slice(bounds[number], bounds[number + 1])
-        result[part] = _conflicting_on_one_axis(start[part], end[part])
+        span = slice(bounds[number], bounds[number + 1])
+        result[span] = _conflicting_on_one_axis(start[span], end[span])
     return result
 
 
 def _conflicting_on_one_axis(start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Tells which slices conflict with another one: bool[n] of int64[n], sorted by start."""
     numbers = np.arange(len(start))
-    # As the first of two: one of those that start inside ends later.
+    # As the first of two: a slice that starts inside ends later.
     inside = np.searchsorted(start, end - _UNIT, "right")
     latest = _most(end, numbers + 1, inside)
     result = latest >= end + _UNIT
     if not result.any():
         return result
-    # As the second: one of those that end inside starts earlier.
+    # As the second of two: a slice that ends inside starts earlier.
     order = np.argsort(end, kind="stable")
     ends = end[order]
     from_ = np.searchsorted(ends, start + _UNIT, "left")
@@ -153,9 +153,9 @@ def _conflicting_on_one_axis(start: NDArray[np.int64], end: NDArray[np.int64]) -
 
 
 def _most(values: NDArray[np.int64], from_: NDArray[np.intp], until: NDArray[np.intp]) -> NDArray[np.int64]:
-    """Returns the most of values[from_:until] for each pair of bounds; the least int64 for an empty span.
+    """Returns the largest of values[from_:until] for each pair of bounds; the least int64 for an empty span.
 
-    The spans of a length from 2^k on are two spans of 2^k values, of which the most are known from those of 2^(k-1).
+    A span of at least 2^k values is covered by two spans of 2^k values, whose maxima come from those of 2^(k-1) values.
     """
     result = np.full(len(from_), np.iinfo(np.int64).min, np.int64)
     length = until - from_
@@ -173,10 +173,10 @@ def _most(values: NDArray[np.int64], from_: NDArray[np.intp], until: NDArray[np.
 
 
 class _Levels:
-    """Levels of a row, each with the ends of its open slices, the earliest of which is the last of its list.
+    """Levels of a row, each with a list of the ends of its open slices, the earliest last.
 
-    A binary tree over the levels has the latest of the earliest ends below each node: it leads to the first level where
-    a slice fits, which is one whose open slices all end after it.
+    A slice fits into a level whose open slices all end after it. A binary tree over the levels, in which each node has
+    the latest of the earliest ends below it, finds the first such level.
     """
 
     def __init__(self, most: int) -> None:
@@ -191,7 +191,7 @@ class _Levels:
         self._tree = [_FREE, _FREE]  # the root is at 1, the leaves are the second half
 
     def place(self, start: int, end: int) -> int:
-        """Returns the level for a slice and puts it there; _NO_LEVEL if it fits in none. Starts never fall."""
+        """Places a slice, and returns its level; _NO_LEVEL if it fits in none. Slices come in order of start."""
         while self._by_end and self._by_end[0][0] < start + _UNIT:
             level = heapq.heappop(self._by_end)[1]
             self._open[level].pop()
@@ -242,14 +242,14 @@ def _levels(
         most_extra: levels beside level 0; -1: any number.
     """
     result = np.empty(len(start), np.int64)
-    for part in _parts(row):
+    for span in _spans_of_rows(row):
         levels = _Levels(max(most_extra + 1, 0))
-        pairs = zip(start[part].tolist(), end[part].tolist(), strict=True)
-        result[part] = [levels.place(*pair) for pair in pairs]
+        pairs = zip(start[span].tolist(), end[span].tolist(), strict=True)
+        result[span] = [levels.place(*pair) for pair in pairs]
     return result
 
 
-def _parts(row: NDArray[np.int64]) -> Iterator[slice]:
+def _spans_of_rows(row: NDArray[np.int64]) -> Iterator[slice]:
     """Yields the span of each row."""
     bounds = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), len(row)]
     for begin, end in itertools.pairwise(bounds):
@@ -257,7 +257,7 @@ def _parts(row: NDArray[np.int64]) -> Iterator[slice]:
 
 
 def _move(trace: Trace, rows: NDArray[np.intp], levels: NDArray[np.int64], most_extra: int) -> None:
-    """Moves slices to rows with unused numbers above that of their own one."""
+    """Moves slices to rows with unused numbers above that of their own row."""
     slices = trace.slices
     pids, tids = slices.pid[rows], slices.tid[rows]
     used_pids, used_tids = _rows((slices, trace.flows, trace.instants))
@@ -289,7 +289,7 @@ def _move(trace: Trace, rows: NDArray[np.intp], levels: NDArray[np.int64], most_
 
 
 def _rows(tables: Iterable[Slices | Marks]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the pids and tids of the rows of events, each row once, in order."""
+    """Returns the pids and tids of the distinct rows of events, in order."""
     pids, tids = [], []
     for table in tables:
         of_pids, of_tids = table.pid, table.tid
@@ -302,7 +302,7 @@ def _rows(tables: Iterable[Slices | Marks]) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _move_flows(trace: Trace, tid: NDArray[np.int64]) -> None:
-    """Moves flows that begin or end at the start of slices all of which get the same new row.
+    """Moves flows that begin or end at the start of slices, if all of these slices get the same new row.
 
     Args:
         trace: its slices are still in their old rows.
@@ -325,7 +325,7 @@ def _move_flows(trace: Trace, tid: NDArray[np.int64]) -> None:
 
 
 class _Unused:
-    """Numbers that no row of a process has."""
+    """Finds numbers that no row of a process has."""
 
     def __init__(self, used: Iterable[int]) -> None:
         """Starts with the numbers of rows."""
@@ -380,10 +380,10 @@ def _shift(
     slices = trace.slices
     shifts = np.zeros(len(rows), np.int64)  # ns
     left = 0
-    for part in _parts(row):
+    for span in _spans_of_rows(row):
         open_: list[int] = []  # ends, the earliest last
         for number, begin, finish in zip(
-            range(part.start, part.stop), start[part].tolist(), end[part].tolist(), strict=True
+            range(span.start, span.stop), start[span].tolist(), end[span].tolist(), strict=True
         ):
             while open_ and open_[-1] < begin + _UNIT:
                 open_.pop()
@@ -393,7 +393,7 @@ def _shift(
                 if late >= _SHIFT_BELOW:
                     left += 1
                     continue
-                shifts[number] = -(-late // _UNIT) + 1  # up to whole ns, and one more
+                shifts[number] = -(-late // _UNIT) + 1  # rounded up to whole ns, and one more
             place = len(open_) - len(ending_first)
             open_.insert(place, min(finish, open_[place - 1]) if place else finish)
     moved = rows[shifts > 0]

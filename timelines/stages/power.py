@@ -1,7 +1,7 @@
 """Power, from the charge counters that kernels and copies carry.
 
-The charge is read when the counter TS4 is. Between two samples its growth gives the mean power, and a point of the
-track says it at the earlier one. power_ts3 does the same at TS3, and with cycles instead of microseconds.
+The charge is read together with the counter TS4. The increase between two samples gives the mean power, which is a
+point of the track at the earlier sample. power_ts3 does the same with TS3, and with cycles instead of microseconds.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from iaprof.timelines.trace import ABSENT, Power, Slices, Trace
 STAGE = "PEC"
 TRACK = Track("Power", "Watts", "Power4")
 SHORTEST_NS = 100  # of a slice whose charge counts
-MOST_WATTS = 100  # more is what an AIU cannot draw
-LEAST_WATTS = 1  # less is what an AIU does not draw even when idle
+MOST_WATTS = 100  # W: an AIU cannot draw more
+LEAST_WATTS = 1  # W: an AIU draws more even when idle
 SCALES = (12 / 512, 12 / 512 * 5.37 / 1000)
-"""Watts of a unit of charge a us, of the versions of the runtime that are known (IBM's AIU Trace Analyzer)."""
+"""Watts per unit of charge per us, of the known versions of the runtime (IBM's AIU Trace Analyzer)."""
 _ROUNDED = 1 + 1e-5  # a scale that is shown
 CHARGE_MODULUS = 1 << 32
 TS3, TS4 = 2, 3
 _OF_SAMPLES = ("file", "pid", "name", "start", "duration", "counters", "power")
 
-# What a sample's slice is, by its name; the first that is found.
+# The kind of a sample's slice, by its name; the first pattern that is found counts.
 SAMPLES = (("DmaI", "DmaI"), ("DmaO", "DmaO"), ("AllGather", "AllGather"), ("AllReduce", "AllReduce"))
 KERNEL, OTHER = "Cmpt Exec", "Other"
 
 
 @dataclass(frozen=True)
 class Intervals:
-    """Between samples of charge, in n rows: by pid and time."""
+    """Intervals between samples of charge, in n rows: by pid and time."""
 
     file: NDArray[np.int32]
     pid: NDArray[np.int64]
@@ -55,7 +55,7 @@ class Intervals:
 
 
 def compute_power(trace: Trace, options: Options) -> None:
-    """Adds the tracks of power that are asked for."""
+    """Adds the tracks of power that the options ask for."""
     if CounterTrack.POWER_TS4 in options.tracks:
         _add_by_ts4(trace, options)
     if CounterTrack.POWER_TS3 in options.tracks:
@@ -75,7 +75,7 @@ def mean_power(trace: Trace, options: Options) -> Power:
 
 
 def _warn_of_impossible(trace: Trace, rates: NDArray[np.float64], bad: NDArray[np.bool_]) -> None:
-    """Warns of power that the device cannot draw, and suggests a scale if most of it is.
+    """Warns of power that the device cannot draw, and suggests a scale if most values are such.
 
     Args:
         trace: gets the message.
@@ -103,7 +103,7 @@ def _warn_of_impossible(trace: Trace, rates: NDArray[np.float64], bad: NDArray[n
 def _fitting_scale(rates: NDArray[np.float64]) -> float:
     """Returns a known scale with which nine in ten values are power that the device can draw.
 
-    If there is none, one with which they reach the most that it can draw: the true scale is that or less.
+    If there is none, returns one with which they reach the most that it can draw: the true scale is at most that.
     """
     high = float(np.quantile(rates, 0.9))
     for scale in SCALES:
@@ -115,7 +115,7 @@ def _fitting_scale(rates: NDArray[np.float64]) -> float:
 def _add_by_ts4(trace: Trace, options: Options) -> None:
     found = mean_power(trace, options)
     good = ~np.isnan(found.watts)
-    # The last interval of a pid ends with a point, too: without it, nobody sees how long its power held.
+    # The last interval of a pid also ends with a point, to show how long its power lasted.
     last = np.append(found.pid[1:] != found.pid[:-1], True)[: len(found)] & good
     rows = np.concatenate([np.flatnonzero(good), np.flatnonzero(last)])
     times = np.concatenate([found.start[good], found.end[last]])
@@ -189,7 +189,7 @@ def _not_after_kernel(trace: Trace, samples: Slices) -> NDArray[np.bool_]:
     is_kernel = trace.texts.matches(samples.name, KERNEL)
     is_in = trace.texts.matches(samples.name, " DmaI") & ~is_kernel
     is_out = trace.texts.matches(samples.name, " DmaO") & ~is_kernel & ~is_in
-    # Others than kernels and DmaI stay, and begin a run. In it, the first kernel stays and nothing after it.
+    # Samples that are neither kernels nor DmaI stay, and begin a run. In a run, nothing after the first kernel stays.
     new_pid = np.append(True, samples.pid[1:] != samples.pid[:-1])[: len(samples)]
     opens = new_pid | ~(is_kernel | is_in)
     run = np.cumsum(opens) - 1

@@ -1,6 +1,6 @@
-"""One clock for the devices of all ranks, by what their collectives tell.
+"""Puts the devices of all ranks on one clock, by their collectives.
 
-A device's counters start at any time, so those of two ranks are apart by a constant, and by a little more as their
+A device's counters start at any time, so those of two ranks differ by a constant, and by a little more as their
 frequencies differ. A multicast ends (TS5) on its sender when the last of its receivers has received (TS2).
 
 Only events of the device are moved. Host events stay on the clocks of their hosts, which are assumed to be the same.
@@ -21,7 +21,7 @@ from iaprof.timelines.device_clock import whole
 from iaprof.timelines.dialects import windows
 from iaprof.timelines.grouped import Groups
 from iaprof.timelines.options import Options
-from iaprof.timelines.stages.counters import are_rising
+from iaprof.timelines.stages.device_counters import are_rising
 from iaprof.timelines.trace import Slices, Trace
 
 _STAGE = "MP_SYNC"
@@ -29,30 +29,30 @@ _MULTICAST = "(?i)multicast"
 _RECEIVE = " DmaI$"
 _SEND = "(?i)singlecast"
 _ODD_DILATION = 0.01  # clocks differ by some millionths
-_MOST_RANKS = 4096  # whose clocks are compared: files of strangers can have a million pids
+_MOST_RANKS = 4096  # whose clocks are compared: untrusted files can have a million pids
 _MOST_CELLS = 1 << 24  # ranks times collectives
 
 
 @dataclass
 class _Occurrences:
-    """Runs of collectives: a group, and which of the jobs with it, of a rank."""
+    """Runs of collectives: a group, and the number of the job with it, of a rank."""
 
     rows: NDArray[np.intp]  # [m] slices of collectives
     rank: NDArray[np.int64]  # [m] index into pids
     pids: NDArray[np.int64]  # [ranks]
     group: NDArray[np.int64]  # [m] number of the run, the same on all ranks
     count: int  # of runs
-    left_out: int  # runs, as there were too many
+    left_out: int  # runs that were left out, as there were too many
 
     @classmethod
     def of(cls, trace: Trace, *, only_all_reduce: bool) -> _Occurrences:
-        """Returns the runs of AllReduce groups; of all groups if there are none and these are not asked for."""
+        """Returns the runs of AllReduce groups; of all groups, if there are none and the caller accepts others."""
         slices = trace.slices
         usable = (slices.group >= 0) & are_rising(slices)
         all_reduce = usable & trace.texts.matches(slices.group, "AllReduce")
         rows = np.flatnonzero(all_reduce if only_all_reduce or all_reduce.any() else usable)
         rank, first = groups(slices.pid[rows])
-        # The same name in the third job of one rank is that in the third job of another one.
+        # A name in the third job of one rank is the same run as in the third job of another rank.
         jobs, job_first = groups(slices.pid[rows], slices.group[rows], slices.file[rows])
         begin = np.full(len(job_first), np.iinfo(np.int64).max)
         np.minimum.at(begin, jobs, slices.start[rows])
@@ -68,7 +68,7 @@ class _Occurrences:
         return cls(rows[kept], rank[kept], slices.pid[rows[first]], group[kept], count, left_out)
 
     def latest(self, times: NDArray[np.float64], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Returns the latest of times by rank and run: float64[ranks, runs] of float64[m]; NaN without any."""
+        """Returns the latest time of each rank and run: float64[ranks, runs] of float64[m]; NaN without one."""
         result = np.full((len(self.pids), self.count), -np.inf)
         np.maximum.at(result, (self.rank[mask], self.group[mask]), times[mask])
         return np.where(np.isinf(result), np.nan, result)
@@ -80,12 +80,12 @@ def _device_ns(slices: Slices, rows: NDArray[np.intp], counter: int, base: int, 
 
 
 def _base(trace: Trace) -> int:
-    """Returns a count of cycles from which times of all devices are told: small numbers are exact."""
+    """Returns the cycles from which times of all devices are counted, so that they are small and exact."""
     return int(trace.slices.counter(0).min(where=are_rising(trace.slices), initial=np.iinfo(np.int64).max))
 
 
 def _are_too_many(trace: Trace, runs: _Occurrences) -> bool:
-    """Says that there are too many ranks to compare, or collectives."""
+    """Reports that there are too many ranks to compare, or collectives."""
     if runs.left_out:
         text = f"Compared the clocks of devices by {runs.count:,} collectives; {runs.left_out:,} others were left out"
         trace.messages.warn(_STAGE, text)
@@ -127,12 +127,12 @@ def mp_sync_tight_v1(trace: Trace, options: Options) -> None:
             f" by {counted(int(used[rank]), how)}: the largest residual is {residual[rank] / 1e3:.3f} us",
         )
     if len(aligned) > 1:
-        _say_host_events(trace, int(runs.pids[aligned[0]]))
-    _say_missing(trace, runs, shift)
+        _report_host_events(trace, int(runs.pids[aligned[0]]))
+    _report_missing(trace, runs, shift)
 
 
 _Apart = dict[tuple[int, int], NDArray[np.float64]]
-"""By (sender, receiver), as indexes of ranks: how much later the receiver's clock tells the same instants, ns."""
+"""By (sender, receiver), as indexes of ranks: how much later the receiver's clock is, in ns."""
 
 
 def _apart_by_multicasts(sent: NDArray[np.float64], received: NDArray[np.float64]) -> _Apart:
@@ -143,7 +143,7 @@ def _apart_by_multicasts(sent: NDArray[np.float64], received: NDArray[np.float64
         received: float64[ranks, runs], when receives were complete; NaN.
     """
     apart: _Apart = {}
-    alone = (~np.isnan(sent)).sum(0) == 1  # a run with two roots tells nothing
+    alone = (~np.isnan(sent)).sum(0) == 1  # a run with two roots is of no use
     for root in np.flatnonzero((~np.isnan(sent) & alone).any(1)).tolist():
         own = ~np.isnan(sent[root]) & alone
         later = received[:, own] - sent[root, own]
@@ -184,7 +184,7 @@ def _apart_by_sends(
 
 
 def _receivers(trace: Trace, peers: NDArray[np.int32], pids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns for texts of peers the index of the pid that they are; -1 for others."""
+    """Returns for texts of peers the index of the pid; -1 for other texts."""
     distinct, places = np.unique(peers, return_inverse=True)
     texts = [trace.texts[code] if code >= 0 else "" for code in distinct.tolist()]
     ranks = np.array([int(text) if text.isascii() and text.isdigit() and len(text) < 19 else -1 for text in texts])
@@ -193,7 +193,7 @@ def _receivers(trace: Trace, peers: NDArray[np.int32], pids: NDArray[np.int64]) 
 
 
 def _solve(apart: _Apart, ranks: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """Returns how far to shift each rank's clock, from the lowest rank on along the pairs that share most runs.
+    """Returns how far to shift each rank's clock: from the lowest rank on, along the pairs with most common runs.
 
     Returns:
         float64[ranks], ns, NaN for ranks that no pair reaches; the largest residual of a rank; and its runs.
@@ -235,7 +235,7 @@ def _place(
     base: int,
     soc_mhz: float,
 ) -> None:
-    """Puts slices with counters where their counters say, on the host clock of the first rank that is aligned.
+    """Sets the times of slices with counters from these, on the host clock of the first rank that is aligned.
 
     A rank's time t since `base` becomes (t - about) / dilation + about + shift.
 
@@ -259,7 +259,7 @@ def _place(
     for column, counter in enumerate((first, last)):
         since = np.where(moved, slices.counters_by(counter) - base, 0) * (1e3 / soc_mhz)
         ns[:, column] = (since - about[rank]) / dilation[rank] + about[rank] + np.nan_to_num(shift[rank])
-    # The host's clock is the reference's: what its own slices say in the middle, as its counters may drift.
+    # The host clock is that of the reference: by the median of its slices, as its counters may drift.
     reference = np.flatnonzero(moved & (rank == aligned[0]))
     origin = int(slices.start[reference[0]])
     host_end = (slices.start[reference] - origin) + slices.duration[reference]
@@ -270,13 +270,13 @@ def _place(
     slices.duration = np.where(moved, duration, slices.duration)
 
 
-def _say_host_events(trace: Trace, pid: int) -> None:
+def _report_host_events(trace: Trace, pid: int) -> None:
     count = int((~trace.slices.has_counters).sum())
     text = f"All devices are on the host clock of pid {pid}; {counted(count, 'host slice')} stayed as on their hosts"
     trace.messages.note(_STAGE, text)
 
 
-def _say_missing(trace: Trace, runs: _Occurrences, shift: NDArray[np.float64]) -> None:
+def _report_missing(trace: Trace, runs: _Occurrences, shift: NDArray[np.float64]) -> None:
     lost = runs.pids[np.isnan(shift)].tolist()
     if len(lost) == len(runs.pids) - 1:
         text = f"No collective tells how the clocks of devices differ: {len(runs.pids)} devices stay as they are"
@@ -298,7 +298,7 @@ def _say_missing(trace: Trace, runs: _Occurrences, shift: NDArray[np.float64]) -
 def mp_ts_calibration_v2(trace: Trace, options: Options) -> None:
     """Puts the devices of all ranks on one clock by the ends of AllReduce, and makes their runs equally long.
 
-    The end of one run, which is closest on all ranks, is at one time; others tell how fast a rank's clock is.
+    The run whose ends are closest on all ranks gets one end; other runs tell how fast a rank's clock is.
     """
     runs = _Occurrences.of(trace, only_all_reduce=True)
     if len(distinct_values(trace.slices.pid)) < 2:
@@ -330,14 +330,14 @@ def mp_ts_calibration_v2(trace: Trace, options: Options) -> None:
         placed = (own - about[rank]) / dilation[rank] + about[rank] + shift[rank]
         residual[rank] = np.abs(placed - first).max()
         if rank:
-            _say_calibrated(trace, int(runs.pids[rank]), shift[rank], dilation[rank], residual[rank], len(known))
+            _report_calibrated(trace, int(runs.pids[rank]), shift[rank], dilation[rank], residual[rank], len(known))
     _place(trace, runs.pids, shift, dilation, about, base, options.soc_mhz)
     if int((~np.isnan(shift)).sum()) > 1:
-        _say_host_events(trace, int(runs.pids[0]))
-    _say_missing(trace, runs, shift)
+        _report_host_events(trace, int(runs.pids[0]))
+    _report_missing(trace, runs, shift)
 
 
-def _say_calibrated(trace: Trace, pid: int, shift: float, dilation: float, residual: float, runs: int) -> None:
+def _report_calibrated(trace: Trace, pid: int, shift: float, dilation: float, residual: float, runs: int) -> None:
     trace.messages.note(
         _STAGE,
         f"The device of pid {pid} is moved by {shift / 1e3:.3f} us, its clock is {dilation:.6f} times as fast,"

@@ -18,14 +18,14 @@ from iaprof.timelines.trace import ABSENT, HOST_PIDS, MADE, NO_TEXT, Dialect, Ma
 MEMORY_COPY, ANNOTATION, KERNEL, HOST_OPERATION = "gpu_memcpy", "user_annotation", "kernel", "cpu_op"
 
 COLLECTIVE = "^(gloo|nccl):(broadcast|reduce|all_reduce|all_gather|reduce_scatter)$"
-"""The names that TensorBoard's plugin takes for collectives (torch_tb_profiler 0.4.3, profiler/trace.py)."""
+"""The names of collectives for TensorBoard's plugin (torch_tb_profiler 0.4.3, profiler/trace.py)."""
 EXTERNAL_ID = "External id"
 _LARGEST_ID = 1 << 62
 
 _OF_ROWS = ("file", "pid", "tid", "start", "duration")
-"""The columns that tell where slices are: all of them, of millions of slices, need much memory."""
+"""The columns with the place of slices: all columns of millions of slices need much memory."""
 
-# Digits after anything but a V leave names, with a "_" before them; those that a name starts with stay.
+# Digits after anything but a V are removed, with a "_" before them; digits at the start of a name stay.
 DIGITS, WITHOUT_DIGITS = r"(V\d+)|(^\d+)|_?\d+", r"\1\2"
 
 
@@ -45,8 +45,8 @@ def strip_numbers(trace: Trace, options: Options) -> None:
 def place_on_devices(trace: Trace, options: Options) -> None:
     """Puts FLEX slices on the process of their rank's device or host, with all that belongs to them.
 
-    The pid of a device is its rank, and that of its host 1000 more. `rank` says the rank of all slices. In TORCH
-    files, marks and counters follow the slices of a device, which have moved from pid 0 to their rank.
+    The pid of a device is its rank, and that of its host 1000 more. `rank` has the rank of all slices. In TORCH files,
+    marks and counters follow the slices of a device, which were moved from pid 0 to their rank.
     """
     slices = trace.slices
     flex = _of_dialect(trace, slices, Dialect.FLEX)
@@ -91,7 +91,7 @@ def _categories(trace: Trace, on_device: NDArray[np.bool_], on_host: NDArray[np.
 
 
 def _are_on_device(marks: Marks, devices: Slices, hosts: Slices) -> NDArray[np.bool_]:
-    """Tells which marks belong to a device: they are inside of its slices, or no host's slices are on their row."""
+    """Tells which marks belong to a device: they are inside of its slices, or their row has no slices of a host."""
     return _inside(marks, devices) | (_have_row(marks, devices) & ~_have_row(marks, hosts))
 
 
@@ -113,7 +113,7 @@ def _inside(marks: Marks, slices: Slices) -> NDArray[np.bool_]:
     rows = Groups(np.append(marks.pid, slices.pid), np.append(marks.tid, slices.tid)).numbers
     starts, until = slices.start, ends(slices)
     steps = np.concatenate([np.zeros(count, np.int64), np.ones(len(slices), np.int64), -np.ones(len(slices), np.int64)])
-    # At one instant slices start, then marks are looked at, then slices end.
+    # At one instant, slices start before marks, and end after them.
     turn = np.concatenate([np.ones(count), np.zeros(len(slices)), np.full(len(slices), 2)])
     times = np.concatenate([marks.time, starts, until])
     row = np.concatenate([rows[:count], rows[count:], rows[count:]])
@@ -136,8 +136,8 @@ def _follow_devices(trace: Trace, events: Marks | Points) -> None:
 def _identify_collectives(trace: Trace) -> None:
     """Gives slices of collectives without an `External id` one of their own.
 
-    TensorBoard's plugin takes those of one id, also of none, for one collective, and all kernels of that id for its
-    parts (torch_tb_profiler 0.4.3, profiler/event_parser.py: communication_data).
+    TensorBoard's plugin treats slices with one id, or without one, as one collective, with all kernels of that id
+    (torch_tb_profiler 0.4.3, profiler/event_parser.py: communication_data).
     """
     slices = trace.slices
     ids = slices.extra.get(EXTERNAL_ID, np.full(len(slices), ABSENT))
@@ -154,9 +154,9 @@ def _name_processes(trace: Trace, devices: Slices, hosts: Slices) -> None:
     """Adds metadata that name and sort the processes of FLEX ranks.
 
     Args:
-        trace: to which they are added.
+        trace: gets the metadata.
         devices: slices of devices, whose pid is their rank.
-        hosts: slices of hosts, before they moved: so is theirs.
+        hosts: slices of hosts, before they are moved: their pid is also their rank.
     """
     for some, name, is_host in ((hosts, "Host", True), (devices, "AIU Device", False)):
         groups = Groups(some.pid)

@@ -1,4 +1,4 @@
-"""The rows in which events are shown, which are their threads, and names and events that would only fill them."""
+"""The rows in which events are shown (their threads); removes names and events that would only fill them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from iaprof.timelines.trace import Marks, Slices, Trace
 _FIRST_ROW, _ROW_STEP = 1000, 100
 HOST_ROW = 1000
 _IN_ROWS = "^[stfiIR]$"
-"""Marks that stand in a row; asynchronous and metadata events do not."""
+"""Phases of marks that are in a row; asynchronous and metadata events are not."""
 _ID = "_([0-9]+)[_ -]"
 _GLOBAL = (
     "Execute graph", "SenFusedDeviceNode", "AIU Roundtrip", "Flex RoundTrip", "PostKeys", "FetchKeys", "Callback",
@@ -23,7 +23,7 @@ _GLOBAL = (
 
 
 def remove_ids_from_name(trace: Trace, _: Options) -> None:
-    """Moves the number of a request out of names, to `reqID`. That of a receive stays, as it is the sender."""
+    """Moves the number of a request from names to `reqID`. In the name of a receive it stays: it is the sender."""
     slices, texts = trace.slices, trace.texts
     with_id = np.flatnonzero(texts.matches(slices.name, _ID) & ~texts.matches(slices.name, "Recv_"))
     if not len(with_id):
@@ -55,7 +55,7 @@ def map_tid_to_range(trace: Trace, _: Options) -> None:
 
 
 def drop_global_events(trace: Trace, _: Options) -> None:
-    """Drops slices and instants that span others without telling more."""
+    """Drops slices and instants that span others and have no information."""
     pattern = "|".join(_GLOBAL)
     reason = "global events"
     trace.keep(~trace.texts.matches(trace.slices.name, pattern), reason)
@@ -68,7 +68,7 @@ def drop_global_events(trace: Trace, _: Options) -> None:
 def recombine_cpu_events(trace: Trace, _: Options) -> None:
     """Puts the host's slices of FLEX files into one row, except round trips of the device.
 
-    Flows and instants go with them where a row has no slices of the device.
+    Flows and instants are moved with them if their row has no slices of the device.
     """
     slices = trace.slices
     flex = ~trace.is_torch(slices)
@@ -93,7 +93,7 @@ def recombine_cpu_events(trace: Trace, _: Options) -> None:
 
 
 def _rows(slices: Slices, mask: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the pids and tids of the rows of some slices, each row once."""
+    """Returns the pids and tids of the distinct rows of some slices."""
     pids, tids = slices.pid[mask], slices.tid[mask]
     _, first = groups(pids, tids)
     return pids[first], tids[first]

@@ -1,7 +1,7 @@
-"""Which events are taken, and the names that they get: the first stage.
+"""The first stage: which events are taken, and their names.
 
 A filter drops slices by an attribute: `name`, `cat`, `ph`, `pid`, `tid`, `ts` and `dur` (us), or a member of `args`
-with `args.` before it. Of `args` there is what a Trace has: TS1 to TS5, Power, bytes (or Bytes), correlation, device,
+with `args.` before it. The members are those of a Trace: TS1 to TS5, Power, bytes (or Bytes), correlation, device,
 CollGroup, Type, Peer (or Peers), "memory bandwidth (GB/s)", jobname (the file's name), and what is in `Slices.extra`.
 Numbers are decimal: a TS1 of 0xf4240 is 1000000. A slice that lacks the attribute stays. Regular expressions are
 RE2's.
@@ -17,11 +17,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.timelines.options import Limit, Options
-from iaprof.timelines.stages.counters import unwrap
+from iaprof.timelines.stages.device_counters import unwrap
 from iaprof.timelines.trace import ABSENT, Marks, Points, Slices, Trace
 
 _NAMES = (("RDMA", "Rdma"), ("Receive", "Recv"))
-"""What is called differently by versions of the runtime."""
+"""Names that differ between versions of the runtime."""
 
 
 def normalize_phase1(trace: Trace, options: Options) -> None:
@@ -36,9 +36,9 @@ def normalize_phase1(trace: Trace, options: Options) -> None:
 
 
 def _limit(trace: Trace, limit: Limit) -> None:
-    """Keeps the events in the limit's span, less those before and after its count, in the order of time.
+    """Keeps the events in the limit's span of time, without those that it skips and those after its count, by time.
 
-    The series of a counter at one instant are one event. What is not counted is always kept.
+    The series of a counter at one instant are one event. Phases that are not counted are always kept.
     """
     tables: tuple[Slices | Points | Marks, ...] = (trace.slices, trace.points, trace.flows, trace.instants)
     inside, exempt, times, kinds, events = [], [], [], [], []
@@ -81,7 +81,7 @@ def _is_exempt(trace: Trace, table: Slices | Points | Marks, phases: str) -> NDA
 
 
 def _series_at_once(points: Points) -> NDArray[np.intp]:
-    """Returns a number for each point, the same for those of one event."""
+    """Returns a number for each point, equal for those of one event."""
     keys = (points.name, points.tid, points.pid, points.file, points.time)
     order = np.lexsort(keys)
     new = np.zeros(len(order), bool)
@@ -105,7 +105,7 @@ def _filter(trace: Trace, attribute: str, pattern: str) -> None:
 
 
 def _found(trace: Trace, attribute: str, pattern: str) -> NDArray[np.bool_] | None:
-    """Tells in which slices an attribute has a regular expression; None if none of them has the attribute."""
+    """Tells in which slices an attribute matches a regular expression; None if no slice has the attribute."""
     values = _values(trace, attribute)
     if values is None:
         return None

@@ -1,4 +1,4 @@
-"""Tables of kernels: how long they take, how much of the time they run, and which of their phases takes the cycles."""
+"""Tables of kernels: how long they take, how much of the time they run, and in which phases they spend cycles."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _measure_activity(trace: Trace, kernels: Slices, have_times: NDArray[np.bool
     total = groups.sum(np.maximum(kernels.duration, 0))
     start, until, number = kernels.start[have_times], ends(kernels)[have_times], groups.numbers[have_times]
     known = Groups(number)
-    at = known.key(number)  # ranks of which a kernel has a time
+    at = known.key(number)  # ranks with a kernel that has a time
     first, last, elapsed = (np.full(len(groups), np.nan) for _ in range(3))
     first[at], last[at] = known.min(start), known.max(until)
     elapsed[at] = known.max(until) - known.min(start)

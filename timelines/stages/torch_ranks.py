@@ -1,7 +1,7 @@
 """Puts the devices of PyTorch's and other profilers' files on their ranks: PyTorch calls its device process 0.
 
-Without that, the devices of two ranks would be one. The process of a rank's device is the rank, as in the files of the
-AIU's runtime; its label and its place in viewers say so.
+Otherwise the devices of two ranks would be one. The pid of a rank's device is the rank, as in the files of the AIU's
+runtime, and its label and place in viewers follow.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def place_on_ranks(trace: Trace, arguments: Callable[[], Arguments]) -> None:
 
     Args:
         trace: as it was loaded.
-        arguments: opens those of its instants.
+        arguments: opens the arguments of its instants.
     """
     _separate_files(trace)
     torch = np.array([file.dialect is Dialect.TORCH and not file.is_output for file in trace.files] or [False])
@@ -54,8 +54,8 @@ def place_on_ranks(trace: Trace, arguments: Callable[[], Arguments]) -> None:
 def _separate_files(trace: Trace) -> None:
     """Gives the one device of each file its rank for a process, in files of tools that number devices by themselves.
 
-    Processes of several such files that have the same number, or that of a rank, get others. It does nothing where
-    all files have the same rank.
+    Processes of several such files that have the same number, or that of a rank, get other ones. If all files have the
+    same rank, nothing changes.
     """
     files = [file for file in trace.files if not file.is_output]
     if len({file.rank for file in files if file.dialect in _SEPARATE or file.dialect is Dialect.TORCH}) < 2:
@@ -119,7 +119,7 @@ def _sort_processes(trace: Trace, torch: NDArray[np.bool_], ranks: NDArray[np.in
 def _label_processes(
     trace: Trace, torch: NDArray[np.bool_], ranks: NDArray[np.int64], arguments: Callable[[], Arguments]
 ) -> None:
-    """Puts the rank in place of the digit at a label's end."""
+    """Replaces the digit at the end of a label by the rank."""
     marks = trace.instants
     rows = _metadata(trace, "process_labels", torch)[:_MOST_LABELS]
     if not len(rows):
@@ -140,7 +140,7 @@ def _label(members: str | None) -> str | None:
 
 
 def _replace(marks: Marks, rows: NDArray[np.int64], name: str, values: NDArray[Any]) -> None:
-    """Gives some marks a member in place of their imported arguments."""
+    """Replaces the imported arguments of some marks by one member."""
     if len(rows):
         marks.extra[name] = values
         marks.row = marks.row.copy()

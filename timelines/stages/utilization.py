@@ -1,4 +1,4 @@
-"""How much of the time that kernels take their ideal cycles would: the activity of the device's PT array."""
+"""The activity of the device's PT array: the ideal time of kernels as a fraction of the time that they take."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from iaprof.timelines.utilization_tables import Job, Names, Work, by_cycles, by_
 STAGE = "UTL"
 TRACK = Track("PT Active", "Percent")
 TOO_MUCH = 101.0  # percent, shown for a kernel that is above 100, as the reference does
-SUFFIX = " Cmpt Exec$"  # of a kernel's slices, not of its line in a log
+SUFFIX = " Cmpt Exec$"  # ends the names of a kernel's slices, not its line in a log
 
 
 @dataclass
@@ -37,11 +37,11 @@ class _Kernels:
     category: NDArray[np.int64]  # index into `categories`
     tables: list[IdealTable]
     categories: list[str]
-    by_autopilot: NDArray[np.bool_]  # of each table: its log does not tell kernels apart
+    by_autopilot: NDArray[np.bool_]  # of each table: its log has only totals, not single kernels
 
 
 def compute_utilization(trace: Trace, options: Options) -> None:
-    """Adds counters, `pt_active` and the tables of categories, if a compiler's log says what is ideal."""
+    """Adds counters, `pt_active` and the tables of categories, if a compiler's log has ideal cycles."""
     logs = [read(path) for path in options.compiler_logs]
     for log in logs:
         for problem in log.problems:
@@ -139,7 +139,7 @@ def _add_counters(trace: Trace, kernels: _Kernels, ratios: NDArray[np.float64], 
     slices, job = kernels.slices, kernels.job
     percent = np.where(ratios > 1, TOO_MUCH, ratios * 100)
     active = np.flatnonzero(ratios > 0)
-    # Where only a total is known, it holds from a job's first kernel to its last.
+    # If only a total is known, it applies from the first kernel of a job to its last.
     until, worked = ends(slices), np.maximum(slices.duration, 0)
     table = job.key(kernels.table)
     totals = np.array([each.total for each in kernels.tables], float)[table] * 1000 / options.core_mhz
@@ -179,8 +179,8 @@ def _make_tables(trace: Trace, kernels: _Kernels, ratios: NDArray[np.float64], o
         if kernels.by_autopilot[number]:
             totals[section] = totals.get(section, 0) + jobs * tables[number].total
             continue
-        named = tables[number].categories.values()
-        names.of_section.setdefault(section, set()).update(kernels.categories.index(each) for each in named)
+        categories = tables[number].categories.values()
+        names.of_section.setdefault(section, set()).update(kernels.categories.index(each) for each in categories)
     counted = (slices.counters[:, 2:4] != ABSENT).all(axis=1)
     by_time_ = np.clip(np.maximum(slices.duration, 0) * options.soc_mhz / 1000, 0, FARTHEST)
     cycles = np.where(counted, slices.counters[:, 3] - slices.counters[:, 2], np.rint(by_time_).astype(np.int64))
@@ -198,12 +198,12 @@ def _make_tables(trace: Trace, kernels: _Kernels, ratios: NDArray[np.float64], o
 
 
 def _make_summary(trace: Trace, slices: Slices, ratios: NDArray[np.float64]) -> None:
-    """Makes the table `utilization` and says it: how well each rank's kernels use the PT array, on the average."""
+    """Makes and reports the table `utilization`: how well each rank's kernels use the PT array, on average."""
     groups = Groups(slices.pid)
     duration = np.maximum(slices.duration, 0) / 1000
     with_it = groups.sum(np.where(ratios > 0, duration, 0.0))
     all_time = groups.sum(duration)
-    ratios = np.where(ratios > 1, 0.0, ratios)  # what is faster than ideal counts as in the other tables
+    ratios = np.where(ratios > 1, 0.0, ratios)  # kernels that are faster than ideal count as in the other tables
     measured = groups.sum(np.where(ratios > 0, duration, 0.0))
     weighted = groups.sum(ratios * duration) * 100
     columns = {

@@ -26,7 +26,7 @@ class Busy:
     """Shares of time in which at least one slice of a class runs."""
 
     ranks: list[int]
-    more: int  # ranks that are not in it
+    more: int  # ranks that were left out
     start: int  # ns
     length: int  # ns, of all bins
     percent: NDArray[np.int64]  # [classes, ranks, bins], 0 to 100; 0 only where there is nothing
@@ -43,9 +43,9 @@ def span(trace: Trace) -> tuple[int, int]:
 
 
 def classes(trace: Trace) -> NDArray[np.int64]:
-    """Returns the class of each slice: an index into CLASSES, of which 0 are the others of a device; -1 for hosts'.
+    """Returns the class of each slice: an index into CLASSES, 0 for other slices of a device, -1 for those of hosts.
 
-    Slices that PyTorch's process groups name, such as `gloo:all_reduce`, are communication, also of hosts.
+    Slices with names of PyTorch's process groups, such as `gloo:all_reduce`, are communication, even on hosts.
     """
     found = np.full(len(trace.slices), -1, np.int64)
     device, kernels = labels.on_devices(trace), find(trace, Kind.KERNEL) & ~communicates(trace)

@@ -1,4 +1,4 @@
-"""Energy of kernels over time, for the page: what they took in each span, as the table `energy` has of all time."""
+"""Energy of kernels over time, for the page: the table `energy` for equal spans of time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Energy:
 
     bins: int
     nanojoules: NDArray[np.int64]  # [rows, bins]
-    calls: NDArray[np.int64]  # [rows, bins], those that begin in a span
+    calls: NDArray[np.int64]  # [rows, bins], slices that begin in a span
     ranks: list[int]
     totals: NDArray[np.int64]  # [ranks, bins], nJ of all kernels and copies of a rank, and of the idle device
 
@@ -40,7 +40,7 @@ def over_time(trace: Trace, rows: Sequence[tuple[int, str]]) -> Energy:
     ranks = sorted({pid for pid, _ in rows})
     joules, calls = np.zeros((len(rows), _BINS)), np.zeros((len(rows), _BINS), np.int64)
     totals = np.zeros((len(ranks), _BINS))
-    powers = device_powers(trace, Options())  # the charge counters' power is that which the stage has found
+    powers = device_powers(trace, Options())  # power from charge counters was computed by the stage
     running = np.flatnonzero(find(trace, Kind.DEVICE) & ~find(trace, Kind.PREPARATION) & placed(trace))
     ran = trace.slices.take(running, ("pid", "name", "start", "duration"))
     names = trace.texts.replaced(ran.name, NUMBER, PLACEHOLDER)
@@ -63,7 +63,7 @@ def over_time(trace: Trace, rows: Sequence[tuple[int, str]]) -> Energy:
 
 
 def _nanojoules(joules: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Returns whole nanojoules of spans, whose sums are rounded, too, and not sums of what was rounded."""
+    """Returns whole nanojoules of spans, such that their sums are the rounded sums."""
     reached = np.rint(np.cumsum(np.maximum(joules, 0) * NJ_PER_J, axis=1))
     return np.asarray(np.diff(reached, axis=1, prepend=0), np.int64)
 
@@ -90,7 +90,7 @@ def _by_span(
     found = added(inside, first[inside], (at_end - at_start)[inside])
     found += added(across, first[across], at_edge[first[across] + 1] - at_start[across])
     found += added(across, last[across], at_end[across] - at_edge[last[across]])
-    # Of the spans in between, slices have all of the time.
+    # Slices run during all of the spans in between.
     ones = np.ones(len(across))
     through = np.zeros((count, bins + 1))
     through[:, 1:] += added(across, first[across], ones)

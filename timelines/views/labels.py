@@ -1,4 +1,4 @@
-"""What reports call slices: their rank, their side, and names that several runs share."""
+"""Labels of slices in reports: their rank, their side (device or host), and names that several runs share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from iaprof.timelines.trace import NO_TEXT, Dialect, Trace
 
 
 def ranks(trace: Trace) -> NDArray[np.int64]:
-    """Returns the rank of each slice: of a FLEX file its process, of a TORCH file what the file says."""
+    """Returns the rank of each slice: in FLEX files the process, in TORCH files the rank in the file."""
     if "rank" in trace.slices.extra:
         return np.asarray(trace.slices.extra["rank"], np.int64)
     of_files = np.array([file.rank for file in trace.files] or [0], np.int64)

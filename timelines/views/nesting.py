@@ -16,8 +16,8 @@ _FARTHEST = FARTHEST >> 1
 def parents(track: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
     """Returns for each slice the row of the innermost one of its track that has begun before it and not ended.
 
-    Of slices that begin together, the longest is outside. Nothing is inside of a slice without a length. Where slices
-    overlap in part, which stages make rare, the later one counts as inside of the earlier.
+    Of slices that begin together, the longest is outside. Nothing is inside of a slice without a length. If slices
+    partly overlap, which stages make rare, the later one counts as inside of the earlier.
 
     Args:
         track: int64[n], numbers of tracks from 0 on.
@@ -35,7 +35,7 @@ def parents(track: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.
     track, start, end = track[order], start[order], end[order]
     depth = _depths(track, start, end)
     place = np.arange(count)
-    # One number for each track and depth, those of a track beside each other.
+    # One number for each track and depth, those of a track adjacent.
     level = track * (int(depth.max()) + 1) + depth
     distinct, number = np.unique(level, return_inverse=True)
     around = np.flatnonzero(end > start)
@@ -76,7 +76,7 @@ def times(slices: Slices) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def lengths(slices: Slices) -> NDArray[np.int64]:
-    """Returns durations in whole ns; one below 0, or none, is 0."""
+    """Returns durations in whole ns; negative and absent ones are 0."""
     return np.asarray(np.rint(np.clip(np.nan_to_num(slices.duration), 0, FARTHEST)), np.int64)
 
 
@@ -119,7 +119,8 @@ def launches(slices: Slices, device: NDArray[np.bool_]) -> NDArray[np.int64]:
     rows = np.concatenate([host, caused])
     pairs = Groups(slices.file[rows], slices.correlation[rows])
     first = np.full(len(pairs), NONE, np.int64)
-    by_time = host[np.argsort(slices.start[host], kind="stable")][::-1]  # the last that is written is the first
+    # Reversed: the last assignment counts, which is that of the first row.
+    by_time = host[np.argsort(slices.start[host], kind="stable")][::-1]
     place = np.empty(len(slices), np.int64)
     place[rows] = pairs.numbers
     first[place[by_time]] = by_time

@@ -14,7 +14,7 @@ from iaprof.timelines.views import labels, nesting
 from iaprof.timelines.views.busy import classes, span
 
 SEVERAL = -1  # the name of a box of several slices
-_BINS = 4000  # over the whole time: a slice as long as one of them is a box of its own
+_BINS = 4000  # over the whole time: a slice as long as one bin is a box of its own
 _FEWEST_BINS = 125
 _MOST_BOXES = 100_000
 _MOST_ROWS = 200
@@ -39,7 +39,7 @@ class Picture:
     rows: list[Row]
     more: int  # rows that are not drawn
     hidden: int  # slices in rows that are not drawn, deeper than those, or without a time
-    bin_ns: int  # slices shorter than this are drawn as one with others
+    bin_ns: int  # ns: shorter slices are drawn together with others
     row: NDArray[np.int64]  # [boxes], index into rows, ascending
     start: NDArray[np.int64]  # [boxes], ns from the first slice's start on, ascending in a row
     length: NDArray[np.int64]  # [boxes], ns

@@ -2,7 +2,7 @@
 
 A stack begins with the rank, and the category of a device's slice or the thread of a host's. Then come the slices
 around it, the outermost first. Those of a device follow the host's slices that launched them, where a correlation
-tells; the time of the host's slices stays with their thread, so that a device's stacks hold its time only.
+tells; the time of the host's slices stays with their thread, so that a device's stacks only have its own time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from iaprof.timelines.intervals import FARTHEST
 from iaprof.timelines.trace import NO_TEXT, Trace
 from iaprof.timelines.views import labels, nesting
 
-_DEEPEST = 200  # frames; what is deeper counts for the slice at this depth
+_DEEPEST = 200  # frames; deeper slices count for the slice at this depth
 _MOST_STACKS = 200_000
 _LONGEST = 2_000  # characters of a name
 _PROCESS, _HOST, _PYTHON = Origin(CodeKind.PROCESS), Origin(CodeKind.CPP), Origin(CodeKind.PYTHON)
@@ -38,7 +38,7 @@ def stacks(trace: Trace) -> CpuSamples:
     around = np.where(launched != nesting.NONE, launched, inside)
     chain, chains = _chains(around, names.astype(np.int64))
     where = np.where(device, slices.category, slices.tid)
-    # A device's stack may go through its host's slices: so the root is that of the slice itself.
+    # A device's stack can include slices of the host, so the root is that of the slice itself.
     groups = Groups(ranks, device, where, chain)
     ns = np.bincount(groups.numbers, own, len(groups))
     timed = np.flatnonzero(ns > 0)
@@ -74,9 +74,10 @@ class _Chains:
 
 
 def _chains(around: NDArray[np.int64], names: NDArray[np.int64]) -> tuple[NDArray[np.int64], _Chains]:
-    """Returns the number of each slice's chain of names, and the chains: a pass for each depth, not for each slice."""
+    """Returns the number of each slice's chain of names, and the chains: in a pass for each depth."""
     depth, at = (around >= 0).astype(np.int64), around.copy()
-    while (going := np.flatnonzero(at >= 0)).size:  # doubles the distance each time, as hostile traces nest deeply
+    # Doubles the distance each time, as untrusted traces can be nested deeply.
+    while (going := np.flatnonzero(at >= 0)).size:
         depth[going] += depth[at[going]]
         at[going] = at[at[going]]
     shown = np.arange(len(around))
@@ -101,7 +102,7 @@ def _chains(around: NDArray[np.int64], names: NDArray[np.int64]) -> tuple[NDArra
 
 
 def _ancestors(around: NDArray[np.int64], rows: NDArray[np.int64], up: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns what is `up` levels around each row, by powers of two."""
+    """Returns the row `up` levels outside of each row, by powers of two."""
     jump, found = around, rows.copy()
     while up.any():
         found = np.where(up & 1, jump[found], found)
@@ -143,7 +144,7 @@ def _origin(text: str) -> Origin:
 
 HOST = "host"
 OTHERS = "others"
-_MOST_CATEGORIES = 100  # others than the first ones are one: a profile has a column of counts for each
+_MOST_CATEGORIES = 100  # further categories are counted together: a profile has a column of counts for each
 
 
 def browsable(trace: Trace) -> Profile:

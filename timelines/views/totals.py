@@ -1,4 +1,4 @@
-"""What the time went to, a row for each rank, row of the trace, category and name; and how two runs differ in that."""
+"""Where time was spent: a row for each rank, row of the trace, category and name; and the differences of two runs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Use:
 
     @property
     def mean_us(self) -> float:
-        """Us a call; 0 without calls."""
+        """Us per call; 0 without calls."""
         return self.us / self.calls if self.calls else 0.0
 
 
@@ -91,7 +91,7 @@ NOTHING = Use()
 class Change:
     """An entry, in both runs."""
 
-    key: Key | None  # None: a sum
+    key: Key | None  # None for a sum
     before: Use
     after: Use
     scale: tuple[float, float] = (1.0, 1.0)
@@ -140,7 +140,7 @@ def uses(trace: Trace, by: str, per_rank: bool) -> dict[Key, Use]:
         groups = Groups(ranks if per_rank else np.zeros(len(rows), np.int64), names)
         duration = np.clip(np.nan_to_num(trace.slices.duration[rows]), 0, None) / 1000
         share = trace.slices.extra.get("pt_active", np.zeros(len(trace.slices)))[rows]
-        ideal = groups.sum(duration * np.where(share <= 1, share, 0))  # NaN is not known, above 1 cannot be
+        ideal = groups.sum(duration * np.where(share <= 1, share, 0))  # NaN is unknown, and above 1 is impossible
         columns = (groups.key(ranks), trace.texts.taken(groups.key(names)), groups.counts, groups.sum(duration), ideal)
         found = zip(*(each.tolist() for each in columns), strict=True)
         return {

@@ -18,7 +18,7 @@ from iaprof.timelines.trace import ABSENT
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 3))), st.sampled_from([1, 4, 1 << 16]))
 def test_rows_are_in_order_of_time_and_a_key(rows: list[tuple[int, int]], part: int) -> None:
     times, key = np.array(rows, np.int64).reshape(-1, 2).T
-    with mock.patch.object(event_order, "_PART", part):
+    with mock.patch.object(event_order, "_CHUNK", part):
         found = by_time(times, key)
     assert found.tolist() == np.lexsort((key, times)).tolist()
 

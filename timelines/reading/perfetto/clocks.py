@@ -1,4 +1,4 @@
-"""Times of packets, in ns of the trace's clock: clocks that count differences, and snapshots that relate clocks.
+"""Times of packets, in ns of the trace's clock: incremental clocks, and snapshots that relate clocks.
 
 As protos/perfetto/trace/clock_snapshot.proto says: ids from 64 to 127 are clocks of a sequence; an incremental clock's
 times add up from its last snapshot on; a time of another clock is converted by the last snapshot before it.
@@ -17,9 +17,9 @@ from iaprof.timelines.reading.perfetto.protos import Clock, ClockSnapshot
 from iaprof.timelines.reading.perfetto.wire import Places
 
 LARGEST = 1 << 62  # ns: differences of two times fit into int64
-_MOST_SNAPSHOTS = 1 << 14  # of a clock: then every second one is forgotten
+_MOST_SNAPSHOTS = 1 << 14  # snapshots of a clock: above, every second one is dropped
 _MOST_CLOCKS = 1 << 14
-_OF_EVENTS = -1  # instead of a clock's id: times in events, in us
+_OF_EVENTS = -1  # in place of a clock's id: times in events, in us
 Key = tuple[int, int]
 """A clock: its sequence, 0 for those of the whole trace, and its id."""
 
@@ -31,7 +31,7 @@ def key(sequence: int, clock: int) -> Key:
 
 @dataclass
 class _Relation:
-    """What a clock and the trace's clock showed at the same instants."""
+    """The times of a clock and of the trace's clock at the same instants."""
 
     own: list[int] = field(default_factory=list)
     trace: list[int] = field(default_factory=list)
@@ -55,10 +55,10 @@ class _Relation:
 
 @dataclass
 class _Incremental:
-    """A clock whose times are differences."""
+    """An incremental clock: its times are differences."""
 
     last: int  # ns
-    resets: list[tuple[int, int]] = field(default_factory=list)  # rows of the batch, and what it shows from there on
+    resets: list[tuple[int, int]] = field(default_factory=list)  # rows of the batch, and the clock's time from there on
 
 
 class Clocks:
@@ -67,7 +67,7 @@ class Clocks:
     def __init__(self) -> None:
         """Starts without snapshots."""
         self.trace_clock: Key | None = None
-        self.unrelated: Counter[int] = Counter()  # times of clocks that no snapshot relates, by clock
+        self.unrelated: Counter[int] = Counter()  # number of times of clocks that no snapshot relates, by clock
         self._relations: dict[Key, _Relation] = {}
         self._units: dict[Key, int] = {}  # ns
         self._incremental: dict[Key, _Incremental] = {}
@@ -97,7 +97,7 @@ class Clocks:
         self._relate(shown)
 
     def _relate(self, shown: dict[Key, int]) -> None:
-        """Relates the clocks of a snapshot to the trace's, by one of them that is or that is related."""
+        """Relates the clocks of a snapshot to the trace's clock, if it has that clock or one that is related to it."""
         trace_clock = self.trace_clock
         if trace_clock in shown:
             at = shown[trace_clock]
@@ -121,7 +121,7 @@ class Clocks:
             clock: int64[n], ids; 0 is the trace's.
             raw: uint64[n], as the packets have them.
             groups: rows of one sequence and clock each, in their order.
-            packets: int64[n], their rows in the batch, by which snapshots are told.
+            packets: int64[n], their rows in the batch, to find the snapshots before them.
 
         Returns:
             int64[n]; bool[n], which are times of 62 bits.
@@ -137,7 +137,7 @@ class Clocks:
                 found[rows] = own  # of the trace's clock, whichever that is
                 continue
             if self.trace_clock is None:
-                self.trace_clock = id_  # as no snapshot has come yet
+                self.trace_clock = id_  # no snapshot has come yet
             if id_ != self.trace_clock:
                 if id_ in self._relations:
                     own = self._relations[id_].converted(own)
@@ -171,7 +171,7 @@ class Clocks:
         return found, fits
 
     def reference(self, row: int, sequence: int, microseconds: int) -> None:
-        """Sets the time from which the differences in a sequence's events count on (timestamp_delta_us)."""
+        """Sets the time to which the differences in a sequence's events (timestamp_delta_us) are added."""
         if microseconds >= LARGEST // 1000:
             return
         id_ = sequence, _OF_EVENTS
@@ -199,7 +199,7 @@ class Clocks:
         return np.where(good, own, 0), good
 
     def end_batch(self) -> None:
-        """Takes what snapshots at the end of a batch said, behind all times of their clock."""
+        """Applies snapshots at the end of a batch, after the last times of their clocks."""
         for each in self._incremental.values():
             if each.resets:
                 each.last = each.resets[-1][1]

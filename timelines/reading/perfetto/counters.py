@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading.answer import NO_TEXT
-from iaprof.timelines.reading.columns import Texts
+from iaprof.timelines.reading.event_columns import Texts
 from iaprof.timelines.reading.perfetto import wire
 from iaprof.timelines.reading.perfetto.protos import TrackEvent
 from iaprof.timelines.reading.perfetto.sequences import State, inverse
-from iaprof.timelines.reading.perfetto.timed import Events
 from iaprof.timelines.reading.perfetto.trace_state import TraceState
+from iaprof.timelines.reading.perfetto.track_events import Events
 from iaprof.timelines.reading.perfetto.tracks import CounterTrack
 from iaprof.timelines.reading.perfetto.wire import Fields, Places
 
@@ -26,7 +26,7 @@ class Counters:
     """Makes the rows of a batch's counters."""
 
     def __init__(self, trace: TraceState, content: bytes, state: State, texts: Texts, dropped: Counter[str]) -> None:
-        """Args: the trace, the batch's bytes and state, what gives texts their codes, and events that are dropped."""
+        """Args: the trace, the batch's bytes and state, the numbers of texts, and the counts of dropped events."""
         self._trace, self._content, self._state, self._texts, self._dropped = trace, content, state, texts, dropped
         self.more = 0  # values beside those of the counters' own events
 
@@ -82,12 +82,12 @@ class Counters:
     def _summed(
         self, generation: NDArray[np.int64], uuid: int, differences: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Returns the values of a counter whose events have differences: from 0 on in each generation."""
+        """Returns the values of an incremental counter, which starts from 0 in each generation."""
         sums = self._trace.sums
         found = differences.copy()
         for own in np.unique(generation).tolist():
             rows = np.flatnonzero(generation == own)
-            # From left to right, so that it is the same in batches of any size.
+            # Added from left to right, so that results do not depend on the size of batches.
             found[rows] = np.cumsum(np.append(sums.get((own, uuid), 0.0), differences[rows]))[1:]
             sums[own, uuid] = float(found[rows[-1]])
         return found
@@ -131,7 +131,7 @@ class Counters:
 
 
 def repeated(content: bytes, fields: Fields, number: int, kind: int) -> tuple[Places, NDArray[np.uint64]]:
-    """Returns the numbers of a repeated field, also of one that is packed, and their owners."""
+    """Returns the numbers of a repeated field, packed or not, and their owners."""
     rows = fields.of(number, kind)
     owner, values = fields.owner[rows], fields.value[rows]
     order = np.argsort(fields.place[rows], kind="stable")

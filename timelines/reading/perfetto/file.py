@@ -10,9 +10,9 @@ from concurrent.futures import Future
 
 from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.parent import AnswerError
+from iaprof.timelines.reading.children import MOST_PIECE_BYTES, PacketsRead
 from iaprof.timelines.reading.imported_file import ImportedFile, ReadAgain
 from iaprof.timelines.reading.perfetto.packets import is_trace
-from iaprof.timelines.reading.pieces import MOST_PIECE_BYTES, PacketsRead
 
 is_perfetto = is_trace
 _SKIPPED = 1 << 20  # bytes at a time
@@ -30,7 +30,7 @@ def read_perfetto(file: ImportedFile) -> None:
     """Reads a file.
 
     Raises:
-        ReadAgain: tracks were described after their events, names have to stay as they are, or another child is needed.
+        ReadAgain: tracks were described after their events, names must not be changed, or another child is needed.
     """
     reader = _Reader(file)
     reader.read()
@@ -42,8 +42,8 @@ class _Reader:
         self._file, self._source, self._size = file, file.source, file.reading.piece_bytes
         self._at = 0
         self._begins = True
-        self._is_lost = False  # where the next batch begins, there may be no packet
-        self._places = 0  # with bytes that are not packets
+        self._is_lost = False  # whether the next batch may begin with something else than a packet
+        self._places = 0  # places with bytes that are not packets
         self._last: PacketsRead | None = None
 
     def _submit(self) -> tuple[Future[PacketsRead], int, bool]:
@@ -64,7 +64,7 @@ class _Reader:
             self._last = found = future.result()
             if found.needs_zstd:
                 self._ask_for_zstd()
-            is_done = self._go_on(found, stop, is_last)
+            is_done = self._advance(found, stop, is_last)
             self._source.forget(self._at)
             if not is_done:
                 future, stop, is_last = self._submit()
@@ -76,7 +76,7 @@ class _Reader:
         self._file.remembered.needs_zstd = True
         raise ReadAgain
 
-    def _go_on(self, found: PacketsRead, stop: int, is_last: bool) -> bool:
+    def _advance(self, found: PacketsRead, stop: int, is_last: bool) -> bool:
         """Goes to the next batch; returns whether there is none. Counts what cannot be read."""
         length = stop - self._at
         if found.consumed > length:
@@ -104,7 +104,7 @@ class _Reader:
         return False
 
     def _skip(self, count: int) -> bool:
-        """Goes on behind bytes, some at a time; returns whether the file ends before."""
+        """Skips bytes, in chunks; returns whether the file ends before."""
         while count:
             data, is_last = self._source.bytes(self._at, min(count, _SKIPPED))
             self._at += len(data)
@@ -120,13 +120,13 @@ class _Reader:
         found.read.dropped[reason] = found.read.dropped.get(reason, 0) + 1
 
     def conclude(self) -> None:
-        """Says which dialect the file has, and what is doubtful."""
+        """Sets the dialect of the file, and the problems for what is doubtful."""
         found, file = self._last, self._file
         assert found is not None
         if found.facts["described_later"] and not file.remembered.has_tracks:
             file.remembered.has_tracks = True
             raise ReadAgain
-        file.tell_dialect()
+        file.find_dialect()
         counts, problems = file.facts.counts, file.facts.problems
         if self._places and counts.events == sum(counts.dropped.values()):
             raise IaprofError(f"{file.name} is not a trace: it has bytes that are no packets, and nothing else to show")

@@ -1,21 +1,21 @@
-"""Runs in a sandboxed child: `reader`, and reads packets, whose definitions take long to import."""
+"""Runs in a sandboxed child: does what `json_reader` does, and reads packets, whose definitions take long to import."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from iaprof.sandbox.reader import Operation
-from iaprof.timelines.reading import reader
+from iaprof.timelines.reading import json_reader
 
 
 def operations(stage_seconds: float) -> dict[str, Operation]:
     """Returns the operations of this child, by name."""
-    others = reader.operations(stage_seconds)
-    from iaprof.timelines.reading.perfetto.reader import PacketReader
+    others = json_reader.operations(stage_seconds)
+    from iaprof.timelines.reading.perfetto.batch_reader import BatchReader
 
-    packet_reader = PacketReader()
+    batch_reader = BatchReader()
 
     def read_packets(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
-        return packet_reader.read(parameters, reader.content_of(parameters, data, files), files[-1])
+        return batch_reader.read(parameters, json_reader.content_of(parameters, data, files), files[-1])
 
     return {**others, "packets": read_packets}

@@ -1,4 +1,4 @@
-"""Cuts a trace into its packets, those in compressed packets too."""
+"""Cuts a trace into packets, including those in compressed packets."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Batch:
     ends: Places
     consumed: int = 0  # bytes up to where the next batch begins
     is_damaged: bool = False  # there is no packet at `consumed`
-    longer: int = 0  # bytes of the packet at `consumed`, which goes on behind the data
+    longer: int = 0  # bytes of the packet at `consumed`, if it does not end in the data
     dropped: Counter[str] = field(default_factory=Counter)  # packets that could not be expanded, by reason
-    needs_zstd: bool = False  # some could not, as this process did not load what unpacks them
+    needs_zstd: bool = False  # some packets could not be expanded, as zstandard.load was not called
 
     def fields(self) -> Fields:
         """Reads the fields of the packets."""
@@ -43,7 +43,7 @@ class Batch:
 
 
 def read(data: bytes) -> Batch:
-    """Cuts the beginning of some data, which starts with a packet."""
+    """Cuts a batch from the beginning of data, which starts with a packet."""
     cut = _cut(data, MOST_PACKETS)
     bundles = [
         row for row, (start, end) in enumerate(zip(cut.starts, cut.ends, strict=True)) if _is_bundle(data, start, end)
@@ -98,8 +98,8 @@ def _cut(data: bytes, most: int) -> _Cut:
 
 
 def _expanded(data: bytes, cut: _Cut, bundles: list[int]) -> Batch:
-    """Puts packets into the place of the compressed ones, until there are enough."""
-    parts: list[bytes] = []
+    """Replaces compressed packets by the packets in them, until the batch is large enough."""
+    pieces: list[bytes] = []
     starts: list[Places] = []
     ends: list[Places] = []
     dropped: Counter[str] = Counter()
@@ -110,12 +110,12 @@ def _expanded(data: bytes, cut: _Cut, bundles: list[int]) -> Batch:
     def plain(until: int) -> None:
         nonlocal size, count, row
         if row < until:
-            part = data[cut.starts[row] : cut.ends[until - 1]]
+            piece = data[cut.starts[row] : cut.ends[until - 1]]
             shift = size - cut.starts[row]
-            parts.append(part)
+            pieces.append(piece)
             starts.append(np.array(cut.starts[row:until], np.int64) + shift)
             ends.append(np.array(cut.ends[row:until], np.int64) + shift)
-            size += len(part)
+            size += len(piece)
             count += until - row
             row = until
 
@@ -135,7 +135,7 @@ def _expanded(data: bytes, cut: _Cut, bundles: list[int]) -> Batch:
             if any(nested):
                 dropped["compressed twice"] += sum(nested)
             kept = ~np.array(nested, bool)
-            parts.append(inner)
+            pieces.append(inner)
             starts.append(np.array(packets.starts, np.int64)[kept] + size)
             ends.append(np.array(packets.ends, np.int64)[kept] + size)
             size += len(inner)
@@ -143,11 +143,11 @@ def _expanded(data: bytes, cut: _Cut, bundles: list[int]) -> Batch:
     else:
         plain(len(cut.starts))
         return Batch(
-            wire.padded(b"".join(parts)), np.concatenate(starts) if starts else np.empty(0, np.int64),
+            wire.padded(b"".join(pieces)), np.concatenate(starts) if starts else np.empty(0, np.int64),
             np.concatenate(ends) if ends else np.empty(0, np.int64), consumed, cut.is_damaged, cut.longer, dropped,
             needs_zstd,
         )  # fmt: skip
-    found = wire.padded(b"".join(parts)), np.concatenate(starts), np.concatenate(ends)
+    found = wire.padded(b"".join(pieces)), np.concatenate(starts), np.concatenate(ends)
     return Batch(*found, consumed, dropped=dropped, needs_zstd=needs_zstd)
 
 
@@ -157,7 +157,7 @@ def _packet_start(cut: _Cut, row: int) -> int:
 
 
 def _inflated(packet: bytes, dropped: Counter[str]) -> bytes | None:
-    """Returns the packets in a compressed one; None if it is damaged or a bomb."""
+    """Returns the packets in a compressed one; None if it is damaged or expands too much."""
     fields, _ = wire.message_fields(packet)
     contents = [
         (number, packet[place : place + value])
@@ -199,7 +199,7 @@ def _unpacked(content: bytes, dropped: Counter[str]) -> bytes | None:
 
 
 def find(data: bytes) -> int | None:
-    """Returns where a packet with Perfetto's marker begins, in data that start in a damaged place; None: nowhere."""
+    """Returns where a packet with Perfetto's marker begins, in data that start in a damaged place; None without one."""
     at = data.find(_MARKER)
     while at >= 0:
         if at >= 2 and data[at - 2] == _TAG and data[at - 1] < 0x80:
@@ -209,7 +209,7 @@ def find(data: bytes) -> int | None:
 
 
 def is_trace(start: bytes) -> bool:
-    """Whether a file that starts so may be a trace of Perfetto's: its first packet has fields that packets can have."""
+    """Whether a file with this beginning may be Perfetto's: its first packet has fields that packets can have."""
     cut = _cut(start, 1)
     if cut.is_damaged or start[:1] != bytes([_TAG]):
         return False

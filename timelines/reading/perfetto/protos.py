@@ -4,7 +4,7 @@
     process_descriptor,debug_annotation}.proto, interned_data/interned_data.proto, clock_snapshot.proto,
     trace_packet_defaults.proto, profiling/profile_common.proto (InternedString), gpu/gpu_render_stage_event.proto
 
-A test compares them with the `perfetto` package. In classes, so that a number is read with its message's name.
+A test compares them with the `perfetto` package. Each message is a class, so that code names it with each number.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class TracePacket:
 
 
 ENVELOPE = frozenset({3, 8, 10, 12, 13, 41, 42, 58, 59, 79, 87, 98})
-"""Fields of any packet, beside what it holds: who wrote it, when, and the state of its sequence."""
+"""Fields of any packet, beside its content: its writer, its time, and the state of its sequence."""
 
 ABOUT_TRACE = frozenset({6, 33, 35, 36, 43, 44, 45, 46, 60, 69, 72, 89, 90, 124, 126, 127, 138})
-"""What describes a trace and is not an event: clocks, tracks, the configuration, statistics of the service, markers."""
+"""Packets that describe a trace: clocks, tracks, the configuration, statistics of the service, markers."""
 
 KINDS = {
     1: "ftrace_events", 2: "process_tree", 4: "inode_file_map", 5: "chrome_events", 7: "sys_stats", 9: "process_stats",
@@ -84,7 +84,7 @@ class TrackEvent:
 
 
 class LegacyEvent:
-    """What an event has that a library wrote for Chrome's format."""
+    """Fields of events that were written for Chrome's format."""
 
     NAME_IID = 1
     PHASE = 2
@@ -121,7 +121,7 @@ class DebugAnnotation:
 
 
 class NestedValue:
-    """An older form of arguments in arguments."""
+    """The older form of nested arguments."""
 
     NESTED_TYPE = 1
     DICT_KEYS = 2
@@ -152,14 +152,14 @@ class InternedData:
 
 
 class TracePacketDefaults:
-    """What packets of a sequence have that do not say otherwise."""
+    """Defaults for the packets of a sequence."""
 
     TRACK_EVENT_DEFAULTS = 11
     TIMESTAMP_CLOCK_ID = 58
 
 
 class TrackEventDefaults:
-    """The same of events."""
+    """Defaults for their events."""
 
     TRACK_UUID = 11
     EXTRA_COUNTER_TRACK_UUIDS = 31
@@ -215,14 +215,14 @@ class CounterDescriptor:
 
 
 class ClockSnapshot:
-    """What several clocks show at one instant."""
+    """The times of several clocks at one instant."""
 
     CLOCKS = 1
     PRIMARY_TRACE_CLOCK = 2
 
 
 class Clock:
-    """What one of them shows."""
+    """The time of one of them."""
 
     CLOCK_ID = 1
     TIMESTAMP = 2
@@ -237,7 +237,7 @@ class Clock:
 
 
 class GpuRenderStageEvent:
-    """Work of a queue of a GPU."""
+    """Work that a queue of a GPU did."""
 
     EVENT_ID = 1
     DURATION = 2
@@ -260,7 +260,7 @@ class GpuRenderStageEvent:
 
 
 class ExtraData:
-    """What a driver adds to it."""
+    """A name and a value that a driver adds to it."""
 
     NAME = 1
     VALUE = 2

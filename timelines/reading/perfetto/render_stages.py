@@ -1,7 +1,7 @@
-"""GPU render stages: what drivers say of the work of a GPU's queues (gpu_render_stage_event.proto).
+"""GPU render stages: the work of a GPU's queues, as drivers write it (gpu_render_stage_event.proto).
 
-A queue is a thread of a process of its GPU, both with numbers that no pid and no track has. A stage is a slice: of
-category `kernel` where the driver says that it computes, else `gpu_render_stage`.
+A queue is shown as a thread, and its GPU as a process, with numbers that no pid and no track has. A stage is a slice,
+with category `kernel` if the driver says that it computes, otherwise `gpu_render_stage`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading.answer import ABSENT, MADE, NO_TEXT
-from iaprof.timelines.reading.columns import Texts
+from iaprof.timelines.reading.event_columns import Texts
 from iaprof.timelines.reading.perfetto import wire
 from iaprof.timelines.reading.perfetto.protos import (
     Dim3,
@@ -48,7 +48,7 @@ _MEMBERS = {
 
 @dataclass
 class Queues:
-    """The queues of a trace, and what its specifications list, from batch to batch."""
+    """The queues of a trace and the lists in its specifications, kept from batch to batch."""
 
     numbers: dict[tuple[int, str], int] = field(default_factory=dict)  # by GPU and name
     gpus: set[int] = field(default_factory=set)  # that have a name
@@ -56,7 +56,7 @@ class Queues:
     listed_stages: list[str] = field(default_factory=list)
 
     def specify(self, message: bytes) -> None:
-        """Reads the older form: lists of queues and stages, which events refer to by their places."""
+        """Reads the older form: lists of queues and stages, to which events refer by index."""
         lists: dict[int, list[str]] = {Specification.HW_QUEUE: [], Specification.STAGE: []}
         for number, kind, value, place in wire.message_fields(message)[0]:
             if kind == wire.BYTES and number in lists and len(lists[number]) < _MOST_LISTED:
@@ -112,9 +112,9 @@ class Reader:
         """Reads stages.
 
         Args:
-            spans: packets that have one, and where it begins and ends.
+            spans: packets with a stage, and where it begins and ends.
             generation: of all packets.
-            valid: whether nothing of that was lost.
+            valid: whether nothing of the generation was lost.
             times: of packets, in ns.
             has_time: which packets have one.
         """
@@ -194,7 +194,7 @@ class Reader:
         )  # fmt: skip
         distinct, first, of_row = np.unique(columns, axis=0, return_index=True, return_inverse=True)
         places, names = np.zeros((len(distinct), 2), np.int64), []
-        for number in np.argsort(first).tolist():  # queues are numbered as they come
+        for number in np.argsort(first).tolist():  # queues are numbered in the order in which they first occur
             generation, gpu, iid, listed = distinct[number].tolist()
             name = self._interned(InternedData.GPU_SPECIFICATIONS, generation, iid)
             name = name or _listed(self.queues.listed_queues, listed, f"queue {iid or listed}")
@@ -204,7 +204,7 @@ class Reader:
         return found[:, 0], found[:, 1], names
 
     def _args(self, fields: Fields, rows: Places) -> dict[str, NDArray[Any]]:
-        """Returns JSON texts of what else is known of stages."""
+        """Returns JSON texts of the other facts about stages."""
         members: dict[int, list[str]] = {row: [] for row in rows.tolist()}
         for name, number in _MEMBERS.items():
             at = fields.of(number, wire.VARINT)
@@ -222,7 +222,7 @@ class Reader:
         }  # fmt: skip
 
     def _sizes(self, fields: Fields) -> Iterator[tuple[int, str]]:
-        """Yields the sizes of launches, as PyTorch's profiler calls them."""
+        """Yields the sizes of launches, with the names that PyTorch's profiler uses."""
         owner, starts, ends = fields.spans(GpuRenderStageEvent.LAUNCH)
         launches = wire.fields(self.data, starts, ends)
         for name, number in (("grid", Launch.GRID_SIZE), ("block", Launch.WORKGROUP_SIZE)):
@@ -233,7 +233,7 @@ class Reader:
                 yield row, f'"{name}":{json.dumps(size)}'
 
     def _extra(self, fields: Fields) -> Iterator[tuple[int, str]]:
-        """Yields what drivers add: names and texts."""
+        """Yields the names and values that drivers add."""
         owner, starts, ends = fields.spans(GpuRenderStageEvent.EXTRA_DATA)
         for row, start, end in zip(owner.tolist(), starts.tolist(), ends.tolist(), strict=True):
             message = self.content[start:end]
@@ -254,7 +254,7 @@ def _text(content: bytes) -> str:
 
 
 def joined(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Returns the rows of two tables of slices, one after the other."""
+    """Concatenates two tables of slices."""
     if not one or not other:
         return one or other
     counts = len(one["time_ns"]), len(other["time_ns"])
@@ -262,9 +262,9 @@ def joined(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> dict
     for name in {**one, **other}:
         like = one[name] if name in one else other[name]
         if name.startswith("args"):
-            parts = [one.get(name, like[:0]), other.get(name, like[:0]) + (counts[0] if name == "args_row" else 0)]
+            columns = [one.get(name, like[:0]), other.get(name, like[:0]) + (counts[0] if name == "args_row" else 0)]
         else:
-            # Slices without a phase are whole, which is the phase 0.
+            # Slices without a phase are complete ones (X), which is the phase 0.
             absent = (
                 0
                 if name == "phase"
@@ -274,9 +274,9 @@ def joined(one: dict[str, NDArray[Any]], other: dict[str, NDArray[Any]]) -> dict
                 if like.itemsize == 4
                 else ABSENT
             )
-            parts = [
+            columns = [
                 table.get(name, np.full(count, absent, like.dtype))
                 for table, count in zip((one, other), counts, strict=True)
             ]
-        found[name] = np.concatenate([part.astype(like.dtype, copy=False) for part in parts])
+        found[name] = np.concatenate([column.astype(like.dtype, copy=False) for column in columns])
     return found

@@ -1,6 +1,7 @@
-"""What packets of a sequence share: interned texts and defaults, until one says that they are cleared.
+"""The state that packets of a sequence share: interned texts and defaults, until a packet clears them.
 
-A generation is the time from one such packet of a sequence to the next. Generations are numbered over all sequences.
+A generation is the time between two packets of a sequence that clear its state. Generations of all sequences are
+numbered together.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _NONE = -1
 
 @dataclass(frozen=True)
 class Defaults:
-    """What events have that do not say otherwise."""
+    """Defaults of events."""
 
     clock: int = 0  # 0: the trace's
     track: int = 0
@@ -49,16 +50,16 @@ NO_DEFAULTS = Defaults()
 
 @dataclass
 class Sequence:
-    """What is known of a sequence at the end of a batch."""
+    """The state of a sequence at the end of a batch."""
 
     generation: int
-    is_valid: bool = False  # whether its texts and defaults are those that its packets mean
+    is_valid: bool = False  # whether nothing was lost, so that its packets refer to these texts and defaults
     defaults: Defaults = NO_DEFAULTS
 
 
 @dataclass
 class State:
-    """What each packet of a batch goes by."""
+    """The state that applies to each packet of a batch."""
 
     sequence: NDArray[np.int64]  # [n], trusted_packet_sequence_id
     generation: NDArray[np.int64]  # [n]
@@ -98,7 +99,7 @@ class Sequences:
         all_defaults = [NO_DEFAULTS]
         has_event = cleared | lost
         has_event[list(given)] = True
-        # Sequences change what they share rarely: what is between two such packets is one span.
+        # Sequences change their state rarely: the packets between two changes are one span.
         for number, rows in _by_value(sequence):
             own = self._sequence(number)
             marks = rows[has_event[rows]]
@@ -123,7 +124,7 @@ class Sequences:
         return State(sequence, generation, is_valid | ~needs, defaults, all_defaults)
 
     def end_batch(self) -> None:
-        """Forgets the texts of generations that have ended."""
+        """Drops the texts of generations that have ended."""
         current = {each.generation for each in self.known.values()}
         for key in [key for key in self.texts if key[1] not in current]:
             texts = self.texts.pop(key)
@@ -190,14 +191,14 @@ class Sequences:
     def distinct(
         self, kind: int, generation: NDArray[np.int64], iids: NDArray[np.uint64]
     ) -> tuple[list[bytes | None], NDArray[np.int64]]:
-        """Returns distinct interned texts, None for those that nobody defined, and for each row which is its own."""
+        """Returns distinct interned texts, None for undefined ones, and for each row the index of its text."""
         of_row, first = inverse(generation, iids.view(np.int64))
         found = [self.texts.get((kind, int(generation[row])), {}).get(int(iids[row])) for row in first.tolist()]
         return found, of_row
 
 
 def inverse(*keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns for each row a number, the same for the same keys, and for each number a row that has it."""
+    """Returns a number for each row, equal for equal keys, and for each number a row that has it."""
     numbers = np.zeros(len(keys[0]), np.int64)
     for key in keys:
         if len(key) and (key[0] == key).all():
@@ -256,7 +257,7 @@ def _defaults(message: bytes) -> Defaults:
 
 
 def _packed(content: bytes) -> list[int]:
-    """Returns packed varints."""
+    """Returns the numbers of packed varints."""
     found: list[int] = []
     at = 0
     try:

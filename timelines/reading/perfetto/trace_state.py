@@ -1,4 +1,4 @@
-"""What is known of a trace from batch to batch: what its packets share, its clocks, tracks, flows and counters."""
+"""The state of a trace between batches: its sequences, clocks, tracks, flows and counters."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ PHASES = START + STEP + END
 class Flows:
     """The flows of a trace that have begun and not ended."""
 
-    left_out: int = 0  # of which there were too many to remember: their next step is a start
+    left_out: int = 0  # flows that were too many to keep: their next step becomes a start
     _open: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))  # ids, ascending
 
     def phases(
         self, ids: NDArray[np.uint64], times: NDArray[np.int64], is_last: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
-        """Returns for each time that an event names a flow an index into PHASES.
+        """Returns an index into PHASES for each reference of an event to a flow.
 
         Args:
             ids: uint64[n], in the order of the file.
@@ -65,14 +65,14 @@ class TraceState:
         self.flows = Flows()
         self.queues = Queues()
         self.unread: Counter[int] = Counter()  # fields of events that are not read, by number
-        self.late = 0  # beginnings and ends that came a batch too late
+        self.late = 0  # beginnings and ends before others of an earlier batch
         self.undescribed: set[int] = set()  # tracks that had events before their descriptors
         self.refused = 0  # arguments
         self.sums: dict[tuple[int, int], float] = {}  # incremental counters, by generation and track
         self.latest: dict[int, int] = {}  # time of the last slice of a track
 
     def end_batch(self) -> None:
-        """Forgets what only the batch needed."""
+        """Drops the state that only the batch needed."""
         self.sequences.end_batch()
         self.clocks.end_batch()
         current = {each.generation for each in self.sequences.known.values()}
@@ -136,7 +136,7 @@ class TraceState:
         order = np.argsort(of_row, kind="stable")
         groups = np.split(order, np.cumsum(np.bincount(of_row, minlength=len(first)))[:-1]) if len(rows) else []
         raw = packets.column(TracePacket.TIMESTAMP)[rows]
-        # Snapshots are told by the rows of packets.
+        # Snapshots are found by the rows of packets.
         found, good = self.clocks.times(sequence, clock, raw, groups, rows)
         times[rows] = found
         has = np.zeros(len(times), bool)

@@ -1,7 +1,7 @@
-"""The tracks of a trace: which process and thread events are of, or which counter.
+"""The tracks of a trace: the process and thread, or the counter, of events.
 
-A track that is not a thread's gets a number from 2^48 on for its tid; one that is of no process gets such a number of
-the outermost track above it for its pid. Descriptors of names become metadata, as Chrome's format has them.
+A track that is not a thread's has a number from 2^48 on as its tid. A track without a process has such a number of the
+outermost track above it as its pid. Names in descriptors become metadata events, as in Chrome's format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _INT64 = 1 << 63
 
 @dataclass(frozen=True)
 class CounterTrack:
-    """What a counter's values are."""
+    """The unit and form of a counter's values."""
 
     unit: str = "value"
     factor: int = 1
@@ -49,7 +49,7 @@ class Track:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a track's events belong."""
+    """The pid and tid of a track's events."""
 
     pid: int
     tid: int
@@ -72,7 +72,7 @@ class Tracks:
 
     known: dict[int, Track] = field(default_factory=dict)
     threads: dict[int, tuple[int, int]] = field(default_factory=dict)  # pid and tid of sequences, in old traces
-    named: dict[tuple[str, int, int], str] = field(default_factory=dict)  # names that were given
+    given_names: dict[tuple[str, int, int], str] = field(default_factory=dict)  # that new_names has returned
     left_out: Counter[str] = field(default_factory=Counter)
 
     def describe(self, message: bytes) -> tuple[int, Track] | None:
@@ -104,14 +104,14 @@ class Tracks:
         return uuid, found
 
     def describe_thread(self, sequence: int, message: bytes) -> Track:
-        """Reads a ThreadDescriptor that a packet has, as before there were tracks: it is for its sequence's events."""
+        """Reads a ThreadDescriptor of a packet, from before there were tracks: the thread of its sequence's events."""
         found = _with_thread(Track(), message)
         if len(self.threads) < _MOST_TRACKS and found.pid is not None and found.tid is not None:
             self.threads[sequence] = found.pid, found.tid
         return found
 
     def place(self, uuid: int) -> Place:
-        """Returns where the events of a track belong."""
+        """Returns the pid and tid of the events of a track."""
         track = self.known.get(uuid)
         if track is None:
             return Place(0, _made(uuid) if uuid else 0, is_known=not uuid)
@@ -131,7 +131,7 @@ class Tracks:
         return Place(_made(top), _made(uuid))
 
     def new_names(self, uuids: list[int]) -> list[Name]:
-        """Returns names that these tracks gave, if they are new."""
+        """Returns the names of these tracks that are new."""
         found = []
         for uuid in uuids:
             track = self.known.get(uuid)
@@ -145,8 +145,8 @@ class Tracks:
                 names.append(Name("process_name", place.pid, 0, ""))
             for name in names:
                 key = name.what, name.pid, name.tid
-                if self.named.get(key) != track.name:
-                    self.named[key] = track.name
+                if self.given_names.get(key) != track.name:
+                    self.given_names[key] = track.name
                     found.append(replace(name, name=track.name))
         return found
 

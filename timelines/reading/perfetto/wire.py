@@ -1,9 +1,9 @@
 """The wire format of Protocol Buffers (https://protobuf.dev/programming-guides/encoding/), for many messages at once.
 
-A step of the loop in `fields` reads one field of every message that has more: NumPy does a hundred thousand fields in a
-call. The few messages with the most fields are read one field after the other. What a message says of itself is never
-believed: a field that goes beyond the end of its message, a varint of more than 10 bytes, a group or the number 0 end
-the message, which is then marked as damaged; what was before it counts.
+A step of the loop in `fields` reads one field of every message that has more fields: a hundred thousand in a call of
+NumPy. The few messages with the most fields are read a field at a time. Messages are untrusted: a field that goes
+beyond the end of its message, a varint of more than 10 bytes, a group or the field number 0 ends the message, which is
+then marked as damaged; the fields before it are kept.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
-PADDING = 16  # bytes of 0 behind the data, so that reading a number needs no check
+PADDING = 16  # zero bytes after the data, so that reading a number needs no check
 _MOST_VARINT = 10  # bytes
 _FEW = 48  # messages: fewer are read one after the other
 _MOST_SINGLE = 1 << 21  # fields that are read so in one call
@@ -31,7 +31,7 @@ def padded(data: bytes) -> NDArray[np.uint8]:
 
 @dataclass
 class Fields:
-    """Fields of messages, those of a message in their order (not beside each other)."""
+    """Fields of messages. Those of a message are in their order, but not adjacent."""
 
     owner: Places  # [m], the message that each is of
     number: NDArray[np.int64]  # [m]
@@ -41,7 +41,7 @@ class Fields:
     damaged: NDArray[np.bool_]  # [n], for each message
 
     def of(self, number: int, kind: int) -> NDArray[np.int64]:
-        """Returns the rows of a field. Fields of another wire type are as if they were not there."""
+        """Returns the rows of a field. Fields of another wire type are ignored."""
         return np.flatnonzero((self.number == number) & (self.kind == kind))
 
     def column(self, number: int, default: int = 0, kind: int = VARINT) -> NDArray[np.uint64]:
@@ -66,7 +66,7 @@ class Fields:
         return found
 
     def spans(self, number: int) -> tuple[Places, Places, Places]:
-        """Returns messages (or texts) inside: owners, where they begin and where they end; in order of the file."""
+        """Returns nested messages or texts: owners, begins and ends, in the order of the file."""
         rows = self.of(number, BYTES)
         rows = rows[np.argsort(self.place[rows], kind="stable")]
         return self.owner[rows], self.place[rows], self.place[rows] + self.value[rows].view(np.int64)
@@ -80,7 +80,7 @@ def fields(data: NDArray[np.uint8], starts: Places, ends: Places) -> Fields:
         starts: int64[n], where messages begin.
         ends: int64[n], where they end, within the data.
     """
-    parts: list[tuple[Any, ...]] = []
+    steps: list[tuple[Any, ...]] = []
     damaged = np.zeros(len(starts), bool)
     owner: Places = np.flatnonzero(starts < ends)
     at, end = starts[owner], ends[owner]
@@ -109,20 +109,20 @@ def fields(data: NDArray[np.uint8], starts: Places, ends: Places) -> Fields:
             damaged[owner[~good]] = True
             owner, number, kind, value = owner[good], number[good], kind[good], value[good]
             place, behind, end = place[good], behind[good], end[good]
-        parts.append((owner, number, kind, value, place))
+        steps.append((owner, number, kind, value, place))
         more = behind < end
         owner, at, end = owner[more], behind[more], end[more]
     if len(at):
-        parts.append(_singly(data, owner, at, end, damaged))
+        steps.append(_singly(data, owner, at, end, damaged))
     owners, numbers, kinds, values, places = (
-        np.concatenate([np.empty(0, type_), *(part[column] for part in parts)])
+        np.concatenate([np.empty(0, type_), *(step[column] for step in steps)])
         for column, type_ in enumerate((np.int64, np.int64, np.uint8, np.uint64, np.int64))
     )
     return Fields(owners, numbers, kinds, values, places, damaged)
 
 
 def _varints(data: NDArray[np.uint8], at: Places) -> tuple[NDArray[np.uint64], Places, NDArray[np.bool_]]:
-    """Reads varints: their values, where they end, and which are none."""
+    """Reads varints: their values, where they end, and which are valid."""
     byte = data[at]
     value = byte.astype(np.uint64)
     behind = at + 1
@@ -151,7 +151,7 @@ def _fixed(data: NDArray[np.uint8], at: Places, size: int) -> NDArray[np.uint64]
 def _singly(
     data: NDArray[np.uint8], owner: Places, at: Places, end: Places, damaged: NDArray[np.bool_]
 ) -> tuple[Any, ...]:
-    """Reads the fields of a few messages. Those behind the most that are read are damage."""
+    """Reads the fields of a few messages. A message with too many fields is damaged."""
     owners, numbers, kinds, values, places = [], [], [], [], []
     left = _MOST_SINGLE
     for message, start, stop in zip(owner.tolist(), at.tolist(), end.tolist(), strict=True):
@@ -176,7 +176,7 @@ Field = tuple[int, int, int, int]
 
 
 def message_fields(data: bytes, most: int = 1 << 16) -> tuple[list[Field], bool]:
-    """Reads the fields of one message: at most so many. Returns them, and whether these are all."""
+    """Reads at most so many fields of one message. Returns them, and whether these are all."""
     found: list[Field] = []
     at, size = 0, len(data)
     try:

@@ -1,7 +1,7 @@
 """Unpacks what is compressed with zstd, which Python 3.11 has no module for.
 
-pyarrow has, but takes 0.2 s of CPU and 40 MB to import. So children do without it, unless a trace needs it: then it is
-read again, by children that call `load` before they lose the right to open files.
+pyarrow can do it, but takes 0.2 s of CPU and 40 MB to import. So children only import it if a trace needs it: the trace
+is then read again by children that call `load` before they lose the right to open files.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _open: Callable[[bytes], Any] | None = None
 
 
 def load() -> None:
-    """Imports what unpacks."""
+    """Imports the code that unpacks."""
     global _open
     import pyarrow as pa
 
@@ -31,14 +31,14 @@ def is_loaded() -> bool:
 
 
 def unpacked(packed: bytes, most: int) -> tuple[bytes, bool]:
-    """Returns what some bytes unpack to, and whether that is all of it.
+    """Returns the unpacked bytes, and whether these are all.
 
     Args:
         packed: frames of zstd.
-        most: bytes to return. No more memory is used than for these, and the window of a frame.
+        most: bytes to return at most. Memory is used for these and for the window of a frame only.
 
     Raises:
-        ValueError: the bytes are none, or damaged.
+        ValueError: the bytes are not zstd, or damaged.
     """
     assert _open is not None
     try:

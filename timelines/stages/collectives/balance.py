@@ -49,7 +49,7 @@ def _overlap(trace: Trace) -> None:
 
 
 def _wait(trace: Trace) -> None:
-    """Says for each collective which rank comes first and which last, and for each rank how long it waits."""
+    """Makes the tables of waits: the first and last rank of each collective, and how long each rank waits."""
     events = events_of(trace)
     if not len(events.row):
         return

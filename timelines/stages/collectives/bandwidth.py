@@ -1,4 +1,4 @@
-"""The bandwidth of collectives: bytes in the time that all ranks take for one."""
+"""The bandwidth of collectives: bytes divided by the time that all ranks take for one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def compute_from_calls(trace: Trace, options: Options) -> None:
     start, end = collective.min(calls.start), collective.max(ends(calls))
     bytes_ = collective.key(calls.extra[SIZE])
     some = end > start
-    rates = np.round(bytes_[some] / (end - start)[some], 3)  # bytes a ns are GB/s
+    rates = np.round(bytes_[some] / (end - start)[some], 3)  # bytes per ns are GB/s
     everywhere = np.full(len(rates), EVERYWHERE)
     spans = Spans(collective.key(calls.file)[some], everywhere, start[some], end[some], rates)
     add_sums(trace, OF_CALLS, spans)
@@ -38,8 +38,8 @@ def compute_from_calls(trace: Trace, options: Options) -> None:
 def compute_from_events(trace: Trace, options: Options) -> None:
     """Adds counters of the bandwidth of all-reduces.
 
-    One lasts from the end of the slice before its first event, of any rank, to the end of the slice before the next
-    kernel that belongs to no collective, once all ranks have received.
+    An all-reduce lasts from the end of the slice before its first event, of any rank, to the end of the slice before
+    the next kernel that belongs to no collective, after all ranks have received.
     """
     slices, texts = trace.slices, trace.texts
     is_sum = texts.matches(slices.group, "AllReduce_all_reduce_")

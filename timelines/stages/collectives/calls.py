@@ -1,6 +1,6 @@
-"""A slice for what each rank spends in a collective operation: from its last kernel before it to its last transfer.
+"""Slices for the time of each rank in a collective operation: from its last kernel before it to its last transfer.
 
-Only chains are known: each rank adds its data to those of the rank before it, and the last one sends the sums to all.
+Only chains are supported: each rank adds its data to those of the rank before it, and the last one sends the sums.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ NAME, CATEGORY, FIRST_TID = "gloo:all_reduce", "user_annotation", 10000
 SIZE, ALGORITHM, PEERS, AFTER = (
     "Coll_data_size", "collective algorithm type", "peers", "rank group compute event"
 )  # fmt: skip
-TO_ALL = "^MultiCast"  # slices of one message, of which merge_sends may have made one
-INSTANCE = "instance"  # the same number for the slices of one collective
-NEAR_NS = 10_000_000  # how far the end of a kernel is from that of a collective's first event
+TO_ALL = "^MultiCast"  # slices of one message, which merge_sends may have merged
+INSTANCE = "instance"  # equal numbers for the slices of one collective
+NEAR_NS = 10_000_000  # distance of the end of a kernel from that of a collective's first event
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """When ranks are done computing and take part in a collective, in n rows."""
+    """When ranks have finished computing and join a collective, in n rows."""
 
     time: NDArray[np.int64]  # ns
-    kernel: NDArray[np.int32]  # the name of the last kernel; NO_TEXT
+    kernel: NDArray[np.int32]  # the name of the last kernel, or NO_TEXT
 
 
 def arrivals(trace: Trace, first: Slices, until: NDArray[np.int64]) -> Arrivals:
     """Returns when ranks arrive at collectives: at the end of the first kernel that starts after its first event.
 
-    Receives are posted early, so a rank may have to compute what it sends when the first event has begun.
+    Receives are posted early, so a rank may still compute what it sends after the first event has begun.
 
     Args:
         trace: with the kernels.
         first: the first event of each rank in each collective; where no kernel fits, its start is the arrival.
-        until: when the rank's last event ends, in ns: a kernel that ends later is not the one.
+        until: the end of the rank's last event, in ns: a kernel that ends later is not taken.
     """
     is_kernel = find(trace, Kind.KERNEL) & ~trace.texts.matches(trace.slices.name, "^AllReduce")
     kernels = trace.slices.take(is_kernel & (trace.slices.group == NO_TEXT))
@@ -96,12 +96,12 @@ def add_collective_calls(trace: Trace, options: Options) -> None:
 
 
 def _extreme(groups: Groups, asked: NDArray[np.bool_], start: NDArray[np.int64], latest: bool) -> NDArray[np.int64]:
-    """Returns the row of each group that starts first, or last, of those that are asked for; -1 if none is."""
+    """Returns the row of each group that starts first, or last, among the given rows; -1 without one."""
     rows = np.flatnonzero(asked)
     order = rows[np.argsort(start[rows], kind="stable")]
     found = np.full(len(groups), -1, np.int64)
     order = order if latest else order[::-1]
-    found[groups.numbers[order]] = order  # the one that is written last stays
+    found[groups.numbers[order]] = order  # the last assignment counts
     return found
 
 
@@ -147,13 +147,13 @@ def _add(
 
 
 def _members(trace: Trace, events: Events) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Returns how many ranks each instance has, and their list as a code."""
+    """Returns the number of ranks of each instance, and the code of their list as a text."""
     own, peers = peers_of(trace, events.slices.peers)
     instances = np.append(events.instance, events.instance[own])
     pairs = Groups(instances, np.append(events.slices.pid, peers))
     instance, rank = pairs.key(instances), pairs.key(np.append(events.slices.pid, peers))
     counts = np.bincount(instance, minlength=len(events.is_complete))
-    parts = np.split(rank, np.cumsum(counts)[:-1])
+    ranks = np.split(rank, np.cumsum(counts)[:-1])
     known: dict[bytes, str] = {}  # nearly all instances have the same ranks
-    lists = [known.setdefault(part.tobytes(), "{" + ", ".join(map(str, part.tolist())) + "}") for part in parts]
+    lists = [known.setdefault(some.tobytes(), "{" + ", ".join(map(str, some.tolist())) + "}") for some in ranks]
     return counts, trace.texts.codes(lists)

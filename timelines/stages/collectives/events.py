@@ -1,8 +1,8 @@
 """The events of collective operations: what their names, types and peers say, and to which operation each belongs.
 
 Runtimes write [sync=ID] into the names of a transfer's events: those of the sender and of the receiver have the same.
-The operations of a group (args.CollGroup) follow each other, so an instance of it ends where
-its next event begins later and one of them comes again.
+The operations of a group (args.CollGroup) follow each other: an instance ends where the next event begins later than it
+and an event of it is repeated.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ SYNC_IN_NAME, ITS_TEXT = r"\[sync=.*\]", r"^.*\[sync=(.*)\].*$"
 # Types of events.
 TO_ONE = "^SingleCast$|^MultiCast XSEG$"
 MULTICAST, SET_RECEIVERS, RECEIVED = "^MultiCast$", "^Set BCList$", "^WDone *Barrier$"
-MOST_PEERS = 1 << 16  # ranks that an event can name
-STALE, LEAST_STALE_NS = 4, 5_000_000_000  # an instance waits for the rest so many times its length, or this
+MOST_PEERS = 1 << 16  # ranks in the argument of an event
+STALE, LEAST_STALE_NS = 4, 5_000_000_000
+"""An instance waits for further events for so many times its length, or for the least time."""
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,14 @@ class Events:
 
     row: NDArray[np.int64]  # in Trace.slices
     slices: Slices  # these rows
-    sync: NDArray[np.int32]  # NO_TEXT: its name has none
-    instance: NDArray[np.int64]  # from 0 on, those of a group beside each other
+    sync: NDArray[np.int32]  # NO_TEXT if its name has none
+    instance: NDArray[np.int64]  # from 0 on, those of a group adjacent
     is_complete: NDArray[np.bool_]  # of each instance: it has two transfers or more, and all their events
     is_known: NDArray[np.bool_]  # of each instance: it has a transfer
 
 
 def sync_of(trace: Trace, slices: Slices) -> NDArray[np.int32]:
-    """Returns the codes of the syncs in names, or that merged slices had in theirs; NO_TEXT."""
+    """Returns the codes of the syncs in names, or of those in the names of merged slices; NO_TEXT without one."""
     with_sync = trace.texts.matches(slices.name, SYNC_IN_NAME)
     names = np.where(with_sync, slices.name, NO_TEXT).astype(np.int32)
     found = trace.texts.replaced(names, ITS_TEXT, r"\1")
@@ -48,7 +49,7 @@ def sync_of(trace: Trace, slices: Slices) -> NDArray[np.int32]:
 
 
 def peers_of(trace: Trace, codes: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the ranks in texts such as "1" or "0,1,2", and for each which text of the argument it is from."""
+    """Returns the ranks in texts such as "1" or "0,1,2", and for each the row of its text."""
     distinct, places = np.unique(codes, return_inverse=True)
     lists = [_ranks(trace.texts[code]) if code >= 0 else [] for code in distinct.tolist()]
     counts = np.array([len(each) for each in lists], np.int64)
@@ -61,14 +62,14 @@ def peers_of(trace: Trace, codes: NDArray[np.int32]) -> tuple[NDArray[np.int64],
 
 
 def _ranks(text: str) -> list[int]:
-    """Returns the ranks in a text; what is not a number is not one."""
-    parts = text.strip("[]{} ").split(",", MOST_PEERS)[:MOST_PEERS]
-    words = [part.strip(" '\"") for part in parts]
+    """Returns the ranks in a text; words that are not numbers are ignored."""
+    texts = text.strip("[]{} ").split(",", MOST_PEERS)[:MOST_PEERS]
+    words = [each.strip(" '\"") for each in texts]
     return [int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10]
 
 
 def events_of(trace: Trace) -> Events:
-    """Returns the events of all groups, and the instance of its group to which each belongs."""
+    """Returns the events of all groups, and the instance to which each belongs."""
     slices = trace.slices
     rows = np.flatnonzero((slices.group != NO_TEXT) & placed(trace))
     rows = rows[np.lexsort((slices.start[rows], slices.group[rows]))]
@@ -84,9 +85,9 @@ def events_of(trace: Trace) -> Events:
 
 
 def _instances(trace: Trace, events: Slices, sync: NDArray[np.int32], cluster: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Returns the instance of each event: clusters of events that overlap, if need be joined with the next ones.
+    """Returns the instance of each event: clusters of events that overlap, some joined with the next ones.
 
-    They are joined until an event comes again, too much time has passed, or two that are complete follow each other.
+    They are joined until an event is repeated, too much time has passed, or two complete ones follow each other.
     """
     clusters = Groups(cluster)
     group, start, end = clusters.key(events.group), clusters.min(events.start), clusters.max(ends(events))
@@ -99,7 +100,7 @@ def _instances(trace: Trace, events: Slices, sync: NDArray[np.int32], cluster: N
     new |= last_with == places - 1
     if not new.all():
         begin, first, until = 0, int(start[0]), int(end[0])
-        # The others are new whatever comes before them.
+        # Other clusters begin an instance whatever is before them.
         places = np.flatnonzero(~new | np.append(~new[1:], False))
         columns = (places.tolist(), *(each[places].tolist() for each in (new, last_with, start, end)))
         for place, is_new, same, its_start, its_end in zip(*columns, strict=True):
@@ -113,7 +114,7 @@ def _instances(trace: Trace, events: Slices, sync: NDArray[np.int32], cluster: N
 def _last_with_same(
     events: Slices, sync: NDArray[np.int32], cluster: NDArray[np.int64], count: int
 ) -> NDArray[np.int64]:
-    """Returns for each cluster the last one before it in its group that has one of its events; -1 without one."""
+    """Returns for each cluster the last one before it in its group that has an equal event; -1 without one."""
     rows = np.flatnonzero(sync != NO_TEXT)
     alike = Groups(*(each[rows] for each in (events.group, sync, events.pid, events.type, events.peers)))
     distinct = Groups(alike.numbers, cluster[rows])
@@ -126,7 +127,7 @@ def _last_with_same(
 
 @dataclass(frozen=True)
 class _States:
-    """What is known of instances, in n rows."""
+    """States of instances, in n rows."""
 
     complete: NDArray[np.bool_]  # it has two transfers or more, and all their events
     known: NDArray[np.bool_]  # it has a transfer
@@ -142,9 +143,9 @@ def _states(trace: Trace, events: Slices, sync: NDArray[np.int32], instance: NDA
     own, peers = peers_of(trace, some.peers)
     transfer = np.append(transfers.numbers, transfers.numbers[own])
     partners = np.bincount(Groups(transfer, np.append(some.pid, peers)).key(transfer), minlength=len(transfers))
-    named = np.bincount(own, minlength=len(some))
+    peer_counts = np.bincount(own, minlength=len(some))
     sets, multicasts = texts.matches(some.type, SET_RECEIVERS), texts.matches(some.type, MULTICAST)
-    opens = transfers.sum(np.where(sets, named, 0) + multicasts + texts.matches(some.type, TO_ONE))
+    opens = transfers.sum(np.where(sets, peer_counts, 0) + multicasts + texts.matches(some.type, TO_ONE))
     received = transfers.sum(texts.matches(some.type, RECEIVED).astype(np.int64))
     is_multicast = transfers.max((sets | multicasts).astype(np.int64)) > 0
     closed = (partners > 1) & (received == partners - 1)

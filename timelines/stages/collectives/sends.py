@@ -1,4 +1,4 @@
-"""The slices of a send as one: multicasts are several."""
+"""Merges the slices of a send into one: a multicast has several."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_PREFIX = 256  # bytes
 
 
 def merge_sends(trace: Trace, options: Options) -> None:
-    """Makes one slice of those of a message of a rank: from the first start to the last end, to all its peers."""
+    """Merges the slices of a message of a rank: from the first start to the last end, with all its peers."""
     slices, texts = trace.slices, trace.texts
     is_send = texts.matches(slices.name, "SenRdma") & texts.matches(slices.name, r"[_-]\d")
     rows = np.flatnonzero(is_send & placed(trace))
@@ -29,7 +29,7 @@ def merge_sends(trace: Trace, options: Options) -> None:
     messages = texts.replaced(slices.name[rows], MESSAGE, r"\1")
     groups = Groups(slices.file[rows], slices.pid[rows], messages)
     several = groups.counts > 1
-    firsts = rows[groups.order[groups.firsts]]  # the slice that stays
+    firsts = rows[groups.order[groups.firsts]]  # the slice that is kept
     start = groups.min(slices.start[rows])
     end = groups.max(ends(slices)[rows])
     slices.unpack("start", "duration", "bytes", "type", "peers", "name")
@@ -67,7 +67,7 @@ def _joined_peers(trace: Trace, rows: NDArray[np.int64], groups: Groups) -> NDAr
 
 
 def _prefixes(texts: Texts, names: NDArray[np.int32], groups: Groups) -> NDArray[np.int32]:
-    """Returns the longest common beginning of each group's names, without white space at its end."""
+    """Returns the longest common prefix of each group's names, without trailing white space."""
     several = groups.counts > 1
     if not several.any():
         return groups.key(names)

@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.timelines.reading import importing
+from iaprof.timelines.reading.children import PIECE_BYTES, Children
 from iaprof.timelines.reading.imported_file import FileFacts
 from iaprof.timelines.reading.importing import import_traces
 from iaprof.timelines.reading.perfetto import packet_reader
-from iaprof.timelines.reading.pieces import PIECE_BYTES, Children
 
 KINDS = ("slice", "counter", "flow", "instant")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from iaprof.timelines.reading import events
+from iaprof.timelines.reading import event_decoding
 from unit.timelines.reading.importing import imported, rows_without_file
 
 GOOD = '{"ph":"X","name":"a","pid":0,"tid":7,"ts":1,"dur":1}'
@@ -61,11 +61,11 @@ def test_an_event_that_is_cut_off_is_the_last_one() -> None:
 def test_a_piece_that_ends_with_a_damaged_event_is_read_once(separator: str) -> None:
     bad = r'{"ph":"X","pid":0,"tid":7,"ts":1,"dur":1,"args":{"file":"C:\Users\x"}}'
     data = (separator.join([GOOD, bad, bad]) + ",").encode()
-    piece = events.read(data, is_last=False)
+    piece = event_decoding.read(data, is_last=False)
     assert (piece.consumed, piece.lost, len(piece.events), piece.dropped["unreadable"]) == (len(data), False, 1, 2)
     # And an event that goes on behind the piece is not taken for a damaged one
     cut = data + b'{"ph":"X","args":{"list":[{"a":1},'
-    assert events.read(cut, is_last=False).consumed <= len(data)
+    assert event_decoding.read(cut, is_last=False).consumed <= len(data)
 
 
 def test_a_brace_too_many_behind_an_event_is_no_event() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from iaprof.timelines.options import Options
 from iaprof.timelines.stages.alignment import frequency_align_apply
-from iaprof.timelines.stages.counters import unwrap
+from iaprof.timelines.stages.device_counters import unwrap
 from iaprof.timelines.stages.epochs import normalize_phase2
 from iaprof.timelines.trace import ABSENT, Trace
 from unit.timelines.clock_examples import E1, E4, E4B, E7, E8, E9_FLEX, e4, e7

@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from iaprof.timelines.options import CounterTrack, Options
 from iaprof.timelines.outputs.tables import write_csv
 from iaprof.timelines.stages import power
-from iaprof.timelines.stages.counters import tripple_phased_events
+from iaprof.timelines.stages.device_counters import tripple_phased_events
 from iaprof.timelines.stages.power import analyze_power_statistics, compute_power
 from iaprof.timelines.stages.summaries import calculate_stats
 from iaprof.timelines.trace import Trace

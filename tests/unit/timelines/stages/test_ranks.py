@@ -4,7 +4,7 @@ import pytest
 
 from iaprof.timelines.device_clock import counter_times
 from iaprof.timelines.options import Options
-from iaprof.timelines.stages.counters import tighten_hts_by_instr_type
+from iaprof.timelines.stages.device_counters import tighten_hts_by_instr_type
 from iaprof.timelines.stages.ranks import mp_sync_tight_v1, mp_ts_calibration_v2
 from iaprof.timelines.trace import Trace
 from unit.timelines.clock_examples import E12, collective, e6, e12

@@ -1,7 +1,7 @@
-"""Decodes pieces of a list of events, in a sandboxed child: quickly if they are healthy, event by event where not.
+"""Decodes pieces of a list of events, in a sandboxed child: quickly if they are valid, event by event where not.
 
-A piece starts at an event, or after it. Its end is a guess: a `{` after `,`, which may be inside an event. But if the
-piece decodes as whole elements of a list, then its brackets and strings balance, so its end is between two events.
+A piece starts at an event, or after one. Its end is guessed: a `{` after `,`, which may be inside an event. But if the
+piece decodes as whole elements of a list, its brackets and strings balance, so its end is between two events.
 
 Every element of the list is counted once, damaged or not: as an event, or as dropped for a reason.
 """
@@ -28,7 +28,7 @@ _OBJECT = re.compile(rb'\{[ \t\r\n]*+"[^"\\]*+"[ \t\r\n]*+:')
 _BEGIN = re.compile(rb"\[|\{[ \t\r\n]*+(?:[\"'}]|\w++[ \t\r\n]*+:)")  # of an element, also as Python writes it
 _SCALAR = re.compile(rb'(?:"[^"\\\n]*+"|[^ \t\r\n,:"\[\]{}]++)[ \t\r\n]*+(?=[,\]])')
 NO_END = re.compile(rb'[ \t\r\n]*+(?:,[ \t\r\n,]*+"(?:[^"\\]|\\.)*+"[ \t\r\n]*+:|[^ \t\r\n,\[\]{}])', re.DOTALL)
-"""What follows a value that is a part of a damaged element: a key, or a character that does not separate elements."""
+"""What follows a value inside of a damaged element: a key, or a character that does not separate elements."""
 _TEXT = rb"[^{}\[\]\n]*+"
 _LIST = rb"\[T(?:\[T\]T){0,99}\]"
 _ARGS = rb"(?:(?<=:)|(?<=: ))\{T(?:LT){0,99}\}".replace(b"L", _LIST)
@@ -41,13 +41,13 @@ _LIST_END = re.compile(rb'\][ \t\r\n]*+(?:\}?[ \t\r\n]*+\Z|,[ \t\r\n]*+"[^"\\]*+
 _END = re.compile(rb'\}[ \t\r\n]*(\])[ \t\r\n]*(?:\}?[ \t\r\n]*\Z|,[ \t\r\n]*"[^"\\]*"[ \t\r\n]*:)')
 _MOST_MARGIN = 64
 _OPEN, _LIST_CLOSE = b"{]"
-_SMALL = 4096  # bytes: below, damage is looked for event by event
+_SMALL = 4096  # bytes: a smaller range with damage is read event by event
 _ONE_BY_ONE = 32  # elements, after which several are decoded at once again
-_SEEN = 1 << 9  # bytes that are decoded at first, to read one event
+_SEEN = 1 << 9  # bytes that are first decoded to read one event
 _NO_OBJECTS = re.compile(  # elements that are not objects, each with the comma after it
     rb'(?:(?:-?\d[\d.eE+-]*+|true|false|null|\[\]|"[^"\\,]*+")[ \t\r\n]*+,[ \t\r\n]*+)+'
 )
-_SECONDS = 20.0  # for the damaged part of one piece
+_SECONDS = 20.0  # for reading what is damaged in one piece
 _MOST_NAME = 1 << 14
 
 
@@ -99,7 +99,7 @@ _decode_rare = msgspec.json.Decoder(list[_RareEvent]).decode
 _encode = msgspec.json.Encoder().encode
 _lenient = json.JSONDecoder(
     strict=False,
-    parse_float=lambda text: Raw(text.encode()),  # exactly as it stands there
+    parse_float=lambda text: Raw(text.encode()),  # the text as it is in the file
     parse_int=lambda text: Raw(text.encode()),
     parse_constant=lambda _: None,  # NaN and Infinity are not JSON
 )
@@ -112,9 +112,9 @@ class Piece:
     events: list[Event] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)  # by reason
     consumed: int = 0  # bytes up to where the next piece starts
-    ended: bool = False  # the list's `]` was before `consumed`
+    ended: bool = False  # the `]` of the list is before `consumed`
     lost: bool = False  # the next piece starts inside a damaged event
-    bad_bytes: int = 0  # that are not UTF-8, and became `?`
+    bad_bytes: int = 0  # bytes that are not UTF-8, and became `?`
 
 
 def read(data: bytes, is_last: bool, is_lost: bool = False, gives_up: bool = False) -> Piece:
@@ -124,7 +124,7 @@ def read(data: bytes, is_last: bool, is_lost: bool = False, gives_up: bool = Fal
         data: the piece.
         is_last: nothing follows it in the file.
         is_lost: it starts inside a damaged event, which was counted.
-        gives_up: an event that goes on behind the piece is too long, and is dropped.
+        gives_up: an event that does not end in the piece is too long, and is dropped.
     """
     text, bad_bytes = valid(data)
     piece = Piece()
@@ -137,7 +137,7 @@ def read(data: bytes, is_last: bool, is_lost: bool = False, gives_up: bool = Fal
 
 
 def valid(data: bytes) -> tuple[bytes, int]:
-    """Returns UTF-8 of the same length: `?` for each byte that is none; and how many there are."""
+    """Returns UTF-8 of the same length, with `?` for each invalid byte; and the number of invalid bytes."""
     try:
         data.decode()
     except UnicodeDecodeError:
@@ -157,7 +157,7 @@ class _Reader:
         self._deadline = 0.0
 
     def take(self, end: int) -> bool:
-        """Decodes whole elements up to `end`; returns False if there are others."""
+        """Decodes the elements up to `end`; returns False if some are not whole or are invalid."""
         text = b"[%b]" % self._data[self._at : end].strip(_BLANK)
         try:
             try:
@@ -170,13 +170,13 @@ class _Reader:
         return True
 
     def read(self, is_lost: bool) -> None:
-        """Reads the rest of the data: parts that decode at once, and single elements where they do not."""
+        """Reads the rest of the data: ranges that decode as a whole, and single elements where they do not."""
         self._deadline = time.monotonic() + _SECONDS
         try:
             if is_lost and not self._skip_rest():
                 return
             size = (len(self._data) - self._at) // 4
-            single = 0  # elements that are still to be read one by one
+            single = 0  # elements still to read one by one
             while (found := _NOT_BLANK.search(self._data, self._at)) is not None:
                 self._at = self._piece.consumed = found.start()
                 if (braces := _BRACES.match(self._data, self._at)) is not None:
@@ -277,17 +277,17 @@ class _Reader:
         """Drops the damaged element here, and goes to the next one; returns False if there is none.
 
         Args:
-            reason: for the last element of the data. One that something follows is unreadable.
+            reason: why, if the element is the last of the data. Other elements are counted as unreadable.
 
         Raises:
-            _Cut: the data end before the next one.
+            _Cut: the data end before the next element.
         """
         found = self._go(self._following(self._at))
         self._piece.dropped["unreadable" if found else reason] += 1
         return found
 
     def _skip_rest(self) -> bool:
-        """Goes behind the damaged element in which the data start, which was counted; as `_skip` does."""
+        """Skips the damaged element in which the data start, which was already counted; otherwise as `_skip`."""
         return self._go(0 if self._looks_like_event(0) else self._following(0, is_lost=True))
 
     def _go(self, place: int | None) -> bool:
@@ -301,10 +301,10 @@ class _Reader:
         return place is not None
 
     def _following(self, begin: int, is_lost: bool = False) -> int | None:
-        """Returns where the element, or the end of the list, after a damaged one is; None: not in the data.
+        """Returns where the next element or the end of the list is, after a damaged element; None: not in the data.
 
-        It is where brackets balance, those in texts included, as quotes may be missing; or where a line is indented
-        as that of the damaged one; or, if brackets are missing, at an object with members of events.
+        It is where brackets balance, including those in texts, as quotes may be missing; or at a line with the same
+        indentation as the damaged element; or, if brackets are missing, at an object with members of events.
         """
         if not is_lost and (whole := _ONE_LINE.match(self._data, begin)) is not None:
             return whole.end()
@@ -312,8 +312,8 @@ class _Reader:
         margin = self._margin(begin)
         for separator in _CANDIDATE.finditer(data, begin + (not is_lost)):
             place = separator.end()
-            part = data[at:place]
-            depth += part.count(b"{") + part.count(b"[") - part.count(b"}") - part.count(b"]")
+            skipped = data[at:place]
+            depth += skipped.count(b"{") + skipped.count(b"[") - skipped.count(b"}") - skipped.count(b"]")
             depth, at = max(depth, 0), place
             behind = separator[0]
             balances = depth == 0 and b"," in behind and not is_lost
@@ -340,7 +340,7 @@ class _Reader:
         return None
 
     def _margin(self, place: int) -> bytes:
-        """Returns the line end and the blanks before a place; nothing if something else is before it in its line."""
+        """Returns the line end and the indentation before a place; b"" if something else is before it in its line."""
         before = self._data[max(place - _MOST_MARGIN, 0) : place]
         margin = before[before.rfind(b"\n") :] if b"\n" in before else b""
         return b"" if margin.strip() else margin
@@ -356,7 +356,7 @@ class _Reader:
         """Whether an object at a place can be decoded, and has a phase.
 
         Raises:
-            _Cut: it goes on behind the data.
+            _Cut: it does not end in the data.
         """
         if time.monotonic() > self._deadline:
             return False
@@ -382,7 +382,7 @@ def _with_rare_members(events: Sequence[_RareEvent]) -> Sequence[Event]:
 
 
 def _as_event(value: Any) -> Event | str:
-    """Makes an event of a decoded element, or says why it is none."""
+    """Makes an event of a decoded element, or returns why it is not an event."""
     if not isinstance(value, dict):
         return "not an object"
     known = {name: value[name] for name in _MEMBERS & value.keys()}
@@ -431,16 +431,16 @@ def _plain(value: Any) -> Any:
 def _text(value: Any) -> bytes:
     try:
         return _encode(value)
-    except UnicodeEncodeError:  # halves of characters, which JSON can escape
-        return _encode(_without_halves(value))
+    except UnicodeEncodeError:  # unpaired surrogates, which JSON can escape
+        return _encode(_without_surrogates(value))
 
 
-def _without_halves(value: Any) -> Any:
+def _without_surrogates(value: Any) -> Any:
     match value:
         case str():
             return value.encode("utf-8", "replace").decode()
         case dict():
-            return {_without_halves(name): _without_halves(each) for name, each in value.items()}
+            return {_without_surrogates(name): _without_surrogates(each) for name, each in value.items()}
         case list():
-            return [_without_halves(each) for each in value]
+            return [_without_surrogates(each) for each in value]
     return value

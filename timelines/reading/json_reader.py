@@ -1,4 +1,4 @@
-"""Runs in a sandboxed child: reads pieces of traces, which it gets as bytes, or as a part of an open file."""
+"""Runs in a sandboxed child: reads pieces of JSON traces, given as bytes or as a range of an open file."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def operations(_stage_seconds: float) -> dict[str, Operation]:
     keep_freed(_MOST_KEPT)
     import numpy as np
 
-    from iaprof.timelines.reading import reading
+    from iaprof.timelines.reading import piece_columns
 
     for sample in _SAMPLES:  # so that libraries import what they need before the sandbox forbids opening files
-        reading.read(sample, is_last=True)
+        piece_columns.read(sample, is_last=True)
     np.unique(np.zeros(1))
     for encoding in ENCODINGS:
         codecs.lookup(encoding)
@@ -44,18 +44,18 @@ def content_of(parameters: dict[str, Any], data: bytearray, files: list[int]) ->
     """Returns the piece: `data`, or from `start` to `end` of the first file."""
     if "start" not in parameters:
         return bytes(data)
-    parts, at = [], parameters["start"]
-    while at < parameters["end"] and (part := os.pread(files[0], parameters["end"] - at, at)):
-        parts.append(part)
-        at += len(part)
-    return b"".join(parts)
+    chunks, at = [], parameters["start"]
+    while at < parameters["end"] and (chunk := os.pread(files[0], parameters["end"] - at, at)):
+        chunks.append(chunk)
+        at += len(chunk)
+    return b"".join(chunks)
 
 
 def read_events(parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
     """Reads a piece of a list of events; writes its columns into the last file."""
-    from iaprof.timelines.reading import answer, reading
+    from iaprof.timelines.reading import answer, piece_columns
 
-    found, piece, count = reading.read(
+    found, piece, count = piece_columns.read(
         content_of(parameters, data, files), parameters["is_last"], parameters["is_lost"], parameters["gives_up"]
     )
     try:
@@ -88,12 +88,12 @@ class _Converter:
         self._decoder: codecs.IncrementalDecoder | None = None
 
     def convert(self, parameters: dict[str, Any], data: bytearray, files: list[int]) -> object:
-        """Converts a piece, and writes what it becomes into the last file.
+        """Converts a piece, and writes the result into the last file.
 
-        parameters: `begins`: it is a file's first; `gzip`: it is compressed; `encoding`: of the text; none for bytes.
+        parameters: `begins`: it is the first of a file; `gzip`: it is compressed; `encoding`: of text; none for bytes.
 
         Returns:
-            `consumed`, bytes of the piece; `ended`, whether what follows is of no use; `damaged`.
+            `consumed`, bytes of the piece; `ended`, whether the rest of the file is not needed; `damaged`.
         """
         if parameters["begins"]:
             self._inflate = zlib.decompressobj(_GZIP) if parameters["gzip"] else None
@@ -108,7 +108,7 @@ class _Converter:
                 rest = self._inflate.unused_data if self._inflate.eof else self._inflate.unconsumed_tail
                 consumed = len(content) - len(rest)
                 if self._inflate.eof:
-                    ended = rest[:2] != b"\x1f\x8b"  # another member may follow
+                    ended = rest[:2] != b"\x1f\x8b"  # another gzip member may follow
                     self._inflate = zlib.decompressobj(_GZIP)
             except zlib.error:
                 plain, ended, damaged = b"", True, True

@@ -1,4 +1,4 @@
-"""Counters over time, as curves of bounded size: power, PT active, preparations, bandwidths, and those imported."""
+"""Counters over time, as curves of bounded size: power, PT active, preparations, bandwidths, and imported ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When, where and what the events of a batch are, and what they are called."""
+"""The track events of a batch (TrackEvent): their times, tracks and types, and their names and categories."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading.answer import ABSENT, NO_TEXT
-from iaprof.timelines.reading.columns import Texts
+from iaprof.timelines.reading.event_columns import Texts
 from iaprof.timelines.reading.perfetto import wire
 from iaprof.timelines.reading.perfetto.protos import InternedData, LegacyEvent, TrackEvent
 from iaprof.timelines.reading.perfetto.sequences import Sequences, State
@@ -38,13 +38,13 @@ class Events:
     legacy: Fields | None = None  # [n] messages
 
     def places(self) -> NDArray[np.int64]:
-        """Returns for each message in `fields` the event that it is; NO_EVENT for those without a time."""
+        """Returns for each message in `fields` the index of its event; NO_EVENT for messages without a time."""
         found = np.full(len(self.fields.damaged), NO_EVENT, np.int64)
         found[self.row] = np.arange(len(self.row))
         return found
 
     def ids(self) -> NDArray[np.int64]:
-        """Returns the ids of events, which tell the parts of one operation; ABSENT for those without."""
+        """Returns the ids of events, which the events of one operation share; ABSENT for events without one."""
         found = np.full(len(self.row), ABSENT, np.int64)
         if self.legacy is not None:
             for number in _IDS:
@@ -65,7 +65,7 @@ class Finder:
     dropped: Counter[str]  # events that have no time or type
 
     def events(self, fields: Fields, owner: Places, valid: NDArray[np.bool_]) -> Events:
-        """Finds out when, where and what events are."""
+        """Finds the times, tracks and types of events."""
         state = self.state
         time, has_time = self.times[owner], self.has_time[owner]
         time, has_time = self._own_times(fields, owner, valid, time, has_time)
@@ -104,7 +104,7 @@ class Finder:
         self, fields: Fields, owner: Places, valid: NDArray[np.bool_], time: NDArray[np.int64],
         has_time: NDArray[np.bool_],
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:  # fmt: skip
-        """Takes the times that events have themselves, as in old traces."""
+        """Replaces times of packets by those that events have, as in old traces."""
         clocks = self.trace.clocks
         for number, is_difference in ((TrackEvent.TIMESTAMP_ABSOLUTE_US, False), (TrackEvent.TIMESTAMP_DELTA_US, True)):
             rows = np.flatnonzero(fields.has(number) & valid)
@@ -129,7 +129,7 @@ class EventTexts:
     """The texts of a batch."""
 
     def __init__(self, texts: Texts, content: bytes, sequences: Sequences) -> None:
-        """Args: what gives them codes, the batch's bytes, and where interned ones are."""
+        """Args: the numbers of texts, the batch's bytes, and the interned texts."""
         self._texts, self._content, self._sequences = texts, content, sequences
         self._codes: dict[bytes, int] = {}
 
@@ -174,7 +174,7 @@ class EventTexts:
         )
 
     def categories(self, events: Events) -> NDArray[np.int32]:
-        """Returns the codes of categories, several with commas between them; NO_TEXT for events without."""
+        """Returns the codes of categories, joined with commas; NO_TEXT for events without one."""
         fields = events.fields
         place = events.places()
         found = np.full(len(events.row), NO_TEXT, np.int32)

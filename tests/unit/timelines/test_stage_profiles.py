@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.timelines.profiles import enabled
+from iaprof.timelines.stage_profiles import enabled
 
 STAGES = (("one", "also_one"), ("sort_events",), ("two",), ("sort_events",), ("three",))
 

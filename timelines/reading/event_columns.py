@@ -1,4 +1,4 @@
-"""Makes columns of decoded events, in a sandboxed child. answer.py says which there are."""
+"""Makes the columns that answer.py defines of decoded events, in a sandboxed child."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgspec import Raw
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading.answer import ABSENT, NO_TEXT, PHASES, Columns
-from iaprof.timelines.reading.events import NOTHING, Event
+from iaprof.timelines.reading.event_decoding import NOTHING, Event
 from iaprof.timelines.reading.numbers import integers, nanoseconds
 
 INTEGERS = {
@@ -37,7 +37,7 @@ Args = dict[str, Raw]
 
 
 class Texts(dict[str, int]):
-    """Numbers of texts, in the order in which they are first asked for."""
+    """Numbers texts, in the order in which they are first used."""
 
     cut = 0
 
@@ -46,7 +46,7 @@ class Texts(dict[str, int]):
         return number
 
     def values_cut(self) -> list[str]:
-        """Returns the texts, none of which is too long."""
+        """Returns the texts; long ones are cut."""
         found = []
         for text in self:
             if 4 * len(text) > _MOST_TEXT and len(encoded := text.encode("utf-8", "replace")) > _MOST_TEXT:
@@ -60,9 +60,9 @@ def columns_of(events: Sequence[Event], dropped: Counter[str], texts: Texts | No
     """Makes the columns of events.
 
     Args:
-        events: of a piece, in their order.
-        dropped: counts those that are left out, by reason.
-        texts: numbers the texts, and `texts` of the result stays empty; None: those of these events.
+        events: the events of a piece, in their order.
+        dropped: counts the events that are left out, by reason.
+        texts: numbers the texts; `texts` of the result stays empty. None: the result has its own texts.
     """
     by_phase: dict[str | None, list[Event]] = defaultdict(list)
     if [event.ph for event in events].count("X") == len(events):
@@ -152,7 +152,7 @@ class _Builder:
         places = np.array(rows, np.int64)
         args: list[Args | None] = [{} for _ in events]
         for event in events:
-            if event.id is not None:  # it is a part of the counter's name
+            if event.id is not None:  # it belongs to the counter's name
                 event.name, event.id = f"{event.name}[{event.id}]", None
         columns = {name: column[places] for name, column in self._common(events, args).items()}
         columns["time_ns"], columns["event"] = times[places], places
@@ -219,7 +219,7 @@ class _Builder:
         return np.fromiter(map(self.texts.__getitem__, texts), np.int32, len(texts))  # type: ignore[arg-type]
 
     def _numbered(self, values: Sequence[int | str | None]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Returns integers, ABSENT for others, and the codes of these others."""
+        """Returns integers, ABSENT for other values, and the codes of these as texts."""
         numbers = [ABSENT if (number := _integer(value)) is None else number for value in values]
         texts = [
             None if value is None or number != ABSENT else str(value)
@@ -233,7 +233,7 @@ class _Builder:
                 args[row] = {**(args[row] or {}), name: Raw(_encode(str(value)))}
 
     def _take_known(self, args: list[Args | None], columns: dict[str, NDArray[Any]]) -> None:
-        """Moves the members that have columns out of `args`. Members of another form stay."""
+        """Moves members that have a column from `args` to it. Members of another type stay."""
         rows_of: dict[str, list[int]] = defaultdict(list)
         shapes: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for row, each in enumerate(args):
@@ -253,7 +253,7 @@ class _Builder:
                 for each in some:
                     for name in known_names:
                         del each[name]
-        for name, rows in sorted(rows_of.items()):  # in any order, results would depend on where pieces end
+        for name, rows in sorted(rows_of.items()):  # sorted: otherwise results would depend on where pieces end
             values = values_of[name]
             found: NDArray[Any]
             if name in INTEGERS:
@@ -280,20 +280,20 @@ class _Builder:
         rows = [row for row, each in enumerate(args) if each]
         if not rows:
             return {}
-        parts: list[Any] = [_encode(args[row]) for row in rows]
-        joined = b",".join(parts)
+        objects: list[Any] = [_encode(args[row]) for row in rows]
+        joined = b",".join(objects)
         if any(blank in joined for blank in (b" ", b"\n", b"\t")):
-            parts = _raws(msgspec.json.format(b"[%b]" % joined, indent=-1))
-        lengths = np.array([memoryview(part).nbytes for part in parts], np.int64)
+            objects = _raws(msgspec.json.format(b"[%b]" % joined, indent=-1))
+        lengths = np.array([memoryview(text).nbytes for text in objects], np.int64)
         if lengths.max() > MOST_ARGS:
             fits = lengths <= MOST_ARGS
             self.cut_args += int((~fits).sum())
-            parts, rows = [parts[i] for i in np.flatnonzero(fits)], [rows[i] for i in np.flatnonzero(fits)]
+            objects, rows = [objects[i] for i in np.flatnonzero(fits)], [rows[i] for i in np.flatnonzero(fits)]
             lengths = lengths[fits]
         return {
             "args_row": np.array(rows, np.int64),
             "args_length": lengths,
-            "args": np.frombuffer(b"".join(parts), np.uint8),
+            "args": np.frombuffer(b"".join(objects), np.uint8),
         }
 
 
@@ -308,7 +308,7 @@ def _array(numbers: Sequence[Any]) -> NDArray[np.int64]:
     """Returns integers as an array.
 
     Raises:
-        TypeError, OverflowError: one is none, or does not fit.
+        TypeError, OverflowError: a value is not an integer, or does not fit.
     """
     return np.array(array("q", numbers), np.int64)
 
@@ -326,7 +326,7 @@ def _args(events: Sequence[Event]) -> list[Args | None]:
 
 
 def _number(text: Raw) -> float | None:
-    """Returns a number, also one in a text; None if it is none, or not finite."""
+    """Returns a number, also one in a text; None if the value is not a finite number."""
     try:
         value = float(bytes(text).strip(b'"'))
     except ValueError:
@@ -335,7 +335,7 @@ def _number(text: Raw) -> float | None:
 
 
 def _peer_or_text(name: str, raw: Raw) -> str | None:
-    """Returns a text; of peers, numbers and lists are texts, too."""
+    """Returns a text; numbers and lists of peers become texts."""
     try:
         value = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, ValueError, RecursionError):

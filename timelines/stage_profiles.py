@@ -1,7 +1,7 @@
-"""Profiles: which stages run. A profile is TOML of ours, or the AIU Trace Analyzer's JSON.
+"""Stage profiles: which stages run. The file is iaprof's TOML, or the AIU Trace Analyzer's JSON.
 
-TOML: a table `stages` with `NAME = true` or `false`, and `others = false` to turn off all that are not named. Several
-stages have the same name: `NAME` is all of them, `"NAME#2"` the second.
+TOML: a table `stages` with `NAME = true` or `false`, and `others = false` to turn off all that are not listed.
+Several stages have the same name: `NAME` is all of them, `"NAME#2"` the second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOT_FOR_TORCH = (
     "mp_ts_calibration_v2", "queueing_counter", "drop_global_events", "recombine_cpu_events",
     "assert_ts_sequence#1", "analyze_power_statistics",
 )  # fmt: skip
-# Stages of the AIU Trace Analyzer that are none here: import or columns make them unnecessary.
+# Stages of the AIU Trace Analyzer that do not exist here: the import or columns make them unnecessary.
 _NOT_NEEDED = (
     "pipeline_barrier", "verify", "verify_cleanup", "drop_timestamp_reversed_events", "create_slice_from_BE",
     "detect_partial_overlap_tids", "cleanup_copy_of_device_ts", "cycle_count_conversion_cleanup",
@@ -39,12 +39,12 @@ def enabled(stages: Sequence[Sequence[str]], profile: str, changes: Iterable[str
 
     Args:
         stages: the names of each stage, in order.
-        profile: one of BUILT_IN, or the path of a file.
+        profile: a stage profile: one of BUILT_IN, or the path of a file.
         changes: names to turn on, with "-" before them to turn off.
 
     Raises:
-        UsageError: there is no stage or profile of a name.
-        IaprofError: the file cannot be read, or is not a profile.
+        UsageError: there is no stage or stage profile of a name.
+        IaprofError: the file cannot be read, or is not a stage profile.
     """
     names = [name for each in stages for name in each]
     places = _places(names)
@@ -112,21 +112,21 @@ def _of_toml(places: Mapping[str, list[int]], count: int, document: Mapping[str,
 
 
 def _of_json(names: Sequence[str], places: Mapping[str, list[int]], document: Mapping[str, object]) -> list[bool]:
-    """The reference's profiles: a list of {name: bool}; stages that it does not name are off, and all are on in {}."""
+    """Reads the reference's JSON: a list of {name: bool}. Stages that it does not list are off; in {}, all are on."""
     stages = document.get("stages")
     if stages is None and not document:
         return [True] * len(names)
     if not isinstance(stages, list) or not all(isinstance(each, dict) for each in stages):
         raise ValueError("it has no list of stages")
-    named = [(name, value) for each in stages for name, value in each.items()]
-    if unknown := [name for name, _ in named if name.split("#")[0] not in {*names, *_NOT_NEEDED}]:
+    settings = [(name, value) for each in stages for name, value in each.items()]
+    if unknown := [name for name, _ in settings if name.split("#")[0] not in {*names, *_NOT_NEEDED}]:
         raise ValueError(f"there is no stage {unknown[0]}")
-    wholly = Counter(name for name, _ in named)
+    counts = Counter(name for name, _ in settings)
     seen: Counter[str] = Counter()
     on = [False] * len(names)
-    for name, value in named:
+    for name, value in settings:
         seen[name] += 1
-        # A name that is listed as often as there are stages of it means these one by one, in order.
-        is_nth = wholly[name] == len(places.get(name, ())) > 1
+        # A name that is listed as often as there are stages of that name means each of them in turn.
+        is_nth = counts[name] == len(places.get(name, ())) > 1
         on = _with(places, on, {f"{name}#{seen[name]}" if is_nth else name: bool(value)})
     return on

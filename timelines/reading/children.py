@@ -1,7 +1,7 @@
-"""Has children read the pieces of a list of events, several at a time, and hands the results on in their order.
+"""The sandboxed children that read traces, and the list of events that they read, several pieces at a time.
 
-Where a piece ends is guessed, so that the next one can be read meanwhile. A child that could not read a piece up to
-its end says how far it came: then what was read ahead is thrown away.
+The end of a piece is guessed, so that the next piece can be read meanwhile. If a child cannot read a piece up to its
+end, it returns how far it came, and what was read ahead is discarded. Results are in the order of the file.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _REASONS = 64
 
 @dataclass
 class Read:
-    """What was read of a piece."""
+    """The content of a piece."""
 
     columns: Columns
-    events: int = 0  # that the piece has
+    events: int = 0  # in the piece
     dropped: dict[str, int] = field(default_factory=dict)  # by reason
     consumed: int = 0
     ended: bool = False  # the list has ended
@@ -44,16 +44,16 @@ class Read:
 
 @dataclass
 class PacketsRead:
-    """What was read of a batch of packets."""
+    """The content of a batch of packets."""
 
     read: Read
     consumed: int
     is_damaged: bool  # there is no packet at `consumed`
-    is_lost: bool  # nor was one found further on
-    longer: int  # bytes of the packet at `consumed`, which goes on behind the piece
+    is_lost: bool  # and no packet was found after it
+    longer: int  # bytes of the packet at `consumed`, if it does not end in the piece
     needs_zstd: bool  # some packets need a child that unpacks zstd
-    facts: dict[str, int]  # what was doubtful since the file's begin
-    left_out: dict[str, int]  # likewise
+    facts: dict[str, int]  # counts of doubtful things, since the beginning of the file
+    left_out: dict[str, int]  # counts of what was left out, likewise
 
 
 _PACKET_FACTS = ("late", "undescribed", "described_later", "refused", "unread", "unrelated", "flows")
@@ -68,7 +68,7 @@ class _Ahead:
 
 
 class Children(Closing):
-    """Sandboxed children that read pieces, one more than `count`, which converts, and one that reads packets."""
+    """Sandboxed children: `count` that read pieces of JSON, one that converts, and one that reads packets."""
 
     def __init__(
         self,
@@ -80,14 +80,14 @@ class Children(Closing):
         """Starts nothing yet.
 
         Args:
-            count: of those that read events.
-            children: in place of sandboxes.
-            threads: which wait for them; None for one for each.
-            unpack_zstd: packets that are compressed so, for which they take longer to start.
+            count: how many read events.
+            children: used in place of sandboxes, in tests.
+            threads: wait for the children; None for a thread for each.
+            unpack_zstd: packets can be compressed with zstd: the child for packets takes longer to start.
         """
         self._sandboxes: list[Sandbox] = []
         if not children:
-            self._sandboxes += (Sandbox("iaprof.timelines.reading.reader", _LIMITS) for _ in range(count + 1))
+            self._sandboxes += (Sandbox("iaprof.timelines.reading.json_reader", _LIMITS) for _ in range(count + 1))
             self._sandboxes.append(
                 Sandbox("iaprof.timelines.reading.perfetto.zstd_reader", _LIMITS)
                 if unpack_zstd
@@ -121,7 +121,7 @@ class Children(Closing):
             self._free.put(child)
 
     def packets(self, span: Span, parameters: Mapping[str, object]) -> Future[PacketsRead]:
-        """Has the same one of them each time read a batch of packets, as it keeps what these share."""
+        """Has the child for packets read a batch. It keeps the state that packets share."""
         return self._threads.submit(self._read_packets, span, parameters)
 
     def _read_packets(self, span: Span, parameters: Mapping[str, object]) -> PacketsRead:
@@ -197,7 +197,7 @@ def events(source: Source, start: int, children: Children, end: End, piece_bytes
     """
     ahead: deque[_Ahead] = deque()
     at, size, is_lost = start, piece_bytes, False
-    following, is_done = start, False  # where the next piece starts that nobody reads yet
+    following, is_done = start, False  # where the next piece starts that no child reads yet
     failed_at, failed_length = -1, 0  # the piece that failed last
 
     def discard() -> None:
@@ -215,7 +215,7 @@ def events(source: Source, start: int, children: Children, end: End, piece_bytes
                 ahead.append(_Ahead(following, stop, is_last, children.read(span, is_last, is_lost, gives_up)))
                 following, is_done = stop, is_last
                 if is_lost or size != piece_bytes:
-                    break  # what comes after it is not known yet
+                    break  # where the next piece starts is not known yet
             piece = ahead.popleft()
             length = piece.end - piece.start
             try:
@@ -230,7 +230,7 @@ def events(source: Source, start: int, children: Children, end: End, piece_bytes
                     continue
                 read = _unreadable(length)
             stuck = not read.consumed and not read.ended and length > 0 and not (read.lost and not is_lost)
-            # A longer piece helps, but not one that failed: without an end to this, reading would go on for ever.
+            # A longer piece helps, unless it failed before: otherwise reading would never end.
             if stuck and (length >= MOST_PIECE_BYTES or (piece.start == failed_at and 4 * length >= failed_length)):
                 read, stuck = _unreadable(length), False
             yield read
@@ -251,15 +251,15 @@ def events(source: Source, start: int, children: Children, end: End, piece_bytes
 
 
 def _unreadable(length: int) -> Read:
-    """Returns what stands for a piece with an event that cannot be read: reading goes on behind the piece."""
+    """Returns the content of a piece with an event that cannot be read: reading continues after the piece."""
     return Read(Columns(), 1, {"unreadable": 1}, length, False, True)
 
 
 def _end_of_piece(source: Source, start: int, size: int) -> tuple[int, bool]:
-    """Returns where a piece may end: behind a comma that seems to follow an event; and whether the file ends there."""
+    """Returns where a piece may end, after a comma that seems to follow an event; and whether the file ends there."""
     looked_at = min(_LOOKED_AT, size)
     tail, is_last = source.bytes(start + size - looked_at, looked_at)
-    if is_last and not tail:  # the file ends before that place
+    if is_last and not tail:  # the file ends before that offset
         return start + len(source.bytes(start, size)[0]), True
     if is_last:
         return start + size - looked_at + len(tail), True

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from iaprof.timelines.reading import blocks, columns, events, plain, reading
+from iaprof.timelines.reading import block_columns, blocks, event_columns, event_decoding, piece_columns
 from iaprof.timelines.reading.answer import Columns
 from iaprof.timelines.reading.blocks import Block, NotPlain
 from iaprof.timelines.reading.imported_file import TableMaker
@@ -71,13 +71,13 @@ def rows(found: Columns) -> Any:
 
 
 def carefully(data: bytes) -> Any:
-    piece = events.read(data, is_last=True)
-    found = columns.columns_of(piece.events, piece.dropped)
+    piece = event_decoding.read(data, is_last=True)
+    found = event_columns.columns_of(piece.events, piece.dropped)
     return rows(found), +piece.dropped, piece.consumed
 
 
 def quickly(data: bytes, block_bytes: int) -> Any:
-    found, piece, _ = reading.read(data, True, block_bytes=block_bytes)
+    found, piece, _ = piece_columns.read(data, True, block_bytes=block_bytes)
     return rows(found), +piece.dropped, piece.consumed
 
 
@@ -123,7 +123,7 @@ def test_what_runtimes_write_is_never_read_event_by_event() -> None:
         for separators in ((",", ":"), (", ", ": ")):
             data = json.dumps(made, separators=separators)[1:-1].encode()
             expected = carefully(data)
-            with mock.patch.object(columns, "columns_of", side_effect=AssertionError):
+            with mock.patch.object(event_columns, "columns_of", side_effect=AssertionError):
                 assert quickly(data, 4096) == expected
 
 
@@ -133,7 +133,7 @@ def test_values_worked_out_by_hand() -> None:
         b'"args":{"TS1":"0xfF","x": [1, "a b"],"Power":12,"Type":"t"}}'
     )
 
-    found = plain.columns_of(Block(data), columns.Texts())
+    found = block_columns.columns_of(Block(data), event_columns.Texts())
 
     wanted = {"time_ns": 1_000_500, "duration_ns": 2250, "pid": 3, "tid": -4, "name": 0, "ts1": 255, "power": 12}
     assert {name: found.slices[name].tolist() for name in wanted} == {name: [each] for name, each in wanted.items()}
@@ -197,17 +197,17 @@ def _placed(texts: list[str]) -> tuple[Any, Any, Block]:
 
 def test_an_object_with_a_key_twice_needs_more_care() -> None:
     event = '{"name":"a","ph":"X","pid":0,"ts":1,"dur":1,"args":{"x":1,"y":2,"%s":3}}'
-    plain.columns_of(Block((event % "z").encode()), columns.Texts())
+    block_columns.columns_of(Block((event % "z").encode()), event_columns.Texts())
 
     with pytest.raises(NotPlain):
-        plain.columns_of(Block((event % "x").encode()), columns.Texts())
+        block_columns.columns_of(Block((event % "x").encode()), event_columns.Texts())
 
 
 def test_dropped_events_of_all_blocks_are_counted() -> None:
     event = '{"name":"a","ph":"X","pid":0,"ts":1,"dur":%d}'
     data = ",".join(event % duration for duration in (1, -1, 1, -1)).encode()
 
-    found, piece, count = reading.read(data, True, block_bytes=60)
+    found, piece, count = piece_columns.read(data, True, block_bytes=60)
 
     assert (len(found.slices["time_ns"]), +piece.dropped, count) == (2, Counter({"negative duration": 2}), 4)
 
@@ -226,8 +226,8 @@ def test_reading_takes_time_that_is_linear_in_any_input(parts: list[bytes]) -> N
         return Block(part)
 
     # when
-    with mock.patch.object(reading, "Block", counting):
-        reading.read(data, is_last=True, block_bytes=64)
+    with mock.patch.object(piece_columns, "Block", counting):
+        piece_columns.read(data, is_last=True, block_bytes=64)
     # then
     assert sum(looked_at) <= 16 * len(data) + 1024
     assert len(looked_at) <= 2 * len(data) // 64 + len(parts) + 2

@@ -1,4 +1,4 @@
-"""Arguments of events (DebugAnnotation): the columns that a capture has for some, and JSON texts of the others."""
+"""Arguments of events (DebugAnnotation): columns of those that a capture has columns for, JSON texts of others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.timelines.reading.answer import ABSENT, NO_TEXT
-from iaprof.timelines.reading.columns import BANDWIDTH, INTEGERS, MOST_ARGS, TEXTS, Texts
+from iaprof.timelines.reading.event_columns import BANDWIDTH, INTEGERS, MOST_ARGS, TEXTS, Texts
 from iaprof.timelines.reading.numbers import integers
 from iaprof.timelines.reading.perfetto import wire
 from iaprof.timelines.reading.perfetto.protos import DebugAnnotation, InternedData, NestedValue
@@ -34,7 +34,7 @@ _NUMBERS = (
 _NESTED = (_A.NESTED_VALUE, _A.LEGACY_JSON_VALUE, _A.DICT_ENTRIES, _A.ARRAY_VALUES)
 _PREFIXES = ("debug.", "args.")  # that Perfetto's trace_processor puts before names
 _DEEPEST = 32
-_MOST_INSIDE = 1 << 19  # values inside others, of a batch
+_MOST_INSIDE = 1 << 19  # nested values in a batch
 _INT64 = 1 << 63
 _BLANK = "null"
 
@@ -48,7 +48,7 @@ class Members:
     names: list[str]
     kind: NDArray[np.int64]  # [m], the number of the field with the value; 0 if there is none
     bits: NDArray[np.uint64]  # [m], the value, if it is a number
-    texts: NDArray[np.object_]  # [m], bytes of texts; JSON (str) of what has values inside
+    texts: NDArray[np.object_]  # [m], bytes of texts; JSON (str) of nested values
 
     def rows(self, events: NDArray[np.bool_]) -> Places:
         """Returns the rows of some events."""
@@ -64,7 +64,7 @@ class Reader:
         self.refused = 0  # values that are nested too deeply, are too many, or of unknown kinds
 
     def read(self, owner: Places, starts: Places, ends: Places, generation: NDArray[np.int64]) -> Members:
-        """Reads messages: `generation` is of each of them."""
+        """Reads messages; `generation` has that of each message."""
         fields = wire.fields(self._data, starts, ends)
         count = len(owner)
         names = Texts()
@@ -76,7 +76,7 @@ class Reader:
             name[rows] = np.array([names[_name(text or b"")] for text in found], np.int64)[of_row]
         given, begins, stops = fields.spans(_A.NAME)
         if len(given):
-            name[given] = self._named(begins, stops, names)
+            name[given] = self._codes_of_names(begins, stops, names)
         kind = np.zeros(count, np.int64)
         bits = np.zeros(count, np.uint64)
         for number, type_ in _NUMBERS:
@@ -105,7 +105,7 @@ class Reader:
         self.refused += int((kind == 0).sum())
         return Members(owner, name, list(names), kind, bits, texts)
 
-    def _named(self, begins: Places, stops: Places, names: Texts) -> NDArray[np.int64]:
+    def _codes_of_names(self, begins: Places, stops: Places, names: Texts) -> NDArray[np.int64]:
         codes: dict[bytes, int] = {}
         found = []
         for begin, stop in zip(begins.tolist(), stops.tolist(), strict=True):
@@ -116,7 +116,7 @@ class Reader:
         return np.array(found, np.int64)
 
     def _value(self, message: bytes, generation: int, depth: int) -> Any:
-        """Returns the value of an annotation that has others inside."""
+        """Returns the value of an annotation with nested values."""
         self._left -= 1
         if depth > _DEEPEST or self._left < 0:
             self.refused += 1
@@ -173,7 +173,7 @@ class Reader:
         return name
 
     def _nested(self, message: bytes, depth: int) -> Any:
-        """Returns a value in the older form."""
+        """Returns a nested value in the older form."""
         self._left -= 1
         if depth > _DEEPEST or self._left < 0:
             self.refused += 1
@@ -226,7 +226,7 @@ class Columns:
         self.bad_values = self.cut_args = 0
 
     def known(self) -> dict[str, NDArray[Any]]:
-        """Takes the arguments that have a column, and returns the columns. Those of another form stay."""
+        """Removes arguments that have a column, and returns the columns. Arguments of another type stay."""
         columns: dict[str, NDArray[Any]] = {}
         members = self._members
         left = np.ones(len(self._rows), bool)
@@ -273,10 +273,10 @@ class Columns:
         return np.array(codes, np.int32), good
 
     def rest(self, more: dict[int, dict[str, Any]] | None = None) -> dict[str, NDArray[Any]]:
-        """Returns JSON texts of all that is left.
+        """Returns JSON texts of the arguments that are left.
 
         Args:
-            more: members of rows of the table that come first, as JSON's values.
+            more: by row of the table, values of members that come first.
         """
         texts = self._texts_of(self._rows)
         place = self._place
@@ -296,17 +296,17 @@ class Columns:
             texts = [texts[row] for row in order.tolist()]
         rows = place[np.append(True, place[1:] != place[:-1])]
         bounds = [*np.flatnonzero(np.append(True, place[1:] != place[:-1])).tolist(), len(place)]
-        parts = [
+        objects = [
             f"{{{','.join(texts[start:stop])}}}".encode("utf-8", "replace")
             for start, stop in itertools.pairwise(bounds)
         ]
-        lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+        lengths = np.fromiter(map(len, objects), np.int64, len(objects))
         fits = lengths <= MOST_ARGS
         if not fits.all():
             self.cut_args += int((~fits).sum())
-            parts = [part for part, is_kept in zip(parts, fits.tolist(), strict=True) if is_kept]
+            objects = [text for text, is_kept in zip(objects, fits.tolist(), strict=True) if is_kept]
             rows, lengths = rows[fits], lengths[fits]
-        return {"args_row": rows, "args_length": lengths, "args": np.frombuffer(b"".join(parts), np.uint8)}
+        return {"args_row": rows, "args_length": lengths, "args": np.frombuffer(b"".join(objects), np.uint8)}
 
     def _texts_of(self, rows: Places) -> list[str]:
         """Returns `"name":value` of members."""
@@ -351,7 +351,7 @@ _TEXTS_OF: dict[int, Callable[[NDArray[np.uint64]], Iterable[str]]] = {
 
 
 def _integers(members: Members, rows: Places) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Returns arguments as integers, and which are some: numbers without decimals, and texts of those."""
+    """Returns arguments as integers, and which are integers: also doubles without decimals, and texts."""
     kinds, bits = members.kind[rows], members.bits[rows]
     values = bits.view(np.int64).copy()
     good = (kinds == _A.INT_VALUE) | ((kinds == _A.UINT_VALUE) & (values >= 0))
@@ -369,7 +369,7 @@ def _integers(members: Members, rows: Places) -> tuple[NDArray[np.int64], NDArra
 
 
 def _doubles(members: Members, rows: Places) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Returns arguments as finite doubles, and which are some."""
+    """Returns arguments as finite doubles, and which are such numbers."""
     kinds, bits = members.kind[rows], members.bits[rows]
     values = np.where(kinds == _A.INT_VALUE, bits.view(np.int64).astype(float), bits.astype(float))
     is_double = kinds == _A.DOUBLE_VALUE
@@ -411,7 +411,7 @@ def _double(bits: int) -> float | None:
 
 
 def _decoded(content: bytes) -> Any:
-    """Returns a JSON text's value; the text itself if it is none."""
+    """Returns the value of a JSON text; the text itself if it is not JSON."""
     text = content.decode("utf-8", "replace")
     try:
         return json.loads(text, parse_constant=lambda _: None, parse_float=_finite)

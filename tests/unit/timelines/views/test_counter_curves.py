@@ -18,7 +18,7 @@ from iaprof.timelines.outputs import page
 from iaprof.timelines.outputs.chrome import write_chrome
 from iaprof.timelines.trace import Trace
 from iaprof.timelines.views.busy import CLASSES, busy
-from iaprof.timelines.views.counters import curves
+from iaprof.timelines.views.counter_curves import curves
 from iaprof.timelines.views.picture import picture
 from unit.in_process import iaprof
 from unit.timelines.clock_examples import E1, e6

@@ -1,4 +1,7 @@
-"""Reads a piece of a list of events, in a sandboxed child: blocks of usual events as arrays, others event by event."""
+"""Makes the columns of a piece of a list of events, in a sandboxed child.
+
+Blocks of events in the usual forms are read as arrays, others event by event.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +10,38 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.timelines.reading import columns, events, plain
+from iaprof.timelines.reading import block_columns, event_columns, event_decoding
 from iaprof.timelines.reading.answer import ABSENT, CODES, DOUBLES, NO_TEXT, Columns, Table
 from iaprof.timelines.reading.blocks import Block, NotPlain
 from iaprof.timelines.reading.not_finite import WithNulls, with_nulls
 
 BLOCK_BYTES = 3 << 19  # a larger one needs more memory, a smaller one costs more for each event
-_SLACK = 4  # a block is longer by this part of it if nothing remains then: a short one costs almost as much
+_SLACK = 4  # the last block may be longer by 1/4: a short block costs almost as much as a whole one
 _BLANK, _AHEAD = b" \t\r\n,", 64
-_ONCE = frozenset({"args", "args_row", "args_length"})  # not one for each row
+_ONCE = frozenset({"args", "args_row", "args_length"})  # columns without a value for each row
 
 
 def read(
     data: bytes, is_last: bool, is_lost: bool = False, gives_up: bool = False, block_bytes: int = BLOCK_BYTES
-) -> tuple[Columns, events.Piece, int]:
-    """Reads a piece. The arguments are those of events.read; a block has about `block_bytes`.
+) -> tuple[Columns, event_decoding.Piece, int]:
+    """Reads a piece. Arguments are as of event_decoding.read; a block has about `block_bytes`.
 
     Returns:
-        its columns; what events.read says of it, without the events; and how many these are, also those dropped.
+        its columns; what event_decoding.read returned, without the events; and the number of events, dropped ones
+        included.
     """
     given = data
-    data, bad_bytes = events.valid(given)
-    texts = columns.Texts()
-    parts: list[Columns] = []
-    piece = events.Piece()
+    data, bad_bytes = event_decoding.valid(given)
+    texts = event_columns.Texts()
+    columns: list[Columns] = []
+    piece = event_decoding.Piece()
     count = at = 0
     replaced: WithNulls | None = None
 
-    def add(found: events.Piece) -> None:
+    def add(found: event_decoding.Piece) -> None:
         nonlocal piece, count
         count += len(found.events) + sum(found.dropped.values())
-        parts.append(columns.columns_of(found.events, found.dropped, texts))
+        columns.append(event_columns.columns_of(found.events, found.dropped, texts))
         found.dropped += piece.dropped
         piece = found
 
@@ -52,15 +56,17 @@ def read(
                 if replaced.words:
                     continue
             if size < len(data) - at and size == block_bytes:
-                size *= 8  # perhaps one event is so long
+                size *= 8  # one event may be so long
                 continue
             break
         size = block_bytes
         try:
-            parts.append(plain.columns_of(block, texts))
+            columns.append(block_columns.columns_of(block, texts))
             count += block.events
         except NotPlain:
-            found = events.read(data[at : at + block.length] + b",", is_last=False)  # the comma ends the last event
+            found = event_decoding.read(
+                data[at : at + block.length] + b",", is_last=False
+            )  # the comma ends the last event
             if found.lost or found.consumed < block.length:
                 break
             add(found)
@@ -68,36 +74,36 @@ def read(
     if at < len(data):
         if replaced is None:
             data, replaced = _replaced(data, at)
-        found = events.read(data[at:], is_last, is_lost, gives_up)
+        found = event_decoding.read(data[at:], is_last, is_lost, gives_up)
         add(found)
         at += found.consumed
     if replaced is not None:
         at = replaced.given(at)
     piece.consumed, piece.events = at, []
     if bad_bytes:
-        piece.bad_bytes = events.valid(given[:at])[1]  # what follows is read again
-    joined = join(parts)
+        piece.bad_bytes = event_decoding.valid(given[:at])[1]  # bytes after it are read again
+    joined = join(columns)
     joined.texts = texts.values_cut()
     joined.cut_texts = texts.cut
     return joined, piece, count
 
 
 def _replaced(data: bytes, at: int) -> tuple[bytes, WithNulls]:
-    """Replaces numbers that are not finite, from a place on."""
+    """Replaces numbers that are not finite, from an offset on."""
     found = with_nulls(data[at:])
     found.words = [(word + at, longer) for word, longer in found.words]
     return data[:at] + found.text, found
 
 
-def join(parts: list[Columns]) -> Columns:
-    """Joins columns whose codes are of the same texts, one after the other."""
-    if len(parts) == 1:
-        return parts[0]
+def join(columns: list[Columns]) -> Columns:
+    """Concatenates columns whose codes refer to the same texts."""
+    if len(columns) == 1:
+        return columns[0]
     slices, counters, flows, instants = (
-        _join([table for part in parts if (table := getattr(part, kind))])
+        _join([table for each in columns if (table := getattr(each, kind))])
         for kind in ("slices", "counters", "flows", "instants")
     )
-    cut_args, bad_values = sum(part.cut_args for part in parts), sum(part.bad_values for part in parts)
+    cut_args, bad_values = sum(each.cut_args for each in columns), sum(each.bad_values for each in columns)
     return Columns(slices, counters, flows, instants, cut_args=cut_args, bad_values=bad_values)
 
 

@@ -1,4 +1,4 @@
-"""Makes a capture's columns of the events of a batch of packets."""
+"""Makes the columns of a capture from the events of a batch of packets."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from iaprof.timelines.reading import answer
 from iaprof.timelines.reading.answer import ABSENT, NO_TEXT
-from iaprof.timelines.reading.columns import Texts
-from iaprof.timelines.reading.perfetto import arguments, render_stages, wire
+from iaprof.timelines.reading.event_columns import Texts
+from iaprof.timelines.reading.perfetto import debug_annotations, render_stages, wire
 from iaprof.timelines.reading.perfetto.counters import Counters, repeated
 from iaprof.timelines.reading.perfetto.packets import Batch
 from iaprof.timelines.reading.perfetto.protos import ABOUT_TRACE, ENVELOPE, KINDS, LegacyEvent, TracePacket, TrackEvent
 from iaprof.timelines.reading.perfetto.sequences import State, inverse
-from iaprof.timelines.reading.perfetto.timed import NO_EVENT, Events, EventTexts, Finder
 from iaprof.timelines.reading.perfetto.trace_state import PHASES, TraceState
+from iaprof.timelines.reading.perfetto.track_events import NO_EVENT, Events, EventTexts, Finder
 from iaprof.timelines.reading.perfetto.tracks import Name
 from iaprof.timelines.reading.perfetto.wire import Fields, Places
 
@@ -27,7 +27,7 @@ _SLICES = answer.PHASES.encode()
 _READ = frozenset(value for name, value in vars(TrackEvent).items() if name.isupper() and not name.startswith("TYPE_"))
 _READ_PACKETS = (TracePacket.TRACK_EVENT, TracePacket.GPU_RENDER_STAGE_EVENT)
 _FLOW = "flow"  # flows have neither a name nor a category
-_MOST_KINDS = 32  # of packets that are not read, told apart
+_MOST_KINDS = 32  # of packets that are not read: the most that are counted apart
 _MOST_LATEST = 1 << 18  # tracks whose last slice is remembered
 _LONGEST_US = 1 << 52
 _BEFORE_ALL = -(1 << 62)
@@ -37,7 +37,7 @@ WithArgs = Callable[[Places, bool], dict[str, NDArray[Any]]]
 
 @dataclass
 class Found:
-    """What a batch has."""
+    """The content of a batch."""
 
     columns: answer.Columns
     events: int = 0
@@ -80,7 +80,7 @@ class _Table:
         names = names + stages.names
         finder = Finder(self._trace, self._data, self._state, *times, self._dropped)
         events = finder.events(fields, owner, valid & ~damaged)
-        reader = arguments.Reader(self._data, self._content, self._trace.sequences)
+        reader = debug_annotations.Reader(self._data, self._content, self._trace.sequences)
         annotated, begins, stops = fields.spans(TrackEvent.DEBUG_ANNOTATIONS)
         members = reader.read(annotated, begins, stops, self._state.generation[owner][annotated])
         name, category = self._event_texts.names(events), self._event_texts.categories(events)
@@ -94,7 +94,7 @@ class _Table:
         def with_args(rows: Places, takes_known: bool) -> dict[str, NDArray[Any]]:
             place = np.full(len(fields.damaged), NO_EVENT, np.int64)
             place[events.row[rows]] = np.arange(len(rows))
-            found = arguments.Columns(members, place, len(rows), self._texts)
+            found = debug_annotations.Columns(members, place, len(rows), self._texts)
             known = found.known() if takes_known else {}
             extra = {int(place[row]): each for row, each in more.items() if place[row] >= 0}
             known |= found.rest(extra)
@@ -132,7 +132,7 @@ class _Table:
         return found
 
     def _unread_packets(self, events: Places) -> None:
-        """Counts the packets of other kinds, and those without anything that can be read."""
+        """Counts packets of other kinds, and packets without a field that is read."""
         packets = self._packets
         numbers = packets.number
         other = ~np.isin(numbers, [*ENVELOPE, *ABOUT_TRACE, *_READ_PACKETS])
@@ -158,7 +158,7 @@ class _Table:
             unread[value if len(unread) < 256 else 0] += count
 
     def _more_args(self, events: Events) -> dict[int, dict[str, Any]]:
-        """Returns arguments that are made of other fields, by row of `fields`: ids of slices."""
+        """Returns arguments made of other fields, by row of `fields`: the ids of slices."""
         if events.legacy is None:
             return {}
         slices = np.isin(events.phase, list(_SLICES))
@@ -194,7 +194,7 @@ class _Table:
         return found | {"duration_ns": durations}
 
     def _check_order(self, uuid: NDArray[np.uint64], times: NDArray[np.int64]) -> None:
-        """Counts slices that began or ended before others of their track that an earlier batch had."""
+        """Counts slices that begin or end before slices of their track in an earlier batch."""
         latest = self._trace.latest
         of_row, first = inverse(uuid.view(np.int64))
         tracks = uuid[first].tolist()
@@ -210,7 +210,7 @@ class _Table:
         self, events: Events, rows: Places, name: NDArray[np.int32], category: NDArray[np.int32], names: list[Name],
         args: dict[str, NDArray[Any]],
     ) -> dict[str, NDArray[Any]]:  # fmt: skip
-        """Makes rows of instants and other events, and then of names as metadata."""
+        """Makes rows of instants and other events, then metadata rows of names."""
         found = self._common(events, rows, name, category)
         found["phase"] = self._event_texts.letters(events.phase[rows])
         found["id"] = events.ids()[rows]
@@ -228,7 +228,7 @@ class _Table:
         }
         if "category" in found:
             also["category"] = np.full(count, NO_TEXT, np.int32)
-        described = [arguments.json_text({"name": each.name}).encode("utf-8", "replace") for each in names]
+        described = [debug_annotations.json_text({"name": each.name}).encode("utf-8", "replace") for each in names]
         none = np.empty(0, np.int64)
         args = {
             "args_row": np.concatenate([args.get("args_row", none), len(rows) + np.arange(count)]),
@@ -242,7 +242,7 @@ class _Table:
     def _flow_rows(
         self, events: Events, own: Places, name: NDArray[np.int32], category: NDArray[np.int32], with_args: WithArgs
     ) -> dict[str, NDArray[Any]]:
-        """Makes rows of the flows that events name, and of events that are flows (`own`)."""
+        """Makes rows of the flows that events refer to, and of events that are flows (`own`)."""
         fields = events.fields
         place = events.places()
         owners, ids, ends = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], [np.empty(0, bool)]
@@ -268,12 +268,12 @@ class _Table:
         if not len(owner) and not len(own):
             return {}
         rows = np.concatenate([own, owner])
-        named = self._common(events, own, name, category)
+        common = self._common(events, own, name, category)
         phases = np.array([self._texts[letter] for letter in PHASES], np.int32)
         of_flows = phases[self._trace.flows.phases(id_, events.time[owner], is_last)]
         codes = np.full(len(owner), self._texts[_FLOW], np.int32)
         table = self._common(events, rows, name, category) | {
-            "name": np.concatenate([named["name"], codes]),
+            "name": np.concatenate([common["name"], codes]),
             "category": np.concatenate([category[own], codes]),
             "phase": np.concatenate([self._event_texts.letters(events.phase[own]), of_flows]),
             "id": np.concatenate([events.ids()[own], id_.view(np.int64)]),

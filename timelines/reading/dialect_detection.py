@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from iaprof.timelines.reading.answer import Columns
 
-FLEX, TORCH, UNKNOWN = "flex", "torch", "unknown"  # names that the header of a capture has, see timeline/trace.py
+FLEX, TORCH, UNKNOWN = "flex", "torch", "unknown"  # as in the header of a capture, see timelines/trace.py
 TORCH_NPU, UNITRACE, ROCPROF = "torch_npu", "unitrace", "rocprof"
 IAPROF = "iaprof"  # its own output, which names the dialects of its files
-_MOST = 256  # categories, and names of processes, that are looked at
+_MOST = 256  # categories and names of processes that are examined
 _OF_FLEX = " Cmpt (Exec|Prep)$|[ _]Dma[IO]$|^(Flex RoundTrip|AIU Roundtrip)$"  # names of slices
 _MEMBERS_OF_TORCH = ("deviceProperties", "distributedInfo", "schemaVersion")
 _PROCESSES_OF_ROCPROF = re.compile(r"^(\d+ )?(CPU (HIP|HSA|KFD) API|GPU ?\d+)$")
 _CATEGORIES_OF_ROCPROF = re.compile("^(rocm_)?(kernel_dispatch|memory_copy|(hip|hsa|hip_runtime|hsa_core)_api)$")
 _PROCESSES_OF_UNITRACE = re.compile(r"^(?:RANK (\d{1,9}) )?(?:HOST|DEVICE)<")  # unitrace/src/chromelogger.h
-ONE_FILE_PER_RANK = frozenset({TORCH_NPU, UNITRACE, ROCPROF})  # of these tools each process writes one
+ONE_FILE_PER_RANK = frozenset({TORCH_NPU, UNITRACE, ROCPROF})  # with these tools, each process writes a file
 _PROCESSES_OF_NPU = frozenset({"Ascend Hardware", "CANN"})
 _OF_NPU = frozenset({"async_npu", "async_task_queue"})
 # Kineto's ActivityType.cpp, with those that came later for other devices, and the flows of its output_json.cpp
@@ -37,7 +37,7 @@ _CATEGORIES_OF_TORCH = frozenset(
 
 
 class Signs:
-    """What was found in the events of a file that tells its dialect."""
+    """The signs of a dialect that the events of a file have."""
 
     def __init__(self) -> None:
         """Starts without events."""
@@ -48,7 +48,7 @@ class Signs:
         self._has_rows = False
 
     def add(self, columns: Columns, tables: Mapping[str, pa.Table]) -> None:
-        """Looks at the events of a piece: at distinct texts, not at each event."""
+        """Examines the events of a piece: its distinct texts, not each event."""
         self._has_rows |= bool(tables)
         for kind in ("slices", "flows"):
             codes = getattr(columns, kind).get("category")
@@ -74,7 +74,7 @@ class Signs:
                 self.processes.add(members["name"])
 
     def rank(self) -> int | None:
-        """Returns the rank that the names of processes tell, if they tell one."""
+        """Returns the rank in the names of processes; None if they have none or several."""
         found = {match[1] for name in self.processes if (match := _PROCESSES_OF_UNITRACE.match(name))}
         (rank,) = found if len(found) == 1 else (None,)
         return None if rank is None else int(rank)
@@ -83,7 +83,7 @@ class Signs:
         """Returns the dialect of a file.
 
         Args:
-            members: beside its events.
+            members: of the file, beside its events.
         """
         about = members.get("otherData")
         about = about if isinstance(about, dict) else {}

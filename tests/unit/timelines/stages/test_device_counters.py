@@ -6,7 +6,7 @@ import pytest
 from iaprof.timelines.device_clock import counter_offsets, counter_times, whole
 from iaprof.timelines.dialects import windows
 from iaprof.timelines.options import Options
-from iaprof.timelines.stages.counters import (
+from iaprof.timelines.stages.device_counters import (
     cycle_count_to_wallclock,
     event_sanity_checks,
     tighten_hts_by_instr_type,

@@ -17,8 +17,8 @@ from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.parent import SandboxDied
 from iaprof.timelines.reading import answer
 from iaprof.timelines.reading.answer import Columns
-from iaprof.timelines.reading.events import read as read_piece
-from iaprof.timelines.reading.pieces import Children, End, _end_of_piece, events
+from iaprof.timelines.reading.children import Children, End, _end_of_piece, events
+from iaprof.timelines.reading.event_decoding import read as read_piece
 from iaprof.timelines.reading.source import Source
 from thorough import thorough
 from unit.timelines.reading.importing import HERE, AtOnce, rows_without_file

@@ -7,15 +7,15 @@ from typing import Any
 
 from iaprof.sandbox.reader import Refusal
 from iaprof.timelines.reading import answer
-from iaprof.timelines.reading.perfetto import events, packets
+from iaprof.timelines.reading.perfetto import batch_columns, packets
 from iaprof.timelines.reading.perfetto.trace_state import TraceState
 from iaprof.timelines.reading.perfetto.tracks import Tracks
 
-_MARKER_BYTES = 32  # of a marker that may be cut at the end of the data
+_MARKER_BYTES = 32  # bytes of a marker that may be cut off at the end of the data
 
 
-class PacketReader:
-    """Keeps its state from call to call."""
+class BatchReader:
+    """Reads batches, and keeps the state of the trace between calls."""
 
     def __init__(self) -> None:
         """Starts without a trace."""
@@ -24,14 +24,14 @@ class PacketReader:
     def read(self, parameters: dict[str, Any], content: bytes, file: int) -> object:
         """Reads packets, and writes their columns into a file.
 
-        parameters: `begins`: they are a trace's first; `again`: of the trace that was read before, whose tracks are
-        known; `is_lost`: the data start somewhere in a packet; `is_last`: nothing follows them.
+        parameters: `begins`: they are the first of a trace; `again`: the trace was read before, so its tracks are
+        known; `is_lost`: the data may start inside of a packet; `is_last`: nothing follows them.
         """
         if parameters["begins"] or self._trace is None:
             if not parameters["begins"]:
                 raise Refusal("Lost", "its packets could not be read")
             tracks = self._trace.tracks if parameters["again"] and self._trace else Tracks()
-            tracks.named.clear()
+            tracks.given_names.clear()
             self._trace = TraceState(tracks)
         skipped = 0
         if parameters["is_lost"]:
@@ -42,7 +42,7 @@ class PacketReader:
             skipped = found
             content = content[found:]
         batch = packets.read(content)
-        read = events.read(self._trace, batch)
+        read = batch_columns.read(self._trace, batch)
         try:
             written = answer.write(read.columns, file)
         except OSError as error:

@@ -1,8 +1,8 @@
 """The device's counters TS1 to TS5: their wraps, and the times of slices by them.
 
-An operation has up to four slices, all with the same five counters. A slice's name ends in the part of the operation
-that it is, its window: `k_1 Cmpt Exec` is between TS3 and TS4. The host saw the end of a window better than its start,
-so ends stay and starts move.
+An operation has up to four slices, all with the same five counters. The end of a slice's name
+tells its window, which is a phase of the operation: `k_1 Cmpt Exec` is between TS3 and TS4. The host measures the end
+of a window more exactly than its start, so ends stay and starts move.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.quantities import counted
-from iaprof.timelines.columns import parts
+from iaprof.timelines.columns import chunks
 from iaprof.timelines.device_clock import counter_offsets, whole
 from iaprof.timelines.dialects import windows
 from iaprof.timelines.intervals import FARTHEST
@@ -24,7 +24,7 @@ from iaprof.timelines.trace import ABSENT, MADE, NO_TEXT, Slices, Trace
 WRAP = 1 << 32
 """The counters have 32 bits."""
 _SEPARATION_NS = 1e3 / 560
-"""A part that -s makes is longer than that, and shorter than its window by half of it, so that parts do not touch."""
+"""A slice that -s makes is longer than this, and shorter than its window by half of it, so that slices do not touch."""
 
 
 def are_rising(slices: Slices) -> NDArray[np.bool_]:
@@ -34,7 +34,7 @@ def are_rising(slices: Slices) -> NDArray[np.bool_]:
 
 
 def _of(of_slice: NDArray[Any] | None, values: NDArray[Any]) -> NDArray[Any]:
-    """Returns for each slice what was found for its counters, see Slices.distinct_counters."""
+    """Returns the value of each slice, from the values of its distinct counters (Slices.distinct_counters)."""
     return values if of_slice is None else values[of_slice]
 
 
@@ -44,7 +44,7 @@ def rising(counters: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def unwrap(trace: Trace) -> None:
-    """Adds 2^32 to counters that wrapped since the one before, and sets `TSxOF`, which names the first of a slice."""
+    """Adds 2^32 to counters that wrapped since the one before, and sets `TSxOF` to the first of a slice."""
     counters, of_slice = trace.slices.distinct_counters()
     counters = counters.copy()
     negative = (counters < 0) & (counters != ABSENT)
@@ -61,7 +61,7 @@ def unwrap(trace: Trace) -> None:
     for index in range(5):
         now = counters[:, index].copy()
         known = now != ABSENT
-        # What has more than 32 bits does not wrap there.
+        # Counters with more than 32 bits do not wrap at 32.
         wrapped = used & known & (now < before) & (now >= 0) & (before_as_read <= WRAP)
         counters[wrapped, index] += WRAP
         if wrapped.any():
@@ -74,7 +74,7 @@ def unwrap(trace: Trace) -> None:
 
 
 def event_sanity_checks(trace: Trace, _: Options) -> None:
-    """Removes counters that cannot be right: after it, a slice has five that rise, or none."""
+    """Removes counters that cannot be right: then each slice has five ascending counters, or none."""
     counters, of_slice = trace.slices.distinct_counters()
     some = (counters != ABSENT).any(1)
     missing = some & (counters == ABSENT).any(1)
@@ -88,7 +88,7 @@ def event_sanity_checks(trace: Trace, _: Options) -> None:
 
 
 def cycle_count_to_wallclock(trace: Trace, options: Options) -> None:
-    """Makes slices as long as from TS1 to their window's last counter; their ends stay."""
+    """Makes slices as long as from TS1 to the last counter of their window; their ends stay."""
     _, last = windows(trace.texts, trace.slices.name)
     _set_durations(trace.slices, np.zeros_like(last), last, options.soc_mhz)
 
@@ -101,19 +101,20 @@ def tighten_hts_by_instr_type(trace: Trace, options: Options) -> None:
 def _set_durations(slices: Slices, first: NDArray[np.int8], last: NDArray[np.int8], soc_mhz: float) -> None:
     begins, ends = slices.counters_by(first), slices.counters_by(last)
     starts, durations = slices.start.copy(), slices.duration.copy()
-    for part in parts(len(slices)):
-        begin, end, start, before = begins[part], ends[part], starts[part], durations[part]
+    for chunk in chunks(len(slices)):
+        begin, end, start, before = begins[chunk], ends[chunk], starts[chunk], durations[chunk]
         usable = (begin != ABSENT) & (end >= begin)
         duration = np.minimum(np.where(usable, end - begin, 0) * (1e3 / soc_mhz), FARTHEST)
-        starts[part] = np.where(usable, start + whole(before - duration), start)
-        durations[part] = np.where(usable, duration, before)
+        starts[chunk] = np.where(usable, start + whole(before - duration), start)
+        durations[chunk] = np.where(usable, duration, before)
     slices.start, slices.duration = starts, durations
 
 
 def tripple_phased_events(trace: Trace, options: Options) -> None:
-    """Cuts slices with counters into parts for DmaI, Cmpt and DmaO, and removes preparations.
+    """Cuts slices with counters into the phases DmaI, Cmpt and DmaO, and removes preparations.
 
-    A slice that is one of these parts remains, a little shorter; another one becomes three, in whose names it is said.
+    A slice of one phase remains, a little shorter. A slice of a whole operation becomes three, whose names end in the
+    phase.
     """
     texts = trace.texts
     trace.keep(~(trace.slices.has_counters & texts.matches(trace.slices.name, " Prep")), "preparations, by -s")
@@ -121,16 +122,16 @@ def tripple_phased_events(trace: Trace, options: Options) -> None:
     offsets = counter_offsets(texts, slices, options.soc_mhz)
     cut_up = slices.has_counters & placed(trace)
     whole_operations = cut_up
-    parts = []
+    phases = []
     for pattern, ending, first, last in ((" DmaI", "_DmaI", 0, 1), (" Cmpt", "_Cmpt", 2, 3), (" DmaO", "_DmaO", 3, 4)):
-        part = cut_up & texts.matches(slices.name, pattern)
-        whole_operations = whole_operations & ~part
-        parts.append((part, ending, first, last))
+        in_phase = cut_up & texts.matches(slices.name, pattern)
+        whole_operations = whole_operations & ~in_phase
+        phases.append((in_phase, ending, first, last))
     pieces = [slices.take(~cut_up)]
     become = np.zeros(len(slices), np.int64)
-    for part, ending, first, last in parts:
+    for in_phase, ending, first, last in phases:
         length = offsets[:, last] - offsets[:, first]
-        rows = np.flatnonzero((part | whole_operations) & (length >= _SEPARATION_NS))
+        rows = np.flatnonzero((in_phase | whole_operations) & (length >= _SEPARATION_NS))
         piece = slices.take(rows)
         piece.unpack("name", "row")
         piece.start = piece.start + whole(offsets[rows, first])

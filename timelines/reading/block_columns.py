@@ -1,6 +1,6 @@
-"""Makes columns of the events in a block whose members all have the usual forms, without an object for any value.
+"""Makes the columns of a block of events whose members have the usual forms, without a Python object for each value.
 
-columns.py makes the same columns of all other events. What is not usual raises NotPlain.
+event_columns.py makes the same columns of all other events. Other forms raise NotPlain.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from iaprof.timelines.reading.blocks import (
     last_word,
     word,
 )
-from iaprof.timelines.reading.columns import BANDWIDTH, INTEGERS, MOST_ARGS, TEXTS, Texts
+from iaprof.timelines.reading.event_columns import BANDWIDTH, INTEGERS, MOST_ARGS, TEXTS, Texts
 
 _EVENT = ("name", "ph", "pid", "tid", "ts", "dur", "cat", "id", "args", "attr", "bp", "s")
 _MOVED = ("id", "bp", "s")  # members of events that become the first ones of args
@@ -166,13 +166,13 @@ class _Events:
         taken = np.zeros(len(first), bool)
         for name in (*INTEGERS, *TEXTS, BANDWIDTH):
             encoded = name.encode()
-            is_named = (first == word(encoded)) & is_slice
-            if len(encoded) > 8 and is_named.any():
-                is_named &= (last == last_word(encoded)) & (self._inner.key_length == len(encoded))
+            has_key = (first == word(encoded)) & is_slice
+            if len(encoded) > 8 and has_key.any():
+                has_key &= (last == last_word(encoded)) & (self._inner.key_length == len(encoded))
                 if len(encoded) > 16:
                     middle = np.uint64(int.from_bytes(encoded[8:16], "little"))
-                    is_named[is_named] = self._block.words.take(self._inner.key[is_named] + 8) == middle
-            places = np.flatnonzero(is_named)
+                    has_key[has_key] = self._block.words.take(self._inner.key[has_key] + 8) == middle
+            places = np.flatnonzero(has_key)
             if len(places):
                 taken[places] = True
                 self._take(name, self._inner.take(places), place, table)
@@ -277,7 +277,7 @@ class _Events:
         return joined.take(np.argsort(joined.event, kind="stable"))
 
     def _check_keys(self, kept: Members) -> None:
-        """Raises NotPlain if an object has a key twice. Of objects with the same keys it looks at one."""
+        """Raises NotPlain if an object has a key twice. Objects with the same keys are checked once."""
         if not len(kept.event):
             return
         first, last = self._block.first_words(kept), self._block.last_words(kept)
@@ -321,14 +321,14 @@ _PHASE_SORTED = np.argsort(_PHASE_ORDER)
 
 
 def _firsts(events: Places) -> Places:
-    """Returns the places in ascending numbers where these change."""
+    """Returns the places at which ascending numbers change."""
     changes = np.ones(len(events), bool)
     changes[1:] = events[1:] != events[:-1]
     return np.flatnonzero(changes)
 
 
 def _joined(block: Block, members: Members) -> tuple[NDArray[np.uint8], Places]:
-    """Makes objects of members: uint8, one after the other without blanks; and the length of that of each event."""
+    """Makes JSON objects of members: uint8, concatenated, without white space; and the length of that of each event."""
     firsts = _firsts(members.event)
     starts = members.key - 1
     starts[firsts] -= 1  # a place for the brace
