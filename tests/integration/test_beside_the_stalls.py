@@ -181,12 +181,12 @@ WITH_A_DAEMON = """
 import os, time
 if not os.fork():
     if os.fork():
-        print(os.getpid(), flush=True)
+        os.write(1, b"%d\\n" % os.getpid())
         os._exit(0)
     os.setsid()
 else:
     os.wait()
-print(os.getpid(), flush=True)
+os.write(1, b"%d\\n" % os.getpid())
 ends = time.monotonic() + 5
 while time.monotonic() < ends:
     sum(range(1000))
