@@ -68,7 +68,8 @@ __attribute__((constructor)) static void begin_recording(void)
 {
     pthread_t waiting;
     char *seconds = getenv("INJECTED_SECONDS");
-    cuda_message_semaphore = cuda_launch_kernel_semaphore = getenv("INJECTED_OUTPUT") != NULL;
+    const char *output = getenv("INJECTED_OUTPUT");
+    cuda_message_semaphore = cuda_launch_kernel_semaphore = output && *output;
     if (seconds && !pthread_create(&waiting, NULL, end_recording, seconds))
         pthread_detach(waiting);
 }
