@@ -272,8 +272,8 @@ class CudaSamples(Sampler):
             self._by_bus[gpu.bus] = len(self._streams)
             self._streams.append(
                 {
-                    "device": f"/dev/nvidia{gpu.minor}",
-                    "card": f"nvidia{gpu.minor}",
+                    "device": gpu.path,
+                    "card": gpu.card,
                     "name": gpu.name or _printable(_text(device["name"])),
                     "pci_address": gpu.bus,
                     "ip_version": [int(device["major"]), int(device["minor"])],
@@ -538,9 +538,7 @@ def _choose(gpus: Iterable[Gpu], names: tuple[str, ...]) -> list[Gpu] | None:
     """Returns the GPUs that the user names; None for all; UsageError if there is no such GPU."""
     if not names:
         return None
-    by_name = {
-        name: gpu for gpu in gpus for name in (gpu.bus, f"nvidia{gpu.minor}", f"/dev/nvidia{gpu.minor}") if gpu.minor
-    }
+    by_name = {name: gpu for gpu in gpus for name in (gpu.bus, gpu.card, gpu.path) if gpu.minor}
     for name in names:
         if name not in by_name:
             raise UsageError(f"there is no device {name}; NVIDIA's are: {', '.join(sorted(by_name))}")

@@ -23,7 +23,17 @@ class Gpu:
 
     bus: str  # in lower case: domain:bus:device.function
     name: str
-    minor: str  # of /dev/nvidiaN
+    minor: str  # of /dev/nvidiaN; empty if unknown
+
+    @property
+    def card(self) -> str:
+        """Its name, such as nvidia0; empty if unknown."""
+        return f"nvidia{self.minor}" if self.minor else ""
+
+    @property
+    def path(self) -> str:
+        """Its device node; empty if unknown."""
+        return f"/dev/{self.card}" if self.minor else ""
 
 
 def find_gpus() -> list[Gpu]:
@@ -74,8 +84,8 @@ def devices() -> tuple[list[Device], str]:
             known = instruction_set(*compute) if compute else None
             found.append(
                 Device(
-                    card=f"nvidia{gpu.minor}" if gpu.minor else "",
-                    path=f"/dev/nvidia{gpu.minor}" if gpu.minor else "",
+                    card=gpu.card,
+                    path=gpu.path,
                     name=gpu.name,
                     pci_address=gpu.bus,
                     pci_id=_pci_id(gpu.bus),

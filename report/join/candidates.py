@@ -158,11 +158,14 @@ class Candidates:
             found.append(self._latest_of_any_process(*self._all_placements(in_kernel, cells), ends))
         else:
             pair, placement = self._present_placements(in_kernel, cells, begins, ends)
-            running, only_one_site = self._running_launches(pair, placement, begins, ends)
-            if self._timed is not None:
-                ran = self._timed_executions(pair, placement, begins, ends, stream)
-                running = _Entries.concatenated([ran, running.only(~np.isin(running.pair, ran.pair))])
-                only_one_site |= np.isin(pair, ran.pair)  # that one ran, and no other did, is measured
+            if self._timed is None:
+                running, only_one_site = self._running_launches(pair, placement, begins, ends)
+            else:
+                ran = self._timed_executions(self._timed, pair, placement, begins, ends, stream)
+                only_one_site = np.isin(pair, ran.pair)  # that one ran, and no other did, is measured
+                others = np.flatnonzero(~only_one_site)
+                running, only_one_site[others] = self._running_launches(pair[others], placement[others], begins, ends)
+                running = _Entries.concatenated([ran, running])
             running = running.summed(len(self._placed.sites))
             count = np.bincount(running.pair, minlength=len(cells))
             alone[pair[only_one_site]] = count[pair[only_one_site]] == 1
@@ -253,15 +256,16 @@ class Candidates:
         count = (self._launches_before[end] - self._launches_before[begin])[some].astype(np.float64)
         return _Entries(pair[owner], placement[owner], self._slice_site[slice_].astype(np.int64), count), only_one_site
 
-    def _timed_executions(self, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times, stream: int) -> _Entries:
+    def _timed_executions(
+        self, timed: RunningTimes, pair: _Ints, placement: _Ints, begins: _Times, ends: _Times, stream: int
+    ) -> _Entries:
         """Returns the sites whose executions ran during each pair's time, weighted by how long they did."""
-        assert self._timed is not None
         first, stop = self._first_site[placement], self._first_site[placement + 1]
         owner, index = self._expand_ranges(first, stop)
         site = self._sites[index]
-        known = self._timed.has_any[site]
+        known = timed.has_any[site]
         owner, site = owner[known], site[known]
-        ran = self._timed.between(site, stream, begins[pair[owner]], ends[pair[owner]])
+        ran = timed.between(site, stream, begins[pair[owner]], ends[pair[owner]])
         some = ran > 0
         owner, site = owner[some], site[some]
         return _Entries(pair[owner], placement[owner], site, ran[some])

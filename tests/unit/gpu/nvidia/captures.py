@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from iaprof.gpu.nvidia.cubin import read_cubin
-from iaprof.gpu.nvidia.reasons import MEANINGS, ROWS
-from iaprof.gpu.nvidia.records import packed
+from iaprof.gpu.nvidia.reasons import MEANINGS, PER_WORD, ROWS, WORDS
+from iaprof.gpu.nvidia.records import MOST
 from unit.capturing import HEADER, capture, launch
 from unit.gpu.nvidia.cubins import SCALE
 
@@ -24,6 +25,26 @@ Sample = tuple[int, str, int, int]  # address, reason, samples, latency samples 
 def base_of(pid: int) -> int:
     """As the source of samples gives them: a range of 1 GiB for each process."""
     return (pid & 0x3FFFF) << 30
+
+
+def packed(addresses: NDArray[np.uint64], counts: NDArray[np.uint32]) -> list[NDArray[np.uint64]]:
+    """Returns records as the columns of rows.
+
+    Args:
+        addresses: of the instructions, uint64[n].
+        counts: uint32[n, twice the reasons], those of all samples, then those of latency.
+
+    Returns:
+        The columns, uint64[m] each. An instruction with a count above MOST has several records.
+    """
+    repeats = np.maximum(-(-counts.max(axis=1, initial=0).astype(np.int64) // MOST), 1)
+    row = np.repeat(np.arange(len(counts)), repeats)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(repeats) - repeats, repeats)  # among its instruction's records
+    left = counts[row].astype(np.int64) - number[:, None] * MOST
+    parts = np.clip(left, 0, MOST).astype("<u2")
+    kinds = np.zeros((len(row), 2, WORDS * PER_WORD), "<u2")
+    kinds[:, :, : len(MEANINGS)] = parts.reshape(len(row), 2, len(MEANINGS))
+    return [addresses[row], *kinds.reshape(len(row), 2 * WORDS * PER_WORD).view("<u8").T.copy()]
 
 
 def reads(time_ns: int, samples: Sequence[Sample], with_latency: bool = True) -> dict[str, Any]:

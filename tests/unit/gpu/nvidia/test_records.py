@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from iaprof.gpu.nvidia.reasons import MEANINGS, ROWS
-from iaprof.gpu.nvidia.records import MOST, PC_SAMPLES, packed, places
+from iaprof.gpu.nvidia.records import MOST, PC_SAMPLES
+from unit.gpu.nvidia.captures import packed
 
 REASONS = list(MEANINGS)
 
@@ -35,22 +36,3 @@ def test_no_samples() -> None:
     assert [len(column) for column in packed(*none)] == [0] * len(ROWS.columns)
     zeros = packed(np.array([16], np.uint64), np.zeros((1, 2 * len(REASONS)), np.uint32))
     assert [column.tolist() for column in zeros] == [[16], *[[0]] * 10]
-
-
-def test_where_each_metric_is_counted() -> None:
-    """Metrics have the names that CUPTI gave on an H200, and one of a later GPU."""
-    prefix = "smsp__pcsamp_warps_issue_stalled"
-    found = places({
-        0: "smsp__pcsamp_sample_count",
-        1: "smsp__pcsamp_samples_data_dropped",
-        7: f"{prefix}_selected",
-        8: f"{prefix}_selected_not_issued",
-        9: f"{prefix}_long_scoreboard",
-        10: f"{prefix}_long_scoreboard_not_issued",
-        300: f"{prefix}_of_tomorrow",
-        301: f"{prefix}_of_tomorrow_not_issued",
-    })  # fmt: skip
-    n = len(REASONS)
-    assert found == {7: 0, 8: n, 9: 1, 10: n + 1, 300: n - 1, 301: 2 * n - 1}
-    assert REASONS[0] == "active"
-    assert REASONS[-1] == "other"

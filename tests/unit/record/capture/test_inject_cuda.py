@@ -20,7 +20,7 @@ from iaprof.formats.wire.launches import MESSAGE, MESSAGE_BYTES, MessageOf
 from iaprof.gpu.nvidia.records import PC_SAMPLES
 from iaprof.record.sources import cuda
 from standin.cuda import runtime
-from standin.cuda.runtime import REDUCE, SCALE, Ledger, cubin, read_ledgers
+from standin.cuda.runtime import FIRST_REASON, REDUCE, SCALE, Ledger, cubin, read_ledgers
 
 INJECTED = runtime.SOURCES / "injected"
 HEAD = np.dtype([(name, MESSAGE[name]) for name in (MESSAGE.names or ())[3:-1]])
@@ -159,6 +159,31 @@ def test_everything_is_that_of_the_ledger(run: Runner) -> None:
     assert [head["sequence"] for head, _ in said.messages if head["what"] != LAUNCH] == list(
         range(1, 1 + len(said.messages) - said.launches().total())
     )
+
+
+KINDS = (  # of stall reasons, as the stand-in numbers its metrics from 2 on: each, and each with _not_issued
+    "barrier", "branch_resolving", "dispatch_stall", "drain", "imc_miss", "lg_throttle", "long_scoreboard",
+    "math_pipe_throttle", "membar", "mio_throttle", "misc", "no_instructions", "not_selected", "selected",
+    "short_scoreboard", "sleeping", "tex_throttle", "wait", "warpgroup_arrive",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("faults", [[], ["unknown-reason"]], ids=["known", "one of a later GPU"])
+def test_samples_are_counted_by_what_their_metrics_are_named(run: Runner, faults: list[str]) -> None:
+    said, ledger = run(*LOAD, "launch", REDUCE, "A", 500, 400, "sync", faults=faults).only
+    made: Counter[tuple[str, bool]] = Counter()
+    for row in ledger.samples:
+        kind, is_latency = divmod(row.reason - FIRST_REASON, 2)
+        reason = "active" if KINDS[kind] == "selected" else KINDS[kind]
+        made["other" if faults and reason == "misc" else reason, bool(is_latency)] += row.samples
+    columns, required = list(said.rows.T), PC_SAMPLES.rows.required
+    counted = {
+        (reason, is_latency): int(PC_SAMPLES.counts([columns[0], *of_kind], reason).sum())
+        for reason in PC_SAMPLES.reasons
+        for is_latency, of_kind in ((False, columns[1:required]), (True, columns[required:]))
+    }
+    assert {key: number for key, number in counted.items() if number} == +made
+    assert len(made) > 30
 
 
 def test_a_program_does_not_wait_at_its_end(run: Runner) -> None:
