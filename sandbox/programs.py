@@ -131,7 +131,6 @@ class _Helper:
                 resource.RLIMIT_CORE: 0,
                 resource.RLIMIT_NOFILE: 64,
                 resource.RLIMIT_FSIZE: _MOST_DATA,
-                resource.RLIMIT_AS: _MEMORY,
             }
         )
         self._libc.prctl(_PR_SET_DUMPABLE, *map(ctypes.c_ulong, (0, 0, 0, 0)))
@@ -189,7 +188,7 @@ class _Helper:
         """Runs the program; returns its status, output and errors, or _STOPPED."""
         out, into = os.pipe2(os.O_CLOEXEC)
         errors, into_errors = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
+        pid = _fork_without_handlers()
         if not pid:
             try:
                 self._become(choice, code, into, into_errors, seconds)
@@ -257,18 +256,29 @@ class _Helper:
         """Becomes the program, with the rights that are left to it."""
         for file, number in ((code, 0), (into, 1), (into_errors, 2)):
             os.dup2(file, number)
+        self._libc.prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
+        filter_system_calls(self._libc, RUNNING)
+        arguments = [each.replace(FILE, "/proc/self/fd/0") for each in self._choices[choice]]
         limits = {
             resource.RLIMIT_CPU: int(seconds) + 1,
             resource.RLIMIT_FSIZE: 0,
             resource.RLIMIT_NPROC: 0,
             resource.RLIMIT_NOFILE: 16,
+            resource.RLIMIT_AS: _MEMORY,  # last: this process may have more than the program gets
         }
         for kind, most in limits.items():
             resource.setrlimit(kind, (most, most))
-        self._libc.prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
-        filter_system_calls(self._libc, RUNNING)
-        arguments = [each.replace(FILE, "/proc/self/fd/0") for each in self._choices[choice]]
         os.execve(self._program, ["program", *arguments], {"LC_ALL": "C"})  # noqa: S606
+
+
+def _fork_without_handlers() -> int:
+    """Forks a child that does nothing but become a program.
+
+    The handlers that libraries have for forks stay out (`_Fork` of glibc 2.34 and musl 1.2.3; older ones run them):
+    Arrow's, for one, aborts where its descriptors are closed.
+    """
+    fork = getattr(ctypes.PyDLL(None), "_Fork", os.fork)
+    return int(fork())
 
 
 def _close_all_but(kept: set[int]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -58,6 +60,22 @@ def test_it_reads_the_bytes_and_its_output_comes_back(echo: Path, opened: Opened
     for data in (b"", b"x", os.urandom(1 << 20)):
         assert program.run(0, data, 2 << 20, SECONDS) == (7, data, b"3 first")
         assert program.run(1, data, 2 << 20, SECONDS) == (7, data, b"4 second")
+
+
+def test_it_runs_for_a_process_with_much_memory_and_handlers_for_forks(tmp_path: Path) -> None:
+    """A process of its own, as Arrow's handlers stay: its descriptors that Arrow closes are no longer there."""
+    program = build(tmp_path, "fwrite(code, 1, length, stdout);")
+    asks = f"""
+import io, mmap, os, pyarrow.csv
+from iaprof.sandbox.programs import FILE, open_program
+held = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+pyarrow.csv.read_csv(io.BytesIO(b"a\\n1\\n"))  # from now on Arrow has a pipe and a thread for signals
+memory = mmap.mmap(-1, 3 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+program = open_program({str(program)!r}, [[FILE]])
+for data in (b"", os.urandom(1 << 20)):
+    assert program.run(0, data, 2 << 20, {SECONDS}) == (0, data, b"")
+"""
+    subprocess.run([sys.executable, "-c", asks], check=True)
 
 
 def test_what_is_no_program(tmp_path: Path, echo: Path) -> None:
