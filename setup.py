@@ -11,6 +11,7 @@ what is missing where it needs one.
 """
 
 import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -64,14 +65,18 @@ class WheelOfAnyPython(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
+# Frame pointers, because recorded stacks begin in these libraries; no red zone, because Linux writes there for a probe.
+INJECTED = ["-O2", "-fno-omit-frame-pointer", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+if platform.machine() == "x86_64":
+    INJECTED.append("-mno-red-zone")
+
 setup(
     ext_modules=[
         Extension(
             "iaprof.record.kernels.libiaprof_inject",
             [f"src/iaprof/record/kernels/inject{part}.c" for part in ("", "_opencl", "_recording", "_children")],
-            depends=["src/iaprof/record/kernels/inject.h"],
-            # Frame pointers, because recorded stacks begin in this library.
-            extra_compile_args=["-O2", "-fno-omit-frame-pointer", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],
+            depends=["src/iaprof/record/kernels/inject.h", "src/iaprof/record/kernels/probe.h"],
+            extra_compile_args=INJECTED,
             # -Bsymbolic: the library calls its own functions, even if the program has functions with these names.
             extra_link_args=["-Wl,-Bsymbolic,-z,now,-z,relro,-z,noexecstack,--build-id=sha1"],
             optional=True,
@@ -79,7 +84,8 @@ setup(
         Extension(
             "iaprof.record.kernels.libiaprof_cuda",
             ["src/iaprof/record/kernels/inject_cuda.c"],
-            extra_compile_args=["-O2", "-fno-omit-frame-pointer", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"],
+            depends=["src/iaprof/record/kernels/probe.h"],
+            extra_compile_args=INJECTED,
             extra_link_args=["-Wl,-Bsymbolic,-z,now,-z,relro,-z,noexecstack,-z,nodelete,--build-id=sha1"],
             optional=True,
         ),

@@ -117,7 +117,7 @@ def close(fds: dict[str, int]) -> None:
         os.close(fds.popitem()[1])
 
 
-def _linux() -> tuple[int, ...]:
+def linux_version() -> tuple[int, ...]:
     """Returns the first two numbers of this kernel's version; where it has none, as if it were new enough."""
     found = re.match(r"(\d+)\.(\d+)", os.uname().release)
     return tuple(map(int, found.groups())) if found else UPROBE_MULTI_SINCE
@@ -148,7 +148,7 @@ class Loader:
         try:
             self._fds = self._load(shipped())
         except (_VerifierRefusal, BytecodeError) as refusal:
-            if _linux() < UPROBE_MULTI_SINCE:
+            if linux_version() < UPROBE_MULTI_SINCE:
                 raise BpfUnavailable(TOO_OLD) from refusal
             self._refusal = refusal
             self._load_cached()

@@ -77,6 +77,14 @@ class LibraryFile:
                     return note.description.hex()
         return ""
 
+    def code(self, offset: int, size: int) -> bytes:
+        """Returns bytes of the file; fewer at its end.
+
+        Raises:
+            ProbeError: iaprof has read too much of the file.
+        """
+        return self._read_limited(offset, size)
+
     def offset(self, address: int, executable: bool) -> int:
         """Returns the file offset of a virtual address, which must be in an executable or in a writable segment.
 

@@ -16,6 +16,7 @@ from itertools import chain
 from typing import BinaryIO
 
 from iaprof.basics.elf import SHN_UNDEF
+from iaprof.bpf.loader import linux_version
 from iaprof.bpf.probes.library_file import LibraryFile, ProbeError
 from iaprof.bpf.structs import ARG, MAX_ARGS, NO_REGISTER, ArgKind, pack
 
@@ -172,6 +173,14 @@ def read_probes(file: BinaryIO, provider: str, names: Iterable[str]) -> list[Pro
         return list(_Notes(library).probes(provider.encode(), wanted))
 
 
+_NOPS = b"\x90\x0f\x1f\x44\x00\x00"  # the probe's instruction, and one of five bytes behind it: record/kernels/probe.h
+
+
+def _calls_long_nops() -> bool:
+    """Whether the kernel turns a probe at a nop of five bytes into a call: Linux 6.18 and later on x86-64."""
+    return linux_version() >= (6, 18)
+
+
 class _Notes:
     """The notes of an open library that describe its probes."""
 
@@ -203,6 +212,8 @@ class _Notes:
         moved = base - linked_base if base is not None else 0
         location += moved
         offset = self._library.offset(location, executable=True)
+        if _calls_long_nops() and self._library.code(offset, len(_NOPS)) == _NOPS:
+            location, offset = location + 1, offset + 1
         semaphore_offset = self._library.offset(semaphore + moved, executable=False) if semaphore else 0
         if semaphore_offset >= 1 << 32:
             raise ProbeError("its semaphore lies beyond 4 GiB of the file")

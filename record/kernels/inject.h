@@ -10,6 +10,7 @@
 
 #define _SDT_HAS_SEMAPHORES 1
 #include <sys/sdt.h>
+#include "probe.h"
 
 #define INJECT_PATH_BYTES 512
 

@@ -32,6 +32,8 @@
 #define _SDT_HAS_SEMAPHORES 1
 #include <sys/sdt.h>
 
+#include "probe.h"
+
 __extension__ volatile unsigned short cuda_launch_kernel_semaphore __attribute__((section(".probes")));
 __extension__ volatile unsigned short cuda_message_semaphore __attribute__((section(".probes")));
 

@@ -10,6 +10,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import NoteSection
 
 import elf_sections
+from iaprof.bpf.probes import usdt
 from iaprof.bpf.probes.library_file import ProbeError
 from iaprof.bpf.probes.usdt import Arg, parse_arg, read_probes
 from iaprof.bpf.structs import NO_REGISTER, ArgKind
@@ -97,6 +98,23 @@ def test_a_probe_of_a_real_library(library: bytes) -> None:
     assert library[probes[0].semaphore_offset : probes[0].semaphore_offset + 2] == b"\0\0"
     assert len(probes[0].args) == 4
     assert probes[0].args[2] == Arg(ArgKind.CONSTANT, 32, True, 7)
+
+
+@pytest.mark.parametrize(("linux", "further"), [((6, 17), 0), ((6, 18), 1)])
+def test_the_long_nop_behind_a_probe_is_probed_where_linux_calls_it(
+    library: bytes, monkeypatch: pytest.MonkeyPatch, linux: tuple[int, int], further: int
+) -> None:
+    # given a library whose probe has both, and an argument that is found from the probe's address
+    monkeypatch.setattr(usdt, "linux_version", lambda: linux)
+    (plain,) = read_probes(io.BytesIO(library), "level_zero", ("launch_kernel",))
+    both = bytearray(library)
+    both[plain.offset + 1 : plain.offset + 6] = b"\x0f\x1f\x44\0\0"
+    # when
+    (probe,) = read_probes(io.BytesIO(both), "level_zero", ("launch_kernel",))
+    # then
+    assert probe.offset == plain.offset + further
+    names = [each for each in zip(plain.args, probe.args, strict=True) if each[0].base == 16]  # %rip
+    assert all(before.value == after.value + further for before, after in names)
 
 
 @pytest.mark.parametrize(
