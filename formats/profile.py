@@ -119,6 +119,7 @@ class Profile:
     recorded_python: Mapping[str, PythonCounts] = field(default_factory=dict)  # the same for all recorded ones
     divided: NDArray[np.uint64] | None = None
     """[n], samples of the row for which several stacks can have launched the kernel; None: unknown."""
+    timed: bool = False  # they are divided by the time that each stack's executions ran, not by numbers of launches
     place: NDArray[np.int64] | None = None
     """[n]: divided samples of one number are divided among their stacks; None: those of one kernel are."""
     energy: NDArray[np.int64] | None = None  # [n], nJ that the GPU used for the row's samples; None: unknown

@@ -165,7 +165,7 @@ def _report_facts(parts: Sequence[Part], facts: Facts) -> Iterator[Fact]:
     yield (
         "matched",
         f"{percent(shares['kernel'])} to a kernel, {percent(shares['instruction'])} to an instruction, "
-        f"{percent(shares['stack'])} to one stack{ambiguous}",
+        f"{percent(shares['stack'])} to one stack{facts.others_text}{ambiguous}",
     )
     if facts.whole.stacks:
         yield "stacks", clean(facts.whole.text("samples"))

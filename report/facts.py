@@ -54,6 +54,7 @@ class Facts:
         default_factory=lambda: WholeStacks(0, 0, 0)
     )  # samples, by where their launch stacks end
     python: PythonCounts = field(default_factory=PythonCounts)  # samples, by the Python frames of their launch stacks
+    timed: bool = False  # samples of several stacks are divided by the times of their executions
     energy: Energy | None = None  # of the GPUs; None: unknown
     problems: dict[str, list[str]] = field(default_factory=dict)  # sentence -> paths of the modules concerned
     cpu_modules: list[CpuModule] = field(default_factory=list)
@@ -61,6 +62,11 @@ class Facts:
     def samples_text(self) -> str:
         """Returns the number of samples and the share that were active: `1,200 samples, 11.1 % active`."""
         return samples_text(self.stalls, self.active)
+
+    @property
+    def others_text(self) -> str:
+        """How the samples are divided that belong to no single stack, unless it is by numbers of launches."""
+        return " (the others by times of execution)" if self.timed and self.matched.stack < self.matched.samples else ""
 
 
 @dataclass

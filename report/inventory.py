@@ -69,6 +69,7 @@ class Stream:
     layout_guessed: bool  # the recorder did not know the IP version
     rate_cycles: int | None  # GPU cycles between two samples
     subsample: int  # the number of samples that each record stands for
+    samples: int | None  # that the GPU's own library has counted, the lost ones included; None: unknown
 
 
 @dataclass(frozen=True)
@@ -357,6 +358,7 @@ def _stream(stream: _Header) -> Stream:
         layout_guessed=stream.flag("layout_guessed"),
         rate_cycles=stream.number("rate_cycles"),
         subsample=stream.number("subsample") or 1,
+        samples=stream.number("samples"),
     )
 
 

@@ -50,6 +50,8 @@ def recording(part: Part) -> Iterator[Fact]:
         yield "processes", ", ".join(map(str, part.scope[:MOST_ROWS])) + and_more(len(part.scope) - MOST_ROWS)
     if kept := sorted({stream.subsample for stream in part.streams} - {1}):
         yield "kept", ", ".join(f"one of every {number:,} records" for number in kept)
+    if counted_samples := sum(stream.samples or 0 for stream in part.streams):
+        yield "sampled", f"{counted_samples:,} samples, as CUPTI counts them: those recorded, and those lost"
     if part.part:
         yield "file", f"number {part.part:,} of the recording; the first one is 0"
     if part.thinned:

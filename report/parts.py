@@ -190,6 +190,7 @@ def _merge_reports(capture: CaptureReader, reports: list[Report]) -> Report:
         matched=facts.matched.shares(),
         whole=facts.whole,
         recorded=recorded(capture.header),
+        timed=facts.timed,
         python=facts.python,
         recorded_python=recorded_python(capture.header),
     )
@@ -221,6 +222,7 @@ def _sum_facts(several: list[Facts]) -> Facts:
     facts.python = PythonCounts.total(each.python for each in several)
     known = [each.energy for each in several if each.energy is not None]
     facts.energy = Energy.sum(known) if known else None
+    facts.timed = any(each.timed for each in several)
     for each in several:
         facts.records += each.records
         facts.stalls += each.stalls

@@ -280,6 +280,7 @@ def _build(
         int(joined.alone.sum()),
         int(totals[ambiguous[joined.site]].sum()),
     )
+    facts.timed = placed.executions is not None
     if energy is not None:
         facts.energy = energy.shared(sampled, float(joined.joules.sum()))
     has_stack = np.array([bool(site.stack) and not site.note for site in placed.sites])
@@ -289,6 +290,7 @@ def _build(
         divided=np.where(has_stack[joined.site], joined.counts.sum(axis=1) - joined.alone, np.uint64(0))
         if selection.rule.method is Method.PROPORTIONAL
         else None,
+        timed=placed.executions is not None,
         energy=None if facts.energy is None else whole_parts(joined.joules, facts.energy.selected),
         gauges=measured,
         matched=facts.matched.shares(),

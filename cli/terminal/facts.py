@@ -99,7 +99,7 @@ def matched_text(facts: Facts) -> str:
     python = f"; {facts.python.text('samples')}" if facts.python.stacks else ""
     return (
         f"matched to a kernel {percent(shares['kernel'])}, an instruction {percent(shares['instruction'])}, "
-        f"one stack {percent(shares['stack'])}{ambiguous}{no_launch}{whole}{python}; "
+        f"one stack {percent(shares['stack'])}{facts.others_text}{ambiguous}{no_launch}{whole}{python}; "
     )
 
 

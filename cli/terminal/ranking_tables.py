@@ -62,7 +62,7 @@ def print_table(ranking: Ranking, energy: Energy | None = None, *, has_processes
     total = ranking.total
     titles = entry_titles(ranking.by, [entry.key for entry in ranking.entries], terminal_width() is not None)
     if any(map(_is_estimate, (*ranking.entries, ranking.rest))):
-        text = f"{divided_text(total.divided or 0, total.samples)} {EXPLAINED}"
+        text = f"{divided_text(total.divided or 0, total.samples, ranking.timed)} {EXPLAINED}"
         print(f"{textwrap.fill(text, terminal_width() or _WIDTH)}\n")
     rows = [(entry, title, "") for entry, title in zip(ranking.entries, titles, strict=True)]
     if ranking.more:

@@ -209,13 +209,14 @@ def record(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Also report libraries and modules.")] = False,
 ) -> None:
-    """Record EU stalls, launches and GPU kernels.
+    """Record stalls of GPUs, launches and GPU kernels.
 
-    Records until COMMAND exits, the duration elapses, or Ctrl-C (SIGTERM, SIGHUP). The capture contains the EU
-    stalls of the GPUs, launches with their CPU stacks, the kernels' binaries, CPU samples and metrics. Then iaprof
-    adds the names of the functions in the stacks; Ctrl-C ends that early. A second Ctrl-C during recording quits at
-    once and leaves the spool for 'iaprof recover'. SIGUSR2 starts a new file. Signals are forwarded to COMMAND, and
-    record exits with its exit code. Needs root.
+    Records until COMMAND exits, the duration elapses, or Ctrl-C (SIGTERM, SIGHUP). The capture contains samples of
+    what stalls on the GPUs (EU stalls of Intel's, PC samples of NVIDIA's), launches with their CPU stacks, the
+    kernels' binaries, CPU samples and metrics. Then iaprof adds the names of the functions in the stacks; Ctrl-C ends
+    that early. A second Ctrl-C during recording quits at once and leaves the spool for 'iaprof recover'. SIGUSR2
+    starts a new file. Signals are forwarded to COMMAND, and record exits with its exit code. Needs root. NVIDIA's
+    GPUs are sampled only in COMMAND and its children.
     """
     if os.geteuid() != 0:
         raise IaprofError("recording needs root: run it with sudo")

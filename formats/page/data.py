@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.clean import clean
-from iaprof.formats.estimates import EXPLANATION, divided_text
+from iaprof.formats.estimates import divided_text, explanation
 from iaprof.formats.export import Export
 from iaprof.formats.guesses import NOTE, SUFFIX, is_guess
 from iaprof.formats.profile import UNKNOWN_KERNEL, CodeKind, Profile, StackOptions, kernel_name
@@ -97,7 +97,8 @@ def payload(
         packing.notes.append("In a selected range, kernels are not split into instructions: the recording is large.")
     if packing.has_guesses:
         packing.notes.append(NOTE)
-    divided = export.profile.divided_samples
+    divided, timed = export.profile.divided_samples, export.profile.timed
+    samples = int(export.profile.counts.sum())
     head = {
         "panels": panels,
         "reasons": list(export.profile.reasons),
@@ -106,7 +107,7 @@ def payload(
         "modules": list(packing.modules),
         "kernels": list(packing.kernels),
         "notes": packing.notes,
-        "divided": [divided_text(divided, int(export.profile.counts.sum())), EXPLANATION] if divided else [],
+        "divided": [divided_text(divided, samples, timed), explanation(timed)] if divided else [],
         "source": "cpu" if options.cpu_samples and "cpu" in packing.trees else "stalls",
         "inverted": options.inverted,
         "intervalSeconds": export.interval_s * packing.step,

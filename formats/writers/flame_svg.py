@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from iaprof.basics.clean import clean
 from iaprof.basics.quantities import percent
 from iaprof.formats import guesses
-from iaprof.formats.estimates import EXPLANATION, MARK, divided_text, is_marked, short_divided_text
+from iaprof.formats.estimates import MARK, divided_text, explanation, is_marked, short_divided_text
 from iaprof.formats.export import About, Export
 from iaprof.formats.profile import CodeKind, Profile, StackOptions
 from iaprof.formats.stacks.flame_layout import DARK, DEEPEST, LIGHT, Box, FlameLayout, frame_key, ink, lay_out
@@ -68,11 +68,11 @@ class FlameSvg(Writer):
         """Writes the picture; frames that are too small are merged per parent, and the head line counts them."""
         if options.cpu_samples:
             assert export.cpu is not None
-            tree, active, divided = cpu_tree(export.cpu, options, frame_key), 0, 0
-        else:
-            tree = stall_tree(export.profile, options, frame_key)
-            active, divided = export.profile.active, export.profile.divided_samples
-        draw(lay_out(tree, options.percent_limit), export.about, options, out, active, divided)
+            draw(lay_out(cpu_tree(export.cpu, options, frame_key), options.percent_limit), export.about, options, out)
+            return
+        profile = export.profile
+        layout = lay_out(stall_tree(profile, options, frame_key), options.percent_limit)
+        draw(layout, export.about, options, out, profile.active, profile.divided_samples, profile.timed)
 
 
 class Kinds:
@@ -100,6 +100,7 @@ def draw(
     out: IO[str],
     active: int = 0,
     divided: int = 0,
+    timed: bool = False,
     colours: Colours = Kinds(),  # noqa: B008
 ) -> None:
     """Writes the picture.
@@ -111,9 +112,10 @@ def draw(
         out: receives the text of the file.
         active: samples in which an instruction was issued.
         divided: samples that are divided among stacks.
+        timed: see `Profile`.
         colours: what colours mean.
     """
-    head = list(_head(layout, about, options, active, divided))
+    head = list(_head(layout, about, options, active, divided, timed))
     top = 10 + len(head) * _LINE + 38
     height = top + len(layout.rows) * _ROW + 8 + _FOOT
     title = escape(about.title or "iaprof")
@@ -137,7 +139,9 @@ def draw(
     out.write(f"</g></g>\n<script><![CDATA[\n{_asset('svg/flame.js')}]]></script>\n</svg>\n")
 
 
-def _head(layout: FlameLayout, about: About, options: StackOptions, active: int, divided: int) -> Iterator[str]:
+def _head(
+    layout: FlameLayout, about: About, options: StackOptions, active: int, divided: int, timed: bool
+) -> Iterator[str]:
     """The lines above the picture: title, origin, totals and warnings."""
     unit = "CPU samples" if options.cpu_samples else "GPU samples"
     if options.waits:
@@ -163,7 +167,7 @@ def _head(layout: FlameLayout, about: About, options: StackOptions, active: int,
         *(("warning", warning, _LETTER, "") for warning in about.warnings[:_MOST_WARNINGS]),
     ]
     if divided:
-        why = f"{divided_text(divided, layout.total)} {EXPLANATION}"
+        why = f"{divided_text(divided, layout.total, timed)} {explanation(timed)}"
         lines.insert(1 + bool(where) + bool(much), ("said", short_divided_text(divided, layout.total), _LETTER, why))
     if any(guesses.is_guess(box.text) for row in layout.rows for box in row):
         lines.append(("said", guesses.NOTE, _LETTER, ""))

@@ -146,6 +146,7 @@ class CudaSamples(Sampler):
         self._written: set[bytes] = set()  # of those in this output file
         self._unwritten: list[tuple[int, int]] = []  # processes and addresses of names that this output file lacks
         self._sums: Counter[tuple[int, str]] = Counter()  # by stream
+        self._samples: Counter[int] = Counter()  # that CUPTI has counted, by stream; of this output file
         self._counts: Counter[str] = Counter()  # of _COUNTS
         self._problems: set[str] = set()
         self._began_ns = self._losses_ns = time.monotonic_ns()
@@ -393,6 +394,7 @@ class CudaSamples(Sampler):
             sums = np.frombuffer(data, _SUMS)[0]
             for name in _SUMS.names or ():
                 self._sums[stream, name] += min(int(sums[name]), 1 << 40)
+            self._samples[stream] += min(int(sums["samples"]), 1 << 40)
         return True
 
     # Messages of which there are many
@@ -505,8 +507,13 @@ class CudaSamples(Sampler):
         """See Source."""
         self._is_over = True
 
+    def footer(self) -> dict[str, Any]:
+        """See Source: the streams again, with how many samples CUPTI has counted."""
+        return {"streams": [{**each, "samples": self._samples[stream]} for stream, each in enumerate(self._streams)]}
+
     def begin_part(self, since_ns: int) -> None:
         """See Source: names are written again; rotation carries cubins over."""
+        self._samples.clear()
         self._written.clear()
         self._unwritten = [(pid, address) for pid, process in self._processes.items() for address in process.names]
         self._loop.keep_calling(self, self._write_names)

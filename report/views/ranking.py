@@ -73,6 +73,7 @@ class Ranking:
     more: int  # the number of entries beyond the limit
     rest: Entry  # their sum
     total: Entry
+    timed: bool = False  # see Profile
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class Ranker:
             None if energy[-1] is None else sum(each or 0 for each in energy),
             None if divided[-1] is None else self._divided_total(some),
         )
-        return Ranking(self._by, entries, len(found) - len(order), rest, total)
+        return Ranking(self._by, entries, len(found) - len(order), rest, total, self._profile.timed)
 
     def _energy(self, rows: slice, bucket: NDArray[np.int64], size: int) -> list[int | None]:
         """Returns the energy of each bucket; None if it is unknown."""

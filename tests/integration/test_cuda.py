@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from iaprof.bpf.loader import linux_version
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.gpu.nvidia.records import PC_SAMPLES
 from integration.recording import BARE, IAPROF, IN_TURN, Finished, iaprof, until_recording
@@ -135,6 +136,9 @@ def test_samples_are_divided_by_the_time_that_each_place_ran(machine: Machine) -
     places = recorded.places()
     assert places["place_a"] / places.total() == pytest.approx(0.25, abs=0.01)
     assert places["place_c"] / places.total() == pytest.approx(0.75, abs=0.01)
+    done = iaprof("top", recorded.path, "--by", "stack")
+    assert "by measured times of execution" in " ".join(done.out.split())
+    assert "(the others by times of execution)" in done.err
 
 
 def test_a_graph_is_one_launch_of_many_kernels(machine: Machine) -> None:
@@ -230,6 +234,9 @@ def test_what_the_gpu_loses_is_counted(machine: Machine, fault: str, what: str) 
     assert [each["what"] for each in recorded.capture.header["losses"]] == [what]
     if what in counts:
         assert recorded.lost(what) == counts[what] > 0
+    # and what CUPTI counts is what is recorded and what is lost
+    (stream,) = recorded.capture.header["streams"]
+    assert stream["samples"] == recorded.samples + sum(map(recorded.lost, counts))
 
 
 @pytest.mark.parametrize(
@@ -286,6 +293,21 @@ def test_the_library_sends_to_its_own_recorder_only(machine: Machine) -> None:
     capture = CaptureReader(path)
     assert capture.count("pc_sample") == capture.count("execution") == 0
     assert "messages" not in [each["source"] for each in capture.header["losses"]]
+
+
+@pytest.mark.skipif(linux_version() < (6, 18), reason="since Linux 6.18 a probe at a long nop is a call")
+def test_a_launch_takes_no_trap(machine: Machine) -> None:
+    # given a program that has launched
+    words = machine.programs.command(*LOAD, "launch", REDUCE, "A", 2000, 100, "ledger", "say", "launched", "wait")
+    command = [*IAPROF, "record", "-o", str(machine.folder / "cap"), *BARE, "--", *map(str, words)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=os.environ | machine.env(), **pipes) as recorder:  # type: ignore[call-overload]
+        assert recorder.stdout.readline() == "launched\n"
+        # then Linux has made the probe a call to its trampoline
+        (ledger,) = read_ledgers(machine.ledger)
+        assert "[uprobes-trampoline]" in Path(f"/proc/{ledger.pid}/maps").read_text()
+        recorder.communicate("\n")
+    assert recorder.returncode == 0
 
 
 def test_the_rate_is_a_power_of_two(machine: Machine) -> None:
