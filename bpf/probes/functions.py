@@ -84,6 +84,7 @@ CUDA_TRANSFERS = {
     "cuMemsetD2D32Async": (Action.TRANSFER_UNKNOWN, 0),
 }
 """The same of CUDA's functions; those that fill words or rectangles are given no number of bytes."""
+CUDA_LAUNCHES = ("cuLaunchKernel", "cuLaunchKernelEx", "cuLaunchCooperativeKernel", "cuGraphLaunch")
 CUDA_WAITS = ("cuStreamSynchronize", "cuEventSynchronize", "cuCtxSynchronize")
 _CUDA_VERSIONS = ("", "_v2", "_v3")
 _CUDA_STREAMS = ("", "_ptds", "_ptsz")  # the stream that a call without one means: the legacy one, or the thread's own
@@ -115,6 +116,16 @@ def cuda_entries(library: LibraryFile) -> list[tuple[Entry, int]]:
     for symbol, offset in sorted(found.items(), key=lambda item: len(item[0])):
         at.setdefault(offset, of_symbol[symbol])
     return [(Entry(name, functions[name][0], offset, functions[name][1]), offset) for offset, name in at.items()]
+
+
+def cuda_launches(library: LibraryFile) -> list[int]:
+    """Returns the file offsets of the functions of NVIDIA's driver that launch, in both versions for streams.
+
+    Raises:
+        ProbeError: the file is broken.
+    """
+    names = (f"{name}{twin}" for name in CUDA_LAUNCHES for twin in ("", "_ptsz"))
+    return sorted(set(exported(library, names).values()))
 
 
 def injected_entries(library: LibraryFile) -> list[tuple[Entry, int]]:

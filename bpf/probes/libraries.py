@@ -22,10 +22,11 @@ from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import open_regular
 from iaprof.bpf.accounts import ACCOUNTS, Places, may_read
 from iaprof.bpf.driver_layout import TRANSFERS, Action, Entry, Layout, find_layout
-from iaprof.bpf.probes.functions import cuda_entries, injected_entries
+from iaprof.bpf.probes.functions import cuda_entries, cuda_launches, injected_entries
 from iaprof.bpf.probes.library_file import LibraryFile, changes_of_libraries, single_stepped
-from iaprof.bpf.probes.usdt import Probe, read_probes
+from iaprof.bpf.probes.usdt import Arg, Probe, read_probes
 from iaprof.bpf.processes import running_pids, user_of
+from iaprof.bpf.structs import ArgKind
 from iaprof.formats.header.launch_warnings import Unprobed, driver_at
 from iaprof.formats.wire.process_maps import lines, mappings, maps_of
 from iaprof.sandbox.answering import ANSWERING
@@ -134,6 +135,8 @@ class Libraries:
         self._ways = frozenset(ways)
         # Build-ids and names of drivers in which the injected library raises no probes; None if nothing is injected.
         self.not_injected: frozenset[str] | None = None
+        self.cuda_is_injected = False
+        """Whether NVIDIA's driver loads our library into all programs that are recorded: it reports their launches."""
         # By inode (a file with probes keeps its inode), and by what `_take` calls `content`: CLOCK_MONOTONIC when the
         # probes were attached.
         self._attached: dict[tuple[int, ...], int] = {}
@@ -352,15 +355,22 @@ class Libraries:
         return Outcome(path, 0, problem, None, build_id)
 
     def _probe_cuda(self, file: BinaryIO, library: LibraryFile, path: str, build_id: str) -> Outcome:
-        """Probes the functions of NVIDIA's driver that copy, fill and wait; its launches come from our library."""
+        """Probes the functions of NVIDIA's driver that copy, fill and wait, and launch if our library is not there.
+
+        What they launch has neither a name nor an address, as these are known to the driver only.
+        """
         entries = cuda_entries(library)
-        if not entries:
-            return Outcome(path, 0, "it has none of CUDA's functions that copy, fill and wait", None, build_id)
+        offsets = [] if self.cuda_is_injected else cuda_launches(library)
+        if not entries and not offsets:
+            return Outcome(path, 0, "it has none of CUDA's functions that launch, copy, fill and wait", None, build_id)
+        unknown = (Arg(ArgKind.CONSTANT),) * 3
+        if offsets:
+            self._attach(file.fileno(), [Probe(CUDA_PROVIDER, LAUNCH, offset, 0, unknown) for offset in offsets])
         self._attach_injected(file.fileno(), entries)
         waits = sum(entry.is_wait for entry, _ in entries)
         return Outcome(
             path,
-            len(entries) - waits,
+            len(entries) + len(offsets) - waits,
             "",
             Way.ATTACH,
             build_id,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.driver_layout import Layout
-from iaprof.bpf.probes.libraries import COMPILE, LAUNCH, OPENCL, Libraries, Outcome, Way
+from iaprof.bpf.probes.libraries import COMPILE, CUDA_DRIVER, LAUNCH, OPENCL, Libraries, Outcome, Way
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.formats.header.launch_warnings import COPIES_UNRECORDED, OWN_KERNELS_UNRECORDED, slow_launches
 from iaprof.record.checks.result import Check, Level, shortened
@@ -60,6 +60,12 @@ def checks() -> Iterator[Check]:
 
 def _library(outcome: Outcome, names: set[str], version: str) -> Check:
     file, what = shortened(outcome.path), "OpenCL" if OPENCL in outcome.path else "driver"
+    if outcome.way is Way.ATTACH and CUDA_DRIVER in outcome.path:
+        text = (
+            "launches, copies and fills of running processes by probes, without names of kernels; those of a command by "
+            "iaprof's library"
+        )
+        return _with_cost(Check(GROUP, "CUDA", Level.OK, text, file=file), outcome)
     if outcome.way is Way.ATTACH:
         text = f"launches by attaching: it has no probes, but its build is known ({version})"
         if not outcome.copies:

@@ -55,6 +55,7 @@ class Drivers:
         injects = launches is LaunchesBy.INJECT
         if injects:
             libraries.not_injected = frozenset()
+        libraries.cuda_is_injected = has_cuda and has_command
         outcomes = list(installed(libraries, has_command))
         self.outcomes = [outcome for outcome in outcomes if not outcome.unused]
         if has_cuda and has_command:

@@ -174,7 +174,7 @@ class CudaSamples(Sampler):
         if not self._has_command:
             journal.warn(
                 "NVIDIA's GPUs are sampled only in a command that iaprof starts: 'iaprof record -- COMMAND' records "
-                "why kernels stall; this recording has neither their samples nor their launches"
+                "why kernels stall; this recording has launches with their stacks, without the kernels' names"
             )
 
     def environment(self, environment: dict[str, str]) -> dict[str, str]:

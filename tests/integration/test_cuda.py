@@ -278,6 +278,36 @@ def test_a_system_wide_recording_says_that_it_cannot_sample(machine: Machine) ->
     assert "only in a command that iaprof starts" in done.err
 
 
+def test_launches_of_a_running_process_are_recorded_without_names(machine: Machine) -> None:
+    # given a program that has begun to use the GPU
+    work = ("launch", REDUCE, "A", 500, 10, "launch", SCALE, "B", 300, 10, "stream", "launch", REDUCE, "C", 200, 10)
+    words = machine.programs.command(*LOAD, "launch", REDUCE, "A", 1, 1, "say", "there", "wait", *work, "graph", REDUCE, 5, 9, 20,
+                                     "sync", "ledger", "say", "done", "wait")  # fmt: skip
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env=os.environ | machine.env(), **pipes) as program:  # type: ignore[call-overload]
+        assert program.stdout.readline() == "there\n"
+        # when it is recorded from then on
+        path = machine.folder / "cap"
+        command = [*IAPROF, "record", "-o", str(path), *BARE, "-p", str(program.pid)]
+        recorder = subprocess.Popen(command, env=os.environ | machine.env(), stderr=subprocess.PIPE, text=True)
+        until_recording(recorder)
+        program.stdin.write("\n")
+        program.stdin.flush()
+        assert program.stdout.readline() == "done\n"
+        recorder.send_signal(signal.SIGINT)
+        _, told = recorder.communicate(timeout=LONGEST_WAIT_S)
+        assert recorder.returncode == 0
+        program.communicate("\n")
+    # then each call is a launch with its whole stack
+    (ledger,) = read_ledgers(machine.ledger)
+    calls = sum(calls for name, calls in ledger.calls.items() if name.startswith(("cuLaunch", "cuGraphLaunch")))
+    table = CaptureReader(path).table("launch")
+    launches = table.filter(pa.array([pid == ledger.pid for pid in table["pid"].to_pylist()]))
+    assert len(launches) == calls - 1 > 1000
+    assert set(launches["name"].to_pylist()) == {""}
+    assert "(100.0 %) have a whole stack" in told
+
+
 def test_the_library_sends_to_its_own_recorder_only(machine: Machine) -> None:
     # given a recorder of the whole machine
     path = machine.folder / "all"

@@ -259,6 +259,13 @@ def test_libraries_and_how_their_launches_are_recorded() -> None:
     no_waits = "--waits does not work with it, because its layout has no functions that wait"
     whole = Outcome(path, 8, way=Way.ATTACH, build_id="ab", executions=True, copies=True, waits=5)
     assert check(whole, version="26.27") == (Level.OK, attached, "")
+    cuda = Outcome("/a/libcuda.so.1", 16, way=Way.ATTACH, build_id="ab", copies=True, waits=3)
+    assert check(cuda, half) == (
+        Level.OK,
+        "launches, copies and fills of running processes by probes, without names of kernels; those of a command by "
+        "iaprof's library",
+        "",
+    )
     assert check(replace(whole, executions=False), version="26.27") == (
         Level.WARNING,
         f"{attached}; {NO_EXECUTIONS}, because its layout is from an older iaprof",
