@@ -38,7 +38,8 @@ _NAME = "iaprof"
 app = typer.Typer(
     name=_NAME,
     cls=Verbs,
-    help="Shows where Intel's and NVIDIA's GPUs stall, from main() to the instruction: record on one machine, report on any.",
+    help="Shows where Intel's and NVIDIA's GPUs stall, from main() to the instruction: record on one machine, report "
+    "on any.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

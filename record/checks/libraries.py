@@ -62,8 +62,8 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
     file, what = shortened(outcome.path), "OpenCL" if OPENCL in outcome.path else "driver"
     if outcome.way is Way.ATTACH and CUDA_DRIVER in outcome.path:
         text = (
-            "launches, copies and fills of running processes by probes, without names of kernels; those of a command by "
-            "iaprof's library"
+            "launches, copies and fills of running processes by probes, without names of kernels; those of a command "
+            "by iaprof's library"
         )
         return _with_cost(Check(GROUP, "CUDA", Level.OK, text, file=file), outcome)
     if outcome.way is Way.ATTACH:

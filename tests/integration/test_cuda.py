@@ -281,8 +281,8 @@ def test_a_system_wide_recording_says_that_it_cannot_sample(machine: Machine) ->
 def test_launches_of_a_running_process_are_recorded_without_names(machine: Machine) -> None:
     # given a program that has begun to use the GPU
     work = ("launch", REDUCE, "A", 500, 10, "launch", SCALE, "B", 300, 10, "stream", "launch", REDUCE, "C", 200, 10)
-    words = machine.programs.command(*LOAD, "launch", REDUCE, "A", 1, 1, "say", "there", "wait", *work, "graph", REDUCE, 5, 9, 20,
-                                     "sync", "ledger", "say", "done", "wait")  # fmt: skip
+    then = ("graph", REDUCE, 5, 9, 20, "sync", "ledger", "say", "done", "wait")
+    words = machine.programs.command(*LOAD, "launch", REDUCE, "A", 1, 1, "say", "there", "wait", *work, *then)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(words, env=os.environ | machine.env(), **pipes) as program:  # type: ignore[call-overload]
         assert program.stdout.readline() == "there\n"
