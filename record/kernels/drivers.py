@@ -15,7 +15,7 @@ from pathlib import Path
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import make_public_folder
 from iaprof.bpf.driver_layout import known_builds
-from iaprof.bpf.probes.libraries import SYSTEM_FOLDERS, Libraries, Outcome
+from iaprof.bpf.probes.libraries import SYSTEM_FOLDERS, Libraries, Outcome, Way
 from iaprof.formats.header.launch_warnings import driver_at
 from iaprof.record.options import LaunchesBy
 
@@ -44,7 +44,7 @@ class Drivers:
             libraries: probes them.
             launches: how the user wants launches recorded.
             has_command: a command is started.
-            has_cuda: GPUs of NVIDIA are recorded: the command gets the library that samples them.
+            has_cuda: GPUs of NVIDIA are recorded: the command gets the library that samples them, if `launches` allows.
 
         Raises:
             IaprofError: the user wants launches by injection only, and the library is missing.
@@ -55,10 +55,10 @@ class Drivers:
         injects = launches is LaunchesBy.INJECT
         if injects:
             libraries.not_injected = frozenset()
-        libraries.cuda_is_injected = has_cuda and has_command
+        libraries.cuda_is_injected = has_cuda and has_command and Way.INJECT in launches.ways
         outcomes = list(installed(libraries, has_command))
         self.outcomes = [outcome for outcome in outcomes if not outcome.unused]
-        if has_cuda and has_command:
+        if libraries.cuda_is_injected:
             self.cuda = CudaInjection()
             self.outcomes += libraries.take(self.cuda.library)
         if launches is LaunchesBy.AUTO and has_command:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError, UsageError
+from iaprof.bpf.probes.libraries import Way
 from iaprof.formats.wire.launches import EXECUTION, MESSAGE_BYTES, MessageOf
 from iaprof.gpu.nvidia.records import PC_SAMPLES
 from iaprof.record.journal import Journal
@@ -136,7 +137,7 @@ class CudaSamples(Sampler):
         self._gpus = {gpu.bus: gpu for gpu in gpus}
         self._period = pick_period(options.rate)
         self._chosen = _choose(gpus, options.devices)
-        self._has_command = bool(options.command)
+        self._has_command, self._is_injected = bool(options.command), Way.INJECT in options.launches.ways
         self._paused, self._is_over = True, False
         self._streams: list[dict[str, Any]] = []
         self._by_bus: dict[str, int] = {}  # the stream of each GPU
@@ -171,14 +172,21 @@ class CudaSamples(Sampler):
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""
         self._journal, self._loop = journal, loop
+        what = "this recording has launches with their stacks, without the kernels' names"
         if not self._has_command:
             journal.warn(
                 "NVIDIA's GPUs are sampled only in a command that iaprof starts: 'iaprof record -- COMMAND' records "
-                "why kernels stall; this recording has launches with their stacks, without the kernels' names"
+                f"why kernels stall; {what}"
+            )
+        elif not self._is_injected:
+            journal.warn(
+                f"with this --launches the command is free to use CUPTI, and NVIDIA's GPUs are not sampled; {what}"
             )
 
     def environment(self, environment: dict[str, str]) -> dict[str, str]:
         """See Source."""
+        if not self._is_injected:
+            return environment
         driver = driver_version()
         paths = sorted(cupti_paths(), key=lambda path: not fits(path, driver))  # the library takes the first one
         return {**environment, "IAPROF_CUDA_PERIOD": str(self._period), "IAPROF_CUPTI": ":".join(paths)}

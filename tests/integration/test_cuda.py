@@ -308,6 +308,23 @@ def test_launches_of_a_running_process_are_recorded_without_names(machine: Machi
     assert "(100.0 %) have a whole stack" in told
 
 
+def test_a_program_that_profiles_itself(machine: Machine) -> None:
+    """CUPTI serves one profiler in a process: iaprof, unless the user leaves it to the program."""
+    recorded = Recorded(machine, *WORK, "profile")
+    (ledger,) = recorded.ledgers
+    assert recorded.samples == ledger.handed() > 0
+    assert f"{ledger.pid} subscribe 39\n" in recorded.done.out  # CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
+
+
+def test_a_program_that_is_left_to_profile_itself(machine: Machine) -> None:
+    recorded = Recorded(machine, *WORK, "profile", options=("--launches=attach",))
+    (ledger,) = recorded.ledgers
+    assert f"{ledger.pid} subscribe 0\n" in recorded.done.out
+    assert "the command is free to use CUPTI, and NVIDIA's GPUs are not sampled" in recorded.done.err
+    assert len(recorded.own("launch")) == ledger.calls["cuLaunchKernel"] == 2300
+    assert recorded.samples == 0
+
+
 def test_the_library_sends_to_its_own_recorder_only(machine: Machine) -> None:
     # given a recorder of the whole machine
     path = machine.folder / "all"
