@@ -3,13 +3,13 @@
  * launches.c).
  *
  * The library raises a USDT probe whose argument points to a message in its memory: the members of struct message from
- * `sequence` on. What a process sends is its own claim; the pid is not.
+ * `id` on. What a process sends is its own claim; the pid is not.
  *
  * The compiler sets MESSAGE_BYTES; the loader sets MESSAGE_WAKE_EVERY.
  */
 BPF_RINGBUF_OUTPUT(messages, ANY);
 
-#define MESSAGE_HEAD (__builtin_offsetof(struct message, data) - __builtin_offsetof(struct message, sequence))
+#define MESSAGE_HEAD (__builtin_offsetof(struct message, data) - __builtin_offsetof(struct message, id))
 
 static __always_inline void send_message(u64 from, u64 time) {
     struct message *message = messages.ringbuf_reserve(sizeof(struct message));
@@ -21,7 +21,7 @@ static __always_inline void send_message(u64 from, u64 time) {
     message->time = time;
     message->pid = who >> 32;
     message->tid = who;
-    if (read_user(&message->sequence, MESSAGE_HEAD, (void *)from) ||
+    if (read_user(&message->id, MESSAGE_HEAD, (void *)from) ||
         read_user(message->data, at_most(MESSAGE_BYTES, message->bytes), (void *)(from + MESSAGE_HEAD))) {
         count(MESSAGES_LOST, 1);
         messages.ringbuf_discard(message, BPF_RB_NO_WAKEUP);

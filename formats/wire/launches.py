@@ -46,14 +46,13 @@ COMPILED = np.dtype(
     ]
 )
 
-MESSAGE_BYTES = (16 << 10) - 80  # with the fields before it and the ring buffer's header, 16 KiB
+MESSAGE_BYTES = (16 << 10) - 72  # with the fields before it and the ring buffer's header, 16 KiB
 MESSAGE = np.dtype(
     [
         ("time", "<u8"),  # CLOCK_MONOTONIC, ns
         ("pid", "<u4"),
         ("tid", "<u4"),
         # As the library in the process sends them:
-        ("sequence", "<u8"),  # 1, 2, 3, ... in each process; what is lost, Counter.MESSAGES_LOST tells
         ("id", "<u8"),  # of what it is about, in its process
         ("begin", "<u8"),  # see MessageOf
         ("end", "<u8"),

@@ -202,15 +202,15 @@ _Static_assert(sizeof driver == sizeof(void *) * ELEMENTS(DRIVER_NAMES), "DRIVER
 /* --- messages: formats/wire/launches.py has MESSAGE and MessageOf */
 
 enum { OF_CONTEXT = 1, OF_SAMPLES, OF_SUMS, OF_MODULE, OF_KERNEL, OF_EXECUTIONS, OF_PROBLEM };
-#define MESSAGE_BYTES ((16 << 10) - 80)
+#define MESSAGE_BYTES ((16 << 10) - 72)
 
 struct message {
-    uint64_t sequence, id, begin, end, offset, total;
+    uint64_t id, begin, end, offset, total;
     uint32_t what, bytes;
     uint8_t data[MESSAGE_BYTES];
 };
 
-static pthread_mutex_t sending = PTHREAD_MUTEX_INITIALIZER; /* taken last */
+static pthread_mutex_t sending = PTHREAD_MUTEX_INITIALIZER; /* for the message of send_bytes(); taken last */
 
 static bool is_recorded(void)
 {
@@ -218,24 +218,9 @@ static bool is_recorded(void)
 }
 
 /* A function of its own, as the probe's argument has to be in a register or in memory. */
-static __attribute__((noinline)) void raise_message(const struct message *message)
+static __attribute__((noinline)) void send(const struct message *message)
 {
     DTRACE_PROBE1(cuda, message, message);
-}
-
-static void send_locked(struct message *message)
-{
-    static uint64_t sequence;
-    message->sequence = ++sequence;
-    raise_message(message);
-}
-
-/* Sends a message whose members are filled in, but for its number. */
-static void send(struct message *message)
-{
-    pthread_mutex_lock(&sending);
-    send_locked(message);
-    pthread_mutex_unlock(&sending);
 }
 
 /* Sends at most MESSAGE_BYTES. */
@@ -250,7 +235,7 @@ static void send_bytes(uint32_t what, uint64_t id, uint64_t begin, uint64_t end,
     message.what = what;
     message.total = message.bytes = many;
     memcpy(message.data, bytes, many);
-    send_locked(&message);
+    send(&message);
     pthread_mutex_unlock(&sending);
 }
 

@@ -52,7 +52,7 @@ static void probe_launch_kernel(uint64_t iba, uint64_t address, uint64_t size, c
     message.id = address;
     message.begin = message.end = now();
     message.total = size;
-    message.sequence = correlation;
+    message.offset = correlation;
     message.bytes = strlen(name) < MESSAGE_BYTES ? strlen(name) : MESSAGE_BYTES;
     write_message(&message, name);
 }

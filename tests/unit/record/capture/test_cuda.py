@@ -409,13 +409,6 @@ def test_times_are_within_the_recording(taken: Taken) -> None:
     assert set(found["begin"].tolist()) == {taken.began, taken.now, latest}
 
 
-def test_sequence_numbers_that_mean_nothing(taken: Taken) -> None:
-    numbers = (1, HUGE, 5, 3, 3, 0, 1 << 63, 2, HUGE)
-    taken(context(), *(samples(taken, BASE) for _ in numbers))
-    taken(*(message(PROBLEM, b"text", sequence=number) for number in numbers))
-    assert not taken.lost()  # what the ring buffer had no room for, the kernel counts
-
-
 def test_contexts_and_gpus_by_the_thousand(taken: Taken) -> None:
     for number in range(4000):
         taken(context(number, ordinal=number % 700))
@@ -654,7 +647,7 @@ def places(dtype: np.dtype[Any]) -> dict[str, int]:
 
 
 def test_sizes_and_numbers_of_c_are_those_of_python(tmp_path: Path) -> None:
-    members = ("sequence", "id", "begin", "end", "offset", "total", "what", "bytes", "data")
+    members = ("id", "begin", "end", "offset", "total", "what", "bytes", "data")
     devices, rows, sums, fields = map(places, (cuda._DEVICE, cuda._EXECUTION, cuda._SUMS, MESSAGE))
     theirs = {"begin": "begin", "end": "end", "correlation": "correlation", "address": "address",
               "ordinal": "device", "queue": "stream"}  # fmt: skip
@@ -684,7 +677,7 @@ def test_sizes_and_numbers_of_c_are_those_of_python(tmp_path: Path) -> None:
         "sums": cuda._SUMS.itemsize,
         "execution": cuda._EXECUTION.itemsize,
         **{kind.name: kind.value for kind in MessageOf},
-        **{f"message_{name}": fields[name] - fields["sequence"] for name in members},
+        **{f"message_{name}": fields[name] - fields["id"] for name in members},
         **{f"device_{name}": devices[name] for name in devices},
         **{f"sums_{name}": sums[name] for name in sums},
         **{f"execution_{name}": rows[name] for name in rows},
@@ -700,5 +693,5 @@ def test_the_reasons_of_c_are_those_of_python() -> None:
 
 def test_a_message_of_c_is_what_bpf_copies() -> None:
     fields = places(MESSAGE)
-    assert fields["sequence"] == struct.calcsize("<QII")  # behind what BPF itself says
+    assert fields["id"] == struct.calcsize("<QII")  # behind what BPF itself says
     assert fields["data"] + MESSAGE_BYTES == MESSAGE.itemsize
