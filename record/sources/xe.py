@@ -33,8 +33,15 @@ _DRI, _DRM = "/dev/dri", "/sys/class/drm"
 RATE_NAMES = ("fastest", "fast", "medium", "slow", "slowest")
 
 NO_EU_STALLS = (
-    "has no EU stall sampling: that needs a Battlemage, Lunar Lake, Panther Lake or Data Center GPU Max (PVC), or "
-    "newer, and Linux 6.15 or later; Arc A-series, Meteor Lake and older cannot do it"
+    "has no EU stall sampling: that needs a Battlemage, Lunar Lake or Panther Lake, or newer, and Linux 6.15 or later; "
+    "Arc A-series, Meteor Lake and older cannot do it"
+)
+# None of these ids is among those of xe.ko or i915.ko in Debian's Linux 7.2.13 (November 2026): only Intel's i915 from
+# outside the Linux kernel drives such a GPU.
+_MAX_IDS = frozenset((0x0B69, 0x0B6E, *range(0x0BD0, 0x0BDC)))
+_MAX = (
+    "is a Data Center GPU Max, which iaprof does not record yet: only Intel's own i915 driver, from outside the Linux "
+    "kernel, drives it"
 )
 
 NO_GPU = (
@@ -148,6 +155,15 @@ def pci_address(path: str) -> str:
     return os.path.basename(os.path.realpath(f"{_DRM}/{os.path.basename(path)}/device"))
 
 
+def _pci_id(path: str) -> int:
+    """Returns the device's part of the PCI id of a render node's GPU; 0 if it is unknown."""
+    try:
+        with open(f"{_DRM}/{os.path.basename(path)}/device/device") as file:
+            return int(file.read(16), 16)
+    except (OSError, ValueError):
+        return 0
+
+
 def card_name(path: str) -> str:
     """Returns the name of a GPU's card node, such as card0, given its render node; empty if there is none."""
     try:
@@ -234,6 +250,8 @@ def open_device(path: str) -> Device:
     fd = _open_node(path)
     try:
         driver = _driver_name(fd)
+        if driver != "xe" and _pci_id(path) in _MAX_IDS:
+            raise DeviceError(f"{path} {_MAX}")
         if driver != "xe":
             raise OtherDriver(f"{path} is driven by {driver or 'an unknown driver'}; EU stalls need Intel's xe driver")
         info = _query(fd, _QUERY_CONFIG, "configuration", path)

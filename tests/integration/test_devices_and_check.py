@@ -129,6 +129,11 @@ def test_each_fault_is_a_problem(tmp_path: Path) -> None:
         refused(hardware, {f"card{card}": told for card, told in enumerate(FAULTS.values())})
 
 
+def test_a_max_under_another_driver(tmp_path: Path) -> None:
+    with Hardware(tmp_path / "gpu", "pvc", faults=["not-xe"]) as hardware:
+        refused(hardware, {"card0": ("it is a Data Center GPU Max, which iaprof does not record yet", "")})
+
+
 def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", faults=["no-device"]) as hardware:
         refused(hardware, {"none": ("no GPU was found", "sudo modprobe xe")})
