@@ -8,8 +8,9 @@ their limits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,8 @@ _PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB 
 # The pages of 4 GiB, with such units: records of most GPUs hold no more than 32 bits of an address.
 _LOW_PAGES = 1 << 19
 
+_PIECE = 1 << 15  # records; their columns are a quarter of a MB each
+_HALF, _WHOLE = (1 << 32) - 1, (1 << 63) - 1  # the largest sums of samples, of one or two reasons to a number
 _MAX_SLOTS_PER_RECORD = 8  # a table with more slots for each record is slower than sorting
 
 MOST_CANDIDATES = 64
@@ -58,8 +61,8 @@ class Addresses:
         """
         self._unit_bits = np.uint64(unit_bits)
         self._pages: dict[int, int] = {}  # page -> its number
-        self._low_pages = np.full(_LOW_PAGES, -1, np.int32)  # the same for the first 4 GiB; -1: not seen yet
-        self._table = np.empty(0, np.int32)  # [pages << _PAGE_BITS]: an address's number; -1: not seen yet
+        self._low_pages = np.full(_LOW_PAGES, -1)  # the same for the first 4 GiB; -1: not seen yet
+        self._table = np.empty(0, np.int64)  # [pages << _PAGE_BITS]: an address's number; -1: not seen yet
         self.ips = np.empty(0, np.uint64)
         """uint64[numbers]: the address, in bytes, that has each number."""
 
@@ -69,31 +72,29 @@ class Addresses:
         Args:
             ips: uint64[n], bytes, multiples of the unit.
         """
-        places = ips >> self._unit_bits
-        if not len(places) or places.max() >> np.uint64(_PAGE_BITS) < len(self._low_pages):
-            places = places.astype(np.int32)  # halves the memory traffic
-            page = places >> _PAGE_BITS
+        places = (ips >> self._unit_bits).view(np.int64)
+        page = places >> _PAGE_BITS
+        if not len(page) or page.max() < len(self._low_pages):
             number = self._low_pages[page]
-            if (number < 0).any():
+            if len(number) and number.min() < 0:
                 self._number_pages(np.unique(page[number < 0]))
                 number = self._low_pages[page]
         else:
-            encoded = pa.array(places >> np.uint64(_PAGE_BITS)).dictionary_encode()
+            encoded = pa.array(page).dictionary_encode()
             distinct = encoded.dictionary.to_pylist()
-            page_numbers = np.array([self._pages.setdefault(each, len(self._pages)) for each in distinct], np.int32)
+            page_numbers = np.array([self._pages.setdefault(each, len(self._pages)) for each in distinct], np.int64)
             number = page_numbers[encoded.indices.to_numpy()]
-            places = (places & np.uint64((1 << _PAGE_BITS) - 1)).astype(np.int32)
-        slot = number << _PAGE_BITS | places & ((1 << _PAGE_BITS) - 1)
+        places &= (1 << _PAGE_BITS) - 1
+        places |= number << _PAGE_BITS
         missing = (len(self._pages) << _PAGE_BITS) - len(self._table)
         if missing:
-            self._table = np.append(self._table, np.full(missing, -1, np.int32))
-        found = self._table[slot]
-        unknown = found < 0
-        if unknown.any():
-            self._add(ips[unknown], slot[unknown])
-            found = self._table[slot]
-        numbers: NDArray[np.int64] = found.astype(np.int64)
-        return numbers
+            self._table = np.append(self._table, np.full(missing, -1))
+        found: NDArray[np.int64] = self._table[places]
+        if len(found) and found.min() < 0:
+            unknown = found < 0
+            self._add(ips[unknown], places[unknown])
+            found = self._table[places]
+        return found
 
     def _number_pages(self, pages: NDArray[np.int64]) -> None:
         for page in pages.tolist():
@@ -101,64 +102,80 @@ class Addresses:
 
     def _add(self, ips: NDArray[np.uint64], slot: NDArray[np.int64]) -> None:
         new, first = np.unique(slot, return_index=True)
-        self._table[new] = len(self.ips) + np.arange(len(new), dtype=np.int32)
+        self._table[new] = len(self.ips) + np.arange(len(new))
         self.ips = np.append(self.ips, ips[first])
 
 
 def dense_pairs(
-    read: NDArray[np.int64], cell: NDArray[np.int64], reads: int, cells: int
+    cell_of: NDArray[np.int64], address: NDArray[np.int64], lengths: NDArray[np.int64], cells: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the distinct values of read * cells + cell, ascending, and the index among these for each record."""
-    key = read * cells + cell
-    if reads * cells > _MAX_SLOTS_PER_RECORD * len(key) + _MAX_SLOTS_PER_RECORD:
-        found, which = np.unique(key, return_inverse=True)
-        return found, which.astype(np.int64)
-    there = np.zeros(reads * cells, bool)
-    there[key] = True
-    return np.flatnonzero(there), (np.cumsum(there, dtype=np.int64) - 1)[key]
-
-
-def sum_by_address(
-    layout: SampleLayout,
-    reasons: Sequence[str],
-    pair_of: NDArray[np.int64],
-    place: NDArray[np.int64],
-    places: NDArray[np.int64],
-    words: list[NDArray[np.uint64]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], list[NDArray[np.float64]]]:
-    """Adds up the records of each (pair, address).
+    """Finds the distinct pairs of a read and a cell.
 
     Args:
-        layout: the records' layout.
-        reasons: the reasons to count.
-        pair_of: int64[records], the record's (read, cell) pair.
-        place: int64[records], the number of the record's address within its cell.
-        places: int64[pairs], the number of addresses in the pair's cell.
-        words: the records' words, uint64[records] each.
+        cell_of: int64[addresses], the cell of each.
+        address: int64[records], the number of the record's address.
+        lengths: int64[reads], the number of records of each.
+        cells: how many there are.
 
     Returns:
-        The rows' pairs, places, and counts by reason. A record may have a row of its own.
+        The distinct values of read * cells + cell, ascending, and the index among these for each record.
     """
-    first = np.cumsum(places) - places
-    size = int(places.sum())
-    if size > _MAX_SLOTS_PER_RECORD * len(pair_of):  # too sparse for a table
-        return pair_of, place, [layout.counts(words, reason).astype(np.float64) for reason in reasons]
-    key = first[pair_of] + place
-    records = np.bincount(key, minlength=size)
-    rows = np.flatnonzero(records)
-    counts: list[NDArray[np.float64]] = []
-    # Several counters are digits of one number, to save passes: sums below 2^53 are exact in floating point.
-    bits = int(records.max() * layout.most).bit_length()
-    together = max(1, min(53 // bits, len(reasons)))
-    for group in range(0, len(reasons), together):
-        some = reasons[group : group + together]
-        packed = np.zeros(len(key), np.uint64)
-        for digit, reason in enumerate(some):
-            layout.add_counts(words, reason, digit * bits, packed)
-        sums = np.bincount(key, packed.astype(np.float64), size)[rows].astype(np.int64)
-        counts += [(sums >> (digit * bits) & ((1 << bits) - 1)).astype(np.float64) for digit in range(len(some))]
-    pair = np.repeat(np.arange(len(places)), np.diff(np.searchsorted(rows, np.append(first, size))))
-    return pair, rows - first[pair], counts
+    reads = len(lengths)
+    key = np.repeat(np.arange(reads) * cells, lengths)
+    if reads * cells > _MAX_SLOTS_PER_RECORD * len(key) + _MAX_SLOTS_PER_RECORD:
+        found, which = np.unique(key + cell_of[address], return_inverse=True)
+        return found, which.astype(np.int64)
+    there = np.zeros(reads * cells, bool)
+    for some in _pieces(len(key)):
+        key[some] += cell_of[address[some]]
+        there[key[some]] = True
+    number = np.cumsum(there, dtype=np.int64)
+    number -= 1
+    for some in _pieces(len(key)):
+        key[some] = number[key[some]]
+    return np.flatnonzero(there), key
+
+
+def alike(
+    cell: NDArray[np.int64], interval: NDArray[np.int64], shares: Shares, first: NDArray[np.int64], pairs: _Ints
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Groups pairs that have the same cell, interval and candidates, with the same shares.
+
+    Args:
+        cell: int64[all pairs].
+        interval: int64[all pairs].
+        shares: the candidates of all pairs.
+        first: int64[all pairs + 1], each pair's first share.
+        pairs: int64[n], which to group.
+
+    Returns:
+        One pair of each group, and the group of each of the pairs: int64[groups], int64[n].
+    """
+    entry = _numbered(shares.site, shares.share.view(np.int64))
+    group = _numbered(_numbered(cell[pairs], interval[pairs]), shares.alone[pairs].astype(np.int64))
+    first, count = first[pairs], np.diff(first)[pairs]
+    for place in range(int(count.max(initial=0))):
+        more = np.flatnonzero(count > place)
+        # Pairs without so many candidates keep lower numbers.
+        group[more] = _numbered(group[more], entry[first[more] + place]) + len(pairs) * (place + 1)
+    _, one, group = np.unique(group, return_index=True, return_inverse=True)
+    return pairs[one], group.astype(np.int64)
+
+
+def _numbered(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Numbers the distinct pairs of two columns: int64[n]."""
+    key = np.zeros(len(one), np.int64)
+    for column in (one, other):
+        distinct, number = np.unique(column, return_inverse=True)
+        key *= len(distinct)
+        key += number
+    return np.unique(key, return_inverse=True)[1].astype(np.int64)
+
+
+def _pieces(records: int) -> Iterator[slice]:
+    """Yields slices of so many records, whose columns stay in the CPU's caches while several steps use them."""
+    for start in range(0, records, _PIECE):
+        yield slice(start, min(start + _PIECE, records))
 
 
 def flatten_words(rows: pa.Table, layout: SampleLayout) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
@@ -212,7 +229,7 @@ def drawn(
 
 MAX_INTERVALS = 1 << 20
 _COMPACT_ROWS = 1 << 19
-_MAX_RECORDS_AT_ONCE = 1 << 18
+_MAX_RECORDS_AT_ONCE = 1 << 20
 _MAX_SHARED_ROWS = 1 << 18  # (record, candidate) rows at once, for records with several candidates
 _MAX_SLOTS = 1 << 21  # of a tally before it is flushed; about 88 bytes each
 
@@ -331,7 +348,7 @@ class Attribution:
     def joined_shares(self) -> JoinedShares:
         """Returns the sums of all row groups added so far, as shares of samples."""
         for space in self._ip_spaces.values():
-            for stream in space.tallies:
+            for stream in space.sums:
                 self._flush(space, stream)
         none = np.empty(0, np.int64)
         empty = JoinedShares(none, none, none, np.empty(0, np.uint64), np.empty((len(self._reasons) + 2, 0)))
@@ -343,14 +360,13 @@ class Attribution:
         return sum(space.cut_addresses() for space in self._ip_spaces.values())
 
     def _join(self, stream: Stream, reads: _Reads, words: list[NDArray[np.uint64]]) -> None:
-        """Joins a batch of reads of one stream, which is small enough for the CPU's caches."""
+        """Joins a batch of reads of one stream."""
         space = self._ip_space(stream)
-        address = space.number(stream.layout.ips(words) & np.uint64(ADDRESS_MASK))
-        cell = space.cell_addresses.cell[address]
+        address = space.number(stream.layout, words)
         # The candidates are found once for each distinct (read, cell).
-        read = np.repeat(np.arange(len(reads.lengths)), reads.lengths)
-        pairs, pair_of = dense_pairs(read, cell, len(reads.lengths), len(space.cell_addresses.count))
-        pair_read, pair_cell = np.divmod(pairs, len(space.cell_addresses.count))
+        cells = len(space.cell_addresses.count)
+        keys, pair_of = dense_pairs(space.cell_addresses.cell, address, reads.lengths, cells)
+        pair_read, pair_cell = np.divmod(keys, cells)
         try:
             shares = space.candidates.weigh(
                 pair_cell, reads.begins[pair_read], reads.ends[pair_read], len(reads.lengths) > 1, stream.index
@@ -361,30 +377,122 @@ class Attribution:
             for some, records in ((slice(middle), slice(record)), (slice(middle, None), slice(record, None))):
                 self._join(stream, reads.only(some), [word[records] for word in words])
             return
-        pair_of, place, counts = sum_by_address(
-            stream.layout,
-            self._reasons,
-            pair_of,
-            space.cell_addresses.place[address],
-            space.cell_addresses.count[pair_cell],
-            words,
+        pairs = _Pairs(pair_read, pair_cell, shares)
+        sums = self._sums(space, stream, len(address))
+        divided, group = self._to_divide(pairs, reads)
+        whole, several = np.flatnonzero(group < 0), np.flatnonzero(group >= 0)
+        candidate = pairs.first[whole]
+        first_slot = np.zeros(len(group), np.int64)
+        first_slot[whole] = sums.blocks(
+            reads.intervals[pair_read[whole]],
+            pair_cell[whole],
+            shares.site[candidate] << 1 | shares.alone[whole],
+            space.cell_addresses.count[pair_cell[whole]],
         )
+        # The samples that are to be divided go to spare slots.
+        places, place = space.cell_addresses.count[divided.cell], space.cell_addresses.place
+        first_place = np.cumsum(places) - places
+        slots = int(places.sum())
+        if slots <= _MAX_SLOTS_PER_RECORD * len(address):
+            used = np.arange(slots)
+            first_slot[several] = sums.spare(slots) + first_place[group[several]]
+            for some in _pieces(len(address)):
+                slot = first_slot[pair_of[some]]
+                slot += place[address[some]]
+                _add_records(sums, stream.layout, slot, [word[some] for word in words])
+        else:  # too many for a table: only those that are used
+            slot = first_slot[pair_of] + place[address]
+            records = np.flatnonzero(group[pair_of] >= 0)
+            used, number = np.unique(slot[records] + first_place[group[pair_of[records]]], return_inverse=True)
+            slot[records] = sums.spare(len(used)) + number
+            _add_records(sums, stream.layout, slot, words)
+        counts = [each.astype(np.float64) for each in self._by_reason(stream, sums.take_spare(len(used)))]
+        rows = np.flatnonzero(np.any([each > 0 for each in counts], axis=0))
+        pair = np.searchsorted(first_place, used[rows], side="right") - 1
+        self._divide(stream, reads, divided, pair, used[rows] - first_place[pair], [each[rows] for each in counts])
+        if sums.slots > _MAX_SLOTS or space.tally(stream, len(self._reasons) + 2).slots > _MAX_SLOTS:
+            self._flush(space, stream)
+
+    def _sums(self, space: _IpSpace, stream: Stream, records: int) -> Tally:
+        """Returns the sums of undivided samples of a stream, with room for so many more records.
+
+        Raises:
+            CaptureError: there is not so much room.
+        """
+        sums = space.sums.setdefault(stream, Tally(len(stream.layout.sums), np.uint64))
+        most = _HALF if any(high for _, high in stream.layout.sums) else _WHOLE
+        if records > (room := space.room.get(stream, most // stream.layout.most)):
+            room = (most - sums.largest_half()) // stream.layout.most
+        if records > room:
+            self._flush(space, stream)
+            room = most // stream.layout.most
+        if records > room:
+            raise CaptureError(f"the capture has a read of {records:,} records, more than a GPU has room for")
+        space.room[stream] = room - records
+        return sums
+
+    def _by_reason(self, stream: Stream, sums: NDArray[np.uint64]) -> list[NDArray[np.uint64]]:
+        """Returns sums, uint64[columns of the layout, n], by reason: uint64[n] each."""
+        found = {}
+        for column, (low, high) in zip(sums, stream.layout.sums, strict=True):
+            found[low] = column & np.uint64(_HALF) if high else column
+            if high:
+                found[high] = column >> np.uint64(32)
+        none = np.zeros(sums.shape[1], np.uint64)
+        return [found.get(reason, none) for reason in self._reasons]
+
+    def _to_divide(self, pairs: _Pairs, reads: _Reads) -> tuple[_Pairs, NDArray[np.int64]]:
+        """Groups the pairs whose samples are added up before they are divided: those that are divided alike.
+
+        Returns:
+            One pair of each group, and the number of each pair's group, -1 if it has only one candidate.
+        """
+        number = np.arange(len(pairs.read))
+        if self._seen is not None or self._energy is not None:  # these need the samples of each read
+            return pairs, number
+        count = np.diff(pairs.first)
+        few, many = np.flatnonzero((count > 1) & (count <= MOST_CANDIDATES)), np.flatnonzero(count > MOST_CANDIDATES)
+        one, group = alike(pairs.cell, reads.intervals[pairs.read], pairs.shares, pairs.first, few)
+        number[:] = -1
+        number[few], number[many] = group, len(one) + np.arange(len(many))
+        return pairs.only(np.append(one, many)), number
+
+    def _divide(
+        self,
+        stream: Stream,
+        reads: _Reads,
+        pairs: _Pairs,
+        pair_of: NDArray[np.int64],
+        place: NDArray[np.int64],
+        counts: list[NDArray[np.float64]],
+    ) -> None:
+        """Divides samples among the candidates of their pairs.
+
+        Args:
+            stream: the reads' stream.
+            reads: the reads.
+            pairs: each for itself, or for a group.
+            pair_of: int64[n], the pair of each sum, ascending.
+            place: int64[n], the number of its address within its cell.
+            counts: float64[n] for each reason, the sums.
+        """
+        space, shares, first = self._ip_space(stream), pairs.shares, pairs.first
         if self._seen is not None:
-            read = pair_read[shares.pair]
-            samples = self._seen.samples(pair_of, counts, len(pairs))[shares.pair] * shares.share * stream.subsample
+            read = pairs.read[shares.pair]
+            samples = self._seen.samples(pair_of, counts, len(pairs.read))[shares.pair]
+            samples *= shares.share * stream.subsample
             self._seen.add(stream.index, shares.site, reads.begins[read], reads.ends[read], samples)
         joules = np.zeros(len(pair_of))
         if self._energy is not None:
             energy = self._energy.of_reads(stream.index, reads.ends)
-            joules = joules_of_rows(energy, pair_read[pair_of], counts)
-        first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
+            joules = joules_of_rows(energy, pairs.read[pair_of], counts)
         is_crowd = np.diff(first) > MOST_CANDIDATES
         if is_crowd.any():
             rows = np.flatnonzero(is_crowd[pair_of])
-            cells = pair_cell[pair_of[rows]]
+            cells = pairs.cell[pair_of[rows]]
             of_crowds = _Rows(
                 pair_of[rows],
-                pair_read[pair_of[rows]],
+                pairs.read[pair_of[rows]],
                 space.ips[space.cell_addresses.numbers(cells, place[rows])],
                 [each[rows] for each in counts],
                 joules[rows],
@@ -394,16 +502,16 @@ class Attribution:
             pair_of, place, joules = pair_of[rows], place[rows], joules[rows]
             counts = [each[rows] for each in counts]
             shares = shares.only(~is_crowd[shares.pair])
-            first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
-        tally, subsample = space.tally(stream.index, len(self._reasons) + 2), float(stream.subsample)
-        cell_of_share = pair_cell[shares.pair]
+            first = np.searchsorted(shares.pair, np.arange(len(pairs.read) + 1))
+        tally, subsample = space.tally(stream, len(self._reasons) + 2), float(stream.subsample)
+        cell_of_share = pairs.cell[shares.pair]
         blocks = tally.blocks(
-            reads.intervals[pair_read[shares.pair]],
+            reads.intervals[pairs.read[shares.pair]],
             cell_of_share,
             shares.site,
             space.cell_addresses.count[cell_of_share],
         )
-        # The first candidate of each pair, which usually is the only one ...
+        # The first candidate of each pair ...
         entry = first[pair_of]
         alone = _add_shares(tally, blocks[entry] + place, shares.share[entry] * subsample, counts)
         tally.add(len(counts), blocks[entry] + place, alone * shares.alone[pair_of])
@@ -419,8 +527,6 @@ class Attribution:
             _add_shares(
                 tally, blocks[entry] + place[row], shares.share[entry] * subsample, [each[row] for each in counts]
             )
-        if tally.slots > _MAX_SLOTS:
-            self._flush(space, stream.index)
 
     def _draw(self, stream: Stream, reads: _Reads, rows: _Rows, shares: Shares, first: NDArray[np.int64]) -> None:
         """Divides the samples of rows, which have very many candidates, among some of these.
@@ -460,12 +566,19 @@ class Attribution:
             return_free_memory()
         return self._ip_spaces[key]
 
-    def _flush(self, space: _IpSpace, stream: int) -> None:
-        """Moves a stream's sums to the results and empties its tally."""
-        sums = space.tallies[stream].take(space.cell_addresses)
-        count = len(sums.site)
-        ips = space.ips[sums.address]
-        self._keep(JoinedShares(sums.interval, np.full(count, stream), sums.site, ips, sums.values))
+    def _flush(self, space: _IpSpace, stream: Stream) -> None:
+        """Moves a stream's sums to the results and empties its tallies."""
+        columns, number = len(self._reasons) + 2, stream.index
+        sums = space.sums[stream].take(space.cell_addresses)
+        values = np.zeros((columns, len(sums.site)))
+        for column, counts in enumerate(self._by_reason(stream, sums.values)):
+            np.multiply(counts, float(stream.subsample), out=values[column])
+        values[-2] = values[:-2].sum(axis=0) * (sums.site & 1)
+        streams, ips = np.full(len(sums.site), number), space.ips[sums.address]
+        self._keep(JoinedShares(sums.interval, streams, sums.site >> 1, ips, values))
+        sums = space.tally(stream, columns).take(space.cell_addresses)
+        streams, ips = np.full(len(sums.site), number), space.ips[sums.address]
+        self._keep(JoinedShares(sums.interval, streams, sums.site, ips, sums.values))
 
     def _keep(self, result: JoinedShares) -> None:
         """Appends a result, and merges all when they have doubled."""
@@ -492,6 +605,29 @@ class _Reads:
 
 
 @dataclass(frozen=True)
+class _Pairs:
+    """Pairs of a read and a cell of addresses, or one pair of each group of pairs that are divided in the same way."""
+
+    read: NDArray[np.int64]  # [n]
+    cell: NDArray[np.int64]  # [n]
+    shares: Shares
+
+    @cached_property
+    def first(self) -> NDArray[np.int64]:
+        """int64[n + 1]: each pair's first share."""
+        return np.searchsorted(self.shares.pair, np.arange(len(self.read) + 1))
+
+    def only(self, pairs: NDArray[np.int64]) -> _Pairs:
+        """Returns the pairs with these numbers."""
+        count = np.diff(self.first)[pairs]
+        entries = ranges(self.first[pairs], count)
+        shares = self.shares
+        pair = np.repeat(np.arange(len(pairs)), count)
+        kept = Shares(pair, shares.site[entries], shares.share[entries], shares.alone[pairs])
+        return _Pairs(self.read[pairs], self.cell[pairs], kept)
+
+
+@dataclass(frozen=True)
 class _Rows:
     """Samples of one stream, by (read, cell) pair and address."""
 
@@ -508,7 +644,12 @@ class _IpSpace:
     def __init__(self, cells: Cells, candidates: Candidates, merged: bool, unit_bits: int) -> None:
         self.candidates = candidates
         self.cell_addresses = CellAddresses()
-        self.tallies: dict[int, Tally] = {}  # by stream
+        self.sums: dict[Stream, Tally] = {}
+        """Sums of samples that have only one candidate, as the layout's `summands`. A slot's site is twice the number of
+        its site, and one more if no other launch can be it."""
+        self.room: dict[Stream, int] = {}
+        """How many more records have room in these."""
+        self._tallies: dict[Stream, Tally] = {}
         self._cells = cells
         self._addresses = Addresses(unit_bits)
         self._merged = merged
@@ -522,9 +663,13 @@ class _IpSpace:
         """uint64[numbers]: the address that has each number."""
         return np.array(self._merged_ips, np.uint64) if self._merged else self._addresses.ips
 
-    def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Returns the number of each address: int64[n]. With `merged`, all addresses of a cell share one."""
-        numbers = self._addresses.number(ips)
+    def number(self, layout: SampleLayout, words: list[NDArray[np.uint64]]) -> NDArray[np.int64]:
+        """Returns the number of each record's address: int64[n]. With `merged`, all addresses of a cell share one."""
+        numbers = np.empty(len(words[0]), np.int64)
+        for some in _pieces(len(numbers)):
+            ips = layout.ips([word[some] for word in words])
+            ips &= np.uint64(ADDRESS_MASK)
+            numbers[some] = self._addresses.number(ips)
         if not self._merged:
             new = self._addresses.ips[len(self.cell_addresses.cell) :]
             if len(new):
@@ -552,9 +697,15 @@ class _IpSpace:
         """Returns the number of addresses in cells that lack some of their placements."""
         return int(self.cell_addresses.count[sorted(self._cells.cut)].sum())
 
-    def tally(self, stream: int, columns: int) -> Tally:
-        """Returns the stream's tally."""
-        return self.tallies.setdefault(stream, Tally(columns))
+    def tally(self, stream: Stream, columns: int) -> Tally:
+        """Returns the stream's sums of shares."""
+        return self._tallies.setdefault(stream, Tally(columns))
+
+
+def _add_records(sums: Tally, layout: SampleLayout, slots: NDArray[np.int64], words: list[NDArray[np.uint64]]) -> None:
+    """Adds the samples of records to their slots: int64[records]."""
+    for column, values in enumerate(layout.summands(words)):
+        sums.add(column, slots, values)
 
 
 def _add_shares(
