@@ -84,7 +84,7 @@ class SampleLayout(ABC):
         return [(reason, "") for reason in self.reasons]
 
     def summands(self, words: list[NDArray[np.uint64]]) -> Iterator[NDArray[np.uint64]]:
-        """Yields each record's samples as numbers that are made for adding up records: uint64[n], a column of `sums`."""
+        """Yields each record's samples as numbers to add up, a column of `sums` at a time: uint64[n]."""
         for reason, _ in self.sums:
             yield self.counts(words, reason).astype("u8")
 

@@ -66,7 +66,7 @@ class RecordLayout(SampleLayout):
         return value.astype(np.uint8)  # the cast keeps the low 8 bits
 
     @cached_property
-    def sums(self) -> list[tuple[str, str]]:  # type: ignore[override]
+    def sums(self) -> list[tuple[str, str]]:
         """See SampleLayout: together are reasons that need few steps, as their counters lie so."""
         of_bit = {bit: reason for reason, bit in self.first_bits.items()}
         found = []

@@ -66,35 +66,49 @@ class Addresses:
         self.ips = np.empty(0, np.uint64)
         """uint64[numbers]: the address, in bytes, that has each number."""
 
-    def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Returns the number of each address: int64[n]. New addresses get the next free numbers.
+    def find(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Returns the number of each address: int64[n], -1 for those that `number` has not numbered yet.
 
         Args:
             ips: uint64[n], bytes, multiples of the unit.
         """
         places = (ips >> self._unit_bits).view(np.int64)
         page = places >> _PAGE_BITS
-        if not len(page) or page.max() < len(self._low_pages):
-            number = self._low_pages[page]
-            if len(number) and number.min() < 0:
-                self._number_pages(np.unique(page[number < 0]))
-                number = self._low_pages[page]
-        else:
-            encoded = pa.array(page).dictionary_encode()
-            distinct = encoded.dictionary.to_pylist()
-            page_numbers = np.array([self._pages.setdefault(each, len(self._pages)) for each in distinct], np.int64)
-            number = page_numbers[encoded.indices.to_numpy()]
+        number = self._low_pages[page] if not len(page) or page.max() < len(self._low_pages) else self._hashed(page)
         places &= (1 << _PAGE_BITS) - 1
         places |= number << _PAGE_BITS
+        if len(places) and places.min() < 0:
+            known = number >= 0
+            found = np.full(len(ips), -1)
+            found[known] = self._table[places[known]]
+        else:
+            found = self._table[places]
+        return found
+
+    def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Returns the number of each address: int64[n]. New addresses get the next free numbers."""
+        places = (ips >> self._unit_bits).view(np.int64)
+        page = places >> _PAGE_BITS
+        low = page[page < len(self._low_pages)]
+        self._number_pages(np.unique(low[self._low_pages[low] < 0]))
+        for each in pa.array(page[page >= len(self._low_pages)]).dictionary_encode().dictionary.to_pylist():
+            self._pages.setdefault(each, len(self._pages))
         missing = (len(self._pages) << _PAGE_BITS) - len(self._table)
         if missing:
             self._table = np.append(self._table, np.full(missing, -1))
-        found: NDArray[np.int64] = self._table[places]
-        if len(found) and found.min() < 0:
-            unknown = found < 0
-            self._add(ips[unknown], places[unknown])
-            found = self._table[places]
+        number = self._low_pages[page] if len(low) == len(page) else self._hashed(page)
+        slot = number << _PAGE_BITS | places & ((1 << _PAGE_BITS) - 1)
+        unknown = self._table[slot] < 0
+        if unknown.any():
+            self._add(ips[unknown], slot[unknown])
+        found: NDArray[np.int64] = self._table[slot]
         return found
+
+    def _hashed(self, page: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the number of each page, wherever it lies: int64[n], -1 if it has none."""
+        encoded = pa.array(page).dictionary_encode()
+        numbers = [self._pages.get(each, -1) for each in encoded.dictionary.to_pylist()]
+        return np.array(numbers, np.int64)[encoded.indices.to_numpy()]
 
     def _number_pages(self, pages: NDArray[np.int64]) -> None:
         for page in pages.tolist():
@@ -230,6 +244,8 @@ def drawn(
 MAX_INTERVALS = 1 << 20
 _COMPACT_ROWS = 1 << 19
 _MAX_RECORDS_AT_ONCE = 1 << 20
+_MOST_NUMBERED = 1 << 18  # records whose new addresses become known together
+_MASK = np.uint64(ADDRESS_MASK)
 _MAX_SHARED_ROWS = 1 << 18  # (record, candidate) rows at once, for records with several candidates
 _MAX_SLOTS = 1 << 21  # of a tally before it is flushed; about 88 bytes each
 
@@ -362,7 +378,7 @@ class Attribution:
     def _join(self, stream: Stream, reads: _Reads, words: list[NDArray[np.uint64]]) -> None:
         """Joins a batch of reads of one stream."""
         space = self._ip_space(stream)
-        address = space.number(stream.layout, words)
+        address = space.number(stream.layout, words, reads.lengths)
         # The candidates are found once for each distinct (read, cell).
         cells = len(space.cell_addresses.count)
         keys, pair_of = dense_pairs(space.cell_addresses.cell, address, reads.lengths, cells)
@@ -374,8 +390,8 @@ class Attribution:
         except TooManyAtOnce:
             middle = len(reads.lengths) // 2
             record = int(reads.lengths[:middle].sum())
-            for some, records in ((slice(middle), slice(record)), (slice(middle, None), slice(record, None))):
-                self._join(stream, reads.only(some), [word[records] for word in words])
+            for half, records in ((slice(middle), slice(record)), (slice(middle, None), slice(record, None))):
+                self._join(stream, reads.only(half), [word[records] for word in words])
             return
         pairs = _Pairs(pair_read, pair_cell, shares)
         sums = self._sums(space, stream, len(address))
@@ -402,9 +418,9 @@ class Attribution:
                 _add_records(sums, stream.layout, slot, [word[some] for word in words])
         else:  # too many for a table: only those that are used
             slot = first_slot[pair_of] + place[address]
-            records = np.flatnonzero(group[pair_of] >= 0)
-            used, number = np.unique(slot[records] + first_place[group[pair_of[records]]], return_inverse=True)
-            slot[records] = sums.spare(len(used)) + number
+            there = np.flatnonzero(group[pair_of] >= 0)
+            used, number = np.unique(slot[there] + first_place[group[pair_of[there]]], return_inverse=True)
+            slot[there] = sums.spare(len(used)) + number
             _add_records(sums, stream.layout, slot, words)
         counts = [each.astype(np.float64) for each in self._by_reason(stream, sums.take_spare(len(used)))]
         rows = np.flatnonzero(np.any([each > 0 for each in counts], axis=0))
@@ -645,8 +661,9 @@ class _IpSpace:
         self.candidates = candidates
         self.cell_addresses = CellAddresses()
         self.sums: dict[Stream, Tally] = {}
-        """Sums of samples that have only one candidate, as the layout's `summands`. A slot's site is twice the number of
-        its site, and one more if no other launch can be it."""
+        """Sums of samples that have only one candidate, as the layout's `summands`.
+
+        A slot's site is twice the number of its site, and one more if the site is all that launched the kernel."""
         self.room: dict[Stream, int] = {}
         """How many more records have room in these."""
         self._tallies: dict[Stream, Tally] = {}
@@ -663,35 +680,49 @@ class _IpSpace:
         """uint64[numbers]: the address that has each number."""
         return np.array(self._merged_ips, np.uint64) if self._merged else self._addresses.ips
 
-    def number(self, layout: SampleLayout, words: list[NDArray[np.uint64]]) -> NDArray[np.int64]:
-        """Returns the number of each record's address: int64[n]. With `merged`, all addresses of a cell share one."""
+    def number(
+        self, layout: SampleLayout, words: list[NDArray[np.uint64]], lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Returns the number of each record's address: int64[n]. With `merged`, all addresses of a cell share one.
+
+        Args:
+            layout: the records' layout.
+            words: the records' words, uint64[n] each.
+            lengths: int64[reads], the number of records of each read.
+        """
         numbers = np.empty(len(words[0]), np.int64)
         for some in _pieces(len(numbers)):
-            ips = layout.ips([word[some] for word in words])
-            ips &= np.uint64(ADDRESS_MASK)
-            numbers[some] = self._addresses.number(ips)
+            numbers[some] = self._addresses.find(layout.ips([word[some] for word in words]) & _MASK)
+        until = np.cumsum(lengths)
+        # How many addresses become known at once decides which cells are cut, and which address stands for a cell.
+        for some in batches(lengths, _MOST_NUMBERED) if numbers.min(initial=0) < 0 else ():
+            within = slice(int(until[some.start] - lengths[some.start]), int(until[some.stop - 1]))
+            unknown = within.start + np.flatnonzero(numbers[within] < 0)
+            if len(unknown):
+                ips = layout.ips([word[unknown] for word in words]) & _MASK
+                numbers[unknown] = self._addresses.number(ips)
+                self._add_cells()
+        return self._merged_number[numbers] if self._merged else numbers
+
+    def _add_cells(self) -> None:
+        """Finds the cells of addresses that are new."""
         if not self._merged:
             new = self._addresses.ips[len(self.cell_addresses.cell) :]
-            if len(new):
-                self.cell_addresses.add(self._cells.cells_of(new), len(self._cells.members))
-            return numbers
+            self.cell_addresses.add(self._cells.cells_of(new), len(self._cells.members))
+            return
         new = self._addresses.ips[len(self._merged_number) :]
-        if len(new):
-            cells = self._cells.cells_of(new)
-            distinct, first = np.unique(cells, return_index=True)
-            new_cells = [
-                index
-                for index, cell in zip(first.tolist(), distinct.tolist(), strict=True)
-                if cell not in self._number_of_cell
-            ]
-            for index in new_cells:
-                self._number_of_cell[int(cells[index])] = len(self._merged_ips)
-                self._merged_ips.append(int(new[index]))
-            self.cell_addresses.add(cells[new_cells], len(self._cells.members))
-            self._merged_number = np.append(
-                self._merged_number, [self._number_of_cell[cell] for cell in cells.tolist()]
-            )
-        return self._merged_number[numbers]
+        cells = self._cells.cells_of(new)
+        distinct, first = np.unique(cells, return_index=True)
+        new_cells = [
+            index
+            for index, cell in zip(first.tolist(), distinct.tolist(), strict=True)
+            if cell not in self._number_of_cell
+        ]
+        for index in new_cells:
+            self._number_of_cell[int(cells[index])] = len(self._merged_ips)
+            self._merged_ips.append(int(new[index]))
+        self.cell_addresses.add(cells[new_cells], len(self._cells.members))
+        self._merged_number = np.append(self._merged_number, [self._number_of_cell[cell] for cell in cells.tolist()])
 
     def cut_addresses(self) -> int:
         """Returns the number of addresses in cells that lack some of their placements."""

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.heap import return_large_blocks_when_freed
+from iaprof.basics.heap import keep_freed
 from iaprof.formats.capture.limits import CANDIDATES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import READ_COLUMNS
@@ -35,6 +35,7 @@ from iaprof.sandbox.worker import Worker
 
 _FEWEST_GROUPS = 6  # row groups of about a million records each: starting a second process pays off
 _PROCESSES = 2
+_MOST_KEPT = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,7 @@ def _share(
     capture: CaptureReader, task: Task, share: tuple[int, int], progress: Callable[[int], None]
 ) -> tuple[JoinedShares, int, int]:
     known = streams(capture.header)
+    keep_freed(_MOST_KEPT)  # every row group takes the same memory again
     attribution = Attribution(
         task.placed,
         task.start_ns,
@@ -220,7 +222,6 @@ def help_other(memory_bytes: str, pipe_fd: int = 0) -> None:
     """
     if int(memory_bytes):
         limit_memory(int(memory_bytes))
-    return_large_blocks_when_freed()
     with Connection(pipe_fd) as pipe, contextlib.suppress(EOFError, OSError):  # the first process is gone
         path, number, digest = pipe.recv()
         answer: Any
