@@ -58,7 +58,9 @@ def build_export(
     """
     options = resolve_time_range(capture, options)
     large = Needs.TIME in needs and capture.stall_records > _MAX_ROWS_BY_TIME
-    whole = replace(options, texts=Needs.LISTINGS in needs, interval_s=0.0 if large else options.interval_s)
+    # Which kernels of a merged capture have most samples is known when all its parts are joined.
+    whole = replace(options, texts_of_hottest=len(capture.parts) == 1)
+    whole = replace(whole, texts=Needs.LISTINGS in needs, interval_s=0.0 if large else options.interval_s)
     whole = replace(whole, seen=Needs.LAUNCHES in needs)
     report = build_parts(capture, loader, whole, symbol_options, progress)
     by_time = (

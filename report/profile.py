@@ -40,6 +40,8 @@ from iaprof.symbols.names.rows import CaptureNames
 
 NO_INSTRUCTIONS = (NO_BINARY, NO_DECODER, NO_INSTRUCTION, UNDECODABLE)
 """Mnemonics that stand for an unknown instruction."""
+MAX_LISTED = 50
+"""The most kernels whose instructions a page lists."""
 ANY_INSTRUCTION = "[any instruction]"
 """The mnemonic that stands for all instructions of a kernel together."""
 
@@ -63,7 +65,7 @@ def to_profile(
         merged: put each kernel's instructions into one row.
 
     Returns:
-        The profile, without intervals; the code of each of its kernels, None if unknown; and whether each of its rows
+        The profile, without intervals; each of its kernels in outline, None if unknown; and whether each of its rows
         has a decoded instruction: bool[n].
     """
     names = KernelNames(kernels)
@@ -111,8 +113,18 @@ def to_profile(
         devices or ("",),
         launch_counts=_launch_counts(placed, placements),
     )
-    binaries = [kernels.loaded(each.kernel) if each is not None and each.kernel is not None else None for each in where]
-    return profile, binaries, instructions[code] if len(code) else np.empty(0, bool)
+    outlines = [each.kernel if each is not None else None for each in where]
+    return profile, outlines, instructions[code] if len(code) else np.empty(0, bool)
+
+
+def hottest(profile: Profile) -> set[str]:
+    """Returns the names of the kernels with most samples, at most MAX_LISTED."""
+    samples = np.bincount(profile.kernel, profile.counts.sum(axis=1), len(profile.kernels)).astype(np.int64)
+    by_name: dict[str, int] = {}
+    for kernel, count in zip(profile.kernels, samples.tolist(), strict=True):
+        if kernel is not None and count:
+            by_name[kernel.symbol] = by_name.get(kernel.symbol, 0) + count
+    return set(sorted(by_name, key=lambda name: (-by_name[name], name))[:MAX_LISTED])
 
 
 def _launch_counts(placed: Placed, placements: NDArray[np.int64]) -> dict[int, int]:
@@ -177,6 +189,7 @@ class ReportOptions:
     interval_s: float = 0.0  # the length of an interval; 0: a single interval
     frame_options: FrameOptions = FrameOptions()  # noqa: RUF009 (it is frozen)
     texts: bool = False  # read the text of GPU instructions
+    texts_of_hottest: bool = False  # only of the kernels that `hottest` names
     start_ns: int | None = None  # time 0 of the time range and intervals, CLOCK_MONOTONIC; None: the recording's start
     seen: bool = False  # find when samples of each kernel and stack were seen
     all_samples: bool = False  # CPU samples of the recorder and of processes out of scope, too
@@ -219,7 +232,8 @@ def _build(
     selection, interval_ns = options.selection, int(options.interval_s * 1e9)
     known = streams(capture.header)
     instruction_sets = [stream.instruction_set for stream in known]
-    kernels = SampledKernels(capture, loader, instruction_sets, facts.problems, options.texts)
+    texts_of_all = options.texts and not options.texts_of_hottest
+    kernels = SampledKernels(capture, loader, instruction_sets, facts.problems, texts_of_all)
     operators = read_operators(capture)
     mark = operators.of_launches if operators else lambda launches: launches
     placed = place_kernels(
@@ -267,7 +281,18 @@ def _build(
     intervals = [begin_ns / 1e9 + options.interval_s * number for number in range(last + 1)]
     measured = gauges(capture, begin_ns, interval_ns, len(intervals)) if interval_ns else {}
     kernels.read(placed.kernels_of(np.unique(joined.site).tolist()))
-    profile, binaries, decoded = to_profile(joined, placed, kernels, cpu, known, options.merged)
+    profile, sampled_kernels, decoded = to_profile(joined, placed, kernels, cpu, known, options.merged)
+    if options.texts and options.texts_of_hottest:
+        names = hottest(profile)
+        kernels.read(
+            {
+                each
+                for each, kernel in zip(sampled_kernels, profile.kernels, strict=True)
+                if each is not None and kernel is not None and kernel.symbol in names
+            },
+            texts=True,
+        )
+    binaries = [each and kernels.loaded(each) for each in sampled_kernels]
     for path, names in cpu.shortened.items():
         problem = f"{counted(len(names), 'function name')} of more than 16 KiB: cut, with a hash at the end"
         facts.problems.setdefault(problem, []).append(path)
