@@ -9,7 +9,7 @@ their limits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 
 import numpy as np
@@ -35,7 +35,8 @@ _PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB 
 _LOW_PAGES = 1 << 19
 
 _PIECE = 1 << 15  # records; their columns are a quarter of a MB each
-_HALF, _WHOLE = (1 << 32) - 1, (1 << 63) - 1  # the largest sums of samples, of one or two reasons to a number
+_HALF = (1 << 32) - 1
+_LARGEST_HALF, _LARGEST_WHOLE = _HALF, (1 << 63) - 1  # sums of samples, where a number has those of two reasons, or one
 _MAX_SLOTS_PER_RECORD = 8  # a table with more slots for each record is slower than sorting
 
 MOST_CANDIDATES = 64
@@ -108,7 +109,8 @@ class Addresses:
         """Returns the number of each page, wherever it lies: int64[n], -1 if it has none."""
         encoded = pa.array(page).dictionary_encode()
         numbers = [self._pages.get(each, -1) for each in encoded.dictionary.to_pylist()]
-        return np.array(numbers, np.int64)[encoded.indices.to_numpy()]
+        found: NDArray[np.int64] = np.array(numbers, np.int64)[encoded.indices.to_numpy()]
+        return found
 
     def _number_pages(self, pages: NDArray[np.int64]) -> None:
         for page in pages.tolist():
@@ -294,7 +296,7 @@ class Attribution:
         interval_ns: int = 0,
         rule: Rule = Rule(),  # noqa: B008 (it is frozen)
         starts: Mapping[int, NDArray[np.uint64]] | None = None,
-        merged: bool = False,
+        by_time_ns: int | None = None,
         reasons: Sequence[str] = FIRST_REASONS,
         energy: EnergyOfReads | None = None,
         seen: Seen | None = None,
@@ -308,7 +310,8 @@ class Attribution:
             interval_ns: length of an interval; 0: a single interval.
             rule: how stalls are joined to launches.
             starts: by placement: the offsets in bytes at which its instructions start, to tell processes apart.
-            merged: count all addresses of a cell at one of them. For time lines, where a row for each instruction in
+            by_time_ns: length of the intervals by which samples are counted once more, all addresses of a cell at one
+                of them; 0: a single interval; None: not at all. For time lines, where a row for each instruction in
                 each of many intervals would be too many.
             reasons: the reasons to count, as `reasons_of` returns them.
             energy: the energy of reads, which their samples share; None: not known.
@@ -316,13 +319,12 @@ class Attribution:
             count: see `Candidates`.
         """
         self._seen, self._count = seen, count
-        self._merged, self._reasons, self._energy = merged, reasons, energy
+        self._by_time_ns, self._reasons, self._energy = by_time_ns, reasons, energy
         self._placed, self._rule, self._starts = placed, rule, starts or {}
         self._start_ns, self._interval_ns = start_ns, interval_ns
         self._unknown = placed.add_site(Site(None, 0, "", 0))
         self._ip_spaces: dict[tuple[int, int], _IpSpace] = {}
-        self._results: list[JoinedShares] = []
-        self._rows, self._compact_at = 0, _COMPACT_ROWS
+        self._results, self._results_by_time = _Results(len(reasons)), _Results(len(reasons))
 
     def add(self, table: pa.Table, known: list[Stream], row_filter: RowFilter = RowFilter()) -> int:
         """Joins one row group.
@@ -351,9 +353,9 @@ class Attribution:
             words, lengths = flatten_words(rows, known[stream].layout)
             records += int(lengths.sum())
             ends = rows["time_ns"].to_numpy()
-            reads = _Reads(
-                rows["begin_ns"].to_numpy(), ends, intervals_of(ends, self._start_ns, self._interval_ns), lengths
-            )
+            intervals = intervals_of(ends, self._start_ns, self._interval_ns)
+            moments = intervals_of(ends, self._start_ns, self._by_time_ns or 0)
+            reads = _Reads(rows["begin_ns"].to_numpy(), ends, intervals, moments, lengths)
             until = np.cumsum(lengths)
             for some in batches(lengths, _MAX_RECORDS_AT_ONCE):
                 within = slice(int(until[some.start] - lengths[some.start]), int(until[some.stop - 1]))
@@ -366,10 +368,11 @@ class Attribution:
         for space in self._ip_spaces.values():
             for stream in space.sums:
                 self._flush(space, stream)
-        none = np.empty(0, np.int64)
-        empty = JoinedShares(none, none, none, np.empty(0, np.uint64), np.empty((len(self._reasons) + 2, 0)))
-        self._results = [merge_shares(self._results or [empty])]
-        return self._results[0]
+        return self._results.merged()
+
+    def shares_by_time(self) -> JoinedShares | None:
+        """Returns the sums by time of all row groups added so far; None if nobody asked for them."""
+        return None if self._by_time_ns is None else self._results_by_time.merged()
 
     def cut_addresses(self) -> int:
         """Returns the number of addresses in so many kernels that only some of these were looked at."""
@@ -406,6 +409,7 @@ class Attribution:
             space.cell_addresses.count[pair_cell[whole]],
         )
         # The samples that are to be divided go to spare slots.
+        by_pair = np.zeros((len(stream.layout.sums) if self._by_time_ns is not None else 0, len(group)), np.uint64)
         places, place = space.cell_addresses.count[divided.cell], space.cell_addresses.place
         first_place = np.cumsum(places) - places
         slots = int(places.sum())
@@ -415,17 +419,19 @@ class Attribution:
             for some in _pieces(len(address)):
                 slot = first_slot[pair_of[some]]
                 slot += place[address[some]]
-                _add_records(sums, stream.layout, slot, [word[some] for word in words])
+                _add_records(sums, stream.layout, slot, [word[some] for word in words], by_pair, pair_of[some])
         else:  # too many for a table: only those that are used
             slot = first_slot[pair_of] + place[address]
             there = np.flatnonzero(group[pair_of] >= 0)
             used, number = np.unique(slot[there] + first_place[group[pair_of[there]]], return_inverse=True)
             slot[there] = sums.spare(len(used)) + number
-            _add_records(sums, stream.layout, slot, words)
+            _add_records(sums, stream.layout, slot, words, by_pair, pair_of)
         counts = [each.astype(np.float64) for each in self._by_reason(stream, sums.take_spare(len(used)))]
         rows = np.flatnonzero(np.any([each > 0 for each in counts], axis=0))
         pair = np.searchsorted(first_place, used[rows], side="right") - 1
         self._divide(stream, reads, divided, pair, used[rows] - first_place[pair], [each[rows] for each in counts])
+        if self._by_time_ns is not None:
+            self._divide_by_time(stream, reads, pairs, by_pair)
         if sums.slots > _MAX_SLOTS or space.tally(stream, len(self._reasons) + 2).slots > _MAX_SLOTS:
             self._flush(space, stream)
 
@@ -436,7 +442,7 @@ class Attribution:
             CaptureError: there is not so much room.
         """
         sums = space.sums.setdefault(stream, Tally(len(stream.layout.sums), np.uint64))
-        most = _HALF if any(high for _, high in stream.layout.sums) else _WHOLE
+        most = _LARGEST_HALF if any(high for _, high in stream.layout.sums) else _LARGEST_WHOLE
         if records > (room := space.room.get(stream, most // stream.layout.most)):
             room = (most - sums.largest_half()) // stream.layout.most
         if records > room:
@@ -513,7 +519,7 @@ class Attribution:
                 [each[rows] for each in counts],
                 joules[rows],
             )
-            self._draw(stream, reads, of_crowds, shares, first)
+            self._draw(stream, reads.ends, of_crowds, reads.intervals, pairs, self._results)
             rows = np.flatnonzero(~is_crowd[pair_of])
             pair_of, place, joules = pair_of[rows], place[rows], joules[rows]
             counts = [each[rows] for each in counts]
@@ -544,23 +550,62 @@ class Attribution:
                 tally, blocks[entry] + place[row], shares.share[entry] * subsample, [each[row] for each in counts]
             )
 
-    def _draw(self, stream: Stream, reads: _Reads, rows: _Rows, shares: Shares, first: NDArray[np.int64]) -> None:
+    def _divide_by_time(self, stream: Stream, reads: _Reads, pairs: _Pairs, sums: NDArray[np.uint64]) -> None:
+        """Divides the samples of pairs, uint64[columns of the layout, pairs], whatever their addresses."""
+        space, shares, count = self._ip_space(stream), pairs.shares, np.diff(pairs.first)
+        counts = [each.astype(np.float64) for each in self._by_reason(stream, sums)]
+        joules = np.zeros(len(count))
+        if self._energy is not None:
+            joules = joules_of_rows(self._energy.of_reads(stream.index, reads.ends), pairs.read, counts)
+        crowds = np.flatnonzero(count > MOST_CANDIDATES)
+        if len(crowds):
+            rows = _Rows(
+                crowds,
+                pairs.read[crowds],
+                space.first_ips[pairs.cell[crowds]],
+                [each[crowds] for each in counts],
+                joules[crowds],
+            )
+            self._draw(stream, reads.ends, rows, reads.moments, pairs, self._results_by_time)
+        entry = np.flatnonzero(count[shares.pair] <= MOST_CANDIDATES)
+        pair, share = shares.pair[entry], shares.share[entry] * float(stream.subsample)
+        values = np.zeros((len(counts) + 2, len(entry)))
+        for column, each in enumerate(counts):
+            np.multiply(each[pair], share, out=values[column])
+        is_first = entry == pairs.first[pair]
+        values[-2] = values[:-2].sum(axis=0) * (shares.alone[pair] & is_first)
+        values[-1] = joules[pair] * is_first  # at the first candidate: `to_whole_counts` divides it
+        streams, ips = np.full(len(entry), stream.index), space.first_ips[pairs.cell[pair]]
+        moments = reads.moments[pairs.read[pair]]
+        self._results_by_time.keep(JoinedShares(moments, streams, shares.site[entry], ips, values))
+
+    def _draw(
+        self,
+        stream: Stream,
+        times: NDArray[np.uint64],
+        rows: _Rows,
+        intervals: NDArray[np.int64],
+        pairs: _Pairs,
+        into: _Results,
+    ) -> None:
         """Divides the samples of rows, which have very many candidates, among some of these.
 
         Args:
             stream: the reads' stream.
-            reads: the reads.
+            times: uint64[reads], ns.
             rows: the samples, by pair and address.
-            shares: the candidates.
-            first: int64[pairs + 1], each pair's first share.
+            intervals: int64[reads].
+            pairs: the pairs of the rows.
+            into: gets the shares.
         """
+        shares, first = pairs.shares, pairs.first
         row, entry, part = drawn(
             shares.share,
             first[rows.pair],
             first[rows.pair + 1],
             np.sum(rows.counts, axis=0),
             rows.ip,
-            reads.ends[rows.read],
+            times[rows.read],
         )
         for some in batches(np.ones(len(row), np.int64), _MAX_SHARED_ROWS):
             here, share = row[some], part[some]
@@ -568,17 +613,20 @@ class Attribution:
             for column, counts in enumerate(rows.counts):
                 values[column] = counts[here] * share * stream.subsample
             values[-1] = rows.joules[here] * share
-            intervals, streams = reads.intervals[rows.read[here]], np.full(len(here), stream.index)
-            self._keep(
-                merge_shares([JoinedShares(intervals, streams, shares.site[entry[some]], rows.ip[here], values)])
+            found = (
+                intervals[rows.read[here]],
+                np.full(len(here), stream.index),
+                shares.site[entry[some]],
+                rows.ip[here],
             )
+            into.keep(merge_shares([JoinedShares(*found, values)]))
 
     def _ip_space(self, stream: Stream) -> _IpSpace:
         key = stream.layout.address_mask, stream.layout.unit_bits
         if key not in self._ip_spaces:
             cells = Cells(self._placed, stream.layout.address_mask, self._starts)
             candidates = Candidates(self._placed, cells, self._rule, self._unknown, self._count)
-            self._ip_spaces[key] = _IpSpace(cells, candidates, self._merged, stream.layout.unit_bits)
+            self._ip_spaces[key] = _IpSpace(cells, candidates, stream.layout.unit_bits)
             return_free_memory()
         return self._ip_spaces[key]
 
@@ -591,19 +639,33 @@ class Attribution:
             np.multiply(counts, float(stream.subsample), out=values[column])
         values[-2] = values[:-2].sum(axis=0) * (sums.site & 1)
         streams, ips = np.full(len(sums.site), number), space.ips[sums.address]
-        self._keep(JoinedShares(sums.interval, streams, sums.site >> 1, ips, values))
+        self._results.keep(JoinedShares(sums.interval, streams, sums.site >> 1, ips, values))
         sums = space.tally(stream, columns).take(space.cell_addresses)
         streams, ips = np.full(len(sums.site), number), space.ips[sums.address]
-        self._keep(JoinedShares(sums.interval, streams, sums.site, ips, sums.values))
+        self._results.keep(JoinedShares(sums.interval, streams, sums.site, ips, sums.values))
 
-    def _keep(self, result: JoinedShares) -> None:
+
+class _Results:
+    """Shares that are merged now and then."""
+
+    def __init__(self, reasons: int) -> None:
+        none = np.empty(0, np.int64)
+        empty = JoinedShares(none, none, none, np.empty(0, np.uint64), np.empty((reasons + 2, 0)))
+        self._found = [empty]
+        self._rows, self._merge_at = 0, _COMPACT_ROWS
+
+    def keep(self, result: JoinedShares) -> None:
         """Appends a result, and merges all when they have doubled."""
-        self._results.append(result)
+        self._found.append(result)
         self._rows += len(result.ip)
-        if self._rows > self._compact_at:
-            self._results = [merge_shares(self._results)]
-            self._rows = len(self._results[0].ip)
-            self._compact_at = max(_COMPACT_ROWS, 2 * self._rows)
+        if self._rows > self._merge_at:
+            self._rows = len(self.merged().ip)
+            self._merge_at = max(_COMPACT_ROWS, 2 * self._rows)
+
+    def merged(self) -> JoinedShares:
+        """Merges all results."""
+        self._found = [merge_shares(self._found)]
+        return self._found[0]
 
 
 @dataclass(frozen=True)
@@ -613,11 +675,12 @@ class _Reads:
     begins: NDArray[np.uint64]  # [n], ns; no record was sampled before
     ends: NDArray[np.uint64]  # [n], ns
     intervals: NDArray[np.int64]  # [n]
+    moments: NDArray[np.int64]  # [n], the intervals of sums by time
     lengths: NDArray[np.int64]  # [n], records
 
     def only(self, some: slice) -> _Reads:
         """Returns a slice of the reads."""
-        return _Reads(self.begins[some], self.ends[some], self.intervals[some], self.lengths[some])
+        return _Reads(*(getattr(self, each.name)[some] for each in fields(self)))
 
 
 @dataclass(frozen=True)
@@ -657,7 +720,7 @@ class _Rows:
 class _IpSpace:
     """Addresses, cells, candidates and sums for all streams whose records hold the same bits of addresses."""
 
-    def __init__(self, cells: Cells, candidates: Candidates, merged: bool, unit_bits: int) -> None:
+    def __init__(self, cells: Cells, candidates: Candidates, unit_bits: int) -> None:
         self.candidates = candidates
         self.cell_addresses = CellAddresses()
         self.sums: dict[Stream, Tally] = {}
@@ -669,21 +732,18 @@ class _IpSpace:
         self._tallies: dict[Stream, Tally] = {}
         self._cells = cells
         self._addresses = Addresses(unit_bits)
-        self._merged = merged
-        # With `merged`, all addresses of a cell have one number, and the cell's first address stands for them.
-        self._merged_number = np.empty(0, np.int64)  # [addresses]
-        self._number_of_cell: dict[int, int] = {}
-        self._merged_ips: list[int] = []  # by that number
+        self.first_ips = np.empty(0, np.uint64)
+        """uint64[cells]: the first address of each that was seen."""
 
     @property
     def ips(self) -> NDArray[np.uint64]:
         """uint64[numbers]: the address that has each number."""
-        return np.array(self._merged_ips, np.uint64) if self._merged else self._addresses.ips
+        return self._addresses.ips
 
     def number(
         self, layout: SampleLayout, words: list[NDArray[np.uint64]], lengths: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Returns the number of each record's address: int64[n]. With `merged`, all addresses of a cell share one.
+        """Returns the number of each record's address: int64[n].
 
         Args:
             layout: the records' layout.
@@ -702,27 +762,20 @@ class _IpSpace:
                 ips = layout.ips([word[unknown] for word in words]) & _MASK
                 numbers[unknown] = self._addresses.number(ips)
                 self._add_cells()
-        return self._merged_number[numbers] if self._merged else numbers
+        return numbers
 
     def _add_cells(self) -> None:
         """Finds the cells of addresses that are new."""
-        if not self._merged:
-            new = self._addresses.ips[len(self.cell_addresses.cell) :]
-            self.cell_addresses.add(self._cells.cells_of(new), len(self._cells.members))
-            return
-        new = self._addresses.ips[len(self._merged_number) :]
+        new = self._addresses.ips[len(self.cell_addresses.cell) :]
         cells = self._cells.cells_of(new)
+        before = len(self.first_ips)
+        known = len(self._cells.members) - before
+        self.first_ips = np.append(self.first_ips, np.zeros(known, np.uint64))
         distinct, first = np.unique(cells, return_index=True)
-        new_cells = [
-            index
-            for index, cell in zip(first.tolist(), distinct.tolist(), strict=True)
-            if cell not in self._number_of_cell
-        ]
-        for index in new_cells:
-            self._number_of_cell[int(cells[index])] = len(self._merged_ips)
-            self._merged_ips.append(int(new[index]))
-        self.cell_addresses.add(cells[new_cells], len(self._cells.members))
-        self._merged_number = np.append(self._merged_number, [self._number_of_cell[cell] for cell in cells.tolist()])
+        unseen = distinct >= before
+        unseen[~unseen] = self.cell_addresses.count[distinct[~unseen]] == 0
+        self.first_ips[distinct[unseen]] = new[first[unseen]]
+        self.cell_addresses.add(cells, len(self._cells.members))
 
     def cut_addresses(self) -> int:
         """Returns the number of addresses in cells that lack some of their placements."""
@@ -733,10 +786,28 @@ class _IpSpace:
         return self._tallies.setdefault(stream, Tally(columns))
 
 
-def _add_records(sums: Tally, layout: SampleLayout, slots: NDArray[np.int64], words: list[NDArray[np.uint64]]) -> None:
-    """Adds the samples of records to their slots: int64[records]."""
+def _add_records(
+    sums: Tally,
+    layout: SampleLayout,
+    slots: NDArray[np.int64],
+    words: list[NDArray[np.uint64]],
+    by_pair: NDArray[np.uint64],
+    pair_of: NDArray[np.int64],
+) -> None:
+    """Adds the samples of records to their slots.
+
+    Args:
+        sums: has the slots.
+        layout: the records' layout.
+        slots: int64[records].
+        words: the records' words, uint64[records] each.
+        by_pair: uint64[columns of the layout, pairs], gets them, too, unless it has no columns.
+        pair_of: int64[records].
+    """
     for column, values in enumerate(layout.summands(words)):
         sums.add(column, slots, values)
+        if len(by_pair):
+            np.add.at(by_pair[column], pair_of, values)
 
 
 def _add_shares(
