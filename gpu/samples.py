@@ -8,7 +8,7 @@ A vendor has as many layouts as its hardware has kinds of records; a stream in t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -75,11 +75,18 @@ class SampleLayout(ABC):
     def counts(self, words: list[NDArray[np.uint64]], reason: str) -> NDArray[np.unsignedinteger]:
         """Returns each record's samples with `reason`, up to `most`: an unsigned type[n]; zeros if it has none."""
 
-    def add_counts(self, words: list[NDArray[np.uint64]], reason: str, shift: int, into: NDArray[np.uint64]) -> None:
-        """Adds each record's samples with `reason`, shifted left by `shift` bits, to `into`: uint64[n]."""
-        counts = self.counts(words, reason).astype("u8")
-        counts <<= shift
-        into += counts
+    @property
+    def sums(self) -> Sequence[tuple[str, str]]:
+        """The reasons of each column of `summands`: one that has the whole number, and ""; or two with 32 bits each.
+
+        The first one has the low bits.
+        """
+        return [(reason, "") for reason in self.reasons]
+
+    def summands(self, words: list[NDArray[np.uint64]]) -> Iterator[NDArray[np.uint64]]:
+        """Yields each record's samples as numbers to add up, a column of `sums` at a time: uint64[n]."""
+        for reason, _ in self.sums:
+            yield self.counts(words, reason).astype("u8")
 
     @abstractmethod
     def ip_sql(self) -> str:

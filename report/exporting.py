@@ -58,19 +58,19 @@ def build_export(
     """
     options = resolve_time_range(capture, options)
     large = Needs.TIME in needs and capture.stall_records > _MAX_ROWS_BY_TIME
-    whole = replace(options, texts=Needs.LISTINGS in needs, interval_s=0.0 if large else options.interval_s)
-    whole = replace(whole, seen=Needs.LAUNCHES in needs)
+    # Which kernels of a merged capture have most samples is known when all its parts are joined.
+    whole = replace(options, texts_of_hottest=len(capture.parts) == 1)
+    whole = replace(whole, texts=Needs.LISTINGS in needs, seen=Needs.LAUNCHES in needs)
+    if large:
+        whole = replace(whole, interval_s=0.0, by_time_s=options.interval_s)
     report = build_parts(capture, loader, whole, symbol_options, progress)
-    by_time = (
-        build_parts(capture, loader, replace(options, merged=True), symbol_options, progress).profile if large else None
-    )
     cpu = cpu_samples(capture, options, symbol_options) if Needs.CPU in needs else None
     listings = hot_listings(report, sources) if Needs.LISTINGS in needs else ()
     export = Export(
         report.profile,
         about(capture, report.facts, sources, options.selection),
         options.interval_s,
-        by_time,
+        report.by_time,
         cpu,
         series=series(capture, options) if Needs.SERIES in needs else (),
         launches=launch_runs(capture, options, report.profile, symbol_options=symbol_options)

@@ -78,6 +78,7 @@ class Report:
     header: dict[str, Any] = field(default_factory=dict)  # of the capture
     binaries: Sequence[GpuKernel | None] = ()  # the code of each of the profile's kernels; None: unknown
     executions: Executions | None = None  # None: not asked for, or unknown
+    by_time: Profile | None = None  # the same stalls by time, without their instructions; None: not asked for
 
     def binary(self, kernel: int) -> GpuKernel | None:
         """Returns the code of one of the profile's kernels, by index; None if the capture does not have it."""

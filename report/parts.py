@@ -100,7 +100,12 @@ def _report(
     binaries: Binaries | None,
 ) -> Report:
     if part.groups("sample"):
-        return build_imported(part, options.selection, int(options.interval_s * 1e9), options.start_ns)
+        report, by_time = (
+            None if length_s is None else build_imported(part, options.selection, int(length_s * 1e9), options.start_ns)
+            for length_s in (options.interval_s, options.by_time_s)
+        )
+        assert report is not None
+        return replace(report, by_time=None if by_time is None else by_time.profile)
     with open_symbolizer(part, symbol_options, binaries=binaries) as names:
         return build(part, loader, options, names, progress)
 
@@ -137,13 +142,17 @@ def host_of(header: dict[str, Any]) -> str:
 
 def _with_host(report: Report, host: str) -> Report:
     """Adds the host's name to the report's launches and devices, unless it is ""."""
-    launches = [launch and replace(launch, host=host) for launch in report.profile.launches]
-    devices = [f"{host} {name}".strip() for name in report.profile.devices]
     if not host:
         return report
+
+    def with_host(profile: Profile) -> Profile:
+        launches = [launch and replace(launch, host=host) for launch in profile.launches]
+        return replace(profile, launches=launches, devices=[f"{host} {name}".strip() for name in profile.devices])
+
     return replace(
         report,
-        profile=replace(report.profile, launches=launches, devices=devices),
+        profile=with_host(report.profile),
+        by_time=None if report.by_time is None else with_host(report.by_time),
         executions=report.executions and report.executions.on(host),
     )
 
@@ -196,7 +205,9 @@ def _merge_reports(capture: CaptureReader, reports: list[Report]) -> Report:
     )
     binaries: list[GpuKernel | None] = [binary for report in reports for binary in report.binaries]
     seen = [report.executions for report in reports if report.executions is not None]
-    return Report(together, facts, capture.header, binaries, Executions.joined(seen) if seen else None)
+    timed = [replace(report, profile=report.by_time, by_time=None) for report in reports if report.by_time is not None]
+    by_time = _merge_reports(capture, timed).profile if timed else None
+    return Report(together, facts, capture.header, binaries, Executions.joined(seen) if seen else None, by_time)
 
 
 def _energy(profile: Profile) -> NDArray[np.int64]:

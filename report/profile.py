@@ -23,7 +23,7 @@ from iaprof.report.facts import CpuModule, Facts, Matched, Report
 from iaprof.report.gauges import gauges
 from iaprof.report.gpu.module import NO_BINARY, NO_DECODER, NO_INSTRUCTION, GpuKernel, GpuModuleLoader
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED, Method
-from iaprof.report.join.energy import read_energy
+from iaprof.report.join.energy import ReadEnergy, read_energy
 from iaprof.report.join.executions import read_launches
 from iaprof.report.join.joining import Helper, Task, helping, join
 from iaprof.report.join.kernels import KernelNames, SampledKernels, instruction_starts
@@ -40,6 +40,8 @@ from iaprof.symbols.names.rows import CaptureNames
 
 NO_INSTRUCTIONS = (NO_BINARY, NO_DECODER, NO_INSTRUCTION, UNDECODABLE)
 """Mnemonics that stand for an unknown instruction."""
+MAX_LISTED = 50
+"""The most kernels whose instructions a page lists."""
 ANY_INSTRUCTION = "[any instruction]"
 """The mnemonic that stands for all instructions of a kernel together."""
 
@@ -63,7 +65,7 @@ def to_profile(
         merged: put each kernel's instructions into one row.
 
     Returns:
-        The profile, without intervals; the code of each of its kernels, None if unknown; and whether each of its rows
+        The profile, without intervals; each of its kernels in outline, None if unknown; and whether each of its rows
         has a decoded instruction: bool[n].
     """
     names = KernelNames(kernels)
@@ -111,8 +113,18 @@ def to_profile(
         devices or ("",),
         launch_counts=_launch_counts(placed, placements),
     )
-    binaries = [kernels.loaded(each.kernel) if each is not None and each.kernel is not None else None for each in where]
-    return profile, binaries, instructions[code] if len(code) else np.empty(0, bool)
+    outlines = [each.kernel if each is not None else None for each in where]
+    return profile, outlines, instructions[code] if len(code) else np.empty(0, bool)
+
+
+def hottest(profile: Profile) -> set[str]:
+    """Returns the names of the kernels with most samples, at most MAX_LISTED."""
+    samples = np.bincount(profile.kernel, profile.counts.sum(axis=1), len(profile.kernels)).astype(np.int64)
+    by_name: dict[str, int] = {}
+    for kernel, count in zip(profile.kernels, samples.tolist(), strict=True):
+        if kernel is not None and count:
+            by_name[kernel.symbol] = by_name.get(kernel.symbol, 0) + count
+    return set(sorted(by_name, key=lambda name: (-by_name[name], name))[:MAX_LISTED])
 
 
 def _launch_counts(placed: Placed, placements: NDArray[np.int64]) -> dict[int, int]:
@@ -177,10 +189,12 @@ class ReportOptions:
     interval_s: float = 0.0  # the length of an interval; 0: a single interval
     frame_options: FrameOptions = FrameOptions()  # noqa: RUF009 (it is frozen)
     texts: bool = False  # read the text of GPU instructions
+    texts_of_hottest: bool = False  # only of the kernels that `hottest` names
     start_ns: int | None = None  # time 0 of the time range and intervals, CLOCK_MONOTONIC; None: the recording's start
     seen: bool = False  # find when samples of each kernel and stack were seen
     all_samples: bool = False  # CPU samples of the recorder and of processes out of scope, too
-    merged: bool = False  # put each kernel's instructions into one row
+    by_time_s: float | None = None
+    """The length of the intervals of `Report.by_time`, which has each kernel's instructions in one row; None: none."""
 
 
 def build(
@@ -219,7 +233,8 @@ def _build(
     selection, interval_ns = options.selection, int(options.interval_s * 1e9)
     known = streams(capture.header)
     instruction_sets = [stream.instruction_set for stream in known]
-    kernels = SampledKernels(capture, loader, instruction_sets, facts.problems, options.texts)
+    texts_of_all = options.texts and not options.texts_of_hottest
+    kernels = SampledKernels(capture, loader, instruction_sets, facts.problems, texts_of_all)
     operators = read_operators(capture)
     mark = operators.of_launches if operators else lambda launches: launches
     placed = place_kernels(
@@ -238,8 +253,9 @@ def _build(
     starts = instruction_starts(placed, kernels, mask)
     energy = read_energy(capture, known, row_filter)
     seen = Seen(selection.reason_mask(reasons_of(known)), len(known)) if options.seen else None
-    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, options.merged, energy, seen)
-    joined, facts.records, crowded = join(capture, task, helper, progress)
+    by_time_ns = None if options.by_time_s is None else int(options.by_time_s * 1e9)
+    task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, by_time_ns, energy, seen)
+    joined, facts.records, crowded, by_time = join(capture, task, helper, progress)
     capture.check(len(np.unique(joined.site)), SITES)
     capture.check(len(np.unique(joined.ip)), INSTRUCTIONS)
     if crowded:
@@ -247,9 +263,50 @@ def _build(
             counted(crowded, "address", "addresses")
         ]
     return_free_memory()
+    found = _Found(capture, placed, kernels, known, begin_ns, energy, seen, symbolizer or CaptureNames(capture))
+    report = _report(found, joined, options, facts)
+    if by_time is not None:
+        timed = replace(options, interval_s=options.by_time_s or 0.0, seen=False, texts=False)
+        report = replace(report, by_time=_report(found, by_time, timed, Facts(), merged=True).profile)
+    return report
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What stalls were joined to."""
+
+    capture: CaptureReader
+    placed: Placed
+    kernels: SampledKernels
+    known: list[Stream]
+    begin_ns: int
+    energy: ReadEnergy | None
+    seen: Seen | None
+    symbolizer: Symbolizer
+
+
+def _report(found: _Found, joined: Joined, options: ReportOptions, facts: Facts, merged: bool = False) -> Report:
+    """Makes a report of joined stalls.
+
+    Args:
+        found: what they were joined to.
+        joined: the stalls.
+        options: the report's options.
+        facts: gets the facts about the report.
+        merged: put each kernel's instructions into one row.
+    """
+    capture, placed, kernels, known, begin_ns, energy = (
+        found.capture,
+        found.placed,
+        found.kernels,
+        found.known,
+        found.begin_ns,
+        found.energy,
+    )
+    selection, interval_ns = options.selection, int(options.interval_s * 1e9)
     sampled = float(joined.joules.sum())
     joined = _selected(joined, reasons_of(known), selection, placed, capture)
-    cpu = _frames(capture, joined, placed, options.frame_options, symbolizer or CaptureNames(capture))
+    cpu = _frames(capture, joined, placed, options.frame_options, found.symbolizer)
     if selection.python is not None:
         matches = [bool(site.stack) and selection.matches_stack(cpu.frames(site.stack)) for site in placed.sites]
         joined = joined.only(np.array(matches, bool)[joined.site])
@@ -267,7 +324,18 @@ def _build(
     intervals = [begin_ns / 1e9 + options.interval_s * number for number in range(last + 1)]
     measured = gauges(capture, begin_ns, interval_ns, len(intervals)) if interval_ns else {}
     kernels.read(placed.kernels_of(np.unique(joined.site).tolist()))
-    profile, binaries, decoded = to_profile(joined, placed, kernels, cpu, known, options.merged)
+    profile, sampled_kernels, decoded = to_profile(joined, placed, kernels, cpu, known, merged)
+    if options.texts and options.texts_of_hottest:
+        names = hottest(profile)
+        kernels.read(
+            {
+                each
+                for each, kernel in zip(sampled_kernels, profile.kernels, strict=True)
+                if each is not None and kernel is not None and kernel.symbol in names
+            },
+            texts=True,
+        )
+    binaries = [each and kernels.loaded(each) for each in sampled_kernels]
     for path, names in cpu.shortened.items():
         problem = f"{counted(len(names), 'function name')} of more than 16 KiB: cut, with a hash at the end"
         facts.problems.setdefault(problem, []).append(path)
@@ -300,8 +368,8 @@ def _build(
         recorded_python=recorded_python(capture.header),
     )
     executions = None
-    if seen is not None:
-        executions = seen.executions(joined.site, joined.stream, totals, profile, placed.queue, begin_ns)
+    if options.seen and found.seen is not None:
+        executions = found.seen.executions(joined.site, joined.stream, totals, profile, placed.queue, begin_ns)
     return Report(profile, facts, capture.header, binaries, executions)
 
 

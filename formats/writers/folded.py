@@ -15,6 +15,7 @@ captures to see them.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from typing import IO
@@ -66,13 +67,9 @@ def write_cpu_lines(export: Export, options: StackOptions, out: IO[str]) -> None
 
 def _write(columns: list[LinesColumn], counts: NDArray[np.int64], options: StackOptions, out: IO[str]) -> None:
     total = int(counts.sum())
-    kept = counts * 100.0 >= options.percent_limit * total
-    small = int(counts[~kept].sum())
-    for first in range(0, len(counts), _LINES_AT_ONCE):
-        some = slice(first, first + _LINES_AT_ONCE)
-        out.write(
-            lines_as_text([(texts, numbers[some][kept[some]]) for texts, numbers in columns], counts[some][kept[some]])
-        )
+    kept = np.flatnonzero(counts * 100.0 >= options.percent_limit * total)
+    small = total - int(counts[kept].sum())
+    _write_lines(columns, counts, kept, out)
     if small:
         out.write(f"[below {options.percent_limit:g} %] {small}\n")
 
@@ -151,20 +148,52 @@ def _stacks(columns: list[LinesColumn], first: int) -> list[str]:
     return list(_joined([(texts, number[some]) for texts, number in columns]).to_pylist())
 
 
-def lines_as_text(columns: list[LinesColumn], counts: NDArray[np.int64]) -> str:
-    """Lines with a stack and its counts, each ended by a newline."""
-    if not len(counts):
-        return ""
+def _write_lines(columns: list[LinesColumn], counts: NDArray[np.int64], rows: NDArray[np.int64], out: IO[str]) -> None:
+    """Writes lines with a stack and its counts, each ended by a newline.
+
+    Args:
+        columns: the components of all lines.
+        counts: int64[lines], or int64[lines, n].
+        rows: int64[m], the lines to write.
+        out: receives the text.
+    """
     *before, (texts, number) = columns
-    if all(texts):
-        stacks = [*_texts(before), *_texts([([text.removesuffix(";") for text in texts], number)])]
-    else:  # lines may end in any of the columns
-        stacks = [pc.utf8_rtrim(_joined(columns), ";")]
-    numbers = [pa.array(column).cast(_TEXT) for column in counts.reshape(len(counts), -1).T]
-    spaced = [part for number in numbers for part in (pa.scalar(" ", _TEXT), number)]
-    lines = pc.binary_join_element_wise(*stacks, *spaced, pa.scalar("\n", _TEXT), pa.scalar("", _TEXT))
-    # An Arrow array stores its texts back to back: its buffer is the result.
-    return str(lines.buffers()[2], "utf-8")
+    ends_here = all(texts)  # otherwise lines may end in any of the columns
+    if ends_here:
+        columns = [*before, ([text.removesuffix(";") for text in texts], number)]
+    parts = [([text.encode() for text in texts], number) for texts, number in columns]
+    numbers = []
+    each_count = counts.reshape(len(counts), -1).T
+    for place, column in enumerate(each_count, 1):
+        distinct, number = np.unique(column, return_inverse=True)
+        end = b"\n" if place == len(each_count) else b""
+        numbers.append(([b" %d%b" % (count, end) for count in distinct.tolist()], number))
+    binary = getattr(out, "buffer", None)
+    for first in range(0, len(rows), _LINES_AT_ONCE):
+        some = rows[first : first + _LINES_AT_ONCE]
+        if ends_here:
+            found = _interleaved(parts + numbers, some)
+        else:
+            stacks = [pieces.rstrip(b";") for pieces in map(b"".join, zip(*_of_lines(parts, some), strict=True))]
+            found = [part for line in zip(stacks, *_of_lines(numbers, some), strict=True) for part in line]
+        if binary is None:
+            out.write(b"".join(found).decode())
+        else:  # it is UTF-8 already
+            out.flush()
+            binary.write(b"".join(found))
+
+
+def _of_lines(columns: list[tuple[list[bytes], NDArray[np.int64]]], rows: NDArray[np.int64]) -> list[Iterator[bytes]]:
+    """The texts of each column in these lines."""
+    return [map(texts.__getitem__, number[rows].tolist()) for texts, number in columns]
+
+
+def _interleaved(columns: list[tuple[list[bytes], NDArray[np.int64]]], rows: NDArray[np.int64]) -> list[bytes]:
+    """The texts of these lines, one line after the other."""
+    found = [b""] * (len(rows) * len(columns))
+    for place, texts in enumerate(_of_lines(columns, rows)):
+        found[place :: len(columns)] = texts
+    return found
 
 
 def _joined(columns: list[LinesColumn]) -> pa.Array:
@@ -189,9 +218,7 @@ def write_difference(both: Profile, options: StackOptions, relative: bool, out: 
     if relative:
         counts[:, 1] = _scaled(counts[:, 1], int(counts[:, 0].sum()))
     there = counts[:, 1] > 0
-    for first in range(0, len(counts), _LINES_AT_ONCE):
-        some = np.flatnonzero(there[first : first + _LINES_AT_ONCE]) + first
-        out.write(lines_as_text([(texts, numbers[some]) for texts, numbers in columns], counts[some]))
+    _write_lines(columns, counts, np.flatnonzero(there), out)
     if gone := int(counts[~there, 0].sum()):
         out.write(f"{_GONE} {gone} 0\n")
 

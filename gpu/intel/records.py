@@ -7,8 +7,9 @@ Sources: the Linux kernel's xe driver (drivers/gpu/drm/xe/xe_eu_stall.c, Linux 6
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from iaprof.gpu.intel.reasons import REASONS, ROWS
 from iaprof.gpu.samples import SampleLayout, SampleRows
 
 RECORD_BYTES = 64
+_HALVES = np.uint64(0xFF_0000_00FF)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,18 +65,30 @@ class RecordLayout(SampleLayout):
             value = value | words[word + 1] << np.uint64(64 - shift)
         return value.astype(np.uint8)  # the cast keeps the low 8 bits
 
-    def add_counts(self, words: list[NDArray[np.uint64]], reason: str, shift: int, into: NDArray[np.uint64]) -> None:
+    @cached_property
+    def sums(self) -> list[tuple[str, str]]:
+        """See SampleLayout: together are reasons that need few steps, as their counters lie so."""
+        of_bit = {bit: reason for reason, bit in self.first_bits.items()}
+        found = []
+        for distance in (32, 8, 0):
+            for bit in sorted(of_bit):
+                if bit in of_bit and bit + distance in of_bit:
+                    found.append((of_bit.pop(bit), of_bit.pop(bit + distance, "")))
+        return found
+
+    def summands(self, words: list[NDArray[np.uint64]]) -> Iterator[NDArray[np.uint64]]:
         """See SampleLayout."""
-        first = self.first_bits.get(reason)
-        if first is None:
-            return
-        word, start = divmod(first, 64)
-        value = words[word] >> np.uint64(start)
-        if start > 56:  # the counter continues in the next word
-            value |= words[word + 1] << np.uint64(64 - start)
-        value &= np.uint64(0xFF)
-        value <<= np.uint64(shift)
-        into += value
+        for low, high in self.sums:
+            word, shift = divmod(self.first_bits[low], 64)
+            distance = self.first_bits[high] - self.first_bits[low] if high else 0
+            values = words[word] >> np.uint64(shift)
+            if shift + distance > 56:  # a counter continues in the next word
+                values |= words[word + 1] << np.uint64(64 - shift)
+            if distance < 32:
+                values &= np.uint64(0xFF | 0xFF << distance)
+                values |= values << np.uint64(32 - distance)
+            values &= _HALVES if high else np.uint64(0xFF)
+            yield values
 
     def ip_sql(self) -> str:
         """See SampleLayout."""

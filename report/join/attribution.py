@@ -8,8 +8,9 @@ their limits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,9 @@ _PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB 
 # The pages of 4 GiB, with such units: records of most GPUs hold no more than 32 bits of an address.
 _LOW_PAGES = 1 << 19
 
+_PIECE = 1 << 15  # records; their columns are a quarter of a MB each
+_HALF = (1 << 32) - 1
+_LARGEST_HALF, _LARGEST_WHOLE = _HALF, (1 << 63) - 1  # sums of samples, where a number has those of two reasons, or one
 _MAX_SLOTS_PER_RECORD = 8  # a table with more slots for each record is slower than sorting
 
 MOST_CANDIDATES = 64
@@ -58,42 +62,55 @@ class Addresses:
         """
         self._unit_bits = np.uint64(unit_bits)
         self._pages: dict[int, int] = {}  # page -> its number
-        self._low_pages = np.full(_LOW_PAGES, -1, np.int32)  # the same for the first 4 GiB; -1: not seen yet
-        self._table = np.empty(0, np.int32)  # [pages << _PAGE_BITS]: an address's number; -1: not seen yet
+        self._low_pages = np.full(_LOW_PAGES, -1)  # the same for the first 4 GiB; -1: not seen yet
+        self._table = np.empty(0, np.int64)  # [pages << _PAGE_BITS]: an address's number; -1: not seen yet
         self.ips = np.empty(0, np.uint64)
         """uint64[numbers]: the address, in bytes, that has each number."""
 
-    def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Returns the number of each address: int64[n]. New addresses get the next free numbers.
+    def find(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Returns the number of each address: int64[n], -1 for those that `number` has not numbered yet.
 
         Args:
             ips: uint64[n], bytes, multiples of the unit.
         """
-        places = ips >> self._unit_bits
-        if not len(places) or places.max() >> np.uint64(_PAGE_BITS) < len(self._low_pages):
-            places = places.astype(np.int32)  # halves the memory traffic
-            page = places >> _PAGE_BITS
-            number = self._low_pages[page]
-            if (number < 0).any():
-                self._number_pages(np.unique(page[number < 0]))
-                number = self._low_pages[page]
+        places = (ips >> self._unit_bits).view(np.int64)
+        page = places >> _PAGE_BITS
+        number = self._low_pages[page] if not len(page) or page.max() < len(self._low_pages) else self._hashed(page)
+        places &= (1 << _PAGE_BITS) - 1
+        places |= number << _PAGE_BITS
+        if len(places) and places.min() < 0:
+            known = number >= 0
+            found = np.full(len(ips), -1)
+            found[known] = self._table[places[known]]
         else:
-            encoded = pa.array(places >> np.uint64(_PAGE_BITS)).dictionary_encode()
-            distinct = encoded.dictionary.to_pylist()
-            page_numbers = np.array([self._pages.setdefault(each, len(self._pages)) for each in distinct], np.int32)
-            number = page_numbers[encoded.indices.to_numpy()]
-            places = (places & np.uint64((1 << _PAGE_BITS) - 1)).astype(np.int32)
-        slot = number << _PAGE_BITS | places & ((1 << _PAGE_BITS) - 1)
+            found = self._table[places]
+        return found
+
+    def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Returns the number of each address: int64[n]. New addresses get the next free numbers."""
+        places = (ips >> self._unit_bits).view(np.int64)
+        page = places >> _PAGE_BITS
+        low = page[page < len(self._low_pages)]
+        self._number_pages(np.unique(low[self._low_pages[low] < 0]))
+        for each in pa.array(page[page >= len(self._low_pages)]).dictionary_encode().dictionary.to_pylist():
+            self._pages.setdefault(each, len(self._pages))
         missing = (len(self._pages) << _PAGE_BITS) - len(self._table)
         if missing:
-            self._table = np.append(self._table, np.full(missing, -1, np.int32))
-        found = self._table[slot]
-        unknown = found < 0
+            self._table = np.append(self._table, np.full(missing, -1))
+        number = self._low_pages[page] if len(low) == len(page) else self._hashed(page)
+        slot = number << _PAGE_BITS | places & ((1 << _PAGE_BITS) - 1)
+        unknown = self._table[slot] < 0
         if unknown.any():
             self._add(ips[unknown], slot[unknown])
-            found = self._table[slot]
-        numbers: NDArray[np.int64] = found.astype(np.int64)
-        return numbers
+        found: NDArray[np.int64] = self._table[slot]
+        return found
+
+    def _hashed(self, page: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the number of each page, wherever it lies: int64[n], -1 if it has none."""
+        encoded = pa.array(page).dictionary_encode()
+        numbers = [self._pages.get(each, -1) for each in encoded.dictionary.to_pylist()]
+        found: NDArray[np.int64] = np.array(numbers, np.int64)[encoded.indices.to_numpy()]
+        return found
 
     def _number_pages(self, pages: NDArray[np.int64]) -> None:
         for page in pages.tolist():
@@ -101,64 +118,80 @@ class Addresses:
 
     def _add(self, ips: NDArray[np.uint64], slot: NDArray[np.int64]) -> None:
         new, first = np.unique(slot, return_index=True)
-        self._table[new] = len(self.ips) + np.arange(len(new), dtype=np.int32)
+        self._table[new] = len(self.ips) + np.arange(len(new))
         self.ips = np.append(self.ips, ips[first])
 
 
 def dense_pairs(
-    read: NDArray[np.int64], cell: NDArray[np.int64], reads: int, cells: int
+    cell_of: NDArray[np.int64], address: NDArray[np.int64], lengths: NDArray[np.int64], cells: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the distinct values of read * cells + cell, ascending, and the index among these for each record."""
-    key = read * cells + cell
-    if reads * cells > _MAX_SLOTS_PER_RECORD * len(key) + _MAX_SLOTS_PER_RECORD:
-        found, which = np.unique(key, return_inverse=True)
-        return found, which.astype(np.int64)
-    there = np.zeros(reads * cells, bool)
-    there[key] = True
-    return np.flatnonzero(there), (np.cumsum(there, dtype=np.int64) - 1)[key]
-
-
-def sum_by_address(
-    layout: SampleLayout,
-    reasons: Sequence[str],
-    pair_of: NDArray[np.int64],
-    place: NDArray[np.int64],
-    places: NDArray[np.int64],
-    words: list[NDArray[np.uint64]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], list[NDArray[np.float64]]]:
-    """Adds up the records of each (pair, address).
+    """Finds the distinct pairs of a read and a cell.
 
     Args:
-        layout: the records' layout.
-        reasons: the reasons to count.
-        pair_of: int64[records], the record's (read, cell) pair.
-        place: int64[records], the number of the record's address within its cell.
-        places: int64[pairs], the number of addresses in the pair's cell.
-        words: the records' words, uint64[records] each.
+        cell_of: int64[addresses], the cell of each.
+        address: int64[records], the number of the record's address.
+        lengths: int64[reads], the number of records of each.
+        cells: how many there are.
 
     Returns:
-        The rows' pairs, places, and counts by reason. A record may have a row of its own.
+        The distinct values of read * cells + cell, ascending, and the index among these for each record.
     """
-    first = np.cumsum(places) - places
-    size = int(places.sum())
-    if size > _MAX_SLOTS_PER_RECORD * len(pair_of):  # too sparse for a table
-        return pair_of, place, [layout.counts(words, reason).astype(np.float64) for reason in reasons]
-    key = first[pair_of] + place
-    records = np.bincount(key, minlength=size)
-    rows = np.flatnonzero(records)
-    counts: list[NDArray[np.float64]] = []
-    # Several counters are digits of one number, to save passes: sums below 2^53 are exact in floating point.
-    bits = int(records.max() * layout.most).bit_length()
-    together = max(1, min(53 // bits, len(reasons)))
-    for group in range(0, len(reasons), together):
-        some = reasons[group : group + together]
-        packed = np.zeros(len(key), np.uint64)
-        for digit, reason in enumerate(some):
-            layout.add_counts(words, reason, digit * bits, packed)
-        sums = np.bincount(key, packed.astype(np.float64), size)[rows].astype(np.int64)
-        counts += [(sums >> (digit * bits) & ((1 << bits) - 1)).astype(np.float64) for digit in range(len(some))]
-    pair = np.repeat(np.arange(len(places)), np.diff(np.searchsorted(rows, np.append(first, size))))
-    return pair, rows - first[pair], counts
+    reads = len(lengths)
+    key = np.repeat(np.arange(reads) * cells, lengths)
+    if reads * cells > _MAX_SLOTS_PER_RECORD * len(key) + _MAX_SLOTS_PER_RECORD:
+        found, which = np.unique(key + cell_of[address], return_inverse=True)
+        return found, which.astype(np.int64)
+    there = np.zeros(reads * cells, bool)
+    for some in _pieces(len(key)):
+        key[some] += cell_of[address[some]]
+        there[key[some]] = True
+    number = np.cumsum(there, dtype=np.int64)
+    number -= 1
+    for some in _pieces(len(key)):
+        key[some] = number[key[some]]
+    return np.flatnonzero(there), key
+
+
+def alike(
+    cell: NDArray[np.int64], interval: NDArray[np.int64], shares: Shares, first: NDArray[np.int64], pairs: _Ints
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Groups pairs that have the same cell, interval and candidates, with the same shares.
+
+    Args:
+        cell: int64[all pairs].
+        interval: int64[all pairs].
+        shares: the candidates of all pairs.
+        first: int64[all pairs + 1], each pair's first share.
+        pairs: int64[n], which to group.
+
+    Returns:
+        One pair of each group, and the group of each of the pairs: int64[groups], int64[n].
+    """
+    entry = _numbered(shares.site, shares.share.view(np.int64))
+    group = _numbered(_numbered(cell[pairs], interval[pairs]), shares.alone[pairs].astype(np.int64))
+    first, count = first[pairs], np.diff(first)[pairs]
+    for place in range(int(count.max(initial=0))):
+        more = np.flatnonzero(count > place)
+        # Pairs without so many candidates keep lower numbers.
+        group[more] = _numbered(group[more], entry[first[more] + place]) + len(pairs) * (place + 1)
+    _, one, group = np.unique(group, return_index=True, return_inverse=True)
+    return pairs[one], group.astype(np.int64)
+
+
+def _numbered(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Numbers the distinct pairs of two columns: int64[n]."""
+    key = np.zeros(len(one), np.int64)
+    for column in (one, other):
+        distinct, number = np.unique(column, return_inverse=True)
+        key *= len(distinct)
+        key += number
+    return np.unique(key, return_inverse=True)[1].astype(np.int64)
+
+
+def _pieces(records: int) -> Iterator[slice]:
+    """Yields slices of so many records, whose columns stay in the CPU's caches while several steps use them."""
+    for start in range(0, records, _PIECE):
+        yield slice(start, min(start + _PIECE, records))
 
 
 def flatten_words(rows: pa.Table, layout: SampleLayout) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
@@ -212,7 +245,9 @@ def drawn(
 
 MAX_INTERVALS = 1 << 20
 _COMPACT_ROWS = 1 << 19
-_MAX_RECORDS_AT_ONCE = 1 << 18
+_MAX_RECORDS_AT_ONCE = 1 << 20
+_MOST_NUMBERED = 1 << 18  # records whose new addresses become known together
+_MASK = np.uint64(ADDRESS_MASK)
 _MAX_SHARED_ROWS = 1 << 18  # (record, candidate) rows at once, for records with several candidates
 _MAX_SLOTS = 1 << 21  # of a tally before it is flushed; about 88 bytes each
 
@@ -261,7 +296,7 @@ class Attribution:
         interval_ns: int = 0,
         rule: Rule = Rule(),  # noqa: B008 (it is frozen)
         starts: Mapping[int, NDArray[np.uint64]] | None = None,
-        merged: bool = False,
+        by_time_ns: int | None = None,
         reasons: Sequence[str] = FIRST_REASONS,
         energy: EnergyOfReads | None = None,
         seen: Seen | None = None,
@@ -275,7 +310,8 @@ class Attribution:
             interval_ns: length of an interval; 0: a single interval.
             rule: how stalls are joined to launches.
             starts: by placement: the offsets in bytes at which its instructions start, to tell processes apart.
-            merged: count all addresses of a cell at one of them. For time lines, where a row for each instruction in
+            by_time_ns: length of the intervals by which samples are counted once more, all addresses of a cell at one
+                of them; 0: a single interval; None: not at all. For time lines, where a row for each instruction in
                 each of many intervals would be too many.
             reasons: the reasons to count, as `reasons_of` returns them.
             energy: the energy of reads, which their samples share; None: not known.
@@ -283,13 +319,12 @@ class Attribution:
             count: see `Candidates`.
         """
         self._seen, self._count = seen, count
-        self._merged, self._reasons, self._energy = merged, reasons, energy
+        self._by_time_ns, self._reasons, self._energy = by_time_ns, reasons, energy
         self._placed, self._rule, self._starts = placed, rule, starts or {}
         self._start_ns, self._interval_ns = start_ns, interval_ns
         self._unknown = placed.add_site(Site(None, 0, "", 0))
         self._ip_spaces: dict[tuple[int, int], _IpSpace] = {}
-        self._results: list[JoinedShares] = []
-        self._rows, self._compact_at = 0, _COMPACT_ROWS
+        self._results, self._results_by_time = _Results(len(reasons)), _Results(len(reasons))
 
     def add(self, table: pa.Table, known: list[Stream], row_filter: RowFilter = RowFilter()) -> int:
         """Joins one row group.
@@ -318,9 +353,9 @@ class Attribution:
             words, lengths = flatten_words(rows, known[stream].layout)
             records += int(lengths.sum())
             ends = rows["time_ns"].to_numpy()
-            reads = _Reads(
-                rows["begin_ns"].to_numpy(), ends, intervals_of(ends, self._start_ns, self._interval_ns), lengths
-            )
+            intervals = intervals_of(ends, self._start_ns, self._interval_ns)
+            moments = intervals_of(ends, self._start_ns, self._by_time_ns or 0)
+            reads = _Reads(rows["begin_ns"].to_numpy(), ends, intervals, moments, lengths)
             until = np.cumsum(lengths)
             for some in batches(lengths, _MAX_RECORDS_AT_ONCE):
                 within = slice(int(until[some.start] - lengths[some.start]), int(until[some.stop - 1]))
@@ -331,26 +366,26 @@ class Attribution:
     def joined_shares(self) -> JoinedShares:
         """Returns the sums of all row groups added so far, as shares of samples."""
         for space in self._ip_spaces.values():
-            for stream in space.tallies:
+            for stream in space.sums:
                 self._flush(space, stream)
-        none = np.empty(0, np.int64)
-        empty = JoinedShares(none, none, none, np.empty(0, np.uint64), np.empty((len(self._reasons) + 2, 0)))
-        self._results = [merge_shares(self._results or [empty])]
-        return self._results[0]
+        return self._results.merged()
+
+    def shares_by_time(self) -> JoinedShares | None:
+        """Returns the sums by time of all row groups added so far; None if nobody asked for them."""
+        return None if self._by_time_ns is None else self._results_by_time.merged()
 
     def cut_addresses(self) -> int:
         """Returns the number of addresses in so many kernels that only some of these were looked at."""
         return sum(space.cut_addresses() for space in self._ip_spaces.values())
 
     def _join(self, stream: Stream, reads: _Reads, words: list[NDArray[np.uint64]]) -> None:
-        """Joins a batch of reads of one stream, which is small enough for the CPU's caches."""
+        """Joins a batch of reads of one stream."""
         space = self._ip_space(stream)
-        address = space.number(stream.layout.ips(words) & np.uint64(ADDRESS_MASK))
-        cell = space.cell_addresses.cell[address]
+        address = space.number(stream.layout, words, reads.lengths)
         # The candidates are found once for each distinct (read, cell).
-        read = np.repeat(np.arange(len(reads.lengths)), reads.lengths)
-        pairs, pair_of = dense_pairs(read, cell, len(reads.lengths), len(space.cell_addresses.count))
-        pair_read, pair_cell = np.divmod(pairs, len(space.cell_addresses.count))
+        cells = len(space.cell_addresses.count)
+        keys, pair_of = dense_pairs(space.cell_addresses.cell, address, reads.lengths, cells)
+        pair_read, pair_cell = np.divmod(keys, cells)
         try:
             shares = space.candidates.weigh(
                 pair_cell, reads.begins[pair_read], reads.ends[pair_read], len(reads.lengths) > 1, stream.index
@@ -358,52 +393,147 @@ class Attribution:
         except TooManyAtOnce:
             middle = len(reads.lengths) // 2
             record = int(reads.lengths[:middle].sum())
-            for some, records in ((slice(middle), slice(record)), (slice(middle, None), slice(record, None))):
-                self._join(stream, reads.only(some), [word[records] for word in words])
+            for half, records in ((slice(middle), slice(record)), (slice(middle, None), slice(record, None))):
+                self._join(stream, reads.only(half), [word[records] for word in words])
             return
-        pair_of, place, counts = sum_by_address(
-            stream.layout,
-            self._reasons,
-            pair_of,
-            space.cell_addresses.place[address],
-            space.cell_addresses.count[pair_cell],
-            words,
+        pairs = _Pairs(pair_read, pair_cell, shares)
+        sums = self._sums(space, stream, len(address))
+        divided, group = self._to_divide(pairs, reads)
+        whole, several = np.flatnonzero(group < 0), np.flatnonzero(group >= 0)
+        candidate = pairs.first[whole]
+        first_slot = np.zeros(len(group), np.int64)
+        first_slot[whole] = sums.blocks(
+            reads.intervals[pair_read[whole]],
+            pair_cell[whole],
+            shares.site[candidate] << 1 | shares.alone[whole],
+            space.cell_addresses.count[pair_cell[whole]],
         )
+        # The samples that are to be divided go to spare slots.
+        by_pair = np.zeros((len(stream.layout.sums) if self._by_time_ns is not None else 0, len(group)), np.uint64)
+        places, place = space.cell_addresses.count[divided.cell], space.cell_addresses.place
+        first_place = np.cumsum(places) - places
+        slots = int(places.sum())
+        if slots <= _MAX_SLOTS_PER_RECORD * len(address):
+            used = np.arange(slots)
+            first_slot[several] = sums.spare(slots) + first_place[group[several]]
+            for some in _pieces(len(address)):
+                slot = first_slot[pair_of[some]]
+                slot += place[address[some]]
+                _add_records(sums, stream.layout, slot, [word[some] for word in words], by_pair, pair_of[some])
+        else:  # too many for a table: only those that are used
+            slot = first_slot[pair_of] + place[address]
+            there = np.flatnonzero(group[pair_of] >= 0)
+            used, number = np.unique(slot[there] + first_place[group[pair_of[there]]], return_inverse=True)
+            slot[there] = sums.spare(len(used)) + number
+            _add_records(sums, stream.layout, slot, words, by_pair, pair_of)
+        counts = [each.astype(np.float64) for each in self._by_reason(stream, sums.take_spare(len(used)))]
+        rows = np.flatnonzero(np.any([each > 0 for each in counts], axis=0))
+        pair = np.searchsorted(first_place, used[rows], side="right") - 1
+        self._divide(stream, reads, divided, pair, used[rows] - first_place[pair], [each[rows] for each in counts])
+        if self._by_time_ns is not None:
+            self._divide_by_time(stream, reads, pairs, by_pair)
+        if sums.slots > _MAX_SLOTS or space.tally(stream, len(self._reasons) + 2).slots > _MAX_SLOTS:
+            self._flush(space, stream)
+
+    def _sums(self, space: _IpSpace, stream: Stream, records: int) -> Tally:
+        """Returns the sums of undivided samples of a stream, with room for so many more records.
+
+        Raises:
+            CaptureError: there is not so much room.
+        """
+        sums = space.sums.setdefault(stream, Tally(len(stream.layout.sums), np.uint64))
+        most = _LARGEST_HALF if any(high for _, high in stream.layout.sums) else _LARGEST_WHOLE
+        if records > (room := space.room.get(stream, most // stream.layout.most)):
+            room = (most - sums.largest_half()) // stream.layout.most
+        if records > room:
+            self._flush(space, stream)
+            room = most // stream.layout.most
+        if records > room:
+            raise CaptureError(f"the capture has a read of {records:,} records, more than a GPU has room for")
+        space.room[stream] = room - records
+        return sums
+
+    def _by_reason(self, stream: Stream, sums: NDArray[np.uint64]) -> list[NDArray[np.uint64]]:
+        """Returns sums, uint64[columns of the layout, n], by reason: uint64[n] each."""
+        found = {}
+        for column, (low, high) in zip(sums, stream.layout.sums, strict=True):
+            found[low] = column & np.uint64(_HALF) if high else column
+            if high:
+                found[high] = column >> np.uint64(32)
+        none = np.zeros(sums.shape[1], np.uint64)
+        return [found.get(reason, none) for reason in self._reasons]
+
+    def _to_divide(self, pairs: _Pairs, reads: _Reads) -> tuple[_Pairs, NDArray[np.int64]]:
+        """Groups the pairs whose samples are added up before they are divided: those that are divided alike.
+
+        Returns:
+            One pair of each group, and the number of each pair's group, -1 if it has only one candidate.
+        """
+        number = np.arange(len(pairs.read))
+        if self._seen is not None or self._energy is not None:  # these need the samples of each read
+            return pairs, number
+        count = np.diff(pairs.first)
+        few, many = np.flatnonzero((count > 1) & (count <= MOST_CANDIDATES)), np.flatnonzero(count > MOST_CANDIDATES)
+        one, group = alike(pairs.cell, reads.intervals[pairs.read], pairs.shares, pairs.first, few)
+        number[:] = -1
+        number[few], number[many] = group, len(one) + np.arange(len(many))
+        return pairs.only(np.append(one, many)), number
+
+    def _divide(
+        self,
+        stream: Stream,
+        reads: _Reads,
+        pairs: _Pairs,
+        pair_of: NDArray[np.int64],
+        place: NDArray[np.int64],
+        counts: list[NDArray[np.float64]],
+    ) -> None:
+        """Divides samples among the candidates of their pairs.
+
+        Args:
+            stream: the reads' stream.
+            reads: the reads.
+            pairs: each for itself, or for a group.
+            pair_of: int64[n], the pair of each sum, ascending.
+            place: int64[n], the number of its address within its cell.
+            counts: float64[n] for each reason, the sums.
+        """
+        space, shares, first = self._ip_space(stream), pairs.shares, pairs.first
         if self._seen is not None:
-            read = pair_read[shares.pair]
-            samples = self._seen.samples(pair_of, counts, len(pairs))[shares.pair] * shares.share * stream.subsample
+            read = pairs.read[shares.pair]
+            samples = self._seen.samples(pair_of, counts, len(pairs.read))[shares.pair]
+            samples *= shares.share * stream.subsample
             self._seen.add(stream.index, shares.site, reads.begins[read], reads.ends[read], samples)
         joules = np.zeros(len(pair_of))
         if self._energy is not None:
             energy = self._energy.of_reads(stream.index, reads.ends)
-            joules = joules_of_rows(energy, pair_read[pair_of], counts)
-        first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
+            joules = joules_of_rows(energy, pairs.read[pair_of], counts)
         is_crowd = np.diff(first) > MOST_CANDIDATES
         if is_crowd.any():
             rows = np.flatnonzero(is_crowd[pair_of])
-            cells = pair_cell[pair_of[rows]]
+            cells = pairs.cell[pair_of[rows]]
             of_crowds = _Rows(
                 pair_of[rows],
-                pair_read[pair_of[rows]],
+                pairs.read[pair_of[rows]],
                 space.ips[space.cell_addresses.numbers(cells, place[rows])],
                 [each[rows] for each in counts],
                 joules[rows],
             )
-            self._draw(stream, reads, of_crowds, shares, first)
+            self._draw(stream, reads.ends, of_crowds, reads.intervals, pairs, self._results)
             rows = np.flatnonzero(~is_crowd[pair_of])
             pair_of, place, joules = pair_of[rows], place[rows], joules[rows]
             counts = [each[rows] for each in counts]
             shares = shares.only(~is_crowd[shares.pair])
-            first = np.searchsorted(shares.pair, np.arange(len(pairs) + 1))
-        tally, subsample = space.tally(stream.index, len(self._reasons) + 2), float(stream.subsample)
-        cell_of_share = pair_cell[shares.pair]
+            first = np.searchsorted(shares.pair, np.arange(len(pairs.read) + 1))
+        tally, subsample = space.tally(stream, len(self._reasons) + 2), float(stream.subsample)
+        cell_of_share = pairs.cell[shares.pair]
         blocks = tally.blocks(
-            reads.intervals[pair_read[shares.pair]],
+            reads.intervals[pairs.read[shares.pair]],
             cell_of_share,
             shares.site,
             space.cell_addresses.count[cell_of_share],
         )
-        # The first candidate of each pair, which usually is the only one ...
+        # The first candidate of each pair ...
         entry = first[pair_of]
         alone = _add_shares(tally, blocks[entry] + place, shares.share[entry] * subsample, counts)
         tally.add(len(counts), blocks[entry] + place, alone * shares.alone[pair_of])
@@ -419,26 +549,63 @@ class Attribution:
             _add_shares(
                 tally, blocks[entry] + place[row], shares.share[entry] * subsample, [each[row] for each in counts]
             )
-        if tally.slots > _MAX_SLOTS:
-            self._flush(space, stream.index)
 
-    def _draw(self, stream: Stream, reads: _Reads, rows: _Rows, shares: Shares, first: NDArray[np.int64]) -> None:
+    def _divide_by_time(self, stream: Stream, reads: _Reads, pairs: _Pairs, sums: NDArray[np.uint64]) -> None:
+        """Divides the samples of pairs, uint64[columns of the layout, pairs], whatever their addresses."""
+        space, shares, count = self._ip_space(stream), pairs.shares, np.diff(pairs.first)
+        counts = [each.astype(np.float64) for each in self._by_reason(stream, sums)]
+        joules = np.zeros(len(count))
+        if self._energy is not None:
+            joules = joules_of_rows(self._energy.of_reads(stream.index, reads.ends), pairs.read, counts)
+        crowds = np.flatnonzero(count > MOST_CANDIDATES)
+        if len(crowds):
+            rows = _Rows(
+                crowds,
+                pairs.read[crowds],
+                space.first_ips[pairs.cell[crowds]],
+                [each[crowds] for each in counts],
+                joules[crowds],
+            )
+            self._draw(stream, reads.ends, rows, reads.moments, pairs, self._results_by_time)
+        entry = np.flatnonzero(count[shares.pair] <= MOST_CANDIDATES)
+        pair, share = shares.pair[entry], shares.share[entry] * float(stream.subsample)
+        values = np.zeros((len(counts) + 2, len(entry)))
+        for column, each in enumerate(counts):
+            np.multiply(each[pair], share, out=values[column])
+        is_first = entry == pairs.first[pair]
+        values[-2] = values[:-2].sum(axis=0) * (shares.alone[pair] & is_first)
+        values[-1] = joules[pair] * is_first  # at the first candidate: `to_whole_counts` divides it
+        streams, ips = np.full(len(entry), stream.index), space.first_ips[pairs.cell[pair]]
+        moments = reads.moments[pairs.read[pair]]
+        self._results_by_time.keep(JoinedShares(moments, streams, shares.site[entry], ips, values))
+
+    def _draw(
+        self,
+        stream: Stream,
+        times: NDArray[np.uint64],
+        rows: _Rows,
+        intervals: NDArray[np.int64],
+        pairs: _Pairs,
+        into: _Results,
+    ) -> None:
         """Divides the samples of rows, which have very many candidates, among some of these.
 
         Args:
             stream: the reads' stream.
-            reads: the reads.
+            times: uint64[reads], ns.
             rows: the samples, by pair and address.
-            shares: the candidates.
-            first: int64[pairs + 1], each pair's first share.
+            intervals: int64[reads].
+            pairs: the pairs of the rows.
+            into: gets the shares.
         """
+        shares, first = pairs.shares, pairs.first
         row, entry, part = drawn(
             shares.share,
             first[rows.pair],
             first[rows.pair + 1],
             np.sum(rows.counts, axis=0),
             rows.ip,
-            reads.ends[rows.read],
+            times[rows.read],
         )
         for some in batches(np.ones(len(row), np.int64), _MAX_SHARED_ROWS):
             here, share = row[some], part[some]
@@ -446,35 +613,59 @@ class Attribution:
             for column, counts in enumerate(rows.counts):
                 values[column] = counts[here] * share * stream.subsample
             values[-1] = rows.joules[here] * share
-            intervals, streams = reads.intervals[rows.read[here]], np.full(len(here), stream.index)
-            self._keep(
-                merge_shares([JoinedShares(intervals, streams, shares.site[entry[some]], rows.ip[here], values)])
+            found = (
+                intervals[rows.read[here]],
+                np.full(len(here), stream.index),
+                shares.site[entry[some]],
+                rows.ip[here],
             )
+            into.keep(merge_shares([JoinedShares(*found, values)]))
 
     def _ip_space(self, stream: Stream) -> _IpSpace:
         key = stream.layout.address_mask, stream.layout.unit_bits
         if key not in self._ip_spaces:
             cells = Cells(self._placed, stream.layout.address_mask, self._starts)
             candidates = Candidates(self._placed, cells, self._rule, self._unknown, self._count)
-            self._ip_spaces[key] = _IpSpace(cells, candidates, self._merged, stream.layout.unit_bits)
+            self._ip_spaces[key] = _IpSpace(cells, candidates, stream.layout.unit_bits)
             return_free_memory()
         return self._ip_spaces[key]
 
-    def _flush(self, space: _IpSpace, stream: int) -> None:
-        """Moves a stream's sums to the results and empties its tally."""
-        sums = space.tallies[stream].take(space.cell_addresses)
-        count = len(sums.site)
-        ips = space.ips[sums.address]
-        self._keep(JoinedShares(sums.interval, np.full(count, stream), sums.site, ips, sums.values))
+    def _flush(self, space: _IpSpace, stream: Stream) -> None:
+        """Moves a stream's sums to the results and empties its tallies."""
+        columns, number = len(self._reasons) + 2, stream.index
+        sums = space.sums[stream].take(space.cell_addresses)
+        values = np.zeros((columns, len(sums.site)))
+        for column, counts in enumerate(self._by_reason(stream, sums.values)):
+            np.multiply(counts, float(stream.subsample), out=values[column])
+        values[-2] = values[:-2].sum(axis=0) * (sums.site & 1)
+        streams, ips = np.full(len(sums.site), number), space.ips[sums.address]
+        self._results.keep(JoinedShares(sums.interval, streams, sums.site >> 1, ips, values))
+        sums = space.tally(stream, columns).take(space.cell_addresses)
+        streams, ips = np.full(len(sums.site), number), space.ips[sums.address]
+        self._results.keep(JoinedShares(sums.interval, streams, sums.site, ips, sums.values))
 
-    def _keep(self, result: JoinedShares) -> None:
+
+class _Results:
+    """Shares that are merged now and then."""
+
+    def __init__(self, reasons: int) -> None:
+        none = np.empty(0, np.int64)
+        empty = JoinedShares(none, none, none, np.empty(0, np.uint64), np.empty((reasons + 2, 0)))
+        self._found = [empty]
+        self._rows, self._merge_at = 0, _COMPACT_ROWS
+
+    def keep(self, result: JoinedShares) -> None:
         """Appends a result, and merges all when they have doubled."""
-        self._results.append(result)
+        self._found.append(result)
         self._rows += len(result.ip)
-        if self._rows > self._compact_at:
-            self._results = [merge_shares(self._results)]
-            self._rows = len(self._results[0].ip)
-            self._compact_at = max(_COMPACT_ROWS, 2 * self._rows)
+        if self._rows > self._merge_at:
+            self._rows = len(self.merged().ip)
+            self._merge_at = max(_COMPACT_ROWS, 2 * self._rows)
+
+    def merged(self) -> JoinedShares:
+        """Merges all results."""
+        self._found = [merge_shares(self._found)]
+        return self._found[0]
 
 
 @dataclass(frozen=True)
@@ -484,11 +675,35 @@ class _Reads:
     begins: NDArray[np.uint64]  # [n], ns; no record was sampled before
     ends: NDArray[np.uint64]  # [n], ns
     intervals: NDArray[np.int64]  # [n]
+    moments: NDArray[np.int64]  # [n], the intervals of sums by time
     lengths: NDArray[np.int64]  # [n], records
 
     def only(self, some: slice) -> _Reads:
         """Returns a slice of the reads."""
-        return _Reads(self.begins[some], self.ends[some], self.intervals[some], self.lengths[some])
+        return _Reads(*(getattr(self, each.name)[some] for each in fields(self)))
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Pairs of a read and a cell of addresses, or one pair of each group of pairs that are divided in the same way."""
+
+    read: NDArray[np.int64]  # [n]
+    cell: NDArray[np.int64]  # [n]
+    shares: Shares
+
+    @cached_property
+    def first(self) -> NDArray[np.int64]:
+        """int64[n + 1]: each pair's first share."""
+        return np.searchsorted(self.shares.pair, np.arange(len(self.read) + 1))
+
+    def only(self, pairs: NDArray[np.int64]) -> _Pairs:
+        """Returns the pairs with these numbers."""
+        count = np.diff(self.first)[pairs]
+        entries = ranges(self.first[pairs], count)
+        shares = self.shares
+        pair = np.repeat(np.arange(len(pairs)), count)
+        kept = Shares(pair, shares.site[entries], shares.share[entries], shares.alone[pairs])
+        return _Pairs(self.read[pairs], self.cell[pairs], kept)
 
 
 @dataclass(frozen=True)
@@ -505,56 +720,94 @@ class _Rows:
 class _IpSpace:
     """Addresses, cells, candidates and sums for all streams whose records hold the same bits of addresses."""
 
-    def __init__(self, cells: Cells, candidates: Candidates, merged: bool, unit_bits: int) -> None:
+    def __init__(self, cells: Cells, candidates: Candidates, unit_bits: int) -> None:
         self.candidates = candidates
         self.cell_addresses = CellAddresses()
-        self.tallies: dict[int, Tally] = {}  # by stream
+        self.sums: dict[Stream, Tally] = {}
+        """Sums of samples that have only one candidate, as the layout's `summands`.
+
+        A slot's site is twice the number of its site, and one more if the site is all that launched the kernel."""
+        self.room: dict[Stream, int] = {}
+        """How many more records have room in these."""
+        self._tallies: dict[Stream, Tally] = {}
         self._cells = cells
         self._addresses = Addresses(unit_bits)
-        self._merged = merged
-        # With `merged`, all addresses of a cell have one number, and the cell's first address stands for them.
-        self._merged_number = np.empty(0, np.int64)  # [addresses]
-        self._number_of_cell: dict[int, int] = {}
-        self._merged_ips: list[int] = []  # by that number
+        self.first_ips = np.empty(0, np.uint64)
+        """uint64[cells]: the first address of each that was seen."""
 
     @property
     def ips(self) -> NDArray[np.uint64]:
         """uint64[numbers]: the address that has each number."""
-        return np.array(self._merged_ips, np.uint64) if self._merged else self._addresses.ips
+        return self._addresses.ips
 
-    def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Returns the number of each address: int64[n]. With `merged`, all addresses of a cell share one."""
-        numbers = self._addresses.number(ips)
-        if not self._merged:
-            new = self._addresses.ips[len(self.cell_addresses.cell) :]
-            if len(new):
-                self.cell_addresses.add(self._cells.cells_of(new), len(self._cells.members))
-            return numbers
-        new = self._addresses.ips[len(self._merged_number) :]
-        if len(new):
-            cells = self._cells.cells_of(new)
-            distinct, first = np.unique(cells, return_index=True)
-            new_cells = [
-                index
-                for index, cell in zip(first.tolist(), distinct.tolist(), strict=True)
-                if cell not in self._number_of_cell
-            ]
-            for index in new_cells:
-                self._number_of_cell[int(cells[index])] = len(self._merged_ips)
-                self._merged_ips.append(int(new[index]))
-            self.cell_addresses.add(cells[new_cells], len(self._cells.members))
-            self._merged_number = np.append(
-                self._merged_number, [self._number_of_cell[cell] for cell in cells.tolist()]
-            )
-        return self._merged_number[numbers]
+    def number(
+        self, layout: SampleLayout, words: list[NDArray[np.uint64]], lengths: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Returns the number of each record's address: int64[n].
+
+        Args:
+            layout: the records' layout.
+            words: the records' words, uint64[n] each.
+            lengths: int64[reads], the number of records of each read.
+        """
+        numbers = np.empty(len(words[0]), np.int64)
+        for some in _pieces(len(numbers)):
+            numbers[some] = self._addresses.find(layout.ips([word[some] for word in words]) & _MASK)
+        until = np.cumsum(lengths)
+        # How many addresses become known at once decides which cells are cut, and which address stands for a cell.
+        for some in batches(lengths, _MOST_NUMBERED) if numbers.min(initial=0) < 0 else ():
+            within = slice(int(until[some.start] - lengths[some.start]), int(until[some.stop - 1]))
+            unknown = within.start + np.flatnonzero(numbers[within] < 0)
+            if len(unknown):
+                ips = layout.ips([word[unknown] for word in words]) & _MASK
+                numbers[unknown] = self._addresses.number(ips)
+                self._add_cells()
+        return numbers
+
+    def _add_cells(self) -> None:
+        """Finds the cells of addresses that are new."""
+        new = self._addresses.ips[len(self.cell_addresses.cell) :]
+        cells = self._cells.cells_of(new)
+        before = len(self.first_ips)
+        known = len(self._cells.members) - before
+        self.first_ips = np.append(self.first_ips, np.zeros(known, np.uint64))
+        distinct, first = np.unique(cells, return_index=True)
+        unseen = distinct >= before
+        unseen[~unseen] = self.cell_addresses.count[distinct[~unseen]] == 0
+        self.first_ips[distinct[unseen]] = new[first[unseen]]
+        self.cell_addresses.add(cells, len(self._cells.members))
 
     def cut_addresses(self) -> int:
         """Returns the number of addresses in cells that lack some of their placements."""
         return int(self.cell_addresses.count[sorted(self._cells.cut)].sum())
 
-    def tally(self, stream: int, columns: int) -> Tally:
-        """Returns the stream's tally."""
-        return self.tallies.setdefault(stream, Tally(columns))
+    def tally(self, stream: Stream, columns: int) -> Tally:
+        """Returns the stream's sums of shares."""
+        return self._tallies.setdefault(stream, Tally(columns))
+
+
+def _add_records(
+    sums: Tally,
+    layout: SampleLayout,
+    slots: NDArray[np.int64],
+    words: list[NDArray[np.uint64]],
+    by_pair: NDArray[np.uint64],
+    pair_of: NDArray[np.int64],
+) -> None:
+    """Adds the samples of records to their slots.
+
+    Args:
+        sums: has the slots.
+        layout: the records' layout.
+        slots: int64[records].
+        words: the records' words, uint64[records] each.
+        by_pair: uint64[columns of the layout, pairs], gets them, too, unless it has no columns.
+        pair_of: int64[records].
+    """
+    for column, values in enumerate(layout.summands(words)):
+        sums.add(column, slots, values)
+        if len(by_pair):
+            np.add.at(by_pair[column], pair_of, values)
 
 
 def _add_shares(

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.heap import return_large_blocks_when_freed
+from iaprof.basics.heap import keep_freed
 from iaprof.formats.capture.limits import CANDIDATES
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import READ_COLUMNS
@@ -35,6 +35,10 @@ from iaprof.sandbox.worker import Worker
 
 _FEWEST_GROUPS = 6  # row groups of about a million records each: starting a second process pays off
 _PROCESSES = 2
+_MOST_KEPT = 64 << 20
+
+
+_Shares = tuple[JoinedShares, JoinedShares | None]
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class Task:
     rule: Rule = Rule()  # noqa: RUF009 (it is frozen)
     row_filter: RowFilter = RowFilter()  # noqa: RUF009
     starts: Mapping[int, NDArray[np.uint64]] | None = None
-    merged: bool = False  # count all addresses of a cell at one of them
+    by_time_ns: int | None = None  # see Attribution
     energy: EnergyOfReads | None = None
     seen: Seen | None = None  # gets when samples of each site were seen
 
@@ -57,7 +61,7 @@ def join(
     task: Task,
     helper: Helper | None = None,
     progress: Callable[[int], None] = lambda records: None,
-) -> tuple[Joined, int, int]:
+) -> tuple[Joined, int, int, Joined | None]:
     """Joins the stalls of a capture. Adds sites to `task.placed` for stalls without a launch.
 
     Args:
@@ -67,8 +71,8 @@ def join(
         progress: called now and then with the number of records joined so far.
 
     Returns:
-        The joined stalls, the number of records, and that of addresses in so many kernels that only some were looked
-        at.
+        The joined stalls; the number of records; that of addresses in so many kernels that only some were looked at;
+        and the joined stalls by time, if the task has `by_time_ns`.
 
     Raises:
         CaptureError: the capture is damaged.
@@ -76,23 +80,34 @@ def join(
     """
     placed, known = task.placed, len(task.placed.sites)
     if helper is None:
-        shares, records, cut = _share(capture, task, (0, 1), progress)
+        own, records, cut = _share(capture, task, (0, 1), progress)
         numbers = _sorted_sites(placed, known)
         if task.seen is not None:
             task.seen.renumber(numbers)
-        return to_whole_counts(merge_shares([replace(shares, site=numbers[shares.site])])), records, cut
-    helper.give(task)
-    own, records, cut = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
-    other, sites, others_records, others_cut, others_seen = helper.answer()
-    of_other = np.arange(len(sites))
-    of_other[known:] += len(placed.sites) - known  # after the sites that this process added
-    placed.sites += sites[known:]
-    numbers = _sorted_sites(placed, known)
-    if task.seen is not None:
-        task.seen.renumber(numbers)
-        task.seen.merge(others_seen, numbers[of_other])
-    both = [replace(own, site=numbers[own.site]), replace(other, site=numbers[of_other[other.site]])]
-    return to_whole_counts(merge_shares(both)), records + others_records, max(cut, others_cut)
+        whole, by_time = (_whole([(shares, numbers)]) for shares in own)
+    else:
+        helper.give(task)
+        own, records, cut = _share(capture, task, (0, _PROCESSES), lambda done: progress(_PROCESSES * done))
+        others, sites, others_records, others_cut, others_seen = helper.answer()
+        of_other = np.arange(len(sites))
+        of_other[known:] += len(placed.sites) - known  # after the sites that this process added
+        placed.sites += sites[known:]
+        numbers = _sorted_sites(placed, known)
+        if task.seen is not None:
+            task.seen.renumber(numbers)
+            task.seen.merge(others_seen, numbers[of_other])
+        whole, by_time = (
+            _whole([(one, numbers), (other, numbers[of_other])]) for one, other in zip(own, others, strict=True)
+        )
+        records, cut = records + others_records, max(cut, others_cut)
+    assert whole is not None
+    return whole, records, cut, by_time
+
+
+def _whole(several: list[tuple[JoinedShares | None, NDArray[np.int64]]]) -> Joined | None:
+    """Merges shares of processes, each with the new number of its sites: int64[sites]; None if these are None."""
+    found = [replace(shares, site=numbers[shares.site]) for shares, numbers in several if shares is not None]
+    return to_whole_counts(merge_shares(found)) if found else None
 
 
 @contextlib.contextmanager
@@ -145,8 +160,8 @@ class Helper:
         with contextlib.suppress(ConnectionError):  # the process died: `answer` reports it
             self._pipe.send(what)
 
-    def answer(self) -> tuple[JoinedShares, list[Site], int, int, Seen | None]:
-        """Waits for the result: shares, the sites that their numbers refer to, the numbers of `join`, `Task.seen`.
+    def answer(self) -> tuple[_Shares, list[Site], int, int, Seen | None]:
+        """Waits for the result: the shares, the sites that they refer to, the numbers of `join`, and `Task.seen`.
 
         Raises:
             CaptureError: the capture is damaged.
@@ -172,15 +187,17 @@ class Helper:
 
 def _share(
     capture: CaptureReader, task: Task, share: tuple[int, int], progress: Callable[[int], None]
-) -> tuple[JoinedShares, int, int]:
+) -> tuple[_Shares, int, int]:
+    """Joins some row groups; returns the shares, of all time and by time, and the numbers that `join` returns."""
     known = streams(capture.header)
+    keep_freed(_MOST_KEPT)  # every row group takes the same memory again
     attribution = Attribution(
         task.placed,
         task.start_ns,
         task.interval_ns,
         task.rule,
         task.starts,
-        task.merged,
+        task.by_time_ns,
         reasons_of(known),
         task.energy,
         task.seen,
@@ -192,7 +209,7 @@ def _share(
             records += attribution.add(table, known, task.row_filter)
             del table  # frees it before the next one is read
             progress(records)
-    return attribution.joined_shares(), records, attribution.cut_addresses()
+    return (attribution.joined_shares(), attribution.shares_by_time()), records, attribution.cut_addresses()
 
 
 def _sorted_sites(placed: Placed, known: int) -> NDArray[np.int64]:
@@ -220,7 +237,6 @@ def help_other(memory_bytes: str, pipe_fd: int = 0) -> None:
     """
     if int(memory_bytes):
         limit_memory(int(memory_bytes))
-    return_large_blocks_when_freed()
     with Connection(pipe_fd) as pipe, contextlib.suppress(EOFError, OSError):  # the first process is gone
         path, number, digest = pipe.recv()
         answer: Any

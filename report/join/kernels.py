@@ -55,6 +55,7 @@ class SampledKernels:
         self._texts = texts
         self._outlines: dict[bytes, GpuModule] = {}  # by digest
         self._loaded: dict[GpuKernel, dict[InstructionSet | None, GpuKernel]] = {}  # by the kernel in outline
+        self._with_texts: set[GpuKernel] = set()  # those of these, in outline, that were read with texts
 
     def compilations(self) -> list[Compilation]:
         """Returns every module of the capture, with kernels in outline.
@@ -79,14 +80,19 @@ class SampledKernels:
                 found.append(Compilation(time_ns.as_py(), pid.as_py(), self._outlines[key], base.as_py() or 0))
         return found
 
-    def read(self, kernels: Collection[GpuKernel]) -> None:
+    def read(self, kernels: Collection[GpuKernel], texts: bool = False) -> None:
         """Reads instructions and frames of these kernels, given in outline, unless already read.
 
         If the streams' GPUs have several instruction sets, each kernel is read once for each of them.
+
+        Args:
+            kernels: which to read.
+            texts: also read the text of their instructions, if that is not read of all kernels.
         """
+        texts |= self._texts
         addresses_of: dict[bytes, set[int]] = {}
         for key, module in self._outlines.items():
-            if addresses := {k.address for k in module.kernels if k in kernels and k not in self._loaded}:
+            if addresses := {k.address for k in module.kernels if k in kernels and not self._is_read(k, texts)}:
                 addresses_of[key] = addresses
         with contextlib.ExitStack() as stack:
             loaders = [self._loader]
@@ -108,17 +114,23 @@ class SampledKernels:
                     for each in filter(None, own):
                         self._loader.expect(elf, each, only)
             pending = [
-                (outline, path, only, workers.submit(_load, free, elf, own, only, self._texts))
+                (outline, path, only, workers.submit(_load, free, elf, own, only, texts))
                 for outline, path, only, elf, own in wanted
             ]
             for outline, path, only, loading in pending:
                 reported = set(outline.problems)
+                again = any(kernel in self._loaded for kernel in outline.kernels if kernel.address in only)
                 for instruction_set, module in loading.result().items():
-                    self._add_problems([problem for problem in module.problems if problem not in reported], path)
+                    self._add_problems([each for each in module.problems if each not in reported], path, again)
                     reported.update(module.problems)
                     for kernel, loaded in zip(outline.kernels, module.kernels, strict=False):
                         if kernel.address in only and kernel in kernels:
                             self._loaded.setdefault(kernel, {})[instruction_set] = loaded
+                            if texts:
+                                self._with_texts.add(kernel)
+
+    def _is_read(self, kernel: GpuKernel, texts: bool) -> bool:
+        return kernel in (self._with_texts if texts else self._loaded)
 
     def loaded(self, kernel: GpuKernel) -> GpuKernel:
         """Returns a kernel, given in outline, as read for the first stream's GPU; as is if not read."""
@@ -143,9 +155,11 @@ class SampledKernels:
             for index in range(len(table)):  # there are few modules
                 yield [table[name][index] for name in ("digest", "path", "elf", *columns)]
 
-    def _add_problems(self, problems: Collection[str], path: Any) -> None:
+    def _add_problems(self, problems: Collection[str], path: Any, again: bool = False) -> None:
         for problem in problems:
-            self._problems.setdefault(problem, []).append(str(path.as_py()))
+            paths = self._problems.setdefault(problem, [])
+            if not again or str(path.as_py()) not in paths:
+                paths.append(str(path.as_py()))
 
 
 def _load(

@@ -7,6 +7,7 @@ addition for each column, without sorting or hashing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,7 @@ class Sums:
     interval: _Ints  # [n]
     site: _Ints  # [n]
     address: _Ints  # [n], the address's number
-    values: NDArray[np.float64]  # [columns, n]
+    values: NDArray[Any]  # [columns, n]
 
 
 class CellAddresses:
@@ -98,13 +99,14 @@ class _Numbers:
 class Tally:
     """Sums in blocks of slots, with the same number of columns for each slot."""
 
-    def __init__(self, columns: int) -> None:
-        """Starts without blocks."""
-        self._columns = columns
+    def __init__(self, columns: int, type_: type[np.generic] = np.float64) -> None:
+        """Starts without blocks; sums are of a type of NumPy."""
+        self._columns, self._type = columns, type_
         self._reset()
 
     def _reset(self) -> None:
-        self._sums = [np.zeros(0) for _ in range(self._columns)]  # separate, so that one at a time is copied to grow
+        # Separate arrays, so that one at a time is copied to grow.
+        self._sums = [np.zeros(0, self._type) for _ in range(self._columns)]
         self.slots = 0
         """The number of slots, in use or not."""
         self._groups = _Numbers()  # of (interval, cell)
@@ -136,16 +138,39 @@ class Tally:
         new_first = self.slots + np.cumsum(new_capacity) - new_capacity
         self.slots += int(new_capacity.sum())
         old, new = ranges(first_slot, capacity), ranges(new_first, capacity)
-        for column, sums in enumerate(self._sums):
-            if self.slots > len(sums):
-                more = np.zeros(self.slots + self.slots // 8)
-                more[: len(sums)] = sums
-                self._sums[column] = sums = more
+        self._reserve(self.slots)
+        for sums in self._sums:
             sums[new] = sums[old]
             sums[old] = 0
         self._first_slot[blocks], self._capacity[blocks] = new_first, new_capacity
         if self.slots > 2 * self._capacity.sum():
             self._compact()
+
+    def _reserve(self, slots: int) -> None:
+        for column, sums in enumerate(self._sums):
+            if slots > len(sums):
+                self._sums[column] = more = np.zeros(slots + slots // 8, self._type)
+                more[: len(sums)] = sums
+
+    def spare(self, slots: int) -> int:
+        """Returns the first of so many slots behind all blocks, for sums that `take_spare` takes before the next block.
+
+        They are 0.
+        """
+        self._reserve(self.slots + slots)
+        return self.slots
+
+    def take_spare(self, slots: int) -> NDArray[Any]:
+        """Returns the sums of slots that `spare` gave, [columns, slots], and sets them to 0."""
+        found = np.array([sums[self.slots : self.slots + slots] for sums in self._sums])
+        for sums in self._sums:
+            sums[self.slots : self.slots + slots] = 0
+        return found
+
+    def largest_half(self) -> int:
+        """Returns the largest of the numbers that are the low or the high 32 bits of a sum."""
+        halves = (half for sums in self._sums for half in (sums & np.uint64(0xFFFF_FFFF), sums >> np.uint64(32)))
+        return max((int(half.max(initial=0)) for half in halves), default=0)
 
     def _compact(self) -> None:
         """Removes unused slots between blocks."""
@@ -155,7 +180,7 @@ class Tally:
         for column, sums in enumerate(self._sums):
             self._sums[column] = sums[old]
 
-    def add(self, column: int, slots: _Ints, values: NDArray[np.float64]) -> None:
+    def add(self, column: int, slots: _Ints, values: NDArray[Any]) -> None:
         """Adds values to a column. A slot is a block's first slot plus the address's number within its cell."""
         np.add.at(self._sums[column], slots, values)
 
@@ -172,9 +197,9 @@ class Tally:
         keys = self._blocks.keys()[block]
         group = self._groups.keys()[keys >> _BITS]
         number = addresses.numbers(group & _LOW, used - self._first_slot[block])
-        values = np.empty((self._columns, len(used)))
+        values = np.empty((self._columns, len(used)), self._type)
         for column, sums in enumerate(self._sums):
             values[column] = sums[used]
-            self._sums[column] = np.zeros(0)
+            self._sums[column] = sums[:0]
         self._reset()
         return Sums(group >> _BITS, keys & _LOW, number, values)

@@ -17,12 +17,12 @@ from iaprof.gpu.instructions import Dependencies, Wait
 from iaprof.report.facts import Report
 from iaprof.report.gpu.module import GpuFrame, GpuKernel, InstructionInfo
 from iaprof.report.gpu.source_files import SourceFiles
+from iaprof.report.profile import MAX_LISTED, hottest
 from iaprof.report.views.launchers import by_launcher
 
 Binary = Callable[[int], GpuKernel | None]
 """Returns the code of a kernel, by its index in the profile, with the text of instructions; None if unknown."""
 
-_MAX_KERNELS = 50
 _MAX_BYTES = 3 << 20  # of all listings, as JSON
 _MAX_ROWS = 2_000  # of a listing; longer ones keep only instructions with stalls, their dependencies and context
 _CONTEXT_ROWS = 2  # instructions before and after each one with stalls
@@ -207,20 +207,15 @@ def hot_listings(report: Report, sources: SourceFiles) -> list[dict[str, Any]]:
     A member `left_out` is the number of instructions omitted from a very long kernel.
 
     Args:
-        report: must have the text of instructions.
+        report: must have the text of the instructions of these kernels.
         sources: the source files.
     """
     profile = report.profile
     samples = np.bincount(profile.kernel, profile.counts.sum(axis=1), len(profile.kernels)).astype(np.int64)
-    by_name: dict[str, int] = {}
-    for kernel, count in zip(profile.kernels, samples.tolist(), strict=True):
-        if kernel is not None and count:
-            by_name[kernel.symbol] = by_name.get(kernel.symbol, 0) + count
-    hottest = set(sorted(by_name, key=lambda name: (-by_name[name], name))[:_MAX_KERNELS])
-    groups = group_kernels(profile, hottest, report.binary)
+    groups = group_kernels(profile, hottest(profile), report.binary)
     found = []
     bytes_left = _MAX_BYTES
-    for group in sorted(groups, key=lambda indices: -int(samples[indices].sum()))[:_MAX_KERNELS]:
+    for group in sorted(groups, key=lambda indices: -int(samples[indices].sum()))[:MAX_LISTED]:
         if bytes_left < _ROW_BYTES:
             break
         whole = listing(profile, group, report.binary)

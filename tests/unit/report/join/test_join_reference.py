@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -16,11 +16,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.schema import KINDS
+from iaprof.gpu import vendors
 from iaprof.gpu.intel.generations import LAYOUTS as KNOWN_LAYOUTS
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.intel.records import XE3P
 from iaprof.report.gpu.module import GpuKernel, GpuModule
+from iaprof.report.join import attribution as attributions
 from iaprof.report.join.attribution import Attribution, RowFilter
 from iaprof.report.join.candidates import AMBIGUOUS, Method, Rule
 from iaprof.report.join.placements import Compilation, Placed, place_kernels
@@ -282,11 +285,15 @@ def joined(world: World, groups: int) -> tuple[Placed, JoinedShares]:
         for index, p in enumerate(placed.placements)
         if p.kernel and p.name in world.starts
     }
-    attribution = Attribution(placed, world.start_ns, world.interval_ns, world.rule, starts)
+    own = replace(placed, sites=[*placed.sites])  # a join adds sites
+    attribution = Attribution(own, world.start_ns, 0, world.rule, starts, world.interval_ns)
+    by_interval = Attribution(placed, world.start_ns, world.interval_ns, world.rule, starts)
     step = -(-len(world.reads) // groups)
     records = 0
     for first in range(0, len(world.reads), step):
-        records += attribution.add(table["stall"].slice(first, step).combine_chunks(), world.streams, world.row_filter)
+        rows = table["stall"].slice(first, step).combine_chunks()
+        records += by_interval.add(rows, world.streams, world.row_filter)
+        attribution.add(rows, world.streams, world.row_filter)
     wanted = [
         read
         for read in world.reads
@@ -294,7 +301,23 @@ def joined(world: World, groups: int) -> tuple[Placed, JoinedShares]:
         and (world.row_filter.streams is None or read.stream in world.row_filter.streams)
     ]
     assert records == sum(len(read.records) for read in wanted)
-    return placed, merge_shares([attribution.joined_shares()])
+    result = merge_shares([by_interval.joined_shares()])
+    by_time = attribution.shares_by_time()
+    assert by_time is not None
+    for one, intervals in ((by_time, 1), (attribution.joined_shares(), 0)):
+        wanted_sums = without_addresses(placed, result, intervals)
+        near = {key: pytest.approx(sums, rel=1e-9, abs=1e-6) for key, sums in wanted_sums.items()}
+        assert without_addresses(own, one, intervals) == near
+    return placed, result
+
+
+def without_addresses(placed: Placed, shares: JoinedShares, intervals: int) -> dict[tuple[Any, ...], list[float]]:
+    """Sums by interval, unless `intervals` is 0, stream and site."""
+    found: dict[tuple[Any, ...], Any] = defaultdict(lambda: np.zeros(len(shares.shares)))
+    columns = (shares.interval * intervals, shares.stream, shares.site)
+    for index, (interval, stream, site) in enumerate(zip(*(each.tolist() for each in columns), strict=True)):
+        found[interval, stream, told(placed, site)] += shares.shares[:, index]
+    return {key: sums.tolist() for key, sums in found.items() if sums.any()}
 
 
 def told(placed: Placed, index: int) -> tuple[Any, ...]:
@@ -460,3 +483,46 @@ def test_random_captures_are_joined_by_the_rules(block: int) -> None:
             check(world, rng.randrange(1, 4))
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {world.rule}, {world.row_filter}") from error
+
+
+@pytest.mark.parametrize("block", usually([1], range(8)))
+def test_small_limits_change_nothing(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given tables that are always too sparse, sums that have hardly room, and pieces of a few records
+    monkeypatch.setattr(attributions, "_MAX_SLOTS_PER_RECORD", 0)
+    monkeypatch.setattr(attributions, "_MAX_RECORDS_AT_ONCE", 12)
+    monkeypatch.setattr(attributions, "_LARGEST_HALF", 12 * 255)
+    monkeypatch.setattr(attributions, "_PIECE", 3)
+    monkeypatch.setattr(attributions, "_COMPACT_ROWS", 1)
+    for seed in range(1000 + block * 30, 1000 + block * 30 + 30):
+        rng = random.Random(seed)
+        check(world_of(rng), rng.randrange(1, 4))
+
+
+def test_a_read_with_more_records_than_sums_have_room_for_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attributions, "_LARGEST_HALF", 2 * 255)
+    stream = Stream(0, KNOWN_LAYOUTS["xe2"], (20, 1))
+    world = World(
+        [stream], [Read(0, 1, 0, [(64, {"send": 1})] * 3)], [], [], [], {}, Rule(), None, False, 0, 0, RowFilter()
+    )
+    with pytest.raises(CaptureError, match="a read of 3 records, more than a GPU has room for"):
+        joined(world, 1)
+    world.reads[0] = Read(0, 1, 0, [(64, {"send": 255})] * 2)
+    _, shares = joined(world, 1)
+    assert shares.shares[REASONS.index("send")].tolist() == [510]
+
+
+@pytest.mark.parametrize("name", [*LAYOUTS, "pc-samples"])
+def test_summands_are_the_counts_of_each_reason(name: str) -> None:
+    layout = vendors.layouts()[name]
+    rng = np.random.default_rng(7)
+    words = [rng.integers(0, LAST, 100, np.uint64, endpoint=True) for _ in range(layout.words)]
+    found = {}
+    for (low, high), values in zip(layout.sums, layout.summands(words), strict=True):
+        found[low] = values & np.uint64(0xFFFF_FFFF) if high else values
+        if high:
+            found[high] = values >> np.uint64(32)
+    counted = {reason: counts for reason in layout.reasons if (counts := layout.counts(words, reason)).any()}
+    assert found.keys() == counted.keys()
+    for reason, counts in counted.items():
+        assert found[reason].tolist() == counts.tolist()
+        assert int(found[reason].max()) <= layout.most

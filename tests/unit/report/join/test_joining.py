@@ -186,7 +186,7 @@ def test_the_parts_of_a_merged_capture_are_the_same_on_two_cores(
 
 def joined(reader: CaptureReader, helper: Helper | None) -> tuple[Joined, Placed, int]:
     placed = place_kernels(reader.table("launch", LAUNCH_COLUMNS), [])
-    found, records, _ = join(reader, Task(placed, S), helper)
+    found, records, *_ = join(reader, Task(placed, S), helper)
     return found, placed, records
 
 
