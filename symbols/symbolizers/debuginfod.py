@@ -293,7 +293,7 @@ def _opener() -> urllib.request.OpenerDirector:
         def http_error_302(
             self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
         ) -> Any:
-            """Follows without reading the redirect's body, which the library would read to its end, if it has one."""
+            """Follows without reading the redirect's body: the library would read all of it, and it may be endless."""
             fp.close()
             return super().http_error_302(req, fp, code, msg, headers)
 
