@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -141,7 +140,7 @@ def replace_file(path: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
     Raises:
             IaprofError: the file cannot be written, for example because the disk is full.
     """
-    temporary = path.with_name(f".iaprof-{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".iaprof-{os.urandom(8).hex()}.tmp")
     try:
         folder, name = _place(path)
         fd = create(temporary, mode)

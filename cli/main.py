@@ -1,43 +1,76 @@
-"""The `iaprof` command: registers the verbs and, in one place, turns errors into messages."""
+"""The `iaprof` command: knows the verbs and, in one place, turns errors into messages."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 import typer
 
 import iaprof
 from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError, UsageError
-from iaprof.cli.options.declared import with_options
-from iaprof.cli.options.memory_limit import Limits, OneLimit, out_of_memory
-from iaprof.cli.options.parsing import Refused, Verb, Verbs, sentence
-from iaprof.cli.verbs import (
-    annotate,
-    archive,
-    calibrate,
-    check,
-    devices,
-    diff,
-    flame,
-    help as help_of,
-    import_,
-    info,
-    merge,
-    query,
-    record,
-    recover,
-    report,
-    timeline,
-    top,
-)
+from iaprof.cli.options.memory_limit import out_of_memory
+from iaprof.cli.options.parsing import Known, Refused, Verbs, sentence
 
 _NAME = "iaprof"
+_LIMIT = "iaprof.cli.options.memory_limit:OneLimit"
+_LIMITS = "iaprof.cli.options.memory_limit:Limits"
+
+
+class _Verbs(Verbs):
+    """The verbs, in the order of the help, each with what it says there."""
+
+    KNOWN: ClassVar[Mapping[str, Known]] = {
+        "record": Known(
+            "iaprof.cli.verbs.record:record", "Record stalls of GPUs, launches and GPU kernels.", command=True
+        ),
+        "flame": Known("iaprof.cli.verbs.flame:flame", "Record COMMAND and write an HTML page.", command=True),
+        "report": Known(
+            "iaprof.cli.verbs.report:report",
+            short_help="Print where the GPU stalled, in any of many formats.",
+            applied=_LIMITS,
+        ),
+        "top": Known("iaprof.cli.verbs.top:top", "Print what stalls most.", applied=_LIMITS),
+        "annotate": Known(
+            "iaprof.cli.verbs.annotate:annotate",
+            "Print a kernel's instructions and how each of them stalled.",
+            applied=_LIMITS,
+        ),
+        "diff": Known("iaprof.cli.verbs.diff:diff", "Print what changed between two captures.", applied=_LIMITS),
+        "info": Known("iaprof.cli.verbs.info:info", "Show what a capture contains.", applied=_LIMITS),
+        "merge": Known("iaprof.cli.verbs.merge:merge", "Merge several captures into one.", applied=_LIMITS),
+        "import": Known(
+            "iaprof.cli.verbs.import_:import_",
+            short_help="Convert output and traces of other tools into a capture.",
+            applied=_LIMITS,
+        ),
+        "timeline": Known(
+            "iaprof.cli.verbs.timeline:timeline", short_help="Show what an accelerator did over time.", applied=_LIMITS
+        ),
+        "query": Known("iaprof.cli.verbs.query:query", "Query a capture with SQL.", applied=_LIMITS),
+        "archive": Known(
+            "iaprof.cli.verbs.archive:archive",
+            "Write a capture whose frames have names on any machine.",
+            applied=_LIMITS,
+        ),
+        "recover": Known(
+            "iaprof.cli.verbs.recover:recover", "Recover a recording whose recorder was killed.", applied=_LIMIT
+        ),
+        "devices": Known("iaprof.cli.verbs.devices:devices", "List the GPUs."),
+        "check": Known("iaprof.cli.verbs.check:check", "Check whether this machine can record."),
+        "calibrate": Known(
+            "iaprof.cli.verbs.calibrate:calibrate", short_help="Learn the layout of a driver that iaprof does not know."
+        ),
+        "help": Known("iaprof.cli.verbs.help:help_", "Print the help of a command."),
+    }
+
+
 app = typer.Typer(
     name=_NAME,
-    cls=Verbs,
+    cls=_Verbs,
     help="Shows where Intel's and NVIDIA's GPUs stall, from main() to the instruction: record on one machine, report "
     "on any.",
     no_args_is_help=True,
@@ -46,37 +79,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Options after the command's name belong to the command, with or without `--`.
-app.command(cls=Verb, epilog=record.EXAMPLES, context_settings={"allow_interspersed_args": False})(
-    with_options(record.record)
-)
-app.command(cls=Verb, epilog=flame.EXAMPLES, context_settings={"allow_interspersed_args": False})(flame.flame)
-app.command(cls=Verb, epilog=report.EXAMPLES, short_help="Print where the GPU stalled, in any of many formats.")(
-    with_options(report.report, Limits)
-)
-app.command(cls=Verb, epilog=top.EXAMPLES)(with_options(top.top, Limits))
-app.command(name="annotate", cls=Verb, epilog=annotate.EXAMPLES)(with_options(annotate.annotate, Limits))
-app.command(cls=Verb, epilog=diff.EXAMPLES)(with_options(diff.diff, Limits))
-app.command(cls=Verb, epilog=info.EXAMPLES)(with_options(info.info, Limits))
-app.command(cls=Verb, epilog=merge.EXAMPLES)(with_options(merge.merge, Limits))
-app.command(
-    name="import",
-    cls=Verb,
-    epilog=import_.EXAMPLES,
-    short_help="Convert output and traces of other tools into a capture.",
-)(with_options(import_.import_, Limits))
-app.command(cls=Verb, epilog=timeline.EXAMPLES, short_help="Show what an accelerator did over time.")(
-    with_options(timeline.timeline, Limits)
-)
-app.command(cls=Verb, epilog=query.EXAMPLES)(with_options(query.query, Limits))
-app.command(cls=Verb, epilog=archive.EXAMPLES)(with_options(archive.archive, Limits))
-app.command(cls=Verb, epilog=recover.EXAMPLES)(with_options(recover.recover, OneLimit))
-app.command(cls=Verb, epilog=devices.EXAMPLES)(devices.devices)
-app.command(cls=Verb, epilog=check.EXAMPLES)(check.check)
-app.command(cls=Verb, epilog=calibrate.EXAMPLES, short_help="Learn the layout of a driver that iaprof does not know.")(
-    calibrate.calibrate
-)
-app.command(name="help", cls=Verb, epilog=help_of.EXAMPLES)(help_of.help_)
 
 
 def _print_version(wanted: bool) -> None:

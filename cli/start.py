@@ -5,13 +5,14 @@ Standard files that are closed become /dev/null, and stdout has a buffer.
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
 import sys
 import threading
 
-from iaprof.basics.libraries import hide_pandas, use_one_thread
+from iaprof.basics.libraries import restrict_libraries, use_one_thread
 
 _STANDARD_FILES = 3
 _CALLBACK_S = 0.01  # longer than a destructor or a callback usually takes
@@ -33,8 +34,9 @@ def main() -> None:
     handler = signal.getsignal(signal.SIGINT)
     at_once = handler if handler == signal.SIG_IGN else signal.SIG_DFL  # shells have background commands ignore it
     signal.signal(signal.SIGINT, at_once)  # during the slow imports
+    gc.disable()  # until a verb runs: what is imported stays
     use_one_thread()
-    hide_pandas()
+    restrict_libraries()
     _buffer_stdout()
     from iaprof.cli.main import main as run
 
@@ -46,6 +48,7 @@ def main() -> None:
         sys.exit(128 + signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, at_once)  # while Python cleans up, too
+        gc.freeze()  # which otherwise looks at all objects twice, 20 ms after a report
 
 
 def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:

@@ -17,7 +17,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from iaprof.sandbox.parent import ANSWER, IS_BYTES, LONGEST_DATA, REQUEST, receive
+from iaprof.sandbox.messages import ANSWER, IS_BYTES, LONGEST_DATA, REQUEST, receive
 from iaprof.sandbox.privileges import filter_system_calls, give_up_privileges
 from iaprof.sandbox.reader import Operation, OutOfTime, Refusal
 
@@ -35,6 +35,7 @@ def main(reader_module: str, limits: str) -> None:
         limits: the parent's Limits as JSON.
     """
     allowed = json.loads(limits)
+    gc.disable()  # until all is imported, which stays
     try:
         operations = importlib.import_module(reader_module).operations(allowed["stage_seconds"])
         channel = socket.socket(fileno=_CHANNEL)
@@ -43,6 +44,7 @@ def main(reader_module: str, limits: str) -> None:
         _send({"error": type(error).__name__, "message": str(error), "details": None})
         return
     gc.freeze()
+    gc.enable()
     _send({"ok": None})
     with contextlib.suppress(ConnectionResetError):  # the parent has closed the channel
         while _serve(channel, operations, allowed):

@@ -14,10 +14,8 @@ import contextlib
 import json
 import os
 import re
-import select
 import signal
 import socket
-import struct
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -27,13 +25,9 @@ from typing import Any
 
 from iaprof.basics.errors import IaprofError
 from iaprof.sandbox.deadline import Deadline
+from iaprof.sandbox.messages import ANSWER, IS_BYTES, LONGEST_DATA, REQUEST, receive
 from iaprof.sandbox.worker import Closing, Worker
 
-REQUEST = struct.Struct("<QQ")  # length of the JSON and of the data that follow
-ANSWER = struct.Struct("<Q")  # length of what follows: JSON, or bytes if IS_BYTES is set
-IS_BYTES = 1 << 63
-LONGEST_DATA = 256 << 20  # bytes
-_MOST_AT_ONCE = 1000  # parts of an answer, which a hostile child may send byte by byte
 _EXIT_SECONDS = 2.0  # for a killed child to free its memory
 
 _ENVIRONMENT = (
@@ -90,17 +84,24 @@ class Sandbox(Closing):
         self.reader = reader
         self.limits = limits or Limits()
         self._child: Worker | None = None
+        self._is_ready = False  # the child has said so
 
     @property
     def pid(self) -> int | None:
         """The child's process id; None if no child runs."""
         return self._child.pid if self._child else None
 
+    def begin(self) -> None:
+        """Starts the child, which gets ready while this process does something else; an error comes with a call."""
+        if self._child is None:
+            with contextlib.suppress(SandboxError):
+                self._start()
+
     def close(self) -> None:
         """Kills the child; a later call starts another."""
         if self._child is not None:
             self._child.close(_EXIT_SECONDS)
-            self._child = None
+            self._child, self._is_ready = None, False
 
     def call(
         self,
@@ -132,6 +133,8 @@ class Sandbox(Closing):
             self.close()  # the child ended between two requests, which is not an error of this one
         if self._child is None:
             self._start()
+        if not self._is_ready:
+            self._wait_until_ready()
         allowed = self.limits.seconds if seconds is None else seconds
         request = {"operation": operation, "parameters": parameters or {}, "seconds": allowed}
         header = json.dumps(request).encode()
@@ -165,16 +168,17 @@ class Sandbox(Closing):
             )
         except OSError as error:
             raise SandboxError(f"the reader process cannot be started: {error}") from None
+
+    def _wait_until_ready(self) -> None:
         try:
             self._result(self._exchange(self.limits.seconds))  # the first message: ready, or an error
-        except SandboxDied as error:
-            raise SandboxError(f"the reader process could not start: {error}") from None
-        except SandboxRefused as error:
+        except (SandboxDied, SandboxRefused) as error:
             self.close()
             raise SandboxError(f"the reader process could not start: {error}") from None
         except BaseException:
             self.close()
             raise
+        self._is_ready = True
 
     def _exchange(self, seconds: float, fds: Sequence[int] = (), *request: bytes) -> Any:
         """Sends the parts of a request, with the files, and receives the answer, within the time limit."""
@@ -223,41 +227,6 @@ def _send(channel: socket.socket, data: bytes, fds: Sequence[int], deadline: Dea
         with contextlib.suppress(TimeoutError):  # the deadline knows whether its time is over
             view = view[channel.sendmsg([view], files, socket.MSG_NOSIGNAL) :]  # as the process may not ignore SIGPIPE
             fds = ()
-
-
-def receive(channel: socket.socket, length: int, deadline: Deadline | None = None) -> bytearray:
-    """Receives `length` bytes of a stream.
-
-    Args:
-        channel: a stream socket.
-        length: number of bytes.
-        deadline: of the other end; None to wait without a limit.
-
-    Raises:
-        ConnectionResetError: the other end was closed.
-        OSError: the deadline has passed, or the other end is dead.
-    """
-    received = bytearray(length)
-    view = memoryview(received)
-    waiting = select.poll()
-    waiting.register(channel, select.POLLIN)
-    if deadline is not None:
-        channel.settimeout(0)
-    number = 0
-    while view:
-        number += 1
-        try:
-            count = channel.recv_into(view)
-        except BlockingIOError:  # what has come is taken in any case: we may have been stopped, too
-            assert deadline is not None
-            waiting.poll(1000 * deadline.left())
-            continue
-        if count == 0:
-            raise ConnectionResetError
-        view = view[count:]
-        if deadline is not None and number % _MOST_AT_ONCE == 0:
-            deadline.left()
-    return received
 
 
 LARGEST = 1 << 48  # addresses, offsets and lines

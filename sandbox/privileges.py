@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import resource
 import stat
 import struct
@@ -128,7 +127,7 @@ def filter_system_calls(libc: ctypes.CDLL, more: Mapping[str, int] | None = None
     error instead of killing the child. Call it after `give_up_privileges`, or the kernel refuses; if the machine or the
     kernel lacks such filters, it does nothing.
     """
-    if platform.machine() == "x86_64":
+    if os.uname().machine == "x86_64":
         code = _filter_program(os.getpid(), more or {})
         program = _Program(len(code) // 8, code)
         numbers = (ctypes.c_long(each) for each in (_SECCOMP, _SET_MODE_FILTER, _FLAG_TSYNC))

@@ -295,5 +295,5 @@ def _program(module: str, name: str, arguments: int, bare: bool) -> str:
     end = arguments + 1
     imports = f"sys.path += sys.argv[{end}:]"
     if not bare:
-        imports = f"sys.path[:] = sys.argv[{end}:]; from iaprof.basics.libraries import hide_pandas; hide_pandas()"
+        imports = f"sys.path[:] = sys.argv[{end}:]; from iaprof.basics.libraries import restrict_libraries as r; r()"
     return f"import sys; {imports}; from {module} import {name}; {name}(*sys.argv[1:{end}])"

@@ -7,6 +7,7 @@ it what typer takes.
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -92,30 +93,33 @@ def with_options(verb: Callable[..., None], applied: type[Applied] | None = None
     """Returns a verb as typer takes it, with a parameter for each field of its parameters that are dataclasses.
 
     Args:
-        verb: called with these dataclasses, and with what was given for a parameter of the type Given.
+        verb: called with these dataclasses, with what was given for a parameter of the type Given, and with typer's
+            context for one of its type.
         applied: options of the command that apply before the verb runs; they come last in the help.
     """
     hints = get_type_hints(verb, include_extras=True)
     own = inspect.signature(verb).parameters
-    classes = {name: hints[name] for name in own if hints[name] is not Given and is_dataclass(hints[name])}
+    passed = {name for name in own if hints[name] in (Given, typer.Context)}
+    classes = {name: hints[name] for name in own if name not in passed and is_dataclass(hints[name])}
     parameters = [inspect.Parameter("context", _KIND, annotation=typer.Context)]
     taken: dict[str, For] = {}
     for name, parameter in own.items():
         if name in classes:
             parameters += _parameters(classes[name], taken)
-        elif hints[name] is not Given:
+        elif name not in passed:
             parameters.append(parameter.replace(kind=_KIND, annotation=hints[name]))
             taken[name] = _what(hints[name], _OF_ALL)
     if applied is not None:
         parameters += _parameters(applied, taken)
 
     def with_dataclasses(context: typer.Context, **values: Any) -> None:
+        gc.enable()
         if applied is not None:
             _made(applied, values).apply()
         arguments = {name: values[name] for name in own if name in values}
         arguments |= {name: _made(class_, values) for name, class_ in classes.items()}
         given = Given(dict(_given(context, taken)))
-        verb(**arguments, **{name: given for name in own if hints[name] is Given})
+        verb(**arguments, **{name: given if hints[name] is Given else context for name in passed})
 
     made: Any = with_dataclasses  # not functools.wraps: typer would follow __wrapped__ to the verb's own parameters
     made.__name__, made.__doc__ = verb.__name__, verb.__doc__

@@ -8,7 +8,6 @@ from pathlib import Path
 from iaprof.basics.errors import UsageError
 from iaprof.cli.options.captures import FleetOptions, existing, is_several
 from iaprof.cli.options.selection import SelectionOptions
-from iaprof.cli.subjects.several import Several
 from iaprof.cli.subjects.stalls import Stalls
 from iaprof.cli.subjects.subject import Recorded
 from iaprof.cli.subjects.time_lines import TimeLines, first_holds_time_lines, holds_time_lines
@@ -32,7 +31,7 @@ def subject_of(
         IaprofError: a single capture does not exist, or is damaged.
     """
     if is_several(captures):
-        return Several(verb, captures, choice, fleet)
+        return _several(verb, captures, choice, fleet)
     if holds_time_lines(existing(Path(captures[0]))):
         return TimeLines(verb, captures, device)
     return Stalls(verb, Path(captures[0]), choice)
@@ -63,10 +62,16 @@ def sides_of(
         UsageError: one side holds time lines, and the other one stalls.
     """
     if any(is_several([side]) for side in sides):
-        return Several(verb, sides[:1], choice, fleet), Several(verb, sides[1:], choice, fleet)
+        return _several(verb, sides[:1], choice, fleet), _several(verb, sides[1:], choice, fleet)
     before, after = (subject_of(verb, [side], choice, fleet, device) for side in sides)
     if type(before) is not type(after):
         one, other = sides if isinstance(before, TimeLines) else sides[::-1]
         names = f"{Path(one).name} holds time lines and {Path(other).name} stalls"
         raise UsageError(f"{names}: compare two captures of the same kind")
     return before, after
+
+
+def _several(verb: str, captures: Sequence[str], choice: SelectionOptions, fleet: FleetOptions) -> Recorded:
+    from iaprof.cli.subjects.several import Several  # here, as most reports are of one capture
+
+    return Several(verb, captures, choice, fleet)

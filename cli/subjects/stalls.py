@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from iaprof.formats.export import CpuSamples, Export
     from iaprof.formats.profile import Profile
     from iaprof.report.facts import Report
+    from iaprof.report.gpu.module import GpuModuleLoader
     from iaprof.report.join.selection import Selection
     from iaprof.report.profile import ReportOptions
 
@@ -220,13 +221,15 @@ def open_report(
     from iaprof.basics.heap import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
     from iaprof.report.gpu.module import GpuModuleLoader
-    from iaprof.report.parts import build_parts
-    from iaprof.report.profile import ReportOptions
 
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
-    wanted = ReportOptions(choice.selection, interval_s, choice.frame_options(lines, interpreter), texts)
     with GpuModuleLoader() as modules:
+        _begin(modules, reader)
+        from iaprof.report.parts import build_parts
+        from iaprof.report.profile import ReportOptions
+
+        wanted = ReportOptions(choice.selection, interval_s, choice.frame_options(lines, interpreter), texts)
 
         def built(selection: Selection) -> Report:
             options = replace(wanted, selection=selection)
@@ -239,6 +242,12 @@ def open_report(
                 "stall", choice.selection, reader, lambda only: names_of_profile(built(only).profile, reader)
             )
         yield report
+
+
+def _begin(modules: GpuModuleLoader, reader: CaptureReader) -> None:
+    """Starts the child that reads GPU code, if there is any: it gets ready while this process imports the join."""
+    if any(part.count("kernel") for part in reader.parts):
+        modules.begin()
 
 
 @contextlib.contextmanager
@@ -254,43 +263,22 @@ def _open_export(
     """
     from iaprof.basics.heap import return_large_blocks_when_freed
     from iaprof.formats.capture.reader import CaptureReader
-    from iaprof.formats.export import Export
-    from iaprof.formats.profile import empty_profile
-    from iaprof.report.about import about
-    from iaprof.report.exporting import build_export, cpu_samples, fitting_interval
     from iaprof.report.gpu.module import GpuModuleLoader
     from iaprof.report.gpu.source_files import SourceFiles
-    from iaprof.report.profile import ReportOptions
-    from iaprof.report.views.waits import waits_of
 
     folders = SourceFiles(shape.source_dirs or ())
     return_large_blocks_when_freed()
     reader = CaptureReader(capture)
-    interval = shape.interval
-    if interval is None and "interval" in shape.components and not writer.interval_s:
-        interval = 1.0
-    if interval is None:
-        interval = fitting_interval(reader, writer.interval_s)
-    frames = choice.frame_options(shape.lines, shape.has_interpreter(writer))
-    wanted = ReportOptions(choice.selection, interval, frames, all_samples=shape.all_processes)
-    if shape.waits or shape.cpu_samples:
-        check_has_rows(reader, "wait" if shape.waits else "cpu_sample")
-    if shape.waits:
-
-        def waits(options: ReportOptions) -> CpuSamples:
-            return waits_of(reader, options, choice.symbol_options()).as_samples()
-
-        yield Export(empty_profile(), about(reader), interval, cpu=_selected("wait", waits, wanted, reader)), None
-        return
-    if shape.cpu_samples and Needs.CPU not in writer.needs:
-
-        def samples(options: ReportOptions) -> CpuSamples:
-            return cpu_samples(reader, options, choice.symbol_options())
-
-        found = _selected("cpu_sample", samples, wanted, reader)
-        yield Export(empty_profile(), about(reader), interval, cpu=found), None
-        return
     with GpuModuleLoader() as modules:
+        if shape.waits or (shape.cpu_samples and Needs.CPU not in writer.needs):
+            yield _export_of_samples(reader, choice, writer, shape), None
+            return
+        _begin(modules, reader)
+        from iaprof.report.exporting import build_export
+
+        wanted = _report_options(reader, choice, writer, shape)
+        if shape.cpu_samples:
+            check_has_rows(reader, "cpu_sample")
         with show_joining(reader.stall_records) as progress:
             built = build_export(reader, modules, wanted, choice.symbol_options(), writer.needs, progress, folders)
         others = built[0].cpu  # a process without stalls can have CPU samples
@@ -298,6 +286,42 @@ def _open_export(
             with open_report(capture, choice):  # raises the error
                 pass
         yield built
+
+
+def _export_of_samples(reader: CaptureReader, choice: SelectionOptions, writer: Writer, shape: StackShape) -> Export:
+    """An export that has nothing but waits or CPU samples; the errors are those of `_open_export`."""
+    from iaprof.formats.export import Export
+    from iaprof.formats.profile import empty_profile
+    from iaprof.report.about import about
+    from iaprof.report.exporting import cpu_samples
+    from iaprof.report.views.waits import waits_of
+
+    wanted = _report_options(reader, choice, writer, shape)
+    kind = "wait" if shape.waits else "cpu_sample"
+    check_has_rows(reader, kind)
+
+    def samples(options: ReportOptions) -> CpuSamples:
+        if shape.waits:
+            return waits_of(reader, options, choice.symbol_options()).as_samples()
+        return cpu_samples(reader, options, choice.symbol_options())
+
+    found = _selected(kind, samples, wanted, reader)
+    return Export(empty_profile(), about(reader), wanted.interval_s, cpu=found)
+
+
+def _report_options(
+    reader: CaptureReader, choice: SelectionOptions, writer: Writer, shape: StackShape
+) -> ReportOptions:
+    from iaprof.report.exporting import fitting_interval
+    from iaprof.report.profile import ReportOptions
+
+    interval = shape.interval
+    if interval is None and "interval" in shape.components and not writer.interval_s:
+        interval = 1.0
+    if interval is None:
+        interval = fitting_interval(reader, writer.interval_s)
+    frames = choice.frame_options(shape.lines, shape.has_interpreter(writer))
+    return ReportOptions(choice.selection, interval, frames, all_samples=shape.all_processes)
 
 
 def _selected(

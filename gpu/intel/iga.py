@@ -1,4 +1,4 @@
-"""Binds Intel's decoder IGA (libiga64), through cffi in ABI mode.
+"""Binds Intel's decoder IGA (libiga64), through cffi in ABI mode: iga_calls.py has DECLARATIONS as cffi parses them.
 
 IGA is C++ that parses untrusted bytes, so this runs only in the sandboxed child; other code uses report.gpu.decoder.
 The packages contain no header: the declarations are from iga.h and kv.h of intel-graphics-compiler.
@@ -13,16 +13,15 @@ import re
 import sys
 from typing import Any
 
-import cffi
-
 from iaprof.gpu.instructions import UNDECODABLE, Decoder, Decoding, NoDecoder, NotDecoded
+from iaprof.gpu.intel.iga_calls import ffi
 from iaprof.gpu.intel.instruction_set import Platform
 
 LIBRARY_VARIABLE = "IAPROF_IGA_LIBRARY"
 PACKAGES = "libigc2 (Debian unstable, Ubuntu) or intel-igc-core (Intel's repository)"
 MIN_CODE_BYTES = 8  # a compacted instruction; IGA crashes on less
 
-_DECLARATIONS = """
+DECLARATIONS = """
 const char *iga_version_string(void);
 const char *iga_status_to_string(int32_t status);
 int32_t iga_platforms_list(size_t bytes, uint32_t *platforms, size_t *bytes_needed);
@@ -37,7 +36,7 @@ uint32_t kv_get_inst_targets(const struct kv_t *, int32_t pc, int32_t *pcs);
 int32_t iga_opspec_from_op(uint32_t platform, uint32_t op, void **opspec);
 int32_t iga_opspec_mnemonic(void *opspec, char *buf, size_t *length);
 """
-_FUNCTIONS = re.findall(r"(\w+)\(", _DECLARATIONS)
+_FUNCTIONS = re.findall(r"(\w+)\(", DECLARATIONS)
 
 _DECODE_ERROR = 4  # IGA_DECODE_ERROR: IGA could not decode some instructions, but decoded the others
 _UNSUPPORTED_PLATFORM = 10  # IGA_UNSUPPORTED_PLATFORM
@@ -57,8 +56,7 @@ class Iga(Decoder):
         Raises:
             NoDecoder: there is none; the text has the dynamic loader's message.
         """
-        self._ffi = cffi.FFI()
-        self._ffi.cdef(_DECLARATIONS)
+        self._ffi = ffi
         self.path, self._lib = self._load()
         self.version = self._text(self._lib.iga_version_string())
         self.platforms = self._platforms()
@@ -140,7 +138,7 @@ class Iga(Decoder):
                 library: Any = self._ffi.dlopen(path)
                 for name in _FUNCTIONS:
                     getattr(library, name)
-            except (OSError, AttributeError) as error:
+            except (OSError, ffi.error) as error:
                 refusals.append(str(error))
             else:
                 return path, library

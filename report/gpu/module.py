@@ -21,8 +21,8 @@ from iaprof.gpu.code import CodeKernel, CodeObjectError, canonical
 from iaprof.gpu.instructions import UNDECODABLE, InstructionSet
 from iaprof.report.gpu.decoder import GpuSandboxed, Instructions, in_json, read_instructions
 from iaprof.sandbox.deadline import patient_clock
+from iaprof.sandbox.messages import LONGEST_DATA
 from iaprof.sandbox.parent import (
-    LONGEST_DATA,
     AnswerError,
     Sandbox,
     SandboxDied,
@@ -173,6 +173,10 @@ class GpuModuleLoader(GpuSandboxed):
         """Takes a child process to share; None: the loader starts its own, and closes it."""
         super().__init__(sandbox)
         self.begin_capture()
+
+    def begin(self) -> None:
+        """Starts the child process, which gets ready while this process does something else."""
+        self._sandbox.begin()
 
     def begin_capture(self) -> None:
         """Allows another capture's modules all the time that one capture's may take."""

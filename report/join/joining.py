@@ -12,7 +12,6 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -147,6 +146,8 @@ class Helper:
             channel=socket.SOCK_STREAM,
             environment=os.environ | MALLOC_ENVIRONMENT,
         )
+        from multiprocessing.connection import Connection  # here, as only large captures need it
+
         self._pipe = Connection(self._process.channel.detach())
         self._send((capture.path, capture.number, _digest(capture)))
 
@@ -235,6 +236,8 @@ def help_other(memory_bytes: str, pipe_fd: int = 0) -> None:
         memory_bytes: the limit on its memory; 0: none.
         pipe_fd: the connection to the first process.
     """
+    from multiprocessing.connection import Connection
+
     if int(memory_bytes):
         limit_memory(int(memory_bytes))
     with Connection(pipe_fd) as pipe, contextlib.suppress(EOFError, OSError):  # the first process is gone

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,7 +121,7 @@ def _is_redirected(real: str, path: Path) -> bool:
 
 
 def _copy(file: int, folder: int, name: str) -> None:
-    temporary = f".{secrets.token_hex(8)}.tmp"
+    temporary = f".{os.urandom(8).hex()}.tmp"
     target = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=folder)
     try:
         size = os.fstat(file).st_size

@@ -10,24 +10,25 @@ The protocol and the cache are those of elfutils: debuginfod(8), debuginfod_find
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import stat
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from iaprof.basics.files import cache_home
 from iaprof.sandbox.parent import sentence
 from iaprof.symbols.symbolizers.binaries import Binaries, BinaryError
 from iaprof.symbols.symbolizers.debug_files import Candidate
+
+if TYPE_CHECKING:
+    import http.client
+    import urllib.request
 
 _LONGEST_WAIT_S = 30.0  # for the next bytes; elfutils' default is 90 s
 _LONGEST_DOWNLOAD_S = 120.0  # for one file, unless DEBUGINFOD_MAXTIME says otherwise
@@ -245,6 +246,11 @@ class _Download:
             os.close(self.file)
 
     def _run(self, end: float) -> None:
+        # Imported here, as most reports ask no server, and this takes 20 ms.
+        import http.client
+        import urllib.error
+        import urllib.request
+
         try:
             request = urllib.request.Request(self.url, headers={"User-Agent": "iaprof"})  # noqa: S310 (of_environment)
             with _opener().open(request, timeout=self.bounds.wait_s) as response:
@@ -275,30 +281,31 @@ class _Download:
             raise _Failed(sentence(f"cannot be asked: {reason}"[:200])) from None
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects over HTTP only, and at most five of them."""
-
-    max_redirections = 5
-
-    def http_error_302(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
-    ) -> Any:
-        """Follows without reading the redirect's body, which the library would read to its end: it may be endless."""
-        fp.close()
-        return super().http_error_302(req, fp, code, msg, headers)
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
-
-
 def _opener() -> urllib.request.OpenerDirector:
     """Returns an opener for http and https only: a server cannot redirect to files, FTP or data: URLs."""
+    import urllib.request
+
+    class Redirects(urllib.request.HTTPRedirectHandler):
+        """Follows redirects over HTTP only, and at most five of them."""
+
+        max_redirections = 5
+
+        def http_error_302(
+            self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: http.client.HTTPMessage
+        ) -> Any:
+            """Follows without reading the redirect's body: the library would read all of it, and it may be endless."""
+            fp.close()
+            return super().http_error_302(req, fp, code, msg, headers)
+
+        http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
         urllib.request.HTTPHandler(),
         urllib.request.HTTPSHandler(),
         urllib.request.HTTPDefaultErrorHandler(),
-        _Redirects(),
+        Redirects(),
         urllib.request.HTTPErrorProcessor(),
         urllib.request.UnknownHandler(),
     ):

@@ -1,4 +1,7 @@
-"""Ctrl-C while Arrow looks for pandas; test_whole_path.py has that no process of a recording or a report imports it."""
+"""Arrow in our processes: without documentation, and Ctrl-C while it looks for pandas.
+
+test_whole_path.py has that no process of a recording or a report imports pandas.
+"""
 
 from __future__ import annotations
 
@@ -32,3 +35,18 @@ def test_ctrl_c_while_arrow_looks_for_pandas_comes_after_it() -> None:
     *looks, last = done.stdout.split()
     assert set(looks) == {"looks"}
     assert last == "interrupted"
+
+
+COMPUTES = """
+from iaprof.basics.libraries import restrict_libraries
+
+restrict_libraries()
+import pyarrow as pa, pyarrow.compute as pc
+
+print(pc.add(pa.array([1]), 2).to_pylist(), pc.sum(pa.array([1, None]), skip_nulls=False), pc.round(2.718, ndigits=1))
+"""
+
+
+def test_functions_of_arrow_work_without_their_documentation() -> None:
+    done = subprocess.run([sys.executable, "-Werror", "-c", COMPUTES], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "[3] None 2.7\n")

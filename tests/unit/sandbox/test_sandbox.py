@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from iaprof.report.gpu.decoder import gpu_sandbox
-from iaprof.sandbox import parent as sandbox_module, worker
+from iaprof.sandbox import messages, parent as sandbox_module, worker
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxDied, SandboxError, SandboxRefused
 from limits import Within
 from unit import fakeiga
@@ -154,7 +154,7 @@ def test_an_answer_that_came_while_the_parent_was_stopped_counts(
 ) -> None:
     # given a parent that is stopped between two parts of an answer, for longer than the limit
     attacker.call("read")
-    receive = sandbox_module.receive
+    receive = messages.receive
 
     def stopped(*arguments: object) -> bytearray:
         received = receive(*arguments)  # type: ignore[arg-type]
@@ -264,7 +264,39 @@ def test_parent_and_child_do_not_import_heavy_modules() -> None:
     assert not {"elftools", "cffi", "pyarrow", "multi_demangle"} & set(done.stdout.split())
     code = "import sys, iaprof.sandbox.child; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"numpy", "pyarrow", "typer"} & set(done.stdout.split())
+    assert not {"numpy", "pyarrow", "typer", "subprocess", "iaprof.sandbox.parent"} & set(done.stdout.split())
+
+
+def test_a_child_that_was_begun_serves_the_first_call() -> None:
+    with gpu_sandbox() as sandbox:
+        sandbox.begin()
+        begun = sandbox.pid
+        assert begun is not None
+        sandbox.begin()
+        assert sandbox.pid == begun
+        assert sandbox.call("disasm", XE2, CODE)["strings"]
+        assert sandbox.pid == begun
+    assert sandbox.pid is None
+    until(lambda: not is_running(begun))
+
+
+def test_why_a_child_that_was_begun_did_not_get_ready_comes_with_the_first_call() -> None:
+    with Sandbox("iaprof.no_such_reader") as sandbox:
+        sandbox.begin()
+        with pytest.raises(SandboxError, match=r"could not start: No module named 'iaprof\.no_such_reader'"):
+            sandbox.call("disasm", XE2, CODE)
+        assert sandbox.pid is None
+
+
+def test_a_child_that_was_begun_and_died_is_replaced() -> None:
+    with gpu_sandbox() as sandbox:
+        sandbox.begin()
+        begun = sandbox.pid
+        assert begun is not None
+        os.kill(begun, signal.SIGKILL)
+        until(lambda: not is_running(begun))
+        assert sandbox.call("disasm", XE2, CODE)["strings"]
+        assert sandbox.pid != begun
 
 
 def test_a_gpu_module_can_be_sent_to_the_child(sandbox: Sandbox) -> None:
