@@ -45,7 +45,7 @@ def mapped(tmp_path: Path, libraries: Libraries) -> Mapped:
 @pytest.fixture
 def pid(tmp_path: Path, mapped: Mapped) -> Iterator[int]:
     """A process that maps the driver, and no other, as this one may for other tests."""
-    words = [sys.executable, "-c", MAPPING, tmp_path / DRIVER]
+    words = [sys.executable, "-c", MAPPING, str(tmp_path / DRIVER)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"mapped\n"
