@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 
 from iaprof.sandbox import parent
 from iaprof.symbols.symbolizers.binaries import Binaries
+from limits import MEASURED
 from unit.forked_readers import ForkedReader
 
 if TYPE_CHECKING:
@@ -55,9 +57,10 @@ def forked_readers() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="module")
 def readers_are_forks(request: pytest.FixtureRequest, forked_readers: None) -> Iterator[None]:
-    """Readers start quickly in tests that are not about how they start."""
+    """Readers start quickly in tests that are not about how they start, unless it is measured how long all takes."""
+    is_about_them = any(UNIT / place in (request.path, *request.path.parents) for place in STARTING)
     with pytest.MonkeyPatch.context() as patch:
-        if not any(place in (request.path, *request.path.parents) for place in (UNIT / each for each in STARTING)):
+        if not is_about_them and MEASURED not in os.environ:
             patch.setattr(parent, "Worker", ForkedReader)
         yield
 

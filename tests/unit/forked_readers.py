@@ -10,6 +10,7 @@ tests/unit/sandbox, tests/integration, and all tests that start the command, hav
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import json
@@ -52,11 +53,12 @@ def _become_reader(reader: str, asked: dict[str, Any], channel: int, control: so
     code = 1
     try:
         os.setsid()
-        os.setpriority(os.PRIO_PROCESS, 0, asked["nice"])
+        control.send(str(os.getpid()).encode())  # before anything that can fail
+        control.close()
+        with contextlib.suppress(OSError):  # only root may lower it
+            os.setpriority(os.PRIO_PROCESS, 0, asked["nice"])
         for kind, soft in zip(_LIMITS, asked["soft"], strict=True):
             resource.setrlimit(kind, (soft, resource.getrlimit(kind)[1]))
-        control.send(str(os.getpid()).encode())
-        control.close()
         os.dup2(channel, 0)
         os.close(channel)
         child.main(reader, asked["limits"])
