@@ -14,6 +14,7 @@ from iaprof.sandbox import parent
 from iaprof.sandbox.parent import Limits, Sandbox, SandboxError
 from iaprof.sandbox.worker import Worker
 from unit.forked_readers import ForkedReader
+from waiting import until
 
 READERS = [
     "iaprof.report.gpu.reader", "iaprof.symbols.files.binary_reader", "iaprof.symbols.unwind.reader",
@@ -32,13 +33,23 @@ def forking(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ForkedReader.end()
 
 
-def facts(sandbox: Sandbox) -> dict[str, object]:
-    """What the kernel knows of a sandbox's process, which has started."""
+def status(pid: int) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+
+
+def started(sandbox: Sandbox) -> int:
+    """The pid of a sandbox's process, which has done what it does before the first request: filtering calls is last."""
     sandbox._start()
     pid = sandbox.pid
     assert pid is not None
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    found: dict[str, object] = {name: status[name].split() for name in SEEN}
+    until(lambda: status(pid)["Seccomp"].strip() == "2")
+    return pid
+
+
+def facts(sandbox: Sandbox) -> dict[str, object]:
+    """What the kernel knows of a sandbox's process."""
+    pid = started(sandbox)
+    found: dict[str, object] = {name: value.split() for name, value in status(pid).items() if name in SEEN}
     found["limits"] = Path(f"/proc/{pid}/limits").read_text().splitlines()
     found["nice"] = os.getpriority(os.PRIO_PROCESS, pid)
     found["leads"] = os.getsid(pid) == os.getpgid(pid) == pid
@@ -57,39 +68,39 @@ def test_a_fork_has_the_rights_of_a_process_of_its_own(
         assert isinstance(first._child, ForkedReader)
         assert first.pid != second.pid
     monkeypatch.setattr(parent, "Worker", Worker)
-    with Sandbox(reader, LIMITS) as started:
-        expected = facts(started)
+    with Sandbox(reader, LIMITS) as alone:
+        expected = facts(alone)
     assert forks == (expected, expected)
 
 
 def test_a_fork_takes_the_soft_limits_of_this_process(forking: None) -> None:
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with Sandbox(READERS[1]) as sandbox, Sandbox(READERS[1]) as limited:
-        sandbox._start()  # which starts what forks
+        started(sandbox)  # and what forks
         resource.setrlimit(resource.RLIMIT_DATA, (1 << 29, before[1]))
         try:
-            limited._start()
+            pid = started(limited)
         finally:
             resource.setrlimit(resource.RLIMIT_DATA, before)
-        (line,) = re.findall(r"Max data size *(\d+) *(\d+)", Path(f"/proc/{limited.pid}/limits").read_text())
+        (line,) = re.findall(r"Max data size *(\d+) *(\d+)", Path(f"/proc/{pid}/limits").read_text())
         assert line == (str(1 << 29), str(1 << 29))
 
 
 def test_another_environment_has_a_process_of_its_own(forking: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IAPROF_NVDISASM", "elsewhere")
     with Sandbox(READERS[0]) as sandbox:
-        sandbox._start()
+        started(sandbox)
         assert ForkedReader._templates == {}
 
 
 def test_what_forks_is_started_again_when_it_was_killed(forking: None) -> None:
     for _ in range(2):
         with Sandbox(READERS[1]) as sandbox:
-            sandbox._start()
+            started(sandbox)
             ForkedReader._templates[READERS[1]].kill()
             ForkedReader._templates[READERS[1]].wait()
 
 
 def test_a_reader_that_cannot_be_imported_is_an_error(forking: None) -> None:
     with Sandbox("iaprof.nowhere") as sandbox, pytest.raises(SandboxError):
-        sandbox._start()
+        sandbox.call("facts")
