@@ -10,6 +10,7 @@ import glob
 import itertools
 import os
 import random
+import re
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ import limits
 from iaprof.sandbox import memory
 
 FAILED = pytest.StashKey[bool]()
-INTEGRATION = Path(__file__).parent / "integration"
+INTEGRATION, UNIT = (Path(__file__).parent / each for each in ("integration", "unit"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -66,11 +67,26 @@ def as_from_a_terminal() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of the unit tests, those that need root are in a few files: reading all takes seconds in each process."""
+    is_for_root = config.option.markexpr.endswith("root and not beside")  # as in scripts/test
+    is_left_out = is_for_root and collection_path.name.startswith("test_") and not may_need_root(collection_path)
+    return True if is_left_out else None  # None: whatever pytest would do
+
+
+@functools.cache
+def may_need_root(path: Path) -> bool:
+    """Whether a file is not of unit tests, or names one of the marks."""
+    return not path.is_relative_to(UNIT) or re.search(r"\bmark\.(root|bpf)\b", path.read_text()) is not None
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest's own, which selects by -m
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(INTEGRATION) or item.get_closest_marker("bpf"):
             item.add_marker("root")
+        if item.get_closest_marker("root") and not may_need_root(item.path):
+            raise pytest.UsageError(f"{item.nodeid} needs root, but its file names no mark of it: it would be left out")
         if "within" in getattr(item, "fixturenames", ()):
             item.add_marker("timed")
     if seed := config.getoption("--shuffle"):
@@ -163,7 +179,13 @@ def pytest_runtest_makereport(
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    report = yield
+    with contextlib.ExitStack() as stack:
+        if isinstance(collector, pytest.Module):
+            # All workers of pytest-xdist read all files, in one order. The first writes pytest's byte code of a file,
+            # which takes twice as long as all else, and the others take it from there.
+            file = stack.enter_context(collector.path.open())
+            fcntl.flock(file, fcntl.LOCK_EX)
+        report = yield
     if report.skipped:  # a whole module, by importorskip and the like
         fail_if_skips_are_forbidden(collector.config, report)
     return report

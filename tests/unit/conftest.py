@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from iaprof.sandbox import parent
 from iaprof.symbols.symbolizers.binaries import Binaries
+from limits import MEASURED
+from unit.forked_readers import ForkedReader
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -33,12 +37,32 @@ SLOW = (
 )  # fmt: skip
 """Folders and files whose tests start the command, browsers or clusters, or read much: `make unit` leaves them out."""
 
+STARTING = ("report/gpu/test_decoder.py", "report/gpu/test_gpu_module.py", "sandbox")
+"""Those whose tests are about how reader processes start, and how they end."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = [UNIT / each for each in SLOW]
+    places = {UNIT / each for each in SLOW}
+    slow = {path: not places.isdisjoint((path, *path.parents)) for path in {item.path for item in items}}
     for item in items:
-        if any(place in (item.path, *item.path.parents) for place in places):
+        if slow[item.path]:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def forked_readers() -> Iterator[None]:
+    yield
+    ForkedReader.end()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def readers_are_forks(request: pytest.FixtureRequest, forked_readers: None) -> Iterator[None]:
+    """Readers start quickly in tests that are not about how they start, unless it is measured how long all takes."""
+    is_about_them = any(UNIT / place in (request.path, *request.path.parents) for place in STARTING)
+    with pytest.MonkeyPatch.context() as patch:
+        if not is_about_them and MEASURED not in os.environ:
+            patch.setattr(parent, "Worker", ForkedReader)
+        yield
 
 
 @pytest.fixture(scope="module")

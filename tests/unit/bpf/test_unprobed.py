@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import shutil
 import subprocess
@@ -28,43 +27,59 @@ def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Libraries:
     return Libraries(lambda *_: "", lambda *_: None)
 
 
+MAPPING = """
+import mmap, sys
+with open(sys.argv[1], "rb") as file:
+    memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC)
+print("mapped", flush=True)
+sys.stdin.read()
+"""
+
+
 @pytest.fixture
-def mapped(tmp_path: Path, libraries: Libraries) -> Iterator[Mapped]:
-    """This process's mapping of the driver."""
-    with (tmp_path / DRIVER).open("rb") as file:
-        before = time.monotonic_ns()
-        memory = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_EXEC)
-    with memory:
-        yield Mapped(before, {os.fsencode(tmp_path / DRIVER)})
+def mapped(tmp_path: Path, libraries: Libraries) -> Mapped:
+    """The driver's mapping, which comes later."""
+    return Mapped(time.monotonic_ns(), {os.fsencode(tmp_path / DRIVER)})
+
+
+@pytest.fixture
+def pid(tmp_path: Path, mapped: Mapped) -> Iterator[int]:
+    """A process that maps the driver, and no other, as this one may for other tests."""
+    words = [sys.executable, "-c", MAPPING, str(tmp_path / DRIVER)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"mapped\n"
+        yield process.pid
+        process.communicate()
 
 
 @pytest.mark.root  # only root may open /proc/PID/map_files
 @pytest.mark.beside
 def test_a_process_that_maps_a_driver_before_it_has_probes_is_counted(
-    libraries: Libraries, mapped: Mapped, tmp_path: Path
+    libraries: Libraries, mapped: Mapped, pid: int, tmp_path: Path
 ) -> None:
-    (outcome,) = libraries.mapped(os.getpid(), mapped)
+    (outcome,) = libraries.mapped(pid, mapped)
 
     assert outcome.path == str(tmp_path / DRIVER)
     assert mapped.time_ns < outcome.since_ns < time.monotonic_ns()
     counted = libraries.take_unprobed()
     assert counted.to_json() == {"processes": 1, "longest_ns": outcome.since_ns - mapped.time_ns, "ended": 0}
     # a process that maps it from now on is not counted
-    assert list(libraries.mapped(os.getpid(), Mapped(time.monotonic_ns(), mapped.paths))) == []
+    assert list(libraries.mapped(pid, Mapped(time.monotonic_ns(), mapped.paths))) == []
     assert libraries.take_unprobed().to_json() == {}
     # but one that had mapped it meanwhile is
-    assert list(libraries.mapped(os.getpid(), Mapped(outcome.since_ns - 5, mapped.paths))) == []
+    assert list(libraries.mapped(pid, Mapped(outcome.since_ns - 5, mapped.paths))) == []
     assert libraries.take_unprobed().to_json() == {"processes": 1, "longest_ns": 5, "ended": 0}
 
 
 @pytest.mark.root  # only root may open /proc/PID/map_files
 @pytest.mark.beside
 def test_a_process_that_maps_a_probed_driver_is_not_counted(
-    libraries: Libraries, mapped: Mapped, tmp_path: Path
+    libraries: Libraries, mapped: Mapped, pid: int, tmp_path: Path
 ) -> None:
     assert [outcome.probes for outcome in libraries.take(tmp_path / DRIVER)] == [3]
 
-    assert list(libraries.mapped(os.getpid(), Mapped(time.monotonic_ns(), mapped.paths))) == []
+    assert list(libraries.mapped(pid, Mapped(time.monotonic_ns(), mapped.paths))) == []
 
     assert libraries.take_unprobed().to_json() == {}
 
@@ -72,11 +87,11 @@ def test_a_process_that_maps_a_probed_driver_is_not_counted(
 @pytest.mark.root  # only root may open /proc/PID/map_files
 @pytest.mark.beside
 def test_a_driver_that_cannot_be_probed_is_not_counted(
-    libraries: Libraries, mapped: Mapped, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    libraries: Libraries, mapped: Mapped, pid: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(driver_layout, "CACHE", tmp_path / "nothing")
 
-    (outcome,) = libraries.mapped(os.getpid(), mapped)
+    (outcome,) = libraries.mapped(pid, mapped)
 
     assert outcome.problem
     assert libraries.take_unprobed().to_json() == {}
@@ -84,8 +99,8 @@ def test_a_driver_that_cannot_be_probed_is_not_counted(
 
 @pytest.mark.root  # only root may open /proc/PID/map_files
 @pytest.mark.beside
-def test_a_process_that_ran_before_the_recording_is_not_counted(libraries: Libraries, mapped: Mapped) -> None:
-    assert len(list(libraries.mapped(os.getpid()))) == 1
+def test_a_process_that_ran_before_the_recording_is_not_counted(libraries: Libraries, pid: int) -> None:
+    assert len(list(libraries.mapped(pid))) == 1
     assert libraries.take_unprobed().to_json() == {}
 
 

@@ -31,6 +31,7 @@ from iaprof.report.profile import ReportOptions
 from iaprof.symbols.names.names import Module, ModuleKind
 from iaprof.symbols.names.rows import CaptureNames
 from limits import Within
+from thorough import usually
 from unit.capturing import HEADER, capture, launch, named_by, record, stall
 
 A = 0x8000_0001_0000
@@ -79,12 +80,16 @@ def test_null_values(tmp_path: Path, kind: str, name: str) -> None:
             CaptureReader(path).table(kind)
 
 
+@pytest.mark.parametrize("each_alone", usually([False], [False, True]))
 @pytest.mark.parametrize(("kind", "name"), [m for m in MEMBERS if pa.types.is_integer(KINDS[m[0]].field(m[1]).type)])
-def test_absurd_numbers(tmp_path: Path, kind: str, name: str) -> None:
+def test_absurd_numbers(tmp_path: Path, kind: str, name: str, each_alone: bool) -> None:
     bits = KINDS[kind].field(name).type.bit_width
-    for value in (0, (1 << bits - 1) - 1, 1 << bits - 1, (1 << bits) - 1):
+    values = 0, (1 << bits - 1) - 1, 1 << bits - 1, (1 << bits) - 1
+    # what one value has refused, others must not hide
+    alone = each_alone or (kind, name) in (("stall", "time_ns"), ("stall", "stream"))
+    for chosen in [(value,) for value in values] if alone else [values]:
         made = rows()
-        made[kind] += [made[kind][0] | {name: value}]
+        made[kind] += [made[kind][0] | {name: value} for value in chosen]
         try:
             reports(capture(tmp_path / "c", **made))
         except CaptureError as error:
@@ -171,18 +176,27 @@ JUNK: list[Any] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("member", ["clock", "streams", "totals", "losses", "cost", "end_ns", "format"])
+REFUSED_JUNK = ["streams"], ["format"]  # what these say has to be right
+OTHER_JUNK = ["clock", "totals", "losses", "cost", "end_ns"]
+
+
+@pytest.mark.parametrize(
+    "members",
+    usually([OTHER_JUNK, *REFUSED_JUNK], [OTHER_JUNK, *REFUSED_JUNK, *([member] for member in OTHER_JUNK)]),
+    ids=" ".join,
+)
 @pytest.mark.parametrize("junk", JUNK, ids=repr)
-def test_junk_in_the_header(tmp_path: Path, member: str, junk: Any) -> None:
+def test_junk_in_the_header(tmp_path: Path, members: list[str], junk: Any) -> None:
     path = capture(tmp_path / "c", **rows())
-    metadata = {HEADER_KEY: json.dumps({**HEADER, "format": FORMAT, member: junk}).encode()}
+    header = {**HEADER, "format": FORMAT} | dict.fromkeys(members, junk)
+    metadata = {HEADER_KEY: json.dumps(header).encode()}
     pq.write_table(pq.read_table(path).replace_schema_metadata(metadata), path, row_group_size=1)
     try:
         reader = CaptureReader(path)
         assert losses(reader.header).isprintable()
         assert reports(path)["folded"].endswith(" 3\n")
     except CaptureError as error:
-        assert member in ("streams", "format")
+        assert members in REFUSED_JUNK
         assert str(error)
 
 
