@@ -157,6 +157,8 @@ def _write_lines(columns: list[LinesColumn], counts: NDArray[np.int64], rows: ND
         rows: int64[m], the lines to write.
         out: receives the text.
     """
+    if not len(rows):
+        return
     *before, (texts, number) = columns
     ends_here = all(texts)  # otherwise lines may end in any of the columns
     if ends_here:

@@ -1,8 +1,8 @@
 """Joins stalls to launches: finds which launch sites caused the stalls of each read and kernel.
 
 A stall record holds only an address, and a read only its time. `candidates` finds the launches that can have caused the
-stalls of a read in a cell of addresses, once for each pair. This module counts records by read and address, divides the
-counts among the candidates, and adds them up, one row group at a time. docs/attribution.md describes the rules and
+stalls of a read in a cell of addresses, once for each pair. This module adds up the samples of pairs that are divided
+alike, and divides the sums among the candidates, one row group at a time. docs/attribution.md describes the rules and
 their limits.
 """
 
@@ -167,13 +167,14 @@ def alike(
     Returns:
         One pair of each group, and the group of each of the pairs: int64[groups], int64[n].
     """
-    entry = _numbered(shares.site, shares.share.view(np.int64))
+    count = np.diff(first)[pairs]
+    entries = ranges(first[pairs], count)
+    entry, begins = _numbered(shares.site[entries], shares.share[entries].view(np.int64)), np.cumsum(count) - count
     group = _numbered(_numbered(cell[pairs], interval[pairs]), shares.alone[pairs].astype(np.int64))
-    first, count = first[pairs], np.diff(first)[pairs]
     for place in range(int(count.max(initial=0))):
         more = np.flatnonzero(count > place)
         # Pairs without so many candidates keep lower numbers.
-        group[more] = _numbered(group[more], entry[first[more] + place]) + len(pairs) * (place + 1)
+        group[more] = _numbered(group[more], entry[begins[more] + place]) + len(pairs) * (place + 1)
     _, one, group = np.unique(group, return_index=True, return_inverse=True)
     return pairs[one], group.astype(np.int64)
 

@@ -3,7 +3,7 @@
 The captures are made here (synthetic.py): 2,000 kernels with the code of a real one, a launch for each 100 records (so
 100 million records have 1 million launches), stacks of 20 frames, a million records a second.
 
-    .venv/bin/python tests/bench/bench_report.py [--millions 1,20,100] [--rounds 5] [--formats folded,html]
+    .venv/bin/python tests/bench/bench_report.py [--millions 1,20,100] [--rounds 5] [--format folded,html]
 
 `multiple` is the CPU time of the report, of all its processes, divided by that of a process that reads the columns that
 the report reads of each stall record, and adds them up, with Arrow and NumPy. Both are measured by turns. The script
@@ -48,11 +48,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--millions", default="1,20,100", help="records of each capture, in millions")
     parser.add_argument("--rounds", type=int, default=5, help="how often each report is made; the median counts")
-    parser.add_argument("--formats", default="folded,html", help="of the reports")
+    parser.add_argument("--format", default="folded,html", help="of the reports")
     arguments = parser.parse_args()
     print(machine())
     rows, beyond = [], []
-    formats = arguments.formats.split(",")
+    formats = arguments.format.split(",")
     with tempfile.TemporaryDirectory(prefix="iaprof-bench-", dir="/var/tmp") as name:
         for millions in arguments.millions.split(","):
             records = int(float(millions) * 1e6)
@@ -117,7 +117,6 @@ class Measured:
     def row(self, records: int, size: int) -> list[str]:
         return [
             f"{records / 1e6:g} M",
-            self.format,
             f"{statistics.median(one.wall_s for one in self.runs):.2f} s",
             f"{max(one.wall_s for one in self.runs):.2f} s",
             f"{self.cpu_s:.2f} s",
@@ -127,6 +126,7 @@ class Measured:
             scaled(self.output),
             f"{self.lines:,}",
             f"{size / records:.2f}",
+            self.format,
         ]
 
 

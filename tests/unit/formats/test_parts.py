@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,14 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.imports.iaprof_import import import_text
+from iaprof.formats.profile import Launch, Profile
+from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.exporting import fitting_interval
+from iaprof.report.facts import Report
+from iaprof.report.gpu.module import GpuModuleLoader
 from iaprof.report.merging import merge
+from iaprof.report.parts import build_parts
+from iaprof.report.profile import ANY_INSTRUCTION, ReportOptions
 from iaprof.symbols.names.names import Symbolizer
 from iaprof.symbols.names.rows import CaptureNames
 from unit.capturing import HEADER, capture, launch, record, stall
@@ -275,3 +282,30 @@ def test_recordings_days_apart_have_longer_intervals(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert fitting_interval(CaptureReader(tmp_path / "both"), 0.02) * 30_000 > 3 * 86_400
     assert fitting_interval(CaptureReader(tmp_path / "node1"), 0.02) == 0.02
+
+
+def test_stalls_by_time_are_those_of_a_report_by_interval(folder: Path) -> None:
+    def by_interval(profile: Profile) -> Counter[tuple[int, Launch | None, str]]:
+        found: Counter[tuple[int, Launch | None, str]] = Counter()
+        for row, samples in enumerate(profile.counts.sum(axis=1).tolist()):
+            kernel = profile.kernels[profile.kernel[row]]
+            launch = profile.launches[profile.launch[row]]
+            found[int(profile.interval[row]), launch, kernel.symbol if kernel else ""] += samples
+        return found
+
+    def built(path: Path, options: ReportOptions) -> Report:
+        with GpuModuleLoader() as loader:
+            return build_parts(CaptureReader(path), loader, options, SymbolOptions())
+
+    for name in ("node2", "text", "all"):
+        whole = built(folder / name, ReportOptions(by_time_s=0.001))
+        timed = built(folder / name, ReportOptions(interval_s=0.001)).profile
+        assert whole.by_time is not None
+        assert len(timed.intervals) > 1
+        assert list(whole.by_time.intervals) == list(timed.intervals)
+        assert by_interval(whole.by_time) == by_interval(timed)
+        assert len(whole.profile.intervals) == 1
+        # Recorded instructions are in one row; those of imported texts stay.
+        recorded_codes = {code.mnemonic for code in whole.by_time.codes} - {code.mnemonic for code in timed.codes}
+        assert recorded_codes == (set() if name == "text" else {ANY_INSTRUCTION})
+    assert built(folder / "all", ReportOptions(interval_s=0.001)).by_time is None
