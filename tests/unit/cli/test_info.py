@@ -211,7 +211,7 @@ def test_json_has_the_same_facts(tmp_path: Path, capsys: pytest.CaptureFixture[s
                     "card": "card0", "device": "/dev/dri/renderD128", "name": "Ponte Vecchio (Xe-HPC)",
                     "pci_address": "0000:03:00.0", "tile": 0, "gt": 0, "xecores": 64, "ip_version": "12.60.0",
                     "generation": "Xe-HPC", "layout": "pvc", "layout_guessed": False, "rate_cycles": 1757,
-                    "subsample": 8, "multiprocessors": None,
+                    "subsample": 8, "samples": None, "multiprocessors": None,
                 }],
                 "cost": {
                     "cpu_s": 4.0, "compile_cpu_s": 0.75, "learn_cpu_s": 0.5, "cpu_percent": 2.0, "finish_cpu_s": 0.4,
