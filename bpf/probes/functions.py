@@ -119,12 +119,12 @@ def cuda_entries(library: LibraryFile) -> list[tuple[Entry, int]]:
 
 
 def cuda_launches(library: LibraryFile) -> list[int]:
-    """Returns the file offsets of the functions of NVIDIA's driver that launch, in both versions for streams.
+    """Returns the file offsets of the functions of NVIDIA's driver that launch, in all versions for streams.
 
     Raises:
         ProbeError: the file is broken.
     """
-    names = (f"{name}{twin}" for name in CUDA_LAUNCHES for twin in ("", "_ptsz"))
+    names = (f"{name}{stream}" for name in CUDA_LAUNCHES for stream in _CUDA_STREAMS)
     return sorted(set(exported(library, names).values()))
 
 

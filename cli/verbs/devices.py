@@ -6,7 +6,6 @@ import json
 import os
 import textwrap
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -141,7 +140,7 @@ def _other(path: str, problem: str) -> dict[str, str]:
     from iaprof.record.sources import xe
     from iaprof.record.sources.xe import device_name
 
-    vendor, device = (_sysfs_number(path, name) for name in ("vendor", "device"))
+    vendor, device = (xe.pci_number(path, name) for name in ("vendor", "device"))
     return {
         "card": xe.card_name(path) or "-",
         "node": os.path.basename(path),
@@ -151,13 +150,6 @@ def _other(path: str, problem: str) -> dict[str, str]:
         "name": device_name(vendor, device),
         "problem": problem,
     }
-
-
-def _sysfs_number(path: str, name: str) -> int:
-    try:
-        return int(Path("/sys/class/drm", os.path.basename(path), "device", name).read_text(), 16)
-    except (OSError, ValueError):
-        return 0
 
 
 def _as_dict(device: Device) -> dict[str, Any]:

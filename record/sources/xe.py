@@ -155,11 +155,11 @@ def pci_address(path: str) -> str:
     return os.path.basename(os.path.realpath(f"{_DRM}/{os.path.basename(path)}/device"))
 
 
-def _pci_id(path: str) -> int:
-    """Returns the device's part of the PCI id of a render node's GPU; 0 if it is unknown."""
+def pci_number(path: str, name: str) -> int:
+    """Returns a number that sysfs has of a render node's GPU, such as `vendor` or `device`; 0 if it is unknown."""
     try:
-        with open(f"{_DRM}/{os.path.basename(path)}/device/device") as file:
-            return int(file.read(16), 16)
+        with open(f"{_DRM}/{os.path.basename(path)}/device/{name}") as file:
+            return int(file.read(), 16)
     except (OSError, ValueError):
         return 0
 
@@ -250,9 +250,9 @@ def open_device(path: str) -> Device:
     fd = _open_node(path)
     try:
         driver = _driver_name(fd)
-        if driver != "xe" and _pci_id(path) in _MAX_IDS:
-            raise DeviceError(f"{path} {_MAX}")
         if driver != "xe":
+            if pci_number(path, "device") in _MAX_IDS:
+                raise DeviceError(f"{path} {_MAX}")
             raise OtherDriver(f"{path} is driven by {driver or 'an unknown driver'}; EU stalls need Intel's xe driver")
         info = _query(fd, _QUERY_CONFIG, "configuration", path)
         device, _ = struct.unpack_from("<QQ", info, 8)
