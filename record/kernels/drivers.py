@@ -15,7 +15,7 @@ from pathlib import Path
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import make_public_folder
 from iaprof.bpf.driver_layout import known_builds
-from iaprof.bpf.probes.libraries import SYSTEM_FOLDERS, Libraries, Outcome, Way
+from iaprof.bpf.probes.libraries import SYSTEM_FOLDERS, Libraries, Outcome
 from iaprof.formats.header.launch_warnings import driver_at
 from iaprof.record.options import LaunchesBy
 
@@ -37,14 +37,16 @@ def installed(libraries: Libraries, for_command: bool) -> Iterator[Outcome]:
 class Drivers:
     """The outcomes of probing drivers, and the injection, if there is one."""
 
-    def __init__(self, libraries: Libraries, launches: LaunchesBy, has_command: bool, has_cuda: bool = False) -> None:
+    def __init__(
+        self, libraries: Libraries, launches: LaunchesBy, has_command: bool, injects_cuda: bool = False
+    ) -> None:
         """Probes the drivers; prepares the injection for a command that needs it.
 
         Args:
             libraries: probes them.
             launches: how the user wants launches recorded.
             has_command: a command is started.
-            has_cuda: GPUs of NVIDIA are recorded: the command gets the library that samples them, if `launches` allows.
+            injects_cuda: the command gets the library that samples NVIDIA's GPUs.
 
         Raises:
             IaprofError: the user wants launches by injection only, and the library is missing.
@@ -55,10 +57,10 @@ class Drivers:
         injects = launches is LaunchesBy.INJECT
         if injects:
             libraries.not_injected = frozenset()
-        libraries.cuda_is_injected = has_cuda and has_command and Way.INJECT in launches.ways
+        libraries.cuda_is_injected = injects_cuda
         outcomes = list(installed(libraries, has_command))
         self.outcomes = [outcome for outcome in outcomes if not outcome.unused]
-        if libraries.cuda_is_injected:
+        if injects_cuda:
             self.cuda = CudaInjection()
             self.outcomes += libraries.take(self.cuda.library)
         if launches is LaunchesBy.AUTO and has_command:

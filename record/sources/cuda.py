@@ -122,8 +122,6 @@ class _Process:
 class CudaSamples(Sampler):
     """The library's messages."""
 
-    has_library = True
-
     def __init__(self, options: Options) -> None:
         """Finds the GPUs.
 
@@ -137,7 +135,8 @@ class CudaSamples(Sampler):
         self._gpus = {gpu.bus: gpu for gpu in gpus}
         self._period = pick_period(options.rate)
         self._chosen = _choose(gpus, options.devices)
-        self._has_command, self._is_injected = bool(options.command), Way.INJECT in options.launches.ways
+        self._has_command = bool(options.command)
+        self.has_library = self._has_command and Way.INJECT in options.launches.ways
         self._paused, self._is_over = True, False
         self._streams: list[dict[str, Any]] = []
         self._by_bus: dict[str, int] = {}  # the stream of each GPU
@@ -178,14 +177,14 @@ class CudaSamples(Sampler):
                 "NVIDIA's GPUs are sampled only in a command that iaprof starts: 'iaprof record -- COMMAND' records "
                 f"why kernels stall; {what}"
             )
-        elif not self._is_injected:
+        elif not self.has_library:
             journal.warn(
                 f"with this --launches the command is free to use CUPTI, and NVIDIA's GPUs are not sampled; {what}"
             )
 
     def environment(self, environment: dict[str, str]) -> dict[str, str]:
         """See Source."""
-        if not self._is_injected:
+        if not self.has_library:
             return environment
         driver = driver_version()
         paths = sorted(cupti_paths(), key=lambda path: not fits(path, driver))  # the library takes the first one
