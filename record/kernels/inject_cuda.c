@@ -56,6 +56,11 @@ enum { DOMAIN_DRIVER = 1, DOMAIN_RESOURCE = 3 };
 enum { CONTEXT_CREATED = 1, CONTEXT_DESTROY_STARTING = 2, MODULE_LOADED = 6, MODULE_UNLOAD_STARTING = 7 };
 enum { AT_EXIT = 1 };
 enum {
+    CU_MODULE_LOAD = 18,
+    CU_MODULE_LOAD_DATA = 19,
+    CU_MODULE_LOAD_DATA_EX = 20,
+    CU_MODULE_LOAD_FAT_BINARY = 21,
+    CU_MODULE_UNLOAD = 22,
     CU_LAUNCH_KERNEL = 307,
     CU_LAUNCH_KERNEL_PTSZ = 442,
     CU_LAUNCH_COOPERATIVE_KERNEL = 477,
@@ -64,7 +69,16 @@ enum {
     CU_GRAPH_LAUNCH_PTSZ = 515,
     CU_LAUNCH_KERNEL_EX = 652,
     CU_LAUNCH_KERNEL_EX_PTSZ = 653,
+    CU_LIBRARY_LOAD_DATA = 678,
+    CU_LIBRARY_LOAD_FROM_FILE = 679,
+    CU_LIBRARY_UNLOAD = 680,
+    CU_LIBRARY_GET_MODULE = 682,
+    CU_KERNEL_GET_FUNCTION = 683,
 };
+/* These make and end handles of modules and libraries, or load a module into a context. */
+static const uint32_t LOADS[] = {CU_MODULE_LOAD,        CU_MODULE_LOAD_DATA,  CU_MODULE_LOAD_DATA_EX,    CU_MODULE_LOAD_FAT_BINARY,
+                                 CU_MODULE_UNLOAD,      CU_LIBRARY_LOAD_DATA, CU_LIBRARY_LOAD_FROM_FILE, CU_LIBRARY_UNLOAD,
+                                 CU_LIBRARY_GET_MODULE, CU_KERNEL_GET_FUNCTION};
 static const uint32_t LAUNCHES[] = {CU_LAUNCH_KERNEL,
                                     CU_LAUNCH_KERNEL_PTSZ,
                                     CU_LAUNCH_COOPERATIVE_KERNEL,
@@ -198,6 +212,8 @@ static struct {
 static const char *const DRIVER_NAMES[] = {"cuDeviceGetAttribute", "cuDeviceGetName", "cuDeviceGetPCIBusId", "cuDeviceGetUuid_v2",
                                            "cuStreamIsCapturing"};
 _Static_assert(sizeof driver == sizeof(void *) * ELEMENTS(DRIVER_NAMES), "DRIVER_NAMES");
+static int (*module_of_function)(void **module, void *function); /* NULL in a driver before CUDA 11; both refuse other handles */
+static int (*library_of_kernel)(void **library, void *kernel);   /* NULL in a driver before CUDA 12.5 */
 
 /* --- messages: formats/wire/launches.py has MESSAGE and MessageOf */
 
@@ -278,12 +294,19 @@ struct function {
     struct module *module;
     struct function *next; /* of those whose names have the same hash */
 };
+/* A module was loaded into a context, and was not unloaded. */
+struct load {
+    struct load *next;
+    void *context;
+    uint32_t id;
+};
 struct module {
     struct module *next;
     struct module *later; /* the one that was loaded after it; if it is wanted, the one that was wanted after it */
     uint64_t crc;
     uint64_t loaded_ns;
-    uint64_t loads; /* the number of the load that was its last */
+    uint64_t last_load; /* the number of the load that was its last */
+    struct load *loads;
     uint64_t base; /* 0: nothing was launched or sampled yet */
     uint8_t *cubin; /* NULL: it was sent, or there was no room for it */
     size_t bytes;
@@ -308,11 +331,16 @@ static struct module *modules[MODULE_SLOTS]; /* by CRC */
 static struct module *unwanted, **last_unwanted = &unwanted, *wanted, **last_wanted = &wanted; /* with cubins, in order */
 static struct function *functions[NAME_SLOTS]; /* by name */
 static struct kernel *kernels[NAME_SLOTS];     /* by name */
-static struct {
-    void *handle;
-    struct kernel *kernel;
-} handles[HANDLE_SLOTS]; /* of functions: the last one of each slot; read without the lock */
-static uint64_t loads, used = 1 << 12, kept; /* addresses that have an owner, bytes of cubins */
+/* What a handle of the driver stands for in a context: never freed, and read without the lock. */
+struct handle {
+    struct handle *next;
+    void *handle, *context;
+    struct kernel *kernel; /* of a function or kernel that was launched; NULL if it has to be found again */
+    struct module *module; /* of a module or library; NULL: unknown */
+};
+static struct handle *handles[HANDLE_SLOTS];
+static uint64_t loads, used = 1 << 12, kept; /* number of loads, addresses that have an owner, bytes of cubins */
+static __thread struct module *loaded_here; /* by the call of the driver that this thread is in; NULL for none */
 #define RANGE_BITS 30
 #define MOST_USED (1UL << RANGE_BITS)
 
@@ -428,14 +456,27 @@ static void want(struct module *module)
     last_wanted = &module->later;
 }
 
-static void on_module_loaded(const struct loaded *loaded)
+static void add_load(struct module *module, struct load *load)
+{
+    module->last_load = ++loads;
+    load->next = module->loads;
+    module->loads = load;
+    loaded_here = module;
+}
+
+static void on_module_loaded(void *context, const struct loaded *loaded)
 {
     struct crc of = {.size = sizeof of, .bytes = loaded->bytes, .cubin = loaded->cubin};
     if (!loaded->cubin || cupti.crc(&of))
         return;
     struct module *module = calloc(1, sizeof *module);
-    if (!module)
+    struct load *load = malloc(sizeof *load);
+    if (!module || !load) {
+        free(module);
+        free(load);
         return;
+    }
+    *load = (struct load){.context = context, .id = loaded->id};
     module->crc = of.crc;
     module->bytes = loaded->bytes;
     module->loaded_ns = now();
@@ -445,16 +486,18 @@ static void on_module_loaded(const struct loaded *loaded)
     while (known && known->crc != of.crc)
         known = known->next;
     if (known) /* another context has it, too, or it was unloaded */
-        known->loads = ++loads;
+        add_load(known, load);
     if (known || !is_read) {
         pthread_mutex_unlock(&tables);
+        if (!known)
+            free(load);
         if (!known)
             send_problem("a module of %zu bytes is not a cubin that iaprof can read: its samples have no kernel", loaded->bytes);
         free_module(module);
         return;
     }
     keep_cubin(module, loaded->cubin);
-    module->loads = ++loads;
+    add_load(module, load);
     module->next = *slot;
     *slot = module;
     for (struct function *each = module->function; each < module->function + module->functions; each++) {
@@ -478,15 +521,48 @@ static bool place(struct module *module)
     return module->base;
 }
 
-/* Finds a kernel by its name, in the module that has it; in the one that was loaded last if several have it. */
-static struct kernel *find_kernel(const char *name)
+/* Whether a module is in a context; in any, if that is NULL. */
+static bool is_loaded_into(const struct module *module, const void *context)
 {
-    unsigned slot_of = hash(name) % NAME_SLOTS;
-    struct kernel **slot = &kernels[slot_of];
-    const struct function *function = NULL;
-    for (const struct function *each = functions[slot_of]; each; each = each->next)
-        if (!strcmp(each->name, name) && (!function || function->module->loads < each->module->loads))
-            function = each;
+    const struct load *load = module->loads;
+    while (load && context && load->context != context)
+        load = load->next;
+    return load;
+}
+
+/* Returns the function with this name in a module; NULL if it has none. */
+static const struct function *function_in(const struct module *module, const char *name)
+{
+    const struct function *each = functions[hash(name) % NAME_SLOTS];
+    while (each && (each->module != module || strcmp(each->name, name)))
+        each = each->next;
+    return each;
+}
+
+/* Returns the function with this name in the module that was loaded last, of those that are in the context, if there are any.
+ * Sets `are_several` if several are. */
+static const struct function *last_function(const char *name, const void *context, bool *are_several)
+{
+    const struct function *found = NULL;
+    bool is_here = false;
+    for (const struct function *each = functions[hash(name) % NAME_SLOTS]; each; each = each->next) {
+        if (strcmp(each->name, name))
+            continue;
+        bool is_in = is_loaded_into(each->module, context);
+        *are_several |= found && is_in == is_here && each->module != found->module;
+        if (!found || is_in > is_here || (is_in == is_here && each->module->last_load > found->module->last_load)) {
+            *are_several &= is_in == is_here;
+            found = each;
+            is_here = is_in;
+        }
+    }
+    return found;
+}
+
+/* Returns the kernel of a function, which is NULL if no module has one with the name. Call it with the lock. */
+static struct kernel *kernel_of(const struct function *function, const char *name)
+{
+    struct kernel **slot = &kernels[hash(name) % NAME_SLOTS];
     struct module *in = function ? function->module : NULL;
     if (in && !place(in))
         in = NULL;
@@ -512,29 +588,160 @@ static struct kernel *find_kernel(const char *name)
     return kernel;
 }
 
-/* Returns the kernel of a function's handle; NULL if there is no memory. */
-static const struct kernel *launched_kernel(void *handle, const char *name)
+static struct handle **slot_of(const void *handle)
 {
-    unsigned slot = (uintptr_t)handle / 16 * 2654435761u % HANDLE_SLOTS;
-    struct kernel *found = NULL;
-    if (__atomic_load_n(&handles[slot].handle, __ATOMIC_ACQUIRE) == handle)
-        found = __atomic_load_n(&handles[slot].kernel, __ATOMIC_ACQUIRE);
-    if (found && !strcmp(found->name, name)) /* handles are used again after a module was unloaded */
+    return &handles[(uintptr_t)handle / 16 * 2654435761u % HANDLE_SLOTS];
+}
+
+static struct handle *known_handle(void *handle, const void *context)
+{
+    struct handle *each = __atomic_load_n(slot_of(handle), __ATOMIC_ACQUIRE);
+    while (each && (each->handle != handle || each->context != context))
+        each = each->next;
+    return each;
+}
+
+/* Returns what is known of a handle, in the table from now on; NULL if there is no memory. Call it with the lock. */
+static struct handle *get_handle(void *handle, void *context)
+{
+    struct handle **slot = slot_of(handle), *found = known_handle(handle, context);
+    if (found || !(found = malloc(sizeof *found)))
         return found;
-    pthread_mutex_lock(&tables);
-    found = find_kernel(name);
-    __atomic_store_n(&handles[slot].kernel, found, __ATOMIC_RELEASE);
-    __atomic_store_n(&handles[slot].handle, handle, __ATOMIC_RELEASE);
-    pthread_mutex_unlock(&tables);
+    *found = (struct handle){.next = *slot, .handle = handle, .context = context};
+    __atomic_store_n(slot, found, __ATOMIC_RELEASE);
     return found;
 }
 
-/* Launches do not find a module any more, whose samples have been sent. */
-static void forget_handles(void)
+/* Notes the module that a handle of a module or library stands for in a context. */
+static void note_module(void *handle, void *context, struct module *module)
+{
+    struct handle *noted = module ? get_handle(handle, context) : known_handle(handle, context);
+    if (noted)
+        noted->module = module;
+}
+
+/* Asks the driver whose function a handle is; NULL if it does not say. */
+static void *owner_of(void *handle)
+{
+    void *owner = NULL;
+    if (module_of_function && !module_of_function(&owner, handle))
+        return owner;
+    if (library_of_kernel && !library_of_kernel(&owner, handle))
+        return owner;
+    return NULL;
+}
+
+static void presume(const char *name)
+{
+    static bool was_said;
+    if (!__atomic_exchange_n(&was_said, true, __ATOMIC_RELAXED))
+        send_problem("several modules have a kernel %.200s, and the driver does not say which one's is launched: iaprof presumes "
+                     "the one loaded last, as for other such kernels",
+                     name);
+}
+
+/* Finds the kernel of a graph, of which no handle is known. */
+static struct kernel *kernel_of_graph(const char *name)
+{
+    bool are_several = false;
+    struct kernel *found = kernel_of(last_function(name, NULL, &are_several), name);
+    if (are_several)
+        presume(name);
+    return found;
+}
+
+/* Finds the kernel of a function's handle: its name, in the module that has it. If several modules have such a kernel, as those
+ * of compilers that run while the program does, it is the module that owns the handle. */
+static struct kernel *find_kernel(void *handle, const char *name, void *context)
+{
+    void *owner = owner_of(handle);
+    pthread_mutex_lock(&tables);
+    const struct handle *owning = owner ? known_handle(owner, context) : NULL;
+    const struct function *function = owning && owning->module ? function_in(owning->module, name) : NULL;
+    bool are_several = false;
+    if (!function && loaded_here && (function = function_in(loaded_here, name)) && owner)
+        note_module(owner, context, loaded_here); /* the launch has loaded what it needs */
+    if (!function)
+        function = last_function(name, context, &are_several);
+    struct kernel *found = kernel_of(function, name);
+    struct handle *launched = get_handle(handle, context);
+    if (launched)
+        __atomic_store_n(&launched->kernel, found, __ATOMIC_RELEASE);
+    pthread_mutex_unlock(&tables);
+    if (are_several)
+        presume(name);
+    return found;
+}
+
+/* Returns the kernel of a function's handle; NULL if there is no memory. */
+static const struct kernel *launched_kernel(void *handle, const char *name, void *context)
+{
+    const struct handle *known = known_handle(handle, context);
+    const struct kernel *found = known ? __atomic_load_n(&known->kernel, __ATOMIC_ACQUIRE) : NULL;
+    return found && !strcmp(found->name, name) ? found : find_kernel(handle, name, context);
+}
+
+/* Forgets what an owner of functions stood for, in all contexts. */
+static void forget_owner(const void *owner)
+{
+    for (struct handle *each = *slot_of(owner); each; each = each->next)
+        if (each->handle == owner)
+            each->module = NULL;
+}
+
+/* Notes which module a call of LOADS has loaded: for the handle that it made, or for that of the kernel that it got. */
+static void on_load(uint32_t id, const struct call *call)
+{
+    void *context = call->context;
+    if (id == CU_MODULE_UNLOAD || id == CU_LIBRARY_UNLOAD) {
+        if (call->site == AT_EXIT) /* too late: another thread may have a module with the same handle */
+            return;
+        pthread_mutex_lock(&tables);
+        forget_owner(call->parameters[0]);
+        pthread_mutex_unlock(&tables);
+        return;
+    }
+    if (call->site != AT_EXIT || !call->result || *call->result)
+        return;
+    void *made = *(void **)call->parameters[0];
+    bool is_function = id == CU_KERNEL_GET_FUNCTION && loaded_here;
+    void *module = is_function ? owner_of(made) : NULL, *library = is_function ? owner_of(call->parameters[1]) : NULL;
+    pthread_mutex_lock(&tables);
+    if (id == CU_LIBRARY_GET_MODULE) {
+        const struct handle *known = known_handle(call->parameters[1], context);
+        struct module *of = loaded_here ? loaded_here : known ? known->module : NULL;
+        note_module(made, context, of);
+        note_module(call->parameters[1], context, of);
+    } else if (id == CU_KERNEL_GET_FUNCTION) {
+        if (module)
+            note_module(module, context, loaded_here);
+        if (library)
+            note_module(library, context, loaded_here);
+    } else {
+        forget_owner(made);
+        note_module(made, context, loaded_here);
+    }
+    pthread_mutex_unlock(&tables);
+}
+
+/* A module is not in a context any more, or, with 0, none is. Its functions' handles may come to be those of others. */
+static void forget_loads(const void *context, uint32_t id)
 {
     pthread_mutex_lock(&tables);
+    for (unsigned i = 0; i < MODULE_SLOTS; i++)
+        for (struct module *module = modules[i]; module; module = module->next)
+            for (struct load **at = &module->loads, *load = *at; load; load = *at) {
+                if (load->context != context || (id && load->id != id)) {
+                    at = &load->next;
+                    continue;
+                }
+                *at = load->next;
+                free(load);
+            }
     for (unsigned i = 0; i < HANDLE_SLOTS; i++)
-        __atomic_store_n(&handles[i].handle, NULL, __ATOMIC_RELEASE);
+        for (struct handle *each = handles[i]; each; each = each->next)
+            if (each->context == context)
+                __atomic_store_n(&each->kernel, NULL, __ATOMIC_RELEASE);
     pthread_mutex_unlock(&tables);
 }
 
@@ -896,9 +1103,10 @@ static void on_context_destroyed(void *handle)
         if (contexts[i].handle == handle)
             end_sampling(&contexts[i]);
     pthread_mutex_unlock(&draining);
+    forget_loads(handle, 0);
 }
 
-static void on_module_unloaded(void)
+static void on_module_unloaded(const void *context, uint32_t id)
 {
     if (!begin_draining())
         return;
@@ -906,7 +1114,7 @@ static void on_module_unloaded(void)
         if (contexts[i].handle)
             drain(&contexts[i]);
     pthread_mutex_unlock(&draining);
-    forget_handles();
+    forget_loads(context, id);
 }
 
 /* --- executions */
@@ -956,7 +1164,7 @@ static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t 
         const char *name = (const char *)member(record, KERNEL_NAME, 8);
         if (member(record, KERNEL_GRAPH_NODE, 8) && name) { /* of a graph: which kernel it is, the launch does not say */
             pthread_mutex_lock(&tables);
-            const struct kernel *kernel = find_kernel(name);
+            const struct kernel *kernel = kernel_of_graph(name);
             execution.address = kernel ? kernel->address : 0;
             pthread_mutex_unlock(&tables);
         }
@@ -1016,9 +1224,17 @@ static void on_launched(uint32_t id, const struct call *call)
         stream = STREAM_OF_THREAD;
     if (!driver.capturing(stream, &is_captured) && is_captured)
         return; /* the kernel becomes part of a graph */
-    const struct kernel *kernel = launched_kernel(call->parameters[is_second], call->symbol ? call->symbol : "");
+    const struct kernel *kernel = launched_kernel(call->parameters[is_second], call->symbol ? call->symbol : "", call->context);
     if (kernel)
         raise_launch(kernel->address, kernel->size, kernel->name, call->correlation);
+}
+
+static bool is_load(uint32_t id)
+{
+    unsigned i = 0;
+    while (i < ELEMENTS(LOADS) && LOADS[i] != id)
+        i++;
+    return i < ELEMENTS(LOADS);
 }
 
 static bool is_child; /* of a fork, without our thread: NVIDIA's driver does not work in it */
@@ -1031,16 +1247,20 @@ static void on_event(void *data, int domain, uint32_t id, const void *about)
     if (is_child)
         return;
     if (domain == DOMAIN_DRIVER) {
-        if (((const struct call *)about)->site == AT_EXIT)
-            on_launched(id, about);
+        const struct call *call = about;
+        if (is_load(id))
+            on_load(id, call);
+        else if (call->site == AT_EXIT)
+            on_launched(id, call);
+        loaded_here = NULL;
     } else if (id == CONTEXT_CREATED) {
         on_context_created(resource->context);
     } else if (id == CONTEXT_DESTROY_STARTING) {
         on_context_destroyed(resource->context);
     } else if (id == MODULE_LOADED) {
-        on_module_loaded(resource->about);
+        on_module_loaded(resource->context, resource->about);
     } else if (id == MODULE_UNLOAD_STARTING) {
-        on_module_unloaded();
+        on_module_unloaded(resource->context, ((const struct loaded *)resource->about)->id);
     }
     errno = before;
 }
@@ -1173,8 +1393,10 @@ static int begin(void)
     int result = cupti.subscribe(&subscriber, on_event, NULL);
     for (unsigned i = 0; !result && i < ELEMENTS(resources); i++)
         result = cupti.enable(1, subscriber, DOMAIN_RESOURCE, resources[i]);
-    for (unsigned i = 0; !result && i < ELEMENTS(LAUNCHES); i++)
-        cupti.enable(1, subscriber, DOMAIN_DRIVER, LAUNCHES[i]); /* an older CUPTI does not know them all */
+    for (unsigned i = 0; !result && i < ELEMENTS(LAUNCHES); i++) /* an older CUPTI does not know them all; likewise below */
+        cupti.enable(1, subscriber, DOMAIN_DRIVER, LAUNCHES[i]);
+    for (unsigned i = 0; !result && i < ELEMENTS(LOADS); i++)
+        cupti.enable(1, subscriber, DOMAIN_DRIVER, LOADS[i]);
     if (!result) {
         cupti.clock(now);
         result = cupti.on_buffers(give_buffer, take_buffer);
@@ -1218,6 +1440,8 @@ static void start(void)
         send_problem("NVIDIA's library lacks %s, so nothing is sampled: install a newer one", missing);
         return;
     }
+    *(void **)&module_of_function = dlsym(cuda, "cuFuncGetModule");
+    *(void **)&library_of_kernel = dlsym(cuda, "cuKernelGetLibrary");
     int result = begin();
     if (!result && start_thread()) {
         atexit(at_exit);

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from elftools.elf.elffile import ELFFile
 
 from iaprof.bpf.loader import linux_version
 from iaprof.formats.capture.reader import CaptureReader
@@ -196,6 +197,71 @@ def test_modules_that_are_unloaded_keep_their_samples(machine: Machine) -> None:
     assert launched(recorded) == {REDUCE: 500}
     assert recorded.samples == ledger.handed()
     assert recorded.kernels() == {"reduce": ledger.handed()}
+
+
+@pytest.fixture(scope="module")
+def other_cubin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cubin with kernels of the same names, but other code."""
+    data = bytearray(cubin().read_bytes())
+    with cubin().open("rb") as file:
+        data[ELFFile(file).get_section_by_name(f".text.{REDUCE}")["sh_offset"]] ^= 1
+    path = tmp_path_factory.mktemp("cubin") / "other.cubin"
+    path.write_bytes(data)
+    path.parent.chmod(0o755)
+    return path
+
+
+def expected_places(ledger: Ledger) -> Counter[str]:
+    """Samples by the function of the program that launched."""
+    found: Counter[str] = Counter()
+    for each in ledger.executions:
+        found[f"place_{'?abcd'[each.site]}"] += each.samples
+    return found
+
+
+@pytest.mark.parametrize("load", ["load", "library"])
+@pytest.mark.parametrize("how", ["plain", "ex"])
+def test_kernels_of_one_name_in_several_modules_are_told_apart(
+    machine: Machine, other_cubin: Path, load: str, how: str
+) -> None:
+    # given two modules with a kernel of the same name, as compilers make them that run while the program does
+    turns = ("module", 0, "launch", REDUCE, "A", 10, 300, "module", 1, "launch", REDUCE, "B", 10, 900)
+    # when both are loaded before the first launch, and launched by turns
+    recorded = Recorded(
+        machine, load, cubin(), load, other_cubin, "how", how, "repeat", 20, *turns, "end", "sync", "unload"
+    )
+    # then
+    (ledger,) = recorded.ledgers
+    assert recorded.places() == expected_places(ledger)
+    assert len(set(recorded.own("launch")["iba"].to_pylist())) == 1
+    assert len(set(recorded.own("launch")["address"].to_pylist())) == 2
+    assert "several modules" not in recorded.done.err
+
+
+def test_kernels_of_one_name_where_modules_come_and_go(machine: Machine, other_cubin: Path) -> None:
+    # given modules that are loaded and unloaded by turns, so that their handles may be used again, and a second context
+    turn = ("launch", REDUCE, "A", 20, 300, "sync", "unload", "load", other_cubin, "launch", REDUCE, "B", 20, 300, "sync")
+    contexts = ("use", 1, "module", 1, "launch", REDUCE, "C", 20, 300, "sync", "use", 0)
+    words = ("context", "load", cubin(), "context", "load", other_cubin, "use", 0)
+    # when
+    recorded = Recorded(machine, *words, "repeat", 10, *LOAD, *turn, "unload", *contexts, "end")
+    # then
+    (ledger,) = recorded.ledgers
+    found, expected = recorded.places(), expected_places(ledger)
+    assert found["place_a"] == expected["place_a"]
+    assert found.total() == expected.total()  # places B and C launch the same code, and share by time
+    assert found["place_b"] == pytest.approx(expected["place_b"], rel=0.2)
+    assert "several modules" not in recorded.done.err
+
+
+def test_a_driver_that_does_not_say_whose_kernel_it_is(machine: Machine, other_cubin: Path) -> None:
+    turns = ("module", 0, "launch", REDUCE, "A", 10, 300, "module", 1, "launch", REDUCE, "B", 10, 300)
+    words = (*LOAD, "load", other_cubin, "repeat", 3, *turns, "end", "sync")
+    recorded = Recorded(machine, *words, faults="no-owners")
+    assert recorded.done.err.count("several modules have a kernel reduce") == 1
+    assert "presumes the one loaded last" in " ".join(recorded.done.err.split())
+    assert launched(recorded) == {REDUCE: 60}
+    assert recorded.samples == recorded.ledgers[0].handed()
 
 
 def test_functions_and_lines_of_the_kernels_source(machine: Machine) -> None:

@@ -869,7 +869,7 @@ EXPORT CUresult cuFuncGetModule(CUmodule *module, CUfunction function)
 {
     if (!usable())
         return CUDA_ERROR_NOT_INITIALIZED;
-    if (!function || as_kernel(function))
+    if (!function || as_kernel(function) || fault("no-owners"))
         return CUDA_ERROR_INVALID_HANDLE;
     *module = function->module;
     return CUDA_SUCCESS;
@@ -944,6 +944,16 @@ EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
     if (!as_kernel(kernel))
         return CUDA_ERROR_INVALID_HANDLE;
     return function_of(function, kernel);
+}
+
+EXPORT CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel kernel)
+{
+    if (!usable())
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!as_kernel(kernel) || fault("no-owners"))
+        return CUDA_ERROR_INVALID_HANDLE;
+    *library = kernel->library;
+    return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuKernelGetName(const char **name, CUkernel kernel)

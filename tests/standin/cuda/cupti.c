@@ -28,6 +28,7 @@
  *   cubin-truncated, cubin-damaged, cubin-empty, cubin-brief
  *                         what MODULE_LOADED shows: half of it, other bytes, nothing, one that is gone after the callback
  *   unload                what was not handed out of a module's samples when it was unloaded is lost
+ *   no-owners             the driver does not say whose function or kernel a handle is
  *   unloads-at-destroy    a context that ends tells of its modules' end, behind CONTEXT_DESTROY_STARTING
  *   no-activity           cuptiActivityEnable fails
  *   activity-dropped      each tenth record is dropped, and counted

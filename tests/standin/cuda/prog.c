@@ -7,6 +7,7 @@
  *   destroy                           the current context
  *   load FILE                         a cubin becomes the current module
  *   library FILE                      a cubin as a library: launches use the library's handles
+ *   module I                          the I-th module or library that was loaded (from 0) becomes current
  *   unload                            the current module (or library)
  *   how plain|ex|cooperative|ptsz|ex-ptsz     how launches are made from now on
  *   pace US                           between launches, from now on
@@ -130,6 +131,11 @@ static int context_count, context; /* the current one */
 static bool is_primary[64];
 static CUmodule module;
 static CUlibrary library;
+static struct {
+    CUmodule module;
+    CUlibrary library;
+} loaded[64];
+static int loaded_count;
 static CUstream stream;
 static enum how how;
 static unsigned pace_us;
@@ -400,12 +406,22 @@ static void add_context(bool primary)
     library = NULL;
 }
 
+/* Keeps what was loaded, for the word "module". */
+static void note_loaded(void)
+{
+    if (loaded_count == sizeof(loaded) / sizeof(*loaded))
+        return;
+    loaded[loaded_count].module = module;
+    loaded[loaded_count++].library = library;
+}
+
 static void use_library(const char *path)
 {
     void *bytes = contents(path);
     need_context();
     MUST(library_load(&library, bytes, NULL, NULL, 0, NULL, NULL, 0));
     free(bytes);
+    note_loaded();
 }
 
 static void use_module(const char *path)
@@ -415,6 +431,7 @@ static void use_module(const char *path)
     MUST(module_load(&module, bytes));
     free(bytes);
     library = NULL;
+    note_loaded();
 }
 
 static void unload(void)
@@ -541,7 +558,13 @@ static void follow(void)
             use_module(next());
         else if (!strcmp(word, "library"))
             use_library(next());
-        else if (!strcmp(word, "unload"))
+        else if (!strcmp(word, "module")) {
+            unsigned long which = number();
+            if (which >= (unsigned long)loaded_count)
+                fail("there is no such module", 0);
+            module = loaded[which].module;
+            library = loaded[which].library;
+        } else if (!strcmp(word, "unload"))
             unload();
         else if (!strcmp(word, "how")) {
             const char *given = next();
