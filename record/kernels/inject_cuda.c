@@ -53,7 +53,14 @@ __extension__ volatile unsigned short cuda_message_semaphore __attribute__((sect
 /* --- as much of the driver and of CUPTI as is needed */
 
 enum { DOMAIN_DRIVER = 1, DOMAIN_RESOURCE = 3 };
-enum { CONTEXT_CREATED = 1, CONTEXT_DESTROY_STARTING = 2, MODULE_LOADED = 6, MODULE_UNLOAD_STARTING = 7 };
+enum {
+    CONTEXT_CREATED = 1,
+    CONTEXT_DESTROY_STARTING = 2,
+    MODULE_LOADED = 6,
+    MODULE_UNLOAD_STARTING = 7,
+    GRAPH_NODE_CREATED = 13,
+    GRAPH_NODE_CLONED = 20,
+};
 enum { AT_EXIT = 1 };
 enum {
     CU_MODULE_LOAD = 18,
@@ -112,6 +119,11 @@ struct loaded {
     uint32_t id;
     size_t bytes;
     const uint8_t *cubin;
+};
+struct of_graph {
+    void *graph, *original_graph;
+    void *node, *original; /* of a node that was cloned */
+    int kind; /* 0: of a kernel */
 };
 struct counted {
     uint32_t metric;
@@ -193,13 +205,15 @@ static struct {
     int (*flush)(uint32_t all);
     int (*dropped)(void *context, uint32_t stream, size_t *dropped);
     int (*clock)(void *now);
+    int (*node_id)(void *node, uint64_t *id);
 } cupti;
 static const char *const CUPTI_NAMES[] = {
     "cuptiSubscribe", "cuptiUnsubscribe", "cuptiEnableCallback", "cuptiGetResultString", "cuptiPCSamplingEnable",
     "cuptiPCSamplingDisable", "cuptiPCSamplingSetConfigurationAttribute", "cuptiPCSamplingGetData",
     "cuptiPCSamplingGetNumStallReasons", "cuptiPCSamplingGetStallReasons", "cuptiGetCubinCrc", "cuptiGetDeviceId",
     "cuptiActivityEnable", "cuptiActivityDisable", "cuptiActivityRegisterCallbacks", "cuptiActivityGetNextRecord",
-    "cuptiActivityFlushAll", "cuptiActivityGetNumDroppedRecords", "cuptiActivityRegisterTimestampCallback"};
+    "cuptiActivityFlushAll", "cuptiActivityGetNumDroppedRecords", "cuptiActivityRegisterTimestampCallback",
+    "cuptiGetGraphNodeId"};
 _Static_assert(sizeof cupti == sizeof(void *) * ELEMENTS(CUPTI_NAMES), "CUPTI_NAMES");
 
 static struct {
@@ -340,6 +354,14 @@ struct handle {
 };
 static struct handle *handles[HANDLE_SLOTS];
 static uint64_t loads, used = 1 << 12, kept; /* number of loads, addresses that have an owner, bytes of cubins */
+/* Kernels of graphs' nodes, by CUPTI's number of the node. A bucket has the last ones that belong there, the newest first. */
+#define NODE_BUCKET_BITS 14
+#define NODES_A_BUCKET 4
+static struct node {
+    uint64_t id;
+    struct kernel *kernel;
+} nodes[1 << NODE_BUCKET_BITS][NODES_A_BUCKET];
+static __thread void *captured_here; /* the node that the launch that this thread is in has made; NULL for none */
 static __thread struct module *loaded_here; /* by the call of the driver that this thread is in; NULL for none */
 #define RANGE_BITS 30
 #define MOST_USED (1UL << RANGE_BITS)
@@ -640,11 +662,49 @@ static void presume(const char *name)
                      name);
 }
 
-/* Finds the kernel of a graph, of which no handle is known. */
-static struct kernel *kernel_of_graph(const char *name)
+static struct node *bucket_of(uint64_t id)
+{
+    return nodes[id * 0x9e3779b97f4a7c15ULL >> (64 - NODE_BUCKET_BITS)];
+}
+
+static void note_node(uint64_t id, struct kernel *kernel)
+{
+    struct node *bucket = bucket_of(id);
+    memmove(bucket + 1, bucket, (NODES_A_BUCKET - 1) * sizeof *bucket);
+    bucket[0] = (struct node){id, kernel};
+}
+
+static struct kernel *known_node(uint64_t id)
+{
+    struct node *bucket = bucket_of(id);
+    for (unsigned i = 0; i < NODES_A_BUCKET; i++)
+        if (bucket[i].id == id)
+            return bucket[i].kernel;
+    return NULL;
+}
+
+/* The nodes of an executable graph are clones of those of the graph that was captured. */
+static void on_node_cloned(const struct of_graph *about)
+{
+    uint64_t from, to;
+    if (about->kind || !about->original || cupti.node_id(about->original, &from) || cupti.node_id(about->node, &to))
+        return;
+    pthread_mutex_lock(&tables);
+    struct kernel *kernel = known_node(from);
+    if (kernel)
+        note_node(to, kernel);
+    pthread_mutex_unlock(&tables);
+}
+
+/* Finds the kernel of a graph's node; by its name, if the node was not captured. */
+static struct kernel *kernel_of_node(uint64_t id, const char *name)
 {
     bool are_several = false;
-    struct kernel *found = kernel_of(last_function(name, NULL, &are_several), name);
+    pthread_mutex_lock(&tables);
+    struct kernel *found = known_node(id);
+    if (!found || strcmp(found->name, name))
+        found = kernel_of(last_function(name, NULL, &are_several), name);
+    pthread_mutex_unlock(&tables);
     if (are_several)
         presume(name);
     return found;
@@ -674,10 +734,10 @@ static struct kernel *find_kernel(void *handle, const char *name, void *context)
 }
 
 /* Returns the kernel of a function's handle; NULL if there is no memory. */
-static const struct kernel *launched_kernel(void *handle, const char *name, void *context)
+static struct kernel *launched_kernel(void *handle, const char *name, void *context)
 {
     const struct handle *known = known_handle(handle, context);
-    const struct kernel *found = known ? __atomic_load_n(&known->kernel, __ATOMIC_ACQUIRE) : NULL;
+    struct kernel *found = known ? __atomic_load_n(&known->kernel, __ATOMIC_ACQUIRE) : NULL;
     return found && !strcmp(found->name, name) ? found : find_kernel(handle, name, context);
 }
 
@@ -1162,11 +1222,10 @@ static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t 
             .stream = member(record, KERNEL_STREAM, 4),
         };
         const char *name = (const char *)member(record, KERNEL_NAME, 8);
-        if (member(record, KERNEL_GRAPH_NODE, 8) && name) { /* of a graph: which kernel it is, the launch does not say */
-            pthread_mutex_lock(&tables);
-            const struct kernel *kernel = kernel_of_graph(name);
+        uint64_t node = member(record, KERNEL_GRAPH_NODE, 8);
+        if (node && name) { /* of a graph: which kernel it is, the launch does not say */
+            const struct kernel *kernel = kernel_of_node(node, name);
             execution.address = kernel ? kernel->address : 0;
-            pthread_mutex_unlock(&tables);
         }
         memcpy(message->data + message->bytes, &execution, sizeof execution);
         message->bytes += sizeof execution;
@@ -1222,10 +1281,15 @@ static void on_launched(uint32_t id, const struct call *call)
     void *stream = stream_of(call, is_second);
     if (!stream && is_of_own_stream(id))
         stream = STREAM_OF_THREAD;
-    if (!driver.capturing(stream, &is_captured) && is_captured)
-        return; /* the kernel becomes part of a graph */
-    const struct kernel *kernel = launched_kernel(call->parameters[is_second], call->symbol ? call->symbol : "", call->context);
-    if (kernel)
+    bool is_of_graph = !driver.capturing(stream, &is_captured) && is_captured;
+    struct kernel *kernel = launched_kernel(call->parameters[is_second], call->symbol ? call->symbol : "", call->context);
+    uint64_t node;
+    if (is_of_graph && kernel && captured_here && !cupti.node_id(captured_here, &node)) {
+        pthread_mutex_lock(&tables);
+        note_node(node, kernel);
+        pthread_mutex_unlock(&tables);
+    }
+    if (kernel && !is_of_graph)
         raise_launch(kernel->address, kernel->size, kernel->name, call->correlation);
 }
 
@@ -1253,12 +1317,17 @@ static void on_event(void *data, int domain, uint32_t id, const void *about)
         else if (call->site == AT_EXIT)
             on_launched(id, call);
         loaded_here = NULL;
+        captured_here = NULL;
     } else if (id == CONTEXT_CREATED) {
         on_context_created(resource->context);
     } else if (id == CONTEXT_DESTROY_STARTING) {
         on_context_destroyed(resource->context);
     } else if (id == MODULE_LOADED) {
         on_module_loaded(resource->context, resource->about);
+    } else if (id == GRAPH_NODE_CREATED) {
+        captured_here = ((const struct of_graph *)resource->about)->kind ? NULL : ((const struct of_graph *)resource->about)->node;
+    } else if (id == GRAPH_NODE_CLONED) {
+        on_node_cloned(resource->about);
     } else if (id == MODULE_UNLOAD_STARTING) {
         on_module_unloaded(resource->context, ((const struct loaded *)resource->about)->id);
     }
@@ -1389,7 +1458,8 @@ static void *open_cupti(void)
 /* Subscribes to what is needed; returns what CUPTI says of the first that fails. */
 static int begin(void)
 {
-    static const uint32_t resources[] = {CONTEXT_CREATED, CONTEXT_DESTROY_STARTING, MODULE_LOADED, MODULE_UNLOAD_STARTING};
+    static const uint32_t resources[] = {CONTEXT_CREATED,        CONTEXT_DESTROY_STARTING, MODULE_LOADED,
+                                         MODULE_UNLOAD_STARTING, GRAPH_NODE_CREATED,       GRAPH_NODE_CLONED};
     int result = cupti.subscribe(&subscriber, on_event, NULL);
     for (unsigned i = 0; !result && i < ELEMENTS(resources); i++)
         result = cupti.enable(1, subscriber, DOMAIN_RESOURCE, resources[i]);

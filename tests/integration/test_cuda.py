@@ -238,6 +238,15 @@ def test_kernels_of_one_name_in_several_modules_are_told_apart(
     assert "several modules" not in recorded.done.err
 
 
+def test_kernels_of_one_name_in_a_graph_are_told_apart(machine: Machine, other_cubin: Path) -> None:
+    recorded = Recorded(machine, *LOAD, "load", other_cubin, "graph-of-all", REDUCE, 50, 500, "sync")
+    (ledger,) = recorded.ledgers
+    executions = recorded.own("execution")
+    assert sorted(Counter(executions["address"].to_pylist()).values()) == [50, 50]
+    assert recorded.places() == {"graph_place": ledger.handed()}
+    assert "several modules" not in recorded.done.err
+
+
 def test_kernels_of_one_name_where_modules_come_and_go(machine: Machine, other_cubin: Path) -> None:
     # given modules that are loaded and unloaded by turns, so that their handles may be used again, and a second context
     turn = ("launch", REDUCE, "A", 20, 300, "sync", "unload", "load", other_cubin, "launch", REDUCE, "B", 20, 300, "sync")

@@ -17,6 +17,7 @@ typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUgraph_st *CUgraph;
+typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct CUlib_st *CUlibrary;
 typedef struct CUkern_st *CUkernel;
@@ -106,6 +107,8 @@ enum {
     CUPTI_CBID_RESOURCE_CU_INIT_FINISHED = 5,
     CUPTI_CBID_RESOURCE_MODULE_LOADED = 6,
     CUPTI_CBID_RESOURCE_MODULE_UNLOAD_STARTING = 7,
+    CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED = 13,
+    CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED = 20,
 };
 /* Numbers of driver functions in callbacks. */
 enum {
@@ -162,6 +165,14 @@ typedef struct {
     size_t cubinSize;
     const char *pCubin;
 } CUpti_ModuleResourceData;
+
+typedef struct {
+    CUgraph graph, originalGraph;
+    CUgraphNode node, originalNode;
+    int nodeType; /* 0: a kernel */
+    CUgraphNode dependency;
+    CUgraphExec graphExec;
+} CUpti_GraphData;
 
 typedef struct CUpti_Subscriber_st *CUpti_SubscriberHandle;
 typedef void (*CUpti_CallbackFunc)(void *user, int domain, uint32_t cbid, const void *data);

@@ -44,6 +44,7 @@ struct CUstream_st {
 };
 
 struct node {
+    struct CUgraphNode_st *handle; /* of a graph's */
     CUfunction function;
     uint32_t grid[3], block[3], shared_bytes, site;
 };
@@ -76,6 +77,7 @@ EXPORT struct standin_cuda standin_cuda = {.size = sizeof(struct standin_cuda), 
 
 static atomic_bool initialized;
 static atomic_uint next_correlation = 1, next_context = 1, next_stream = 7, next_module = 1, next_graph = 1;
+static atomic_ullong next_node = 1ull << 63; /* of graphs that are not instantiated */
 static CUcontext primaries[16];
 static pthread_mutex_t primary_lock = PTHREAD_RECURSIVE_MUTEX_INITIALIZER_NP; /* callbacks run under it */
 static __thread CUcontext stack[16];
@@ -168,6 +170,17 @@ static void resource(uint32_t cbid, CUcontext context, CUstream stream, CUmodule
     void (*hook)(uint32_t, CUcontext, CUstream, CUmodule) = shared.on_resource;
     if (hook)
         hook(cbid, context, stream, module);
+}
+
+/* Makes a node of a graph, or of an executable graph from another one's. */
+static struct CUgraphNode_st *make_node(uint64_t id, struct CUgraphNode_st *original)
+{
+    void (*hook)(uint32_t, CUgraphNode, CUgraphNode) = shared.on_graph_node;
+    struct CUgraphNode_st *made = zeroed(1, sizeof(*made));
+    made->id = id;
+    if (hook)
+        hook(original ? CUPTI_CBID_RESOURCE_GRAPHNODE_CLONED : CUPTI_CBID_RESOURCE_GRAPHNODE_CREATED, made, original);
+    return made;
 }
 
 #define PARAMS(...)                                                                                                                \
@@ -1029,6 +1042,7 @@ static CUresult launch(CUfunction function, CUstream stream, const struct node *
             if (!graph->nodes)
                 abort();
         }
+        node.handle = make_node(atomic_fetch_add(&next_node, 1), NULL);
         graph->nodes[graph->count++] = node;
         pthread_mutex_lock(&shared.lock);
         function->captured++;
@@ -1047,7 +1061,7 @@ static const char *name_of(CUfunction function)
 
 static CUresult launch_kernel(const struct launch_params *p, uint32_t cbid, const char *name, bool per_thread)
 {
-    struct node node = {NULL, {p->gridDimX, p->gridDimY, p->gridDimZ}, {p->blockDimX, p->blockDimY, p->blockDimZ}, p->sharedMemBytes, 0};
+    struct node node = {NULL, NULL, {p->gridDimX, p->gridDimY, p->gridDimZ}, {p->blockDimX, p->blockDimY, p->blockDimZ}, p->sharedMemBytes, 0};
     struct standin_call call;
     if (!usable())
         return CUDA_ERROR_NOT_INITIALIZED;
@@ -1058,7 +1072,7 @@ static CUresult launch_kernel(const struct launch_params *p, uint32_t cbid, cons
 static CUresult launch_ex(const struct launch_ex_params *p, uint32_t cbid, const char *name, bool per_thread)
 {
     const CUlaunchConfig *c = p->config;
-    struct node node = {NULL, {c->gridDimX, c->gridDimY, c->gridDimZ}, {c->blockDimX, c->blockDimY, c->blockDimZ}, c->sharedMemBytes, 0};
+    struct node node = {NULL, NULL, {c->gridDimX, c->gridDimY, c->gridDimZ}, {c->blockDimX, c->blockDimY, c->blockDimZ}, c->sharedMemBytes, 0};
     struct standin_call call;
     if (!usable())
         return CUDA_ERROR_NOT_INITIALIZED;
@@ -1173,6 +1187,8 @@ EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *made, CUgraph graph, un
     exec->count = graph->count;
     if (graph->count)
         memcpy(exec->nodes, graph->nodes, graph->count * sizeof(*exec->nodes));
+    for (size_t i = 0; i < exec->count; i++)
+        exec->nodes[i].handle = make_node((uint64_t)exec->id << 32 | (i + 1), graph->nodes[i].handle);
     *made = exec;
     return CUDA_SUCCESS;
 }
@@ -1188,7 +1204,7 @@ static CUresult launch_graph(CUgraphExec exec, CUstream stream, uint32_t cbid, c
     if (!exec || !stream)
         return left(&call, CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; i < exec->count; i++)
-        execute(stream, &exec->nodes[i], call.correlation, exec->id, (uint64_t)exec->id << 32 | (i + 1));
+        execute(stream, &exec->nodes[i], call.correlation, exec->id, exec->nodes[i].handle->id);
     return left(&call, CUDA_SUCCESS);
 }
 
@@ -1204,12 +1220,16 @@ EXPORT CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 
 EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec)
 {
+    for (size_t i = 0; i < exec->count; i++)
+        free(exec->nodes[i].handle);
     free(exec);
     return CUDA_SUCCESS;
 }
 
 EXPORT CUresult cuGraphDestroy(CUgraph graph)
 {
+    for (size_t i = 0; i < graph->count; i++)
+        free(graph->nodes[i].handle);
     free(graph->nodes);
     free(graph);
     return CUDA_SUCCESS;

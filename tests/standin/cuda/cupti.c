@@ -222,6 +222,14 @@ static void on_resource(uint32_t cbid, CUcontext context, CUstream stream, CUmod
         munmap((void *)of_module.pCubin, of_module.cubinSize);
 }
 
+static void on_graph_node(uint32_t cbid, CUgraphNode node, CUgraphNode original)
+{
+    CUpti_GraphData of_node = {.node = node, .originalNode = original};
+    CUpti_ResourceData data = {NULL, NULL, &of_node};
+    if (wanted(CUPTI_CB_DOMAIN_RESOURCE, cbid))
+        call_subscriber(CUPTI_CB_DOMAIN_RESOURCE, cbid, &data);
+}
+
 static void on_context_end(CUcontext context);
 static void on_module_end(CUmodule module);
 
@@ -244,6 +252,7 @@ EXPORT CUptiResult cuptiSubscribe(CUpti_SubscriberHandle *handle, CUpti_Callback
         cuda->on_module_end = on_module_end;
         cuda->on_call = on_call;
         cuda->on_resource = on_resource;
+        cuda->on_graph_node = on_graph_node;
     }
     pthread_mutex_unlock(&subscribe_lock);
     return result;
@@ -292,6 +301,14 @@ EXPORT CUptiResult cuptiGetDeviceId(CUcontext context, uint32_t *id)
 EXPORT CUptiResult cuptiGetGraphExecId(CUgraphExec exec, uint32_t *id)
 {
     *id = *(uint32_t *)exec;
+    return CUPTI_SUCCESS;
+}
+
+EXPORT CUptiResult cuptiGetGraphNodeId(CUgraphNode node, uint64_t *id)
+{
+    if (!node)
+        return CUPTI_ERROR_INVALID_PARAMETER;
+    *id = node->id;
     return CUPTI_SUCCESS;
 }
 
@@ -1088,6 +1105,7 @@ EXPORT CUptiResult cuptiFinalize(void)
     NEED_DRIVER;
     cuda->on_call = NULL;
     cuda->on_resource = NULL;
+    cuda->on_graph_node = NULL;
     cuda->recording = false;
     subscribed = false;
     pthread_mutex_lock(&cuda->lock);

@@ -16,6 +16,7 @@
  *   fail NAME COUNT                   launches that the driver refuses
  *   threads T NAME PLACE COUNT US     the same from T threads, each with a stream of its own
  *   graph NAME K COUNT US             a graph of K kernels is made, and launched COUNT times from place D
+ *   graph-of-all NAME COUNT US        the same, of the kernels with this name in all modules
  *   copy BYTES COUNT                  copies to the device, sets, and copies back
  *   sync                              wait for the current context
  *   sleep MS
@@ -344,18 +345,30 @@ static void with_threads(unsigned long count)
         pthread_join(threads[i], NULL);
 }
 
-static void with_graph(void)
+static void use_loaded(unsigned long which)
 {
-    CUfunction function = (need_context(), function_named(next()));
-    unsigned long kernels = number(), count = number();
+    if (which >= (unsigned long)loaded_count)
+        fail("there is no such module", 0);
+    module = loaded[which].module;
+    library = loaded[which].library;
+}
+
+static void with_graph(bool is_of_all)
+{
+    const char *name = next();
+    unsigned long kernels = is_of_all ? (unsigned long)loaded_count : number(), count = number();
     unsigned us = (unsigned)number();
     CUstream on;
     CUgraph graph;
     CUgraphExec exec;
+    need_context();
     MUST(stream_create(&on, 0));
     MUST(begin_capture(on, 0));
-    for (unsigned long i = 0; i < kernels; i++)
-        MUST(place_c(function, us, on));
+    for (unsigned long i = 0; i < kernels; i++) {
+        if (is_of_all)
+            use_loaded(i);
+        MUST(place_c(function_named(name), us, on));
+    }
     MUST(end_capture(on, &graph));
     MUST(instantiate(&exec, graph, 0));
     for (unsigned long i = 0; i < count && !ending; i++) {
@@ -558,13 +571,9 @@ static void follow(void)
             use_module(next());
         else if (!strcmp(word, "library"))
             use_library(next());
-        else if (!strcmp(word, "module")) {
-            unsigned long which = number();
-            if (which >= (unsigned long)loaded_count)
-                fail("there is no such module", 0);
-            module = loaded[which].module;
-            library = loaded[which].library;
-        } else if (!strcmp(word, "unload"))
+        else if (!strcmp(word, "module"))
+            use_loaded(number());
+        else if (!strcmp(word, "unload"))
             unload();
         else if (!strcmp(word, "how")) {
             const char *given = next();
@@ -587,7 +596,9 @@ static void follow(void)
         } else if (!strcmp(word, "threads"))
             with_threads(number());
         else if (!strcmp(word, "graph"))
-            with_graph();
+            with_graph(false);
+        else if (!strcmp(word, "graph-of-all"))
+            with_graph(true);
         else if (!strcmp(word, "copy")) {
             size_t bytes = number();
             copy(bytes, number());

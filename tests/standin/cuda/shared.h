@@ -104,6 +104,10 @@ struct standin_call {
     uint64_t user; /* correlationData */
 };
 
+struct CUgraphNode_st {
+    uint64_t id;
+};
+
 struct standin_cuda {
     uint32_t size; /* of this structure, to find libraries of different builds */
     pthread_mutex_t lock; /* guards contexts, modules, executions and sampling; never held while a callback runs */
@@ -116,6 +120,7 @@ struct standin_cuda {
     /* What libcupti puts here: */
     _Atomic(void (*)(struct standin_call *)) on_call;
     _Atomic(void (*)(uint32_t cbid, CUcontext, CUstream, CUmodule)) on_resource;
+    _Atomic(void (*)(uint32_t cbid, CUgraphNode, CUgraphNode original)) on_graph_node;
     _Atomic(void (*)(CUcontext)) on_context_end; /* behind CONTEXT_DESTROY_STARTING, when everything has executed */
     _Atomic(void (*)(CUmodule)) on_module_end;   /* the same, behind MODULE_UNLOAD_STARTING */
     atomic_bool recording; /* activity records of kernels are wanted */
