@@ -134,6 +134,7 @@ _ENUMS: dict[str, tuple[str, type[IntEnum | IntFlag]]] = {  # by name in C: pref
     "launch_flags": ("LAUNCH_", launches.LaunchFlags),
     "list_event": ("LIST_", launches.ListEvent),
     "chunk_of": ("CHUNK_OF_", launches.ChunkOf),
+    "message_of": ("MESSAGE_OF_", launches.MessageOf),
     "python_state": ("PYTHON_", launches.PythonState),
     "wait_flags": ("WAIT_", waits.WaitFlags),
     "rule_kind": ("RULE_", RuleKind),

@@ -47,6 +47,7 @@ class Sizes:
     chunk_pages: int = 1024  # 4 MiB: more than a kernel's name and the code that one launch can send
     module_pages: int = 2048  # 8 MiB: twice as much of a module as one launch can send
     message_pages: int = 1  # of our library in programs of NVIDIA's GPUs; MESSAGE_PAGES where there are any
+    senders_remembered: int = 1 << 12  # of cubins
     list_pages: int = 512  # 2 MiB: 15,000 calls that execute, close, reset or destroy command lists
     stacks_remembered: int = 1 << 16
     stack_id_bits: int = 62
@@ -156,6 +157,7 @@ def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:
         "pythons": sizes.pythons_remembered,
         "python_threads": sizes.processes_remembered,
         "codes_checked": sizes.stacks_remembered,
+        "senders": sizes.senders_remembered,
         "codes_sent": sizes.stacks_remembered,
         "compilations": sizes.compiled_pages * PAGE_BYTES,
         "samples": sizes.sample_pages * PAGE_BYTES,

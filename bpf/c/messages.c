@@ -5,29 +5,78 @@
  * The library raises a USDT probe whose argument points to a message in its memory: the members of struct message from
  * `id` on. What a process sends is its own claim; the pid is not.
  *
+ * Processes of one user, such as those of a training on several GPUs, send the same cubins at the same time. One of them is
+ * the sender: of the others, only the first piece is taken, which says where the cubin is in their process. A sender that sends
+ * nothing for some time, or of whose pieces one is lost, is none any more.
+ *
  * The compiler sets MESSAGE_BYTES; the loader sets MESSAGE_WAKE_EVERY.
  */
+#define SENDER_NS 2000000000ULL
+
 BPF_RINGBUF_OUTPUT(messages, ANY);
+
+struct cubin {
+    u64 crc;
+    u64 bytes;
+    u32 uid;
+    u32 epoch; /* each output file gets its own */
+};
+struct sender {
+    u64 until; /* ~0: everything was sent */
+    u64 pid;
+};
+BPF_TABLE("lru_hash", struct cubin, struct sender, senders, ANY);
 
 #define MESSAGE_HEAD (__builtin_offsetof(struct message, data) - __builtin_offsetof(struct message, id))
 
-static __always_inline void send_message(u64 from, u64 time) {
+/* The members of struct message before its data. */
+struct message_head {
+    u64 time;
+    u32 pid, uid;
+    u64 id, begin, end, offset, total;
+    u32 what, bytes;
+};
+
+/* Whether a piece of a cubin is taken: it is the first, or its process is the cubin's sender. */
+static __always_inline u64 is_taken(const struct message_head *head, const struct cubin *cubin) {
+    struct sender *known = senders.lookup((struct cubin *)cubin), next = {.until = head->time + SENDER_NS, .pid = head->pid};
+    u64 is_open = !known || hidden(known->until) < head->time, is_own = known && hidden(known->pid) == head->pid;
+    if (head->offset && !is_own)
+        return 0;
+    if (is_own || is_open) {
+        if (head->offset + head->bytes == head->total)
+            next.until = ~0ULL;
+        senders.update((struct cubin *)cubin, &next);
+    }
+    return 1;
+}
+
+static __always_inline void send_message(u64 from, u64 time, u32 epoch) {
+    struct message_head head = {};
+    u64 who = bpf_get_current_pid_tgid(), is_module = 0;
+    if (read_user(&head.id, MESSAGE_HEAD, (void *)from)) {
+        count(MESSAGES_LOST, 1);
+        return;
+    }
+    head.time = time;
+    head.pid = who >> 32;
+    head.uid = bpf_get_current_uid_gid();
+    struct cubin cubin = {.crc = head.id, .bytes = head.total, .uid = head.uid, .epoch = epoch};
+    is_module = head.what == MESSAGE_OF_MODULE;
+    if (is_module && !is_taken(&head, &cubin))
+        return;
     struct message *message = messages.ringbuf_reserve(sizeof(struct message));
-    if (!message) {
-        count(MESSAGES_LOST, 1);
-        return;
-    }
-    u64 who = bpf_get_current_pid_tgid();
-    message->time = time;
-    message->pid = who >> 32;
-    message->tid = who;
-    if (read_user(&message->id, MESSAGE_HEAD, (void *)from) ||
-        read_user(message->data, at_most(MESSAGE_BYTES, message->bytes), (void *)(from + MESSAGE_HEAD))) {
-        count(MESSAGES_LOST, 1);
+    if (message) {
+        __builtin_memcpy(message, &head, sizeof(head));
+        if (!read_user(message->data, at_most(MESSAGE_BYTES, head.bytes), (void *)(from + MESSAGE_HEAD))) {
+            messages.ringbuf_submit(message, wakeup(count(MESSAGES, 1), MESSAGE_WAKE_EVERY));
+            return;
+        }
         messages.ringbuf_discard(message, BPF_RB_NO_WAKEUP);
-        return;
     }
-    messages.ringbuf_submit(message, wakeup(count(MESSAGES, 1), MESSAGE_WAKE_EVERY));
+    count(MESSAGES_LOST, 1);
+    if (is_module)
+        senders.delete(&cubin);
 }
 
 int on_message(struct pt_regs *ctx) {
@@ -37,7 +86,7 @@ int on_message(struct pt_regs *ctx) {
     struct settings *set = settings.lookup(&zero);
     read_registers(ctx, regs);
     if (probe && set && !(set->scoped && others.lookup(&pid)) && !read_arg(regs, &probe->args[0], &from))
-        send_message(from, time);
+        send_message(from, time, set->epoch);
     count(PROBE_NS, bpf_ktime_get_ns() - time);
     return 0;
 }

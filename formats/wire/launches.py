@@ -51,7 +51,7 @@ MESSAGE = np.dtype(
     [
         ("time", "<u8"),  # CLOCK_MONOTONIC, ns
         ("pid", "<u4"),
-        ("tid", "<u4"),
+        ("uid", "<u4"),  # real uid, in the initial user namespace
         # As the library in the process sends them:
         ("id", "<u8"),  # of what it is about, in its process
         ("begin", "<u8"),  # see MessageOf

@@ -47,7 +47,7 @@ __extension__ volatile unsigned short cuda_message_semaphore __attribute__((sect
 #define MOST_PCS 8192     /* of one answer */
 #define MOST_ANSWERS 256  /* of one drain: CUPTI gives what is left at the next one */
 #define MOST_KEPT (1UL << 29) /* bytes of cubins that wait for a sample */
-#define END_REST_NS 5000000 /* for the recorder to take what was sent */
+#define END_REST_NS 10000000 /* for the recorder to take what was sent */
 #define MOST_SENT (2UL << 20) /* bytes of cubins that one drain sends: the ring buffer has room for eight times as much */
 
 /* --- as much of the driver and of CUPTI as is needed */

@@ -15,7 +15,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,8 @@ MAX_UNFINISHED_BYTES = 1 << 29  # of all cubins of which a part has come
 MAX_PROCESSES = 1 << 12  # that run at once
 MAX_CONTEXTS = 256  # of a process, as in inject_cuda.c; likewise GPUs
 MAX_UNFINISHED = 8  # cubins of a process
+MAX_WAITING = 1 << 14  # cubins of all processes whose contents have not come
+MAX_COMPLETE = 1 << 16  # cubins whose contents are known by their numbers
 MAX_NAMES = 1 << 14  # of kernels of a process
 MAX_NAMES_BYTES = 1 << 26  # of all processes
 MAX_NAME_BYTES = 1 << 12
@@ -98,6 +100,21 @@ _NAMES_AT_ONCE = 200
 _CLOCK_NS = 10_000_000  # so much may times of a GPU's clock be wrong
 
 
+class _Cubin(NamedTuple):
+    """A cubin as the processes of a user name it."""
+
+    uid: int
+    crc: int
+    size: int  # bytes
+
+
+class _Place(NamedTuple):
+    """Where a process has a cubin."""
+
+    base: int
+    since: int  # ns
+
+
 @dataclass
 class _Module:
     """A cubin that comes in pieces, in order."""
@@ -142,6 +159,8 @@ class CudaSamples(Sampler):
         self._by_bus: dict[str, int] = {}  # the stream of each GPU
         self._processes: dict[int, _Process] = {}
         self._unfinished_bytes = self._names_bytes = self._module_bytes = 0
+        self._waiting: dict[tuple[_Cubin, int], _Place] = {}  # by cubin and pid: those whose contents have not come
+        self._complete: dict[_Cubin, bytes] = {}  # digests of contents that the output file has
         self._taken: set[bytes] = set()  # digests of cubins
         self._written: set[bytes] = set()  # of those in this output file
         self._unwritten: list[tuple[int, int]] = []  # processes and addresses of names that this output file lacks
@@ -249,7 +268,7 @@ class CudaSamples(Sampler):
                 del self._processes[pid]
                 self._names_bytes -= sum(len(name) for _, name in process.names.values())
                 for crc in list(process.modules):
-                    self._drop_module(process, crc)
+                    self._end_module(process, crc)
             process.has_ended = has_ended
 
     # Messages of which there are few. The methods return whether a message can be right.
@@ -326,52 +345,69 @@ class CudaSamples(Sampler):
             if not offset:
                 self._counts["large"] += 1
             return True
+        cubin, place = _Cubin(int(message["uid"]), crc, total), _Place(base, self._within(message["begin"], now))
         if not offset:
+            if (digest := self._complete.get(cubin)) is not None:
+                self._write_module(pid, cubin, digest, b"", place)
+                return True
+            self._wait_for(cubin, pid, place)
             self._begin_module(process, crc, _Module(total, base))
         module = process.modules.get(crc)
         if module is None:
-            return True  # an earlier piece is missing, which was counted then
+            return True  # an earlier piece is missing, or another process has sent it all
         is_next = (len(module.data), module.total, module.base) == (offset, total, base)
         if not is_next or self._unfinished_bytes + len(data) > MAX_UNFINISHED_BYTES:
-            self._drop_module(process, crc)
+            self._end_module(process, crc)
             return True
         module.data += data
         self._unfinished_bytes += len(data)
         if len(module.data) == total:
             self._end_module(process, crc)
-            self._write_module(pid, module, self._within(message["begin"], now), now)
+            self._complete_module(cubin, module.data, now)
         return True
+
+    def _wait_for(self, cubin: _Cubin, pid: int, place: _Place) -> None:
+        key = cubin, pid
+        if key in self._waiting or len(self._waiting) >= MAX_WAITING:  # what it sent before has not become complete
+            self._counts["cut"] += 1
+        if key in self._waiting or len(self._waiting) < MAX_WAITING:
+            self._waiting[key] = place
 
     def _begin_module(self, process: _Process, crc: int, module: _Module) -> None:
         if crc in process.modules:
-            self._drop_module(process, crc)
+            self._end_module(process, crc)
         if len(process.modules) >= MAX_UNFINISHED:
-            self._drop_module(process, next(iter(process.modules)))
+            self._end_module(process, next(iter(process.modules)))
         process.modules[crc] = module
 
     def _end_module(self, process: _Process, crc: int) -> None:
         self._unfinished_bytes -= len(process.modules.pop(crc).data)
 
-    def _drop_module(self, process: _Process, crc: int) -> None:
-        self._counts["cut"] += 1
-        self._end_module(process, crc)
-
-    def _write_module(self, pid: int, module: _Module, since: int, now: int) -> None:
-        digest = hashlib.sha256(module.data).digest()
+    def _complete_module(self, cubin: _Cubin, content: bytearray, now: int) -> None:
+        """Writes a cubin for all processes that wait for it: of a user's, only one sends it (bpf/c/messages.c)."""
+        places = {pid: self._waiting.pop((each, pid)) for each, pid in list(self._waiting) if each == cubin}
+        digest = hashlib.sha256(content).digest()
         if digest not in self._taken:
-            size = max(module.total, _LEAST_MODULE_BYTES)
+            size = max(len(content), _LEAST_MODULE_BYTES)
             if self._module_bytes + size > MAX_MODULES_BYTES:
                 taken = f"{MAX_MODULES_BYTES >> 30} GiB of cubins were taken already"
                 self._report(f"{taken}: the others have no instructions", now)
                 return
             self._module_bytes += size
             self._taken.add(digest)
-        about = {"pid": pid, "path": "[in memory]", "digest": digest.hex(), "size": module.total, "base": module.base}
+        if len(self._complete) >= MAX_COMPLETE:
+            self._complete.clear()
+        self._complete[cubin] = digest
+        for pid, place in places.items():
+            self._write_module(pid, cubin, digest, content, place)
+
+    def _write_module(self, pid: int, cubin: _Cubin, digest: bytes, content: bytes | bytearray, place: _Place) -> None:
+        about = {"pid": pid, "path": "[in memory]", "digest": digest.hex(), "size": cubin.size, "base": place.base}
         about["content"] = is_new = digest not in self._written
         self._written.add(digest)
         meta = json.dumps(about).encode()
-        content = memoryview(module.data) if is_new else b""
-        self._journal.write(FrameKind.KERNEL, meta, content, time=since, shape=len(meta))
+        data = memoryview(content) if is_new else b""
+        self._journal.write(FrameKind.KERNEL, meta, data, time=place.since, shape=len(meta))
         self._journal.totals.modules += 1
 
     def _add_problem(self, pid: int, process: _Process, message: np.void, now: int) -> bool:
@@ -501,7 +537,8 @@ class CudaSamples(Sampler):
             if number := of_stream.get("invalid", 0):
                 self._journal.loss(source, "unreadable", number, "answers of CUPTI that cannot be right", since, now)
         if self._is_over:
-            self._counts["cut"] += sum(len(process.modules) for process in self._processes.values())
+            self._counts["cut"] += len(self._waiting)
+            self._waiting.clear()
         for name, (source, what, detail) in _COUNTS.items():
             if number := self._counts[name]:
                 self._journal.loss(source, what, number, detail, since, now)
@@ -522,6 +559,7 @@ class CudaSamples(Sampler):
         """See Source: names are written again; rotation carries cubins over."""
         self._samples.clear()
         self._written.clear()
+        self._complete.clear()
         self._unwritten = [(pid, address) for pid, process in self._processes.items() for address in process.names]
         self._loop.keep_calling(self, self._write_names)
 

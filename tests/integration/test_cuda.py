@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from elftools.elf.elffile import ELFFile
 
 from iaprof.bpf.loader import linux_version
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.wire.launches import MESSAGE_BYTES
 from iaprof.gpu.nvidia.records import PC_SAMPLES
 from integration.recording import BARE, IAPROF, IN_TURN, Finished, iaprof, until_recording
 from standin.cuda.machine import Machine
@@ -190,6 +192,27 @@ def test_processes_have_their_own_kernels(machine: Machine) -> None:
     assert len(set(modules["base"].to_pylist())) == 2
 
 
+def test_processes_that_send_the_same_large_cubin(machine: Machine, tmp_path: Path) -> None:
+    # given a cubin that is larger than the buffer of messages
+    data = bytearray(cubin().read_bytes())
+    (headers,) = struct.unpack_from("<Q", data, 40)
+    padding = os.urandom(24 << 20)
+    data[40:48] = struct.pack("<Q", headers + len(padding))
+    large = tmp_path / "large.cubin"
+    large.write_bytes(data[:headers] + padding + data[headers:])
+    # when several processes use it at the same time
+    recorded = Recorded(machine, "fork", 5, "load", large, "launch", REDUCE, "A", 200, 300, "sync")
+    # then all have its instructions, which the capture has once
+    assert len(recorded.ledgers) == 6
+    assert not recorded.lost("incomplete"), recorded.done.err
+    modules = recorded.capture.table("kernel", ("pid", "elf"))
+    assert set(modules["pid"].to_pylist()) >= {ledger.pid for ledger in recorded.ledgers}  # and others of other tests
+    (elf,) = (each for each in modules["elf"].to_pylist() if each is not None)
+    assert len(elf) > len(padding) and large.read_bytes().startswith(elf)
+    assert recorded.capture.header["probes"]["messages"] * MESSAGE_BYTES < 2 * len(elf)
+    assert recorded.kernels() == {"reduce": sum(ledger.handed() for ledger in recorded.ledgers)}
+
+
 def test_modules_that_are_unloaded_keep_their_samples(machine: Machine) -> None:
     turns = ("repeat", 5, *LOAD, "launch", REDUCE, "A", 100, 300, "sync", "unload", "end")
     recorded = Recorded(machine, *turns)
@@ -204,7 +227,9 @@ def other_cubin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cubin with kernels of the same names, but other code."""
     data = bytearray(cubin().read_bytes())
     with cubin().open("rb") as file:
-        data[ELFFile(file).get_section_by_name(f".text.{REDUCE}")["sh_offset"]] ^= 1
+        code = ELFFile(file).get_section_by_name(f".text.{REDUCE}")
+        assert code is not None
+        data[code["sh_offset"]] ^= 1
     path = tmp_path_factory.mktemp("cubin") / "other.cubin"
     path.write_bytes(data)
     path.parent.chmod(0o755)
@@ -249,11 +274,12 @@ def test_kernels_of_one_name_in_a_graph_are_told_apart(machine: Machine, other_c
 
 def test_kernels_of_one_name_where_modules_come_and_go(machine: Machine, other_cubin: Path) -> None:
     # given modules that are loaded and unloaded by turns, so that their handles may be used again, and a second context
-    turn = ("launch", REDUCE, "A", 20, 300, "sync", "unload", "load", other_cubin, "launch", REDUCE, "B", 20, 300, "sync")
-    contexts = ("use", 1, "module", 1, "launch", REDUCE, "C", 20, 300, "sync", "use", 0)
     words = ("context", "load", cubin(), "context", "load", other_cubin, "use", 0)
+    turn = ("launch", REDUCE, "A", 20, 300, "sync", "unload")
+    next_turn = ("load", other_cubin, "launch", REDUCE, "B", 20, 300, "sync", "unload")
+    contexts = ("use", 1, "module", 1, "launch", REDUCE, "C", 20, 300, "sync", "use", 0)
     # when
-    recorded = Recorded(machine, *words, "repeat", 10, *LOAD, *turn, "unload", *contexts, "end")
+    recorded = Recorded(machine, *words, "repeat", 10, *LOAD, *turn, *next_turn, *contexts, "end")
     # then
     (ledger,) = recorded.ledgers
     found, expected = recorded.places(), expected_places(ledger)

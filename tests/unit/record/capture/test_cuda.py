@@ -136,7 +136,7 @@ def taken() -> Taken:
 
 def message(what: int, data: bytes = b"", pid: int = PID, size: int | None = None, **members: int) -> NDArray[np.void]:
     made = np.zeros(1, MESSAGE)
-    made["pid"] = made["tid"] = pid
+    made["pid"] = pid
     made["what"], made["bytes"] = what, len(data) if size is None else size
     made["data"] = np.frombuffer(data[:MESSAGE_BYTES].ljust(MESSAGE_BYTES, b"\0"), f"V{MESSAGE_BYTES}")
     for name, value in members.items():
@@ -288,6 +288,24 @@ def test_modules_and_names(taken: Taken) -> None:
         [action() for action in list(taken.loop.actions.values())]
     assert taken.names() == [{"pid": PID, "address": base() + 64, "name": "_Z4stepPf"}]
     assert not taken.lost()
+
+
+def test_one_process_of_a_user_sends_a_cubin_for_all(taken: Taken) -> None:
+    content = os.urandom(40_000)
+    mine, other = pieces(content), pieces(content, OTHER)
+    # when BPF takes the first piece of the other one only, and that process has ended meanwhile
+    taken(mine[0], other[0], *mine[1:])
+    assert [(about["pid"], about["base"], data) for about, data in taken.modules()] == [
+        (PID, base(), content),
+        (OTHER, base(OTHER), b""),
+    ]
+    # and likewise once it is known, but not for another user's process, or one with other contents
+    third, longer = pieces(content, PID + 2), pieces(content + b"x", PID + 4)
+    taken(third[0], pieces(content, PID + 3, uid=1000)[0], longer[0])
+    assert [about["pid"] for about, _ in taken.modules()] == [PID, OTHER, PID + 2]
+    # and what nobody has sent is counted
+    taken.source.finish()
+    assert taken.lost() == {("cubins", "incomplete"): 2}
 
 
 def test_executions(taken: Taken) -> None:
@@ -527,6 +545,7 @@ def test_modules_that_never_end(taken: Taken, monkeypatch: pytest.MonkeyPatch) -
     assert kept < 4 << 20
     assert taken.source._unfinished_bytes <= 1 << 20
     # and when the processes have ended, others have the room
+    taken.source.finish()
     assert taken.lost()["cubins", "incomplete"] > 1000
     taken.lost()
     assert taken.source._unfinished_bytes == 0
@@ -548,7 +567,7 @@ def test_a_module_counts_once_however_often_it_comes(taken: Taken, monkeypatch: 
         taken(*pieces(b"a" * 60_000, PID + pid))
     assert [about["content"] for about, _ in taken.modules()] == [True] + [False] * 19
     # and what is new beyond the limit is left out, and said
-    taken(*pieces(b"b" * 60_000), *pieces(b"c" * 60_000, crc=78))
+    taken(*pieces(b"b" * 60_000, crc=78), *pieces(b"c" * 60_000, crc=79))
     assert len(taken.modules()) == 20
     assert len(taken.journal.warnings) == 1
 
