@@ -175,12 +175,6 @@ struct of_context { /* the parameters of most functions for samples */
     } with;
     void *more[2];
 };
-struct crc {
-    size_t size;
-    size_t bytes;
-    const void *cubin;
-    uint64_t crc;
-};
 /* Members of an activity record of a kernel, by offset: the same in all of its versions since CUDA 11. */
 enum { KERNEL_START = 16, KERNEL_END = 24, KERNEL_DEVICE = 40, KERNEL_STREAM = 48, KERNEL_CORRELATION = 92, KERNEL_NAME = 104,
        KERNEL_GRAPH_NODE = 144 };
@@ -196,7 +190,7 @@ static struct {
     int (*data)(struct of_context *);
     int (*metric_number)(struct of_context *);
     int (*metrics)(struct of_context *);
-    int (*crc)(struct crc *);
+    int (*on_crc)(void *compute);
     int (*device)(void *context, uint32_t *device);
     int (*activity)(int kind);
     int (*no_activity)(int kind);
@@ -210,7 +204,7 @@ static struct {
 static const char *const CUPTI_NAMES[] = {
     "cuptiSubscribe", "cuptiUnsubscribe", "cuptiEnableCallback", "cuptiGetResultString", "cuptiPCSamplingEnable",
     "cuptiPCSamplingDisable", "cuptiPCSamplingSetConfigurationAttribute", "cuptiPCSamplingGetData",
-    "cuptiPCSamplingGetNumStallReasons", "cuptiPCSamplingGetStallReasons", "cuptiGetCubinCrc", "cuptiGetDeviceId",
+    "cuptiPCSamplingGetNumStallReasons", "cuptiPCSamplingGetStallReasons", "cuptiRegisterComputeCrcCallback", "cuptiGetDeviceId",
     "cuptiActivityEnable", "cuptiActivityDisable", "cuptiActivityRegisterCallbacks", "cuptiActivityGetNextRecord",
     "cuptiActivityFlushAll", "cuptiActivityGetNumDroppedRecords", "cuptiActivityRegisterTimestampCallback",
     "cuptiGetGraphNodeId"};
@@ -486,10 +480,26 @@ static void add_load(struct module *module, struct load *load)
     loaded_here = module;
 }
 
+/* What CUPTI calls a cubin by. Its own way to compute that leaves out most of the cubin: on an H100 two kernels that differed in
+ * a constant had the same CRC. */
+static void compute_crc(const void *cubin, size_t bytes, uint64_t *crc)
+{
+    uint64_t hash = bytes, word = 0;
+    size_t at = 0;
+    for (; at + sizeof word <= bytes; at += sizeof word) {
+        memcpy(&word, (const char *)cubin + at, sizeof word);
+        hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+        hash ^= hash >> 32;
+    }
+    word = 0;
+    memcpy(&word, (const char *)cubin + at, bytes - at);
+    hash = (hash ^ word) * 0x9e3779b97f4a7c15ULL;
+    *crc = hash ^ hash >> 32;
+}
+
 static void on_module_loaded(void *context, const struct loaded *loaded)
 {
-    struct crc of = {.size = sizeof of, .bytes = loaded->bytes, .cubin = loaded->cubin};
-    if (!loaded->cubin || cupti.crc(&of))
+    if (!loaded->cubin)
         return;
     struct module *module = calloc(1, sizeof *module);
     struct load *load = malloc(sizeof *load);
@@ -499,13 +509,13 @@ static void on_module_loaded(void *context, const struct loaded *loaded)
         return;
     }
     *load = (struct load){.context = context, .id = loaded->id};
-    module->crc = of.crc;
+    compute_crc(loaded->cubin, loaded->bytes, &module->crc);
     module->bytes = loaded->bytes;
     module->loaded_ns = now();
     bool is_read = read_functions(module, loaded->cubin, loaded->bytes);
     pthread_mutex_lock(&tables);
-    struct module **slot = &modules[of.crc % MODULE_SLOTS], *known = *slot;
-    while (known && known->crc != of.crc)
+    struct module **slot = &modules[module->crc % MODULE_SLOTS], *known = *slot;
+    while (known && known->crc != module->crc)
         known = known->next;
     if (known) /* another context has it, too, or it was unloaded */
         add_load(known, load);
@@ -1469,8 +1479,10 @@ static int begin(void)
         cupti.enable(1, subscriber, DOMAIN_DRIVER, LOADS[i]);
     if (!result) {
         cupti.clock(now);
-        result = cupti.on_buffers(give_buffer, take_buffer);
+        result = cupti.on_crc(compute_crc);
     }
+    if (!result)
+        result = cupti.on_buffers(give_buffer, take_buffer);
     if (!result)
         result = cupti.activity(ACTIVITY_CONCURRENT_KERNEL);
     return result;
