@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from driver import opencl as opencl_driver
+from driver import opencl as opencl_driver, vulkan as vulkan_driver
 from driver.driver import WAYS, Driver, build
 from driver.injecting import Recorder
 from iaprof.bpf.probes import functions
@@ -28,6 +28,11 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 @pytest.fixture(scope="session")
 def opencl(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> opencl_driver.OpenCL:
     return opencl_driver.build(driver, tmp_path_factory.mktemp("opencl"))
+
+
+@pytest.fixture(scope="session")
+def vulkan(tmp_path_factory: pytest.TempPathFactory) -> dict[str, vulkan_driver.Mesa]:
+    return vulkan_driver.build(tmp_path_factory.mktemp("vulkan"))
 
 
 @pytest.fixture(scope="module")
