@@ -71,6 +71,76 @@ static __always_inline void send_executions(struct pt_regs *ctx, struct scratch 
         count(LISTS_LOST, many - sent);
 }
 
+/* VkSubmitInfo2, as far as needed, and VkCommandBufferSubmitInfo. */
+struct submit_info {
+    u64 before[4];
+    u32 count; /* of command buffers */
+    u32 pad;
+    u64 first;
+};
+#define SUBMIT_INFO_BYTES 64
+#define BUFFER_INFO_BYTES 32
+#define BUFFER_AT 16
+
+/* Sends the command buffers that a call submits, one record for up to eight of one VkSubmitInfo2; continues with the program
+ * for SUBMITTED if there are more than RECORDS_PER_PROGRAM. */
+static __always_inline void send_submissions(struct pt_regs *ctx, struct scratch *scratch, u64 queue, u64 many, u64 from) {
+    struct launch_state *state = launch_state_of(scratch);
+    struct launched *launch = &state->launched;
+    u64 time = launch->time, batch = state->kernels_sent, sent = state->lists_sent, lost = 0, is_full = 0;
+    if (launch->counter != COUNTERS)
+        count(hidden(launch->counter), 1); /* the problem of its stack */
+    launch->counter = COUNTERS;
+    u64 numbers;
+    begin_numbers(&numbers, 0, RECORDS_PER_PROGRAM);
+#pragma clang loop unroll(disable)
+    for (u64 number = 0; next_number(&numbers, number, RECORDS_PER_PROGRAM); number = number_after(number, time)) {
+        batch = forgotten(batch, time);
+        sent = forgotten(sent, time);
+        lost = forgotten(lost, time);
+        if (batch >= many)
+            break;
+        struct submit_info info = {};
+        u64 unreadable = hidden(read_user(&info, sizeof(info), (void *)(from + SUBMIT_INFO_BYTES * batch))) >> 63;
+        u64 of_batch = choose(unreadable, 0, info.count);
+        lost += unreadable;
+        if (sent >= of_batch) {
+            batch++;
+            sent = 0;
+            continue;
+        }
+        struct list_record *record = list_events.ringbuf_reserve(sizeof(struct list_record));
+        if (!record) {
+            is_full = 1;
+            break;
+        }
+        u64 some = at_most(LISTS_A_RECORD, of_batch - sent);
+        some = forgotten(some, time);
+        u64 at = info.first + BUFFER_INFO_BYTES * sent + BUFFER_AT;
+#pragma clang loop unroll(full)
+        for (u64 i = 0; i < LISTS_A_RECORD; i++) {
+            record->lists[i] = 0;
+            unreadable = hidden(read_user(&record->lists[i], 8, (void *)(at + BUFFER_INFO_BYTES * i))) >> 63;
+            lost += unreadable & (i < some);
+        }
+        begin_record(record, launch, LIST_EXECUTE);
+        record->count = some;
+        record->queue = queue;
+        list_events.ringbuf_submit(record, wakeup(launch->nth, LIST_WAKE_EVERY));
+        sent += some;
+    }
+    end_numbers(&numbers);
+    if (lost)
+        count(LISTS_LOST, lost);
+    state->kernels_sent = batch;
+    state->lists_sent = sent;
+    launch->flags |= LAUNCH_NO_WALK;
+    if (batch < many && batch < MOST_LISTS && !is_full)
+        phases.call(ctx, SUBMITTED);
+    if (batch < many)
+        count(LISTS_LOST, many - batch);
+}
+
 static __always_inline void send_event(u64 event, u64 list) {
     u64 who = bpf_get_current_pid_tgid();
     struct launched call = {
@@ -108,6 +178,26 @@ int on_executed(struct pt_regs *ctx) {
     if (entry)
         send_executions(ctx, scratch, ctx->di, (u32)integer_argument(ctx, entry->count),
                         integer_argument(ctx, entry->handle), EXECUTED);
+    end_launch(scratch);
+    return 0;
+}
+
+int on_submit(struct pt_regs *ctx) {
+    u64 time = bpf_ktime_get_ns();
+    struct entry *entry = entry_of(ctx);
+    if (entry && (u32)integer_argument(ctx, entry->count))
+        begin_call(ctx, time, SUBMITTED, EXECUTIONS, LISTS_LOST);
+    return 0;
+}
+
+int on_submitted(struct pt_regs *ctx) {
+    struct entry *entry = entry_of(ctx);
+    struct scratch *scratch = walked_call(LISTS_LOST);
+    if (!scratch)
+        return 0;
+    if (entry)
+        send_submissions(ctx, scratch, ctx->di, (u32)integer_argument(ctx, entry->count),
+                         integer_argument(ctx, entry->handle));
     end_launch(scratch);
     return 0;
 }

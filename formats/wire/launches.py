@@ -187,6 +187,7 @@ class ChunkOf(IntEnum):
     NAME = 0  # the kernel's name; always a single chunk
     CODE = 1  # the kernel's instructions
     MODULE = 2  # the zebin with the kernel, as the driver keeps it
+    SHADER = 3  # the instructions of a shader, which may have no name
 
 
 MAPPING_STATE = np.dtype(

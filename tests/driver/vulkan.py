@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +75,17 @@ class Mesa:
         with self.library.open("rb") as file:
             return LibraryFile(file).build_id()
 
+    def with_devices(self, ids: str) -> Path:
+        """The stand-in with other devices, given by PCI ids, where no variable can say which."""
+        fixed = self.standin.with_name(f"librender-{ids}.so")
+        if fixed.exists():
+            return fixed
+        known = self.standin.read_bytes()
+        default = ",".join(DEVICES.values()).encode()
+        assert known.count(default) == 1
+        fixed.write_bytes(known.replace(default, ids.encode().ljust(len(default), b"\0")))
+        return fixed
+
     def settings(self, device: str, folder: Path) -> dict[str, str]:
         """What makes Mesa believe in a device, one of DEVICES, with files of its own in `folder`."""
         return {
@@ -100,9 +114,9 @@ class Mesa:
 def read_run(stdout: str, folder: Path) -> Run:
     """Reads what the program printed, and the ledger in the folder that `settings` was given."""
     told = json.loads(stdout)
-    counts = [dict(zip(SHADERS, told[name], strict=True)) for name in ("appended", "submitted")]
+    appended, submitted = (dict(zip(SHADERS, told[name], strict=True)) for name in ("appended", "submitted"))
     walkers = [walker for walker in read_walkers(folder) if walker.pid == told["pid"]]
-    return Run(told["pid"], *counts, walkers)
+    return Run(told["pid"], appended, submitted, walkers)
 
 
 def read_walkers(folder: Path) -> list[Walker]:
@@ -119,11 +133,16 @@ def walkers_of(run: Run) -> Counter[int]:
     return Counter(walker.kernel for walker in run.walkers)
 
 
-def build(folder: Path) -> dict[str, Mesa]:
-    """Compiles the programs into `folder`, by release; where Mesa is not there yet, downloads it."""
+def build(folder: Path, public: Path) -> dict[str, Mesa]:
+    """Compiles the programs, by release; where Mesa is not there yet, downloads it.
+
+    Args:
+        folder: for programs.
+        public: for the stand-in, which `iaprof calibrate` loads as another user.
+    """
     script = HERE.parents[1] / "scripts" / "test-vulkan"
     prepared = Path(subprocess.run([script], stdout=subprocess.PIPE, check=True, text=True).stdout.strip())
-    standin = folder / "librender.so"
+    standin = public / "librender.so"
     sources = HERE.parent / "standin"
     flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-fPIC", "-shared")
     _compile([*flags, f"-I{sources}", f"-I{prepared / 'include'}", str(sources / "render.c")], standin)
@@ -143,3 +162,21 @@ def _build(release: str, prepared: Path, standin: Path, folder: Path) -> Mesa:
 
 def _compile(words: Sequence[str], output: Path) -> None:
     subprocess.run([os.environ.get("CC", "cc"), *words, "-o", str(output)], check=True)
+
+
+@contextmanager
+def changed(mesa: Mesa, old: bytes, new: bytes) -> Iterator[Path]:
+    """A driver beside the libraries that it needs, with other bytes in place of some."""
+    folder = Path(tempfile.mkdtemp(dir=mesa.prepared))  # where links to its libraries can be
+    try:
+        folder.chmod(0o755)
+        for library in mesa.libraries.iterdir():
+            if library.is_file() and library != mesa.library:
+                (folder / library.name).hardlink_to(library.resolve())
+        content = mesa.library.read_bytes()
+        assert old in content
+        path = folder / mesa.library.name
+        path.write_bytes(content.replace(old, new))
+        yield path
+    finally:
+        shutil.rmtree(folder)

@@ -3,8 +3,8 @@
  * Preloaded into a Vulkan program: render nodes under the xe driver that are not there, so that Mesa's anv creates devices, compiles,
  * records and submits on a machine without a GPU. Nothing is computed; whatever is submitted is complete at once.
  *
- *   STANDIN_RENDER    PCI ids of the devices in hexadecimal, joined with ',': e20b is Battlemage (the default), 64a0 Lunar Lake,
- *                     b080 Panther Lake
+ *   STANDIN_RENDER    PCI ids of the devices in hexadecimal, joined with ',': e20b is Battlemage, 64a0 Lunar Lake,
+ *                     b080 Panther Lake; all of these by default
  *   STANDIN_WALKERS   a file to which a line is appended for each COMPUTE_WALKER in a submitted batch:
  *                     "PID KERNEL SIMD X Y Z", with the kernel's offset from the instruction base, in hexadecimal, the SIMD width,
  *                     and the numbers of thread groups. That is the truth about what was submitted.
@@ -57,7 +57,7 @@ static FILE *walkers;
 __attribute__((constructor)) static void begin(void)
 {
     const char *list = getenv("STANDIN_RENDER"), *path = getenv("STANDIN_WALKERS");
-    char *end = (char *)(list ? list : "e20b");
+    char *end = (char *)(list ? list : "e20b,64a0,b080");
     for (; *end && devices < MAX_DEVICES; end += *end == ',')
         ids[devices++] = (uint16_t)strtoul(end, &end, 16);
     shared_memory = memfd_create("renderD128", MFD_CLOEXEC);
@@ -325,16 +325,21 @@ static void signal_syncs(uint64_t address, uint32_t count)
 
 /* ---- What is submitted: the batch is walked as the hardware would ---- */
 
-enum { MAX_BINDS = 1 << 14 };
-static struct { uint64_t address, range, file; } bindings[MAX_BINDS];
+enum { MAX_BINDS = 1 << 14, MAX_QUEUES = 1 << 12 };
+static struct {
+    uint32_t vm;
+    uint64_t address, range, file;
+} bindings[MAX_BINDS];
 static uint32_t bound;
+static uint32_t vm_of[MAX_QUEUES]; /* by queue */
+static uint32_t vm;                /* that of the batch which is walked */
 
 /* Returns where some bytes of the GPU's memory are in the file; -1 if nothing is bound there. */
 static off_t place(uint64_t address, size_t size)
 {
     address &= (1ull << 48) - 1; /* some come sign-extended */
     for (uint32_t i = 0; i < bound; i++)
-        if (address >= bindings[i].address && address + size <= bindings[i].address + bindings[i].range)
+        if (bindings[i].vm == vm && address >= bindings[i].address && address + size <= bindings[i].address + bindings[i].range)
             return (off_t)(bindings[i].file + address - bindings[i].address);
     return -1;
 }
@@ -469,15 +474,16 @@ static void walk_batch(uint64_t address)
     }
 }
 
-static void bind_one(const struct drm_xe_vm_bind_op *op)
+static void bind_one(uint32_t into, const struct drm_xe_vm_bind_op *op)
 {
     uint64_t address = op->addr & ((1ull << 48) - 1);
     uint32_t kept = 0;
     for (uint32_t i = 0; i < bound; i++) /* what is bound or unbound now takes the place of what lay there */
-        if (bindings[i].address < address || bindings[i].address >= address + op->range)
+        if (bindings[i].vm != into || bindings[i].address < address || bindings[i].address >= address + op->range)
             bindings[kept++] = bindings[i];
     bound = kept;
     if (op->op == DRM_XE_VM_BIND_OP_MAP && op->obj && op->obj < MAX_OBJECTS && bound < MAX_BINDS) {
+        bindings[bound].vm = into;
         bindings[bound].address = address;
         bindings[bound].range = op->range;
         bindings[bound++].file = object_offset[op->obj] + op->obj_offset;
@@ -606,15 +612,16 @@ static int xe_ioctl(uint16_t id, unsigned long request, void *data)
     case DRM_COMMAND_BASE + DRM_XE_VM_BIND: {
         struct drm_xe_vm_bind *bind = data;
         if (bind->num_binds == 1)
-            bind_one(&bind->bind);
+            bind_one(bind->vm_id, &bind->bind);
         else
             for (uint32_t i = 0; i < bind->num_binds; i++)
-                bind_one((struct drm_xe_vm_bind_op *)(uintptr_t)bind->vector_of_binds + i);
+                bind_one(bind->vm_id, (struct drm_xe_vm_bind_op *)(uintptr_t)bind->vector_of_binds + i);
         signal_syncs(bind->syncs, bind->num_syncs);
         return 0;
     }
     case DRM_COMMAND_BASE + DRM_XE_EXEC_QUEUE_CREATE:
-        ((struct drm_xe_exec_queue_create *)data)->exec_queue_id = next_id++;
+        ((struct drm_xe_exec_queue_create *)data)->exec_queue_id = next_id;
+        vm_of[next_id++ % MAX_QUEUES] = ((struct drm_xe_exec_queue_create *)data)->vm_id;
         return 0;
     case DRM_COMMAND_BASE + DRM_XE_EXEC_QUEUE_GET_PROPERTY:
         ((struct drm_xe_exec_queue_get_property *)data)->value = 0;
@@ -624,6 +631,7 @@ static int xe_ioctl(uint16_t id, unsigned long request, void *data)
         return 0;
     case DRM_COMMAND_BASE + DRM_XE_EXEC: {
         struct drm_xe_exec *exec = data;
+        vm = vm_of[exec->exec_queue_id % MAX_QUEUES];
         if (exec->num_batch_buffer == 1)
             walk_batch(exec->address);
         signal_syncs(exec->syncs, exec->num_syncs);
