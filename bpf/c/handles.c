@@ -13,9 +13,8 @@
  * together. `kernels_seen` and `modules_seen` may lose elements; these kernels are then sent again.
  *
  * A Vulkan driver has shaders in place of kernels. A launch's argument is a command buffer, which leads to the shader that is
- * bound there; the shader's address in the process is the handle. Shaders have no module: each counts as its own. As a driver
- * may end a shader without a call that is seen, another start or size at a known handle is another shader. A shader's name is
- * the one that the program gave its pipeline (`shader_names`).
+ * bound there; the shader's address in the process is the handle. Shaders have no module: each counts as its own. A shader's
+ * name is the one that the program gave its pipeline (`shader_names`).
  *
  * A call may launch several kernels. First all launches are sent, MOST_AT_ONCE by each program, then new kernels are described,
  * one by each program. Linux ends a chain of tail calls after 33 programs: the remaining launches are counted as lost, and the
@@ -219,12 +218,11 @@ static __always_inline struct kernel *checked_kernel(struct pt_regs *ctx, const 
         u64 is_other = (known->address ^ address) | (of_shaders & is_set(known->size ^ size));
         if (!is_other)
             return known;
-        kernels_seen.delete(key);
         *failure = HANDLES_CHANGED;
-        if (!of_shaders)
-            return 0;
-        modules_seen.delete(key);
+        kernels_seen.delete(key);
+        modules_seen.delete(key); /* of a shader */
         shader_names.delete(key);
+        return 0;
     }
     *failure = HANDLES_ASTRAY;
     begin_values(layout, key->value, values);
@@ -233,13 +231,11 @@ static __always_inline struct kernel *checked_kernel(struct pt_regs *ctx, const 
                      choose(of_shaders, layout->window_bytes, values[ALLOCATION_BYTES])))
         return 0;
     struct kernel fresh = {.address = address, .size = values[CODE_BYTES]};
-    if (of_shaders) {
-        struct shader_name *name = shader_names.lookup(key);
-        if (name)
-            bpf_probe_read_kernel(fresh.name, sizeof(fresh.name), name);
-    } else {
-        read_user_text(fresh.name, sizeof(fresh.name), (void *)values[NAME]);
-    }
+    struct shader_name *name = shader_names.lookup(key);
+    if (name)
+        bpf_probe_read_kernel(fresh.name, sizeof(fresh.name), name);
+    else
+        read_user_text(fresh.name, sizeof(fresh.name), (void *)values[NAME]); /* 0 in a layout with shaders */
     if (is_occupied(ctx, entry, layout, key, address, values))
         return 0;
     kernels_seen.update(key, &fresh);
@@ -412,7 +408,7 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
     u64 given = integer_argument(ctx, entry->handle) + entry->offset, time = launch->time;
     u64 many = kernel_count(ctx, entry), first = state->kernels_sent, undescribed = state->undescribed;
     enum counter failure;
-    struct handle key = handle_of(ctx, entry, with_gpu(ctx, entry, layout, bound_handle(layout, given)));
+    struct handle key = handle_of(ctx, entry, with_gpu(ctx, entry, layout, forgotten(bound_handle(layout, given), time)));
     u64 list = entry->in_list ? ctx->di + entry->list_offset : 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {

@@ -100,10 +100,9 @@ static __always_inline void send_submissions(struct pt_regs *ctx, struct scratch
         lost = forgotten(lost, time);
         if (batch >= many)
             break;
-        struct submit_info info = {};
-        u64 unreadable = hidden(read_user(&info, sizeof(info), (void *)(from + SUBMIT_INFO_BYTES * batch))) >> 63;
-        u64 of_batch = choose(unreadable, 0, info.count);
-        lost += unreadable;
+        struct submit_info info = {}; /* stays so if it cannot be read */
+        lost += hidden(read_user(&info, sizeof(info), (void *)(from + SUBMIT_INFO_BYTES * batch))) >> 63;
+        u64 of_batch = forgotten(info.count, time);
         if (sent >= of_batch) {
             batch++;
             sent = 0;
@@ -117,12 +116,11 @@ static __always_inline void send_submissions(struct pt_regs *ctx, struct scratch
         u64 some = at_most(LISTS_A_RECORD, of_batch - sent);
         some = forgotten(some, time);
         u64 at = info.first + BUFFER_INFO_BYTES * sent + BUFFER_AT;
+        u64 unreadable = 0; /* a bit for each; what lies behind the array may be unreadable */
 #pragma clang loop unroll(full)
-        for (u64 i = 0; i < LISTS_A_RECORD; i++) {
-            record->lists[i] = 0;
-            unreadable = hidden(read_user(&record->lists[i], 8, (void *)(at + BUFFER_INFO_BYTES * i))) >> 63;
-            lost += unreadable & (i < some);
-        }
+        for (u64 i = 0; i < LISTS_A_RECORD; i++)
+            unreadable |= hidden(read_user(&record->lists[i], 8, (void *)(at + BUFFER_INFO_BYTES * i))) >> 63 << i;
+        lost += is_set(unreadable & ((1ULL << (some & 15)) - 1));
         begin_record(record, launch, LIST_EXECUTE);
         record->count = some;
         record->queue = queue;
