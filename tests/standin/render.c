@@ -358,7 +358,9 @@ enum { CODE = 1 << 17, MAX_KERNELS = 1 << 12 };
 enum { COMPUTE_WALKER = 0x7208, WALKER_WORDS = 40, STATE_BASE_ADDRESS = 0x6101 };
 enum { INDIRECT_DISPATCH = 0x7c01, INDIRECT_WORDS = 45, BODY = 5 }; /* EXECUTE_INDIRECT_DISPATCH: a walker's words are 5 further on */
 static uint64_t instruction_base;
-static uint64_t placed[MAX_KERNELS]; /* those that the GPU of this process knows */
+static struct {
+    uint64_t address, checksum;
+} placed[MAX_KERNELS]; /* those that the GPU of this process knows */
 static int placed_count;
 static pid_t connected;
 
@@ -388,29 +390,27 @@ static void execute(uint32_t kernel, uint32_t groups)
         gpu_connect();
     }
     uint64_t address = instruction_base + kernel;
-    bool known = false;
-    for (int i = 0; i < placed_count; i++)
-        known |= placed[i] == address;
-    if (!known) {
-        memset(code, 0, sizeof code);
-        for (size_t at = 0; at < CODE && read_gpu(address + at, code + at, 4096); at += 4096)
-            ;
-        size_t size = kernel_size(code);
-        if (!size || placed_count == MAX_KERNELS)
-            return;
-        placed[placed_count++] = address;
+    memset(code, 0, sizeof code);
+    for (size_t at = 0; at < CODE && read_gpu(address + at, code + at, 4096); at += 4096)
+        ;
+    size_t size = kernel_size(code);
+    uint64_t checksum = size;
+    for (size_t at = 0; at < size; at++)
+        checksum = checksum * 0x100000001b3 ^ code[at];
+    int index = 0;
+    while (index < placed_count && placed[index].address != address)
+        index++;
+    if (!size || index == MAX_KERNELS)
+        return;
+    if (index == placed_count || placed[index].checksum != checksum) { /* another shader may have been there */
+        placed[index].address = address;
+        placed[index].checksum = checksum;
+        placed_count += index == placed_count;
         snprintf(text, sizeof text, "%x", kernel);
         gpu_kernel(text, address, code, size);
     }
     snprintf(text, sizeof text, "dispatch_%u", groups);
     gpu_launch(address, text);
-}
-
-/* A recording of this process gets the stalls of all that it submitted. */
-__attribute__((destructor)) static void end(void)
-{
-    if (connected == getpid())
-        gpu_wait();
 }
 
 /* `words` are those of a COMPUTE_WALKER, `groups` how many groups of threads it starts in each dimension. */
@@ -634,6 +634,8 @@ static int xe_ioctl(uint16_t id, unsigned long request, void *data)
         vm = vm_of[exec->exec_queue_id % MAX_QUEUES];
         if (exec->num_batch_buffer == 1)
             walk_batch(exec->address);
+        if (connected == getpid()) /* what is submitted is complete at once, also on that GPU */
+            gpu_wait();
         signal_syncs(exec->syncs, exec->num_syncs);
         return 0;
     }
