@@ -53,6 +53,7 @@ class Action(StrEnum):
     NAMED = "named"  # names an object: VkDebugUtilsObjectNameInfoEXT
     EXECUTE = "execute"  # executes an array of command lists
     SUBMIT = "submit"  # executes the command lists of an array of VkSubmitInfo2
+    INCLUDE = "include"  # makes an array of command lists part of the list that is the first argument
     LIST_CLOSED = "list-closed"
     LIST_RESET = "list-reset"
     LIST_GONE = "list-gone"
@@ -68,10 +69,10 @@ class Action(StrEnum):
     WAIT = "wait"  # waits for the GPU; the stack pointer is as it was at the function's first instruction
 
 
-_WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE, Action.SUBMIT)
+_WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE, Action.SUBMIT, Action.INCLUDE)
 TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_SIZES, Action.TRANSFER_UNKNOWN)
 OWN_LAUNCHES = (Action.OWN_LAUNCH, Action.OWN_LAUNCHES)
-_ONLY_OF_WINDOWS = {Action.SHADER_GONE, Action.NAMED, Action.SUBMIT}
+_ONLY_OF_WINDOWS = {Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE}
 _OF_WINDOWS = {*_ONLY_OF_WINDOWS, Action.LAUNCH, Action.LIST_CLOSED, Action.LIST_RESET, Action.LIST_GONE}
 
 

@@ -26,10 +26,10 @@ static __always_inline void begin_record(struct list_record *record, const struc
         bpf_get_current_comm(record->comm, sizeof(record->comm));
 }
 
-/* Sends the lists that a call executes, in as many records as necessary; continues with the program for `again` if there are
- * more than RECORDS_PER_PROGRAM. */
-static __always_inline void send_executions(struct pt_regs *ctx, struct scratch *scratch, u64 queue, u64 many, u64 from,
-                                            enum phase again) {
+/* Sends the lists that a call executes or includes, in as many records as necessary; continues with the program for `again` if
+ * there are more than RECORDS_PER_PROGRAM. */
+static __always_inline void send_executions(struct pt_regs *ctx, struct scratch *scratch, u64 event, u64 queue, u64 many,
+                                            u64 from, enum phase again) {
     struct launch_state *state = launch_state_of(scratch);
     struct launched *launch = &state->launched;
     u64 time = launch->time, sent = state->lists_sent, lost = 0, is_full = 0;
@@ -53,7 +53,7 @@ static __always_inline void send_executions(struct pt_regs *ctx, struct scratch 
         u64 unreadable = hidden(read_user(record->lists, some * 8, (void *)(from + sent * 8))) >> 63;
         some = forgotten(some, time);
         lost += choose(unreadable, some, 0);
-        begin_record(record, launch, LIST_EXECUTE);
+        begin_record(record, launch, event);
         record->count = choose(unreadable, 0, some);
         record->queue = queue;
         list_events.ringbuf_submit(record, wakeup(launch->nth, LIST_WAKE_EVERY));
@@ -174,7 +174,7 @@ int on_executed(struct pt_regs *ctx) {
     if (!scratch)
         return 0;
     if (entry)
-        send_executions(ctx, scratch, ctx->di, (u32)integer_argument(ctx, entry->count),
+        send_executions(ctx, scratch, entry->event, ctx->di, (u32)integer_argument(ctx, entry->count),
                         integer_argument(ctx, entry->handle), EXECUTED);
     end_launch(scratch);
     return 0;
@@ -224,7 +224,7 @@ int on_probed_executed(struct pt_regs *ctx) {
     read_registers(ctx, regs);
     if (probe && !(read_arg(regs, &probe->args[0], &queue) | read_arg(regs, &probe->args[1], &many) |
                    read_arg(regs, &probe->args[2], &from)))
-        send_executions(ctx, scratch, queue, (u32)many, from, PROBED_EXECUTED);
+        send_executions(ctx, scratch, LIST_EXECUTE, queue, (u32)many, from, PROBED_EXECUTED);
     else
         count(LISTS_LOST, 1);
     end_launch(scratch);

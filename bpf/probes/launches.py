@@ -81,6 +81,7 @@ _HANDLE_PROGRAMS = {
     Action.MODULE_GONE: "on_module_gone",
     Action.EXECUTE: "on_execute",
     Action.SUBMIT: "on_submit",
+    Action.INCLUDE: "on_execute",
     Action.LIST_CLOSED: "on_list_event",
     Action.LIST_RESET: "on_list_event",
     Action.LIST_GONE: "on_list_event",

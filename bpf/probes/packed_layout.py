@@ -30,6 +30,7 @@ _LIST_EVENTS = {
     Action.LIST_CLOSED: ListEvent.CLOSE,
     Action.LIST_RESET: ListEvent.RESET,
     Action.LIST_GONE: ListEvent.DESTROY,
+    Action.INCLUDE: ListEvent.INCLUDE,
 }
 _SIZE_KINDS = {
     Action.TRANSFER: SizeKind.BYTES,

@@ -155,6 +155,7 @@ class ListEvent(IntEnum):
     CLOSE = 1
     RESET = 2  # the list is empty afterwards
     DESTROY = 3  # the handle may be reused for another list afterwards
+    INCLUDE = 4  # executing the list `queue` executes these lists, too, until that one is reset
 
 
 ABOUT = np.dtype(

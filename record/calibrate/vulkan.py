@@ -24,6 +24,7 @@ _ENTRIES = {
     "vkBeginCommandBuffer": (Action.LIST_RESET, 0, None),
     "vkResetCommandBuffer": (Action.LIST_RESET, 0, None),
     "vkEndCommandBuffer": (Action.LIST_CLOSED, 0, None),
+    "vkCmdExecuteCommands": (Action.INCLUDE, 2, 1),
     "vkQueueSubmit2": (Action.SUBMIT, 2, 1),
 }
 _NEEDED = ("vkCmdDispatchBase", "vkDestroyPipeline")

@@ -30,7 +30,7 @@ FUNCTIONS = (
     "vkBeginCommandBuffer",
     "vkEndCommandBuffer",
     "vkResetCommandBuffer",
-    "vkFreeCommandBuffers",
+    "vkCmdExecuteCommands",
     "vkQueueSubmit",
     "vkQueueSubmit2",
 )

@@ -89,14 +89,30 @@ def test_every_dispatch_is_recorded_with_the_shader_that_the_walkers_have(record
     }
 
 
+def reported_launches(recording: Recording) -> dict[str, int]:
+    """By kernel, as `iaprof top` counts them."""
+    words = [*IAPROF, "top", str(recording.capture), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return {entry["kernel"]: entry["launches"] for entry in json.loads(done.stdout)["entries"]}
+
+
+def submitted(recording: Recording) -> dict[str, int]:
+    """The same, as the batches have them."""
+    counts = Counter(walker.groups[0] for walker in recording.run.walkers)
+    return {f"shader_{shader}": count for shader, count in counts.items()}
+
+
 def test_reports_count_what_was_submitted(recording: Recording) -> None:
-    done = subprocess.run(
-        [*IAPROF, "top", str(recording.capture), "--json"], capture_output=True, text=True, check=True
-    )
-    entries = json.loads(done.stdout)["entries"]
-    assert {entry["kernel"]: entry["launches"] for entry in entries} == {
-        f"shader_{shader}": count for shader, count in recording.run.submitted.items()
-    }
+    assert reported_launches(recording) == submitted(recording)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_secondary_command_buffers_count_with_each_submission_of_those_that_include_them(
+    calibrated: dict[str, Mesa], release: str, tmp_path: Path
+) -> None:
+    recording = record(calibrated[release], "lnl", tmp_path, *OPTIONS, "--secondary")
+    assert sum(recording.run.submitted.values()) == 4 * sum(recording.run.appended.values())
+    assert reported_launches(recording) == submitted(recording)
 
 
 def test_every_stall_is_at_its_instruction_of_the_shader_that_its_function_dispatched(recording: Recording) -> None:
