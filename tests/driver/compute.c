@@ -15,7 +15,7 @@
  *   --seconds S      goes on with rounds for as long, whatever --rounds says
  *
  * Shader n is dispatched by dispatch_n, in n groups of threads, so that the walkers in a batch say by which function. Prints
- * its process, how often each function dispatched and how often each walker was submitted, as JSON. */
+ * its process, how often each function dispatched, how often each walker was submitted, and the mean time of a dispatch, as JSON. */
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -48,6 +48,7 @@ static VkBuffer buffer, groups; /* groups: VkDispatchIndirectCommand of each sha
 static VkCommandPool pool;
 static VkShaderModule modules[2];
 static unsigned long appended[SHADERS], submitted[SHADERS];
+static double appending; /* seconds that dispatches took */
 
 static PFN_vkCmdBindPipeline bind_pipeline = vkCmdBindPipeline;
 static PFN_vkCmdDispatch dispatch = vkCmdDispatch;
@@ -56,12 +57,20 @@ static PFN_vkQueueSubmit queue_submit = vkQueueSubmit;
 static PFN_vkBeginCommandBuffer begin_commands = vkBeginCommandBuffer;
 static PFN_vkEndCommandBuffer end_commands = vkEndCommandBuffer;
 
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
 static void append(VkCommandBuffer commands, uint32_t number)
 {
     uint32_t n = 64;
     bind_pipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipelines[number - 1]);
     vkCmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &set, 0, NULL);
     vkCmdPushConstants(commands, layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, 4, &n);
+    double begun = now();
     for (int i = 0; i < dispatches; i++) {
         if (indirect && i % 2)
             dispatch_indirect(commands, groups, 12 * (number - 1));
@@ -69,6 +78,7 @@ static void append(VkCommandBuffer commands, uint32_t number)
             dispatch(commands, number, 1, 1);
         appended[number - 1]++;
     }
+    appending += now() - begun;
 }
 
 #define DISPATCH(number)                                                                                                                   \
@@ -280,13 +290,6 @@ static void run_round(VkCommandBuffer primary, VkCommandBuffer second)
         submitted[i] += (appended[i] - before[i]) * (unsigned long)(submits * times);
 }
 
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-}
-
 int main(int argc, char **argv)
 {
     const char *paths[2] = {0};
@@ -330,8 +333,8 @@ int main(int argc, char **argv)
             make_pipelines(instance, i);
         run_round(commands[0], commands[1]);
     }
-    printf("{\"pid\": %d, \"appended\": [%lu, %lu, %lu, %lu], \"submitted\": [%lu, %lu, %lu, %lu]}\n", getpid(), appended[0], appended[1],
-           appended[2], appended[3], submitted[0], submitted[1], submitted[2], submitted[3]);
+    printf("{\"pid\": %d, \"appended\": [%lu, %lu, %lu, %lu], \"submitted\": [%lu, %lu, %lu, %lu], \"ns\": %.1f}\n", getpid(), appended[0], appended[1],
+           appended[2], appended[3], submitted[0], submitted[1], submitted[2], submitted[3], appending * 1e9 / (double)(appended[0] + appended[1] + appended[2] + appended[3]));
     fflush(stdout);
     vkDestroyCommandPool(device, pool, NULL);
     vkDestroyDevice(device, NULL);

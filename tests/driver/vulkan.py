@@ -46,6 +46,7 @@ class Run:
     pid: int
     appended: dict[int, int]  # dispatches in command buffers, by shader
     submitted: dict[int, int]  # the same for each time that a command buffer was submitted
+    ns: float  # mean time of a dispatch
     walkers: list[Walker]
 
 
@@ -116,7 +117,7 @@ def read_run(stdout: str, folder: Path) -> Run:
     told = json.loads(stdout)
     appended, submitted = (dict(zip(SHADERS, told[name], strict=True)) for name in ("appended", "submitted"))
     walkers = [walker for walker in read_walkers(folder) if walker.pid == told["pid"]]
-    return Run(told["pid"], appended, submitted, walkers)
+    return Run(told["pid"], appended, submitted, told["ns"], walkers)
 
 
 def read_walkers(folder: Path) -> list[Walker]:
