@@ -260,7 +260,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
 
 
 def _window(of: Any) -> tuple[int, int]:
-    start, size = _number(of[0], 1 << 48), _number(of[1], MAX_WINDOW + 1)
+    start, size = of
+    start, size = _number(start, 1 << 48), _number(size, MAX_WINDOW + 1)
     if not start or start % MAX_WINDOW or not size:
         raise LayoutError("its range of code does not begin where it can")
     return start, size

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from driver.vulkan import DEVICES, RELEASES, SHADERS, Mesa, Run, read_run, walkers_of
+from driver.vulkan import DEVICES, RELEASES, SHADERS, Mesa, Run, read_run, read_walkers, walkers_of
 from iaprof.bpf.driver_layout import CACHE, find_layout
 from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import BARE, IAPROF
@@ -59,17 +59,23 @@ class Recording:
         return [row for row in rows if row["pid"] == self.run.pid]
 
 
-def record(mesa: Mesa, device: str, folder: Path, *options: str | int) -> Recording:
-    """Records the program in `folder`; it has to work."""
+def record_command(mesa: Mesa, device: str, folder: Path, command: list[str]) -> tuple[str, str, Ledger]:
+    """Records a command in `folder`; it has to work. Returns what both printed, and the ledger of the GPU."""
     beside = folder / "driver"  # the driver alone: it is probed before the program maps it
     beside.mkdir()
     (beside / mesa.library.name).symlink_to(mesa.library)
-    words = [*IAPROF, "record", "-o", str(folder / "capture"), *BARE, "--", *mesa.command(device, folder, *options)]
+    words = [*IAPROF, "record", "-o", str(folder / "capture"), *BARE, "--", *command]
     with Hardware(folder / "gpu", device) as hardware:
         environment = os.environ | hardware.env() | {"LD_LIBRARY_PATH": str(beside)}
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return Recording(folder / "capture", done.stderr, read_run(done.stdout, folder), hardware.ledger())
+    return done.stdout, done.stderr, hardware.ledger()
+
+
+def record(mesa: Mesa, device: str, folder: Path, *options: str | int) -> Recording:
+    """Records the program in `folder`; it has to work."""
+    printed, said, ledger = record_command(mesa, device, folder, mesa.command(device, folder, *options))
+    return Recording(folder / "capture", said, read_run(printed, folder), ledger)
 
 
 @pytest.fixture(scope="module", params=[(release, device) for release in RELEASES for device in DEVICES], ids="-".join)
@@ -89,9 +95,9 @@ def test_every_dispatch_is_recorded_with_the_shader_that_the_walkers_have(record
     }
 
 
-def reported_launches(recording: Recording) -> dict[str, int]:
+def reported_launches(capture: Path) -> dict[str, int]:
     """By kernel, as `iaprof top` counts them."""
-    words = [*IAPROF, "top", str(recording.capture), "--json"]
+    words = [*IAPROF, "top", str(capture), "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     return {entry["kernel"]: entry["launches"] for entry in json.loads(done.stdout)["entries"]}
 
@@ -103,7 +109,7 @@ def submitted(recording: Recording) -> dict[str, int]:
 
 
 def test_reports_count_what_was_submitted(recording: Recording) -> None:
-    assert reported_launches(recording) == submitted(recording)
+    assert reported_launches(recording.capture) == submitted(recording)
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -112,7 +118,7 @@ def test_secondary_command_buffers_count_with_each_submission_of_those_that_incl
 ) -> None:
     recording = record(calibrated[release], "lnl", tmp_path, *OPTIONS, "--secondary")
     assert sum(recording.run.submitted.values()) == 4 * sum(recording.run.appended.values())
-    assert reported_launches(recording) == submitted(recording)
+    assert reported_launches(recording.capture) == submitted(recording)
 
 
 def test_every_stall_is_at_its_instruction_of_the_shader_that_its_function_dispatched(recording: Recording) -> None:
@@ -171,6 +177,20 @@ def test_a_shader_without_a_name_has_that_of_its_code(calibrated: dict[str, Mesa
     assert names[0] == names[1]
     assert len(names[0]) == len(SHADERS)
     assert all(re.fullmatch("compute [0-9a-f]{8}", name) for name in names[0])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_llama_cpp_s_backend_is_recorded_with_the_names_of_its_kernels(
+    calibrated: dict[str, Mesa], device: str, tmp_path: Path
+) -> None:
+    mesa = calibrated["unstable"]
+    _, said, _ = record_command(mesa, device, tmp_path, mesa.ggml_command(device, tmp_path, 20))
+    # then: as often as the batches say, and each of the graph's seven operations once a round
+    walkers = Counter(walker.kernel for walker in read_walkers(tmp_path))
+    launches = reported_launches(tmp_path / "capture")
+    assert Counter(launches.values()) == Counter(walkers.values()) == {20: 7}
+    assert {"soft_max_f32", "silu_f32", "rms_norm_f32"} < {re.sub(" .code .*", "", name) for name in launches}
+    assert "140 of 140 launches (100.0 %) have a whole stack" in said
 
 
 def test_what_an_unknown_build_dispatches_is_said_to_be_missing(calibrated: dict[str, Mesa], tmp_path: Path) -> None:

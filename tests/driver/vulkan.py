@@ -105,6 +105,19 @@ class Mesa:
         settings = [f"{name}={value}" for name, value in self.settings(device, folder).items()]
         return [str(word) for word in ("env", *settings, self.program, *options, *shaders)]
 
+    def ggml_command(self, device: str, folder: Path, rounds: int) -> list[str]:
+        """The command line of the program in ggml.c, which only unstable has; ggml names its pipelines."""
+        settings = self.settings(device, folder) | {"GGML_VK_DEBUG_MARKERS": "1"}
+        backend = self.libraries / "ggml/backends0/libggml-vulkan.so"
+        program = self.program.with_name("ggml")
+        return [
+            "env",
+            *(f"{name}={value}" for name, value in settings.items()),
+            str(program),
+            str(backend),
+            str(rounds),
+        ]
+
     def run(self, device: str, folder: Path, *options: str | int) -> Run:
         """Runs the program."""
         command = self.command(device, folder, *options)
@@ -156,6 +169,9 @@ def _build(release: str, prepared: Path, standin: Path, folder: Path) -> Mesa:
     places = (f"-Wl,-rpath,{mesa.libraries}", f"-Wl,--dynamic-linker,{mesa.libraries / 'ld-linux-x86-64.so.2'}")
     sources = (f"-I{prepared / 'include'}", str(HERE / "compute.c"), str(mesa.libraries / "libvulkan.so.1"))
     _compile([*FLAGS, *LINK, *places, *sources], program)
+    if release == "unstable":
+        ggml = [str(mesa.libraries / f"lib{name}.so.0") for name in ("ggml", "ggml-base")]
+        _compile([*FLAGS, *LINK, *places, f"-I{prepared / 'include'}", str(HERE / "ggml.c"), *ggml], folder / "ggml")
     icd = {"library_path": str(mesa.library), "api_version": "1.4.0"}
     manifest.write_text(json.dumps({"file_format_version": "1.0.1", "ICD": icd}))
     return mesa

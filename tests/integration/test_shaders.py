@@ -14,6 +14,7 @@ import pytest
 from elftools.elf.elffile import ELFFile
 from numpy.typing import NDArray
 
+import elf_sections
 from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.library_file import LibraryFile
@@ -43,7 +44,7 @@ class Player:
         source.write_text(SOURCE)
         subprocess.run(["cc", *FLAGS, "-o", str(library), str(source)], check=True)
         with library.open("rb") as file:
-            table = ELFFile(file).get_section_by_name(".dynsym")
+            table = elf_sections.symbols(ELFFile(file))
             symbols = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
             elf = LibraryFile(file)
             layout = self._layout(symbols, elf.build_id(), bound)
