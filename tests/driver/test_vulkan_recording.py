@@ -20,6 +20,7 @@ from iaprof.bpf.driver_layout import CACHE, find_layout
 from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware, Ledger
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 
@@ -177,6 +178,31 @@ def test_a_shader_without_a_name_has_that_of_its_code(calibrated: dict[str, Mesa
     assert names[0] == names[1]
     assert len(names[0]) == len(SHADERS)
     assert all(re.fullmatch("compute [0-9a-f]{8}", name) for name in names[0])
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_program_that_already_runs_is_recorded(calibrated: dict[str, Mesa], release: str, tmp_path: Path) -> None:
+    # given: a program in the middle of its work, whose pipelines have names that were given before
+    mesa = calibrated[release]
+    command = mesa.command("bmg", tmp_path, *OPTIONS, "--seconds", 30)
+    with (
+        Hardware(tmp_path / "gpu", "bmg") as hardware,
+        subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
+    ):
+        until(lambda: (tmp_path / "walkers").exists() and len(read_walkers(tmp_path)) > 100, program)
+        # when
+        words = [*IAPROF, "record", "-o", str(tmp_path / "capture"), *BARE, "--", "sleep", "2"]
+        done = subprocess.run(words, env=os.environ | hardware.env(), capture_output=True, text=True, timeout=120)
+        program.kill()
+    assert done.returncode == 0, done.stderr
+    # then: each of its shaders, and nothing else, with code and whole stacks
+    capture = CaptureReader(tmp_path / "capture")
+    rows = capture.table("launch").to_pylist()
+    assert len(rows) > 100
+    assert {row["address"] - WINDOW for row in rows} == {walker.kernel for walker in read_walkers(tmp_path)}
+    assert all(re.fullmatch("compute [0-9a-f]{8}", row["name"]) for row in rows)
+    assert capture.count("kernel") == len(SHADERS)
+    assert f"{len(rows):,} of {len(rows):,} launches (100.0 %) have a whole stack" in done.stderr
 
 
 @pytest.mark.parametrize("device", DEVICES)
