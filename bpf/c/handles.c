@@ -307,8 +307,8 @@ static __always_inline enum name_result send_name(const struct about *about, u64
 
 /* Sends the rest of `total` bytes after the first `sent`, at most `most` chunks; returns the new number of sent bytes.
  * `what` and `most` must be constants; the chunks have `kind`. Adds UNREADABLE and NO_ROOM to `failures`. */
-static __always_inline u64 send_chunks(const struct about *about, enum chunk_of what, u64 kind, u32 most, u64 from, u64 total, u64 sent,
-                                       u64 *failures) {
+static __always_inline u64 send_chunks(const struct about *about, enum chunk_of what, u64 kind, u32 most, u64 from,
+                                       u64 total, u64 sent, u64 *failures) {
     u64 failed = 0, numbers;
     begin_numbers(&numbers, 0, most);
 #pragma clang loop unroll(disable)
@@ -408,7 +408,7 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
     u64 given = integer_argument(ctx, entry->handle) + entry->offset, time = launch->time;
     u64 many = kernel_count(ctx, entry), first = state->kernels_sent, undescribed = state->undescribed;
     enum counter failure;
-    struct handle key = handle_of(ctx, entry, with_gpu(ctx, entry, layout, forgotten(bound_handle(layout, given), time)));
+    struct handle key = handle_of(ctx, entry, with_gpu(ctx, entry, layout, bound_handle(layout, given)));
     u64 list = entry->in_list ? ctx->di + entry->list_offset : 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {

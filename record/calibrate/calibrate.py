@@ -134,24 +134,27 @@ def calibrate(library: Path) -> Calibration:
                 answers, left_out = _run_driver(kind, library, file, read)
                 return layout_of(build_id, Code(elf, file), list(answers.values())), answers, left_out
 
-            answers: Mapping[str, Answer | VulkanAnswer]
             if kind is Kind.VULKAN:
-                answers, left_out = _run_vulkan(library, file)
-                layout = vulkan_layout(build_id, Code(elf, file), list(answers.values()))
-            elif kind is Kind.OPENCL:
+                found, left_out = _run_vulkan(library, file)
+                layout = vulkan_layout(build_id, Code(elf, file), list(found.values()))
+                return Calibration(layout, tuple(found), left_out, _slow(file, elf, layout), "")
+            if kind is Kind.OPENCL:
                 layout, answers, left_out = layout_from(read_opencl, opencl_layout)
             else:
                 layout, answers, left_out = layout_from(read_level_zero, level_zero_layout)
-            offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
-            slow = single_stepped_launches(file.fileno(), layout, offsets)
             no_own = next((f"as {device}, {answer.no_own}" for device, answer in answers.items() if answer.no_own), "")
-            if not no_own and not layout.has_own_kernels and kind is not Kind.VULKAN:
+            if not no_own and not layout.has_own_kernels:
                 no_own = "devices disagree on how its copies launch kernels"
-            return Calibration(layout, tuple(answers), left_out, slow, no_own)
+            return Calibration(layout, tuple(answers), left_out, _slow(file, elf, layout), no_own)
     except OSError as error:
         raise CalibrationError(library, str(error.strerror), kind) from error
     except (Problem, ProbeError, LayoutError) as error:
         raise CalibrationError(library, str(error), kind) from error
+
+
+def _slow(file: BinaryIO, elf: LibraryFile, layout: Layout) -> tuple[str, ...]:
+    offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
+    return single_stepped_launches(file.fileno(), layout, offsets)
 
 
 def _kind_of_name(name: str) -> Kind:

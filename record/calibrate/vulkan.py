@@ -47,11 +47,6 @@ class VulkanAnswer:
     shader_class: tuple[int, int]  # offset, and place in the file of what the pointer there points to
     bound: tuple[tuple[int, ...], ...]  # best first
 
-    @property
-    def no_own(self) -> str:
-        """As in answers of other drivers."""
-        return ""
-
 
 def read_vulkan(raw: Any) -> tuple[dict[str, VulkanAnswer], dict[str, str]]:
     """Checks and reads an answer.
@@ -147,4 +142,6 @@ def _entries(answers: Sequence[VulkanAnswer], code: Code) -> Iterator[Entry]:
                 continue
             taken.add(place)
             needed = {handle} if count is None else {0, handle, count}
-            yield Entry(name, action, code.probe(place, needed), handle, count)
+            # What comes before the probe may read a structure that an argument points to, as of an indirect dispatch.
+            at = code.probe(place, needed, keeps_memory=action is not Action.LAUNCH)
+            yield Entry(name, action, at, handle, count)

@@ -107,7 +107,7 @@ class PlacedModule:
     pid: int
     time_ns: int  # no later than the first launch of one of its kernels
     elf: bytes  # like a debug ELF
-    nameless: tuple[PlacedKernel, ...] = ()  # shaders whose program gave them no name
+    shaders: tuple[PlacedKernel, ...] = ()  # launches of these may have no name
 
 
 class DumpedModules:
@@ -148,7 +148,7 @@ class DumpedModules:
             spool: the spool of all frames.
         """
         for module in self._modules:
-            kernels, nameless = [], []
+            kernels, shaders = [], []
             for address in module.addresses:
                 name = module.whole(ChunkOf.NAME, address, spool)
                 code = module.whole(ChunkOf.CODE, address, spool)
@@ -156,14 +156,14 @@ class DumpedModules:
                 if name and code:
                     kernels.append(PlacedKernel(name.decode("utf-8", "backslashreplace"), address, code))
                 elif shader:
-                    kernels.append(PlacedKernel(_shader_name(name, shader), address, shader))
-                    nameless += [] if name else kernels[-1:]
+                    shaders.append(PlacedKernel(_shader_name(name, shader), address, shader))
             binary = module.whole(ChunkOf.MODULE, 0, spool)
+            kernels += shaders
             self.kernels_unfinished += len(module.addresses) - len(kernels)
             self.modules_unfinished += binary is None and (ChunkOf.MODULE, 0) in module.dumps
             if kernels:
                 since = max(module.time_ns - SAME_TIME_NS, 0)
-                yield PlacedModule(module.pid, since, compose(binary, kernels), tuple(nameless))
+                yield PlacedModule(module.pid, since, compose(binary, kernels), tuple(shaders))
 
 
 def _shader_name(name: bytes | None, code: bytes) -> str:

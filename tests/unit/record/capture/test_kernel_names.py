@@ -165,6 +165,14 @@ def test_launches_of_shaders_without_a_name_have_that_of_the_shader_at_their_add
     assert names_of(spool) == [first, second, "", "", "softmax"]
 
 
+def test_launches_before_a_shader_was_given_its_name_have_it_too(spool: Spool) -> None:
+    place = {"module": 0x10, "address": 0x200000000, "module_time": 100, "time": 100}
+    for chunk in (Chunk(b"A" * 64, ChunkOf.SHADER, **place), Chunk(b"softmax", **place)):
+        spool.write(FrameKind.PIECE, chunk.frame(), time=5000)
+    launch(spool, Launched("", 0x200000000, time=150), Launched("softmax", 0x200000000, time=200))
+    assert names_of(spool) == ["softmax", "softmax"]
+
+
 def test_names_may_be_any_bytes(spool: Spool) -> None:
     name = "ü" * 31 + "é€" + "\x1b"  # is cut within the é
     module(spool, elf_of((name, PLACE)))
