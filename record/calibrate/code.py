@@ -139,7 +139,8 @@ _VECTOR_LOAD = re.compile(
 _NUMBER_STORE = re.compile(
     rb"[\x40\x48]?(?:\xc6(?:\x04\x24|\x44\x24.|\x84\x24.{4}).|\xc7(?:\x04\x24|\x44\x24.|\x84\x24.{4}).{4})", re.DOTALL
 )
-# add, cmp, mov and lea of two registers, or of a register and memory at a register, with or without displacement, or rip.
+# add, cmp, mov and lea of two registers, or of a register and memory at a register, with or without displacement, or
+# at rip.
 _ANYWHERE = re.compile(
     rb"([\x40-\x4f]?)([\x01\x39\x3b\x89\x8b\x8d])"
     rb"(?:([\xc0-\xff])|((?![\x04\x05\x0c\x0d\x14\x15\x1c\x1d\x24\x25\x2c\x2d\x34\x35\x3c\x3d])[\x00-\x3f])"
