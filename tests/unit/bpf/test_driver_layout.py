@@ -318,7 +318,7 @@ def test_other_arguments_may_be_gone() -> None:
     ("code", "at"),
     [
         (
-            # sub $72,%rsp; mov 16(%rsi),%rax; pxor; xor %esi,%esi; movaps and movq to, movdqa of the stack; movups; call
+            # sub $72,%rsp; mov 16(%rsi),%rax; pxor; xor %esi,%esi; movaps, movq, mov, movdqa, movups of the stack; call
             "4883ec48 488b4610 660fefc0 31f6 0f29442420 48c744241000000000 4889442428 660f6f442420 0f110424 e8",
             43,
         ),
