@@ -46,8 +46,9 @@ test-thorough: setup ## the tests that `make test` leaves out: of more inputs, o
 	@$(EVERY_BCC)
 	@scripts/test --thorough
 
-test-driver: setup ## tests/driver, on Intel's real runtime, which needs no GPU for this
+test-driver: setup ## tests/driver, on Intel's real runtime and Mesa's Vulkan driver, which need no GPU for this
 	@scripts/test-driver >/dev/null
+	@scripts/test-vulkan >/dev/null
 	@scripts/test --driver
 
 test-programs: setup ## download dpnp, pyopencl, OpenVINO, clpeak, Go, Java and TensorBoard's plugin (0.9 GB), and run tests/programs

@@ -30,6 +30,8 @@ MAX_PATH = 6  # offsets per path; handles.c can hold the five pointers in betwee
 MAX_CLASSES = 8
 MAX_GPUS = 8  # their numbers are stored in three bits of a handle
 MAX_OFFSET = 0x7FFF  # bytes; fits the signed 16-bit fields of handles.c
+MAX_BOUND_OFFSET = 0x1FFFF  # bytes of a command buffer; fits the 32-bit fields of handles.c
+MAX_WINDOW = 1 << 32  # bytes
 ARGUMENTS = (112, 104, 96, 88, 72, 64)
 """Offsets of a function's arguments in struct pt_regs: di, si, dx, cx, r8 and r9."""
 _BUILD_ID = re.compile(r"[0-9a-f]{16,64}")
@@ -47,7 +49,11 @@ class Action(StrEnum):
     LAUNCH_MANY = "launch-many"  # launches an array of kernels
     KERNEL_GONE = "kernel-gone"  # destroys a kernel; another kernel may get the handle's memory
     MODULE_GONE = "module-gone"  # destroys a module
+    SHADER_GONE = "shader-gone"  # destroys a pipeline, and its shader, which is the launches' handle
+    NAMED = "named"  # names an object: VkDebugUtilsObjectNameInfoEXT
     EXECUTE = "execute"  # executes an array of command lists
+    SUBMIT = "submit"  # executes the command lists of an array of VkSubmitInfo2
+    INCLUDE = "include"  # makes an array of command lists part of the list that is the first argument
     LIST_CLOSED = "list-closed"
     LIST_RESET = "list-reset"
     LIST_GONE = "list-gone"
@@ -63,9 +69,11 @@ class Action(StrEnum):
     WAIT = "wait"  # waits for the GPU; the stack pointer is as it was at the function's first instruction
 
 
-_WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE)
+_WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE, Action.SUBMIT, Action.INCLUDE)
 TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_SIZES, Action.TRANSFER_UNKNOWN)
 OWN_LAUNCHES = (Action.OWN_LAUNCH, Action.OWN_LAUNCHES)
+_ONLY_OF_WINDOWS = {Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE}
+_OF_WINDOWS = {*_ONLY_OF_WINDOWS, Action.LAUNCH, Action.LIST_CLOSED, Action.LIST_RESET, Action.LIST_GONE}
 
 
 @dataclass(frozen=True)
@@ -124,17 +132,23 @@ class Dispatch:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of one build of a driver. All fields start at a kernel's handle."""
+    """The layout of one build of a driver. All fields start at a kernel's handle.
+
+    A Vulkan driver has shaders in place of kernels. A launch's argument is a command buffer, from which `bound` leads
+    to the shader, which is the handle. All code lies in one range of the GPU's address space, from which `address`
+    counts.
+    """
 
     build_id: str  # lower-case hexadecimal
-    driver: str  # level_zero or opencl
+    driver: str  # level_zero, opencl or vulkan
     version: str  # of the driver, for people
     entries: tuple[Entry, ...]
     address: tuple[Field, ...]  # one or two, whose sum is the GPU address of the first instruction
     size: Field  # bytes of code
     code: Field  # pointer to the code in the process's memory
-    name: Field  # pointer to the kernel's name, which ends with a zero byte
-    allocation: tuple[Field, Field]  # GPU address and size in bytes of the allocation that contains the code
+    name: Field | None  # pointer to the kernel's name, which ends with a zero byte; None with `window`
+    # GPU address and size in bytes of the allocation that contains the code; None with `window`.
+    allocation: tuple[Field, Field] | None
     kernel_class: Field  # pointer to the virtual table of the kernel's C++ class, which identifies a handle
     classes: tuple[int, ...]  # virtual addresses, in the file, that this pointer may have
     module: Field | None = None  # pointer to the module
@@ -146,11 +160,14 @@ class Layout:
     gpu: Field | None = None
     code_range: tuple[int, int] | None = None  # start and end of the driver's code, virtual addresses in the file
     dispatch: Dispatch | None = None  # for OWN_LAUNCHES
+    window: tuple[int, int] | None = None  # GPU address and bytes of the range in which all code lies; of Vulkan only
+    bound: tuple[int, ...] = ()  # with `window`: path of one or two offsets from a launch's argument to the handle
+    pipeline: int = 0  # with `window`: offset in a pipeline of the pointer to its shader
 
     @property
     def has_lists(self) -> bool:
         """Whether a launch's first argument is a command list, and executions of lists are recorded."""
-        return any(entry.action is Action.EXECUTE for entry in self.entries)
+        return any(entry.action in (Action.EXECUTE, Action.SUBMIT) for entry in self.entries)
 
     @property
     def has_own_kernels(self) -> bool:
@@ -198,8 +215,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         address=tuple(map(_field, of["address"])),
         size=_field(of["size"]),
         code=_field(of["code"]),
-        name=_field(of["name"]),
-        allocation=(_field(of["allocation"][0]), _field(of["allocation"][1])),
+        name=_field(of["name"]) if of["name"] else None,
+        allocation=(_field(of["allocation"][0]), _field(of["allocation"][1])) if of["allocation"] else None,
         kernel_class=_field(of["kernel_class"]),
         classes=tuple(_number(address, 1 << 48) for address in of["classes"]),
         module=_field(of["module"]) if of["module"] else None,
@@ -209,6 +226,9 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         gpu=_field(of["gpu"]) if of.get("gpu") else None,
         code_range=_range(of["code_range"]) if of.get("code_range") else None,
         dispatch=_dispatch(of["dispatch"]) if of.get("dispatch") else None,
+        window=_window(of["window"]) if of.get("window") else None,
+        bound=tuple(_number(offset, MAX_BOUND_OFFSET + 1) for offset in of.get("bound", ())),
+        pipeline=_number(of.get("pipeline", 0), MAX_OFFSET + 1),
     )
     if not _BUILD_ID.fullmatch(layout.build_id):
         raise LayoutError("its build-id is not valid")
@@ -217,7 +237,14 @@ def _layout(of: Mapping[str, Any]) -> Layout:
     if len(layout.address) not in (1, 2) or (layout.binary is None) != (layout.binary_size is None):
         raise LayoutError("it is incomplete")
     actions = {entry.action for entry in entries}
-    if Action.KERNEL_GONE not in actions or (layout.module and Action.MODULE_GONE not in actions):
+    if layout.window:
+        if len(layout.bound) not in (1, 2) or len(layout.address) != 1 or layout.module or layout.gpu:
+            raise LayoutError("it does not say how command buffers lead to shaders")
+        if actions - _OF_WINDOWS:
+            raise LayoutError("it has functions that Vulkan does not have")
+    elif not layout.name or not layout.allocation or layout.bound or actions & _ONLY_OF_WINDOWS:
+        raise LayoutError("it is incomplete")
+    if not actions & {Action.KERNEL_GONE, Action.SHADER_GONE} or (layout.module and Action.MODULE_GONE not in actions):
         raise LayoutError("it does not say what ends a kernel or a module, whose place another may take")
     if any((entry.action in _WITH_ARRAYS) != (entry.count is not None) for entry in entries):
         raise LayoutError("an entry point has no count of what it is given, or one too many")
@@ -230,6 +257,14 @@ def _layout(of: Mapping[str, Any]) -> Layout:
     ):
         raise LayoutError("it does not say what its copies need")
     return layout
+
+
+def _window(of: Any) -> tuple[int, int]:
+    start, size = of
+    start, size = _number(start, 1 << 48), _number(size, MAX_WINDOW + 1)
+    if not start or start % MAX_WINDOW or not size:
+        raise LayoutError("its range of code does not begin where it can")
+    return start, size
 
 
 def _range(of: Any) -> tuple[int, int]:

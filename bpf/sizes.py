@@ -147,6 +147,7 @@ def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:
         "others": sizes.others_remembered,
         "stacks_sent": sizes.stacks_remembered,
         "kernels_seen": sizes.kernels_remembered,
+        "shader_names": sizes.kernels_remembered,
         "occupants": sizes.kernels_remembered,
         "modules_seen": sizes.kernels_remembered,
         "calls": sizes.calls_remembered,

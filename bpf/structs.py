@@ -44,7 +44,7 @@ class AddressValue(IntEnum):
     HANDLE = 0
     CLASS = 1
     ADDRESS = 2
-    ADDRESS_MORE = 3
+    ADDRESS_MORE = 3  # of a shader: its size
 
 
 class DescriptionValue(IntEnum):
@@ -79,6 +79,7 @@ class Phase(IntEnum):
     WAIT_BEGUN = 13
     WAITED = 14
     DISPATCHED = 15
+    SUBMITTED = 16
 
 
 ARG = np.dtype(
@@ -119,6 +120,12 @@ LAYOUT = np.dtype(
         ("size", "<u2"),
         ("kernel", "<u2", (2,)),
         ("gpu", "<u2", (3,)),  # path of offsets from a launch's queue to the number of its GPU
+        # driver_layout.Layout.window, 0 if there is none; then `bound` and `pipeline`.
+        ("window_start", "<u8"),
+        ("window_bytes", "<u8"),
+        ("bound", "<u4", (2,)),
+        ("bound_count", "<u4"),
+        ("pipeline", "<u4"),
         # The low bits of a handle, which are 0, if a handle has a kernel for each GPU: there the programs put the GPU's
         # number. Else 0.
         ("gpu_mask", "<u8"),

@@ -75,6 +75,7 @@ class Worker(Closing):
         output: int | IO[bytes] = subprocess.DEVNULL,
         errors: int | IO[bytes] | None = subprocess.DEVNULL,
         user: int | None = None,
+        group: int | None = None,
         bare: bool = False,
         python: Sequence[str] | None = None,
         linker: Sequence[str] = (),
@@ -94,6 +95,7 @@ class Worker(Closing):
             errors: the child's stderr; None for this process's.
             user: the child's user and group id, without supplementary groups; None for this process's. The user needs
                 no right to search the folders above the interpreter and its packages.
+            group: the group id, where `user` is given and it is another one.
             bare: do not run the module site, so that the child starts faster.
             python: the interpreter with its options, in place of this one.
             linker: the dynamic linker with its options, which starts the interpreter; none for the interpreter's own.
@@ -129,7 +131,7 @@ class Worker(Closing):
                 pass_fds=files,
                 start_new_session=True,
                 user=user,
-                group=user,
+                group=user if group is None or user is None else group,
                 extra_groups=None if user is None else (),
             )
             if channel is not None:

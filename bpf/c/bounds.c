@@ -14,6 +14,7 @@ static u64 (*attach_cookie)(void *ctx) = (void *)174;
 static u64 (*this_task)(void) = (void *)158; /* with BTF: its members can be read without a helper */
 static long (*read_user)(void *to, u32 size, const void *from) = (void *)112;
 static long (*read_user_text)(void *to, u32 size, const void *from) = (void *)114;
+static long (*read_kernel_text)(void *to, u32 size, const void *from) = (void *)115;
 
 /* A constant that the loader fills in: a 64-bit immediate load of a placeholder, which bytecode.py finds. The verifier sees
  * a constant, clang an unknown number. */

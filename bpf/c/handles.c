@@ -12,6 +12,10 @@
  * A kernel is described when it is first seen: its name, its code, and its module are sent in chunks, which the recorder puts
  * together. `kernels_seen` and `modules_seen` may lose elements; these kernels are then sent again.
  *
+ * A Vulkan driver has shaders in place of kernels. A launch's argument is a command buffer, which leads to the shader that is
+ * bound there; the shader's address in the process is the handle. Shaders have no module: each counts as its own. A shader's
+ * name is the one that the program gave its pipeline (`shader_names`).
+ *
  * A call may launch several kernels. First all launches are sent, MOST_AT_ONCE by each program, then new kernels are described,
  * one by each program. Linux ends a chain of tail calls after 33 programs: the remaining launches are counted as lost, and the
  * remaining kernels are described at their next launch.
@@ -66,6 +70,11 @@ struct module {
 };
 BPF_TABLE("lru_hash", struct handle, struct module, modules_seen, ANY);
 
+struct shader_name {
+    char text[NAME_BYTES];
+};
+BPF_TABLE("lru_hash", struct handle, struct shader_name, shader_names, ANY);
+
 BPF_RINGBUF_OUTPUT(chunks, ANY); /* of kernels' names and code */
 BPF_RINGBUF_OUTPUT(modules, ANY);
 
@@ -113,10 +122,25 @@ static __always_inline void begin_values(const struct layout *layout, u64 handle
     values[GPU] = handle & layout->gpu_mask;
 }
 
+/* Returns 1 for the layout of a Vulkan driver, else 0. */
+static __always_inline u64 has_shaders(const struct layout *layout) {
+    return is_set(layout->window_bytes);
+}
+
+/* Returns the shader that is bound in a command buffer, or the handle as it is if the driver has no shaders; 0 if it cannot be
+ * read. */
+static __always_inline u64 bound_handle(const struct layout *layout, u64 given) {
+    if (layout->bound_count && read_user(&given, 8, (void *)(given + layout->bound[0])))
+        return 0;
+    if (layout->bound_count > 1 && read_user(&given, 8, (void *)(given + layout->bound[1])))
+        return 0;
+    return given;
+}
+
 /* Reads the values that describe a kernel. A module for several GPUs counts as a different one for each. */
 static __always_inline void follow_description(const struct layout *layout, u64 *values) {
     follow(layout->description_steps, layout->description_step_count, values);
-    u64 module = values[MODULE];
+    u64 module = values[MODULE] | (values[HANDLE] & -has_shaders(layout));
     values[MODULE] = module | (values[GPU] & -is_set(module));
 }
 
@@ -187,22 +211,31 @@ static __always_inline struct kernel *checked_kernel(struct pt_regs *ctx, const 
     *failure = HANDLES_UNKNOWN;
     if (!is_kernel_class(layout, values[CLASS] - loaded_at(ctx, entry)))
         return 0;
-    u64 address = values[ADDRESS] + values[ADDRESS_MORE];
+    u64 of_shaders = has_shaders(layout), size = values[ADDRESS_MORE];
+    u64 address = values[ADDRESS] + choose(of_shaders, layout->window_start, values[ADDRESS_MORE]);
     struct kernel *known = kernels_seen.lookup(key);
     if (known) {
-        if (known->address == address)
+        u64 is_other = (known->address ^ address) | (of_shaders & is_set(known->size ^ size));
+        if (!is_other)
             return known;
         *failure = HANDLES_CHANGED;
         kernels_seen.delete(key);
+        modules_seen.delete(key); /* of a shader */
+        shader_names.delete(key);
         return 0;
     }
     *failure = HANDLES_ASTRAY;
     begin_values(layout, key->value, values);
     follow_description(layout, values);
-    if (!lies_inside(address, values[CODE_BYTES], values[ALLOCATION], values[ALLOCATION_BYTES]))
+    if (!lies_inside(address, values[CODE_BYTES], choose(of_shaders, layout->window_start, values[ALLOCATION]),
+                     choose(of_shaders, layout->window_bytes, values[ALLOCATION_BYTES])))
         return 0;
     struct kernel fresh = {.address = address, .size = values[CODE_BYTES]};
-    read_user_text(fresh.name, sizeof(fresh.name), (void *)values[NAME]);
+    struct shader_name *name = shader_names.lookup(key);
+    if (name)
+        bpf_probe_read_kernel(fresh.name, sizeof(fresh.name), name);
+    else
+        read_user_text(fresh.name, sizeof(fresh.name), (void *)values[NAME]); /* 0 in a layout with shaders */
     if (is_occupied(ctx, entry, layout, key, address, values))
         return 0;
     kernels_seen.update(key, &fresh);
@@ -251,11 +284,15 @@ static __always_inline struct chunk *reserve_chunk(const struct about *about, en
 
 enum name_result { NAME_SENT, NAME_UNREADABLE, NAME_NO_ROOM };
 
-static __always_inline enum name_result send_name(const struct about *about, u64 name) {
+/* Sends a kernel's name, from the process's memory, or the shader's name if `shader` is given. */
+static __always_inline enum name_result send_name(const struct about *about, u64 name, const struct kernel *shader) {
+    if (shader && !shader->name[0])
+        return NAME_SENT; /* it has none */
     struct chunk *chunk = reserve_chunk(about, CHUNK_OF_NAME, 0, 0);
     if (!chunk)
         return NAME_NO_ROOM;
-    long bytes = read_user_text(chunk->data, CHUNK_BYTES, (void *)name);
+    long bytes = shader ? read_kernel_text(chunk->data, NAME_BYTES, shader->name)
+                        : read_user_text(chunk->data, CHUNK_BYTES, (void *)name);
     if (bytes <= 1) {
         chunks.ringbuf_discard(chunk, BPF_RB_NO_WAKEUP);
         return NAME_UNREADABLE;
@@ -269,9 +306,9 @@ static __always_inline enum name_result send_name(const struct about *about, u64
 #define NO_ROOM 2 /* in the ring buffer */
 
 /* Sends the rest of `total` bytes after the first `sent`, at most `most` chunks; returns the new number of sent bytes.
- * `what` and `most` must be constants. Adds UNREADABLE and NO_ROOM to `failures`. */
-static __always_inline u64 send_chunks(const struct about *about, enum chunk_of what, u32 most, u64 from, u64 total, u64 sent,
-                                       u64 *failures) {
+ * `what` and `most` must be constants; the chunks have `kind`. Adds UNREADABLE and NO_ROOM to `failures`. */
+static __always_inline u64 send_chunks(const struct about *about, enum chunk_of what, u64 kind, u32 most, u64 from,
+                                       u64 total, u64 sent, u64 *failures) {
     u64 failed = 0, numbers;
     begin_numbers(&numbers, 0, most);
 #pragma clang loop unroll(disable)
@@ -290,6 +327,7 @@ static __always_inline u64 send_chunks(const struct about *about, enum chunk_of 
         bytes = forgotten(bytes, about->time);
         failed |= unreadable;
         chunk->bytes = choose(unreadable, 0, bytes);
+        chunk->what = kind;
         chunks.ringbuf_submit(chunk, wakeup(number, what == CHUNK_OF_MODULE ? MODULE_WAKE_EVERY : CHUNK_WAKE_EVERY));
         sent += bytes;
     }
@@ -328,17 +366,19 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
         about.module_time = module->time;
     u64 has_name = kernel->sent >> 63, sent = kernel->sent & ~HAS_NAME;
     if (!has_name) {
-        enum name_result result = send_name(&about, name);
+        enum name_result result = send_name(&about, name, has_shaders(layout) ? kernel : 0);
         has_name = forgotten(result == NAME_SENT, time);
         failures = forgotten(result == NAME_UNREADABLE ? UNREADABLE : result == NAME_NO_ROOM ? NO_ROOM : 0, time);
     }
     u64 of_code = 0;
-    sent = send_chunks(&about, CHUNK_OF_CODE, MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
+    u64 kind = choose(has_shaders(layout), CHUNK_OF_SHADER, CHUNK_OF_CODE);
+    sent = send_chunks(&about, CHUNK_OF_CODE, kind, MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
     kernel->sent = choose(of_code & UNREADABLE, 0, sent) | has_name << 63;
     failures |= of_code;
     u64 is_whole = sent >= kernel->size, too_large = binary_bytes > MOST_BINARY_BYTES;
     if (module && !too_large) {
-        module->sent = send_chunks(&about, CHUNK_OF_MODULE, MOST_MODULE_CHUNKS, binary, binary_bytes, module->sent, &failures);
+        module->sent = send_chunks(&about, CHUNK_OF_MODULE, CHUNK_OF_MODULE, MOST_MODULE_CHUNKS, binary, binary_bytes,
+                                   module->sent, &failures);
         is_whole &= module->sent >= binary_bytes;
     }
     is_whole = forgotten(is_whole, time);
@@ -368,7 +408,7 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
     u64 given = integer_argument(ctx, entry->handle) + entry->offset, time = launch->time;
     u64 many = kernel_count(ctx, entry), first = state->kernels_sent, undescribed = state->undescribed;
     enum counter failure;
-    struct handle key = handle_of(ctx, entry, with_gpu(ctx, entry, layout, given));
+    struct handle key = handle_of(ctx, entry, with_gpu(ctx, entry, layout, bound_handle(layout, given)));
     u64 list = entry->in_list ? ctx->di + entry->list_offset : 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {
@@ -494,4 +534,50 @@ static __always_inline void forget_module(struct handle *key) {
 
 int on_module_gone(struct pt_regs *ctx) {
     return forget_by(ctx, forget_module);
+}
+
+/* Returns the shader of a pipeline, as a key of `kernels_seen`; its value is 0 if it cannot be read. */
+static __always_inline struct handle shader_of(struct pt_regs *ctx, const struct entry *entry, const struct layout *layout,
+                                               u64 pipeline) {
+    u64 shader = 0;
+    read_user(&shader, 8, (void *)(pipeline + layout->pipeline));
+    return handle_of(ctx, entry, shader);
+}
+
+int on_shader_gone(struct pt_regs *ctx) {
+    struct entry *entry = entry_of(ctx);
+    struct layout *layout = layout_of(entry);
+    if (!entry || !layout)
+        return 0;
+    struct handle key = shader_of(ctx, entry, layout, integer_argument(ctx, entry->handle));
+    forget_kernel(&key);
+    modules_seen.delete(&key);
+    shader_names.delete(&key);
+    return 0;
+}
+
+/* VkDebugUtilsObjectNameInfoEXT. */
+struct object_name {
+    u32 structure_type;
+    u32 pad;
+    u64 next;
+    u32 type;
+    u32 pad2;
+    u64 object;
+    u64 name;
+};
+#define VK_OBJECT_TYPE_PIPELINE 19
+
+int on_named(struct pt_regs *ctx) {
+    struct entry *entry = entry_of(ctx);
+    struct layout *layout = layout_of(entry);
+    struct object_name info = {};
+    struct shader_name name = {};
+    if (!entry || !layout || read_user(&info, sizeof(info), (void *)integer_argument(ctx, entry->handle)) ||
+        info.type != VK_OBJECT_TYPE_PIPELINE || read_user_text(name.text, sizeof(name.text), (void *)info.name) <= 1)
+        return 0;
+    struct handle key = shader_of(ctx, entry, layout, info.object);
+    shader_names.update(&key, &name);
+    kernels_seen.delete(&key); /* it is described again, with its name */
+    return 0;
 }

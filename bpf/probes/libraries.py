@@ -32,16 +32,24 @@ from iaprof.formats.wire.process_maps import lines, mappings, maps_of
 from iaprof.sandbox.answering import ANSWERING
 
 DRIVER_MAPPINGS = lines(
-    rb".*(?:lib(?:ze_intel_gpu|cuda)\.so(?:\.[0-9.]+)?|libigdrcl\.so|libiaprof_(?:inject|cuda)\.so)(?: \(deleted\))?",
+    rb".*(?:lib(?:ze_intel_gpu|cuda)\.so(?:\.[0-9.]+)?|lib(?:igdrcl|vulkan_intel)\.so|libiaprof_(?:inject|cuda)\.so)"
+    rb"(?: \(deleted\))?",
     rights=rb"..x.",
 )
 """Matches lines of /proc/PID/maps: executable mappings of drivers."""
 LINKER_MAPPINGS = lines(rb".*/(?:ld-linux-x86-64\.so\.2|ld-2\.[0-9]+\.so)(?: \(deleted\))?", rights=rb"..x.")
 """Matches lines of /proc/PID/maps: executable mappings of glibc's dynamic linker; musl's never unmaps a library."""
-NAMES = (b"libze_intel_gpu.so", b"libigdrcl.so", b"libcuda.so", b"libiaprof_inject.so", b"libiaprof_cuda.so")
+NAMES = (
+    *(b"libze_intel_gpu.so", b"libigdrcl.so", b"libvulkan_intel.so", b"libcuda.so"),
+    *(b"libiaprof_inject.so", b"libiaprof_cuda.so"),
+)
 """Every match of DRIVER_MAPPINGS contains one."""
-INJECTED, CUDA, OPENCL = "libiaprof_inject.so", "libiaprof_cuda.so", "libigdrcl.so"
-_INSTALLED = ("libze_intel_gpu.so*", "libigdrcl.so", "intel-opencl/libigdrcl.so", "libcuda.so.1")
+INJECTED, CUDA, OPENCL, VULKAN = "libiaprof_inject.so", "libiaprof_cuda.so", "libigdrcl.so", "libvulkan_intel.so"
+_INSTALLED = (
+    *("libze_intel_gpu.so*", "libigdrcl.so", "intel-opencl/libigdrcl.so", "libvulkan_intel.so"),
+    "libcuda.so.1",
+)
+_SELDOM_USED = (OPENCL, VULKAN)
 SYSTEM_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -151,7 +159,7 @@ class Libraries:
     def installed(self, folders: Iterable[str] = SYSTEM_FOLDERS) -> Iterator[Outcome]:
         """Probes the libraries in `folders`, before any process maps them.
 
-        An OpenCL driver that cannot be probed is `unused`; it is tried again when a process maps it.
+        An OpenCL or Vulkan driver that cannot be probed is `unused`; it is tried again when a process maps it.
         """
         for folder in folders:
             for pattern in _INSTALLED:
@@ -278,7 +286,7 @@ class Libraries:
                     yield Outcome(path, 0, f"of different libraries, {reason}: no more are probed for {account}")
                 return 0
             outcome = self._probe(file, path)
-            if outcome.problem and location == path and OPENCL in path:
+            if outcome.problem and location == path and any(driver in path for driver in _SELDOM_USED):
                 yield replace(outcome, unused=True)  # most machines have it, but few programs use it
                 return 0
             self._places.take(account)
@@ -400,6 +408,8 @@ class Libraries:
         if Way.ATTACH not in self._ways:
             return "it has no launch_kernel and compile_kernel probes; --launches=auto may have another way"
         unknown = f"its build ({build_id or 'without a build-id'}) is not known"
+        if is_vulkan(path):
+            return f"{unknown}, so what programs dispatch is not recorded: run 'sudo iaprof calibrate LIBRARY'"
         could_have_probes = Way.PROBES in self._ways and OPENCL not in path
         return (
             f"{'it has no probes, and ' if could_have_probes else ''}{unknown}: run "
@@ -417,6 +427,11 @@ def single_stepped_launches(file_fd: int, layout: Layout, offsets: Sequence[int]
     """
     where = zip(layout.entries, offsets, strict=True)
     return single_stepped(file_fd, ((entry.name, at) for entry, at in where if entry.action in _LAUNCHING))
+
+
+def is_vulkan(path: str) -> bool:
+    """Whether `path` names Mesa's Vulkan driver."""
+    return _file_name(path) == VULKAN
 
 
 def is_injected(path: str) -> bool:

@@ -30,6 +30,7 @@ _LIST_EVENTS = {
     Action.LIST_CLOSED: ListEvent.CLOSE,
     Action.LIST_RESET: ListEvent.RESET,
     Action.LIST_GONE: ListEvent.DESTROY,
+    Action.INCLUDE: ListEvent.INCLUDE,
 }
 _SIZE_KINDS = {
     Action.TRANSFER: SizeKind.BYTES,
@@ -44,13 +45,13 @@ def packed_layout(layout: Layout) -> bytes:
     Raises:
         LayoutError: its paths have too many steps.
     """
-    first, more = (*layout.address, None)[:2]
+    first, more = (*layout.address, layout.size if layout.window else None)[:2]
     for_address = {
         AddressValue.CLASS: layout.kernel_class,
         AddressValue.ADDRESS: first,
         AddressValue.ADDRESS_MORE: more,
     }
-    start_of_memory, bytes_of_memory = layout.allocation
+    start_of_memory, bytes_of_memory = layout.allocation or (None, None)
     for_description = {
         DescriptionValue.BINARY: layout.binary,
         DescriptionValue.BINARY_BYTES: layout.binary_size,
@@ -73,7 +74,9 @@ def packed_layout(layout: Layout) -> bytes:
     of_dispatch = (dispatch.first, dispatch.many, dispatch.size, *dispatch.kernel)
     gpu, mask = (layout.gpu.path, MAX_GPUS - 1) if layout.gpu else ((0, 0, 0), 0)
     code = start, max(0, end - start)
-    return pack(LAYOUT, *classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, mask)
+    bound = (*layout.bound, 0, 0)[:2]
+    of_shaders = (*(layout.window or (0, 0)), *bound, len(layout.bound), layout.pipeline)
+    return pack(LAYOUT, *classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, mask)
 
 
 def _steps(

@@ -22,6 +22,7 @@ EXAMPLES = """\b
 Examples:
   sudo iaprof calibrate                   the Level Zero driver that is installed
   sudo iaprof calibrate /usr/lib/x86_64-linux-gnu/intel-opencl/libigdrcl.so
+  sudo iaprof calibrate /usr/lib/x86_64-linux-gnu/libvulkan_intel.so
   iaprof calibrate ~/neo/libze_intel_gpu.so.1 -o layout.json
   sudo iaprof calibrate --json | jq .layout.entries
 """
@@ -40,17 +41,18 @@ def calibrate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Learn where a build of the Level Zero or OpenCL driver keeps its kernels.
+    """Learn where a build of the Level Zero, OpenCL or Vulkan driver keeps its kernels.
 
     Runs the driver in unprivileged processes, as four GPUs that need not be present, searches their memory for what
     its public calls report, and writes what all of them agree on. Recordings then see the launches of every program
-    that uses this build. Needs no GPU and takes a few seconds.
+    that uses this build. Needs no GPU and takes a few seconds. Mesa's Vulkan driver runs on this machine's GPUs
+    instead, and executes nothing there.
     """
     from iaprof.record.calibrate import calibrate as calibration
 
     calibration.check_store(output)
     library = library or calibration.installed_driver()
-    print(f"iaprof: running {clean(str(library))} as {', '.join(calibration.DEVICES)}", file=sys.stderr, flush=True)
+    print(f"iaprof: running {clean(str(library))} {calibration.how(library)}", file=sys.stderr, flush=True)
     found = calibration.calibrate(library)
     path = calibration.store(found.layout, output)
     with utf8_stdout():
@@ -77,10 +79,10 @@ def _show(library: Path, found: Calibration, path: Path) -> None:
     print(f"Driver    {clean(str(library))}")
     print(f"Version   {layout.version}")
     print(f"Build-id  {layout.build_id}")
-    print(f"Agree     {', '.join(found.devices)}")
+    print(f"{'Ran on' if layout.window else 'Agree':<10}{', '.join(found.devices)}")
     for device, why in found.left_out.items():
         print(f"Left out  {device}: {why}")
-    print("\nFrom a kernel's handle h to")
+    print(f"\nFrom a {'shader' if layout.window else 'kernel'}'s handle h to")
     for name, way in _ways(layout):
         print(f"  {name:<12}{way}")
     print("\nProbes at")
@@ -94,18 +96,23 @@ def _show(library: Path, found: Calibration, path: Path) -> None:
 
 
 def _ways(layout: Layout) -> list[tuple[str, str]]:
+    from iaprof.bpf.driver_layout import Field
+
     fields = {
         "address": layout.address,
         "size": (layout.size,),
         "code": (layout.code,),
         "name": (layout.name,),
-        "allocation": layout.allocation[:1],
-        "its size": layout.allocation[1:],
+        "allocation": layout.allocation[:1] if layout.allocation else (),
+        "its size": layout.allocation[1:] if layout.allocation else (),
         "class": (layout.kernel_class,),
         "module": (layout.module,),
         "binary": (layout.binary,),
     }
-    ways = [(name, " + ".join(_way(field) for field in of if field)) for name, of in fields.items()]
+    ways = [(name, " + ".join(_way(field) for field in of if field)) for name, of in fields.items() if any(of)]
+    if layout.window:
+        ways[0] = ("address", f"{layout.window[0]:#x} + {ways[0][1]}")
+        ways.append(("from", f"h = {_way(Field(layout.bound), 'c')} of the command buffer c"))
     if layout.gpu:
         ways.append(("GPU", f"g = {_way(layout.gpu, 'q')} of the queue q"))
     return ways

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from iaprof.formats.wire.sideband import Mappings
 
 NO_LAUNCHES = "no_launches"
-LEVEL_ZERO, OPENCL = "libze_intel_gpu.so", "libigdrcl.so"
+LEVEL_ZERO, OPENCL, VULKAN = "libze_intel_gpu.so", "libigdrcl.so", "libvulkan_intel.so"
 DRIVERS = (LEVEL_ZERO, OPENCL)
 _INJECT = "inject"
 
@@ -50,6 +50,8 @@ OWN_KERNELS = "own_kernels"
 COPIES_UNRECORDED = (
     "copies and fills are not recorded, and stalls of the driver's own kernels, which do them, are at no known kernel"
 )
+NO_GRAPHICS = "draws, copies and fills are not recorded, and stalls of their shaders are at no known kernel"
+"""Of Mesa's Vulkan driver."""
 OWN_KERNELS_UNRECORDED = (
     "copies and fills are recorded, but not the driver's own kernels that do them: their stalls are at no known kernel"
 )
@@ -224,6 +226,8 @@ def slow_launches_sentence(library: Any) -> str:
 def unrecorded_sentence(library: Any) -> str:
     """A sentence, without a full stop, about a library in a header (untrusted); empty if there is nothing to say."""
     match library:
+        case {"path": str(path), "copies": False} if os.path.basename(path) == VULKAN:
+            return f"{path}: {NO_GRAPHICS}"
         case {"path": str(path), "copies": False}:
             return f"{path}: {COPIES_UNRECORDED}"
         case {"path": str(path), "copies": True, "own_kernels": False}:

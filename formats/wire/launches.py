@@ -155,6 +155,7 @@ class ListEvent(IntEnum):
     CLOSE = 1
     RESET = 2  # the list is empty afterwards
     DESTROY = 3  # the handle may be reused for another list afterwards
+    INCLUDE = 4  # executing the list `queue` executes these lists, too, until that one is reset
 
 
 ABOUT = np.dtype(
@@ -187,6 +188,7 @@ class ChunkOf(IntEnum):
     NAME = 0  # the kernel's name; always a single chunk
     CODE = 1  # the kernel's instructions
     MODULE = 2  # the zebin with the kernel, as the driver keeps it
+    SHADER = 3  # the instructions of a shader, which may have no name
 
 
 MAPPING_STATE = np.dtype(

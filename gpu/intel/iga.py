@@ -41,6 +41,7 @@ _FUNCTIONS = re.findall(r"(\w+)\(", DECLARATIONS)
 _DECODE_ERROR = 4  # IGA_DECODE_ERROR: IGA could not decode some instructions, but decoded the others
 _UNSUPPORTED_PLATFORM = 10  # IGA_UNSUPPORTED_PLATFORM
 _ILLEGAL = "illegal"  # the mnemonic of opcode 0, and of bytes that IGA does not know
+_END_OF_THREAD = 4  # in a send's fifth byte
 _OPCODE_BITS = 0x7F  # of an instruction's first byte; 0 is the real `illegal` on every platform
 _MESSAGE_BYTES = 4096
 _SYNTAX_BYTES = 4096
@@ -93,7 +94,7 @@ class Iga(Decoder):
         syntax = ffi.new("char[]", _SYNTAX_BYTES)
         targets = ffi.new("int32_t[3]")
         found = Decoding([], [], [], [], [], message_text)
-        pc, end = 0, len(code)
+        pc, end, is_over = 0, len(code), False
         while pc < end:
             size = size_of(view, pc)
             if size <= 0 or pc + size > end:
@@ -102,6 +103,10 @@ class Iga(Decoder):
             mnemonic = known.get(opcode) or self._mnemonic(platform, opcode)
             if mnemonic == _ILLEGAL and code[pc] & _OPCODE_BITS:
                 mnemonic = UNDECODABLE
+            # Behind the end of the thread, Mesa has a NOP that IGA does not know, and the shader's data.
+            if is_over and mnemonic in (_ILLEGAL, UNDECODABLE) and any(code[pc:]):
+                break
+            is_over |= mnemonic.startswith("send") and size > MIN_CODE_BYTES and bool(code[pc + 4] & _END_OF_THREAD)
             found.pcs.append(pc)
             found.sizes.append(size)
             found.mnemonics.append(mnemonic)

@@ -1,8 +1,9 @@
-"""`iaprof calibrate`: finds the layout of any build of a Level Zero or OpenCL driver by running it without a GPU.
+"""`iaprof calibrate`: finds the layout of any build of a Level Zero, OpenCL or Vulkan driver by running it.
 
 The driver runs in a child process per device (child.py), which searches its own memory for what the driver's public
 calls say. A path is accepted if it holds for every kernel on every device that the build supports, at least two. Of
-several such paths, always the same one is chosen, so that a build has one layout.
+several such paths, always the same one is chosen, so that a build has one layout. Mesa's Vulkan driver cannot simulate
+a device: it runs on the machine's GPUs, in one process.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from iaprof.basics.clean import clean
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import check_output, is_untrusted, make_public_folder, replace_file
 from iaprof.bpf.driver_layout import CACHE, Layout, LayoutError
-from iaprof.bpf.probes.libraries import OPENCL, SYSTEM_FOLDERS, single_stepped_launches
+from iaprof.bpf.probes.libraries import OPENCL, SYSTEM_FOLDERS, VULKAN, single_stepped_launches
 from iaprof.bpf.probes.library_file import LibraryFile, ProbeError, exported
 from iaprof.record.calibrate.answer import MAX_PROBLEM, Answer
 from iaprof.record.calibrate.code import Code, Problem
 from iaprof.record.calibrate.level_zero import level_zero_layout, read_level_zero
 from iaprof.record.calibrate.opencl import opencl_layout, read_opencl
 from iaprof.record.calibrate.opencl_driver import GPUS, OF_OPENCL
+from iaprof.record.calibrate.vulkan import VulkanAnswer, read_vulkan, vulkan_layout
+from iaprof.record.calibrate.vulkan_driver import OF_VULKAN
 from iaprof.sandbox.privileges import NOBODY
 from iaprof.sandbox.worker import Worker
 
@@ -41,6 +44,7 @@ class Kind(StrEnum):
 
     LEVEL_ZERO = "level_zero"
     OPENCL = "opencl"
+    VULKAN = "vulkan"
 
 
 # The driver's names of devices, and their slices x subslices x EUs.
@@ -56,10 +60,12 @@ _OTHER_WAYS = {
         "that has probes"
     ),
     Kind.OPENCL: "its launches can still be recorded with 'iaprof record --launches=inject -- COMMAND'",
+    Kind.VULKAN: "stalls are recorded, but not what its programs dispatch",
 }
 
 
 _AnswerT = TypeVar("_AnswerT", bound=Answer)
+_T = TypeVar("_T")
 
 
 class CalibrationError(IaprofError):
@@ -97,13 +103,18 @@ def installed_driver() -> Path:
     )
 
 
+def how(library: Path) -> str:
+    """Says as which devices a driver will run."""
+    return "on this machine's GPUs" if VULKAN in library.name else f"as {', '.join(DEVICES)}"
+
+
 def calibrate(library: Path) -> Calibration:
     """Finds the layout of a driver.
 
     Raises:
         CalibrationError: a stranger can change the library, it does not run here, or no layout was found.
     """
-    kind = Kind.OPENCL if OPENCL in library.name else Kind.LEVEL_ZERO  # by its name, for errors until it was read
+    kind = _kind_of_name(library.name)  # for errors until it was read
     try:
         fd = os.open(library, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         with open(fd, "rb") as file:
@@ -123,23 +134,36 @@ def calibrate(library: Path) -> Calibration:
                 answers, left_out = _run_driver(kind, library, file, read)
                 return layout_of(build_id, Code(elf, file), list(answers.values())), answers, left_out
 
+            if kind is Kind.VULKAN:
+                found, left_out = _run_vulkan(library, file)
+                layout = vulkan_layout(build_id, Code(elf, file), list(found.values()))
+                return Calibration(layout, tuple(found), left_out, _slow(file, elf, layout), "")
             if kind is Kind.OPENCL:
                 layout, answers, left_out = layout_from(read_opencl, opencl_layout)
             else:
                 layout, answers, left_out = layout_from(read_level_zero, level_zero_layout)
-            offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
-            slow = single_stepped_launches(file.fileno(), layout, offsets)
             no_own = next((f"as {device}, {answer.no_own}" for device, answer in answers.items() if answer.no_own), "")
             if not no_own and not layout.has_own_kernels:
                 no_own = "devices disagree on how its copies launch kernels"
-            return Calibration(layout, tuple(answers), left_out, slow, no_own)
+            return Calibration(layout, tuple(answers), left_out, _slow(file, elf, layout), no_own)
     except OSError as error:
         raise CalibrationError(library, str(error.strerror), kind) from error
     except (Problem, ProbeError, LayoutError) as error:
         raise CalibrationError(library, str(error), kind) from error
 
 
+def _slow(file: BinaryIO, elf: LibraryFile, layout: Layout) -> tuple[str, ...]:
+    offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
+    return single_stepped_launches(file.fileno(), layout, offsets)
+
+
+def _kind_of_name(name: str) -> Kind:
+    return Kind.VULKAN if VULKAN in name else Kind.OPENCL if OPENCL in name else Kind.LEVEL_ZERO
+
+
 def _kind(elf: LibraryFile) -> Kind:
+    if exported(elf, [OF_VULKAN]):
+        return Kind.VULKAN
     # Level Zero's driver may export OpenCL's function, too.
     return Kind.OPENCL if exported(elf, [OF_OPENCL, "zeInit"]).keys() == {OF_OPENCL} else Kind.LEVEL_ZERO
 
@@ -185,42 +209,72 @@ def _run_driver(
     kind: Kind, library: Path, file: BinaryIO, read: Callable[[Any], _AnswerT]
 ) -> tuple[dict[str, _AnswerT], dict[str, str]]:
     """Runs the driver for all devices at once; returns answers by device, and why other devices have none."""
-    private = tempfile.mkdtemp(prefix="iaprof-calibrate-")
     deadline = time.monotonic() + SECONDS
     answers, left_out = {}, {}
-    user = None
-    try:
-        if os.geteuid() == 0:
-            with contextlib.suppress(OSError):  # the user nobody may not exist in a user namespace
-                os.chown(private, NOBODY, NOBODY)
-                user = NOBODY
-        with contextlib.ExitStack() as running:
-            folder = running.enter_context(_linker_folder(kind, library))
-            loaded = running.enter_context(_copy(file)) if kind is Kind.OPENCL else file.fileno()
-            processes = {
-                device: running.enter_context(
-                    Process.start(kind, device, _device_settings(device), loaded, folder, private, user)
-                )
-                for device in DEVICES
-            }
-            for device, process in processes.items():
-                try:
-                    answers[device] = _read(process.answer(SECONDS, deadline), read)
-                except Problem as problem:
-                    left_out[device] = str(problem)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
+    with _private_folder() as (private, user), contextlib.ExitStack() as running:
+        folder = running.enter_context(_linker_folder(kind, library))
+        loaded = running.enter_context(_copy(file)) if kind is Kind.OPENCL else file.fileno()
+        processes = {
+            device: running.enter_context(
+                Process.start(kind, device, _device_settings(device), loaded, folder, private, user)
+            )
+            for device in DEVICES
+        }
+        for device, process in processes.items():
+            try:
+                answers[device] = _read(process.answer(SECONDS, deadline), read)
+            except Problem as problem:
+                left_out[device] = str(problem)
     if len(answers) < LEAST_DEVICES:
         reasons = "; ".join(dict.fromkeys(left_out.values()))
         raise Problem(f"without a GPU it runs as {len(answers)} of {len(DEVICES)} devices ({reasons})")
     return answers, left_out
 
 
+def _run_vulkan(library: Path, file: BinaryIO) -> tuple[dict[str, VulkanAnswer], dict[str, str]]:
+    """Runs the driver on the machine's GPUs; returns answers by device, and why other devices have none."""
+    group = _group_of_gpus()
+    with _private_folder(group) as (private, user), contextlib.ExitStack() as running:
+        folder = running.enter_context(_linker_folder(Kind.VULKAN, library))
+        device = "" if group is None else str(group)
+        process = running.enter_context(
+            Process.start(Kind.VULKAN, device, {}, file.fileno(), folder, private, user, group)
+        )
+        answers, left_out = _read(process.answer(SECONDS, time.monotonic() + SECONDS), read_vulkan)
+    if not answers:
+        reasons = "; ".join(f"{device}: {why}" for device, why in left_out.items())
+        raise Problem(f"it finds no GPU here that it can use{f' ({reasons})' if reasons else ''}")
+    return answers, left_out
+
+
+def _group_of_gpus() -> int | None:
+    """Returns the group whose members may use the GPUs' render nodes, such as `render`; None if there is none."""
+    for node in sorted(Path("/dev/dri").glob("renderD*")):
+        with contextlib.suppress(OSError):
+            return node.stat().st_gid or None
+    return None
+
+
+@contextlib.contextmanager
+def _private_folder(group: int | None = None) -> Iterator[tuple[str, int | None]]:
+    """Makes a working folder; yields it and its user, who runs the driver if we are root."""
+    private = tempfile.mkdtemp(prefix="iaprof-calibrate-")
+    user = None
+    try:
+        if os.geteuid() == 0:
+            with contextlib.suppress(OSError):  # the user nobody may not exist in a user namespace
+                os.chown(private, NOBODY, NOBODY if group is None else group)
+                user = NOBODY
+        yield private, user
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
 def _device_settings(device: str) -> dict[str, str]:
     return {"ProductFamilyOverride": device, "HardwareInfoOverride": DEVICES[device]}
 
 
-def _read(raw: Any, read: Callable[[Any], _AnswerT]) -> _AnswerT:
+def _read(raw: Any, read: Callable[[Any], _T]) -> _T:
     try:
         return read(raw)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError):  # overflow: by 1e999, which is infinite
@@ -301,6 +355,11 @@ _OF_KIND: dict[Kind, dict[str, str]] = {
         "EnableTimestampWaitForQueues": "0",  # no GPU writes time stamps: clFinish would wait forever
         "EnableBlitterForEnqueueOperations": "0",  # kernels copy, not a copy engine
     },
+    Kind.VULKAN: {
+        "INTEL_DEBUG": "heaps",  # prints where shaders lie on the GPU
+        "INTEL_FORCE_PROBE": "*",  # includes GPUs that this version of Mesa takes for experimental
+        "MESA_SHADER_CACHE_DISABLE": "1",
+    },
 }
 _SECONDS_TO_END = 5.0  # after SIGKILL
 _MAX_ANSWER = 1 << 20  # bytes; child.py's limit of a file
@@ -325,6 +384,7 @@ class Process:
         folder: int | None,
         private: str,
         user: int | None,
+        group: int | None = None,
     ) -> Iterator[Process]:
         """Starts the process, which has ended when the context ends.
 
@@ -337,12 +397,15 @@ class Process:
             folder: descriptor of the folder with the dynamic linker and C library that the driver needs; None for ours.
             private: the working folder.
             user: runs what is in `folder` from its first instruction on; None for our user.
+            group: the user's group; None for the one of the same number.
         """
         libraries = f"/proc/self/fd/{folder}"
         linker = [] if folder is None else [f"{libraries}/{DYNAMIC_LINKER}", "--library-path", libraries]
         # With this system's libraries the child drops its rights itself (child.py). Another system's dynamic linker and
         # C library never get root's rights: root of a container could have written them.
-        inherited = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+        # What a user preloads, such as libdrm-shim in place of a GPU, is wanted here, too; sudo removes it.
+        kept = ("LD_LIBRARY_PATH", "LD_PRELOAD") if driver is Kind.VULKAN else ("LD_LIBRARY_PATH",)
+        inherited = {name: os.environ[name] for name in kept if name in os.environ}
         with (
             tempfile.TemporaryFile() as answer,
             tempfile.TemporaryFile() as errors,
@@ -357,6 +420,7 @@ class Process:
                 output=answer,
                 errors=errors,
                 user=None if folder is None else user,
+                group=group,
                 linker=linker,
             ) as worker,
         ):

@@ -1,4 +1,6 @@
-"""The process in which `iaprof calibrate` runs a driver as one device, without a GPU, and searches its memory.
+"""The process in which `iaprof calibrate` runs a driver and searches its memory: as one device, without a GPU.
+
+A Vulkan driver has no such simulation, and runs on the machine's GPUs.
 
 It gives up root's rights before it loads the driver. It writes its findings to stdout as one JSON object: the driver's
 version, places in its file, and paths; or a problem. The parent checks all of it.
@@ -20,7 +22,8 @@ from iaprof.record.calibrate.level_zero_driver import Driver, DriverError
 from iaprof.record.calibrate.level_zero_own import ENDS_COPYING, OwnKernels, OwnKernelsError, find_own_kernels
 from iaprof.record.calibrate.opencl_search import search_opencl
 from iaprof.record.calibrate.search import MOST_ANSWERED, Memory, Search
-from iaprof.sandbox.privileges import give_up_privileges
+from iaprof.record.calibrate.vulkan_search import search_vulkan
+from iaprof.sandbox.privileges import NOBODY, give_up_privileges
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _MODULES = Path(__file__).with_name("modules")
@@ -31,21 +34,30 @@ _LIMITS = {
     resource.RLIMIT_FSIZE: 1 << 20,
     resource.RLIMIT_NOFILE: 256,
 }
+_MOST_FILE_BYTES = {"vulkan": 2 << 30}  # by kind, if it is more: Mesa makes empty files of 1 GiB in memory
 
 
 def main(library: str, device: str, kind: str) -> None:
-    """Runs a driver, of a process.Kind, as one of calibrate.DEVICES; nobody else may enter the working folder."""
+    """Runs a driver, of a process.Kind, as one of calibrate.DEVICES; nobody else may enter the working folder.
+
+    A Vulkan driver runs on the machine's GPUs; `device` is then the group whose members may use these, or empty.
+    """
     answer = os.dup(1)
     os.dup2(2, 1)  # what the driver prints must not mix with the answer
-    searched, checked = ((_MODULES / f"{name}.{device}.zebin").read_bytes() for name in ("searched", "checked"))
+    suffix = "spv" if kind == "vulkan" else f"{device}.zebin"
+    searched, checked = ((_MODULES / f"{name}.{suffix}").read_bytes() for name in ("searched", "checked"))
     memory = Memory()
-    give_up_privileges(_LIMITS)
+    limits = _LIMITS | {resource.RLIMIT_FSIZE: _MOST_FILE_BYTES.get(kind, _LIMITS[resource.RLIMIT_FSIZE])}
+    give_up_privileges(limits, (NOBODY, int(device) if kind == "vulkan" and device else NOBODY))
     # This process ends with its parent. Set after the change of user, which would undo it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
     try:
         with open(library, "rb") as file:
-            search = search_opencl if kind == "opencl" else _search
-            search(library, memory, searched, checked, file, lambda findings: _write_answer(answer, findings))
+            if kind == "vulkan":
+                search_vulkan(library, memory, searched, checked, lambda findings: _write_answer(answer, findings))
+            else:
+                search = search_opencl if kind == "opencl" else _search
+                search(library, memory, searched, checked, file, lambda findings: _write_answer(answer, findings))
     except DriverError as error:
         _write_answer(answer, {"problem": str(error)})
     os._exit(0)  # the driver's own exit code is not needed, and may wait for the GPU that is not there

@@ -132,12 +132,17 @@ _VECTOR_STORE = re.compile(
     rb"|[\x84\x8c\x94\x9c\xa4\xac\xb4\xbc]\x24.{4})",
     re.DOTALL,
 )
+# movdqa and movdqu of disp(%rsp) to a vector register.
+_VECTOR_LOAD = re.compile(
+    rb"[\x66\xf3]\x0f\x6f(?:[\x04\x0c\x14\x1c\x24\x2c\x34\x3c]\x24|[\x44\x4c\x54\x5c\x64\x6c\x74\x7c]\x24.)", re.DOTALL
+)
 _NUMBER_STORE = re.compile(
     rb"[\x40\x48]?(?:\xc6(?:\x04\x24|\x44\x24.|\x84\x24.{4}).|\xc7(?:\x04\x24|\x44\x24.|\x84\x24.{4}).{4})", re.DOTALL
 )
-# cmp, mov and lea of two registers, or of a register and memory at a register, with or without displacement, or rip.
+# add, cmp, mov and lea of two registers, or of a register and memory at a register, with or without displacement, or
+# at rip.
 _ANYWHERE = re.compile(
-    rb"([\x40-\x4f]?)([\x39\x3b\x89\x8b\x8d])"
+    rb"([\x40-\x4f]?)([\x01\x39\x3b\x89\x8b\x8d])"
     rb"(?:([\xc0-\xff])|((?![\x04\x05\x0c\x0d\x14\x15\x1c\x1d\x24\x25\x2c\x2d\x34\x35\x3c\x3d])[\x00-\x3f])"
     rb"|([\x05\x0d\x15\x1d\x25\x2d\x35\x3d]).{4}"
     rb"|((?![\x44\x4c\x54\x5c\x64\x6c\x74\x7c])[\x40-\x7f])."
@@ -145,7 +150,7 @@ _ANYWHERE = re.compile(
     re.DOTALL,
 )
 _CHANGE_NO_REGISTER = (_ENDBR64, _SUB_RSP, _VECTORS, _VECTOR_STORE, _NUMBER_STORE)  # that holds an argument
-_TEST, _STORE, _LOAD, _LEA = 0x85, 0x89, 0x8B, 0x8D
+_ADD, _TEST, _STORE, _LOAD, _LEA = 0x01, 0x85, 0x89, 0x8B, 0x8D
 _OF_REGISTERS = 0xC0  # ModRM of two registers is this or higher
 _RSP = 4
 _ARGUMENTS = (7, 6, 2, 1, 8, 9)  # registers in the order of the System V ABI
@@ -203,11 +208,13 @@ def _after(code: bytes, at: int, kept: Set[int], keeps_memory: bool) -> int:
             raise _UnknownError
         if match[2][0] != _STORE:
             written = _register(match[1], registers >> 3)
+    elif not keeps_memory and (match := _VECTOR_LOAD.match(code, at)):
+        pass
     elif not keeps_memory and (match := _ANYWHERE.match(code, at)):
         opcode, registers = match[2][0], next(group for group in match.groups()[2:] if group is not None)[0]
         if opcode in (_LOAD, _LEA):
             written = _register(match[1], registers >> 3)
-        elif opcode == _STORE and registers >= _OF_REGISTERS:
+        elif opcode in (_ADD, _STORE) and registers >= _OF_REGISTERS:
             written = _register(match[1], registers, extended_by=1)
     else:
         raise _UnknownError

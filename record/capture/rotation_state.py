@@ -144,7 +144,7 @@ class KeptLists:
         self._events: list[NDArray[np.void]] = []  # LIST_EVENT, of one list each
         self._rows = 0
         self.dropped = 0
-        """Launches in executed lists that were dropped for lack of room."""
+        """Launches in executed lists, and lists in others, that were dropped for lack of room."""
 
     def add_launches(self, launches: NDArray[np.void]) -> None:
         """Adds those of LAUNCH[n] that were appended to a list."""
@@ -170,19 +170,25 @@ class KeptLists:
         """Returns the launches that lists hold, LAUNCH[n], and lists' latest events, LIST_EVENT[m]; both by time."""
         launches = np.concatenate([np.empty(0, LAUNCH), *self._launches])
         events = np.concatenate([np.empty(0, LIST_EVENT), *self._events])
-        lists = np.concatenate([launches["list"], events["lists"][:, 0]])
-        numbers = _numbers(np.concatenate([launches["pid"], events["pid"]]), lists)
-        of_launch, of_event = numbers[: len(launches)], numbers[len(launches) :]
+        lists = np.concatenate([launches["list"], events["lists"][:, 0], events["queue"]])
+        numbers = _numbers(np.concatenate([launches["pid"], events["pid"], events["pid"]]), lists)
+        of_launch, of_event, of_outer = np.split(numbers, [len(launches), len(launches) + len(events)])
         count = int(numbers.max()) + 1 if len(numbers) else 0
         destroyed, emptied = (
             _last(events, of_event, kinds, count)
             for kinds in ((ListEvent.DESTROY,), (ListEvent.DESTROY, ListEvent.RESET))
         )
-        events, of_event = _only(events["time"] > destroyed[of_event], events, of_event)
-        # Of each list the last event of each kind is enough.
+        is_over = (events["event"] == ListEvent.INCLUDE) & (events["time"] <= emptied[of_outer])
+        events, of_event = _only((events["time"] > destroyed[of_event]) & ~is_over, events, of_event)
+        # Of each list the last event of each kind is enough, and all lists that another one includes.
         order = np.lexsort((events["time"], events["event"], of_event))
         same = (np.diff(of_event[order]) == 0) & (np.diff(events["event"][order].astype(np.int64)) == 0)
+        same &= events["event"][order][:-1] != ListEvent.INCLUDE
         kept = np.sort(order[np.append(~same, True)]) if len(order) else order
+        included = kept[events["event"][kept] == ListEvent.INCLUDE]
+        excess = included[: max(len(included) - MOST_APPENDED, 0)]
+        self.dropped += len(excess)
+        kept = np.setdiff1d(kept, excess)
         events, of_event = events[kept], of_event[kept]
         is_executed = np.zeros(count, bool)
         is_executed[of_event[np.isin(events["event"], (ListEvent.EXECUTE, ListEvent.CLOSE))]] = True

@@ -394,6 +394,8 @@ class CodeObjectRows:
         for module in self._dumped.modules(spool):
             digest = hashlib.sha256(module.elf).hexdigest()
             self._add(module.time_ns, module.pid, IN_MEMORY, digest, len(module.elf), module.elf)
+            for shader in module.shaders:
+                self.names.add_shader(module.pid, module.time_ns, shader.address, shader.name.encode())
             yield
 
     def unfinished(self) -> Iterator[tuple[str, int, str]]:

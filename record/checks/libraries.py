@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.driver_layout import Layout
-from iaprof.bpf.probes.libraries import COMPILE, CUDA_DRIVER, LAUNCH, OPENCL, Libraries, Outcome, Way
+from iaprof.bpf.probes.libraries import COMPILE, CUDA_DRIVER, LAUNCH, OPENCL, Libraries, Outcome, Way, is_vulkan
 from iaprof.bpf.probes.usdt import Probe
-from iaprof.formats.header.launch_warnings import COPIES_UNRECORDED, OWN_KERNELS_UNRECORDED, slow_launches
+from iaprof.formats.header.launch_warnings import COPIES_UNRECORDED, NO_GRAPHICS, OWN_KERNELS_UNRECORDED, slow_launches
 from iaprof.record.checks.result import Check, Level, shortened
 from iaprof.record.kernels.drivers import built_library, check_folders
 
@@ -38,7 +38,7 @@ def checks() -> Iterator[Check]:
     outcomes = itertools.chain(libraries.installed(), libraries.running())
     count = 0
     for outcome in outcomes:
-        if outcome.unused:
+        if outcome.unused and not (is_vulkan(outcome.path) and outcome.build_id):
             continue
         count += 1
         if count <= MOST_LINES:
@@ -59,6 +59,8 @@ def checks() -> Iterator[Check]:
 
 
 def _library(outcome: Outcome, names: set[str], version: str) -> Check:
+    if is_vulkan(outcome.path):
+        return _vulkan(outcome, version)
     file, what = shortened(outcome.path), "OpenCL" if OPENCL in outcome.path else "driver"
     if outcome.way is Way.ATTACH and CUDA_DRIVER in outcome.path:
         text = (
@@ -92,6 +94,17 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
         return Check(GROUP, what, Level.WARNING, text, file=file)
     text = f"launches and modules by its probes; {_NO_EXECUTIONS}"
     return _with_cost(Check(GROUP, what, Level.OK, text, file=file), outcome)
+
+
+def _vulkan(outcome: Outcome, version: str) -> Check:
+    file = shortened(outcome.path)
+    if outcome.way is Way.ATTACH:
+        return Check(
+            GROUP, "Vulkan", Level.OK, f"compute dispatches by attaching (Mesa {version}); {NO_GRAPHICS}", file=file
+        )
+    mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}" if outcome.build_id else ""
+    # Most machines have it, and most of their programs dispatch nothing.
+    return Check(GROUP, "Vulkan", Level.OK if outcome.unused else Level.WARNING, outcome.problem, mend, file)
 
 
 def _with_cost(check: Check, outcome: Outcome) -> Check:

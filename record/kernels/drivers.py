@@ -15,7 +15,7 @@ from pathlib import Path
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.files import make_public_folder
 from iaprof.bpf.driver_layout import known_builds
-from iaprof.bpf.probes.libraries import SYSTEM_FOLDERS, Libraries, Outcome
+from iaprof.bpf.probes.libraries import SYSTEM_FOLDERS, Libraries, Outcome, is_vulkan
 from iaprof.formats.header.launch_warnings import driver_at
 from iaprof.record.options import LaunchesBy
 
@@ -64,7 +64,7 @@ class Drivers:
             self.cuda = CudaInjection()
             self.outcomes += libraries.take(self.cuda.library)
         if launches is LaunchesBy.AUTO and has_command:
-            unknown = [outcome for outcome in outcomes if not outcome.probes]
+            unknown = [outcome for outcome in outcomes if not outcome.probes and not is_vulkan(outcome.path)]
             injects = bool(unknown)
         if not injects:
             return

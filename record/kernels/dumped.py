@@ -10,6 +10,7 @@ the driver changes is compute-runtime's shared/source/device_binary_format/zebin
 
 from __future__ import annotations
 
+import hashlib
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -106,6 +107,7 @@ class PlacedModule:
     pid: int
     time_ns: int  # no later than the first launch of one of its kernels
     elf: bytes  # like a debug ELF
+    shaders: tuple[PlacedKernel, ...] = ()  # launches of these may have no name
 
 
 class DumpedModules:
@@ -146,18 +148,29 @@ class DumpedModules:
             spool: the spool of all frames.
         """
         for module in self._modules:
-            kernels = []
+            kernels, shaders = [], []
             for address in module.addresses:
                 name = module.whole(ChunkOf.NAME, address, spool)
                 code = module.whole(ChunkOf.CODE, address, spool)
+                shader = None if code else module.whole(ChunkOf.SHADER, address, spool)
                 if name and code:
                     kernels.append(PlacedKernel(name.decode("utf-8", "backslashreplace"), address, code))
+                elif shader:
+                    shaders.append(PlacedKernel(_shader_name(name, shader), address, shader))
             binary = module.whole(ChunkOf.MODULE, 0, spool)
+            kernels += shaders
             self.kernels_unfinished += len(module.addresses) - len(kernels)
             self.modules_unfinished += binary is None and (ChunkOf.MODULE, 0) in module.dumps
             if kernels:
                 since = max(module.time_ns - SAME_TIME_NS, 0)
-                yield PlacedModule(module.pid, since, compose(binary, kernels))
+                yield PlacedModule(module.pid, since, compose(binary, kernels), tuple(shaders))
+
+
+def _shader_name(name: bytes | None, code: bytes) -> str:
+    """Returns the name of a compute shader: the one that its program gave it, or one that its code has on each run."""
+    if name:
+        return name.decode("utf-8", "backslashreplace")
+    return f"compute {hashlib.sha256(code).hexdigest()[:8]}"
 
 
 MOST_KERNELS = 65_000  # of one module; ELF's counts of segments and of sections have 16 bits

@@ -45,6 +45,7 @@ class KernelNames:
         self._placed: dict[tuple[int, int, bytes], dict[tuple[int, bytes], None]] = defaultdict(dict)
         # By process and the name's beginning: names, and whether an address of the kernel is known.
         self._by_prefix: dict[tuple[int, bytes], dict[bytes, bool]] = defaultdict(dict)
+        self._has_shaders = False
         self._by_digest: dict[str, list[tuple[bytes, int]]] = {}  # names and addresses of a module's kernels
 
     def add_module(self, pid: int, time_ns: int, digest: str, elf: bytes | None, base: int = 0) -> None:
@@ -77,13 +78,22 @@ class KernelNames:
         if address:
             self._placed[pid, canonical(address), prefix][time_ns, name] = None
 
+    def add_shader(self, pid: int, time_ns: int, address: int, name: bytes) -> None:
+        """Adds the name of a shader, for launches that have none, as when its program gave it one later."""
+        cost = len(name) + _NAME_COSTS
+        if cost <= self._left:
+            self._left -= cost
+            self._has_shaders = True
+            self._placed[pid, canonical(address), b""][time_ns, name] = None
+
     def for_launches(self, launches: NDArray[np.void]) -> LaunchNames:
         """Returns the names of LAUNCH[n]: whole, or cut and marked."""
         encoded = pa.array(launches["name"], pa.binary()).dictionary_encode()
         prefixes = [bytes(name).split(b"\0", 1)[0] for name in encoded.dictionary.to_pylist()]
         texts = [_text(prefix) for prefix in prefixes]
         indices = encoded.indices.to_numpy().astype(np.int64)
-        is_cut = np.array([len(prefix) == CUT_BYTES for prefix in prefixes], bool)
+        incomplete = (CUT_BYTES, 0) if self._has_shaders else (CUT_BYTES,)
+        is_cut = np.array([len(prefix) in incomplete for prefix in prefixes], bool)
         rows = np.flatnonzero(is_cut[indices]) if len(prefixes) else np.empty(0, np.int64)
         if len(rows):
             self._complete(launches, rows, prefixes, texts, indices)
@@ -131,7 +141,7 @@ class KernelNames:
             [(name, is_placed)] = known.items()
             if not (address and is_placed):
                 return [(0, _text(name))]
-        return [(0, _text(prefix) + CUT)]
+        return [(0, _text(prefix) + CUT if prefix else "")]
 
 
 def _text(name: bytes) -> str:

@@ -64,7 +64,7 @@ class CodeObjects(Source):
         first = chunks["offset"] == 0
         totals.modules += int((first & (chunks["what"] == ChunkOf.MODULE)).sum())
         last = chunks["offset"] + chunks["bytes"] == chunks["total"]
-        known = chunks[last & (chunks["what"] == ChunkOf.CODE)]
+        known = chunks[last & np.isin(chunks["what"], (ChunkOf.CODE, ChunkOf.SHADER))]
         if totals.kernels is not None:
             totals.kernels.add_code(zip(known["address"].tolist(), known["size"].tolist(), strict=True))
 

@@ -31,8 +31,8 @@ RUNS_AT_ONCE, NEVER_EXECUTED = -1, -2
 _EVENT_COLUMNS = ("time_ns", "pid", "tid", "comm", "event", "list", "queue", "stack", "flags")
 _FIRST_STEP_NS = 1 << 20  # executions within a step share a row; the step doubles until the rows are few enough
 _LAST_STEP_NS = 1 << 63
-_APPEND, _EXECUTE, _CLOSE, _RESET, _DESTROY, _BEGIN, _OTHER = range(7)
-_EVENTS = {"execute": _EXECUTE, "close": _CLOSE, "reset": _RESET, "destroy": _DESTROY}
+_APPEND, _EXECUTE, _CLOSE, _RESET, _DESTROY, _BEGIN, _OTHER, _INCLUDE = range(8)
+_EVENTS = {"execute": _EXECUTE, "close": _CLOSE, "reset": _RESET, "destroy": _DESTROY, "include": _INCLUDE}
 _STACK_FLAGS = LaunchFlags.NO_STACK | LaunchFlags.OTHER | LaunchFlags.PRESUMED
 _Ints = NDArray[np.int64]
 
@@ -210,13 +210,45 @@ def read_fillings(capture: CaptureReader, launches: pa.Table) -> tuple[Fillings,
         launches: all of its `launch` rows, with the columns that `find_fillings` needs.
 
     Returns:
-        The fillings, and the `command_list` rows.
+        The fillings, and the `command_list` rows, as `with_included` returns them.
     """
     if not capture.count("command_list"):
         return None
-    events = capture.table("command_list", _EVENT_COLUMNS)
+    events = with_included(capture.table("command_list", _EVENT_COLUMNS))
     processes = capture.table("process", ("time_ns", "pid", "tid", "event"))
     return find_fillings(launches, events, processes), events
+
+
+def with_included(events: pa.Table) -> pa.Table:
+    """Adds an execution of each list that another one includes, for each execution of that one.
+
+    Args:
+        events: `command_list` rows with _EVENT_COLUMNS.
+
+    Raises:
+        CaptureError: there would be more than MAX_ROWS.
+    """
+    code = _event_codes(events["event"])
+    included = np.flatnonzero(code == _INCLUDE)
+    if not len(included):
+        return events
+    pid, list_, queue, time = (events[name].fill_null(0).to_numpy() for name in ("pid", "list", "queue", "time_ns"))
+    outer = np.where(code == _INCLUDE, queue, list_)
+    order = np.lexsort((time, outer, pid))
+    sorted_code = code[order]
+    ends = _changes(pid[order], outer[order]) | (sorted_code == _RESET) | (sorted_code == _DESTROY)
+    bounds = np.append(np.flatnonzero(ends), len(order))
+    places = np.flatnonzero(sorted_code == _INCLUDE)
+    until = bounds[np.searchsorted(bounds, places, "right")]
+    is_execution = sorted_code == _EXECUTE
+    before = np.concatenate([[0], np.cumsum(is_execution)])
+    count = before[until] - before[places]
+    if int(count.sum()) > MAX_ROWS:
+        raise CaptureError("command buffers that include very many others were executed too often")
+    executions = order[np.flatnonzero(is_execution)][ranges(before[places], count)]
+    more = events.take(pa.array(executions))
+    more = _with_column(more, "list", pa.array(np.repeat(list_[order[places]], count), events["list"].type))
+    return pa.concat_tables([events, more])
 
 
 def expand_executions(

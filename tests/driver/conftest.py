@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real runtime for the tests in this folder, which `make test-driver` runs."""
 
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from driver import opencl as opencl_driver
+from driver import opencl as opencl_driver, vulkan as vulkan_driver
 from driver.driver import WAYS, Driver, build
 from driver.injecting import Recorder
 from iaprof.bpf.probes import functions
@@ -28,6 +31,14 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
 @pytest.fixture(scope="session")
 def opencl(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> opencl_driver.OpenCL:
     return opencl_driver.build(driver, tmp_path_factory.mktemp("opencl"))
+
+
+@pytest.fixture(scope="session")
+def vulkan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, vulkan_driver.Mesa]]:
+    public = Path(tempfile.mkdtemp(prefix="iaprof-vulkan-"))  # pytest's folders are its user's alone
+    public.chmod(0o755)
+    yield vulkan_driver.build(tmp_path_factory.mktemp("vulkan"), public)
+    shutil.rmtree(public)
 
 
 @pytest.fixture(scope="module")

@@ -75,6 +75,7 @@ def test_kernels_that_live_at_the_same_time_do_not_overlap(kernels: list[Kernel]
 def test_a_kernel_s_handle_leads_to_what_the_runtime_says(
     opencl: OpenCL, layout: Layout, device: str, tmp_path: Path
 ) -> None:
+    assert layout.allocation and layout.name
     written = Field((*layout.allocation[0].path[:-1], 0x50))  # where the driver wrote what lies in the allocation
     seen = 0
     with opencl.step(device, tmp_path) as kernels:

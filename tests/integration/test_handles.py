@@ -441,7 +441,7 @@ def with_gpus(layout: Layout) -> Layout:
     def each(of: Field) -> Field:
         return replace(of, per_gpu=(8, *(0,) * (len(of.path) - 1)))
 
-    assert layout.module and layout.binary and layout.binary_size
+    assert layout.module and layout.binary and layout.binary_size and layout.allocation and layout.name
     first, second = layout.address
     start, size = layout.allocation
     return replace(

@@ -13,3 +13,7 @@ for device in bmg lnl ptl-h pvc; do
         cp "$out/$module.bin" "$here/$module.$device.zebin"
     done
 done
+# Of Vulkan: tests/driver/shaders, which scripts/test-vulkan compiles.
+shaders=$("$here/../../scripts/test-vulkan")/shaders
+cp "$shaders/special.spv" "$here/searched.spv"
+cp "$shaders/table.spv" "$here/checked.spv"

@@ -314,6 +314,25 @@ def test_other_arguments_may_be_gone() -> None:
     assert [probe_offset(bytes.fromhex("31d2 31f6 90"), needed) for needed in ({0}, {0, 1}, {0, 2})] == [4, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("code", "at"),
+    [
+        (
+            # sub $72,%rsp; mov 16(%rsi),%rax; pxor; xor %esi,%esi; movaps, movq, mov, movdqa, movups of the stack; call
+            "4883ec48 488b4610 660fefc0 31f6 0f29442420 48c744241000000000 4889442428 660f6f442420 0f110424 e8",
+            43,
+        ),
+        # mov 96(%rsi),%rcx; mov 88(%rsi),%rax; add %rdx,%rcx; mov %rax,%rsi; mov %rcx,%rdx; xor %ecx,%ecx; jmp
+        ("488b4e60 488b4658 4801d1 4889c6 4889ca 31c9 e9", 19),
+        ("4801f7 90", 0),  # add %rsi,%rdi
+    ],
+)
+def test_what_arguments_point_to_may_be_read_before_the_probe(code: str, at: int) -> None:
+    prologue = bytes.fromhex(f"f30f1efa {code}")
+    assert probe_offset(prologue, {0}, keeps_memory=False) == (at + 4 if at else 0)
+    assert probe_offset(prologue, {0}) == 0
+
+
 OF_HANDLES = {kind: {"functions": [1, 2], "bias": 16} for kind in ("Kernel", "Program")}
 ANSWER: dict[str, Any] = {"version": "1", "functions": {}, "candidates": {}, "gone": OF_HANDLES}
 _Answer = TypeVar("_Answer", bound=Answer)

@@ -13,7 +13,7 @@ import pytest
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf import driver_layout
 from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
-from iaprof.bpf.probes.libraries import INJECTED, OPENCL, Libraries, Way
+from iaprof.bpf.probes.libraries import INJECTED, OPENCL, VULKAN, Libraries, Way
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.formats.header.launch_warnings import LEVEL_ZERO
 from iaprof.record.kernels import drivers
@@ -311,6 +311,18 @@ def test_opencl_is_reported_when_it_is_used_if_no_library_can_be_injected(machin
     assert (made.outcomes, made.warning) == ([], "iaprof cannot put its library into the command: no compiler")
     [outcome] = taken._take(str(path), f"{path} (deleted)")  # as it is mapped
     assert "is not known: run 'sudo iaprof calibrate" in outcome.problem
+
+
+def test_vulkan_of_an_unknown_build_is_reported_when_it_is_used_and_nothing_is_injected_for_it(
+    machine: Machine, tmp_path: Path
+) -> None:
+    library = machine.has("unknown", VULKAN)
+    made = machine.drivers(AUTO, has_command=True)
+    assert (made.outcomes, made.injection, made.warning) == ([], None, "")
+    # when a process maps it
+    used = shutil.copy(library, tmp_path / VULKAN)
+    (outcome,) = machine.libraries(AUTO)._take(str(used), str(used), 1)
+    assert outcome.problem.endswith("so what programs dispatch is not recorded: run 'sudo iaprof calibrate LIBRARY'")
 
 
 def test_a_library_that_has_no_build_id(machine: Machine, tmp_path: Path) -> None:

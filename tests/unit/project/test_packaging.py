@@ -57,7 +57,9 @@ def test_wheel_holds_every_source_file_and_the_licence(source: Path, wheel: Path
     expected = {"iaprof/__init__.py", "iaprof/__main__.py", "iaprof/py.typed", *(f"iaprof/{path}" for path in COMPILED)}
     for package in PACKAGES:
         for path in (source / package).rglob("*"):
-            if path.suffix in {".py", ".c", ".h", ".json", ".zebin"} or ("assets" in path.parts and path.is_file()):
+            if path.suffix in {".py", ".c", ".h", ".json", ".zebin", ".spv"} or (
+                "assets" in path.parts and path.is_file()
+            ):
                 expected.add(f"iaprof/{path.relative_to(source)}")
 
     names = set(zipfile.ZipFile(wheel).namelist())

@@ -287,6 +287,13 @@ def test_libraries_and_how_their_launches_are_recorded() -> None:
     assert check(Outcome("/a/libigdrcl.so", 0, "it is unknown", build_id="ab")) == (
         Level.WARNING, "it is unknown", "sudo iaprof calibrate /a/libigdrcl.so",
     )  # fmt: skip
+    vulkan = Outcome("/a/libvulkan_intel.so", 9, way=Way.ATTACH, build_id="ab", executions=True)
+    level, text, mend = check(vulkan, version="26.2.6")
+    assert (level, mend) == (Level.OK, "")
+    assert text.startswith("compute dispatches by attaching (Mesa 26.2.6); draws, copies and fills are not recorded")
+    unknown = Outcome("/a/libvulkan_intel.so", 0, "it is unknown", build_id="ab")
+    for each, expected in (unknown, Level.WARNING), (replace(unknown, unused=True), Level.OK):
+        assert check(each) == (expected, "it is unknown", "sudo iaprof calibrate /a/libvulkan_intel.so")
     injected = Outcome("/a/libiaprof_inject.so", 28, way=Way.INJECT, executions=True, copies=True)
     level, text, _ = check(injected)
     assert level is Level.OK and "copies and fills are recorded, but not the driver's own kernels" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
 import tracemalloc
@@ -142,6 +143,22 @@ def test_modules_of_many_processes_come_interleaved(tmp_path: Path) -> None:
     ]
 
 
+def test_a_shader_needs_no_name(tmp_path: Path) -> None:
+    """Each shader is a module of its own, and one without a name gets that of its code."""
+    sent = [
+        *chunks(b"A" * 64, ChunkOf.SHADER, 40, module=0x10, address=0x200000000),
+        Chunk(b"softmax", module=0x10, address=0x200000000),
+        *chunks(b"B" * 64, ChunkOf.SHADER, 40, module=0x20, address=0x200000040),
+        *chunks(b"C" * 64, ChunkOf.SHADER, 40, module=0x30, address=0x200000080)[:1],
+    ]
+    reader = captured(spooled(tmp_path / "s", sent))
+    assert modules_of(reader) == [
+        (7, 100, [("softmax", 0x200000000, b"A" * 64)]),
+        (7, 100, [("compute " + hashlib.sha256(b"B" * 64).hexdigest()[:8], 0x200000040, b"B" * 64)]),
+    ]
+    assert unfinished(reader) == 1
+
+
 def test_a_kernel_that_lacks_a_chunk_is_not_there_and_is_counted(tmp_path: Path) -> None:
     whole = dumped_kernel("whole", b"w" * 2500)
     sent = dumped_kernel("k", b"c" * 2500, address=PLACE + 4096)
@@ -214,7 +231,7 @@ def test_a_spool_that_is_cut_off(tmp_path: Path, cut: int) -> None:
     [
         b"",
         Chunk().frame()[: HEAD.itemsize - 1],
-        Chunk(what=3).frame(),
+        Chunk(what=4).frame(),
         Chunk(total=1 << 60).frame(),
         Chunk(total=(1 << 28) + 1).frame(),
     ],

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from iaprof.formats.wire.launches import LAUNCH, NAME_BYTES, LaunchFlags
+from iaprof.formats.wire.launches import LAUNCH, NAME_BYTES, ChunkOf, LaunchFlags
 from iaprof.gpu.elf_code import kernel_names
 from iaprof.record.capture.finish import finish
 from iaprof.record.capture.rows import NAME_BYTES_PER_GROUP, launch_rows
@@ -145,6 +145,32 @@ def test_names_of_dumped_kernels(spool: Spool) -> None:
         spool.write(FrameKind.PIECE, piece.frame(), time=500)
     launch(spool, *(Launched(PREFIX, PLACE + 4096 * n, time=2_000_000) for n in (0, 1)))
     assert names_of(spool) == names
+
+
+def test_launches_of_shaders_without_a_name_have_that_of_the_shader_at_their_address(spool: Spool) -> None:
+    """Also where another shader was before, and not those of other processes."""
+    shaders = {b"A" * 64: 100, b"B" * 64: 900}
+    for code, time in shaders.items():
+        place = {"module": 0x10, "address": 0x200000000, "module_time": time, "time": time}
+        spool.write(FrameKind.PIECE, Chunk(code, ChunkOf.SHADER, **place).frame(), time=5000)
+    when = (150, 1000)
+    launch(
+        spool,
+        *(Launched("", 0x200000000, time=time) for time in when),
+        Launched("", 0x200000000, pid=8, time=when[0]),
+        Launched("", 0x200000040, time=when[0]),
+        Launched("softmax", 0x200000000, time=when[0]),
+    )
+    first, second = (f"compute {hashlib.sha256(code).hexdigest()[:8]}" for code in shaders)
+    assert names_of(spool) == [first, second, "", "", "softmax"]
+
+
+def test_launches_before_a_shader_was_given_its_name_have_it_too(spool: Spool) -> None:
+    place = {"module": 0x10, "address": 0x200000000, "module_time": 100, "time": 100}
+    for chunk in (Chunk(b"A" * 64, ChunkOf.SHADER, **place), Chunk(b"softmax", **place)):
+        spool.write(FrameKind.PIECE, chunk.frame(), time=5000)
+    launch(spool, Launched("", 0x200000000, time=150), Launched("softmax", 0x200000000, time=200))
+    assert names_of(spool) == ["softmax", "softmax"]
 
 
 def test_names_may_be_any_bytes(spool: Spool) -> None:

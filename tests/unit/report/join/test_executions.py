@@ -197,6 +197,37 @@ def test_appending_after_execution_begins_a_filling_if_a_reset_was_lost(tmp_path
     assert read(path) == {(2, 7, A, 11, "app"): 1, (4, 7, B, 11, "app"): 1}
 
 
+def included(time_ns: int, list_: int, by: int) -> dict[str, Any]:
+    """A `command_list` row: executing the list `by` executes `list_`, too."""
+    return event("include", time_ns, list_, queue=by)
+
+
+def test_a_list_is_executed_with_those_that_include_it(tmp_path: Path) -> None:
+    # given: a list twice in another, beside a kernel of that one, and once in a second filling of it
+    inner, outer = LIST, OTHER_LIST
+    rows = [appended(2, A, list_=inner), appended(6, B, list_=outer)]
+    events = [
+        *(event("reset", 1, inner), event("close", 3, inner)),
+        *(event("reset", 4, outer), included(5, inner, outer), included(7, inner, outer), event("close", 8, outer)),
+        *(executed(9, outer), executed(10, outer)),
+        *(event("reset", 11, outer), included(12, inner, outer), event("close", 13, outer), executed(14, outer)),
+        *(event("reset", 15, outer), event("close", 16, outer), executed(17, outer)),
+        executed(18, outer, pid=8),  # of another process
+    ]
+    path = capture(tmp_path / "c", launch=rows, command_list=events)
+    # then
+    assert read(path) == {
+        **{(time, 7, A, 11, "app"): 2 for time in (9, 10)},
+        **{(time, 7, B, 11, "app"): 1 for time in (9, 10)},
+        (14, 7, A, 11, "app"): 1,
+    }
+    found = count_launches(CaptureReader(path))
+    assert found is not None
+    assert (found.launches, found.unknown) == (7, 1)
+    by_execute = {(time, address, stack) for time, _, address, stack, _ in read(path, StackOf.EXECUTE)}
+    assert by_execute == {(9, A, 21), (10, A, 21), (9, B, 21), (10, B, 21), (14, A, 21)}
+
+
 def test_handles_are_not_carried_over_to_the_process_s_next_program(tmp_path: Path) -> None:
     row = dict.fromkeys(KINDS["process"].names) | {"time_ns": 3, "pid": 7, "tid": 7, "event": "exec", "comm": "next"}
     lists = [executed(2), executed(5)]

@@ -1,0 +1,147 @@
+"""Makes the layout of Mesa's Vulkan driver from its process's answer to `iaprof calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iaprof.basics.clean import clean
+from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
+from iaprof.record.calibrate.answer import MAX_PROBLEM, read_place, read_places
+from iaprof.record.calibrate.code import Code, Problem, address_of
+from iaprof.record.calibrate.vulkan_driver import MOST_DEVICES
+from iaprof.record.calibrate.vulkan_search import FUNCTIONS
+
+# By function: action, argument with the handle or array, and argument with the array's length.
+_ENTRIES = {
+    "vkCmdDispatch": (Action.LAUNCH, 0, None),
+    "vkCmdDispatchBase": (Action.LAUNCH, 0, None),
+    "vkCmdDispatchIndirect": (Action.LAUNCH, 0, None),
+    "vkCmdDispatchIndirect2KHR": (Action.LAUNCH, 0, None),
+    "vkDestroyPipeline": (Action.SHADER_GONE, 1, None),
+    "vkSetDebugUtilsObjectNameEXT": (Action.NAMED, 1, None),
+    "vkBeginCommandBuffer": (Action.LIST_RESET, 0, None),
+    "vkResetCommandBuffer": (Action.LIST_RESET, 0, None),
+    "vkEndCommandBuffer": (Action.LIST_CLOSED, 0, None),
+    "vkCmdExecuteCommands": (Action.INCLUDE, 2, 1),
+    "vkQueueSubmit2": (Action.SUBMIT, 2, 1),
+}
+_NEEDED = ("vkCmdDispatchBase", "vkDestroyPipeline")
+_MOST_PATHS = 64
+
+
+@dataclass(frozen=True)
+class VulkanAnswer:
+    """What was found on one device."""
+
+    device: str
+    version: str
+    functions: Mapping[str, int]  # by name: place in the file
+    forwarding: frozenset[str]  # functions that do nothing but call another one that has an entry
+    window: tuple[int, int]
+    pipeline: int
+    start: int
+    size: int
+    code: int
+    shader_class: tuple[int, int]  # offset, and place in the file of what the pointer there points to
+    bound: tuple[tuple[int, ...], ...]  # best first
+
+
+def read_vulkan(raw: Any) -> tuple[dict[str, VulkanAnswer], dict[str, str]]:
+    """Checks and reads an answer.
+
+    Returns:
+        By device: what was found, and why nothing was found.
+
+    Raises:
+        Problem: the answer says why there is none.
+        ValueError, KeyError, TypeError, AttributeError, OverflowError: the answer makes no sense.
+    """
+    if "problem" in raw:
+        raise Problem(clean(str(raw["problem"])[:MAX_PROBLEM]))
+    answers: dict[str, VulkanAnswer] = {}
+    left_out: dict[str, str] = {}
+    for device in raw["devices"][:MOST_DEVICES]:
+        name = clean(str(device["name"])[:100])
+        if "problem" in device:
+            left_out[name] = clean(str(device["problem"])[:MAX_PROBLEM])
+        else:
+            answers[name] = _read_device(name, device)
+    return answers, left_out
+
+
+def _read_device(name: str, raw: Any) -> VulkanAnswer:
+    class_at, class_place = raw["class"]
+    start, size = raw["window"]
+    return VulkanAnswer(
+        device=name,
+        version=clean(str(raw["version"])[:64]),
+        functions=read_places(raw["functions"], FUNCTIONS),
+        forwarding=frozenset(map(str, raw["forwarding"])),
+        window=(int(start), int(size)),
+        pipeline=int(raw["pipeline"]),
+        start=int(raw["start"]),
+        size=int(raw["size"]),
+        code=int(raw["code"]),
+        shader_class=(int(class_at), read_place(class_place)),
+        bound=tuple(tuple(map(int, path)) for path in raw["bound"][:_MOST_PATHS]),
+    )
+
+
+def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) -> Layout:
+    """Returns the layout on which the answers of all devices agree.
+
+    Raises:
+        Problem: there is none.
+        LayoutError: the layout makes no sense.
+    """
+    first = answers[0]
+    for answer in answers[1:]:
+        if any(getattr(answer, name) != getattr(first, name) for name in _ALIKE):
+            raise Problem(f"{first.device} and {answer.device} do not have their shaders in the same way")
+    bound = min(frozenset.intersection(*(frozenset(answer.bound) for answer in answers)), key=_best, default=None)
+    if bound is None:
+        raise Problem("devices disagree on how a command buffer leads to its bound shader")
+    class_at, class_place = first.shader_class
+    layout = Layout(
+        build_id=build_id,
+        driver="vulkan",
+        version=first.version,
+        entries=tuple(_entries(answers, code)),
+        address=(Field((first.start,), bits=32),),
+        size=Field((first.size,), bits=32),
+        code=Field((first.code,)),
+        name=None,
+        allocation=None,
+        kernel_class=Field((class_at,)),
+        classes=(address_of(code.elf, class_place, executable=False),),
+        window=first.window,
+        bound=bound,
+        pipeline=first.pipeline,
+    )
+    return Layout.from_json(layout.to_json())
+
+
+_ALIKE = ("window", "pipeline", "start", "size", "code", "shader_class")
+
+
+def _best(path: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+    return len(path), path
+
+
+def _entries(answers: Sequence[VulkanAnswer], code: Code) -> Iterator[Entry]:
+    """Yields the entries of all devices: functions that record commands exist once for each generation of GPUs."""
+    taken: set[int] = set()
+    for name, (action, handle, count) in _ENTRIES.items():
+        places = {answer.functions[name] for answer in answers if name in answer.functions} - taken
+        if not places and name in _NEEDED:
+            raise Problem(f"it has no {name}")
+        for place in sorted(places):
+            if any(answer.functions.get(name) == place and name in answer.forwarding for answer in answers):
+                continue
+            taken.add(place)
+            needed = {handle} if count is None else {0, handle, count}
+            # What comes before the probe may read a structure that an argument points to, as of an indirect dispatch.
+            at = code.probe(place, needed, keeps_memory=action is not Action.LAUNCH)
+            yield Entry(name, action, at, handle, count)

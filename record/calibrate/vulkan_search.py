@@ -1,0 +1,245 @@
+"""Searches Mesa's Vulkan driver for `iaprof calibrate`: where a dispatch finds its shader, and what it knows of it.
+
+The truth are the driver's own commands: it writes a COMPUTE_WALKER for each dispatch, with the offset of the shader's
+first instruction from the instruction base. Several pipelines are made; what of the GPU's memory changes when one is
+made is its code. A place in the driver's objects is accepted only if it has what the walkers and the code say, for each
+of these pipelines. Nothing is submitted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from iaprof.formats.wire.process_maps import mappings, maps_of
+from iaprof.record.calibrate.level_zero_driver import DriverError
+from iaprof.record.calibrate.search import Memory, Path, Search
+from iaprof.record.calibrate.vulkan_driver import Device, VulkanDriver, window
+
+FUNCTIONS = (
+    "vkCmdDispatch",
+    "vkCmdDispatchBase",
+    "vkCmdDispatchIndirect",
+    "vkCmdDispatchIndirect2KHR",
+    "vkDestroyPipeline",
+    "vkSetDebugUtilsObjectNameEXT",
+    "vkBeginCommandBuffer",
+    "vkEndCommandBuffer",
+    "vkResetCommandBuffer",
+    "vkCmdExecuteCommands",
+    "vkQueueSubmit",
+    "vkQueueSubmit2",
+)
+_OBJECT = 0x400  # bytes of an object that are searched
+_COMMANDS = 0x20000  # of a command buffer
+_BLOCK = 64  # bytes; code begins at a multiple of it
+_MOST_PADDING = 64  # bytes behind code that may belong to it and are zero
+_MOST_OTHER_BYTES = 16  # of code, in a copy of it: addresses
+_FUNCTIONS = 4  # at the beginning of a table of functions, of which one is not null
+_WALKER = 0x7208  # the upper half of COMPUTE_WALKER's first word, on Xe2 and Xe3
+_WALKER_WORDS, _GROUPS_AT, _START_AT = 40, 7, 19
+_GROUPS = (3, 5, 7)  # of our dispatches
+_VALUES = (4, 9, 17, 23)  # of the constant in the first module: shaders of different code and length
+_WORD = 8
+
+
+@dataclass(frozen=True)
+class _Shader:
+    """A pipeline's shader, as the GPU's memory and its commands have it."""
+
+    pipeline: int
+    start: int  # offset from the instruction base
+    code: bytes  # without the zeros at its end
+    at: int  # address of its code in this process's mapping of the GPU's memory
+
+
+def search_vulkan(
+    library: str, memory: Memory, searched: bytes, checked: bytes, write_answer: Callable[[dict[str, Any]], None]
+) -> None:
+    """Searches the driver on each of the machine's GPUs, and writes what it finds.
+
+    Args:
+        library: the driver.
+        memory: of this process.
+        searched: SPIR-V of a shader that its constant changes.
+        checked: SPIR-V of another one, which has data behind its code.
+        write_answer: gets the findings.
+
+    Raises:
+        DriverError: a call of the driver failed.
+    """
+    driver = VulkanDriver(library)
+    findings = []
+    for device in driver.devices():
+        about: dict[str, Any] = {"name": device.name, "version": device.version}
+        try:
+            findings.append(about | _search(device, memory, searched, checked))
+        except DriverError as error:
+            findings.append(about | {"problem": str(error)})
+    write_answer({"devices": findings})
+
+
+def _search(device: Device, memory: Memory, searched: bytes, checked: bytes) -> dict[str, Any]:
+    device.open()
+    found = window(os.pread(2, 1 << 20, 0))
+    if found is None:
+        raise DriverError("it does not say where its shaders lie on the GPU")
+    search = Search(memory, device.function("vkCreateComputePipelines"))
+    of_first, of_second = device.module(searched), device.module(checked)
+    _make(device, of_first, 1)  # so that the memory for code is there
+    shaders = [_make(device, of_first, value) for value in _VALUES] + [_make(device, of_second, 1)]
+    if len({shader.at - shader.start for shader in shaders}) > 1:
+        raise DriverError("its code does not lie where its commands say")
+    memory.refresh()
+    pipeline, start, size, code = _fields(memory, shaders)
+    objects = [memory.number(shader.pipeline + pipeline) or 0 for shader in shaders]
+    class_at, class_place = _class(memory, search, objects)
+    return {
+        "functions": search.places(device.functions(FUNCTIONS)),
+        "forwarding": device.forwarding(memory.read),
+        "window": found,
+        "pipeline": pipeline,
+        "start": start,
+        "size": size,
+        "code": code,
+        "class": (class_at, class_place),
+        "bound": _bound(device, memory, shaders, pipeline),
+    }
+
+
+def _gpu_memory() -> dict[int, bytes]:
+    """Returns what this process has mapped of the GPU's memory, by address."""
+    return {
+        mapping.start: ctypes.string_at(mapping.start, mapping.end - mapping.start)
+        for mapping in mappings(maps_of())
+        if b"renderD" in mapping.name and mapping.rights.startswith(b"rw")
+    }
+
+
+def _changes(before: dict[int, bytes], after: dict[int, bytes]) -> Iterator[tuple[int, bytes]]:
+    """Yields the ranges that changed, from the first to the last changed block of a mapping: address and content."""
+    for start, content in after.items():
+        old = before.get(start, b"")
+        if content == old:
+            continue
+        blocks = [at for at in range(0, len(content), _BLOCK) if content[at : at + _BLOCK] != old[at : at + _BLOCK]]
+        yield start + blocks[0], content[blocks[0] : blocks[-1] + _BLOCK]
+
+
+def _make(device: Device, module: int, value: int) -> _Shader:
+    before = _gpu_memory()
+    pipeline = device.pipeline(module, value)
+    changed = list(_changes(before, _gpu_memory()))
+    if len(changed) != 1:
+        raise DriverError("it writes the code of a shader to no place or to several")
+    commands = device.commands()
+    device.begin(commands)
+    device.bind(commands, pipeline)
+    before = _gpu_memory()
+    device.dispatch(commands, _GROUPS)
+    starts = {start for _, content in _changes(before, _gpu_memory()) for start in _walkers(content)}
+    if len(starts) != 1:
+        raise DriverError("its commands for a dispatch are of a kind that iaprof does not know")
+    ((at, content),) = changed
+    return _Shader(pipeline, starts.pop(), content.rstrip(b"\0"), at)
+
+
+def _walkers(content: bytes) -> Iterator[int]:
+    """Yields the start of the kernel of each COMPUTE_WALKER with our number of groups."""
+    words = struct.unpack(f"<{len(content) // 4}I", content[: len(content) // 4 * 4])
+    for at in range(len(words) - _WALKER_WORDS + 1):
+        if words[at] >> 16 == _WALKER and words[at + _GROUPS_AT : at + _GROUPS_AT + 3] == _GROUPS:
+            yield words[at + _START_AT] & ~(_BLOCK - 1)
+
+
+def _fields(memory: Memory, shaders: Sequence[_Shader]) -> tuple[int, int, int, int]:
+    """Returns the offset, in a pipeline, of the pointer to its shader, and in a shader of start, size and code."""
+    pointers = range(0, _OBJECT, _WORD)
+    for pipeline in pointers:
+        objects = [memory.number(shader.pipeline + pipeline) or 0 for shader in shaders]
+        if len(set(objects)) < len(objects) or not all(map(memory.is_object, objects)):
+            continue
+        contents = [memory.read(each, _OBJECT) for each in objects]
+        pairs = list(zip(contents, shaders, strict=True))
+        starts = [at for at in range(0, _OBJECT, 4) if all(_u32(content, at) == of.start for content, of in pairs)]
+        sizes = [
+            at
+            for at in range(0, _OBJECT, 4)
+            if all(0 <= _u32(content, at) - len(of.code) < _MOST_PADDING for content, of in pairs)
+        ]
+        codes = [
+            at
+            for at in pointers
+            if all(_is_code(memory.read(_u64(content, at), len(of.code)), of.code) for content, of in pairs)
+        ]
+        if starts and sizes and codes:
+            # Several places may have the same number; those that belong to the code are beside its pointer.
+            code = codes[0]
+            return pipeline, _nearest(starts, code), _nearest(sizes, code), code
+    raise DriverError("no way from its pipelines leads to place, size and code of their shaders")
+
+
+def _is_code(content: bytes, code: bytes) -> bool:
+    """Whether this is a shader's code; addresses of its data in it may not have been put in."""
+    return len(content) == len(code) and sum(map(int.__ne__, content, code)) <= _MOST_OTHER_BYTES
+
+
+def _nearest(places: Sequence[int], to: int) -> int:
+    return min(places, key=lambda at: (abs(at - to), at))
+
+
+def _u32(content: bytes, at: int) -> int:
+    return int.from_bytes(content[at : at + 4], "little")
+
+
+def _u64(content: bytes, at: int) -> int:
+    return int.from_bytes(content[at : at + 8], "little")
+
+
+def _class(memory: Memory, search: Search, objects: Sequence[int]) -> tuple[int, int]:
+    """Returns the offset in a shader of the pointer to its table of functions, and the table's place in the file."""
+    for at in range(0, _OBJECT, _WORD):
+        tables = {memory.number(each + at) or 0 for each in objects}
+        if len(tables) == 1 and (place := search.place(table := tables.pop())) is not None:
+            functions = (memory.mapping(memory.number(table + _WORD * index) or 0) for index in range(_FUNCTIONS))
+            of_driver = memory.mapping(table)
+            if any(each and of_driver and each.file == of_driver.file and b"x" in each.rights for each in functions):
+                return at, place
+    raise DriverError("nothing tells its shaders from other objects")
+
+
+def _bound(device: Device, memory: Memory, shaders: Sequence[_Shader], pipeline: int) -> list[Path]:
+    """Returns the paths from a command buffer to its bound shader, at the time of a dispatch; best first."""
+    paths: set[Path] | None = None
+    for first, second in zip(shaders, [*shaders[1:], shaders[0]], strict=True):
+        commands = device.commands()
+        device.begin(commands)
+        device.bind(commands, first.pipeline)
+        device.dispatch(commands, _GROUPS)
+        device.bind(commands, second.pipeline)  # what is bound now, not what was dispatched
+        memory.refresh()
+        shader = memory.number(second.pipeline + pipeline) or 0
+        content = _readable(memory, commands, _COMMANDS)
+        mine: set[Path] = set()
+        for at in range(0, len(content) - _WORD + 1, _WORD):
+            word = _u64(content, at)
+            if word == shader:
+                mine.add((at,))
+            elif word == second.pipeline:
+                mine.add((at, pipeline))
+        paths = mine if paths is None else paths & mine
+    if not paths:
+        raise DriverError("its command buffers do not lead to the bound shader")
+    return sorted(paths, key=lambda path: (len(path), path))
+
+
+def _readable(memory: Memory, address: int, most: int) -> bytes:
+    """Reads as much as is mapped."""
+    content = b""
+    while len(content) < most and (more := memory.read(address + len(content), 0x1000)):
+        content += more
+    return content

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * Vulkan compute: a program that dispatches shaders, from a function for each.
+ *
+ *     compute [OPTION...] SPECIAL.spv TABLE.spv
+ *
+ *   --dispatches N   (3) of each shader in each command buffer
+ *   --rounds N       (2) how often the command buffers are filled
+ *   --submits N      (2) of each filling
+ *   --secondary      dispatches go to secondary command buffers, which a primary one executes twice
+ *   --pool           the pool is reset before each filling, in place of vkBeginCommandBuffer's own reset
+ *   --anew           pipelines are destroyed and made again in each round, with other shaders
+ *   --names          pipelines have debug names, shader_1 and so on
+ *   --direct         every function is the driver's own, by vkGetDeviceProcAddr, as most engines call it
+ *   --indirect       half of the dispatches are indirect
+ *   --seconds S      goes on with rounds for as long, whatever --rounds says
+ *
+ * Shader n is dispatched by dispatch_n, in n groups of threads, so that the walkers in a batch say by which function. Prints
+ * its process, how often each function dispatched, how often each walker was submitted, and the mean time of a dispatch, as JSON. */
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <vulkan/vulkan.h>
+
+#define CHECK(call)                                                                                                                        \
+    do {                                                                                                                                   \
+        VkResult result_ = (call);                                                                                                         \
+        if (result_) {                                                                                                                     \
+            fprintf(stderr, "%s: %d\n", #call, result_);                                                                                   \
+            exit(1);                                                                                                                       \
+        }                                                                                                                                  \
+    } while (0)
+
+enum { SHADERS = 4 };
+static int dispatches = 3, rounds = 2, submits = 2;
+static double seconds;
+static bool secondary, reset_pool, anew, names, direct, indirect;
+
+static VkDevice device;
+static VkQueue queue;
+static VkPipeline pipelines[SHADERS];
+static VkPipelineLayout layout;
+static VkDescriptorSet set;
+static VkBuffer buffer, groups; /* groups: VkDispatchIndirectCommand of each shader */
+static VkCommandPool pool;
+static VkShaderModule modules[2];
+static unsigned long appended[SHADERS], submitted[SHADERS];
+static double appending; /* seconds that dispatches took */
+
+static PFN_vkCmdBindPipeline bind_pipeline = vkCmdBindPipeline;
+static PFN_vkCmdDispatch dispatch = vkCmdDispatch;
+static PFN_vkCmdDispatchIndirect dispatch_indirect = vkCmdDispatchIndirect;
+static PFN_vkQueueSubmit queue_submit = vkQueueSubmit;
+static PFN_vkBeginCommandBuffer begin_commands = vkBeginCommandBuffer;
+static PFN_vkEndCommandBuffer end_commands = vkEndCommandBuffer;
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static void append(VkCommandBuffer commands, uint32_t number)
+{
+    uint32_t n = 64;
+    bind_pipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipelines[number - 1]);
+    vkCmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &set, 0, NULL);
+    vkCmdPushConstants(commands, layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, 4, &n);
+    double begun = now();
+    for (int i = 0; i < dispatches; i++) {
+        if (indirect && i % 2)
+            dispatch_indirect(commands, groups, 12 * (number - 1));
+        else
+            dispatch(commands, number, 1, 1);
+        appended[number - 1]++;
+    }
+    appending += now() - begun;
+}
+
+#define DISPATCH(number)                                                                                                                   \
+    __attribute__((noinline)) void dispatch_##number(VkCommandBuffer commands)                                                             \
+    {                                                                                                                                      \
+        append(commands, number);                                                                                                          \
+        __asm__ volatile("");                                                                                                              \
+    }
+DISPATCH(1)
+DISPATCH(2)
+DISPATCH(3)
+DISPATCH(4)
+
+static void begin(VkCommandBuffer commands, bool is_secondary)
+{
+    VkCommandBufferInheritanceInfo inherited = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_INHERITANCE_INFO};
+    VkCommandBufferBeginInfo info = {
+        .sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_BEGIN_INFO,
+        .pInheritanceInfo = is_secondary ? &inherited : NULL,
+        .flags = VK_COMMAND_BUFFER_USAGE_SIMULTANEOUS_USE_BIT,
+    };
+    CHECK(begin_commands(commands, &info));
+}
+
+__attribute__((noinline)) void fill_commands(VkCommandBuffer commands)
+{
+    dispatch_1(commands);
+    dispatch_2(commands);
+    dispatch_3(commands);
+    dispatch_4(commands);
+}
+
+__attribute__((noinline)) void submit_commands(VkCommandBuffer commands)
+{
+    VkSubmitInfo submit = {.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO, .commandBufferCount = 1, .pCommandBuffers = &commands};
+    CHECK(queue_submit(queue, 1, &submit, VK_NULL_HANDLE));
+    CHECK(vkQueueWaitIdle(queue));
+}
+
+static VkShaderModule read_module(const char *path)
+{
+    static uint32_t code[1 << 18];
+    FILE *file = fopen(path, "rb");
+    if (!file) {
+        perror(path);
+        exit(1);
+    }
+    VkShaderModuleCreateInfo info = {.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .pCode = code};
+    info.codeSize = fread(code, 1, sizeof(code), file);
+    fclose(file);
+    VkShaderModule module;
+    CHECK(vkCreateShaderModule(device, &info, NULL, &module));
+    return module;
+}
+
+static void make_pipelines(VkInstance instance, int generation)
+{
+    PFN_vkSetDebugUtilsObjectNameEXT set_name = (void *)vkGetInstanceProcAddr(instance, "vkSetDebugUtilsObjectNameEXT");
+    for (uint32_t i = 0; i < SHADERS; i++) {
+        uint32_t value = 3 + 5 * i + 2 * (uint32_t)generation;
+        VkSpecializationMapEntry entry = {0, 0, 4};
+        VkSpecializationInfo special = {1, &entry, 4, &value};
+        VkComputePipelineCreateInfo info = {
+            .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
+            .stage = {.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+                      .stage = VK_SHADER_STAGE_COMPUTE_BIT,
+                      .module = modules[i == SHADERS - 1],
+                      .pName = "main",
+                      .pSpecializationInfo = &special},
+            .layout = layout,
+        };
+        if (pipelines[i])
+            vkDestroyPipeline(device, pipelines[i], NULL);
+        CHECK(vkCreateComputePipelines(device, VK_NULL_HANDLE, 1, &info, NULL, &pipelines[i]));
+        char name[32];
+        snprintf(name, sizeof(name), "shader_%u", i + 1);
+        VkDebugUtilsObjectNameInfoEXT named = {.sType = VK_STRUCTURE_TYPE_DEBUG_UTILS_OBJECT_NAME_INFO_EXT,
+                                               .objectType = VK_OBJECT_TYPE_PIPELINE,
+                                               .objectHandle = (uint64_t)pipelines[i],
+                                               .pObjectName = name};
+        if (names)
+            CHECK(set_name(device, &named));
+    }
+}
+
+static VkBuffer make_buffer(VkDeviceSize size, const void *content, size_t bytes)
+{
+    VkBufferCreateInfo info = {.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
+                               .size = size,
+                               .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_INDIRECT_BUFFER_BIT};
+    VkBuffer made;
+    VkDeviceMemory memory;
+    VkMemoryRequirements requirements;
+    CHECK(vkCreateBuffer(device, &info, NULL, &made));
+    vkGetBufferMemoryRequirements(device, made, &requirements);
+    /* The last type is one that the host can map, on all of these devices. */
+    uint32_t type = 31 - (uint32_t)__builtin_clz(requirements.memoryTypeBits);
+    VkMemoryAllocateInfo allocate = {
+        .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = requirements.size, .memoryTypeIndex = content ? type : 0};
+    CHECK(vkAllocateMemory(device, &allocate, NULL, &memory));
+    CHECK(vkBindBufferMemory(device, made, memory, 0));
+    if (content) {
+        void *at;
+        CHECK(vkMapMemory(device, memory, 0, VK_WHOLE_SIZE, 0, &at));
+        memcpy(at, content, bytes);
+        vkUnmapMemory(device, memory);
+    }
+    return made;
+}
+
+static void make_objects(void)
+{
+    buffer = make_buffer(1 << 20, NULL, 0);
+    uint32_t commands[SHADERS][3];
+    for (uint32_t i = 0; i < SHADERS; i++)
+        commands[i][0] = i + 1, commands[i][1] = commands[i][2] = 1;
+    groups = make_buffer(4096, commands, sizeof(commands));
+
+    VkDescriptorSetLayoutBinding bindings[2] = {{0, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL},
+                                                {1, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL}};
+    VkDescriptorSetLayoutCreateInfo set_info = {
+        .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = 2, .pBindings = bindings};
+    VkDescriptorSetLayout set_layout;
+    CHECK(vkCreateDescriptorSetLayout(device, &set_info, NULL, &set_layout));
+    VkPushConstantRange range = {VK_SHADER_STAGE_COMPUTE_BIT, 0, 4};
+    VkPipelineLayoutCreateInfo layout_info = {.sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
+                                              .setLayoutCount = 1,
+                                              .pSetLayouts = &set_layout,
+                                              .pushConstantRangeCount = 1,
+                                              .pPushConstantRanges = &range};
+    CHECK(vkCreatePipelineLayout(device, &layout_info, NULL, &layout));
+    VkDescriptorPoolSize size = {VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 2};
+    VkDescriptorPoolCreateInfo pool_info = {
+        .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO, .maxSets = 1, .poolSizeCount = 1, .pPoolSizes = &size};
+    VkDescriptorPool descriptors;
+    CHECK(vkCreateDescriptorPool(device, &pool_info, NULL, &descriptors));
+    VkDescriptorSetAllocateInfo allocate = {
+        .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO, .descriptorPool = descriptors, .descriptorSetCount = 1, .pSetLayouts = &set_layout};
+    CHECK(vkAllocateDescriptorSets(device, &allocate, &set));
+    for (uint32_t i = 0; i < 2; i++) {
+        VkDescriptorBufferInfo info = {buffer, 0, VK_WHOLE_SIZE};
+        VkWriteDescriptorSet write = {.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
+                                      .dstSet = set,
+                                      .dstBinding = i,
+                                      .descriptorCount = 1,
+                                      .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
+                                      .pBufferInfo = &info};
+        vkUpdateDescriptorSets(device, 1, &write, 0, NULL);
+    }
+    VkCommandPoolCreateInfo commands_info = {.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+                                             .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT};
+    CHECK(vkCreateCommandPool(device, &commands_info, NULL, &pool));
+}
+
+static VkInstance make_device(void)
+{
+    const char *debug_utils = "VK_EXT_debug_utils";
+    VkApplicationInfo application = {.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .apiVersion = VK_API_VERSION_1_3};
+    VkInstanceCreateInfo instance_info = {.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
+                                          .pApplicationInfo = &application,
+                                          .enabledExtensionCount = 1,
+                                          .ppEnabledExtensionNames = &debug_utils};
+    VkInstance instance;
+    CHECK(vkCreateInstance(&instance_info, NULL, &instance));
+    uint32_t count = 1;
+    VkPhysicalDevice physical;
+    if (vkEnumeratePhysicalDevices(instance, &count, &physical) < 0 || !count) {
+        fprintf(stderr, "there is no device\n");
+        exit(1);
+    }
+    float priority = 1;
+    VkDeviceQueueCreateInfo queue_info = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueCount = 1, .pQueuePriorities = &priority};
+    VkDeviceCreateInfo info = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .queueCreateInfoCount = 1, .pQueueCreateInfos = &queue_info};
+    CHECK(vkCreateDevice(physical, &info, NULL, &device));
+    vkGetDeviceQueue(device, 0, 0, &queue);
+    if (direct) {
+        bind_pipeline = (void *)vkGetDeviceProcAddr(device, "vkCmdBindPipeline");
+        dispatch = (void *)vkGetDeviceProcAddr(device, "vkCmdDispatch");
+        dispatch_indirect = (void *)vkGetDeviceProcAddr(device, "vkCmdDispatchIndirect");
+        queue_submit = (void *)vkGetDeviceProcAddr(device, "vkQueueSubmit");
+        begin_commands = (void *)vkGetDeviceProcAddr(device, "vkBeginCommandBuffer");
+        end_commands = (void *)vkGetDeviceProcAddr(device, "vkEndCommandBuffer");
+    }
+    return instance;
+}
+
+static void run_round(VkCommandBuffer primary, VkCommandBuffer second)
+{
+    unsigned long before[SHADERS];
+    int times = secondary ? 2 : 1;
+    memcpy(before, appended, sizeof(before));
+    if (reset_pool)
+        CHECK(vkResetCommandPool(device, pool, 0));
+    if (secondary) {
+        begin(second, true);
+        fill_commands(second);
+        CHECK(end_commands(second));
+    }
+    begin(primary, false);
+    if (secondary)
+        for (int i = 0; i < times; i++)
+            vkCmdExecuteCommands(primary, 1, &second);
+    else
+        fill_commands(primary);
+    CHECK(end_commands(primary));
+    for (int i = 0; i < submits; i++)
+        submit_commands(primary);
+    for (int i = 0; i < SHADERS; i++)
+        submitted[i] += (appended[i] - before[i]) * (unsigned long)(submits * times);
+}
+
+int main(int argc, char **argv)
+{
+    const char *paths[2] = {0};
+    int given = 0;
+    for (int i = 1; i < argc; i++) {
+        const char *option = argv[i];
+        if (strncmp(option, "--", 2) && given < 2)
+            paths[given++] = option;
+        secondary |= !strcmp(option, "--secondary");
+        reset_pool |= !strcmp(option, "--pool");
+        anew |= !strcmp(option, "--anew");
+        names |= !strcmp(option, "--names");
+        direct |= !strcmp(option, "--direct");
+        indirect |= !strcmp(option, "--indirect");
+        if (i + 1 < argc && !strcmp(option, "--dispatches"))
+            dispatches = atoi(argv[++i]);
+        if (i + 1 < argc && !strcmp(option, "--rounds"))
+            rounds = atoi(argv[++i]);
+        if (i + 1 < argc && !strcmp(option, "--submits"))
+            submits = atoi(argv[++i]);
+        if (i + 1 < argc && !strcmp(option, "--seconds"))
+            seconds = atof(argv[++i]);
+    }
+    if (given < 2)
+        return 2;
+    VkInstance instance = make_device();
+    make_objects();
+    for (int i = 0; i < 2; i++)
+        modules[i] = read_module(paths[i]);
+    VkCommandBuffer commands[2];
+    for (int i = 0; i < 2; i++) {
+        VkCommandBufferAllocateInfo info = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+                                            .commandPool = pool,
+                                            .level = i ? VK_COMMAND_BUFFER_LEVEL_SECONDARY : VK_COMMAND_BUFFER_LEVEL_PRIMARY,
+                                            .commandBufferCount = 1};
+        CHECK(vkAllocateCommandBuffers(device, &info, &commands[i]));
+    }
+    double end = now() + seconds;
+    for (int i = 0; i < rounds || now() < end; i++) {
+        if (!i || anew)
+            make_pipelines(instance, i);
+        run_round(commands[0], commands[1]);
+    }
+    printf("{\"pid\": %d, \"appended\": [%lu, %lu, %lu, %lu], \"submitted\": [%lu, %lu, %lu, %lu], \"ns\": %.1f}\n", getpid(), appended[0], appended[1],
+           appended[2], appended[3], submitted[0], submitted[1], submitted[2], submitted[3], appending * 1e9 / (double)(appended[0] + appended[1] + appended[2] + appended[3]));
+    fflush(stdout);
+    vkDestroyCommandPool(device, pool, NULL);
+    vkDestroyDevice(device, NULL);
+    return 0;
+}

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`iaprof calibrate` on Mesa's Vulkan driver: it finds what the batches confirm, or says why not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from driver.vulkan import DEVICES, RELEASES, Mesa, changed
+from iaprof.bpf.driver_layout import Action, Layout
+from integration.recording import IAPROF, one_sentence
+
+
+def calibrate(mesa: Mesa, output: Path, devices: str, library: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Runs it on devices of the stand-in, joined with ','."""
+    ids = ",".join(DEVICES[device] for device in devices.split(",") if device)
+    environment = os.environ | {"LD_PRELOAD": str(mesa.with_devices(ids))}
+    words = [*IAPROF, "calibrate", str(library or mesa.library), "-o", str(output)]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_devices_agree_and_have_functions_of_their_own(vulkan: dict[str, Mesa], release: str, tmp_path: Path) -> None:
+    # given: layouts of single devices
+    mesa, layouts = vulkan[release], {}
+    for devices in (*DEVICES, ",".join(DEVICES)):
+        output = tmp_path / devices
+        done = calibrate(mesa, output, devices)
+        assert done.returncode == 0, done.stderr
+        layouts[devices] = Layout.from_json(output.read_text())
+    together = layouts.pop(",".join(DEVICES))
+    # then: they have their shaders in the same way, and one layout has the functions of all
+    for layout in layouts.values():
+        assert (layout.address, layout.size, layout.code, layout.bound, layout.window, layout.pipeline) == (
+            *(together.address, together.size, together.code, together.bound, together.window, together.pipeline),
+        )
+    assert {entry for layout in layouts.values() for entry in layout.entries} == set(together.entries)
+    assert set(layouts["bmg"].entries) == set(layouts["lnl"].entries) != set(layouts["ptl"].entries)
+    launches = [entry.name for entry in together.entries if entry.action is Action.LAUNCH]
+    assert launches.count("vkCmdDispatchBase") == 2
+    assert "vkCmdDispatch" not in launches, "it calls vkCmdDispatchBase"
+
+
+def test_without_a_gpu_it_is_refused_in_a_sentence(vulkan: dict[str, Mesa], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*IAPROF, "calibrate", str(vulkan["unstable"].library), "-o", str(tmp_path / "layout")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    told = done.stderr.splitlines(keepends=True)
+    assert done.returncode == 1
+    assert one_sentence(told[-1])
+    assert "it finds no GPU here that it can use" in told[-1]
+    assert not (tmp_path / "layout").exists()
+
+
+def test_commands_of_an_unknown_kind_are_refused(vulkan: dict[str, Mesa], tmp_path: Path) -> None:
+    # given: a driver whose walkers begin with another number, as those of a later GPU may
+    mesa = vulkan["unstable"]
+    old, new = (number.to_bytes(4, "little") for number in (0x72080026, 0x72090026))
+    with changed(mesa, old, new) as library:
+        # when
+        done = calibrate(mesa, tmp_path / "layout", "bmg", library)
+    # then
+    assert done.returncode == 1
+    assert "its commands for a dispatch are of a kind that iaprof does not know" in done.stderr
+    assert not (tmp_path / "layout").exists()

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Recording Vulkan programs on Mesa: the capture and its reports say what the submitted batches say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from driver.vulkan import DEVICES, RELEASES, SHADERS, Mesa, Run, read_run, read_walkers, walkers_of
+from iaprof.bpf.driver_layout import CACHE, find_layout
+from iaprof.formats.capture.reader import CaptureReader
+from integration.recording import BARE, IAPROF
+from standin.hardware import Hardware, Ledger
+from waiting import until
+
+pytestmark = pytest.mark.bpf
+
+OPTIONS = ("--names", "--rounds", 3, "--submits", 2, "--dispatches", 3)
+WINDOW = 0x200000000  # where both versions have the instruction base
+_DISPATCH = re.compile(r";(dispatch_\d);")
+
+
+@pytest.fixture(scope="session")
+def calibrated(vulkan: dict[str, Mesa]) -> Iterator[dict[str, Mesa]]:
+    """Both releases' drivers, whose layouts are known while the tests run."""
+    devices = ",".join(DEVICES.values())
+    made = []
+    for mesa in vulkan.values():
+        if find_layout(mesa.build_id) is None:
+            environment = os.environ | {"LD_PRELOAD": str(mesa.with_devices(devices))}
+            subprocess.run([*IAPROF, "calibrate", str(mesa.library)], env=environment, check=True, capture_output=True)
+            made.append(CACHE / f"{mesa.build_id}.json")
+    yield vulkan
+    for path in made:
+        path.unlink()
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A capture of the program, and the truth."""
+
+    capture: Path
+    said: str  # on stderr
+    run: Run
+    ledger: Ledger
+
+    @property
+    def launches(self) -> list[dict[str, Any]]:
+        """The program's rows."""
+        rows = CaptureReader(self.capture).table("launch").to_pylist()
+        return [row for row in rows if row["pid"] == self.run.pid]
+
+
+def record_command(mesa: Mesa, device: str, folder: Path, command: list[str]) -> tuple[str, str, Ledger]:
+    """Records a command in `folder`; it has to work. Returns what both printed, and the ledger of the GPU."""
+    beside = folder / "driver"  # the driver alone: it is probed before the program maps it
+    beside.mkdir()
+    (beside / mesa.library.name).symlink_to(mesa.library)
+    words = [*IAPROF, "record", "-o", str(folder / "capture"), *BARE, "--", *command]
+    with Hardware(folder / "gpu", device) as hardware:
+        environment = os.environ | hardware.env() | {"LD_LIBRARY_PATH": str(beside)}
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr, hardware.ledger()
+
+
+def record(mesa: Mesa, device: str, folder: Path, *options: str | int) -> Recording:
+    """Records the program in `folder`; it has to work."""
+    printed, said, ledger = record_command(mesa, device, folder, mesa.command(device, folder, *options))
+    return Recording(folder / "capture", said, read_run(printed, folder), ledger)
+
+
+@pytest.fixture(scope="module", params=[(release, device) for release in RELEASES for device in DEVICES], ids="-".join)
+def recording(
+    calibrated: dict[str, Mesa], request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Recording:
+    release, device = request.param
+    return record(calibrated[release], device, tmp_path_factory.mktemp(device), *OPTIONS)
+
+
+def test_every_dispatch_is_recorded_with_the_shader_that_the_walkers_have(recording: Recording) -> None:
+    submits = 2
+    launched = Counter(row["address"] - WINDOW for row in recording.launches)
+    assert {kernel: count * submits for kernel, count in launched.items()} == walkers_of(recording.run)
+    assert {(row["address"] - WINDOW, row["name"]) for row in recording.launches} == {
+        (walker.kernel, f"shader_{walker.groups[0]}") for walker in recording.run.walkers
+    }
+
+
+def reported_launches(capture: Path) -> dict[str, int]:
+    """By kernel, as `iaprof top` counts them."""
+    words = [*IAPROF, "top", str(capture), "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return {entry["kernel"]: entry["launches"] for entry in json.loads(done.stdout)["entries"]}
+
+
+def submitted(recording: Recording) -> dict[str, int]:
+    """The same, as the batches have them."""
+    counts = Counter(walker.groups[0] for walker in recording.run.walkers)
+    return {f"shader_{shader}": count for shader, count in counts.items()}
+
+
+def test_reports_count_what_was_submitted(recording: Recording) -> None:
+    assert reported_launches(recording.capture) == submitted(recording)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_secondary_command_buffers_count_with_each_submission_of_those_that_include_them(
+    calibrated: dict[str, Mesa], release: str, tmp_path: Path
+) -> None:
+    recording = record(calibrated[release], "lnl", tmp_path, *OPTIONS, "--secondary")
+    assert sum(recording.run.submitted.values()) == 4 * sum(recording.run.appended.values())
+    assert reported_launches(recording.capture) == submitted(recording)
+
+
+def test_every_stall_is_at_its_instruction_of_the_shader_that_its_function_dispatched(recording: Recording) -> None:
+    words = [*IAPROF, "report", str(recording.capture), "--frames=cpu,function,instruction,reason,offset"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    reported: Counter[tuple[str, str, int]] = Counter()
+    for text in done.stdout.splitlines():
+        frames, count = text.rsplit(" ", 1)
+        kernel, instruction, reason, offset = (frame.removesuffix("_[g]") for frame in frames.split(";")[-4:])
+        functions = _DISPATCH.findall(frames)
+        assert len(functions) == 1
+        assert kernel.removesuffix("_[G]") == functions[0].replace("dispatch", "shader")
+        assert not instruction.startswith("["), text
+        reported[functions[0], reason, int(offset, 16)] += int(count)
+    produced: Counter[tuple[str, str, int]] = Counter()
+    for row in recording.ledger.rows:
+        if row.captured:
+            produced[row.stack, row.reason, row.offset] += row.captured
+    assert recording.ledger.records_captured > 1000
+    assert reported == produced
+
+
+def test_no_shader_is_unreadable_and_none_unfinished(recording: Recording) -> None:
+    losses = CaptureReader(recording.capture).table("loss").to_pylist()
+    assert [loss for loss in losses if loss["what"] in ("unreadable", "incomplete", "unfinished")] == []
+
+
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize(
+    "options", [("--direct", "--indirect"), ("--pool",), ("--anew", "--names")], ids=lambda options: options[0]
+)
+def test_all_forms_of_dispatch_and_reuse_are_recorded(
+    calibrated: dict[str, Mesa], release: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    # when: indirect dispatches, resets of pools, and shaders at addresses where others were
+    recording = record(calibrated[release], "bmg", tmp_path, *options, "--rounds", 4, "--submits", 1)
+    # then
+    launched = Counter(row["address"] - WINDOW for row in recording.launches)
+    assert launched == walkers_of(recording.run)
+    assert sum(launched.values()) == sum(recording.run.appended.values()) > 0
+    assert {entry["event"] for entry in CaptureReader(recording.capture).table("command_list").to_pylist()} == {
+        *("execute", "close", "reset"),
+    }
+
+
+def test_a_shader_without_a_name_has_that_of_its_code(calibrated: dict[str, Mesa], tmp_path: Path) -> None:
+    names = []
+    for number in range(2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        recording = record(calibrated["unstable"], "bmg", folder, "--rounds", 1)
+        names.append({row["name"] for row in recording.launches})
+    assert names[0] == names[1]
+    assert len(names[0]) == len(SHADERS)
+    assert all(re.fullmatch("compute [0-9a-f]{8}", name) for name in names[0])
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_program_that_already_runs_is_recorded(calibrated: dict[str, Mesa], release: str, tmp_path: Path) -> None:
+    # given: a program in the middle of its work, whose pipelines have names that were given before
+    mesa = calibrated[release]
+    command = mesa.command("bmg", tmp_path, *OPTIONS, "--seconds", 30)
+    with (
+        Hardware(tmp_path / "gpu", "bmg") as hardware,
+        subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
+    ):
+        until(lambda: (tmp_path / "walkers").exists() and len(read_walkers(tmp_path)) > 100, program)
+        # when
+        words = [*IAPROF, "record", "-o", str(tmp_path / "capture"), *BARE, "--", "sleep", "2"]
+        done = subprocess.run(words, env=os.environ | hardware.env(), capture_output=True, text=True, timeout=120)
+        program.kill()
+    assert done.returncode == 0, done.stderr
+    # then: each of its shaders, and nothing else, with code and whole stacks
+    capture = CaptureReader(tmp_path / "capture")
+    rows = [row for row in capture.table("launch").to_pylist() if row["pid"] == program.pid]
+    assert len(rows) > 100
+    assert {row["address"] - WINDOW for row in rows} == {walker.kernel for walker in read_walkers(tmp_path)}
+    assert all(re.fullmatch("compute [0-9a-f]{8}", row["name"]) for row in rows)
+    assert [row["pid"] for row in capture.table("kernel").to_pylist()].count(program.pid) == len(SHADERS)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_llama_cpp_s_backend_is_recorded_with_the_names_of_its_kernels(
+    calibrated: dict[str, Mesa], device: str, tmp_path: Path
+) -> None:
+    mesa = calibrated["unstable"]
+    record_command(mesa, device, tmp_path, mesa.ggml_command(device, tmp_path, 20))
+    # then: as often as the batches say, and each of the graph's seven operations once a round
+    walkers = Counter(walker.kernel for walker in read_walkers(tmp_path))
+    launches = reported_launches(tmp_path / "capture")
+    assert Counter(launches.values()) == Counter(walkers.values()) == {20: 7}
+    assert {"soft_max_f32", "silu_f32", "rms_norm_f32"} < {re.sub(" .code .*", "", name) for name in launches}
+
+
+def test_what_an_unknown_build_dispatches_is_said_to_be_missing(calibrated: dict[str, Mesa], tmp_path: Path) -> None:
+    # given
+    mesa = calibrated["trixie"]
+    layout = CACHE / f"{mesa.build_id}.json"
+    hidden = layout.rename(layout.with_suffix(".hidden"))
+    try:
+        # when
+        recording = record(mesa, "bmg", tmp_path, "--rounds", 1)
+    finally:
+        hidden.rename(layout)
+    # then
+    told = [line for line in recording.said.splitlines() if str(mesa.library.name) in line]
+    assert recording.launches == []
+    assert len(told) == 1
+    assert "its build" in told[0] and "sudo iaprof calibrate" in told[0]
+    assert CaptureReader(recording.capture).header["totals"]["stalls"] > 0

@@ -1,0 +1,291 @@
+"""Dispatches of a Vulkan driver that this process plays: what a program forges is counted, and never named wrongly."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import subprocess
+from collections import Counter as Counts
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from elftools.elf.elffile import ELFFile
+from numpy.typing import NDArray
+
+import elf_sections
+from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
+from iaprof.bpf.probes.launches import LaunchProbes
+from iaprof.bpf.probes.library_file import LibraryFile
+from iaprof.formats.wire.launches import ChunkOf, Counter, LaunchFlags, ListEvent
+
+pytestmark = pytest.mark.bpf
+
+SOURCE = r"""
+void *of_shaders[4] = {&of_shaders, &of_shaders}, *of_others[4] = {&of_others};
+#define F(name) __attribute__((noinline)) int name(void *a, long b, void *c) { \
+    __asm__ volatile("" :: "r"(a), "r"(b), "r"(c)); return 1; }
+F(dispatch) F(begin) F(end) F(submit) F(include) F(gone) F(named)
+"""
+FLAGS = ["-O1", "-fcf-protection", "-fno-omit-frame-pointer", "-shared", "-fPIC", "-Wl,--build-id=sha1"]
+WINDOW = (0x2_0000_0000, 0xC000_0000)
+BOUND, SHADER_IN_PIPELINE = 0x1C260, 0x1F0
+PIPELINE, MODULE = 19, 15  # VkObjectType
+NOWHERE = [0, 0x10, 1 << 63, 0xFFFF_FFFF_8100_0000]
+MOST = 0xFFFF_FFFF
+
+
+class Player:
+    """The driver, attached to, and what lies in this process's memory for it."""
+
+    def __init__(self, probes: LaunchProbes, folder: Path, bound: tuple[int, ...]) -> None:
+        source, library = folder / "driver.c", folder / "driver.so"
+        source.write_text(SOURCE)
+        subprocess.run(["cc", *FLAGS, "-o", str(library), str(source)], check=True)
+        with library.open("rb") as file:
+            table = elf_sections.symbols(ELFFile(file))
+            symbols = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
+            elf = LibraryFile(file)
+            layout = self._layout(symbols, elf.build_id(), bound)
+            offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
+            probes._attach_layout(file.fileno(), layout, offsets)
+        self.probes, self._bound = probes, bound
+        self._library = ctypes.CDLL(str(library))
+        self.tables = {
+            name: ctypes.addressof(ctypes.c_void_p.in_dll(self._library, name)) for name in ("of_shaders", "of_others")
+        }
+        self._kept: list[object] = []
+        for ring in (probes.launches, probes.stacks, probes.chunks, probes.modules, probes.list_events):
+            ring.read()
+        self._before = probes.counters()
+
+    @staticmethod
+    def _layout(symbols: dict[str, int], build_id: str, bound: tuple[int, ...]) -> Layout:
+        def entry(name: str, action: Action, handle: int, count: int | None = None) -> Entry:
+            return Entry(name, action, symbols[name] + 4, handle, count)
+
+        layout = Layout(
+            build_id=build_id,
+            driver="vulkan",
+            version="1",
+            entries=(
+                entry("dispatch", Action.LAUNCH, 0),
+                entry("begin", Action.LIST_RESET, 0),
+                entry("end", Action.LIST_CLOSED, 0),
+                entry("submit", Action.SUBMIT, 2, 1),
+                entry("include", Action.INCLUDE, 2, 1),
+                entry("gone", Action.SHADER_GONE, 0),
+                entry("named", Action.NAMED, 0),
+            ),
+            address=(Field((8,), bits=32),),
+            size=Field((12,), bits=32),
+            code=Field((16,)),
+            name=None,
+            allocation=None,
+            kernel_class=Field((0,)),
+            classes=(symbols["of_shaders"],),
+            window=WINDOW,
+            bound=bound,
+            pipeline=SHADER_IN_PIPELINE,
+        )
+        assert Layout.from_json(layout.to_json()) == layout
+        return layout
+
+    def block(self, data: bytes) -> int:
+        buffer = ctypes.create_string_buffer(data, len(data))
+        self._kept.append(buffer)
+        return ctypes.addressof(buffer)
+
+    def shader(self, start: int, code: bytes, size: int | None = None, table: str = "of_shaders") -> int:
+        size = len(code) if size is None else size
+        return self.block(struct.pack("<QIIQ", self.tables[table], start, size, self.block(code)))
+
+    def pipeline(self, shader: int) -> int:
+        return self.block(bytes(SHADER_IN_PIPELINE) + struct.pack("<Q", shader))
+
+    def commands(self, shader: int) -> int:
+        """A command buffer in which a shader is bound."""
+        last = self.pipeline(shader) if len(self._bound) > 1 else shader
+        return self.block(bytes(BOUND) + struct.pack("<Q", last))
+
+    def call(self, name: str, first: int, second: int = 0, third: int = 0) -> None:
+        self._library[name](ctypes.c_void_p(first), ctypes.c_long(second), ctypes.c_void_p(third))
+
+    def name(self, object_: int, text: bytes | int, kind: int = PIPELINE) -> None:
+        at = text if isinstance(text, int) else self.block(text + b"\0")
+        self.call("named", self.block(struct.pack("<IIQIIQQ", 0, 0, 0, kind, 0, object_, at)))
+
+    def launches(self) -> NDArray[np.void]:
+        launches = self.probes.launches.read()
+        counted = self.counted()
+        assert counted[Counter.LAUNCHES] == len(launches)
+        self._before = self.probes.counters()
+        return launches
+
+    def counted(self) -> Counts[Counter]:
+        now = self.probes.counters()
+        return Counts({each: now[each] - self._before[each] for each in Counter})
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Iterator[LaunchProbes]:
+    probes = LaunchProbes()
+    yield probes
+    probes.close()
+
+
+@pytest.fixture(params=[(BOUND,), (BOUND, SHADER_IN_PIPELINE)], ids=["shader", "pipeline"])
+def player(loaded: LaunchProbes, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Player]:
+    yield Player(loaded, tmp_path, request.param)
+    loaded.detach()
+
+
+def code_of(player: Player) -> dict[int, bytes]:
+    """Code that was sent, by address, and names."""
+    found: dict[int, bytes] = {}
+    for chunk in player.probes.chunks.read():
+        if chunk["what"] == ChunkOf.SHADER:
+            address = int(chunk["address"])
+            found[address] = found.get(address, b"") + chunk["data"].tobytes()[: chunk["bytes"]]
+    return found
+
+
+def test_a_dispatch_has_its_shader_and_each_shader_s_code_is_sent_once(player: Player) -> None:
+    # given: a small shader, and one of more bytes than go with one launch
+    small, large = player.shader(0x40, b"A" * 100), player.shader(0x4000_0000, bytes(range(256)) * 20_000)
+    player.name(player.pipeline(small), b"softmax")
+    player.name(player.pipeline(large), b"of a module", MODULE)  # not of the pipeline
+    # when
+    commands = [player.commands(small), player.commands(large)]
+    sent: dict[int, bytes] = {}
+    for _ in range(5):
+        for each in commands:
+            player.call("dispatch", each)
+            for address, data in code_of(player).items():
+                sent[address] = sent.get(address, b"") + data
+    # then
+    rows = player.launches()
+    assert Counts(zip(rows["address"].tolist(), rows["size"].tolist(), rows["name"].tolist(), strict=True)) == {
+        (WINDOW[0] + 0x40, 100, b"softmax"): 5,
+        (WINDOW[0] + 0x4000_0000, 5_120_000, b""): 5,
+    }
+    assert rows["list"].tolist() == commands * 5
+    assert (rows["flags"] & LaunchFlags.BAD_ARGS == 0).all()
+    assert sent == {WINDOW[0] + 0x40: b"A" * 100, WINDOW[0] + 0x4000_0000: bytes(range(256)) * 20_000}
+
+
+@pytest.mark.parametrize(
+    ("start", "size", "table"),
+    [
+        (0x40, 100, "of_others"),  # no shader
+        (WINDOW[1] - 64, 100, "of_shaders"),  # its end is outside
+        (WINDOW[1], 100, "of_shaders"),
+        (0, 0, "of_shaders"),
+        (0, MOST, "of_shaders"),
+    ],
+)
+def test_what_is_no_shader_has_no_address(player: Player, start: int, size: int, table: str) -> None:
+    player.call("dispatch", player.commands(player.shader(start, b"A", size, table)))
+    (row,) = player.launches()
+    assert (row["address"], row["size"], row["name"]) == (0, 0, b"")
+    assert row["flags"] & LaunchFlags.BAD_ARGS
+    assert code_of(player) == {}
+
+
+@pytest.mark.parametrize("address", NOWHERE)
+def test_pointers_that_lead_nowhere_are_counted(player: Player, address: int) -> None:
+    player.call("dispatch", address)
+    player.call("dispatch", player.commands(address))
+    for name in ("gone", "named", "begin", "end"):
+        player.call(name, address)
+    player.name(address, b"x")
+    player.name(player.pipeline(address), b"x")
+    player.name(player.pipeline(player.shader(0, b"A")), address)
+    assert player.counted()[Counter.HANDLES_UNREADABLE] == 2
+    rows = player.launches()
+    assert rows["address"].tolist() == [0, 0]
+
+
+def test_code_that_cannot_be_read_is_counted_and_the_launch_has_its_address(player: Player) -> None:
+    shader = player.block(struct.pack("<QIIQ", player.tables["of_shaders"], 64, 64, 0x10))
+    for _ in range(8):
+        player.call("dispatch", player.commands(shader))
+    assert player.counted()[Counter.CHUNKS_LOST] == 3, "it is tried three times"
+    assert set(player.launches()["address"].tolist()) == {WINDOW[0] + 64}
+    assert set(code_of(player).values()) <= {b""}
+
+
+def test_a_shader_s_memory_is_another_s_after_its_pipeline_is_destroyed(player: Player) -> None:
+    shader = player.shader(0x100, b"A" * 64)
+    pipeline, commands = player.pipeline(shader), player.commands(shader)
+    player.name(pipeline, b"first")
+    player.call("dispatch", commands)
+    player.call("gone", pipeline)
+    ctypes.memmove(shader, struct.pack("<QIIQ", player.tables["of_shaders"], 0x200, 32, player.block(b"B" * 32)), 24)
+    player.call("dispatch", commands)
+    rows = player.launches()
+    assert rows[["address", "name"]].tolist() == [(WINDOW[0] + 0x100, b"first"), (WINDOW[0] + 0x200, b"")]
+    assert code_of(player) == {WINDOW[0] + 0x100: b"A" * 64, WINDOW[0] + 0x200: b"B" * 32}
+
+
+def test_a_shader_that_ended_unseen_is_never_another_by_name(player: Player) -> None:
+    shader = player.shader(0x100, b"A" * 64)
+    commands = player.commands(shader)
+    player.name(player.pipeline(shader), b"first")
+    player.call("dispatch", commands)
+    ctypes.memmove(shader, struct.pack("<QIIQ", player.tables["of_shaders"], 0x100, 32, player.block(b"B" * 32)), 24)
+    for _ in range(2):
+        player.call("dispatch", commands)
+    assert player.counted()[Counter.HANDLES_CHANGED] == 1
+    rows = player.launches()
+    assert rows[["address", "size", "name"]].tolist() == [
+        *((WINDOW[0] + 0x100, 64, b"first"), (0, 0, b""), (WINDOW[0] + 0x100, 32, b"")),
+    ]
+
+
+def submit_infos(player: Player, *of_infos: list[int]) -> int:
+    """VkSubmitInfo2s of these command buffers."""
+    infos = b""
+    for buffers in of_infos:
+        array = player.block(b"".join(struct.pack("<IIQQII", 0, 0, 0, each, 0, 0) for each in buffers) or b"\0")
+        infos += struct.pack("<IIQIIQIIQIIQ", 0, 0, 0, 0, 0, 0, len(buffers), 0, array, 0, 0, 0)
+    return player.block(infos or b"\0")
+
+
+def list_records(player: Player) -> list[tuple[ListEvent, int, list[int]]]:
+    """Event, queue and lists of each record."""
+    rows = player.probes.list_events.read()
+    return [(ListEvent(int(row["event"])), int(row["queue"]), row["lists"][: row["count"]].tolist()) for row in rows]
+
+
+def test_command_buffers_of_all_batches_are_submitted(player: Player) -> None:
+    # given: more of them than a record holds, and than one program sends
+    first, many = list(range(1, 20)), list(range(100, 1500))
+    player.call("begin", 5)
+    player.call("submit", 0x900, 4, submit_infos(player, first, [], [7], many))
+    player.call("include", 5, 2, player.block(struct.pack("<QQ", 7, 7)))
+    player.call("end", 5)
+    # then
+    records = list_records(player)
+    assert [each for event, queue, lists in records if event is ListEvent.EXECUTE for each in lists] == [
+        *first,
+        7,
+        *many,
+    ]
+    assert {queue for event, queue, _ in records if event is ListEvent.EXECUTE} == {0x900}
+    assert [each for each in records if each[0] is not ListEvent.EXECUTE] == [
+        (ListEvent.RESET, 0, [5]),
+        (ListEvent.INCLUDE, 5, [7, 7]),
+        (ListEvent.CLOSE, 0, [5]),
+    ]
+    assert player.counted()[Counter.LISTS_LOST] == 0
+
+
+def test_forged_submissions_end_and_are_counted(player: Player) -> None:
+    broken = struct.pack("<IIQIIQIIQIIQ", 0, 0, 0, 0, 0, 0, MOST, 0, 0x10, 0, 0, 0)
+    for count, infos in ((MOST, 0x10), (MOST, player.block(broken)), (1, player.block(broken)), (3, NOWHERE[3])):
+        player.call("submit", 0x900, count, infos)
+        assert player.counted()[Counter.LISTS_LOST] > 0
+        assert len(player.probes.list_events.read()) < 10_000
+        player._before = player.probes.counters()

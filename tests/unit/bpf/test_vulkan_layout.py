@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts of Vulkan drivers as files, and invalid answers of the process that calibrates one."""
+
+import dataclasses
+import json
+import math
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+import elf_sections
+from iaprof.bpf.driver_layout import MAX_BOUND_OFFSET, MAX_ENTRIES, Action, Entry, Field, Layout, LayoutError
+from iaprof.bpf.probes.library_file import LibraryFile
+from iaprof.bpf.probes.packed_layout import packed_entry, packed_layout
+from iaprof.bpf.structs import ENTRY, LAYOUT
+from iaprof.record.calibrate import calibrate
+from iaprof.record.calibrate.code import Code, Problem
+from iaprof.record.calibrate.vulkan import VulkanAnswer, read_vulkan, vulkan_layout
+from iaprof.record.calibrate.vulkan_driver import window
+
+WINDOW = (0x2_0000_0000, 0xC000_0000)
+LAYOUT_26 = Layout(
+    build_id="65357002cea32750",
+    driver="vulkan",
+    version="26.2.6",
+    entries=(
+        Entry("vkCmdDispatchBase", Action.LAUNCH, 0x30AE34, 0),
+        Entry("vkDestroyPipeline", Action.SHADER_GONE, 0x53C8D7, 1),
+        Entry("vkCmdExecuteCommands", Action.INCLUDE, 0x2F3A04, 2, 1),
+        Entry("vkQueueSubmit2", Action.SUBMIT, 0x515520, 2, 1),
+    ),
+    address=(Field((0xB8,), bits=32),),
+    size=Field((0xC0,), bits=32),
+    code=Field((0xB0,)),
+    name=None,
+    allocation=None,
+    kernel_class=Field((0x40,)),
+    classes=(0x1A0EF40,),
+    window=WINDOW,
+    bound=(0xC260,),
+    pipeline=0xB0,
+)
+
+
+def test_a_layout_is_as_it_was_written() -> None:
+    assert Layout.from_json(LAYOUT_26.to_json()) == LAYOUT_26
+    assert LAYOUT_26.has_lists and not LAYOUT_26.has_own_kernels
+    assert len(packed_layout(LAYOUT_26)) == LAYOUT.itemsize
+    assert {len(packed_entry(LAYOUT_26, entry, 0)) for entry in LAYOUT_26.entries} == {ENTRY.itemsize}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"window": None},
+        {"window": [0, 1]},
+        {"window": [WINDOW[0] + 4096, 4096]},
+        {"window": [1 << 48, 4096]},
+        {"window": [WINDOW[0], 0]},
+        {"window": [WINDOW[0], (1 << 32) + 1]},
+        {"window": [WINDOW[0]]},
+        {"bound": []},
+        {"bound": [8, 8, 8]},
+        {"bound": [MAX_BOUND_OFFSET + 1]},
+        {"bound": [-8]},
+        {"bound": ["8"]},
+        {"pipeline": -8},
+        {"pipeline": 1 << 16},
+        {"address": [{"path": [8], "bits": 32}] * 2},
+        {"module": {"path": [8], "bits": 64}},
+    ],
+    ids=str,
+)
+def test_an_invalid_layout_is_refused(wrong: dict[str, Any]) -> None:
+    told = json.loads(LAYOUT_26.to_json()) | wrong
+    if "module" in wrong:
+        told["entries"].append({**told["entries"][0], "action": "module-gone"})
+    with pytest.raises(LayoutError):
+        Layout.from_json(json.dumps(told))
+
+
+@pytest.mark.parametrize("action", [Action.LAUNCH_MANY, Action.OWN_LAUNCH, Action.TRANSFER_UNKNOWN, Action.WAIT])
+def test_functions_of_other_drivers_are_refused(action: Action) -> None:
+    count = 1 if action is Action.LAUNCH_MANY else None
+    entry = Entry("zeCommandListAppendImageCopy", action, 0x1000, 0, count)
+    with pytest.raises(LayoutError):
+        Layout.from_json(dataclasses.replace(LAYOUT_26, entries=(*LAYOUT_26.entries, entry)).to_json())
+
+
+def test_what_ends_a_shader_must_be_known() -> None:
+    entries = tuple(entry for entry in LAYOUT_26.entries if entry.action is not Action.SHADER_GONE)
+    with pytest.raises(LayoutError):
+        Layout.from_json(dataclasses.replace(LAYOUT_26, entries=entries).to_json())
+
+
+DEVICE: dict[str, Any] = {
+    "name": "BMG",
+    "version": "26.2.6",
+    "functions": {"vkCmdDispatchBase": 1, "vkDestroyPipeline": 2},
+    "forwarding": [],
+    "window": WINDOW,
+    "pipeline": 0xB0,
+    "start": 0xB8,
+    "size": 0xC0,
+    "code": 0xB0,
+    "class": (0x40, 3),
+    "bound": [[0xC260]],
+}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        [],
+        {},
+        {"devices": 7},
+        {"devices": [{}]},
+        *({"devices": [{key: value for key, value in DEVICE.items() if key != missing}]} for missing in DEVICE),
+        {"devices": [DEVICE | {"window": [math.inf, 1]}]},
+        {"devices": [DEVICE | {"window": [1]}]},
+        {"devices": [DEVICE | {"functions": {"vkCmdDispatchBase": -1}}]},
+        {"devices": [DEVICE | {"class": [8, 1 << 60]}]},
+        {"devices": [DEVICE | {"bound": [[None]]}]},
+    ],
+    ids=lambda told: str(told)[:60],
+)
+def test_nonsense_in_an_answer_is_refused(told: object) -> None:
+    assert calibrate._read({"devices": [DEVICE]}, read_vulkan)
+    with pytest.raises(Problem, match="its answer makes no sense"):
+        calibrate._read(told, read_vulkan)
+
+
+def test_devices_without_a_result_are_named() -> None:
+    answers, left_out = read_vulkan({"devices": [DEVICE, {"name": "LNL\x1b[2J", "problem": "no\nway"}]})
+    assert list(answers) == ["BMG"]
+    assert left_out == {"LNL\\x1b[2J": "no\\x0away"}
+    with pytest.raises(Problem, match="it cannot be loaded"):
+        read_vulkan({"problem": "it cannot be loaded"})
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> tuple[Code, dict[str, int]]:
+    """A library with functions for two generations of GPUs, and the places in its file."""
+    folder = tmp_path_factory.mktemp("library")
+    names = ("vkCmdDispatchBase", "second", "vkDestroyPipeline", "vkQueueSubmit2")
+    (folder / "l.c").write_text("void *table[2] = {table};\n" + "".join(f"void {name}(void) {{}}\n" for name in names))
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "l.so", folder / "l.c"], check=True)
+    file = (folder / "l.so").open("rb")
+    symbols = ELFFile(file)
+    places = {}
+    for name in (*names, "table"):
+        (places[name],) = symbols.address_offsets(elf_sections.symbol(symbols, name)["st_value"])
+    return Code(LibraryFile(file), file), places
+
+
+def answers(code: tuple[Code, dict[str, int]], *devices: dict[str, Any]) -> Sequence[VulkanAnswer]:
+    """The answers of devices that differ from the first one in these members."""
+    places = code[1]
+    functions = {name: places[name] for name in ("vkCmdDispatchBase", "vkDestroyPipeline", "vkQueueSubmit2")}
+    first = DEVICE | {"functions": functions, "class": (0x40, places["table"])}
+    told = [first | {"name": str(number)} | device for number, device in enumerate(devices)]
+    return list(read_vulkan({"devices": told})[0].values())
+
+
+def test_a_layout_has_the_functions_of_all_devices(code: tuple[Code, dict[str, int]]) -> None:
+    places = code[1]
+    second = {"functions": {"vkCmdDispatchBase": places["second"], "vkDestroyPipeline": places["vkDestroyPipeline"]}}
+    layout = vulkan_layout("ab" * 8, code[0], answers(code, {}, second))
+    names = [entry.name for entry in layout.entries]
+    assert names == ["vkCmdDispatchBase", "vkCmdDispatchBase", "vkDestroyPipeline", "vkQueueSubmit2"]
+    assert layout.bound == (0xC260,)
+
+
+def test_a_function_that_only_calls_another_has_no_probe(code: tuple[Code, dict[str, int]]) -> None:
+    functions = {**answers(code, {})[0].functions, "vkCmdDispatch": code[1]["second"]}
+    for forwarding, count in (["vkCmdDispatch"], 0), ([], 1):
+        told = {"functions": functions, "forwarding": forwarding}
+        layout = vulkan_layout("ab" * 8, code[0], answers(code, told))
+        assert [entry.name for entry in layout.entries].count("vkCmdDispatch") == count
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"start": 8}, "0 and 1 do not have their shaders in the same way"),
+        ({"window": (WINDOW[0], 4096)}, "0 and 1 do not have their shaders in the same way"),
+        ({"bound": [[8]]}, "devices disagree on how a command buffer leads to its bound shader"),
+        ({"class": (0x40, 0)}, "do not have their shaders in the same way"),
+    ],
+    ids=str,
+)
+def test_devices_must_agree(code: tuple[Code, dict[str, int]], other: dict[str, Any], why: str) -> None:
+    with pytest.raises(Problem, match=why):
+        vulkan_layout("ab" * 8, code[0], answers(code, {}, other))
+
+
+@pytest.mark.parametrize("name", ["vkCmdDispatchBase", "vkDestroyPipeline"])
+def test_what_is_missing_is_named(code: tuple[Code, dict[str, int]], name: str) -> None:
+    functions = {key: place for key, place in answers(code, {})[0].functions.items() if key != name}
+    with pytest.raises(Problem, match=f"it has no {name}"):
+        vulkan_layout("ab" * 8, code[0], answers(code, {"functions": functions}))
+
+
+def test_what_is_no_code_gets_no_probe(code: tuple[Code, dict[str, int]]) -> None:
+    functions = dict(answers(code, {})[0].functions) | {"vkCmdDispatchBase": code[1]["table"]}
+    with pytest.raises(Problem, match="in no segment of code"):
+        vulkan_layout("ab" * 8, code[0], answers(code, {"functions": functions}))
+
+
+def test_the_number_of_entries_is_limited(code: tuple[Code, dict[str, int]]) -> None:
+    entry = LAYOUT_26.entries[0]
+    with pytest.raises(LayoutError):
+        Layout.from_json(dataclasses.replace(LAYOUT_26, entries=(entry,) * (MAX_ENTRIES + 1)).to_json())
+
+
+def test_the_range_of_shaders_is_what_the_driver_prints() -> None:
+    line = b"0x0000000200000000-0x00000002c0000000: "
+    before = b"0x00000002c0000000-0x0000000300000000: dynamic_state_pool\n"
+    for printed in (b"MESA-INTEL: info:    " + line + b"shader_heap\n", b"   " + line + b"instruction_state_pool\n"):
+        assert window(before + printed) == WINDOW
+    assert window(before) is window(b"") is None
+    assert window(line + b"shader_heap\n" + line.replace(b"2", b"3") + b"shader_heap\n") == (
+        WINDOW[0] + (1 << 32),
+        WINDOW[1],
+    )
+
+
+def test_a_layout_file_that_users_can_change_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from iaprof.bpf import driver_layout
+
+    monkeypatch.setattr(driver_layout, "CACHE", tmp_path)
+    path = tmp_path / f"{LAYOUT_26.build_id}.json"
+    path.write_text(LAYOUT_26.to_json())
+    assert driver_layout.find_layout(LAYOUT_26.build_id) == LAYOUT_26
+    path.chmod(0o666)
+    with pytest.raises(LayoutError, match="not trusted"):
+        driver_layout.find_layout(LAYOUT_26.build_id)
