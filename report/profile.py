@@ -380,7 +380,10 @@ def _selected(
     joined: Joined, reasons: Sequence[str], selection: Selection, placed: Placed, capture: CaptureReader
 ) -> Joined:
     """Applies the filters by launch and reason."""
-    counts = joined.counts * selection.reason_mask(reasons).astype(np.uint64)
+    counted_reasons = selection.reason_mask(reasons)
+    if counted_reasons.all() and not selection.by_site:
+        return joined  # its rows have samples
+    counts = joined.counts * counted_reasons.astype(np.uint64)
     keep = np.asarray(counts.any(axis=1))
     if selection.by_site:
         keep &= selection.matching_sites(placed, capture)[joined.site]
