@@ -34,7 +34,7 @@ _PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB 
 # The pages of 4 GiB, with such units: records of most GPUs hold no more than 32 bits of an address.
 _LOW_PAGES = 1 << 19
 
-_PIECE = 1 << 15  # records; their columns are a quarter of a MB each
+_PIECE = 1 << 14  # records; their columns are an eighth of a MB each
 _HALF = (1 << 32) - 1
 _LARGEST_HALF, _LARGEST_WHOLE = _HALF, (1 << 63) - 1  # sums of samples, where a number has those of two reasons, or one
 _MAX_SLOTS_PER_RECORD = 8  # a table with more slots for each record is slower than sorting
