@@ -173,11 +173,14 @@ def _codes(
         return np.full(len(offsets), codes.setdefault(Code(NO_BINARY, (name,), (0,)), len(codes)))
     found, which = kernels.loaded_for(stream, placement.kernel).codes_at(offsets)
     numbers = []
+    places: dict[int, tuple[Any, ...]] = {}  # by the frames, which `found` keeps: many instructions have the same ones
     for mnemonic, frames in found:
-        # The outermost function is the kernel itself: it keeps the name that it has everywhere else.
-        functions = (name, *(frame.function for frame in frames[1:]))
-        lines, files = (tuple(getattr(frame, what) for frame in frames) for what in ("line", "file"))
-        numbers.append(codes.setdefault(Code(mnemonic, functions, lines, files), len(codes)))
+        if (place := places.get(id(frames))) is None:
+            # The outermost function is the kernel itself: it keeps the name that it has everywhere else.
+            functions = (name, *(frame.function for frame in frames[1:]))
+            place = functions, tuple(frame.line for frame in frames), tuple(frame.file for frame in frames)
+            places[id(frames)] = place
+        numbers.append(codes.setdefault(Code(mnemonic, *place), len(codes)))
     return np.array(numbers, np.int64)[which]
 
 
@@ -377,7 +380,10 @@ def _selected(
     joined: Joined, reasons: Sequence[str], selection: Selection, placed: Placed, capture: CaptureReader
 ) -> Joined:
     """Applies the filters by launch and reason."""
-    counts = joined.counts * selection.reason_mask(reasons).astype(np.uint64)
+    counted_reasons = selection.reason_mask(reasons)
+    if counted_reasons.all() and not selection.by_site:
+        return joined  # its rows have samples
+    counts = joined.counts * counted_reasons.astype(np.uint64)
     keep = np.asarray(counts.any(axis=1))
     if selection.by_site:
         keep &= selection.matching_sites(placed, capture)[joined.site]

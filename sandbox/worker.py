@@ -298,4 +298,6 @@ def _program(module: str, name: str, arguments: int, bare: bool) -> str:
     imports = f"sys.path += sys.argv[{end}:]"
     if not bare:
         imports = f"sys.path[:] = sys.argv[{end}:]; from iaprof.basics.libraries import restrict_libraries as r; r()"
-    return f"import sys; {imports}; from {module} import {name}; {name}(*sys.argv[1:{end}])"
+    # What is imported stays, so that looking for garbage among it would be for nothing: it takes a fifth of the time.
+    get_ready = f"gc.disable(); {imports}; from {module} import {name}; gc.freeze(); gc.enable()"
+    return f"import gc, sys; {get_ready}; {name}(*sys.argv[1:{end}])"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -255,10 +255,7 @@ def stack_columns(
         elif components[0] in GPU_COMPONENTS:
             pairs, pair_of = np.unique(profile.kernel * len(profile.codes) + profile.code, return_inverse=True)
             each = [divmod(pair, len(profile.codes)) for pair in pairs.tolist()]
-            frames = [
-                gpu_frames(profile.kernels[kernel], profile.codes[code], options, components) for kernel, code in each
-            ]
-            columns.append((FrameLists.of(frames), pair_of[row]))
+            columns.append((FrameLists.of(_gpu_frames(profile, each, options, components)), pair_of[row]))
         elif components[0] == "interval":
             of_intervals = [[frame] for frame in interval_frames(profile.intervals)]
             columns.append((FrameLists.of(of_intervals), profile.interval[row]))
@@ -271,6 +268,24 @@ def stack_columns(
         else:
             columns.append((FrameLists.of([[SEPARATOR]]), np.zeros(len(row), np.int64)))
     return columns
+
+
+def _gpu_frames(
+    profile: Profile, pairs: Sequence[tuple[int, int]], options: StackOptions, components: Sequence[str]
+) -> list[list[Frame]]:
+    """The frames of pairs of a kernel and a code; those of each component are made once for what they depend on."""
+    known: dict[tuple[Any, ...], list[Frame]] = {}
+    found: list[list[Frame]] = []
+    for number, code_number in pairs:
+        kernel, code, frames = profile.kernels[number], profile.codes[code_number], []
+        place = number, code.functions, code.lines, code.files
+        for component in components:
+            key = (kernel is None, code.mnemonic) if component == "instruction" else (component, place)
+            if (its := known.get(key)) is None:
+                its = known[key] = gpu_frames(kernel, code, options, (component,))
+            frames += its
+        found.append(frames)
+    return found
 
 
 def cpu_columns(samples: CpuSamples, options: StackOptions) -> StackColumn:

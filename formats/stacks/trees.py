@@ -134,14 +134,16 @@ def _tree(
     frames = numbers.frames
     parents, frame_of = [np.array([-1], np.int32)], [np.array([-1], np.int32)]
     nodes = 1
-    node = np.zeros(len(rest[0]), np.int64)
+    # Most rows of intervals have the stack of others: each stack is walked once.
+    first, stack_of = distinct_rows(np.zeros(len(rest[0]), np.int64), *(number for _, number in columns))
+    node = np.zeros(len(first), np.int64)
     for upright, number in reversed(columns) if inverted else columns:
         lists = upright.reversed() if inverted else upright
         lengths, starts = lists.lengths, lists.starts
         # List i has the frames numbered[starts[i]:][: lengths[i]].
         numbered = numbers.of(lists.frames)[lists.numbers]
         # Rows at the same node that have the same stack take the same path.
-        ways, way_of = np.unique(node * max(len(lengths), 1) + number, return_inverse=True)
+        ways, way_of = np.unique(node * max(len(lengths), 1) + number[first], return_inverse=True)
         at, stack = np.divmod(ways, max(len(lengths), 1))
         going = np.arange(len(ways))
         for depth in range(int(lengths.max(initial=0))):
@@ -154,7 +156,7 @@ def _tree(
             at[going] = nodes + step_of
             nodes += len(steps)
         node = at[way_of]
-    return Tree(frames, _emptied(parents), _emptied(frame_of), launches, devices, node, *rest)
+    return Tree(frames, _emptied(parents), _emptied(frame_of), launches, devices, node[stack_of], *rest)
 
 
 def _emptied(columns: list[NDArray[np.int32]]) -> _Ints:

@@ -46,6 +46,7 @@ _OPCODE_BITS = 0x7F  # of an instruction's first byte; 0 is the real `illegal` o
 _MESSAGE_BYTES = 4096
 _SYNTAX_BYTES = 4096
 _MAX_CODE_BYTES = 0x7FFF_FFFF  # pcs are int32_t
+_MOST_KEPT = 2 << 20  # bytes of code whose instructions are kept: with texts up to 70 MB
 
 
 class Iga(Decoder):
@@ -62,10 +63,23 @@ class Iga(Decoder):
         self.version = self._text(self._lib.iga_version_string())
         self.platforms = self._platforms()
         self._mnemonics: dict[Platform, dict[int, str]] = {}  # by platform and opcode
+        self._kept: dict[tuple[Platform, bytes, bool], Decoding] = {}  # by the arguments of `decode`
+        self._room = _MOST_KEPT
 
     def decode(self, instruction_set: Platform, code: bytes, texts: bool = True) -> Decoding:
-        """See Decoder; code has MIN_CODE_BYTES or more."""
-        platform = instruction_set
+        """See Decoder; code has MIN_CODE_BYTES or more.
+
+        It is decoded once: each process of a program compiles the same kernels, into modules of its own.
+        """
+        key = instruction_set, code, texts
+        if (found := self._kept.get(key)) is None:
+            found = self._decode(*key)
+            if len(code) <= self._room:
+                self._kept[key] = found
+                self._room -= len(code)
+        return found
+
+    def _decode(self, platform: Platform, code: bytes, texts: bool) -> Decoding:
         if not MIN_CODE_BYTES <= len(code) <= _MAX_CODE_BYTES:
             raise NotDecoded(f"{len(code)} bytes are not an instruction: the shortest has {MIN_CODE_BYTES}")
         if platform.value not in self.platforms:

@@ -6,6 +6,7 @@ recorder stays small, and in `iaprof recover`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -83,6 +84,7 @@ from iaprof.symbols.python.layout import Layout
 
 if TYPE_CHECKING:
     from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
+    from iaprof.symbols.symbolizers.binaries import Binaries
 ROWS_PER_GROUP = 1 << 18
 STACK_BYTES_PER_GROUP = 8 << 20
 DESCRIBED_PER_GROUP = 1 << 12  # an array of one row takes kilobytes
@@ -598,13 +600,19 @@ def stack_finisher(kept_roots: Mapping[int, int] | None = None) -> FinishStacks:
     return finish_stacks
 
 
-def symbol_writer(which: Symbols, progress: Progress, kept_roots: Mapping[int, int] | None = None) -> WriteSymbols:
+def symbol_writer(
+    which: Symbols,
+    progress: Progress,
+    kept_roots: Mapping[int, int] | None = None,
+    binaries: Binaries | None = None,
+) -> WriteSymbols:
     """Returns the function with which finish() writes names. SIGINT ends that early, with the names found so far.
 
     Args:
         which: which addresses get names.
         progress: is called with the number of modules named so far, and of all.
         kept_roots: descriptors of roots that were kept open, by process.
+        binaries: what reads files with code, if it has begun already.
     """
 
     def write(inputs: SymbolInputs, writer: CaptureWriter) -> dict[str, Any]:
@@ -616,7 +624,7 @@ def symbol_writer(which: Symbols, progress: Progress, kept_roots: Mapping[int, i
         def skip(_number: int, _frame: FrameType | None) -> None:
             cancellation.cancel()
 
-        with _symbolizer(inputs, kept_roots, everything=which is Symbols.ALL) as symbolizer:
+        with _symbolizer(inputs, kept_roots, which is Symbols.ALL, binaries) as symbolizer:
             previous = signal.signal(signal.SIGINT, skip)
             try:
                 counts = write_names(writer, modules, symbolizer, progress, cancellation, inputs.add_names)
@@ -628,14 +636,17 @@ def symbol_writer(which: Symbols, progress: Progress, kept_roots: Mapping[int, i
 
 
 def _symbolizer(
-    inputs: SymbolInputs, kept_roots: Mapping[int, int] | None, everything: bool = False
+    inputs: SymbolInputs,
+    kept_roots: Mapping[int, int] | None,
+    everything: bool = False,
+    binaries: Binaries | None = None,
 ) -> RecordingSymbolizer:
     from iaprof.record.symbolize.symbolizer import RecordingSymbolizer
 
     mappings, processes = inputs.rows.table("mapping"), inputs.rows.table("process")
     roots: dict[int, int | str] = {**inputs.roots, **(kept_roots or {})}
     return RecordingSymbolizer(
-        inputs.header, inputs.spaces, mappings, processes, everything, inputs.files, roots, inputs.accounts
+        inputs.header, inputs.spaces, mappings, processes, everything, inputs.files, roots, inputs.accounts, binaries
     )
 
 
@@ -649,10 +660,16 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
     wanted_symbols = Symbols(request["symbols"])
     kept = {int(pid): fd for pid, fd in request["roots"].items()}
     names = None
-    if wanted_symbols is not Symbols.NONE:
-        names = symbol_writer(wanted_symbols, lambda done, total: _say({"naming": [done, total]}), kept)
     try:
-        finished = finish(reader, Path(request["output"]), state.add if state else None, names, stack_finisher(kept))
+        with contextlib.ExitStack() as opened:
+            if wanted_symbols is not Symbols.NONE:
+                from iaprof.symbols.symbolizers.binaries import Binaries
+
+                binaries = opened.enter_context(Binaries())
+                binaries.begin(_NICE)  # it starts while rows are written
+                names = symbol_writer(wanted_symbols, _say_naming, kept, binaries)
+            on_frame = state.add if state else None
+            finished = finish(reader, Path(request["output"]), on_frame, names, stack_finisher(kept))
         if state:
             state.write(reader, request["rotation_state"])
     except (IaprofError, OSError) as error:
@@ -672,6 +689,10 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
 def _say(line: dict[str, Any]) -> None:
     with open(_CHANNEL, "w", closefd=False) as channel:
         channel.write(json.dumps(line) + "\n")
+
+
+def _say_naming(done: int, total: int) -> None:
+    _say({"naming": [done, total]})
 
 
 def _leave(number: int, _: FrameType | None) -> None:

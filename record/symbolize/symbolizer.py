@@ -57,6 +57,7 @@ class RecordingSymbolizer(Closing):
         files: MappedFiles | None = None,
         roots: Mapping[int, int | str] | None = None,
         accounts: Mapping[int, str] | None = None,
+        binaries: Binaries | None = None,
     ) -> None:
         """Opens no files yet.
 
@@ -70,13 +71,14 @@ class RecordingSymbolizer(Closing):
             roots: by process, of those whose root is not ours: a descriptor, a folder's path, or an empty path for a
                 root that vanished with its processes.
             accounts: by process: who is answerable for it, as far as that was recorded.
+            binaries: what reads files, which the caller closes; None: its own.
         """
         self._header, self._spaces, self._everything = header, spaces, everything
         self._files, self._roots, self._accounts = files or MappedFiles(), roots or {}, accounts or {}
         self._is_this_boot = is_same_boot(header)
         self._opened = contextlib.ExitStack()
         self._opener = self._opened.enter_context(Opener())
-        self._binaries = self._opened.enter_context(Binaries())
+        self._binaries = binaries or self._opened.enter_context(Binaries())
         self._generated = self._opened.enter_context(GeneratedCode())
         self._this_boot = ThisBoot(header, self._binaries, self._generated, everything)
         described = processes.select(["pid", "ns_pid", "uid", "gid"]).filter(

@@ -251,26 +251,31 @@ def movers(before: Partial, after: Partial, by: str, limit: int, relative: bool)
         The difference; and by key of its entries the probability that one of them changes as much by chance: how often
         one did when all captures were dealt into two sets at random. Without FEWEST captures in each set, it is empty.
     """
-    profiles = [profile_of(each, by_group=True) for each in (before, after)]
+    sums = (before, after)
+    profiles = [profile_of(each, by_group=True) for each in sums]
     both = joined(*profiles)
     found = difference(both, by, limit, relative)
     numbers = len(before.groups), len(after.groups)
     if min(numbers) < FEWEST:
         return found, {}
-    pairs = zip(profiles, numbers, strict=True)
-    shares = np.concatenate([_shares(profile, number, by, found.entries) for profile, number in pairs], axis=1)
+    of_sums = (_shares(profile, each.groups, by, found.entries) for profile, each in zip(profiles, sums, strict=True))
+    shares = np.concatenate(list(of_sums), axis=1)
     return found, dict(zip((each.key for each in found.entries), _chances(shares, numbers[0]), strict=True))
 
 
-def _shares(profile: Profile, captures: int, by: str, entries: Sequence[Change]) -> NDArray[np.float64]:
-    """Returns the share of each entry in each capture (an interval of the profile): float64[entries, captures]."""
+def _shares(profile: Profile, groups: Sequence[Group], by: str, entries: Sequence[Change]) -> NDArray[np.float64]:
+    """Returns the share of each entry in each capture (an interval of the profile): float64[entries, captures].
+
+    The captures are in the order of their groups: that in which workers answered differs from run to run.
+    """
+    captures = len(groups)
     rows = number_rows(profile, by)
     place = {entry.key: number for number, entry in enumerate(entries)}
     numbers, at = np.unique(rows.number, return_inverse=True)
     entry = np.array([place.get(rows.key(number), len(entries)) for number in numbers.tolist()], np.int64)[at]
     samples = profile.counts.sum(axis=1).astype(np.float64)
     cells = np.bincount(entry * captures + profile.interval, samples, (len(entries) + 1) * captures)
-    table = cells.reshape(len(entries) + 1, captures)
+    table = cells.reshape(len(entries) + 1, captures)[:, sorted(range(captures), key=groups.__getitem__)]
     whole = table.sum(axis=0)
     return np.asarray(np.divide(table[:-1], whole, out=np.zeros_like(table[:-1]), where=whole > 0), np.float64)
 

@@ -101,12 +101,17 @@ class GpuKernel:
         """The source file of the kernel's first instruction; "" if unknown."""
         return self.frames_at(0)[0].file
 
+    @cached_property
+    def _outermost(self) -> tuple[GpuFrame, ...]:
+        """The frames of code without known ones."""
+        return (GpuFrame(self.demangled, "", 0),)
+
     def frames_at(self, offset: int) -> tuple[GpuFrame, ...]:
         """Returns the frames of the code at an offset, decoded or not; at least the kernel's."""
         index = bisect_right(self.segment_offsets, offset) - 1
         if index >= 0 and offset < max(self.code_size, self.size):
             return self.segment_frames[index]
-        return (GpuFrame(self.demangled, "", 0),)
+        return self._outermost
 
     def at(self, offset: int) -> InstructionInfo:
         """Returns the instruction at an offset, or a placeholder whose mnemonic says why there is none."""
@@ -155,7 +160,16 @@ class GpuKernel:
         segments = len(self.segment_offsets) + 1  # with -1
         keys = ((number + 1) * 4 + region) * segments + segment + 1
         _, first, which = np.unique(keys, return_index=True, return_inverse=True)
-        return [self._code_at(offset) for offset in where[first].tolist()], which.astype(np.int64)
+        strings = () if decoded is None else decoded.strings
+        columns = (each[first].tolist() for each in (where, number, segment))
+        codes = [
+            (
+                strings[mnemonic] if mnemonic >= 0 else self._placeholder_at(offset),
+                self.segment_frames[place] if place >= 0 else self._outermost,
+            )
+            for offset, mnemonic, place in zip(*columns, strict=True)
+        ]
+        return codes, which.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)

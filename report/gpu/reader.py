@@ -250,10 +250,11 @@ def _empty_decoding(message: str = "") -> Decoding:
 
 def _to_columns(decoding: Decoding, strings: Numbering) -> dict[str, list[Any]]:
     """Returns a decoding as columns with an entry for each instruction."""
+    number_of = {mnemonic: strings.number(mnemonic) for mnemonic in dict.fromkeys(decoding.mnemonics)}
     columns: dict[str, list[Any]] = {
         "offset": decoding.pcs,
         "size": decoding.sizes,
-        "mnemonic": list(map(strings.number, decoding.mnemonics)),
+        "mnemonic": [number_of[mnemonic] for mnemonic in decoding.mnemonics],
     }
     if decoding.texts:
         columns |= {"text": list(map(strings.number, decoding.texts)), "targets": decoding.targets}

@@ -34,7 +34,7 @@ _PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB 
 # The pages of 4 GiB, with such units: records of most GPUs hold no more than 32 bits of an address.
 _LOW_PAGES = 1 << 19
 
-_PIECE = 1 << 15  # records; their columns are a quarter of a MB each
+_PIECE = 1 << 14  # records; their columns are an eighth of a MB each
 _HALF = (1 << 32) - 1
 _LARGEST_HALF, _LARGEST_WHOLE = _HALF, (1 << 63) - 1  # sums of samples, where a number has those of two reasons, or one
 _MAX_SLOTS_PER_RECORD = 8  # a table with more slots for each record is slower than sorting
@@ -410,7 +410,8 @@ class Attribution:
             space.cell_addresses.count[pair_cell[whole]],
         )
         # The samples that are to be divided go to spare slots.
-        by_pair = np.zeros((len(stream.layout.sums) if self._by_time_ns is not None else 0, len(group)), np.uint64)
+        are_needed = self._by_time_ns is not None or self._seen is not None
+        by_pair = np.zeros((len(stream.layout.sums) if are_needed else 0, len(group)), np.uint64)
         places, place = space.cell_addresses.count[divided.cell], space.cell_addresses.place
         first_place = np.cumsum(places) - places
         slots = int(places.sum())
@@ -431,8 +432,12 @@ class Attribution:
         rows = np.flatnonzero(np.any([each > 0 for each in counts], axis=0))
         pair = np.searchsorted(first_place, used[rows], side="right") - 1
         self._divide(stream, reads, divided, pair, used[rows] - first_place[pair], [each[rows] for each in counts])
-        if self._by_time_ns is not None:
-            self._divide_by_time(stream, reads, pairs, by_pair)
+        if are_needed:
+            of_pairs = [each.astype(np.float64) for each in self._by_reason(stream, by_pair)]
+            if self._seen is not None:
+                _see(self._seen, stream, reads, pairs, of_pairs)
+            if self._by_time_ns is not None:
+                self._divide_by_time(stream, reads, pairs, of_pairs)
         if sums.slots > _MAX_SLOTS or space.tally(stream, len(self._reasons) + 2).slots > _MAX_SLOTS:
             self._flush(space, stream)
 
@@ -471,7 +476,7 @@ class Attribution:
             One pair of each group, and the number of each pair's group, -1 if it has only one candidate.
         """
         number = np.arange(len(pairs.read))
-        if self._seen is not None or self._energy is not None:  # these need the samples of each read
+        if self._energy is not None:  # of each read, by its samples
             return pairs, number
         count = np.diff(pairs.first)
         few, many = np.flatnonzero((count > 1) & (count <= MOST_CANDIDATES)), np.flatnonzero(count > MOST_CANDIDATES)
@@ -500,11 +505,6 @@ class Attribution:
             counts: float64[n] for each reason, the sums.
         """
         space, shares, first = self._ip_space(stream), pairs.shares, pairs.first
-        if self._seen is not None:
-            read = pairs.read[shares.pair]
-            samples = self._seen.samples(pair_of, counts, len(pairs.read))[shares.pair]
-            samples *= shares.share * stream.subsample
-            self._seen.add(stream.index, shares.site, reads.begins[read], reads.ends[read], samples)
         joules = np.zeros(len(pair_of))
         if self._energy is not None:
             energy = self._energy.of_reads(stream.index, reads.ends)
@@ -551,10 +551,9 @@ class Attribution:
                 tally, blocks[entry] + place[row], shares.share[entry] * subsample, [each[row] for each in counts]
             )
 
-    def _divide_by_time(self, stream: Stream, reads: _Reads, pairs: _Pairs, sums: NDArray[np.uint64]) -> None:
-        """Divides the samples of pairs, uint64[columns of the layout, pairs], whatever their addresses."""
+    def _divide_by_time(self, stream: Stream, reads: _Reads, pairs: _Pairs, counts: list[NDArray[np.float64]]) -> None:
+        """Divides the samples of pairs, float64[pairs] for each reason, whatever their addresses."""
         space, shares, count = self._ip_space(stream), pairs.shares, np.diff(pairs.first)
-        counts = [each.astype(np.float64) for each in self._by_reason(stream, sums)]
         joules = np.zeros(len(count))
         if self._energy is not None:
             joules = joules_of_rows(self._energy.of_reads(stream.index, reads.ends), pairs.read, counts)
@@ -809,6 +808,14 @@ def _add_records(
         sums.add(column, slots, values)
         if len(by_pair):
             np.add.at(by_pair[column], pair_of, values)
+
+
+def _see(seen: Seen, stream: Stream, reads: _Reads, pairs: _Pairs, counts: list[NDArray[np.float64]]) -> None:
+    """Tells when the samples of pairs, float64[pairs] for each reason, were seen at each of their sites."""
+    shares, read = pairs.shares, pairs.read[pairs.shares.pair]
+    samples = seen.samples(counts)[shares.pair]
+    samples *= shares.share * stream.subsample
+    seen.add(stream.index, shares.site, reads.begins[read], reads.ends[read], samples)
 
 
 def _add_shares(

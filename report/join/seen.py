@@ -33,15 +33,10 @@ class Seen:
         self._streams = max(streams, 1)
         self._runs = Runs(_MAX_RUNS_AT_ONCE)
 
-    def samples(
-        self, pair_of: NDArray[np.int64], counts: Sequence[NDArray[np.float64]], pairs: int
-    ) -> NDArray[np.float64]:
-        """Adds up the counts of rows, by reason, for each of their pairs: float64[pairs]."""
-        found = np.zeros(pairs)
-        for count, wanted in zip(counts, self._reasons.tolist(), strict=True):
-            if wanted:
-                found += np.bincount(pair_of, count, pairs)
-        return found
+    def samples(self, counts: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Adds up the counts of reasons whose samples count: float64[n]."""
+        wanted = (count for count, is_wanted in zip(counts, self._reasons.tolist(), strict=True) if is_wanted)
+        return sum(wanted, np.zeros_like(counts[0]))
 
     def add(
         self,

@@ -126,6 +126,13 @@ class Binaries(Closing):
         self._cache = Cache(cache or default_folder())
         self._sandbox = Sandbox("iaprof.symbols.files.binary_reader", _READING)
 
+    def begin(self, nice: int = 0) -> None:
+        """Starts the child process, with a nice value: it gets ready while this process does something else."""
+        self._sandbox.begin()
+        if nice and self._sandbox.pid is not None:
+            with contextlib.suppress(OSError):  # it has ended, which a call will tell
+                os.setpriority(os.PRIO_PROCESS, self._sandbox.pid, nice)
+
     def close(self) -> None:
         """Ends the child process."""
         self._sandbox.close()

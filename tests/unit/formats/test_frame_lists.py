@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 from hypothesis import given, strategies as st
 
-from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch, Origin, StackOptions
-from iaprof.formats.stacks.frame_lists import FrameLists, launches_frames
+from iaprof.formats.profile import (
+    UNKNOWN_PROCESS,
+    Code,
+    CodeKind,
+    Kernel,
+    Launch,
+    Origin,
+    StackOptions,
+    empty_profile,
+)
+from iaprof.formats.stacks.frame_lists import FrameLists, launches_frames, stack_columns
 from iaprof.formats.stacks.frames import (
     CPU_COMPONENTS,
+    GPU_COMPONENTS,
     Frame,
     cpu_frame,
+    gpu_frames,
     kernel_frame,
     process_frame,
     truncated_frame,
@@ -81,3 +95,28 @@ def test_lists_without_frames() -> None:
     found = launches_frames([], StackOptions(), CPU_COMPONENTS)
     assert (len(found), found.joined(lambda frame: frame.text)) == (0, [])
     assert lists_of(FrameLists.of([[], []])) == [[], []]
+
+
+KERNELS = [None, Kernel(1, "scale", "scale.cl"), Kernel(2, "scale", "other.cl")]
+CODES = [
+    Code(mnemonic, functions, lines[: len(functions)], ("", "lib.h")[: len(functions)])
+    for mnemonic in ("send", "[no binary]")
+    for functions in (("scale",), ("scale", "inlined"))
+    for lines in ((0, 0), (3, 4))
+]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, len(KERNELS) - 1), st.integers(0, len(CODES) - 1)), max_size=12),
+    st.permutations(GPU_COMPONENTS),
+    st.integers(1, len(GPU_COMPONENTS)),
+)
+def test_frames_of_gpu_code_are_those_of_each_row(rows: list[tuple[int, int]], order: list[str], most: int) -> None:
+    kernel, code = np.array(rows, np.int64).reshape(-1, 2).T
+    options = StackOptions(components=tuple(order[:most]), gpu_lines=True)
+    profile = replace(empty_profile(), kernels=KERNELS, codes=CODES, kernel=kernel, code=code)
+    [(lists, number)] = stack_columns(profile, options, np.arange(len(rows)), np.zeros(len(rows), np.int64))
+    frames = lists_of(lists)
+    assert [frames[each] for each in number.tolist()] == [
+        gpu_frames(KERNELS[kernel], CODES[code], options, order[:most]) for kernel, code in rows
+    ]

@@ -13,6 +13,7 @@ from pyarrow import csv
 from browser import opened, ready
 from thorough import usually
 from unit.in_process import iaprof
+from unit.report.fleet.conftest import Here
 from unit.report.fleet.fleets import SAMPLES, as_json, copied
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -48,6 +49,21 @@ def test_differences_are_files(sets: list[Path], tmp_path: Path, kind: str, by: 
         assert ("by_chance" in table.column_names) == (kind == "sets")
     again = iaprof(*words, "-o", tmp_path / "out.csv")
     assert (again.code, "exists" in again.err) == (1, True)
+
+
+def test_chances_do_not_depend_on_the_order_in_which_workers_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    for number in range(4):
+        copied(SAMPLES[-1 - number], tmp_path / "old" / f"{number}.parquet", f"h{number}")
+        copied(SAMPLES[number], tmp_path / "new" / f"{number}.parquet", f"h{number}")
+    words: list[str | Path] = ["diff", "-q", tmp_path / "old", tmp_path / "new", "-n0", "--by=kernel"]
+    found = as_json(*words)
+    assert all(0 < each["by_chance"] < 1 for each in found["entries"])
+    in_order = Here.answers
+    monkeypatch.setattr(Here, "answers", lambda self, tasks: reversed(list(in_order(self, tasks))))
+    assert as_json(*words) == found
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1400, False), (800, True), (390, True)])

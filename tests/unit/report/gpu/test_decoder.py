@@ -187,3 +187,14 @@ def test_where_the_library_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_platform_of_an_ip_version(version: tuple[int, int], platform: Platform | None) -> None:
     assert platform_of(*version) is platform
+
+
+def test_equal_code_is_decoded_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    library = fakeiga.build(tmp_path, "static int times; if (times++) abort()")
+    monkeypatch.setenv("IAPROF_IGA_LIBRARY", str(library))
+    with Decoder(Platform.XE2) as decoder:
+        first = decoder.disasm(b"E" * 64)
+        assert decoder.disasm(b"E" * 64) == first
+        assert len(decoder.disasm(b"F" * 72)) == 9
+        with pytest.raises(DecodeError, match="died on these bytes"):
+            decoder.disasm(b"E" * 72)
