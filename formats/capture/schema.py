@@ -156,7 +156,7 @@ ROW_KINDS = (
         ),
         since=8,
         view="command_lists",
-        description="when command lists were executed, closed, reset, destroyed or included in others",
+        description="executions, resets and other events of command lists",
     ),
     RowKind(
         "stack",
