@@ -160,12 +160,17 @@ static __always_inline void send_event(u64 event, u64 list) {
     list_events.ringbuf_submit(record, wakeup(count(LIST_EVENTS, 1), LIST_WAKE_EVERY));
 }
 
-int on_execute(struct pt_regs *ctx) {
+/* Begins a call that is given an array, unless the array is empty; continues with the program for `after_walk`. */
+static __always_inline int begin_lists(struct pt_regs *ctx, enum phase after_walk) {
     u64 time = bpf_ktime_get_ns();
     struct entry *entry = entry_of(ctx);
     if (entry && (u32)integer_argument(ctx, entry->count))
-        begin_call(ctx, time, EXECUTED, EXECUTIONS, LISTS_LOST);
+        begin_call(ctx, time, after_walk, EXECUTIONS, LISTS_LOST);
     return 0;
+}
+
+int on_execute(struct pt_regs *ctx) {
+    return begin_lists(ctx, EXECUTED);
 }
 
 int on_executed(struct pt_regs *ctx) {
@@ -181,11 +186,7 @@ int on_executed(struct pt_regs *ctx) {
 }
 
 int on_submit(struct pt_regs *ctx) {
-    u64 time = bpf_ktime_get_ns();
-    struct entry *entry = entry_of(ctx);
-    if (entry && (u32)integer_argument(ctx, entry->count))
-        begin_call(ctx, time, SUBMITTED, EXECUTIONS, LISTS_LOST);
-    return 0;
+    return begin_lists(ctx, SUBMITTED);
 }
 
 int on_submitted(struct pt_regs *ctx) {

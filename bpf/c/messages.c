@@ -36,6 +36,7 @@ struct message_head {
     u64 id, begin, end, offset, total;
     u32 what, bytes;
 };
+_Static_assert(sizeof(struct message_head) == __builtin_offsetof(struct message, data), "struct message has other members");
 
 /* Whether a piece of a cubin is taken: it is the first, or its process is the cubin's sender. */
 static __always_inline u64 is_taken(const struct message_head *head, const struct cubin *cubin) {

@@ -77,6 +77,18 @@ class DriverError(Exception):
     """A driver's call failed, or gave a wrong result; the text says which."""
 
 
+def load(library: str, functions: Iterable[str] = ()) -> ctypes.CDLL:
+    """Loads a driver, which has to have these functions."""
+    try:
+        loaded = ctypes.CDLL(library)
+    except OSError as error:
+        raise DriverError(f"it cannot be loaded: {error}") from error
+    for name in functions:
+        if not hasattr(loaded, name):
+            raise DriverError(f"it has no function {name}")
+    return loaded
+
+
 def attempts(calls: Iterable[DriverCall]) -> Iterator[DriverCall]:
     """Yields these calls, which then do nothing where the driver refuses: not every device supports each."""
 
@@ -112,10 +124,7 @@ class Driver:
 
     def __init__(self, library: str) -> None:
         """Loads and initializes the driver."""
-        try:
-            self._library = ctypes.CDLL(library)
-        except OSError as error:
-            raise DriverError(f"it cannot be loaded: {error}") from error
+        self._library = load(library)
         self.call("zeInit", 0)
         self._driver, self.device, self.context = c_void_p(), c_void_p(), c_void_p()
         self.call("zeDriverGet", byref(c_uint32(1)), byref(self._driver))

@@ -13,7 +13,7 @@ from ctypes import byref, c_int32, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any
 
 from iaprof.bpf.probes.functions import MAY_COPY, OPENCL_TRANSFERS, OPENCL_WAITS
-from iaprof.record.calibrate.level_zero_driver import MAX_BYTES, MAX_KERNELS, DriverError
+from iaprof.record.calibrate.level_zero_driver import MAX_BYTES, MAX_KERNELS, DriverError, load
 from iaprof.record.calibrate.search import Kernel
 
 OF_OPENCL = "clIcdGetPlatformIDsKHR"  # the function by which loaders recognize such a driver
@@ -47,17 +47,11 @@ class OpenCLDriver:
 
     def __init__(self, library: str) -> None:
         """Loads and initializes the driver."""
-        try:
-            self._library = ctypes.CDLL(library)
-            self._by_name = self._library.clGetExtensionFunctionAddress
-            platforms = self._library.clIcdGetPlatformIDsKHR
-        except OSError as error:
-            raise DriverError(f"it cannot be loaded: {error}") from error
-        except AttributeError as error:
-            raise DriverError(f"it has no function {error.name or 'for OpenCL'}") from None
+        self._library = load(library, ("clGetExtensionFunctionAddress", "clIcdGetPlatformIDsKHR"))
+        self._by_name = self._library.clGetExtensionFunctionAddress
         self._by_name.restype = c_void_p
         platform = c_void_p()
-        check("clIcdGetPlatformIDsKHR", platforms(1, byref(platform), None))
+        check("clIcdGetPlatformIDsKHR", self._library.clIcdGetPlatformIDsKHR(1, byref(platform), None))
         if not platform:
             raise DriverError("it has no platform")
         self.table = c_void_p.from_address(platform.value or 0).value or 0

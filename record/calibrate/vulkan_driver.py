@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from ctypes import c_uint32, c_uint64, c_void_p
 from typing import Any
 
-from iaprof.record.calibrate.level_zero_driver import DriverError
+from iaprof.record.calibrate.level_zero_driver import DriverError, load
 
 OF_VULKAN = "vk_icdGetInstanceProcAddr"  # the function by which loaders recognize such a driver
 INTEL = 0x8086
@@ -47,18 +47,12 @@ class VulkanDriver:
 
     def __init__(self, library: str) -> None:
         """Loads and initializes the driver."""
-        try:
-            self._library = ctypes.CDLL(library)
-            self._find = self._library.vk_icdGetInstanceProcAddr
-            negotiate = self._library.vk_icdNegotiateLoaderICDInterfaceVersion
-        except OSError as error:
-            raise DriverError(f"it cannot be loaded: {error}") from error
-        except AttributeError as error:
-            raise DriverError(f"it has no function {error.name or 'for Vulkan'}") from None
+        self._library = load(library, ("vk_icdGetInstanceProcAddr", "vk_icdNegotiateLoaderICDInterfaceVersion"))
+        self._find = self._library.vk_icdGetInstanceProcAddr
         self._find.restype = c_void_p
         self._kept: list[Any] = []
         version = c_uint32(5)
-        negotiate(ctypes.byref(version))
+        self._library.vk_icdNegotiateLoaderICDInterfaceVersion(ctypes.byref(version))
         self._instance = 0
         # VkApplicationInfo 0, VkInstanceCreateInfo 1
         application = self.block(struct.pack("<IIQQIIQIII", 0, 0, 0, 0, 0, 0, 0, 0, _VERSION_1_3, 0))

@@ -521,10 +521,10 @@ static void on_module_loaded(void *context, const struct loaded *loaded)
         add_load(known, load);
     if (known || !is_read) {
         pthread_mutex_unlock(&tables);
-        if (!known)
+        if (!known) {
             free(load);
-        if (!known)
             send_problem("a module of %zu bytes is not a cubin that iaprof can read: its samples have no kernel", loaded->bytes);
+        }
         free_module(module);
         return;
     }
@@ -773,20 +773,21 @@ static void on_load(uint32_t id, const struct call *call)
     }
     if (call->site != AT_EXIT || !call->result || *call->result)
         return;
-    void *made = *(void **)call->parameters[0];
-    bool is_function = id == CU_KERNEL_GET_FUNCTION && loaded_here;
-    void *module = is_function ? owner_of(made) : NULL, *library = is_function ? owner_of(call->parameters[1]) : NULL;
+    void *made = *(void **)call->parameters[0], *from = call->parameters[1];
+    if (id == CU_KERNEL_GET_FUNCTION) { /* what was loaded is the module of the function, and of the kernel's library */
+        if (!loaded_here)
+            return;
+        made = owner_of(made);
+        from = owner_of(from);
+    }
     pthread_mutex_lock(&tables);
-    if (id == CU_LIBRARY_GET_MODULE) {
-        const struct handle *known = known_handle(call->parameters[1], context);
-        struct module *of = loaded_here ? loaded_here : known ? known->module : NULL;
-        note_module(made, context, of);
-        note_module(call->parameters[1], context, of);
-    } else if (id == CU_KERNEL_GET_FUNCTION) {
-        if (module)
-            note_module(module, context, loaded_here);
-        if (library)
-            note_module(library, context, loaded_here);
+    if (id == CU_KERNEL_GET_FUNCTION || id == CU_LIBRARY_GET_MODULE) {
+        const struct handle *known = known_handle(from, context);
+        struct module *module = loaded_here ? loaded_here : known ? known->module : NULL;
+        if (made)
+            note_module(made, context, module);
+        if (from)
+            note_module(from, context, module);
     } else {
         forget_owner(made);
         note_module(made, context, loaded_here);
@@ -1335,7 +1336,8 @@ static void on_event(void *data, int domain, uint32_t id, const void *about)
     } else if (id == MODULE_LOADED) {
         on_module_loaded(resource->context, resource->about);
     } else if (id == GRAPH_NODE_CREATED) {
-        captured_here = ((const struct of_graph *)resource->about)->kind ? NULL : ((const struct of_graph *)resource->about)->node;
+        const struct of_graph *made = resource->about;
+        captured_here = made->kind ? NULL : made->node;
     } else if (id == GRAPH_NODE_CLONED) {
         on_node_cloned(resource->about);
     } else if (id == MODULE_UNLOAD_STARTING) {
