@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  * A program of OpenCL that copies and fills in every way, and keeps a ledger of it.
  *
- *     copies_opencl [--calls N] [--gpu N] [--own FILE]
+ *     copies_opencl [--calls N] [--gpu N] [--own FILE] [--dispatched FILE --output FILE]
  *
  * On a queue that is in order and on one that is not, each way is taken N times by a function of its own name. Behind its calls
  * comes a JSON line: the function that was called (empty for one whose purpose is another), how often, the bytes of a call
  * (-1: of images) and the mean time of one.
  *
- * FILE says what the stand-in's GPU is to execute (own.h). What the device cannot do (images) is left out. */
+ * Files say what the stand-in's GPU is to execute (own.h), and how the program learns what the runtime does (dispatched.h). What the
+ * device cannot do (images) is left out. */
 #define _GNU_SOURCE
 #define CL_TARGET_OPENCL_VERSION 300
 #include <stdio.h>
@@ -18,6 +19,7 @@
 
 #include <CL/cl_ext.h>
 
+#include "dispatched.h"
 #include "own.h"
 
 /* Call paths are what a recorder is tested with: such a function keeps its name and its frame. */
@@ -42,10 +44,10 @@ static cl_context context;
 static cl_mem to, from;
 static cl_mem images[2]; /* none where the device has no images */
 static char *shared, *more; /* SVM, and memory of the device (USM) */
-static char host[BYTES];
-size_t told_bytes; /* for who debugs this: room for a number */
+static _Alignas(4096) char host[BYTES]; /* the kernels of a copy depend on it */
 static const char pattern[16] = "a pattern of 16";
 static int calls = 1, which;
+static const char *output;
 
 /* Intel's extensions. */
 static clEnqueueMemcpyINTEL_fn memcpy_intel;
@@ -135,6 +137,7 @@ ON_THE_STACK static void copy_all(const char *name, cl_command_queue queue)
     for (unsigned way = 0; way < sizeof WAYS / sizeof *WAYS; way++) {
         if (WAYS[way].bytes < 0 && !(images[0] && images[1]))
             continue;
+        dispatching_way = WAYS[way].name;
         double begin = now();
         for (int i = 0; i < calls; i++)
             must(WAYS[way].call(queue), WAYS[way].name);
@@ -208,6 +211,10 @@ int main(int argc, char **argv)
             which = atoi(argv[i + 1]);
         else if (i + 1 < argc && !strcmp(argv[i], "--own"))
             own = argv[i + 1];
+        else if (i + 1 < argc && !strcmp(argv[i], "--dispatched"))
+            dispatched = argv[i + 1];
+        else if (i + 1 < argc && !strcmp(argv[i], "--output"))
+            output = argv[i + 1];
         else
             return 2;
     }
@@ -215,6 +222,8 @@ int main(int argc, char **argv)
     begin();
     if (own)
         read_own();
+    if (dispatched)
+        tell_dispatched(output);
     use("in-order", NULL);
     use("out-of-order", any_order);
     gpu_wait();

@@ -9,7 +9,7 @@ import struct
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from elftools.elf.elffile import ELFFile
 
 import elf_sections
 from driver.copies import Copies, Functions, injected_library, read_copies
-from driver.driver import DEVICES, HERE, LIBRARIES, compile_workload
+from driver.driver import DEVICES, LIBRARIES, compile_workload
 from driver.opencl import OpenCL
 from iaprof.bpf.driver_layout import Action, Layout, find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
@@ -191,7 +191,7 @@ def test_kernels_of_what_is_no_transfer_have_stacks_of_their_own(opencl: OpenCL,
 
 
 def targets(library: Path, layout: Layout) -> list[int]:
-    """The functions that are called at the probes for the runtime's own kernels: offsets in the file."""
+    """The functions that are called at the probes for the runtime's own kernels: virtual addresses."""
     found = set()
     with library.open("rb") as file:
         elf = LibraryFile(file)
@@ -201,7 +201,7 @@ def targets(library: Path, layout: Layout) -> list[int]:
                 file.seek(offset)
                 opcode, distance = struct.unpack("<Bi", file.read(5))
                 assert opcode == 0xE8
-                found.add(offset + 5 + distance)
+                found.add(entry.address + 5 + distance)
     return sorted(found)
 
 
@@ -215,9 +215,7 @@ class Told:
     kernels: list[dict[str, Any]]
 
 
-# On a processor with AMX the program ends by SIGSEGV under dispatched_gdb.py's own calls, where it plays one of these.
-NOT_ASKED = ("lnl", "ptl") if " amx_tile" in Path("/proc/cpuinfo").read_text() else ()
-ASKED = [*((device, 0) for device in DEVICES if device not in NOT_ASKED), ("bmg", 1)]
+ASKED = [*((device, 0) for device in DEVICES), ("bmg", 1)]
 
 
 @pytest.fixture(scope="module", params=ASKED, ids=str)
@@ -228,21 +226,17 @@ def told(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Told:
-    """Under a debugger that stops at each launch, wherever it is from, and asks the runtime."""
+    """The program stops at each launch, wherever it is from, and asks the runtime (dispatched.h)."""
     device, gpu = request.param
     folder = tmp_path_factory.mktemp(f"{device}-{gpu}")
-    assert layout.dispatch
-    settings = {
-        "OPTIONS": f"--gpu {gpu}",
-        "CreateMultipleRootDevices": str(gpu + 1),
-        "LIBRARY": str(opencl.library.resolve()),
-        "PLACES": json.dumps(targets(opencl.library, layout)),
-        "DISPATCH": json.dumps({**asdict(layout.dispatch), "offset": 16}),
-        "OUTPUT": str(folder / "told"),
-    }
-    command = ["gdb", "-nx", "-batch", "-x", HERE / "dispatched_gdb.py", copies]
-    record(opencl, device, folder, command, settings | BY_KERNELS)
-    ledger = read_copies((folder / "printed").read_text())
+    dispatch = layout.dispatch
+    assert dispatch
+    places = [f"place {opencl.library.resolve()} {address}" for address in targets(opencl.library, layout)]
+    inside = f"kernels {dispatch.first} {dispatch.many} {dispatch.size} {dispatch.kernel[0]} {dispatch.kernel[1]} 16"
+    (folder / "dispatched").write_text("\n".join([*places, inside, ""]))
+    command = [copies, "--gpu", gpu, "--dispatched", folder / "dispatched", "--output", folder / "told"]
+    settings = {"CreateMultipleRootDevices": str(gpu + 1)}
+    ledger = read_copies(record(opencl, device, folder, command, settings | BY_KERNELS))
     kernels = [json.loads(line) for line in (folder / "told").read_text().splitlines()]
     return Told(device, gpu, Recording(CaptureReader(folder / "capture"), ledger, {}), kernels)
 
