@@ -124,7 +124,7 @@ _TASK = (("group_leader",), ("start_boottime",), ("mm",), ("sas_ss_sp",), ("sas_
 def kernel_offsets() -> KernelOffsets | None:
     """Returns the offsets in the running kernel; None if its BTF lacks some."""
     try:
-        btf = Btf(functions=_ITERATOR)
+        btf = Btf()
         found = [btf.offset("task_struct", *names) for names in _TASK]
         found.append(btf.offset("mm_struct", "exec_vm"))
         probed = [btf.offset("task_struct", "utask"), *(btf.offset("uprobe_task", name) for name in _UTASK)]
