@@ -57,6 +57,11 @@ def of(user: int, *words: str | Path) -> list[str]:
     return [*rights, *map(str, words)]
 
 
+def listening(log: Path) -> list[str]:
+    """The sockets that the attacker found; Dask's client may write of its own end, too."""
+    return [line for line in log.read_text().splitlines() if line.startswith("tcp")]
+
+
 @pytest.fixture
 def inside() -> Iterator[list[str]]:
     """How command lines begin that run in a network of their own: other tests listen, too."""
@@ -95,8 +100,8 @@ def test_nobody_else_gets_into_the_processes_of_a_verb(folder: Path, inside: lis
         with running([*inside, *of(VICTIM, sys.executable, *scheduler)], folder / "scheduler.log") as process:
             until(lambda: (won / str(VICTIM)).exists(), process)
         (won / str(VICTIM)).unlink()
-        seen = log.read_text()
-        assert seen.count("tcp ") == 2  # the scheduler, and its HTTP server
+        seen = listening(log)
+        assert len(seen) == 2  # the scheduler, and its HTTP server
         # when
         for user in (VICTIM, ROOT):
             report = [*IAPROF, "report", str(SAMPLES), "--cluster=local:2", "--cache=none", "-o", "out.html"]
@@ -109,4 +114,4 @@ def test_nobody_else_gets_into_the_processes_of_a_verb(folder: Path, inside: lis
         # then
         assert attacker.poll() is None
         assert [path.name for path in won.iterdir()] == []
-        assert log.read_text() == seen
+        assert listening(log) == seen
