@@ -190,7 +190,7 @@ def test_stalls_have_the_stack_that_executed_if_asked_for(recording: Recording) 
         assert found[kernel].keys() == truth[kernel].keys()
         assert found[kernel].total() == truth[kernel].total()
         for place, samples in truth[kernel].items():
-            assert abs(found[kernel][place] - samples) < 0.1 * truth[kernel].total(), (kernel, place, found, truth)
+            assert abs(found[kernel][place] - samples) < 0.2 * truth[kernel].total(), (kernel, place, found, truth)
 
 
 def test_lists_from_before_the_recorder_are_counted_and_said(driver: Driver, program: Path, tmp_path: Path) -> None:
