@@ -23,8 +23,10 @@ from iaprof.gpu.intel.records import RECORD_BYTES, RecordLayout
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
-from iaprof.record.sources import xe
+from iaprof.record.sources import intel, render_nodes
+from iaprof.record.sources.render_nodes import DeviceError
 from iaprof.record.sources.source import Sampler
+from iaprof.record.sources.stall_driver import POLL_NS, Device, Gt
 from iaprof.record.sources.xe_metrics import XeGt
 from iaprof.record.spool import FrameKind
 
@@ -49,26 +51,26 @@ class Stalls(Sampler):
         self.problems: list[str] = []  # why an existing GT is not recorded
         self._paused = False
         self._gone: set[StallStream] = set()  # ended streams that are tried again
-        self._known = set(xe.render_nodes())
-        devices, self.problems = xe.find_devices()
+        self._known = set(render_nodes.render_nodes())
+        devices, self.problems = intel.find_devices()
         try:
-            for device in xe.choose(devices, options.devices):
+            for device in intel.choose(devices, options.devices):
                 self.problems += self._open(device)
         except BaseException:
             self.close()
             raise
         if not self.streams:
-            raise xe.DeviceError("; ".join(self.problems))
+            raise DeviceError("; ".join(self.problems))
 
-    def _open(self, device: xe.Device) -> list[str]:
+    def _open(self, device: Device) -> list[str]:
         """Opens the streams of a device; returns why some could not be opened."""
         problems = []
-        rate = xe.pick_rate(device, self._options.rate)
+        rate = intel.pick_rate(device, self._options.rate)
         for gt in device.gts:
             try:
                 layout = device.layout(gt)
                 self.streams.append(StallStream(device, gt, rate, layout, self._options.subsample))
-            except xe.DeviceError as error:
+            except DeviceError as error:
                 problems.append(str(error))
         return problems
 
@@ -173,7 +175,7 @@ class Stalls(Sampler):
     def _check_devices(self) -> None:
         for stream in self.streams:  # in case the driver did not report something
             self._read(stream)
-        nodes = set(xe.render_nodes())
+        nodes = set(render_nodes.render_nodes())
         for gone in self._known - nodes:
             self._journal.warn(f"{gone} vanished")
         new, self._known = nodes - self._known, nodes
@@ -183,11 +185,11 @@ class Stalls(Sampler):
     def _add_device(self, path: str) -> None:
         now = time.monotonic_ns()
         try:
-            device = xe.open_device(path)
-        except xe.DeviceError as error:
+            device = intel.open_device(path)
+        except DeviceError as error:
             self._not_recorded(str(error), now)
             return
-        if not xe.is_chosen(device, self._options.devices):
+        if not intel.is_chosen(device, self._options.devices):
             return
         if any(stream.device.pci_address == device.pci_address for stream in self.streams):
             return  # its streams reopen themselves
@@ -286,7 +288,6 @@ class Subsample:
 
 READ_BYTES = 4 << 20  # more than today's GPUs sample in 5 ms, after which the driver's next poll shows more
 REOPEN_NS = 100_000_000
-POLL_NS = 5_000_000  # between the driver's polls of the hardware's buffers: a read sees what the last poll saw
 
 
 @dataclass(frozen=True)
@@ -311,7 +312,7 @@ class StallLoss:
 class StallStream:
     """A GT's stream. It reopens itself after a GPU reset."""
 
-    def __init__(self, device: xe.Device, gt: xe.Gt, rate: int, layout: RecordLayout, subsample: int = 1) -> None:
+    def __init__(self, device: Device, gt: Gt, rate: int, layout: RecordLayout, subsample: int = 1) -> None:
         """Opens the stream; nothing is sampled before `resume`.
 
         Args:
@@ -322,7 +323,7 @@ class StallStream:
             subsample: keeps one of so many records.
 
         Raises:
-            DeviceError: see xe.open_stream.
+            DeviceError: see Driver.open_stream.
         """
         self.subsample = subsample
         self._subsample = Subsample(subsample) if subsample > 1 else None
@@ -331,12 +332,13 @@ class StallStream:
         self._overflow: StallLoss | None = None  # its time_ns is 0 until the hardware's buffers have been emptied
         self._buffer = np.empty((READ_BYTES // RECORD_BYTES, RECORD_BYTES // 8), np.uint64)
         self._view = self._buffer.data.cast("B")
-        self._fd: int | None = xe.open_stream(device, gt, rate)
+        self._driver = intel.driver_of(device)
+        self._fd: int | None = self._driver.open_stream(device, gt, rate)
         self._begin_ns = self._start_ns = self._gap_from_ns = 0
 
     def _start(self) -> None:
         if self._fd is not None:
-            xe.enable_stream(self._fd, self.device)
+            self._driver.enable_stream(self._fd, self.device)
             self._start_ns = self._begin_ns = time.monotonic_ns()
 
     def pause(self) -> None:
@@ -344,14 +346,14 @@ class StallStream:
         self._paused = True
         if self._fd is not None:
             with contextlib.suppress(OSError):  # after a GPU reset, which `resume` handles
-                xe.disable_stream(self._fd)
+                self._driver.disable_stream(self._fd)
 
     def resume(self) -> StallLoss | None:
         """Starts sampling; returns a loss if that fails."""
         self._paused = False
         try:
             self._start()
-        except xe.DeviceError:
+        except DeviceError:
             return self._gone(time.monotonic_ns(), errno.ENODEV)
         return None
 
@@ -401,7 +403,7 @@ class StallStream:
 
     def _failed(self, error: OSError) -> StallRead | StallLoss | None:
         now = time.monotonic_ns()
-        if error.errno == errno.EIO:
+        if error.errno == self._driver.overflow_errno:
             # The stream has not ended: a buffer of the hardware was full. It does not count what it dropped.
             detail = "the hardware's buffers were full: it dropped records, and does not report how many"
             if self._overflow is None:
@@ -426,11 +428,11 @@ class StallStream:
             return None
         self._start_ns = now
         try:
-            if xe.pci_address(self.device.path) != self.device.pci_address:
+            if render_nodes.pci_address(self.device.path) != self.device.pci_address:
                 return None  # the render node belongs to another GPU now
-            self._fd = xe.open_stream(self.device, self.gt, self.rate)
+            self._fd = self._driver.open_stream(self.device, self.gt, self.rate)
             self._start()
-        except xe.DeviceError:
+        except DeviceError:
             self.close()
             return None
         return StallLoss(

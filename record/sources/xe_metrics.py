@@ -25,7 +25,7 @@ from iaprof.formats.capture.metrics import (
     busy,
 )
 from iaprof.record.sources.metered import Measured, Metered, NotMeasured
-from iaprof.record.sources.xe import Device, Gt
+from iaprof.record.sources.stall_driver import Device, Gt
 
 DRM = Path("/sys/class/drm")
 ENERGY_NS = 100_000_000  # the firmware updates energy at times of its own: over shorter spans power would jump

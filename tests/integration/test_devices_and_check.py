@@ -161,8 +161,9 @@ def test_devices_with_faults(tmp_path: Path, fault: str, code: int, said: str) -
 def test_a_gpu_that_is_recorded_is_held(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         holder = (
-            "import time; from iaprof.record.sources import xe; device, = xe.find_devices()[0]; "
-            "fd = xe.open_stream(device, device.gts[0], device.rates[0]); print('open', flush=True); input()"
+            "from iaprof.record.sources import intel; device, = intel.find_devices()[0]; "
+            "fd = intel.driver_of(device).open_stream(device, device.gts[0], device.rates[0]); "
+            "print('open', flush=True); input()"
         )
         with subprocess.Popen(
             [sys.executable, "-c", holder], env=os.environ | hardware.env(),

@@ -28,8 +28,9 @@ from iaprof.gpu.vendors import VENDORS
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, stacks
 from iaprof.record.checks.result import Check, Level, shortened
 from iaprof.record.checks.stacks import SeenLaunches
-from iaprof.record.sources import nvidia, xe
-from iaprof.record.sources.xe import DeviceError, NotPermitted, StreamBusy
+from iaprof.record.sources import intel, nvidia, render_nodes
+from iaprof.record.sources.render_nodes import DeviceError
+from iaprof.record.sources.stall_driver import NotPermitted, StreamBusy
 from iaprof.symbols.unwind.file_code import Prologues, read_prologues
 from limits import Within
 from unit.builds import no_descriptor_is_lost
@@ -206,10 +207,10 @@ def test_gpus_that_work_make_others_a_warning(monkeypatch: pytest.MonkeyPatch) -
         return os.open(os.devnull, os.O_RDONLY)
 
     monkeypatch.setattr(nvidia, "GPUS", Path("/nowhere"))
-    monkeypatch.setattr(xe, "render_nodes", lambda: ["/dev/dri/renderD128", *cards])
-    monkeypatch.setattr(xe, "open_device", open_device)
-    monkeypatch.setattr(xe, "open_stream", open_stream)
-    monkeypatch.setattr(xe, "card_name", lambda path: f"card{int(path[-3:]) - 128}")
+    monkeypatch.setattr(render_nodes, "render_nodes", lambda: ["/dev/dri/renderD128", *cards])
+    monkeypatch.setattr(intel, "open_device", open_device)
+    monkeypatch.setattr(intel.XE, "open_stream", open_stream)
+    monkeypatch.setattr(render_nodes, "card_name", lambda path: f"card{int(path[-3:]) - 128}")
     # when, then
     with no_descriptor_is_lost(sockets=True):
         checks = list(gpus.checks())
@@ -219,7 +220,7 @@ def test_gpus_that_work_make_others_a_warning(monkeypatch: pytest.MonkeyPatch) -
         ("card2", Level.OK),
     ]
     assert checks[0].text == "it is driven by i915"
-    assert checks[1].mend == gpus.HOLDERS
+    assert checks[1].mend == intel.XE.holders
     assert checks[2].text == "Battlemage G21 [Arc B580], 20 XeCores, xe2 records; free"
     # when none works, then all are problems
     held.add("card2")
@@ -230,7 +231,7 @@ def test_a_gpu_that_may_not_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_stream(*_: object) -> int:
         raise NotPermitted("no")
 
-    monkeypatch.setattr(xe, "open_stream", open_stream)
+    monkeypatch.setattr(intel.XE, "open_stream", open_stream)
     check = gpus._gt("card0", device(), device().gts[0])
     assert (check.level, check.mend) == (Level.PROBLEM, "sudo sysctl dev.xe.observation_paranoid=0")
 

@@ -26,8 +26,9 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Gauges, StackOptions
 from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.record.capture.finish import finish
-from iaprof.record.sources import metrics, xe, xe_metrics
+from iaprof.record.sources import metrics, xe_metrics
 from iaprof.record.sources.metrics import Metrics
+from iaprof.record.sources.stall_driver import Device, Engine, Gt
 from iaprof.record.sources.xe_metrics import XeGt
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.gauges import gauges
@@ -329,10 +330,11 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     return machine
 
 
-def metered(*engines: xe.Engine, gts: int = 1) -> list[XeGt]:
+def metered(*engines: Engine, gts: int = 1) -> list[XeGt]:
     """The GTs of one card, whose streams are numbered from 5 on."""
-    all_gts = tuple(xe.Gt(index, index, (20, 1, 0)) for index in range(gts))
-    device = xe.Device(
+    all_gts = tuple(Gt(index, index, (20, 1, 0)) for index in range(gts))
+    device = Device(
+        driver="xe",
         path="/dev/dri/renderD128",
         card="card0",
         name="",
@@ -353,7 +355,7 @@ def taken(measured: Metrics) -> list[tuple[str, int | None, Any]]:
     return [(row["name"], row["pid"] if row["stream"] is None else row["stream"], row["value"]) for row in rows]
 
 
-COMPUTE, COPY = xe.Engine(4, 0, 0), xe.Engine(1, 2, 0)
+COMPUTE, COPY = Engine(4, 0, 0), Engine(1, 2, 0)
 
 
 def test_a_card_with_everything(machine: Machine) -> None:
@@ -397,14 +399,14 @@ def test_events_are_encoded_as_sysfs_says(machine: Machine) -> None:
         "gt": "config:30",
     }
     machine.pmu(CARD, events=EVENTS | {"engine-active-ticks": "event=0x7f"}, form=form)
-    Metrics(metered(xe.Engine(4, 1, 0))).close()
+    Metrics(metered(Engine(4, 1, 0))).close()
     active = 0x7F << 8 | 4 | 1 << 20
     assert [opened for opened in machine.opened if opened[1] >> 8 & 0xFF == 0x7F] == [(61, active, 3)]
     assert (61, 0x04 << 8, 3) in machine.opened
     machine.opened.clear()
     shifted = {**form, "engine_class": "config:60-61,0-3"}
     machine.pmu(CARD, form=shifted)
-    Metrics(metered(xe.Engine(4, 1, 0))).close()
+    Metrics(metered(Engine(4, 1, 0))).close()
     assert (61, 0x02 << 8 | 1 | 1 << 20, 3) in machine.opened
 
 
@@ -439,7 +441,7 @@ def test_each_gt_has_its_own_and_the_card_s_go_to_the_first(machine: Machine) ->
 
 def test_an_engine_is_its_gt_s(machine: Machine) -> None:
     machine.pmu(CARD)
-    measured = Metrics(metered(COMPUTE, xe.Engine(0, 0, 1), xe.Engine(2, 0, 7), gts=2))
+    measured = Metrics(metered(COMPUTE, Engine(0, 0, 1), Engine(2, 0, 7), gts=2))
     engines = [(config >> 60, config >> 20 & 0xFF) for _, config, _ in machine.opened if config & 0xFFF in (2, 3)]
     assert engines == [(0, 4), (0, 4), (1, 0), (1, 0)]
     measured.close()
@@ -754,7 +756,7 @@ def test_the_names_are_in_the_page_about_the_capture(machine: Machine) -> None:
     machine.pmu(CARD)
     for kind in ("energy", "temp", "fan"):
         machine.write(f"drm/renderD128/device/hwmon/hwmon0/{kind}1_input", 5)
-    measured = Metrics(metered(*(xe.Engine(number, 0, 0) for number in range(5))))
+    measured = Metrics(metered(*(Engine(number, 0, 0) for number in range(5))))
     for row in ((0,) * 12, (1,) * 12):
         machine.count(*row)
         measured.sample()
