@@ -8,25 +8,18 @@ from collections.abc import Iterable, Sequence
 
 from iaprof.basics.errors import UsageError
 from iaprof.record.sources import render_nodes
+from iaprof.record.sources.i915 import I915
 from iaprof.record.sources.render_nodes import DRI, DeviceError, driver_name, open_node
 from iaprof.record.sources.stall_driver import Device, Driver, OtherDriver
 from iaprof.record.sources.xe import Xe
 
-XE = Xe()
-_DRIVERS: dict[str, Driver] = {driver.name: driver for driver in (XE,)}
+XE, MAX_I915 = Xe(), I915()
+_DRIVERS: dict[str, Driver] = {driver.name: driver for driver in (XE, MAX_I915)}
 RATE_NAMES = ("fastest", "fast", "medium", "slow", "slowest")
 
 NO_GPU = (
-    f"no GPU was found: {DRI} has no render node. iaprof records Intel GPUs under the xe driver, and NVIDIA's under "
-    "NVIDIA's; 'lspci -k' lists GPUs and their drivers"
-)
-
-# None of these ids is among those of xe.ko or i915.ko in Debian's Linux 7.2.13 (November 2026): only Intel's i915 from
-# outside the Linux kernel drives such a GPU.
-_MAX_IDS = frozenset((0x0B69, 0x0B6E, *range(0x0BD0, 0x0BDC)))
-_MAX = (
-    "is a Data Center GPU Max, which iaprof does not record yet: only Intel's own i915 driver, from outside the Linux "
-    "kernel, drives it"
+    f"no GPU was found: {DRI} has no render node. iaprof records Intel GPUs under the xe driver, Data Center GPU Max "
+    "under Intel's own i915, and NVIDIA's under NVIDIA's; 'lspci -k' lists GPUs and their drivers"
 )
 
 
@@ -67,8 +60,6 @@ def open_device(path: str) -> Device:
     try:
         name = driver_name(fd)
         if (driver := _DRIVERS.get(name)) is None:
-            if render_nodes.pci_number(path, "device") in _MAX_IDS:
-                raise DeviceError(f"{path} {_MAX}")
             raise OtherDriver(f"{path} is driven by {name or 'an unknown driver'}; EU stalls need Intel's xe driver")
         return driver.describe(fd, path)
     except (struct.error, OSError) as error:

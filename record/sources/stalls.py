@@ -11,7 +11,7 @@ import errno
 import functools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,7 +108,10 @@ class Stalls(Sampler):
         """See Source."""
         self._paused = False
         for stream in self.streams:
+            fd = stream.fileno()
             if loss := stream.resume():
+                if fd is not None:
+                    self._loop.forget(fd)
                 self._write_loss(stream, loss)
 
     def pause(self) -> None:
@@ -165,6 +168,12 @@ class Stalls(Sampler):
             self._gone.add(stream)
             self._retry(stream)
 
+    def _notice_reset(self, stream: StallStream) -> None:
+        fd = stream.fileno()
+        if fd is not None and not self._paused and (loss := stream.reset_meanwhile()):
+            self._loop.forget(fd)
+            self._write_loss(stream, loss)
+
     def _retry(self, stream: StallStream) -> None:
         if stream.fileno() is not None:
             self._gone.discard(stream)
@@ -175,6 +184,7 @@ class Stalls(Sampler):
     def _check_devices(self) -> None:
         for stream in self.streams:  # in case the driver did not report something
             self._read(stream)
+            self._notice_reset(stream)
         nodes = set(render_nodes.render_nodes())
         for gone in self._known - nodes:
             self._journal.warn(f"{gone} vanished")
@@ -214,8 +224,9 @@ class Stalls(Sampler):
         """See Source."""
         for stream in self.streams:
             self._read_to_the_end(stream)
-            if gap := stream.unfinished_gap():
-                self._write_loss(stream, gap)
+            self._notice_reset(stream)
+            for loss in stream.unfinished():
+                self._write_loss(stream, loss)
             stream.close()
 
     def _read_to_the_end(self, stream: StallStream) -> None:
@@ -239,6 +250,7 @@ class Stalls(Sampler):
 def _describe(stream: StallStream) -> dict[str, Any]:
     device, gt = stream.device, stream.gt
     return {
+        "driver": device.driver,
         "device": device.path,
         "card": device.card,
         "name": device.name,
@@ -335,11 +347,16 @@ class StallStream:
         self._driver = intel.driver_of(device)
         self._fd: int | None = self._driver.open_stream(device, gt, rate)
         self._begin_ns = self._start_ns = self._gap_from_ns = 0
+        self._emptied_ns = 0  # what the hardware dropped before this was told by reads until the last one found nothing
+        self._resets, self._asked_ns = self._driver.resets(device, gt), 0  # how many, when that was asked last
 
-    def _start(self) -> None:
-        if self._fd is not None:
-            self._driver.enable_stream(self._fd, self.device)
-            self._start_ns = self._begin_ns = time.monotonic_ns()
+    def _start(self, is_new: bool = False) -> None:
+        if self._fd is None:
+            return
+        self._driver.enable_stream(self._fd, self.device)
+        self._start_ns = self._asked_ns = time.monotonic_ns()
+        if is_new or not self._begin_ns or not self._driver.keeps_unread:
+            self._begin_ns = self._emptied_ns = self._start_ns
 
     def pause(self) -> None:
         """Stops sampling; read what was sampled before."""
@@ -351,6 +368,8 @@ class StallStream:
     def resume(self) -> StallLoss | None:
         """Starts sampling; returns a loss if that fails."""
         self._paused = False
+        if loss := self.reset_meanwhile():
+            return loss
         try:
             self._start()
         except DeviceError:
@@ -378,6 +397,7 @@ class StallStream:
             length = os.readv(self._fd, [self._view])
         except BlockingIOError:
             self._seen_up_to(called)
+            self._emptied_ns = self._begin_ns
             return None
         except OSError as error:
             return self._failed(error)
@@ -385,6 +405,8 @@ class StallStream:
         self._seen_up_to(called)
         count, rest = divmod(length, RECORD_BYTES)
         now = time.monotonic_ns()
+        if xecores := self._driver.dropping(self._buffer[:count]):
+            self._overflow = StallLoss("overflow", _full(xecores), self._emptied_ns, now)
         if rest:
             return StallLoss(
                 "wrong length", f"{length:,} bytes, which are not whole records, were not read", begin, now
@@ -396,7 +418,8 @@ class StallStream:
 
     def _seen_up_to(self, called: int) -> None:
         """Notes that what comes next was sampled after `called` less a poll: a read sees what the driver's poll saw."""
-        self._begin_ns = max(self._start_ns, called - POLL_NS)
+        if called - POLL_NS >= self._start_ns or not self._driver.keeps_unread:
+            self._begin_ns = max(self._start_ns, called - POLL_NS)
         if self._overflow is not None and not self._overflow.time_ns:
             # Only this read emptied the hardware's buffers: they may have dropped more until now.
             self._overflow = replace(self._overflow, time_ns=time.monotonic_ns())
@@ -405,9 +428,8 @@ class StallStream:
         now = time.monotonic_ns()
         if error.errno == self._driver.overflow_errno:
             # The stream has not ended: a buffer of the hardware was full. It does not count what it dropped.
-            detail = "the hardware's buffers were full: it dropped records, and does not report how many"
             if self._overflow is None:
-                self._overflow = StallLoss("overflow", detail, self._begin_ns, 0)
+                self._overflow = StallLoss("overflow", _full(()), self._begin_ns, 0)
                 return self.read()
             overflow, self._overflow = replace(self._overflow, time_ns=now), None
             return overflow
@@ -431,7 +453,8 @@ class StallStream:
             if render_nodes.pci_address(self.device.path) != self.device.pci_address:
                 return None  # the render node belongs to another GPU now
             self._fd = self._driver.open_stream(self.device, self.gt, self.rate)
-            self._start()
+            self._resets = self._driver.resets(self.device, self.gt)
+            self._start(is_new=True)
         except DeviceError:
             self.close()
             return None
@@ -439,16 +462,40 @@ class StallStream:
             "gap", "nothing was sampled until the stream was open again", self._gap_from_ns, self._start_ns
         )
 
-    def unfinished_gap(self) -> StallLoss | None:
-        """Returns the loss for a stream that is still closed when the recording ends."""
-        if self._fd is not None:
+    def reset_meanwhile(self) -> StallLoss | None:
+        """Ends the stream if the driver has counted a reset since the last call, as reads do not tell of it."""
+        now = time.monotonic_ns()
+        resets = self._driver.resets(self.device, self.gt)
+        if self._fd is None or resets is None or self._resets is None or resets == self._resets:
+            self._asked_ns, self._resets = now, resets
             return None
-        exists = os.path.exists(self.device.path)
-        detail = "nothing was sampled until the recording ended" + ("" if exists else ": the device vanished")
-        return StallLoss("gap", detail, self._gap_from_ns, time.monotonic_ns())
+        self._begin_ns = min(self._begin_ns or now, self._asked_ns or now)
+        return self._gone(now, errno.ENODEV)
+
+    def unfinished(self) -> Iterator[StallLoss]:
+        """Yields the losses that are still to be told when the recording ends."""
+        if self._overflow is not None:
+            yield replace(self._overflow, time_ns=self._overflow.time_ns or time.monotonic_ns())
+        if self._fd is None:
+            exists = os.path.exists(self.device.path)
+            detail = "nothing was sampled until the recording ended" + ("" if exists else ": the device vanished")
+            yield StallLoss("gap", detail, self._gap_from_ns, time.monotonic_ns())
 
     def close(self) -> None:
         """Closes the stream."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _full(xecores: Sequence[int]) -> str:
+    """Returns what an overflow is, in words; without XeCores, the driver does not say whose it is."""
+    runs: list[list[int]] = []
+    for xecore in xecores:
+        if runs and xecore == runs[-1][-1] + 1:
+            runs[-1][1:] = [xecore]
+        else:
+            runs.append([xecore])
+    named = ", ".join("-".join(map(str, run)) for run in runs)
+    of = f" of XeCore{'s' if len(xecores) > 1 else ''} {named}" if xecores else ""
+    return f"the hardware's buffers{of} were full: it dropped records, and does not report how many"
