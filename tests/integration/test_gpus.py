@@ -46,9 +46,9 @@ def losses(capture: Path, ledger: Ledger) -> dict[tuple[str, str], list[dict[str
     return found
 
 
-@thorough
-def test_two_cards_of_which_one_has_two_tiles(tmp_path: Path) -> None:
-    with Hardware(tmp_path / "gpu", cards=("bmg", "pvc")) as hardware:
+@pytest.mark.parametrize("device", [pytest.param("pvc", marks=thorough), "max"])
+def test_two_cards_of_which_one_has_two_tiles(tmp_path: Path, device: str) -> None:
+    with Hardware(tmp_path / "gpu", cards=("bmg", device)) as hardware:
         record(hardware, tmp_path / "c", "--", *workload("--seconds", 2, "--threads", 2))
     ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
     streams = reader.header["streams"]
@@ -56,6 +56,7 @@ def test_two_cards_of_which_one_has_two_tiles(tmp_path: Path) -> None:
         ("card0", 0, "xe2"), ("card1", 0, "pvc"), ("card1", 1, "pvc"),
     ]  # fmt: skip
     assert [s["xecores"] for s in streams] == [20, 20, 20]
+    assert [s["driver"] for s in streams] == ["xe", *(["i915" if device == "max" else "xe"] * 2)]
     # each stream has what its GT produced
     by_stream = dict.fromkeys(range(3), 0)
     for stall in reader.table("stall", ("stream", "w0")).to_pylist():
@@ -80,9 +81,10 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     assert "card1" in done.err
 
 
-def test_a_tile_that_another_profiler_holds_and_a_card_that_cannot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["pvc", "max"])
+def test_a_tile_that_another_profiler_holds_and_a_card_that_cannot(tmp_path: Path, device: str) -> None:
     faults = ["busy@0.1", "no-eu-stall@1"]
-    with Hardware(tmp_path / "gpu", cards=("pvc", "bmg"), faults=faults) as hardware:
+    with Hardware(tmp_path / "gpu", cards=(device, "bmg"), faults=faults) as hardware:
         done = record(hardware, tmp_path / "c", "--", *workload("--seconds", 1))
     ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
     assert [(s["card"], s["tile"]) for s in reader.header["streams"]] == [("card0", 0)]
