@@ -114,7 +114,7 @@ def _show(device: Device) -> None:
             ", ".join(layouts),
         ).rstrip()
     )
-    _explain(device.name)
+    _explain(f"{device.name}, driven by {device.driver}")
     _explain(f"sampled every {', '.join(_named(device))} GPU cycles")
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from iaprof.record.checks.result import Check, Level
 from iaprof.record.sources import intel, nvidia, render_nodes
 from iaprof.record.sources.render_nodes import DeviceError
-from iaprof.record.sources.stall_driver import Device, Gt, NotPermitted, StreamBusy
+from iaprof.record.sources.stall_driver import Device, Driver, Gt, NotPermitted, StreamBusy
 
 GROUP = "GPUs"
 
@@ -18,6 +18,12 @@ def vendors() -> frozenset[str]:
     """Returns the names of the vendors whose GPUs may be recorded here."""
     found = {"intel"} if _nodes() else set()
     return frozenset(found | {"nvidia"} if nvidia.buses() else found)
+
+
+def drivers() -> list[Driver]:
+    """Returns the drivers of Intel's GPUs here that sample EU stalls; xe if there is none."""
+    found = {driver.name: driver for path in _nodes() if (driver := intel.sampling_driver(path))}
+    return list(found.values()) or [intel.XE]
 
 
 def _nodes() -> list[str]:
@@ -68,4 +74,6 @@ def _gt(name: str, device: Device, gt: Gt) -> Check:
     if guess := device.guess(gt):
         return Check(GROUP, name, Level.WARNING, guess)
     xecores = f", {gt.xecores} XeCores" if gt.xecores else ""
-    return Check(GROUP, name, Level.OK, f"{device.name}{xecores}, {layout.name} records; free")
+    return Check(
+        GROUP, name, Level.OK, f"{device.name}{xecores}, {layout.name} records, driven by {device.driver}; free"
+    )

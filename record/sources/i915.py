@@ -65,14 +65,17 @@ class I915(Driver):
     overflow_errno = 0
     never = errno.EPERM, NO_EU_STALLS
 
+    def samples(self, path: str) -> bool:
+        """See Driver: Linux's own i915 has no such file."""
+        return os.path.exists(f"{DRM}/{card_name(path)}/prelim_uapi_version")
+
     def describe(self, fd: int, path: str) -> Device:
         """See Driver.
 
         Raises:
             OtherDriver: it is the i915 of the Linux kernel.
         """
-        card = card_name(path)
-        if not os.path.exists(f"{DRM}/{card}/prelim_uapi_version"):
+        if not self.samples(path):
             if pci_number(path, "device") in _MAX_IDS:
                 raise DeviceError(f"{path} {_NOT_INTELS}")
             raise OtherDriver(f"{path} is driven by i915; EU stalls need Intel's xe driver")
@@ -90,7 +93,7 @@ class I915(Driver):
         return Device(
             driver=self.name,
             path=path,
-            card=card,
+            card=card_name(path),
             name=device_name(INTEL, device_id) or generations.device_name(*gts[0].ip_version[:2]),
             pci_address=pci_address(path),
             device_id=device_id,

@@ -28,6 +28,21 @@ def driver_of(device: Device) -> Driver:
     return _DRIVERS[device.driver]
 
 
+def sampling_driver(path: str) -> Driver | None:
+    """Returns the driver of the GPU behind a render node; None if it samples nothing, or the node may not be opened."""
+    try:
+        fd = open_node(path)
+    except DeviceError:
+        return None
+    try:
+        driver = _DRIVERS.get(driver_name(fd))
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return driver if driver is not None and driver.samples(path) else None
+
+
 def find_devices() -> tuple[list[Device], list[str]]:
     """Returns the GPUs that can sample EU stalls, and why other GPUs of their drivers cannot.
 

@@ -101,6 +101,11 @@ class Driver(ABC):
     overflow_errno: int  # of a read: the hardware dropped records, once, and the stream goes on; 0: no read fails so
     never: tuple[int, str]  # the errno with which it refuses a GPU that does not sample, and what to say of that GPU
 
+    def samples(self, path: str) -> bool:
+        """Whether the driver of this name that drives the GPU behind a render node is this one."""
+        del path
+        return True
+
     @abstractmethod
     def describe(self, fd: int, path: str) -> Device:
         """Queries the driver about the GPU behind a render node.

@@ -289,7 +289,7 @@ def test_a_machine_with_nvidia_s_only_has_no_lines_about_intel_s(
     assert {check.group for check in checks} == {"NVIDIA"}
     assert not [check for check in checks if check.level is not Level.OK]
     assert asked["kernel"] == (False,)
-    assert asked["limits"] == (tmp_path, False)
+    assert asked["limits"] == (tmp_path, [])
     assert "libraries" not in asked
     assert [name for name in asked if name in ("intel", "nvidia")] == ["nvidia"]
 
@@ -320,7 +320,7 @@ def test_intel_s_problems_are_warnings_where_nvidia_s_can_be_recorded(
 
 
 def test_versions_of_the_kernel_where_there_are_no_eu_stalls() -> None:
-    assert kernel._version("6.14.0", stalls=False).level is Level.OK
-    old = kernel._version("6.8.0-45-generic", stalls=False)
+    assert kernel._version("6.14.0", xe=False).level is Level.OK
+    old = kernel._version("6.8.0-45-generic", xe=False)
     assert old.level is Level.WARNING
     assert "EU stalls" not in old.text and "--waits needs 6.13" in old.text

@@ -203,7 +203,7 @@ def test_the_table(
     assert capsys.readouterr().out == (
         "CARD    NODE        PCI ADDRESS   PCI ID     IP      TILES  XECORES  RECORDS\n"
         "card0   renderD128  0000:03:00.0  8086:0bd5  12.60.0     2      128  pvc\n"
-        "        Ponte Vecchio XT (2 Tile) [Data Center GPU Max 1550]\n"
+        "        Ponte Vecchio XT (2 Tile) [Data Center GPU Max 1550], driven by xe\n"
         "        sampled every 251 (fastest), 502, 753 (fast), 1004 (medium),\n"
         "        1255 (slow), 1506, 1757 (slowest) GPU cycles\n"
         "-       renderD999  device        0000:0000  -           -        -  -\n"
