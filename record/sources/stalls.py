@@ -24,6 +24,8 @@ from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.sources import intel, render_nodes
+from iaprof.record.sources.i915_metrics import I915Gt
+from iaprof.record.sources.intel_metrics import IntelGt
 from iaprof.record.sources.render_nodes import DeviceError
 from iaprof.record.sources.source import Sampler
 from iaprof.record.sources.stall_driver import POLL_NS, Device, Gt
@@ -34,6 +36,8 @@ TURN_NS = 10_000_000  # of one stream's reads, before the other streams' turns
 RETRY_NS = 100_000_000  # between two attempts to open a stream again
 DEVICE_CHECK_NS = 1_000_000_000  # between two checks for GPUs that appeared
 LAST_READS_S = 2.0  # of the reads at the end: a GPU that samples faster than we read would never let us end
+
+_METERED: dict[str, type[IntelGt]] = {"xe": XeGt, "i915": I915Gt}  # by the driver's name
 
 
 class Stalls(Sampler):
@@ -78,9 +82,11 @@ class Stalls(Sampler):
         """See Source: all other rows refer to a stream by its index in this list."""
         return {"streams": [_describe(stream) for stream in self.streams]}
 
-    def metered(self) -> list[XeGt]:
+    def metered(self) -> list[IntelGt]:
         """See Sampler."""
-        return [XeGt(index, stream.device, stream.gt) for index, stream in enumerate(self.streams)]
+        return [
+            _METERED[stream.device.driver](index, stream.device, stream.gt) for index, stream in enumerate(self.streams)
+        ]
 
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""

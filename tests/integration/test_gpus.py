@@ -64,6 +64,16 @@ def test_two_cards_of_which_one_has_two_tiles(tmp_path: Path, device: str) -> No
     assert list(by_stream.values()) == [gt.captured for gt in ledger.gts]
     assert min(by_stream.values()) > 0
     assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
+    # and its own metrics
+    most: dict[tuple[str, int], float] = {}
+    for row in reader.table("metric", ("name", "stream", "value")).to_pylist():
+        if row["stream"] is not None:
+            most[row["name"], row["stream"]] = max(row["value"], most.get((row["name"], row["stream"]), 0))
+    busy = "busy-any-percent" if device == "max" else "busy-compute-percent"
+    for stream in (1, 2):
+        assert most[busy, stream] > 1
+        assert most["frequency-actual-MHz", stream] > 0
+    assert most["energy-card-J", 1] > 0 and ("energy-card-J", 2) not in most
 
 
 @pytest.mark.parametrize("name", ["card1", "1", "renderD129", "/dev/dri/renderD129", "address"])

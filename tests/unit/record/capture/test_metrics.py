@@ -26,7 +26,9 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Gauges, StackOptions
 from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.record.capture.finish import finish
-from iaprof.record.sources import metrics, xe_metrics
+from iaprof.record.sources import intel_metrics, metrics
+from iaprof.record.sources.i915_metrics import I915Gt
+from iaprof.record.sources.intel_metrics import IntelGt
 from iaprof.record.sources.metrics import Metrics
 from iaprof.record.sources.stall_driver import Device, Engine, Gt
 from iaprof.record.sources.xe_metrics import XeGt
@@ -270,8 +272,14 @@ class Machine:
         file.write_text(f"{text}\n")
         return file
 
-    def pmu(self, card: str, events: dict[str, str] | None = None, form: dict[str, str] | None = None) -> None:
-        folder = f"pmu/xe_{card.replace(':', '_')}"
+    def pmu(
+        self,
+        card: str,
+        events: dict[str, str] | None = None,
+        form: dict[str, str] | None = None,
+        driver: str = "xe",
+    ) -> None:
+        folder = f"pmu/{driver}_{card.replace(':', '_')}"
         self.write(f"{folder}/type", 61)
         self.write(f"{folder}/cpumask", "3")
         for name, text in (FORM if form is None else form).items():
@@ -323,18 +331,18 @@ CARD = "0000:03:00.0"
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(tmp_path)
-    monkeypatch.setattr(xe_metrics, "DEVICES", tmp_path / "pmu")
-    monkeypatch.setattr(xe_metrics, "open_event", machine.open_event)
-    monkeypatch.setattr(xe_metrics, "DRM", tmp_path / "drm")
+    monkeypatch.setattr(intel_metrics, "DEVICES", tmp_path / "pmu")
+    monkeypatch.setattr(intel_metrics, "open_event", machine.open_event)
+    monkeypatch.setattr(intel_metrics, "DRM", tmp_path / "drm")
     monkeypatch.setattr(metrics, "time", machine)
     return machine
 
 
-def metered(*engines: Engine, gts: int = 1) -> list[XeGt]:
+def metered(*engines: Engine, gts: int = 1, driver: type[IntelGt] = XeGt) -> list[IntelGt]:
     """The GTs of one card, whose streams are numbered from 5 on."""
     all_gts = tuple(Gt(index, index, (20, 1, 0)) for index in range(gts))
     device = Device(
-        driver="xe",
+        driver="i915" if driver is I915Gt else "xe",
         path="/dev/dri/renderD128",
         card="card0",
         name="",
@@ -346,7 +354,7 @@ def metered(*engines: Engine, gts: int = 1) -> list[XeGt]:
         xecore_buffer_bytes=1 << 19,
         rates=(251,),
     )
-    return [XeGt(5 + index, device, gt) for index, gt in enumerate(all_gts)]
+    return [driver(5 + index, device, gt) for index, gt in enumerate(all_gts)]
 
 
 def taken(measured: Metrics) -> list[tuple[str, int | None, Any]]:
@@ -388,6 +396,62 @@ def test_a_card_with_everything(machine: Machine) -> None:
         ("fan-1-RPM", 5, 1180.0),
         ("temperature-pkg-C", 5, pytest.approx(48.5)),
     ]
+    measured.close()
+
+
+def test_a_max_with_two_tiles_under_intel_s_i915(machine: Machine) -> None:
+    # given
+    machine.pmu(CARD, driver="i915")
+    card = "drm/renderD128/device"
+    for number, name in enumerate(("i915_gt1", "i915", "i915_gt0")):
+        machine.write(f"{card}/hwmon/hwmon{number}/name", name)
+        machine.write(f"{card}/hwmon/hwmon{number}/energy1_input", 1_000_000 * (1 + number))
+    machine.write(f"{card}/hwmon/hwmon1/in0_input", 800)
+    for gt in (0, 1):
+        machine.write(f"{card}/drm/card0/gt/gt{gt}/rps_act_freq_mhz", 1500 + gt)
+        machine.write(f"{card}/drm/card0/gt/gt{gt}/rps_cur_freq_mhz", 1600 + gt)
+    one, two = metered(gts=2, driver=I915Gt)
+    first, second = Metrics([one]), Metrics([two])
+    # when the last tile is busy for a quarter of a second, and for a whole one
+    machine.count(5_000)
+    second.sample()
+    machine.after(1)
+    machine.count(250_005_000)
+    second.sample()
+    machine.after(1)
+    machine.count(1_250_005_000)
+    second.sample()
+    # then
+    assert machine.opened == [(61, 0x10000A, 3), (61, 0x10000A | 1 << 60, 3)]
+    assert second.problems == first.problems == []
+    values = Counter((name, stream, round(value, 6)) for name, stream, value in taken(second))
+    assert values == Counter(
+        {
+            ("busy-any-percent", 6, 25.0): 1,
+            ("busy-any-percent", 6, 100.0): 1,
+            ("frequency-actual-MHz", 6, 1501.0): 2,
+            ("frequency-requested-MHz", 6, 1601.0): 2,
+            ("energy-card-J", 6, 2.0): 2,
+            ("energy-gt0-J", 6, 3.0): 2,
+            ("energy-gt1-J", 6, 1.0): 2,
+            ("power-card-W", 6, 0.0): 2,
+            ("power-gt0-W", 6, 0.0): 2,
+            ("power-gt1-W", 6, 0.0): 2,
+        }
+    )
+    for each in (first, second):
+        each.close()
+
+
+def test_a_max_of_which_nothing_can_be_measured(machine: Machine) -> None:
+    measured = Metrics(metered(driver=I915Gt))
+    measured.sample()
+    assert [problem.split(": ")[1] for problem in measured.problems] == [
+        "its engines' use is not measured",
+        "frequency-actual-MHz is not measured",
+        "frequency-requested-MHz is not measured",
+    ]
+    assert taken(measured) == []
     measured.close()
 
 
@@ -471,7 +535,7 @@ def test_the_kernel_refuses_an_engine_and_the_others_are_measured(
             raise OSError(2, "No such file or directory")
         return machine.open_event(attr, pid, cpu, group_fd)
 
-    monkeypatch.setattr(xe_metrics, "open_event", refuse)
+    monkeypatch.setattr(intel_metrics, "open_event", refuse)
     machine.pmu(CARD)
     measured = Metrics(metered(COPY, COMPUTE))
     assert ["copy" in problem for problem in measured.problems] == [True]
@@ -579,7 +643,7 @@ def test_the_kernel_s_own_groups(machine: Machine, monkeypatch: pytest.MonkeyPat
     machine.pmu(CARD, events=events, form=FORM | dict.fromkeys(("engine_class", "gt"), "config2:0-63"))
     machine.write("pmu/xe_0000_03_00.0/type", 1)
     machine.write("pmu/xe_0000_03_00.0/cpumask", "0-1")
-    monkeypatch.setattr(xe_metrics, "open_event", open_event)
+    monkeypatch.setattr(intel_metrics, "open_event", open_event)
     measured = Metrics(metered(COMPUTE))
     # when
     for _ in range(3):
