@@ -25,7 +25,7 @@ from iaprof.bpf.programs import (
     shipped,
     source,
 )
-from iaprof.bpf.uprobe import TOO_OLD, UPROBE_MULTI_SINCE, ProgramFor, load_program
+from iaprof.bpf.uprobe import COOKIES_SINCE, TOO_OLD, ProgramFor, load_program
 
 # The verifier's errors, which may not occur with another compiler's output; other errors mean no permission or memory.
 _VERIFIER_ERRORS = (errno.EACCES, errno.EINVAL, errno.E2BIG, errno.EFAULT, errno.ENOSPC, errno.EOPNOTSUPP, 524)
@@ -120,7 +120,7 @@ def close(fds: dict[str, int]) -> None:
 def linux_version() -> tuple[int, ...]:
     """Returns the first two numbers of this kernel's version; where it has none, as if it were new enough."""
     found = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    return tuple(map(int, found.groups())) if found else UPROBE_MULTI_SINCE
+    return tuple(map(int, found.groups())) if found else COOKIES_SINCE
 
 
 def _explain(error: OSError) -> str:
@@ -148,7 +148,7 @@ class Loader:
         try:
             self._fds = self._load(shipped())
         except (_VerifierRefusal, BytecodeError) as refusal:
-            if linux_version() < UPROBE_MULTI_SINCE:
+            if linux_version() < COOKIES_SINCE:
                 raise BpfUnavailable(TOO_OLD) from refusal
             self._refusal = refusal
             self._load_cached()

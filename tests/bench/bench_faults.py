@@ -51,9 +51,7 @@ class Outcome:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(FAULTS), help=f"of {', '.join(FAULTS)}")
-    parser.add_argument(
-        "--device", default="bmg", help="of the stand-in; max is under Intel's i915, others under xe"
-    )
+    parser.add_argument("--device", default="bmg", help="of the stand-in; max is under Intel's i915, others under xe")
     arguments = parser.parse_args()
     needs_root("recording")
     print(machine())

@@ -61,9 +61,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=8e6, help="records per second")
     parser.add_argument("--millions", default="2,8,16", help="records of each recording, in millions")
     parser.add_argument("--sustained", type=float, default=20, help="seconds of 500 MB/s; 0 for none")
-    parser.add_argument(
-        "--device", default="bmg", help="of the stand-in; max is under Intel's i915, others under xe"
-    )
+    parser.add_argument("--device", default="bmg", help="of the stand-in; max is under Intel's i915, others under xe")
     arguments = parser.parse_args()
     needs_root("recording")
     print(machine())
