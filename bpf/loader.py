@@ -127,7 +127,8 @@ def _explain(error: OSError) -> str:
     if os.geteuid() != 0:
         return "BPF needs root: run it with sudo"
     if error.errno == errno.EPERM:
-        return "the kernel does not permit BPF here (lockdown, a container without CAP_BPF, or a security module)"
+        refusal = "the kernel does not permit BPF here (lockdown, a container without CAP_BPF, or a security module)"
+        return refusal if linux_version() >= COOKIES_SINCE else f"{refusal}, or it is too old: {TOO_OLD}"
     return f"the BPF programs cannot be loaded ({error.strerror})"
 
 

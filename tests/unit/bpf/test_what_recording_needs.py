@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf import uprobe
+from iaprof.bpf import loader, uprobe
 from iaprof.bpf.bytecode import BpfUnavailable
 from iaprof.bpf.compile import headers
 from iaprof.bpf.compile.compiler import import_bcc
@@ -111,3 +111,14 @@ def test_a_kernel_without_uprobe_links_is_told_from_another_tool_s_probe(
             os.close(events[0])
     else:
         os.close(events[0])
+
+
+@pytest.mark.parametrize(("release", "is_told"), [("5.10.0-32-amd64", True), ("5.15.0-91-generic", False)])
+def test_a_kernel_that_permits_no_bpf_may_be_too_old(
+    monkeypatch: pytest.MonkeyPatch, release: str, is_told: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "", release, "", "x86_64")))
+    text = loader._explain(OSError(errno.EPERM, os.strerror(errno.EPERM)))
+    assert text.startswith("the kernel does not permit BPF here")
+    assert ("too old: this kernel has no cookies for uprobes, which came with Linux 5.15" in text) is is_told
