@@ -26,7 +26,7 @@ from iaprof.bpf.programs import (
     shipped,
     source,
 )
-from iaprof.bpf.uprobe import TOO_OLD, UPROBE_MULTI_SINCE, ProgramFor, load_program
+from iaprof.bpf.uprobe import COOKIES_SINCE, TOO_OLD, ProgramFor, load_program
 
 # The verifier's errors, which may not occur with another compiler's output; other errors mean no permission or memory.
 _VERIFIER_ERRORS = (errno.EACCES, errno.EINVAL, errno.E2BIG, errno.EFAULT, errno.ENOSPC, errno.EOPNOTSUPP, 524)
@@ -137,14 +137,15 @@ def close(fds: dict[str, int]) -> None:
 def linux_version() -> tuple[int, ...]:
     """Returns the first two numbers of this kernel's version; where it has none, as if it were new enough."""
     found = re.match(r"(\d+)\.(\d+)", os.uname().release)
-    return tuple(map(int, found.groups())) if found else UPROBE_MULTI_SINCE
+    return tuple(map(int, found.groups())) if found else COOKIES_SINCE
 
 
 def _explain(error: OSError) -> str:
     if os.geteuid() != 0:
         return "BPF needs root: run it with sudo"
     if error.errno == errno.EPERM:
-        return "the kernel does not permit BPF here (lockdown, a container without CAP_BPF, or a security module)"
+        refusal = "the kernel does not permit BPF here (lockdown, a container without CAP_BPF, or a security module)"
+        return refusal if linux_version() >= COOKIES_SINCE else f"{refusal}, or it is too old: {TOO_OLD}"
     return f"the BPF programs cannot be loaded ({error.strerror})"
 
 
@@ -165,7 +166,7 @@ class Loader:
         try:
             self._fds = self._load(shipped())
         except (_VerifierRefusal, BytecodeError) as refusal:
-            if linux_version() < UPROBE_MULTI_SINCE:
+            if linux_version() < COOKIES_SINCE:
                 raise BpfUnavailable(TOO_OLD) from refusal
             self._refusal = refusal
             self._load_cached()

@@ -4,6 +4,9 @@ Does not use bcc, whose USDT support requires a process for probes with semaphor
 link (Linux 6.6) attaches a program to many locations of a file. Each location may have a semaphore, which the kernel
 keeps raised as long as the link exists, and has a cookie that tells the program where it was hit.
 
+Before Linux 6.6, each location has a perf event of the uprobe PMU (Linux 4.17, with semaphores 4.20), to which a link
+with a cookie attaches the program (Linux 5.15).
+
 The kernel allows only one semaphore per location. It refuses a link (EINVAL) if another tool has a uprobe there with
 another semaphore or without one: see `attach`.
 """
@@ -15,21 +18,27 @@ import ctypes
 import errno
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from threading import Thread
 
+from iaprof.bpf.perf_event import Attr, open_event
 from iaprof.bpf.syscall import BPF_LINK_CREATE, BPF_PROG_LOAD, bpf
 
 _PROG_TYPE_KPROBE, _PROG_TYPE_PERF_EVENT = 2, 7  # enum bpf_prog_type; programs for uprobes have the first type
 _TRACE_UPROBE_MULTI, _TRACE_UPROBE_SESSION = 48, 57  # enum bpf_attach_type, Linux 6.6 and 6.13
+_PERF_EVENT = 41  # likewise, Linux 5.15
+_PMU_TYPE = Path("/sys/bus/event_source/devices/uprobe/type")
+_SEMAPHORE_SHIFT = 32  # in the event's config, as format/ref_ctr_offset of the PMU says
 _LOG_BYTES = 1 << 20
 _RETURN_0 = bytes.fromhex("b7000000000000009500000000000000")  # r0 = 0; exit
 _NOP = b"\x90"
 _MOST_ONE_BY_ONE = 64  # locations that may each get a link; compilers emit only a few
-UPROBE_MULTI_SINCE = 6, 6
-TOO_OLD = "this kernel has no uprobe-multi links, which came with Linux 6.6: boot a newer one"
+COOKIES_SINCE = 5, 15
+TOO_OLD = "this kernel has no cookies for uprobes, which came with Linux 5.15: boot a newer one"
 TAKEN = (
     "another tool has a uprobe with another reference counter at the same place, which the kernel's log calls a "
     "ref_ctr_offset mismatch: end that tool, then record again"
@@ -105,8 +114,49 @@ def load_program(name: str, code: bytes, kind: ProgramFor = ProgramFor.UPROBES) 
             raise OSError(refusal.errno, text) from None
 
 
-class UprobeLink:
+class Link(ABC):
     """An attachment of a program, which ends with `close` or with this process."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Detaches the program: the kernel removes the breakpoints and lowers the semaphores."""
+
+
+class PerfUprobe(Link):
+    """A program attached to one location, by a perf event."""
+
+    def __init__(self, file_fd: int, program_fd: int, location: Location) -> None:
+        """Attaches the program; the arguments are those of UprobeLink.
+
+        Raises:
+            OSError: the kernel refused; the text says so if it lacks such links.
+        """
+        path = ctypes.create_string_buffer(f"/proc/self/fd/{file_fd}".encode())
+        attr = Attr(
+            type=int(_PMU_TYPE.read_text()),
+            config=location.semaphore_offset << _SEMAPHORE_SHIFT,
+            config1=ctypes.addressof(path),
+            config2=location.offset,
+        )
+        self._fds = [open_event(attr, -1, 0)]  # an event of one CPU: its program runs on all
+        # The part of union bpf_attr for BPF_LINK_CREATE: program, target, attach type, flags, cookie.
+        attributes = struct.pack("<IIIIQ", program_fd, self._fds[0], _PERF_EVENT, 0, location.cookie)
+        try:
+            self._fds.append(bpf(BPF_LINK_CREATE, attributes))
+        except OSError as refusal:
+            self.close()
+            if refusal.errno == errno.EINVAL:
+                raise OSError(errno.EOPNOTSUPP, TOO_OLD) from refusal
+            raise
+
+    def close(self) -> None:
+        """See Link."""
+        while self._fds:
+            os.close(self._fds.pop())
+
+
+class UprobeLink(Link):
+    """A program attached to many locations (Linux 6.6)."""
 
     def __init__(
         self, file_fd: int, program_fd: int, locations: Sequence[Location], kind: ProgramFor = ProgramFor.UPROBES
@@ -146,7 +196,7 @@ class UprobeLink:
         self._fd = bpf(BPF_LINK_CREATE, attributes)
 
     def close(self) -> None:
-        """Detaches the program: the kernel removes the breakpoints and lowers the semaphores."""
+        """See Link."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
@@ -156,7 +206,7 @@ class UprobeLink:
 class Attached:
     """The result of `attach`."""
 
-    links: list[UprobeLink]
+    links: Sequence[Link]
     doubt: str = ""  # why the program may not run although it is attached
 
 
@@ -182,16 +232,19 @@ def attach(file_fd: int, program_fd: int, locations: Sequence[Location]) -> Atta
         guarded = any(each.semaphore_offset for each in locations)
         if refusal.errno != errno.EINVAL or not valid:
             raise
-        if not _knows_links(program_fd):
-            raise OSError(errno.EINVAL, TOO_OLD) from refusal
-        if not guarded or len(locations) > _MOST_ONE_BY_ONE:
+        attach_one: _AttachOne = _link_one if _knows_links(program_fd) else PerfUprobe
+        if attach_one is _link_one and (not guarded or len(locations) > _MOST_ONE_BY_ONE):
             raise OSError(errno.EINVAL, TAKEN) from refusal
     with contextlib.ExitStack() as undo:
-        links: list[UprobeLink] = []
+        links: list[Link] = []
         undo.callback(lambda: close_all(links))
-        contested = _attach_one_by_one(file_fd, program_fd, locations, links)
+        contested = _attach_one_by_one(file_fd, program_fd, locations, links, attach_one)
         raised = {each.semaphore_offset for each in locations if each not in contested}
-        held = [_hold_semaphore(file_fd, each, links) for each in contested if each.semaphore_offset not in raised]
+        held = [
+            _hold_semaphore(file_fd, each, links, attach_one)
+            for each in contested
+            if each.semaphore_offset not in raised
+        ]
         undo.pop_all()
     return Attached(links, "" if all(held) else WITHOUT_SEMAPHORE)
 
@@ -208,27 +261,34 @@ def _knows_links(program_fd: int) -> bool:
     return True
 
 
+_AttachOne = Callable[[int, int, Location], Link]
+
+
+def _link_one(file_fd: int, program_fd: int, location: Location) -> Link:
+    return UprobeLink(file_fd, program_fd, [location])
+
+
 def _attach_one_by_one(
-    file_fd: int, program_fd: int, locations: Sequence[Location], links: list[UprobeLink]
+    file_fd: int, program_fd: int, locations: Sequence[Location], links: list[Link], attach_one: _AttachOne
 ) -> list[Location]:
     """Adds a link for each location to `links`; returns the locations that were attached without their semaphore."""
     contested = []
     for location in locations:
         try:
-            links.append(UprobeLink(file_fd, program_fd, [location]))
+            links.append(attach_one(file_fd, program_fd, location))
             continue
         except OSError as refusal:
             if refusal.errno != errno.EINVAL:
                 raise
         try:
-            links.append(UprobeLink(file_fd, program_fd, [replace(location, semaphore_offset=0)]))
+            links.append(attach_one(file_fd, program_fd, replace(location, semaphore_offset=0)))
         except OSError as refusal:
             raise OSError(refusal.errno, TAKEN) from refusal
         contested.append(location)
     return contested
 
 
-def _hold_semaphore(file_fd: int, location: Location, links: list[UprobeLink]) -> bool:
+def _hold_semaphore(file_fd: int, location: Location, links: list[Link], attach_one: _AttachOne) -> bool:
     """Raises a location's semaphore with a probe at the next instruction; returns whether that worked."""
     if os.pread(file_fd, 1, location.offset) != _NOP:
         return False  # the start of the next instruction is unknown
@@ -237,7 +297,7 @@ def _hold_semaphore(file_fd: int, location: Location, links: list[UprobeLink]) -
     except OSError:
         return False
     try:
-        links.append(UprobeLink(file_fd, nothing, [replace(location, offset=location.offset + 1)]))
+        links.append(attach_one(file_fd, nothing, replace(location, offset=location.offset + 1)))
     except OSError:
         return False
     finally:
@@ -245,7 +305,7 @@ def _hold_semaphore(file_fd: int, location: Location, links: list[UprobeLink]) -
     return True
 
 
-def close_all(links: Iterable[UprobeLink]) -> None:
+def close_all(links: Iterable[Link]) -> None:
     """Closes links, in one thread per link.
 
     Closing a link waits some 50 ms until no program runs; links that are closed at the same time share that wait.

@@ -37,8 +37,8 @@ class Options:
     delay_ms: int = 0  # -1: begin when --control says so
     pids: tuple[int, ...] = ()  # these and their children; empty for all processes
     all_samples: bool = False  # take CPU samples of all processes, not only of those of `pids` or `command`
-    devices: tuple[str, ...] = ()  # as xe.choose takes them; empty for all
-    rate: str | None = None  # as xe.pick_rate takes it
+    devices: tuple[str, ...] = ()  # as intel.choose takes them; empty for all
+    rate: str | None = None  # as intel.pick_rate takes it
     subsample: int = 1  # keep one of so many records
     launches: LaunchesBy = LaunchesBy.AUTO
     waits: bool = False  # this replaces return addresses in recorded programs: docs/waits.md

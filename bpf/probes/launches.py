@@ -48,7 +48,7 @@ from iaprof.bpf.sizes import (
     program_constants,
 )
 from iaprof.bpf.structs import SETTINGS, pack
-from iaprof.bpf.uprobe import Location, ProgramFor, UprobeLink, attach, close_all
+from iaprof.bpf.uprobe import Link, Location, ProgramFor, UprobeLink, attach, close_all
 from iaprof.formats.header.waits import SITE, SITE_KEY, WAIT, WAITING, added_up_waits, unended_waits
 from iaprof.formats.wire.launches import (
     CHUNK,
@@ -135,8 +135,8 @@ class LaunchProbes:
         self._loader = Loader(program_constants(self.depth, sizes, offsets), map_entries(sizes), without)
         self._loaded: _LoadedPrograms | None = None
         self._settings = _Settings()
-        self._links: list[UprobeLink] = []
-        self._linker_links: list[UprobeLink] = []  # to dynamic linkers
+        self._links: list[Link] = []
+        self._linker_links: list[Link] = []  # to dynamic linkers
         self._slots = 0  # number of used elements of the map `probes`
         self._layouts = self._entries = self._wait_entries = 0  # numbers of used elements of these maps
         self.libraries = Libraries(self._attach, self._attach_layout, ways, self._watch_unloads, self._attach_entries)
@@ -292,7 +292,7 @@ class LaunchProbes:
 
     def _link(self, file_fd: int, locations: Mapping[str, Sequence[Location]]) -> str:
         """Attaches programs, by name, to a file: all or none; returns why they may not run, or an empty string."""
-        links: list[UprobeLink] = []
+        links: list[Link] = []
         doubts: list[str] = []
         try:
             for program, where in locations.items():

@@ -78,9 +78,10 @@ def _checks(folder: Path) -> Iterator[Check]:
 
     present = gpus.vendors()
     intel = present != {"nvidia"}  # where there is no GPU, that of Intel is missing
-    yield from kernel.checks(intel)
+    drivers = gpus.drivers() if intel else []
+    yield from kernel.checks(any(driver.name == "xe" for driver in drivers))
     yield from bpf.checks()
-    yield from limits.checks(folder, intel)
+    yield from limits.checks(folder, [driver.paranoid for driver in drivers])
     works = False
     for check in gpus.checks():
         works = works or check.level is Level.OK

@@ -16,7 +16,7 @@ from iaprof.cli.terminal.stdout import utf8_stdout
 
 if TYPE_CHECKING:
     from iaprof.record.sources import nvidia
-    from iaprof.record.sources.xe import Device
+    from iaprof.record.sources.stall_driver import Device
 
 EXAMPLES = """\b
 Examples:
@@ -38,21 +38,21 @@ def devices(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")]
     Lists their names, addresses and sampling rates, or why they cannot be sampled. Needs no root if you may open
     the render nodes.
     """
-    from iaprof.record.sources import nvidia, xe
+    from iaprof.record.sources import intel, nvidia, render_nodes
 
     of_nvidia, less = nvidia.devices()
     known = {device.pci_address for device in of_nvidia}
-    nodes = [path for path in xe.render_nodes() if xe.pci_address(path) not in known]
+    nodes = [path for path in render_nodes.render_nodes() if render_nodes.pci_address(path) not in known]
     if not nodes and not of_nvidia:
         if as_json:
             _print_json([], [])
-        raise IaprofError(xe.NO_GPU)
+        raise IaprofError(intel.NO_GPU)
     found: list[Device] = []
     others: list[dict[str, str]] = []
     for path in nodes:
         try:
-            found.append(xe.open_device(path))
-        except xe.DeviceError as error:
+            found.append(intel.open_device(path))
+        except render_nodes.DeviceError as error:
             others.append(_other(path, str(error)))
     if as_json:
         rows = [_as_dict(device) for device in found]
@@ -114,13 +114,13 @@ def _show(device: Device) -> None:
             ", ".join(layouts),
         ).rstrip()
     )
-    _explain(device.name)
+    _explain(f"{device.name}, driven by {device.driver}")
     _explain(f"sampled every {', '.join(_named(device))} GPU cycles")
 
 
 def _named(device: Device) -> list[str]:
     """Its rates, as `record --rate` takes them."""
-    from iaprof.record.sources.xe import named_rates
+    from iaprof.record.sources.intel import named_rates
 
     names: dict[int, str] = {}
     for name, rate in named_rates(device).items():
@@ -137,23 +137,22 @@ def _explain(text: str) -> None:
 
 def _other(path: str, problem: str) -> dict[str, str]:
     """What is known of a GPU that cannot be sampled."""
-    from iaprof.record.sources import xe
-    from iaprof.record.sources.xe import device_name
+    from iaprof.record.sources import render_nodes
 
-    vendor, device = (xe.pci_number(path, name) for name in ("vendor", "device"))
+    vendor, device = (render_nodes.pci_number(path, name) for name in ("vendor", "device"))
     return {
-        "card": xe.card_name(path) or "-",
+        "card": render_nodes.card_name(path) or "-",
         "node": os.path.basename(path),
         "path": path,
-        "pci_address": xe.pci_address(path),
+        "pci_address": render_nodes.pci_address(path),
         "pci_id": f"{vendor:04x}:{device:04x}",
-        "name": device_name(vendor, device),
+        "name": render_nodes.device_name(vendor, device),
         "problem": problem,
     }
 
 
 def _as_dict(device: Device) -> dict[str, Any]:
-    from iaprof.record.sources.xe import named_rates
+    from iaprof.record.sources.intel import named_rates
 
     known = asdict(device)
     for index, gt in enumerate(known["gts"]):
@@ -177,7 +176,7 @@ def _ip_version(device: Device, gt: int) -> str:
 
 
 def _layout(device: Device, gt: int) -> str:
-    from iaprof.record.sources.xe import DeviceError
+    from iaprof.record.sources.render_nodes import DeviceError
 
     try:
         return device.layout(device.gts[gt]).name

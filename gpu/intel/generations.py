@@ -64,7 +64,7 @@ LAYOUTS = {each.layout.name: each.layout for each in GENERATIONS if each.layout}
 
 
 def generation(major: int, minor: int) -> Generation | None:
-    """Returns the generation of a graphics IP version, as the xe driver reports it; None if no row has it."""
+    """Returns the generation of a graphics IP version, as the driver reports it; None if no row has it."""
     return next((each for each in GENERATIONS if each.has(major, minor)), None)
 
 

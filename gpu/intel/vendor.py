@@ -16,7 +16,7 @@ _EM_INTELGT = (205).to_bytes(2, "little")
 
 
 class Intel(Vendor):
-    """Intel: EU stalls of the xe driver, zebins, IGA."""
+    """Intel: EU stalls, zebins, IGA."""
 
     name = "intel"
     meanings = MEANINGS

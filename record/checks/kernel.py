@@ -20,14 +20,14 @@ _UPROBE = Path("/sys/bus/event_source/devices/uprobe/type")
 _BTF = Path("/sys/kernel/btf/vmlinux")
 
 
-def checks(stalls: bool = True) -> Iterator[Check]:
+def checks(xe: bool = True) -> Iterator[Check]:
     """Checks the kernel.
 
     Args:
-        stalls: whether there may be EU stalls to record.
+        xe: whether EU stalls may be recorded under the kernel's own driver.
     """
     yield _root()
-    yield _version(os.uname().release, stalls)
+    yield _version(os.uname().release, xe)
     yield _config(read_config())
     yield _uprobes()
     yield _btf()
@@ -40,11 +40,11 @@ def _root() -> Check:
     return Check(GROUP, "root", Level.PROBLEM, text, "sudo iaprof check")
 
 
-def _version(release: str, stalls: bool = True) -> Check:
+def _version(release: str, xe: bool = True) -> Check:
     match = re.match(r"(\d+)\.(\d+)", release)
     version = (int(match[1]), int(match[2])) if match else (0, 0)
     lacks = []
-    if stalls and version < EU_STALLS:
+    if xe and version < EU_STALLS:
         lacks.append("EU stalls came with 6.15; only a backported driver can have them")
     if version < PROCMAP_QUERY:
         lacks.append("Before 6.11 processes that already run have no build-ids")
@@ -52,7 +52,7 @@ def _version(release: str, stalls: bool = True) -> Check:
         lacks.append("--waits needs 6.13")
     if lacks:
         return Check(GROUP, "version", Level.WARNING, f"{release}: {'. '.join(lacks)}")
-    return Check(GROUP, "version", Level.OK, f"{release}, new enough for {'EU stalls (6.15)' if stalls else '--waits'}")
+    return Check(GROUP, "version", Level.OK, f"{release}, new enough for {'EU stalls (6.15)' if xe else '--waits'}")
 
 
 def read_config() -> str | None:

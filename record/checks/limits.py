@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from iaprof.bpf.perf_event import possible_cpus
@@ -17,16 +17,16 @@ LITTLE_ROOM, NO_ROOM = 2 << 30, 64 << 20  # bytes; a GPU writes a gigabyte per s
 _SYSCTL = Path("/proc/sys")
 
 
-def checks(folder: Path, stalls: bool = True) -> Iterator[Check]:
+def checks(folder: Path, paranoid: Iterable[str]) -> Iterator[Check]:
     """Checks limits, and the folder of the capture.
 
     Args:
         folder: the folder.
-        stalls: whether there may be EU stalls to record.
+        paranoid: the sysctls of the drivers under which EU stalls may be recorded, such as dev.xe.observation_paranoid.
     """
     yield _perf_event_paranoid(_read("kernel/perf_event_paranoid"))
-    if stalls:
-        yield _observation_paranoid(_read("dev/xe/observation_paranoid"))
+    for name in paranoid:
+        yield _stalls_paranoid(name, _read(name.replace(".", "/")))
     yield _open_files()
     yield _locked_memory()
     yield _room(folder)
@@ -47,12 +47,12 @@ def _perf_event_paranoid(value: int | None) -> Check:
     return Check(GROUP, "perf events", Level.OK, f"perf_event_paranoid is {value}: {bound}")
 
 
-def _observation_paranoid(value: int | None) -> Check:
+def _stalls_paranoid(name: str, value: int | None) -> Check:
     if value is None:
-        text = "no dev.xe.observation_paranoid: xe is not loaded, or too old"
+        text = f"no {name}: {name.split('.')[1]} is not loaded, or too old"
         return Check(GROUP, "EU stalls", Level.WARNING, text)
     bound = "root is exempt" if value else "everyone may sample"
-    return Check(GROUP, "EU stalls", Level.OK, f"dev.xe.observation_paranoid is {value}: {bound}")
+    return Check(GROUP, "EU stalls", Level.OK, f"{name} is {value}: {bound}")
 
 
 def _open_files() -> Check:

@@ -1,7 +1,7 @@
 """Metrics of GPUs and of recorded processes: raw numbers, from which formats/capture/metric_values.py makes values.
 
 They are read at intervals while stalls are sampled. Cards and kernels differ in what can be measured; what cannot is
-reported once and left out. What there is of each vendor: xe_metrics.py, nvml.py.
+reported once and left out. What there is of each vendor: xe_metrics.py, i915_metrics.py, nvml.py.
 """
 
 from __future__ import annotations

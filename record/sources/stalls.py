@@ -11,7 +11,7 @@ import errno
 import functools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,8 +23,12 @@ from iaprof.gpu.intel.records import RECORD_BYTES, RecordLayout
 from iaprof.record.journal import Journal
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
-from iaprof.record.sources import xe
+from iaprof.record.sources import intel, render_nodes
+from iaprof.record.sources.i915_metrics import I915Gt
+from iaprof.record.sources.intel_metrics import IntelGt
+from iaprof.record.sources.render_nodes import DeviceError
 from iaprof.record.sources.source import Sampler
+from iaprof.record.sources.stall_driver import POLL_NS, Device, Gt
 from iaprof.record.sources.xe_metrics import XeGt
 from iaprof.record.spool import FrameKind
 
@@ -32,6 +36,8 @@ TURN_NS = 10_000_000  # of one stream's reads, before the other streams' turns
 RETRY_NS = 100_000_000  # between two attempts to open a stream again
 DEVICE_CHECK_NS = 1_000_000_000  # between two checks for GPUs that appeared
 LAST_READS_S = 2.0  # of the reads at the end: a GPU that samples faster than we read would never let us end
+
+_METERED: dict[str, type[IntelGt]] = {"xe": XeGt, "i915": I915Gt}  # by the driver's name
 
 
 class Stalls(Sampler):
@@ -49,26 +55,26 @@ class Stalls(Sampler):
         self.problems: list[str] = []  # why an existing GT is not recorded
         self._paused = False
         self._gone: set[StallStream] = set()  # ended streams that are tried again
-        self._known = set(xe.render_nodes())
-        devices, self.problems = xe.find_devices()
+        self._known = set(render_nodes.render_nodes())
+        devices, self.problems = intel.find_devices()
         try:
-            for device in xe.choose(devices, options.devices):
+            for device in intel.choose(devices, options.devices):
                 self.problems += self._open(device)
         except BaseException:
             self.close()
             raise
         if not self.streams:
-            raise xe.DeviceError("; ".join(self.problems))
+            raise DeviceError("; ".join(self.problems))
 
-    def _open(self, device: xe.Device) -> list[str]:
+    def _open(self, device: Device) -> list[str]:
         """Opens the streams of a device; returns why some could not be opened."""
         problems = []
-        rate = xe.pick_rate(device, self._options.rate)
+        rate = intel.pick_rate(device, self._options.rate)
         for gt in device.gts:
             try:
                 layout = device.layout(gt)
                 self.streams.append(StallStream(device, gt, rate, layout, self._options.subsample))
-            except xe.DeviceError as error:
+            except DeviceError as error:
                 problems.append(str(error))
         return problems
 
@@ -76,9 +82,11 @@ class Stalls(Sampler):
         """See Source: all other rows refer to a stream by its index in this list."""
         return {"streams": [_describe(stream) for stream in self.streams]}
 
-    def metered(self) -> list[XeGt]:
+    def metered(self) -> list[IntelGt]:
         """See Sampler."""
-        return [XeGt(index, stream.device, stream.gt) for index, stream in enumerate(self.streams)]
+        return [
+            _METERED[stream.device.driver](index, stream.device, stream.gt) for index, stream in enumerate(self.streams)
+        ]
 
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source."""
@@ -106,7 +114,10 @@ class Stalls(Sampler):
         """See Source."""
         self._paused = False
         for stream in self.streams:
+            fd = stream.fileno()
             if loss := stream.resume():
+                if fd is not None:
+                    self._loop.forget(fd)
                 self._write_loss(stream, loss)
 
     def pause(self) -> None:
@@ -163,6 +174,12 @@ class Stalls(Sampler):
             self._gone.add(stream)
             self._retry(stream)
 
+    def _notice_reset(self, stream: StallStream) -> None:
+        fd = stream.fileno()
+        if fd is not None and not self._paused and (loss := stream.reset_meanwhile()):
+            self._loop.forget(fd)
+            self._write_loss(stream, loss)
+
     def _retry(self, stream: StallStream) -> None:
         if stream.fileno() is not None:
             self._gone.discard(stream)
@@ -173,7 +190,8 @@ class Stalls(Sampler):
     def _check_devices(self) -> None:
         for stream in self.streams:  # in case the driver did not report something
             self._read(stream)
-        nodes = set(xe.render_nodes())
+            self._notice_reset(stream)
+        nodes = set(render_nodes.render_nodes())
         for gone in self._known - nodes:
             self._journal.warn(f"{gone} vanished")
         new, self._known = nodes - self._known, nodes
@@ -183,11 +201,11 @@ class Stalls(Sampler):
     def _add_device(self, path: str) -> None:
         now = time.monotonic_ns()
         try:
-            device = xe.open_device(path)
-        except xe.DeviceError as error:
+            device = intel.open_device(path)
+        except DeviceError as error:
             self._not_recorded(str(error), now)
             return
-        if not xe.is_chosen(device, self._options.devices):
+        if not intel.is_chosen(device, self._options.devices):
             return
         if any(stream.device.pci_address == device.pci_address for stream in self.streams):
             return  # its streams reopen themselves
@@ -212,8 +230,9 @@ class Stalls(Sampler):
         """See Source."""
         for stream in self.streams:
             self._read_to_the_end(stream)
-            if gap := stream.unfinished_gap():
-                self._write_loss(stream, gap)
+            self._notice_reset(stream)
+            for loss in stream.unfinished():
+                self._write_loss(stream, loss)
             stream.close()
 
     def _read_to_the_end(self, stream: StallStream) -> None:
@@ -237,6 +256,7 @@ class Stalls(Sampler):
 def _describe(stream: StallStream) -> dict[str, Any]:
     device, gt = stream.device, stream.gt
     return {
+        "driver": device.driver,
         "device": device.path,
         "card": device.card,
         "name": device.name,
@@ -286,7 +306,6 @@ class Subsample:
 
 READ_BYTES = 4 << 20  # more than today's GPUs sample in 5 ms, after which the driver's next poll shows more
 REOPEN_NS = 100_000_000
-POLL_NS = 5_000_000  # between the driver's polls of the hardware's buffers: a read sees what the last poll saw
 
 
 @dataclass(frozen=True)
@@ -311,7 +330,7 @@ class StallLoss:
 class StallStream:
     """A GT's stream. It reopens itself after a GPU reset."""
 
-    def __init__(self, device: xe.Device, gt: xe.Gt, rate: int, layout: RecordLayout, subsample: int = 1) -> None:
+    def __init__(self, device: Device, gt: Gt, rate: int, layout: RecordLayout, subsample: int = 1) -> None:
         """Opens the stream; nothing is sampled before `resume`.
 
         Args:
@@ -322,7 +341,7 @@ class StallStream:
             subsample: keeps one of so many records.
 
         Raises:
-            DeviceError: see xe.open_stream.
+            DeviceError: see Driver.open_stream.
         """
         self.subsample = subsample
         self._subsample = Subsample(subsample) if subsample > 1 else None
@@ -331,27 +350,35 @@ class StallStream:
         self._overflow: StallLoss | None = None  # its time_ns is 0 until the hardware's buffers have been emptied
         self._buffer = np.empty((READ_BYTES // RECORD_BYTES, RECORD_BYTES // 8), np.uint64)
         self._view = self._buffer.data.cast("B")
-        self._fd: int | None = xe.open_stream(device, gt, rate)
+        self._driver = intel.driver_of(device)
+        self._fd: int | None = self._driver.open_stream(device, gt, rate)
         self._begin_ns = self._start_ns = self._gap_from_ns = 0
+        self._emptied_ns = 0  # what the hardware dropped before this was told by reads until the last one found nothing
+        self._resets, self._asked_ns = self._driver.resets(device, gt), 0  # how many, when that was asked last
 
-    def _start(self) -> None:
-        if self._fd is not None:
-            xe.enable_stream(self._fd, self.device)
-            self._start_ns = self._begin_ns = time.monotonic_ns()
+    def _start(self, is_new: bool = False) -> None:
+        if self._fd is None:
+            return
+        self._driver.enable_stream(self._fd, self.device)
+        self._start_ns = self._asked_ns = time.monotonic_ns()
+        if is_new or not self._begin_ns or not self._driver.keeps_unread:
+            self._begin_ns = self._emptied_ns = self._start_ns
 
     def pause(self) -> None:
         """Stops sampling; read what was sampled before."""
         self._paused = True
         if self._fd is not None:
             with contextlib.suppress(OSError):  # after a GPU reset, which `resume` handles
-                xe.disable_stream(self._fd)
+                self._driver.disable_stream(self._fd)
 
     def resume(self) -> StallLoss | None:
         """Starts sampling; returns a loss if that fails."""
         self._paused = False
+        if loss := self.reset_meanwhile():
+            return loss
         try:
             self._start()
-        except xe.DeviceError:
+        except DeviceError:
             return self._gone(time.monotonic_ns(), errno.ENODEV)
         return None
 
@@ -376,6 +403,7 @@ class StallStream:
             length = os.readv(self._fd, [self._view])
         except BlockingIOError:
             self._seen_up_to(called)
+            self._emptied_ns = self._begin_ns
             return None
         except OSError as error:
             return self._failed(error)
@@ -383,6 +411,8 @@ class StallStream:
         self._seen_up_to(called)
         count, rest = divmod(length, RECORD_BYTES)
         now = time.monotonic_ns()
+        if xecores := self._driver.dropping(self._buffer[:count]):
+            self._overflow = StallLoss("overflow", _full(xecores), self._emptied_ns, now)
         if rest:
             return StallLoss(
                 "wrong length", f"{length:,} bytes, which are not whole records, were not read", begin, now
@@ -394,18 +424,18 @@ class StallStream:
 
     def _seen_up_to(self, called: int) -> None:
         """Notes that what comes next was sampled after `called` less a poll: a read sees what the driver's poll saw."""
-        self._begin_ns = max(self._start_ns, called - POLL_NS)
+        if called - POLL_NS >= self._start_ns or not self._driver.keeps_unread:
+            self._begin_ns = max(self._start_ns, called - POLL_NS)
         if self._overflow is not None and not self._overflow.time_ns:
             # Only this read emptied the hardware's buffers: they may have dropped more until now.
             self._overflow = replace(self._overflow, time_ns=time.monotonic_ns())
 
     def _failed(self, error: OSError) -> StallRead | StallLoss | None:
         now = time.monotonic_ns()
-        if error.errno == errno.EIO:
+        if error.errno == self._driver.overflow_errno:
             # The stream has not ended: a buffer of the hardware was full. It does not count what it dropped.
-            detail = "the hardware's buffers were full: it dropped records, and does not report how many"
             if self._overflow is None:
-                self._overflow = StallLoss("overflow", detail, self._begin_ns, 0)
+                self._overflow = StallLoss("overflow", _full(()), self._begin_ns, 0)
                 return self.read()
             overflow, self._overflow = replace(self._overflow, time_ns=now), None
             return overflow
@@ -426,27 +456,52 @@ class StallStream:
             return None
         self._start_ns = now
         try:
-            if xe.pci_address(self.device.path) != self.device.pci_address:
+            if render_nodes.pci_address(self.device.path) != self.device.pci_address:
                 return None  # the render node belongs to another GPU now
-            self._fd = xe.open_stream(self.device, self.gt, self.rate)
-            self._start()
-        except xe.DeviceError:
+            self._fd = self._driver.open_stream(self.device, self.gt, self.rate)
+            self._resets = self._driver.resets(self.device, self.gt)
+            self._start(is_new=True)
+        except DeviceError:
             self.close()
             return None
         return StallLoss(
             "gap", "nothing was sampled until the stream was open again", self._gap_from_ns, self._start_ns
         )
 
-    def unfinished_gap(self) -> StallLoss | None:
-        """Returns the loss for a stream that is still closed when the recording ends."""
-        if self._fd is not None:
+    def reset_meanwhile(self) -> StallLoss | None:
+        """Ends the stream if the driver has counted a reset since the last call, as reads do not tell of it."""
+        now = time.monotonic_ns()
+        resets = self._driver.resets(self.device, self.gt)
+        if self._fd is None or resets is None or self._resets is None or resets == self._resets:
+            self._asked_ns, self._resets = now, resets
             return None
-        exists = os.path.exists(self.device.path)
-        detail = "nothing was sampled until the recording ended" + ("" if exists else ": the device vanished")
-        return StallLoss("gap", detail, self._gap_from_ns, time.monotonic_ns())
+        self._begin_ns = min(self._begin_ns or now, self._asked_ns or now)
+        return self._gone(now, errno.ENODEV)
+
+    def unfinished(self) -> Iterator[StallLoss]:
+        """Yields the losses that are still to be told when the recording ends."""
+        if self._overflow is not None:
+            yield replace(self._overflow, time_ns=self._overflow.time_ns or time.monotonic_ns())
+        if self._fd is None:
+            exists = os.path.exists(self.device.path)
+            detail = "nothing was sampled until the recording ended" + ("" if exists else ": the device vanished")
+            yield StallLoss("gap", detail, self._gap_from_ns, time.monotonic_ns())
 
     def close(self) -> None:
         """Closes the stream."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _full(xecores: Sequence[int]) -> str:
+    """Returns what an overflow is, in words; without XeCores, the driver does not say whose it is."""
+    runs: list[list[int]] = []
+    for xecore in xecores:
+        if runs and xecore == runs[-1][-1] + 1:
+            runs[-1][1:] = [xecore]
+        else:
+            runs.append([xecore])
+    named = ", ".join("-".join(map(str, run)) for run in runs)
+    of = f" of XeCore{'s' if len(xecores) > 1 else ''} {named}" if xecores else ""
+    return f"the hardware's buffers{of} were full: it dropped records, and does not report how many"

@@ -4,7 +4,7 @@ Each fault happens to a recording of its own, on the stand-in. Records: produced
 every drop lies inside a span that the capture reports. Launches: the capture, what it says was lost, and the programs'
 own counts agree.
 
-    sudo .venv/bin/python tests/bench/bench_faults.py [--only overflow,reset,...]
+    sudo .venv/bin/python tests/bench/bench_faults.py [--only overflow,reset,...] [--device max]
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Outcome:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(FAULTS), help=f"of {', '.join(FAULTS)}")
+    parser.add_argument("--device", default="bmg", help="of the stand-in; max is under Intel's i915, others under xe")
     arguments = parser.parse_args()
     needs_root("recording")
     print(machine())
@@ -59,7 +60,7 @@ def main() -> None:
     for name in arguments.only.split(","):
         with tempfile.TemporaryDirectory(prefix="iaprof-bench-", dir="/var/tmp") as folder:
             started = time.monotonic()
-            done = FAULTS[name](Path(folder))
+            done = FAULTS[name](Path(folder), arguments.device)
             numbers = [done.produced, done.captured, done.dropped, done.unread, done.outside]
             seconds = f"{time.monotonic() - started:.0f} s"
             rows.append([name, *(f"{number:,}" for number in numbers), "yes" if done.fine else "NO", seconds])
@@ -131,13 +132,12 @@ def launches_agree(capture: Path, summaries: list[runtime.Summary]) -> bool:
     if mine + lost != told:
         print(f"  launches: {mine:,} in the capture, {lost:,} lost, {told:,} by the programs", flush=True)
     return bool(mine + lost == told)
-    return bool(mine + lost == sum(summary.launches for summary in summaries))
 
 
-def recorded(folder: Path, during: Callable[[Hardware, Recorder], None], *options: str, **hardware: Any) -> Outcome:
+def recorded(folder: Path, device: str, during: Callable[[Hardware, Recorder], None], **hardware: Any) -> Outcome:
     """A recording while `during` happens, and 500 launches a second."""
     capture = folder / "c.parquet"
-    with Hardware(folder / "gpu", **hardware) as gpu, Recorder(gpu, capture, options) as recorder:
+    with Hardware(folder / "gpu", device, **hardware) as gpu, Recorder(gpu, capture) as recorder:
         with launching(gpu, folder, "--seconds", 1, "--rate", 500, "--recompile-ms", 200) as summaries:
             during(gpu, recorder)
         recorder.stop()
@@ -145,28 +145,28 @@ def recorded(folder: Path, during: Callable[[Hardware, Recorder], None], *option
     return outcome(capture, gpu.ledger(), launches_agree(capture, summaries))
 
 
-def overflow(folder: Path) -> Outcome:
+def overflow(folder: Path, device: str) -> Outcome:
     def during(gpu: Hardware, _: Recorder) -> None:
         gpu.overflow(OVERFLOWS, OVERFLOW_PERIOD_S)
         with gpu.runtime() as all_done:
             all_done.sync()
 
-    done = recorded(folder, during)
+    done = recorded(folder, device, during)
     done.fine &= done.dropped > 0
     return done
 
 
-def reset(folder: Path) -> Outcome:
+def reset(folder: Path, device: str) -> Outcome:
     def during(gpu: Hardware, _: Recorder) -> None:
         for _number in range(RESETS):
             time.sleep(0.25)
             gpu.reset()
         time.sleep(0.5)
 
-    return recorded(folder, during)
+    return recorded(folder, device, during)
 
 
-def silence(folder: Path) -> Outcome:
+def silence(folder: Path, device: str) -> Outcome:
     def during(gpu: Hardware, _: Recorder) -> None:
         gpu.freeze()
         time.sleep(1)
@@ -175,19 +175,19 @@ def silence(folder: Path) -> Outcome:
         gpu.thaw()
         time.sleep(0.5)
 
-    return recorded(folder, during)
+    return recorded(folder, device, during)
 
 
-def flood(folder: Path) -> Outcome:
+def flood(folder: Path, device: str) -> Outcome:
     def during(gpu: Hardware, _: Recorder) -> None:
         gpu.flood(20_000_000, 1.5)  # more than this machine reads
         with gpu.runtime() as all_done:
             all_done.sync()
 
-    return recorded(folder, during, xecores=4)
+    return recorded(folder, device, during, xecores=4)
 
 
-def clock(folder: Path) -> Outcome:
+def clock(folder: Path, device: str) -> Outcome:
     """The wall clock is set an hour ahead and back; it is not a clock of a recording's."""
 
     def during(_: Hardware, __: Recorder) -> None:
@@ -196,26 +196,26 @@ def clock(folder: Path) -> Outcome:
             time.clock_settime(time.CLOCK_REALTIME, time.clock_gettime(time.CLOCK_REALTIME) + hour)
         time.sleep(0.3)
 
-    return recorded(folder, during)
+    return recorded(folder, device, during)
 
 
-def forks(folder: Path) -> Outcome:
+def forks(folder: Path, device: str) -> Outcome:
     """Ten thousand short processes: each one's beginning and end is in the capture."""
 
     def during(_: Hardware, __: Recorder) -> None:
         subprocess.run(["sh", "-c", f"i=0; while [ $i -lt {PROCESSES} ]; do (:); i=$((i+1)); done"], check=True)
 
-    done = recorded(folder, during)
+    done = recorded(folder, device, during)
     events = CaptureReader(folder / "c.parquet").table("process", ("event",))["event"].to_pylist()
     done.fine &= min(events.count("fork"), events.count("exit")) >= PROCESSES and "side-band" not in done.losses
     done.losses += f"; {events.count('fork'):,} forks, {events.count('exit'):,} exits"
     return done
 
 
-def ring(folder: Path) -> Outcome:
+def ring(folder: Path, device: str) -> Outcome:
     """More launches at once than the ring buffer holds while the recorder is stopped: counted to the last one."""
     capture = folder / "c.parquet"
-    with Hardware(folder / "gpu") as gpu, Recorder(gpu, capture) as recorder:
+    with Hardware(folder / "gpu", device) as gpu, Recorder(gpu, capture) as recorder:
         # One program has the library mapped, so that it is probed before the other starts.
         with launching(gpu, folder, "--seconds", 3, "--rate", 10) as few:
             time.sleep(0.5)
@@ -230,13 +230,13 @@ def ring(folder: Path) -> Outcome:
     return done
 
 
-def disk(folder: Path) -> Outcome:
+def disk(folder: Path, device: str) -> Outcome:
     """The disk fills: what was recorded before is recovered to another one."""
     small = folder / "small"
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK}", "none", str(small)], check=True)
     try:
-        with Hardware(folder / "gpu") as gpu, gpu.runtime() as program:
+        with Hardware(folder / "gpu", device) as gpu, gpu.runtime() as program:
             program.kernel("flooded", 0x10_0000, [16 * number for number in range(5000)])
             words = [*IAPROF, "record", "-o", str(small / "c"), "-d", "20"]
             recorder = subprocess.Popen(words, env=os.environ | gpu.env(), stderr=subprocess.PIPE, text=True)
@@ -252,7 +252,7 @@ def disk(folder: Path) -> Outcome:
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
-FAULTS: dict[str, Callable[[Path], Outcome]] = {
+FAULTS: dict[str, Callable[[Path, str], Outcome]] = {
     "overflow": overflow,
     "reset": reset,
     "silence": silence,

@@ -9,6 +9,7 @@ Then 500 MB/s for 20 s: nothing may be lost, and memory has to stay flat. Memory
 of the recorder's processes together, the one that writes the capture included.
 
     sudo .venv/bin/python tests/bench/bench_stream.py [--rate 8000000] [--millions 2,8,16] [--sustained 20]
+    ... --device max                  the same under Intel's i915, of one tile
 """
 
 from __future__ import annotations
@@ -60,14 +61,16 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=8e6, help="records per second")
     parser.add_argument("--millions", default="2,8,16", help="records of each recording, in millions")
     parser.add_argument("--sustained", type=float, default=20, help="seconds of 500 MB/s; 0 for none")
+    parser.add_argument("--device", default="bmg", help="of the stand-in; max is under Intel's i915, others under xe")
     arguments = parser.parse_args()
     needs_root("recording")
     print(machine())
     sizes = [int(float(word) * 1e6) for word in arguments.millions.split(",")]
     with tempfile.TemporaryDirectory(prefix="iaprof-bench-", dir="/var/tmp") as name:
-        floods = [flood(Path(name), records, arguments.rate) for records in (0, *sizes)]
+        floods = [flood(Path(name), arguments.device, records, arguments.rate) for records in (0, *sizes)]
         steady = SUSTAINED / RECORD_BYTES
-        long = flood(Path(name), int(steady * arguments.sustained), steady) if arguments.sustained else None
+        seconds = arguments.sustained
+        long = flood(Path(name), arguments.device, int(steady * seconds), steady) if seconds else None
     rows = []
     for done in floods:
         size = done.records * RECORD_BYTES
@@ -115,10 +118,10 @@ def main() -> None:
         print_table(f"{scaled(SUSTAINED)}/s", heads, [row])
 
 
-def flood(folder: Path, records: int, rate: float) -> Flooded:
+def flood(folder: Path, device: str, records: int, rate: float) -> Flooded:
     """Records `records` records that come evenly at `rate`; without records, an empty recording of two seconds."""
     capture = folder / "flood.parquet"
-    with Hardware(folder / "gpu", zipf=ZIPF, saturated=0) as hardware, hardware.runtime() as runtime:
+    with Hardware(folder / "gpu", device, gts=1, zipf=ZIPF, saturated=0) as hardware, hardware.runtime() as runtime:
         runtime.kernel("flooded", 0x10_0000, [INSTRUCTION_BYTES * number for number in range(ADDRESSES)])
         cats = [cat(records * RECORD_BYTES) for _ in range(CATS)]
         with Recorder(hardware, capture, OPTIONS) as recorder:

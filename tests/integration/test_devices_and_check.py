@@ -66,6 +66,7 @@ def lines(said: dict[str, Any], group: str) -> list[tuple[str, str, str]]:
         ("bmg", "8086:e20b", "xe2", 1),
         ("lnl", "8086:64a0", "xe2", 1),
         ("pvc", "8086:0bd5", "pvc", 2),
+        ("max", "8086:0bd5", "pvc", 2),
         ("xe3p", "8086:d750", "xe3p", 1),
     ],
 )
@@ -78,20 +79,28 @@ def test_devices(tmp_path: Path, model: str, card: str, records: str, tiles: int
     assert len(headings.split("  ")) > 5
     assert row.split()[:4] == ["card0", "renderD128", hardware.card.address, card]
     assert row.split()[5::2] == [str(tiles), records]
+    assert f", driven by {hardware.card.driver}\n" in table.out
     assert max(map(len, table.out.splitlines())) <= 80
     (device,) = said["devices"]
     assert [gt["tile"] for gt in device["gts"]] == list(range(tiles))
+    assert device["driver"] == hardware.card.driver
     assert device["rates"] == sorted(device["rates"])
 
 
-def test_a_machine_that_is_as_it_should_be(tmp_path: Path) -> None:
-    with Hardware(tmp_path / "gpu", "pvc") as hardware:
+@pytest.mark.parametrize("model", ["pvc", "max"])
+def test_a_machine_that_is_as_it_should_be(tmp_path: Path, model: str) -> None:
+    with Hardware(tmp_path / "gpu", model) as hardware:
         said = checked(hardware)
         # nothing was sampled, and nothing is held: recording can begin at once
         assert checked(hardware)["works"]
     assert said["works"], said
     assert [(name, level) for name, level, _ in lines(said, "GPUs")] == [("card0 GT 0", "ok"), ("card0 GT 1", "ok")]
+    assert all(f"pvc records, driven by {hardware.card.driver}; free" in text for _, _, text in lines(said, "GPUs"))
     assert {level for _, level, _ in lines(said, "Kernel")} == {"ok"}
+    [paranoid] = [text for name, _, text in lines(said, "Limits") if name == "EU stalls"]
+    assert paranoid.startswith(
+        "dev.i915.perf_stream_paranoid is 1" if model == "max" else "dev.xe.observation_paranoid"
+    )
     assert [name for name, _, _ in lines(said, "BPF")] == ["maps", "programs"]
     assert hardware.ledger().records_produced == 0
 
@@ -129,9 +138,21 @@ def test_each_fault_is_a_problem(tmp_path: Path) -> None:
         refused(hardware, {f"card{card}": told for card, told in enumerate(FAULTS.values())})
 
 
+def test_each_fault_under_intel_s_i915(tmp_path: Path) -> None:
+    faults = {
+        "no-eu-stall": ("has no EU stall sampling: under Intel's i915 driver, only a Data Center GPU Max can", ""),
+        "busy": ("another profiler holds it", "sudo find /proc/[0-9]*/fd -lname '*i915_eu_stall*'"),
+        "eacces": ("may not be sampled", "sudo sysctl dev.i915.perf_stream_paranoid=0"),
+    }
+    cards = [f"{fault}@{card}" for card, fault in enumerate(faults)]
+    with Hardware(tmp_path / "gpu", cards=["max"] * len(faults), gts=1, faults=cards) as hardware:
+        refused(hardware, {f"card{card}": told for card, told in enumerate(faults.values())})
+
+
 def test_a_max_under_another_driver(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu", "pvc", faults=["not-xe"]) as hardware:
-        refused(hardware, {"card0": ("it is a Data Center GPU Max, which iaprof does not record yet", "")})
+        said = "a Data Center GPU Max needs Intel's own, from outside the kernel (package intel-i915-dkms)"
+        refused(hardware, {"card0": (said, "")})
 
 
 def test_a_machine_without_a_gpu(tmp_path: Path) -> None:
@@ -161,8 +182,9 @@ def test_devices_with_faults(tmp_path: Path, fault: str, code: int, said: str) -
 def test_a_gpu_that_is_recorded_is_held(tmp_path: Path) -> None:
     with Hardware(tmp_path / "gpu") as hardware:
         holder = (
-            "import time; from iaprof.record.sources import xe; device, = xe.find_devices()[0]; "
-            "fd = xe.open_stream(device, device.gts[0], device.rates[0]); print('open', flush=True); input()"
+            "from iaprof.record.sources import intel; device, = intel.find_devices()[0]; "
+            "fd = intel.driver_of(device).open_stream(device, device.gts[0], device.rates[0]); "
+            "print('open', flush=True); input()"
         )
         with subprocess.Popen(
             [sys.executable, "-c", holder], env=os.environ | hardware.env(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -61,10 +62,18 @@ def samples(capture: Path) -> Counter[str]:
     return total
 
 
+def xecores_of(detail: str) -> set[int]:
+    """The XeCores that a loss names."""
+    named = re.search(r" of XeCores? ([0-9, -]+) were full", detail)
+    runs = [run.split("-") for run in named[1].split(", ")] if named else []
+    return {xecore for run in runs for xecore in range(int(run[0]), int(run[-1]) + 1)}
+
+
+@pytest.mark.parametrize("device", ["bmg", "max"])
 @IN_TURN
-def test_a_slow_reader_loses_and_says_so(tmp_path: Path) -> None:
+def test_a_slow_reader_loses_and_says_so(tmp_path: Path, device: str) -> None:
     # given a driver whose reads take so long that the hardware's buffers fill
-    with Hardware(tmp_path / "gpu", xecores=2, rate=200_000, faults=["slow-reader"]) as hardware:
+    with Hardware(tmp_path / "gpu", device, xecores=2, rate=200_000, faults=["slow-reader"]) as hardware:
         # when
         done = record(hardware, tmp_path / "c", "--", *matmul("--seconds", 1, "--duration-us", 5000))
     # then what was not dropped is there, exactly
@@ -77,21 +86,30 @@ def test_a_slow_reader_loses_and_says_so(tmp_path: Path) -> None:
     told = losses(tmp_path / "c", ledger)
     assert {loss["what"] for loss in told} == {"overflow"}
     assert told[0]["source"] in {loss["source"] for loss in CaptureReader(tmp_path / "c").header["losses"]}
-    spans = [(row["begin_ns"], row["time_ns"]) for row in told]
+    spans = [(row["begin_ns"], row["time_ns"], row["source"], xecores_of(row["detail"])) for row in told]
     for overflow in ledger.overflows:
-        covered = [(b, e) for b, e in spans if b <= overflow.last_ns and e >= overflow.first_ns]
+        # (Intel's i915 says which XeCores dropped records)
+        covered = [
+            (b, e)
+            for b, e, source, xecores in spans
+            if b <= overflow.last_ns and e >= overflow.first_ns and source.endswith(f" GT {overflow.gt}")
+            if device != "max" or overflow.xecore in xecores
+        ]
         assert min(b for b, _ in covered) <= overflow.first_ns
         assert max(e for _, e in covered) >= overflow.last_ns
 
 
+@pytest.mark.parametrize("device", ["bmg", "max"])
 @IN_TURN
-def test_a_reset_is_noted_and_recording_goes_on(tmp_path: Path) -> None:
-    with Hardware(tmp_path / "gpu") as hardware:
+def test_a_reset_is_noted_and_recording_goes_on(tmp_path: Path, device: str) -> None:
+    with Hardware(tmp_path / "gpu", device) as hardware:
         recorder = start(hardware, tmp_path / "c")
         environ = os.environ | {"STANDIN_DIR": str(hardware.folder), "STANDIN_DUMP_DIR": str(tmp_path)}
         program = subprocess.Popen(matmul("--seconds", 600), env=environ, stdout=subprocess.DEVNULL)
         until(lambda: hardware.ledger().records_captured > 0, recorder)
+        was_reset = time.monotonic_ns()
         hardware.reset()
+        after_reset = time.monotonic_ns()
         before = hardware.ledger().records_captured
         until(lambda: hardware.ledger().records_captured > before, recorder)
         program.terminate()
@@ -103,6 +121,9 @@ def test_a_reset_is_noted_and_recording_goes_on(tmp_path: Path) -> None:
     assert {loss["what"] for loss in told} == {"reset", "gap"}
     rows = CaptureReader(tmp_path / "c").table("stall")
     gap = next(row for row in told if row["what"] == "gap")
+    reset = next(row for row in told if row["what"] == "reset")
+    assert reset["begin_ns"] <= after_reset
+    assert was_reset <= reset["time_ns"] <= gap["time_ns"]
     assert max(rows["time_ns"].to_pylist()) > gap["time_ns"]  # stalls came after it
 
 
@@ -239,17 +260,24 @@ def test_the_command_decides_the_exit_code_and_never_sees_the_preload(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
+    ("device", "fault", "message"),
     [
-        ("no-device", "no GPU was found"),
-        ("not-xe", "is driven by i915"),
-        ("no-eu-stall", "has no EU stall sampling"),
-        ("busy", "held by another profiler"),
-        ("eacces", "may not be sampled: run iaprof with sudo"),
+        ("bmg", "no-device", "no GPU was found"),
+        ("bmg", "not-xe", "is driven by i915"),
+        ("bmg", "no-eu-stall", "has no EU stall sampling"),
+        ("bmg", "busy", "held by another profiler"),
+        ("bmg", "eacces", "with sudo, or as root: sysctl dev.xe.observation_paranoid=0"),
+        ("max", "no-eu-stall", "has no EU stall sampling: under Intel's i915 driver, only a Data Center GPU Max can"),
+        ("max", "busy", "held by another profiler: only one can sample EU stalls at a time; stop it first"),
+        (
+            "max",
+            "eacces",
+            "with sudo, or as root: sysctl dev.i915.perf_stream_paranoid=0",
+        ),
     ],
 )
-def test_devices_that_cannot_be_recorded(tmp_path: Path, fault: str, message: str) -> None:
-    with Hardware(tmp_path / "gpu", faults=[fault]) as hardware:
+def test_devices_that_cannot_be_recorded(tmp_path: Path, device: str, fault: str, message: str) -> None:
+    with Hardware(tmp_path / "gpu", device, faults=[fault]) as hardware:
         done = iaprof("record", "-o", tmp_path / "c", "-d", "1", env=hardware.env())
     assert done.code == 1
     assert one_sentence(done.err), done.err

@@ -46,9 +46,9 @@ def losses(capture: Path, ledger: Ledger) -> dict[tuple[str, str], list[dict[str
     return found
 
 
-@thorough
-def test_two_cards_of_which_one_has_two_tiles(tmp_path: Path) -> None:
-    with Hardware(tmp_path / "gpu", cards=("bmg", "pvc")) as hardware:
+@pytest.mark.parametrize("device", [pytest.param("pvc", marks=thorough), "max"])
+def test_two_cards_of_which_one_has_two_tiles(tmp_path: Path, device: str) -> None:
+    with Hardware(tmp_path / "gpu", cards=("bmg", device)) as hardware:
         record(hardware, tmp_path / "c", "--", *workload("--seconds", 2, "--threads", 2))
     ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
     streams = reader.header["streams"]
@@ -56,6 +56,7 @@ def test_two_cards_of_which_one_has_two_tiles(tmp_path: Path) -> None:
         ("card0", 0, "xe2"), ("card1", 0, "pvc"), ("card1", 1, "pvc"),
     ]  # fmt: skip
     assert [s["xecores"] for s in streams] == [20, 20, 20]
+    assert [s["driver"] for s in streams] == ["xe", *(["i915" if device == "max" else "xe"] * 2)]
     # each stream has what its GT produced
     by_stream = dict.fromkeys(range(3), 0)
     for stall in reader.table("stall", ("stream", "w0")).to_pylist():
@@ -63,6 +64,16 @@ def test_two_cards_of_which_one_has_two_tiles(tmp_path: Path) -> None:
     assert list(by_stream.values()) == [gt.captured for gt in ledger.gts]
     assert min(by_stream.values()) > 0
     assert by_instruction(folded(tmp_path / "c"), ledger) == ledger_by_instruction(ledger)
+    # and its own metrics
+    most: dict[tuple[str, int], float] = {}
+    for row in reader.table("metric", ("name", "stream", "value")).to_pylist():
+        if row["stream"] is not None:
+            most[row["name"], row["stream"]] = max(row["value"], most.get((row["name"], row["stream"]), 0))
+    busy = "busy-any-percent" if device == "max" else "busy-compute-percent"
+    for stream in (1, 2):
+        assert most[busy, stream] > 1
+        assert most["frequency-actual-MHz", stream] > 0
+    assert most["energy-card-J", 1] > 0 and ("energy-card-J", 2) not in most
 
 
 @pytest.mark.parametrize("name", ["card1", "1", "renderD129", "/dev/dri/renderD129", "address"])
@@ -80,9 +91,10 @@ def test_a_device_that_is_not_there(tmp_path: Path) -> None:
     assert "card1" in done.err
 
 
-def test_a_tile_that_another_profiler_holds_and_a_card_that_cannot(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", ["pvc", "max"])
+def test_a_tile_that_another_profiler_holds_and_a_card_that_cannot(tmp_path: Path, device: str) -> None:
     faults = ["busy@0.1", "no-eu-stall@1"]
-    with Hardware(tmp_path / "gpu", cards=("pvc", "bmg"), faults=faults) as hardware:
+    with Hardware(tmp_path / "gpu", cards=(device, "bmg"), faults=faults) as hardware:
         done = record(hardware, tmp_path / "c", "--", *workload("--seconds", 1))
     ledger, reader = hardware.ledger(), CaptureReader(tmp_path / "c")
     assert [(s["card"], s["tile"]) for s in reader.header["streams"]] == [("card0", 0)]

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from errno import EINVAL
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from iaprof.bpf.maps import RingBuffer
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.usdt import Probe, read_probes
 from iaprof.bpf.sizes import Sizes
+from iaprof.bpf.syscall import BPF_LINK_CREATE, BPF_PROG_LOAD, bpf
+from iaprof.bpf.uprobe import ProgramFor
 from iaprof.formats.wire.launches import LAUNCH, MAX_DEPTH, Counter, LaunchFlags
 from integration.recording import IN_TURN, copy_of_build, voluntary_switches
 from limits import Within
@@ -80,6 +83,27 @@ def closing() -> Iterator[list[LaunchProbes]]:
         probes.close()
 
 
+@pytest.fixture(params=["links", "no links"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This kernel, and one before Linux 6.6, which has no links for uprobes but loads programs for them."""
+
+    def before_6_6(command: int, attributes: bytes) -> int:
+        place = 68 if command == BPF_PROG_LOAD else 8
+        (kind,) = struct.unpack_from("<I", attributes, place)
+        if kind == ProgramFor.UPROBES.value:
+            if command == BPF_LINK_CREATE:
+                raise OSError(EINVAL, os.strerror(EINVAL))
+            attributes = attributes[:place] + bytes(4) + attributes[place + 4 :]
+        return bpf(command, attributes)
+
+    if request.param == "no links":
+        monkeypatch.setattr("iaprof.bpf.uprobe.bpf", before_6_6)
+
+
+EITHER_KERNEL = pytest.mark.usefixtures("kernel")
+
+
+@EITHER_KERNEL
 def test_every_launch_arrives_whole(folder: Path, closing: list[LaunchProbes]) -> None:
     # given
     probes = probes_on(folder)
@@ -327,6 +351,7 @@ def semaphores(pid: int, library: Path, offsets: set[int]) -> set[int]:
     return values
 
 
+@EITHER_KERNEL
 @pytest.mark.alone
 def test_detaching_many_libraries_takes_as_long_as_one(
     tmp_path: Path, closing: list[LaunchProbes], within: Within
@@ -360,6 +385,7 @@ def test_detaching_many_libraries_takes_as_long_as_one(
         process.wait()
 
 
+@EITHER_KERNEL
 def test_a_program_goes_to_all_locations_or_to_none(folder: Path, closing: list[LaunchProbes]) -> None:
     # given a location that the kernel refuses, after one that it takes
     probes = LaunchProbes()
@@ -455,6 +481,7 @@ def launch_probe(folder: Path) -> Probe:
     return probe
 
 
+@EITHER_KERNEL
 @IN_TURN
 def test_a_uprobe_of_another_tool_without_a_counter_costs_no_launch(
     folder: Path, others: list[int], closing: list[LaunchProbes]
@@ -477,6 +504,7 @@ def test_a_uprobe_of_another_tool_without_a_counter_costs_no_launch(
     assert len(probes.launches.read()) == 0
 
 
+@EITHER_KERNEL
 @IN_TURN
 def test_a_uprobe_of_another_tool_with_the_same_counter_is_no_hindrance(
     folder: Path, others: list[int], closing: list[LaunchProbes]
@@ -489,6 +517,7 @@ def test_a_uprobe_of_another_tool_with_the_same_counter_is_no_hindrance(
     assert len(probes.launches.read()) == 100
 
 
+@EITHER_KERNEL
 @IN_TURN
 def test_a_semaphore_that_cannot_be_raised_is_told(
     folder: Path, others: list[int], closing: list[LaunchProbes]
@@ -513,6 +542,7 @@ def test_a_semaphore_that_cannot_be_raised_is_told(
     assert len(probes.launches.read()) == 10
 
 
+@EITHER_KERNEL
 @IN_TURN
 def test_a_uprobe_of_another_tool_with_another_counter_is_named(
     folder: Path, others: list[int], closing: list[LaunchProbes]

@@ -134,11 +134,12 @@ def learner_of(recorder: subprocess.Popen[str]) -> int:
     return learner
 
 
+@pytest.mark.parametrize("device", ["bmg", "max"])
 @thorough
-def test_another_program_says_when(tmp_path: Path) -> None:
+def test_another_program_says_when(tmp_path: Path, device: str) -> None:
     for name in ("ctl", "ack"):
         os.mkfifo(tmp_path / name)
-    with Hardware(tmp_path / "gpu") as hardware:
+    with Hardware(tmp_path / "gpu", device) as hardware:
         # given a recording that waits, of a program that runs
         recorder = start(hardware, tmp_path / "c", "-D", "-1", f"--control=fifo:{tmp_path}/ctl,{tmp_path}/ack")
         program = launch_in(hardware, tmp_path, workload("matmul", "--seconds", 600, "--recompile-ms", 200))

@@ -13,8 +13,10 @@ More than one card, cards that come and go, and what goes wrong with them:
 - `cards[i]` says where card i sits (`address`, `node` card0.., `render_node` renderD128.., `pmu`, `pmu_type`). Launches
   go to the main GTs of all cards that are there in turn; `Runtime.launch(..., gt=g)` chooses one, counted over all
   cards. Ledger: `Overflow` has `card`, `gt` and `xecore`, `gts` has what was produced and lost by card and main GT.
-- `set_faults(...)`: no-device, not-xe, no-eu-stall, busy, eacces, slow-reader. `name@1` is card 1's only, `busy@0.1`
-  (and eacces, slow-reader) that of main GT 1 of card 0.
+- The device `max` is `pvc` under Intel's i915 from outside the Linux kernel: one stream for each tile, opened through
+  an engine; records say their XeCore, and whether the hardware dropped some of it; a reset is only counted.
+- `set_faults(...)`: no-device, not-xe, no-eu-stall, busy, eacces, slow-reader, old-driver. `name@1` is card 1's only,
+  `busy@0.1` (and eacces, slow-reader) that of main GT 1 of card 0.
 - `unplug(i)`: its files vanish, open streams and old nodes give ENODEV, records that were not read are unread, events
   of its PMU read as empty, its sensors give ENODEV. What it had to execute is gone with it. `plug(i)`: it comes (back)
   as a new device at the same place.
@@ -289,8 +291,8 @@ class Hardware:
             "--layout": layout,
         }
         command = [str(self.programs.gpu), str(self.folder), "--with-parent"]
-        for name in devices:
-            command += ["--device", name]
+        for card in self.cards:
+            command += ["--device", card.model]
         for index in unplugged:
             command += ["--unplugged", str(index)]
         for name, value in options.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the stand-in's cards: what /dev/dri, /sys and the xe PMUs show of them.
+"""The files of the stand-in's cards: what /dev/dri, /sys and their PMUs show of them.
 
 `make_tree` writes them below one folder; xe.c shows that folder's `sys/class/drm` as `/sys/class/drm`, and so on. The
 links and names are those of a real machine (an Arc B580, a Lunar Lake laptop). What the driver answers through ioctls
@@ -23,6 +23,8 @@ class Card:
     mains: int  # GTs that can have an EU-stall stream, one per tile
     media: bool  # a media GT next to each of them
     discrete: bool
+    driver: str = "xe"
+    model: str = ""  # as gpu.c calls the device
     index: int = 0  # among the cards
     twin: int = 0  # among those that are discrete too, or integrated
 
@@ -49,7 +51,7 @@ class Card:
     @property
     def pmu(self) -> str:
         """The PMU's name: perf reserves the colon."""
-        return "xe_" + self.address.replace(":", "_")
+        return f"{self.driver}_" + self.address.replace(":", "_")
 
     @property
     def node(self) -> str:
@@ -72,9 +74,12 @@ CARDS = {
     "lnl": Card(0x64A0, 1, True, False),
     "ptl": Card(0xB080, 1, True, False),
     "pvc": Card(0x0BD5, 2, False, True),
+    "max": Card(0x0BD5, 2, False, True, "i915", "pvc"),  # the same GPU, under Intel's i915
     "xe3p": Card(0xD750, 1, True, False),
     "future": Card(0xFFF0, 1, True, False),  # one that nobody knows yet
 }
+
+PARANOID = {"xe": "observation_paranoid", "i915": "perf_stream_paranoid"}
 
 # enums in protocol.h
 PMU_TYPE = 1_000_061
@@ -99,6 +104,14 @@ PMU_EVENTS = {
     "gt-requested-frequency": "event=0x05",
     "gt-requested-frequency.unit": "MHz",
 }
+# As i915_pmu.c of Intel's i915 from outside the Linux kernel prints them, for a GPU of two tiles.
+I915_PMU_FORMAT = {"i915_eventid": "config:0-63"}
+I915_PMU_EVENTS = {
+    "any-engine-group-busy-gt0": "config=0x10000a",
+    "any-engine-group-busy-gt0.unit": "ns",
+    "any-engine-group-busy-gt1": "config=0x100000000010000a",
+    "any-engine-group-busy-gt1.unit": "ns",
+}
 HWMON = {
     "name": "xe",
     "energy1_input": "123456789012",
@@ -114,6 +127,7 @@ HWMON = {
     "temp3_label": "vram",
     "fan1_input": "1180",
 }
+I915_HWMON = {"name": "i915", "energy1_input": "123456789012", "in0_input": "800", "power1_max": "600000000"}
 MARKED_HWMON = {
     "energy1_input": (ENERGY, 1),
     "energy2_input": (ENERGY, 2),
@@ -130,7 +144,8 @@ def place_cards(devices: Sequence[str], gts: int | None = None) -> list[Card]:
     for name in devices:
         card = CARDS[name]
         twins = sum(other.discrete == card.discrete for other in cards)
-        cards.append(replace(card, mains=gts or card.mains, index=len(cards), twin=twins))
+        model = card.model or name
+        cards.append(replace(card, mains=gts or card.mains, model=model, index=len(cards), twin=twins))
     return cards
 
 
@@ -139,20 +154,21 @@ def make_tree(root: Path, real_pmus: Path = Path("/sys/bus/event_source/devices"
 
     `real_pmus` is where the machine's own PMUs are listed; the listing here gets a link to each.
     """
-    for folder in ("dev/dri/by-path", "sys/devices", "sys/dev/char", "sys/bus/pci/devices", "sys/bus/pci/drivers/xe"):
+    for folder in ("dev/dri/by-path", "sys/devices", "sys/dev/char", "sys/bus/pci/devices"):
         (root / folder).mkdir(parents=True, exist_ok=True)
-    _write(root / "proc/sys/dev/xe", {"observation_paranoid": "1"})
     _write(root / "sys/class/drm", {"version": "drm 1.1.0 20060810"})
     listing = root / "sys/bus/event_source/devices"
     listing.mkdir(parents=True, exist_ok=True)
     for entry in sorted(real_pmus.iterdir()) if real_pmus.is_dir() else []:
-        if not entry.name.startswith("xe_"):
+        if not entry.name.startswith(("xe_", "i915_")):
             (listing / entry.name).symlink_to(entry.resolve())
 
 
 def add_card(root: Path, card: Card, generation: int) -> None:
     """The card's files appear, its nodes last; it is plugged in for the `generation`th time."""
     folder = _folder(root, card)
+    (root / "sys/bus/pci/drivers" / card.driver).mkdir(parents=True, exist_ok=True)
+    _write(root / "proc/sys/dev" / card.driver, {PARANOID[card.driver]: "1"})
     _write_device(folder, card, generation)
     _write_pmu(root, card)
     for name, minor in ((card.node, card.index), (card.render_node, 128 + card.index)):
@@ -216,6 +232,7 @@ def _link(path: Path, to: Path) -> None:
 
 
 def _write_device(folder: Path, card: Card, generation: int) -> None:
+    pci = f"PCI_CLASS=30000\nPCI_ID=8086:{card.device_id:04X}\nPCI_SLOT_NAME={card.address}"
     identity = {
         "vendor": "0x8086",
         "device": f"0x{card.device_id:04x}",
@@ -223,9 +240,14 @@ def _write_device(folder: Path, card: Card, generation: int) -> None:
         "subsystem_device": "0x1100",
         "revision": "0x00",
         "class": "0x030000",
-        "uevent": f"DRIVER=xe\nPCI_CLASS=30000\nPCI_ID=8086:{card.device_id:04X}\nPCI_SLOT_NAME={card.address}",
+        "uevent": f"DRIVER={card.driver}\n{pci}",
     }
     _write(folder, identity)
+    (_write_i915_files if card.driver == "i915" else _write_xe_files)(folder, card, generation)
+    _link(folder / "driver", folder.parents[len(card.bridges)] / "bus/pci/drivers" / card.driver)
+
+
+def _write_xe_files(folder: Path, card: Card, generation: int) -> None:
     for tile in range(card.mains):
         for gt in range(2 if card.media else 1):
             number = tile * (2 if card.media else 1) + gt
@@ -239,7 +261,23 @@ def _write_device(folder: Path, card: Card, generation: int) -> None:
         for name, (kind, number) in MARKED_HWMON.items():
             _mark(hwmon / name, kind, card, number, generation)
         _link(hwmon / "device", folder)
-    _link(folder / "driver", folder.parents[len(card.bridges)] / "bus/pci/drivers/xe")
+
+
+def _write_i915_files(folder: Path, card: Card, generation: int) -> None:
+    node = folder / "drm" / card.node
+    _write(node, {"prelim_uapi_version": "2.0"})
+    hwmons = [folder / f"hwmon/hwmon{3 + 8 * card.index + place}" for place in range(1 + card.mains)]
+    for gt in range(card.mains):
+        files = node / f"gt/gt{gt}"
+        _write(files, {"rps_act_freq_mhz": "1600", "rps_cur_freq_mhz": "1600"})
+        _write(files / "error_counter", {"engine_reset": "0"})
+        _mark(files / "rps_act_freq_mhz", ACTUAL, card, gt, generation)
+        _mark(files / "rps_cur_freq_mhz", REQUESTED, card, gt, generation)
+        _write(hwmons[1 + gt], {"name": f"i915_gt{gt}", "energy1_input": "98765432109"})
+    _write(hwmons[0], I915_HWMON)
+    for number, hwmon in enumerate(hwmons):
+        _mark(hwmon / "energy1_input", ENERGY, card, min(1 + number, 2), generation)
+        _link(hwmon / "device", folder)
 
 
 def _write_node(root: Path, name: str, minor: int, card: Card, generation: int) -> None:
@@ -254,5 +292,5 @@ def _write_node(root: Path, name: str, minor: int, card: Card, generation: int) 
 def _write_pmu(root: Path, card: Card) -> None:
     pmu = root / "sys/devices" / card.pmu
     _write(pmu, {"type": str(card.pmu_type), "cpumask": "0", "perf_event_mux_interval_ms": "4"})
-    _write(pmu / "format", PMU_FORMAT)
-    _write(pmu / "events", PMU_EVENTS)
+    _write(pmu / "format", I915_PMU_FORMAT if card.driver == "i915" else PMU_FORMAT)
+    _write(pmu / "events", I915_PMU_EVENTS if card.driver == "i915" else PMU_EVENTS)

@@ -16,9 +16,15 @@
  * gone reads as empty. An event stays in its group until the leader is closed, and events of other PMUs cannot be in it. Unlike on a real
  * card an open event does not keep the GT from C6, and what a library reads through stdio below hwmon is the tree's text as it stands.
  *
+ * A card whose folder in the tree has prelim_uapi_version is driven by Intel's i915 from outside the Linux kernel instead, whose
+ * answers and refusals follow i915_query.c and i915_perf_stall_cntr.c of its version 25.1. Stricter than that one: a read has to be of
+ * whole records (the driver would cut one in two), and after a reset nothing is sampled until the stream is opened again (there, after
+ * a reset of an engine it goes on, with pointers at 0). It polls every 5 ms whatever it is told, and its buffers have 512 KiB.
+ *
  * It leaves the environment of everything that the recorder starts: the profiled command never sees it.
  *
- * Faults, a list in STANDIN_FAULTS or in the file STANDIN_DIR/faults: no-device, not-xe (an i915), no-eu-stall, busy, eacces,
+ * Faults, a list in STANDIN_FAULTS or in the file STANDIN_DIR/faults: no-device, not-xe (Linux's i915), no-eu-stall, busy, eacces,
+ * old-driver (Intel's i915 does not know property 1006, nor the query for the IP version),
  * slow-reader (each read of a stream takes STANDIN_SLOW_MS longer, 100 by default). With @CARD they are that card's only, and busy, eacces
  * and slow-reader with @CARD.GT that main GT's (both counted from 0). */
 #define _GNU_SOURCE
@@ -123,7 +129,7 @@ static bool below(const char *path, const char *prefix)
 /* Where the path leads: itself, or into the tree (written to space). */
 static const char *shown(const char *path, char space[PATH_MAX])
 {
-    static const char *const whole[] = {"/dev/dri", "/sys/class/drm", "/proc/sys/dev/xe", "/proc/driver/nvidia"};
+    static const char *const whole[] = {"/dev/dri", "/sys/class/drm", "/proc/sys/dev/xe", "/proc/sys/dev/i915", "/proc/driver/nvidia"};
     static const char *const shared_with_real[] = {"/sys/devices", "/sys/dev/char", "/sys/bus/pci"};
     static const char pmus[] = "/sys/bus/event_source/devices";
     char clean[PATH_MAX];
@@ -142,7 +148,8 @@ static const char *shown(const char *path, char space[PATH_MAX])
     for (size_t i = 0; i < sizeof(whole) / sizeof(*whole); i++)
         ours |= below(clean, whole[i]);
     if (below(clean, pmus)) /* the listing shows the real ones, too; they are links there */
-        ours |= clean[sizeof(pmus) - 1] == 0 || !strncmp(clean + sizeof(pmus), "xe_", 3);
+        ours |= clean[sizeof(pmus) - 1] == 0 || !strncmp(clean + sizeof(pmus), "xe_", 3) ||
+                !strncmp(clean + sizeof(pmus), "i915_", 5);
     for (size_t i = 0; i < sizeof(shared_with_real) / sizeof(*shared_with_real); i++)
         maybe |= below(clean, shared_with_real[i]) && clean[strlen(shared_with_real[i])];
     if (!ours && !maybe)
@@ -239,6 +246,7 @@ static struct stream {
     ino_t inode;
     uint64_t id;
     uint32_t gt, card, generation;
+    bool i915, counted; /* counted: its end is among the resets of its card */
 } streams[64];
 static _Atomic int streams_known;
 
@@ -332,6 +340,18 @@ static int number_of(const struct standin_device *device)
     return (int)(device - cards);
 }
 
+/* Whether Intel's i915 drives the card. */
+static bool is_i915(int card)
+{
+    char path[PATH_MAX + 64];
+    int error = errno;
+    REAL(access);
+    snprintf(path, sizeof(path), "%s/sys/class/drm/card%d/prelim_uapi_version", root, card);
+    bool is = real_access(path, F_OK) == 0;
+    errno = error;
+    return is;
+}
+
 /* struct drm_version, drm.h. A name is copied as far as the caller has room; its length is always told. */
 static int answer_version(const struct standin_device *device, uint64_t arg)
 {
@@ -344,7 +364,7 @@ static int answer_version(const struct standin_device *device, uint64_t arg)
         size_t text_size;
         uint64_t text;
     } v;
-    bool xe = !has_fault("not-xe", number_of(device), -1);
+    bool xe = !has_fault("not-xe", number_of(device), -1) && !is_i915(number_of(device));
     const char *name = xe ? "xe" : "i915", *text = xe ? "Intel Xe2 Graphics" : "Intel Graphics", *date = "0";
     struct {
         const char *value;
@@ -595,6 +615,29 @@ static int read_property(const struct standin_device *device, uint64_t name, uin
     }
 }
 
+/* Opens a stream at the GPU, and knows it by its descriptor from now on. */
+static int make_stream(const struct standin_device *device, const struct wishes *wishes, bool i915, int flags, int *fd)
+{
+    struct standin_driver_reply reply;
+    struct stat st;
+    uint32_t gt = device->first + (uint32_t)wishes->gt, card = (uint32_t)number_of(device);
+    int error = ask((struct standin_driver){.op = STANDIN_DRIVER_OPEN, .gt = gt, .rate = wishes->rate,
+                                            .wait_reports = wishes->wait_reports}, &reply, fd, flags);
+    if (error)
+        return error;
+    if (real_fd_stat(*fd, &st))
+        return errno;
+    int place = 0;
+    while (place < streams_known && !(streams[place].gt == gt && is_there(card, streams[place].generation)))
+        place++;
+    if (place == (int)(sizeof(streams) / sizeof(*streams)))
+        place = (int)(reply.stream % (sizeof(streams) / sizeof(*streams)));
+    streams[place] = (struct stream){st.st_dev, st.st_ino, reply.stream, gt, card, shared->plugged[card], i915, false};
+    if (place >= streams_known)
+        streams_known = place + 1;
+    return 0;
+}
+
 static int answer_observation(const struct standin_device *device, uint64_t arg, int *fd)
 {
     struct {
@@ -606,8 +649,6 @@ static int answer_observation(const struct standin_device *device, uint64_t arg,
         uint64_t value, reserved[2];
     } ext = {0};
     struct wishes wishes = {-1, CYCLES * 4, 1};
-    struct standin_driver_reply reply;
-    struct stat st;
 
     if (copy_in(&observation, arg, sizeof(observation)))
         return EFAULT;
@@ -635,22 +676,7 @@ static int answer_observation(const struct standin_device *device, uint64_t arg,
         return EACCES;
     if (has_fault("busy", number_of(device), wishes.gt))
         return EBUSY;
-    uint32_t gt = device->first + (uint32_t)wishes.gt, card = (uint32_t)number_of(device);
-    int error = ask((struct standin_driver){.op = STANDIN_DRIVER_OPEN, .gt = gt, .rate = wishes.rate,
-                                            .wait_reports = wishes.wait_reports}, &reply, fd, 0);
-    if (error)
-        return error;
-    if (real_fd_stat(*fd, &st))
-        return errno;
-    int place = 0;
-    while (place < streams_known && !(streams[place].gt == gt && is_there(card, streams[place].generation)))
-        place++;
-    if (place == (int)(sizeof(streams) / sizeof(*streams)))
-        place = (int)(reply.stream % (sizeof(streams) / sizeof(*streams)));
-    streams[place] = (struct stream){st.st_dev, st.st_ino, reply.stream, gt, card, shared->plugged[card]};
-    if (place >= streams_known)
-        streams_known = place + 1;
-    return 0;
+    return make_stream(device, &wishes, false, 0, fd);
 }
 
 /* How long the driver waits for a GT that stands still (XE_FORCE_WAKE_ACK_TIMEOUT_MS). */
@@ -662,6 +688,306 @@ static int waited(int error)
     return error;
 }
 
+static struct stream *stream_of(int fd);
+static int stream_ioctl(const struct stream *opened, unsigned long request);
+
+/* ---- ioctls on a node of Intel's i915 ---- */
+
+enum { CCS_A_TILE = 4 }; /* its compute engines are numbered through all tiles; a copy engine for each tile */
+
+/* The tile of an engine; -1: there is no such engine. */
+static int tile_of(const struct standin_device *device, unsigned class, unsigned instance)
+{
+    unsigned tile = class == 4 ? instance / CCS_A_TILE : instance;
+    return (class == 1 || class == 4) && tile < device->mains ? (int)tile : -1;
+}
+
+static int i915_param(const struct standin_device *device, uint64_t arg)
+{
+    struct {
+        int32_t param, pad;
+        uint64_t value;
+    } request;
+    if (copy_in(&request, arg, sizeof(request)))
+        return EFAULT;
+    if (request.param != 4 && request.param != 32)
+        return EINVAL;
+    int value = request.param == 4 ? device->device_id : device->revision;
+    return copy_out(request.value, &value, sizeof(value));
+}
+
+struct item {
+    uint64_t id;
+    int32_t length;
+    uint32_t flags;
+    uint64_t data;
+};
+
+/* As copy_query_item does: the length that is needed, and what the caller asks about. */
+static int take(const struct item *item, void *asked, size_t asked_size, size_t needed)
+{
+    if (item->length == 0)
+        return (int)needed;
+    if ((size_t)item->length < needed || item->length < 0)
+        return -EINVAL;
+    return copy_in(asked, item->data, asked_size) ? -EFAULT : 0;
+}
+
+static int i915_engines(const struct standin_device *device, const struct item *item)
+{
+    struct {
+        uint32_t count, reserved[3];
+        struct {
+            uint16_t class, instance;
+            uint32_t oa_unit;
+            uint64_t flags, capabilities, known_capabilities;
+            uint16_t logical_instance, reserved[3];
+            uint64_t reserved2[2];
+        } engine[STANDIN_MAX_GTS * (1 + CCS_A_TILE)];
+    } list = {0};
+    _Static_assert(sizeof(list.engine[0]) == 56, "an engine has 56 bytes");
+    uint32_t count = device->mains * (1 + CCS_A_TILE), head[4];
+    size_t size = 16 + 56 * (size_t)count;
+    int error = item->flags ? -EINVAL : take(item, head, sizeof(head), size);
+    if (error)
+        return error;
+    if (head[0] || head[1] || head[2] || head[3])
+        return -EINVAL;
+    for (uint32_t i = 0; i < device->mains; i++)
+        list.engine[list.count++].class = 1, list.engine[list.count - 1].instance = (uint16_t)i;
+    for (uint32_t i = 0; i < device->mains * CCS_A_TILE; i++)
+        list.engine[list.count++].class = 4, list.engine[list.count - 1].instance = (uint16_t)i;
+    return copy_out(item->data, &list, size) ? -EFAULT : (int)size;
+}
+
+static int i915_distance(const struct standin_device *device, const struct item *item)
+{
+    struct {
+        uint16_t class, instance, memory, memory_instance;
+        int32_t distance;
+        uint32_t reserved[3];
+    } asked;
+    int error = take(item, &asked, sizeof(asked), sizeof(asked));
+    if (error)
+        return error;
+    int tile = tile_of(device, asked.class, asked.instance);
+    if (tile < 0 || asked.memory > 1 || (asked.memory == 1 && asked.memory_instance >= device->mains) || asked.reserved[0] ||
+        asked.reserved[1] || asked.reserved[2])
+        return -EINVAL;
+    asked.distance = asked.memory == 0 ? 10000 : tile == asked.memory_instance ? 0 : 1000;
+    return copy_out(item->data, &asked, sizeof(asked)) ? -EFAULT : (int)sizeof(asked);
+}
+
+/* struct drm_i915_query_topology_info: one slice with all XeCores, some of which are fused off. */
+static int i915_xecores(const struct standin_device *device, const struct item *item)
+{
+    struct {
+        uint16_t flags, slices, xecores, eus, xecore_offset, xecore_stride, eu_offset, eu_stride;
+        uint8_t slice, xecore[(STANDIN_MAX_XECORES + STANDIN_MAX_XECORES / 10 + 7) / 8], eu[2 * STANDIN_MAX_XECORES];
+    } answer = {.slices = 1, .eus = 8, .xecore_offset = 1, .xecore_stride = sizeof(answer.xecore),
+                .eu_offset = 1 + sizeof(answer.xecore), .eu_stride = 1, .slice = 1};
+    uint16_t head[8];
+    if (tile_of(device, item->flags & 0xff, item->flags >> 8 & 0xff) < 0)
+        return -EINVAL;
+    int error = take(item, head, sizeof(head), sizeof(answer));
+    if (error)
+        return error;
+    answer.xecores = (uint16_t)device->xecores;
+    for (uint32_t x = 0; x < device->xecores; x++)
+        answer.xecore[(x + x / 10) / 8] |= (uint8_t)(1 << (x + x / 10) % 8);
+    memset(answer.eu, 0xff, sizeof(answer.eu));
+    return copy_out(item->data, &answer, sizeof(answer)) ? -EFAULT : (int)sizeof(answer);
+}
+
+static int i915_cycles(const struct standin_device *device, const struct item *item)
+{
+    struct {
+        uint16_t class, instance;
+        uint32_t flags;
+        uint64_t cycles, frequency, cpu_time;
+        int32_t clock;
+        uint32_t reserved;
+    } asked;
+    struct timespec t, gpu;
+    int error = take(item, &asked, sizeof(asked), sizeof(asked));
+    if (error)
+        return error;
+    if (tile_of(device, asked.class, asked.instance) < 0 || asked.flags || asked.reserved || clock_gettime(asked.clock, &t))
+        return -EINVAL;
+    clock_gettime(CLOCK_MONOTONIC_RAW, &gpu);
+    asked.cpu_time = (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+    asked.frequency = device->reference_clock;
+    asked.cycles = (uint64_t)gpu.tv_sec * device->reference_clock +
+                   (uint64_t)((double)gpu.tv_nsec * device->reference_clock / 1e9);
+    return copy_out(item->data, &asked, sizeof(asked)) ? -EFAULT : (int)sizeof(asked);
+}
+
+static int i915_ip_version(const struct standin_device *device, const struct item *item)
+{
+    struct {
+        uint16_t class, instance;
+        uint8_t flags, major, minor, stepping;
+    } asked;
+    int error = take(item, &asked, sizeof(asked), sizeof(asked));
+    if (error)
+        return error;
+    if (asked.flags || item->flags || tile_of(device, asked.class, asked.instance) < 0)
+        return -EINVAL;
+    asked.major = (uint8_t)device->gt[0].major;
+    asked.minor = (uint8_t)device->gt[0].minor;
+    asked.stepping = 7;
+    return copy_out(item->data, &asked, sizeof(asked)) ? -EFAULT : (int)sizeof(asked);
+}
+
+/* An item's refusal is in the item: the ioctl itself works. */
+static int i915_query(const struct standin_device *device, uint64_t arg)
+{
+    struct {
+        uint32_t count, flags;
+        uint64_t items;
+    } request;
+    struct item item;
+    if (copy_in(&request, arg, sizeof(request)))
+        return EFAULT;
+    if (request.flags)
+        return EINVAL;
+    for (uint32_t i = 0; i < request.count; i++) {
+        uint64_t at = request.items + i * sizeof(item);
+        if (copy_in(&item, at, sizeof(item)))
+            return EFAULT;
+        switch (item.id) {
+        case 0:
+            return EINVAL;
+        case 0x10005:
+            item.length = i915_distance(device, &item);
+            break;
+        case 0x10008:
+            item.length = i915_xecores(device, &item);
+            break;
+        case 0x10009:
+            item.length = i915_cycles(device, &item);
+            break;
+        case 0x1000c:
+            item.length = has_fault("old-driver", number_of(device), -1) ? -EINVAL : i915_ip_version(device, &item);
+            break;
+        case 0x1000d:
+            item.length = i915_engines(device, &item);
+            break;
+        default:
+            item.length = -EINVAL;
+        }
+        if (copy_out(at + 8, &item.length, sizeof(item.length)))
+            return EFAULT;
+    }
+    return 0;
+}
+
+static int i915_perf_open(const struct standin_device *device, uint64_t arg, int *fd)
+{
+    enum { CLOEXEC = 1, NONBLOCK = 2, DISABLED = 4, EU_STALL = 0x10000 };
+    struct {
+        uint32_t flags, count;
+        uint64_t properties;
+    } request;
+    struct wishes wishes = {0, 4, 1};
+    int card = number_of(device), class = -1, instance = -1, last = has_fault("old-driver", card, -1) ? 1005 : 1006;
+    if (copy_in(&request, arg, sizeof(request)))
+        return EFAULT;
+    if (request.flags & ~(unsigned)(CLOEXEC | NONBLOCK | DISABLED | EU_STALL) || !(request.flags & EU_STALL))
+        return EINVAL; /* without the last one it is for OA */
+    if (!request.count || request.count > (uint32_t)last)
+        return EINVAL;
+    for (uint32_t i = 0; i < request.count; i++) {
+        uint64_t pair[2];
+        if (copy_in(pair, request.properties + i * sizeof(pair), sizeof(pair)))
+            return EFAULT;
+        if (pair[0] > (uint64_t)last)
+            return EINVAL;
+        switch (pair[0]) {
+        case 1001:
+            if (pair[1] != 128 * 1024 && pair[1] != 256 * 1024 && pair[1] != 512 * 1024)
+                return EINVAL;
+            break;
+        case 1002:
+            if (pair[1] == 0 || pair[1] > RATES)
+                return EINVAL;
+            wishes.rate = (uint32_t)pair[1];
+            break;
+        case 1003:
+            if (pair[1] < 100000)
+                return EINVAL;
+            break;
+        case 1004:
+            class = (uint16_t)pair[1];
+            break;
+        case 1005:
+            instance = (uint16_t)pair[1];
+            break;
+        case 1006:
+            if (!(wishes.wait_reports = (uint32_t)pair[1]))
+                return EINVAL;
+            break;
+        default:
+            return EINVAL;
+        }
+    }
+    wishes.rate *= CYCLES;
+    if (class >= 0 || instance >= 0)
+        wishes.gt = tile_of(device, (unsigned)class, (unsigned)instance);
+    if (wishes.gt < 0)
+        return EINVAL;
+    if (has_fault("no-eu-stall", card, -1))
+        return EPERM;
+    if (has_fault("eacces", card, wishes.gt))
+        return EACCES;
+    if (has_fault("busy", card, wishes.gt))
+        return EBUSY;
+    int error = make_stream(device, &wishes, true, request.flags & CLOEXEC ? MSG_CMSG_CLOEXEC : 0, fd);
+    if (!error && request.flags & NONBLOCK)
+        fcntl(*fd, F_SETFL, O_NONBLOCK);
+    if (!error && !(request.flags & DISABLED))
+        stream_ioctl(stream_of(*fd), 0x6900);
+    return error;
+}
+
+/* struct drm_i915_reset_stats of context 0. A reset is counted once it has met a stream of this process. */
+static int i915_reset_stats(const struct standin_device *device, uint64_t arg)
+{
+    static uint32_t resets[STANDIN_MAX_CARDS];
+    uint32_t stats[6], card = (uint32_t)number_of(device);
+    if (copy_in(stats, arg, sizeof(stats)))
+        return EFAULT;
+    if (stats[0])
+        return ENOENT;
+    if (stats[1])
+        return EINVAL;
+    for (int i = 0; i < streams_known; i++) {
+        struct standin_stream *stream = &shared->streams[streams[i].gt];
+        if (streams[i].card == card && !streams[i].counted && stream->id == streams[i].id && stream->reset) {
+            streams[i].counted = true;
+            resets[card]++;
+        }
+    }
+    stats[2] = geteuid() ? 0 : resets[card];
+    return copy_out(arg, stats, sizeof(stats));
+}
+
+static int i915_ioctl(const struct standin_device *device, uint32_t request, uint64_t arg, int *fd)
+{
+    switch (request) {
+    case 0xc0106446:
+        return i915_param(device, arg);
+    case 0xc0106479:
+        return i915_query(device, arg);
+    case 0x40106476:
+        return waited(i915_perf_open(device, arg, fd));
+    case 0xc0186472:
+        return i915_reset_stats(device, arg);
+    default:
+        return (request >> 8 & 0xff) == 'd' ? EINVAL : ENOTTY;
+    }
+}
+
 static int device_ioctl(struct mark node, unsigned long request, uint64_t arg)
 {
     int fd = -1, error = meet_gpu();
@@ -670,6 +996,10 @@ static int device_ioctl(struct mark node, unsigned long request, uint64_t arg)
     if (error)
         return fail(error);
     const struct standin_device *device = &cards[node.card];
+    if ((uint32_t)request != 0xc0406400 && is_i915((int)node.card)) {
+        error = i915_ioctl(device, (uint32_t)request, arg, &fd);
+        return error ? fail(error) : fd >= 0 ? fd : 0;
+    }
     switch ((uint32_t)request) {
     case 0xc0406400:
         error = answer_version(device, arg);
@@ -732,8 +1062,9 @@ static void lock(struct standin_stream *stream)
         pthread_mutex_consistent(&stream->lock);
 }
 
-/* What is visible of one XeCore's buffer, as far as there is room. */
-static size_t empty_xecore(uint32_t g, uint32_t xecores, uint32_t xecore, char *to, size_t room)
+/* What is visible of one XeCore's buffer, as far as there is room. Intel's i915 writes into each record whose it is, and into those of
+ * one read whether the hardware dropped some of this XeCore. */
+static size_t empty_xecore(uint32_t g, uint32_t xecores, uint32_t xecore, char *to, size_t room, bool i915)
 {
     enum { SLOTS = STANDIN_XECORE_BYTES / STANDIN_RECORD_BYTES };
     struct standin_xecore *state = &shared->streams[g].xecores[xecore];
@@ -746,9 +1077,16 @@ static size_t empty_xecore(uint32_t g, uint32_t xecores, uint32_t xecore, char *
     uint64_t slot = read % SLOTS, first = count < SLOTS - slot ? count : SLOTS - slot;
     memcpy(to, buffer + slot * STANDIN_RECORD_BYTES, first * STANDIN_RECORD_BYTES);
     memcpy(to + first * STANDIN_RECORD_BYTES, buffer, (count - first) * STANDIN_RECORD_BYTES);
-    atomic_store_explicit(&state->read, read + count, memory_order_release);
     uint32_t seen = 2;
-    atomic_compare_exchange_strong(&state->drop, &seen, 0);
+    if (!i915) {
+        atomic_store_explicit(&state->read, read + count, memory_order_release);
+        atomic_compare_exchange_strong(&state->drop, &seen, 0);
+    } else if (count) {
+        uint16_t said[2] = {(uint16_t)xecore, atomic_compare_exchange_strong(&state->drop, &seen, 0) ? 0x100 : 0};
+        for (uint64_t i = 0; i < count; i++)
+            memcpy(to + i * STANDIN_RECORD_BYTES + 48, said, sizeof(said));
+        atomic_store_explicit(&state->read, read + count, memory_order_release);
+    }
     return count * STANDIN_RECORD_BYTES;
 }
 
@@ -761,10 +1099,10 @@ static ssize_t read_locked(const struct stream *opened, char *to, size_t count)
     if (!is_there(opened->card, opened->generation))
         return -ENODEV;
     if (stream->id != opened->id || !stream->enabled)
-        return -EINVAL;
+        return opened->i915 ? -EIO : -EINVAL;
     if (stream->reset)
-        return -ENODEV;
-    for (uint32_t x = 0; x < xecores; x++)
+        return opened->i915 ? -EAGAIN : -ENODEV; /* that driver does not tell */
+    for (uint32_t x = 0; x < xecores && !opened->i915; x++)
         dropped |= stream->xecores[x].drop == 2;
     if (dropped && !stream->reported) { /* once; the next read goes on */
         stream->reported = 1;
@@ -773,7 +1111,7 @@ static ssize_t read_locked(const struct stream *opened, char *to, size_t count)
     if (dropped)
         stream->reported = 0;
     for (uint32_t x = 0; x < xecores && total < count; x++)
-        total += empty_xecore(opened->gt, xecores, x, to + total, count - total);
+        total += empty_xecore(opened->gt, xecores, x, to + total, count - total, opened->i915);
     return total ? (ssize_t)total : -EAGAIN;
 }
 
@@ -792,10 +1130,13 @@ static ssize_t stream_read(int fd, const struct stream *opened, void *buffer, si
 {
     struct standin_stream *stream = &shared->streams[opened->gt];
     ssize_t result;
-    count -= count % STANDIN_RECORD_BYTES;
+    if (!opened->i915)
+        count -= count % STANDIN_RECORD_BYTES;
     if (!is_there(opened->card, opened->generation))
         return fail(ENODEV);
-    if (count == 0 || stream->id != opened->id || !stream->enabled)
+    if (opened->i915 && (stream->id != opened->id || !stream->enabled))
+        return fail(EIO);
+    if (count == 0 || count % STANDIN_RECORD_BYTES || stream->id != opened->id || !stream->enabled)
         return fail(EINVAL);
     if (has_fault("slow-reader", (int)opened->card, (int)(opened->gt - cards[opened->card].first))) {
         const char *ms = getenv("STANDIN_SLOW_MS");
@@ -854,6 +1195,8 @@ static void work_of(uint32_t gt, uint64_t now, uint64_t *busy_ns, bool *fast)
     *fast = now < until + SLOW_DOWN_NS;
 }
 
+enum { I915_BUSY = 0x10000a }; /* ns in which any engine was busy: i915_drm_prelim.h */
+
 /* What a counter stands at. A GT's media engines, and all its engines but the compute one, never have anything to do. */
 static uint64_t counter_value(uint32_t card, uint64_t config)
 {
@@ -866,6 +1209,8 @@ static uint64_t counter_value(uint32_t card, uint64_t config)
     for (uint32_t i = 0; i < device->gts; i++)
         if (device->gt[i].id == gt && !device->gt[i].type)
             work_of(device->first + main, now, &busy, &fast);
+    if ((config & 0xffffff) == I915_BUSY)
+        return busy;
     switch (config & 0xfff) {
     case C6_RESIDENCY:
         return (now - busy) / 1000000;
@@ -886,6 +1231,8 @@ static bool counter_exists(const struct standin_device *device, uint64_t config)
     bool known = false;
     for (uint32_t i = 0; i < device->gts; i++)
         known |= device->gt[i].id == gt;
+    if (is_i915(number_of(device)))
+        return known && (config & ~(15ull << 60)) == I915_BUSY;
     switch (config & 0xfff) {
     case C6_RESIDENCY:
     case ACTUAL_FREQUENCY:
@@ -993,7 +1340,7 @@ static void count_up(struct event *event, uint64_t now)
     if (!counts(event))
         return;
     uint64_t value = counter_value(event->card, event->config);
-    if ((event->config & 0xfff) >= ACTUAL_FREQUENCY) {
+    if ((event->config & 0xffffff) != I915_BUSY && (event->config & 0xfff) >= ACTUAL_FREQUENCY) {
         event->count += value;
     } else if (value > event->last) {
         event->count += value - event->last;

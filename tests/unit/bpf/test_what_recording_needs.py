@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf import uprobe
+from iaprof.bpf import loader, uprobe
 from iaprof.bpf.bytecode import BpfUnavailable
 from iaprof.bpf.compile import headers
 from iaprof.bpf.compile.compiler import import_bcc
@@ -84,20 +84,41 @@ def test_split_headers_are_joined(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("of_a_folder", "told"), [(errno.EINVAL, "came with Linux 6.6"), (errno.EBADF, "another tool")]
+    ("of_a_folder", "told"), [(errno.EINVAL, "came with Linux 5.15"), (errno.EBADF, "another tool")]
 )
 def test_a_kernel_without_uprobe_links_is_told_from_another_tool_s_probe(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, of_a_folder: int, told: str
 ) -> None:
-    # given a kernel that refuses to attach, and its error if the library is a folder
+    # given a kernel that refuses to attach, its error if the library is a folder, and that it makes perf events
     def refuses(command: int, attributes: bytes) -> int:
+        if struct.unpack_from("<I", attributes, 8)[0] == 41:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         path = ctypes.string_at(struct.unpack_from("<Q", attributes, 16)[0]).decode()
         refusal = of_a_folder if Path(path).is_dir() else errno.EINVAL
         raise OSError(refusal, os.strerror(refusal))
 
     monkeypatch.setattr(uprobe, "bpf", refuses)
+    events = [os.open(tmp_path, os.O_RDONLY)]
+    monkeypatch.setattr(uprobe, "open_event", lambda *_: events[0])
     library = tmp_path / "library.so"
     library.write_bytes(bytes(64))
     # then
     with library.open("rb") as file, pytest.raises(OSError, match=told):
         uprobe.attach(file.fileno(), 0, [uprobe.Location(8, 0, 0)])
+    # and the event is closed again
+    if of_a_folder == errno.EINVAL:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.close(events[0])
+    else:
+        os.close(events[0])
+
+
+@pytest.mark.parametrize(("release", "is_told"), [("5.10.0-32-amd64", True), ("5.15.0-91-generic", False)])
+def test_a_kernel_that_permits_no_bpf_may_be_too_old(
+    monkeypatch: pytest.MonkeyPatch, release: str, is_told: bool
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "uname", lambda: os.uname_result(("Linux", "", release, "", "x86_64")))
+    text = loader._explain(OSError(errno.EPERM, os.strerror(errno.EPERM)))
+    assert text.startswith("the kernel does not permit BPF here")
+    assert ("too old: this kernel has no cookies for uprobes, which came with Linux 5.15" in text) is is_told

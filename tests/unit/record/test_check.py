@@ -28,8 +28,9 @@ from iaprof.gpu.vendors import VENDORS
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, stacks
 from iaprof.record.checks.result import Check, Level, shortened
 from iaprof.record.checks.stacks import SeenLaunches
-from iaprof.record.sources import nvidia, xe
-from iaprof.record.sources.xe import DeviceError, NotPermitted, StreamBusy
+from iaprof.record.sources import intel, nvidia, render_nodes
+from iaprof.record.sources.render_nodes import DeviceError
+from iaprof.record.sources.stall_driver import NotPermitted, StreamBusy
 from iaprof.symbols.unwind.file_code import Prologues, read_prologues
 from limits import Within
 from unit.builds import no_descriptor_is_lost
@@ -136,10 +137,14 @@ def sysctls(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for name, value in {
         "kernel/perf_event_paranoid": 2,
         "dev/xe/observation_paranoid": 1,
+        "dev/i915/perf_stream_paranoid": 1,
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{value}\n")
     return tmp_path
+
+
+PARANOID = intel.XE.paranoid, intel.MAX_I915.paranoid
 
 
 def by_name(checks: Iterator[Check]) -> dict[str, Check]:
@@ -153,23 +158,26 @@ def by_name(checks: Iterator[Check]) -> dict[str, Check]:
         ("kernel/perf_event_paranoid", None, "perf events", Level.PROBLEM, ""),
         ("dev/xe/observation_paranoid", "0", "EU stalls", Level.OK, ""),
         ("dev/xe/observation_paranoid", None, "EU stalls", Level.WARNING, ""),
+        ("dev/i915/perf_stream_paranoid", "0", "EU stalls", Level.OK, ""),
+        ("dev/i915/perf_stream_paranoid", None, "EU stalls", Level.WARNING, ""),
     ],
 )  # fmt: skip
 def test_sysctls(
     sysctls: Path, tmp_path: Path, sysctl: str, value: str | None, name: str, level: Level, mend: str
 ) -> None:
-    assert by_name(limits.checks(tmp_path))[name].level is Level.OK
+    asked = [each for each in PARANOID if each == sysctl.replace("/", ".")]
+    assert by_name(limits.checks(tmp_path, PARANOID))[name].level is Level.OK
     (sysctls / sysctl).unlink()
     if value is not None:
         (sysctls / sysctl).write_text(value)
-    check = by_name(limits.checks(tmp_path))[name]
+    check = by_name(limits.checks(tmp_path, asked))[name]
     assert (check.level, check.mend) == (level, mend)
 
 
 def test_too_few_open_files(sysctls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "possible_cpus", lambda: list(range(512)))
     monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 4096))
-    check = by_name(limits.checks(tmp_path))["open files"]
+    check = by_name(limits.checks(tmp_path, PARANOID))["open files"]
     assert (check.level, check.mend) == (Level.PROBLEM, "ulimit -n 1280")
 
 
@@ -206,10 +214,10 @@ def test_gpus_that_work_make_others_a_warning(monkeypatch: pytest.MonkeyPatch) -
         return os.open(os.devnull, os.O_RDONLY)
 
     monkeypatch.setattr(nvidia, "GPUS", Path("/nowhere"))
-    monkeypatch.setattr(xe, "render_nodes", lambda: ["/dev/dri/renderD128", *cards])
-    monkeypatch.setattr(xe, "open_device", open_device)
-    monkeypatch.setattr(xe, "open_stream", open_stream)
-    monkeypatch.setattr(xe, "card_name", lambda path: f"card{int(path[-3:]) - 128}")
+    monkeypatch.setattr(render_nodes, "render_nodes", lambda: ["/dev/dri/renderD128", *cards])
+    monkeypatch.setattr(intel, "open_device", open_device)
+    monkeypatch.setattr(intel.XE, "open_stream", open_stream)
+    monkeypatch.setattr(render_nodes, "card_name", lambda path: f"card{int(path[-3:]) - 128}")
     # when, then
     with no_descriptor_is_lost(sockets=True):
         checks = list(gpus.checks())
@@ -219,8 +227,8 @@ def test_gpus_that_work_make_others_a_warning(monkeypatch: pytest.MonkeyPatch) -
         ("card2", Level.OK),
     ]
     assert checks[0].text == "it is driven by i915"
-    assert checks[1].mend == gpus.HOLDERS
-    assert checks[2].text == "Battlemage G21 [Arc B580], 20 XeCores, xe2 records; free"
+    assert checks[1].mend == intel.XE.holders
+    assert checks[2].text == "Battlemage G21 [Arc B580], 20 XeCores, xe2 records, driven by xe; free"
     # when none works, then all are problems
     held.add("card2")
     assert {check.level for check in gpus.checks()} == {Level.PROBLEM}
@@ -230,7 +238,7 @@ def test_a_gpu_that_may_not_be_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_stream(*_: object) -> int:
         raise NotPermitted("no")
 
-    monkeypatch.setattr(xe, "open_stream", open_stream)
+    monkeypatch.setattr(intel.XE, "open_stream", open_stream)
     check = gpus._gt("card0", device(), device().gts[0])
     assert (check.level, check.mend) == (Level.PROBLEM, "sudo sysctl dev.xe.observation_paranoid=0")
 

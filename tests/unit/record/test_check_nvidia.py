@@ -14,7 +14,7 @@ from iaprof.cli.verbs import check as command
 from iaprof.gpu.vendors import VENDORS
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, nvidia, pythons, stacks
 from iaprof.record.checks.result import Check, Level
-from iaprof.record.sources import cupti, xe
+from iaprof.record.sources import cupti, render_nodes
 from iaprof.record.sources.nvml import NO_PACKAGE
 from unit.record.fakenvidia import CLOSED, NvidiaMachine, machine_of_nvidia
 from unit.record.fakenvml import DRIVER_NOT_LOADED, NOT_SUPPORTED
@@ -31,7 +31,7 @@ def machine(machine_of_nvidia: NvidiaMachine, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(nvidia, "built_library", lambda path: path)
     monkeypatch.setattr(nvidia, "check_folders", lambda: None)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(xe, "render_nodes", list)
+    monkeypatch.setattr(render_nodes, "render_nodes", list)
     return machine_of_nvidia
 
 
@@ -282,14 +282,14 @@ def test_a_machine_with_nvidia_s_only_has_no_lines_about_intel_s(
     machine.install("NVIDIA H200")
     machine.cupti = [CUPTI_13]
     # given a render node that NVIDIA's driver made
-    monkeypatch.setattr(xe, "render_nodes", lambda: ["/dev/dri/renderD128"])
-    monkeypatch.setattr(xe, "pci_address", lambda path: "0000:01:00.0")
+    monkeypatch.setattr(render_nodes, "render_nodes", lambda: ["/dev/dri/renderD128"])
+    monkeypatch.setattr(render_nodes, "pci_address", lambda path: "0000:01:00.0")
     monkeypatch.setattr(VENDORS[0], "installed_decoder", lambda: "")
     checks = [check for check in command._checks(tmp_path) if isinstance(check, Check)]
     assert {check.group for check in checks} == {"NVIDIA"}
     assert not [check for check in checks if check.level is not Level.OK]
     assert asked["kernel"] == (False,)
-    assert asked["limits"] == (tmp_path, False)
+    assert asked["limits"] == (tmp_path, [])
     assert "libraries" not in asked
     assert [name for name in asked if name in ("intel", "nvidia")] == ["nvidia"]
 
@@ -310,8 +310,8 @@ def test_a_machine_without_any_gpu_lacks_intel_s(
 def test_intel_s_problems_are_warnings_where_nvidia_s_can_be_recorded(
     machine: NvidiaMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(xe, "render_nodes", lambda: ["/dev/dri/renderD129"])
-    monkeypatch.setattr(xe, "pci_address", lambda path: "0000:00:02.0")
+    monkeypatch.setattr(render_nodes, "render_nodes", lambda: ["/dev/dri/renderD129"])
+    monkeypatch.setattr(render_nodes, "pci_address", lambda path: "0000:00:02.0")
     assert [check.level for check in gpus.checks()] == [Level.PROBLEM]
     assert gpus.vendors() == {"intel"}
     machine.install("NVIDIA H200")
@@ -320,7 +320,7 @@ def test_intel_s_problems_are_warnings_where_nvidia_s_can_be_recorded(
 
 
 def test_versions_of_the_kernel_where_there_are_no_eu_stalls() -> None:
-    assert kernel._version("6.14.0", stalls=False).level is Level.OK
-    old = kernel._version("6.8.0-45-generic", stalls=False)
+    assert kernel._version("6.14.0", xe=False).level is Level.OK
+    old = kernel._version("6.8.0-45-generic", xe=False)
     assert old.level is Level.WARNING
     assert "EU stalls" not in old.text and "--waits needs 6.13" in old.text

@@ -10,7 +10,9 @@ import pytest
 
 from iaprof.basics.errors import UsageError
 from iaprof.cli.main import main
-from iaprof.record.sources import nvidia, xe
+from iaprof.record.sources import intel, nvidia, render_nodes, xe
+from iaprof.record.sources.render_nodes import DeviceError, device_name
+from iaprof.record.sources.stall_driver import Device, Engine, Gt
 from unit.record.fakenvidia import NvidiaMachine, machine_of_nvidia
 from unit.record.fakenvml import NOT_SUPPORTED
 
@@ -19,20 +21,21 @@ __all__ = ["machine_of_nvidia"]
 RATES = (251, 502, 753, 1004, 1255, 1506, 1757)
 
 
-def device(number: int = 0, address: str = "0000:03:00.0", rates: tuple[int, ...] = RATES, **more: object) -> xe.Device:
+def device(number: int = 0, address: str = "0000:03:00.0", rates: tuple[int, ...] = RATES, **more: object) -> Device:
     known = {
+        "driver": "xe",
         "path": f"/dev/dri/renderD{128 + number}",
         "card": f"card{number}",
         "name": "Battlemage G21 [Arc B580]",
         "pci_address": address,
         "device_id": 0xE20B,
         "revision": 0,
-        "gts": (xe.Gt(0, 0, (20, 1, 0), 20),),
-        "engines": (xe.Engine(4, 0, 0),),
+        "gts": (Gt(0, 0, (20, 1, 0), 20),),
+        "engines": (Engine(4, 0, 0),),
         "xecore_buffer_bytes": 512 << 10,
         "rates": rates,
     }
-    return xe.Device(**(known | more))  # type: ignore[arg-type]
+    return Device(**(known | more))  # type: ignore[arg-type]
 
 
 BOTH = [device(0), device(1, "0001:8a:00.0")]
@@ -58,35 +61,35 @@ BOTH = [device(0), device(1, "0001:8a:00.0")]
     ],
 )
 def test_devices_have_many_names(wanted: list[str], cards: list[str]) -> None:
-    assert [chosen.card for chosen in xe.choose(BOTH, wanted)] == cards
-    assert [each.card for each in BOTH if xe.is_chosen(each, wanted)] == cards
+    assert [chosen.card for chosen in intel.choose(BOTH, wanted)] == cards
+    assert [each.card for each in BOTH if intel.is_chosen(each, wanted)] == cards
 
 
 @pytest.mark.parametrize("name", ["card2", "2", "8a:00.0", "renderD1", "", "card", "/dev/dri", "0,card9", "²"])
 def test_an_unknown_device_is_reported_with_the_known_ones(name: str) -> None:
     with pytest.raises(UsageError, match=r"card0 \(0000:03:00.0\), card1 \(0001:8a:00.0\)"):
-        xe.choose(BOTH, [name])
+        intel.choose(BOTH, [name])
 
 
 def test_rates_have_names_from_fastest_to_slowest() -> None:
-    picked = [xe.pick_rate(device(), name) for name in xe.RATE_NAMES]
+    picked = [intel.pick_rate(device(), name) for name in intel.RATE_NAMES]
     assert picked == sorted(set(picked))
     assert (picked[0], picked[2], picked[-1]) == (RATES[0], RATES[3], RATES[-1])
-    assert xe.pick_rate(device(), None) == RATES[-1]
+    assert intel.pick_rate(device(), None) == RATES[-1]
 
 
 @pytest.mark.parametrize("rates", [(100,), (100, 200), (100, 200, 300)])
 def test_rates_have_names_where_there_are_few(rates: tuple[int, ...]) -> None:
-    picked = [xe.pick_rate(device(rates=rates), name) for name in xe.RATE_NAMES]
+    picked = [intel.pick_rate(device(rates=rates), name) for name in intel.RATE_NAMES]
     assert picked == sorted(picked)
     assert {picked[0], picked[-1]} == {rates[0], rates[-1]}
 
 
 def test_a_rate_in_cycles_has_to_be_one_that_there_is() -> None:
-    assert xe.pick_rate(device(), "753") == 753
+    assert intel.pick_rate(device(), "753") == 753
     for rate in ("754", "0", "-251", "251.0", "quick", "", "9" * 5000, "²"):
         with pytest.raises(UsageError, match=r"fastest, .*251, 502, 753, 1004, 1255, 1506, 1757"):
-            xe.pick_rate(device(), rate)
+            intel.pick_rate(device(), rate)
 
 
 # ---- what the driver answers ----
@@ -115,8 +118,8 @@ def test_a_topology_that_says_nothing(answer: bytes) -> None:
 def test_engines() -> None:
     engines = [(0, 0, 0), (4, 1, 0), (2, 0, 1)]
     answer = struct.pack("<II", 3, 0) + b"".join(struct.pack("<HHHHQQQ", *engine, 0, 0, 0, 0) for engine in engines)
-    assert xe._engines(answer) == tuple(xe.Engine(*engine) for engine in engines)
-    assert xe._engines(answer[:-1]) == tuple(xe.Engine(*engine) for engine in engines[:2])
+    assert xe._engines(answer) == tuple(Engine(*engine) for engine in engines)
+    assert xe._engines(answer[:-1]) == tuple(Engine(*engine) for engine in engines[:2])
     assert xe._engines(b"") == ()
 
 
@@ -142,40 +145,40 @@ DATABASE = """\
 def database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     path = tmp_path / "pci.ids"
     path.write_text(DATABASE)
-    monkeypatch.setattr(xe, "DATABASES", (str(tmp_path / "none"), str(path)))
-    xe._devices.cache_clear()
+    monkeypatch.setattr(render_nodes, "DATABASES", (str(tmp_path / "none"), str(path)))
+    render_nodes._devices.cache_clear()
     return path
 
 
 def test_names_come_from_the_database(database: Path) -> None:
-    assert xe.device_name(0x8086, 0xE20B) == "Battlemage G21 [Arc B580]"
-    assert xe.device_name(0x8086, 0xE20C) == "Battlemage G21 [Arc B570]"
-    assert xe.device_name(0x8086, 0xE20D) == ""
-    assert xe.device_name(0x1234, 0xE20B) == ""
+    assert device_name(0x8086, 0xE20B) == "Battlemage G21 [Arc B580]"
+    assert device_name(0x8086, 0xE20C) == "Battlemage G21 [Arc B570]"
+    assert device_name(0x8086, 0xE20D) == ""
+    assert device_name(0x1234, 0xE20B) == ""
 
 
 def test_without_a_database_there_are_no_names(database: Path) -> None:
     database.unlink()
-    assert xe.device_name(0x8086, 0xE20B) == ""
+    assert device_name(0x8086, 0xE20B) == ""
 
 
 # ---- the command ----
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, xe.Device | str]:
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Device | str]:
     """GPUs by path; a string is why one cannot be sampled."""
-    gpus: dict[str, xe.Device | str] = {}
+    gpus: dict[str, Device | str] = {}
 
-    def open_device(path: str) -> xe.Device:
+    def open_device(path: str) -> Device:
         found = gpus[path]
         if isinstance(found, str):
-            raise xe.DeviceError(f"{path} {found}")
+            raise DeviceError(f"{path} {found}")
         return found
 
     monkeypatch.setattr(nvidia, "GPUS", Path("/nowhere"))
-    monkeypatch.setattr(xe, "render_nodes", lambda: sorted(gpus))
-    monkeypatch.setattr(xe, "open_device", open_device)
+    monkeypatch.setattr(render_nodes, "render_nodes", lambda: sorted(gpus))
+    monkeypatch.setattr(intel, "open_device", open_device)
     return gpus
 
 
@@ -187,10 +190,10 @@ def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> object:
 
 
 def test_the_table(
-    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    machine: dict[str, Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # given a card with two tiles, and one that cannot
-    tiles = (xe.Gt(0, 0, (12, 60, 0), 64), xe.Gt(1, 1, (12, 60, 0), 64))
+    tiles = (Gt(0, 0, (12, 60, 0), 64), Gt(1, 1, (12, 60, 0), 64))
     name = "Ponte Vecchio XT (2 Tile) [Data Center GPU Max 1550]"
     machine["/dev/dri/renderD128"] = device(gts=tiles, name=name, device_id=0x0BD5)
     machine["/dev/dri/renderD999"] = "is driven by i915; EU stalls need Intel's xe driver"
@@ -200,7 +203,7 @@ def test_the_table(
     assert capsys.readouterr().out == (
         "CARD    NODE        PCI ADDRESS   PCI ID     IP      TILES  XECORES  RECORDS\n"
         "card0   renderD128  0000:03:00.0  8086:0bd5  12.60.0     2      128  pvc\n"
-        "        Ponte Vecchio XT (2 Tile) [Data Center GPU Max 1550]\n"
+        "        Ponte Vecchio XT (2 Tile) [Data Center GPU Max 1550], driven by xe\n"
         "        sampled every 251 (fastest), 502, 753 (fast), 1004 (medium),\n"
         "        1255 (slow), 1506, 1757 (slowest) GPU cycles\n"
         "-       renderD999  device        0000:0000  -           -        -  -\n"
@@ -209,10 +212,10 @@ def test_the_table(
 
 
 def test_the_table_fits_a_terminal(
-    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    machine: dict[str, Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine["/dev/dri/renderD128"] = device(
-        name="long " * 40, rates=tuple(range(100000, 100040)), gts=(xe.Gt(0, 0, (20, 99, 99), 1000),)
+        name="long " * 40, rates=tuple(range(100000, 100040)), gts=(Gt(0, 0, (20, 99, 99), 1000),)
     )
     machine["/dev/dri/renderD129"] = xe.NO_EU_STALLS
     assert run(monkeypatch) == 0
@@ -220,7 +223,7 @@ def test_the_table_fits_a_terminal(
 
 
 def test_names_do_not_reach_the_terminal_as_they_are(
-    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    machine: dict[str, Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine["/dev/dri/renderD128"] = device(name="a\x1b[31mb\nc")
     assert run(monkeypatch) == 0
@@ -232,7 +235,7 @@ def test_names_do_not_reach_the_terminal_as_they_are(
     [((9,), "9 (fastest)"), ((1, 2), "1 (fastest), 2 (slowest)"), ((1, 2, 3), "1 (fastest), 2 (medium), 3 (slowest)")],
 )
 def test_few_rates_have_one_name_each(
-    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    machine: dict[str, Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     rates: tuple[int, ...], said: str,
 ) -> None:  # fmt: skip
     machine["/dev/dri/renderD128"] = device(rates=rates)
@@ -241,16 +244,16 @@ def test_few_rates_have_one_name_each(
 
 
 def test_records_that_nobody_can_read(
-    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    machine: dict[str, Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine["/dev/dri/renderD128"] = device(gts=(xe.Gt(0, 0, (12, 70, 4), 0),))
+    machine["/dev/dri/renderD128"] = device(gts=(Gt(0, 0, (12, 70, 4), 0),))
     assert run(monkeypatch) == 0
     (row,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("card0")]
     assert row.split()[4:] == ["12.70.4", "1", "-", "unknown"]
 
 
 def test_json_has_all_of_it(
-    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    machine: dict[str, Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine["/dev/dri/renderD128"] = device()
     machine["/dev/dri/renderD999"] = "may not be opened"
@@ -268,7 +271,7 @@ def test_json_has_all_of_it(
 
 
 def test_no_gpu_is_one_sentence(
-    machine: dict[str, xe.Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    machine: dict[str, Device | str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch) == 1
     said = capsys.readouterr()
@@ -282,16 +285,16 @@ def test_render_nodes_of_a_machine_without(monkeypatch: pytest.MonkeyPatch) -> N
         raise FileNotFoundError(path)
 
     monkeypatch.setattr(os, "listdir", listdir)
-    assert xe.render_nodes() == []
+    assert render_nodes.render_nodes() == []
     monkeypatch.setattr(os, "listdir", lambda path: ["card0", "renderD129", "by-path", "renderD128"])
-    assert xe.render_nodes() == ["/dev/dri/renderD128", "/dev/dri/renderD129"]
+    assert render_nodes.render_nodes() == ["/dev/dri/renderD128", "/dev/dri/renderD129"]
 
 
 # ---- NVIDIA's ----
 
 
 def test_the_table_of_nvidia_s(
-    machine: dict[str, xe.Device | str],
+    machine: dict[str, Device | str],
     machine_of_nvidia: NvidiaMachine,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -313,7 +316,7 @@ def test_the_table_of_nvidia_s(
 
 
 def test_both_vendors_have_a_table_and_a_render_node_of_nvidia_s_is_not_intel_s(
-    machine: dict[str, xe.Device | str],
+    machine: dict[str, Device | str],
     machine_of_nvidia: NvidiaMachine,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -322,7 +325,7 @@ def test_both_vendors_have_a_table_and_a_render_node_of_nvidia_s_is_not_intel_s(
     machine["/dev/dri/renderD128"] = device()
     machine["/dev/dri/renderD129"] = "is driven by nvidia-drm; EU stalls need Intel's xe driver"
     machine_of_nvidia.install("NVIDIA A100-SXM4-40GB" + " long" * 30)
-    monkeypatch.setattr(xe, "pci_address", lambda path: f"0000:0{2 if path.endswith('128') else 1}:00.0")
+    monkeypatch.setattr(render_nodes, "pci_address", lambda path: f"0000:0{2 if path.endswith('128') else 1}:00.0")
     assert run(monkeypatch) == 0
     said = capsys.readouterr().out
     first, second = said.split("\n\n")
@@ -336,7 +339,7 @@ def test_both_vendors_have_a_table_and_a_render_node_of_nvidia_s_is_not_intel_s(
 
 
 def test_json_of_nvidia_s_and_gpus_that_cannot_be_sampled(
-    machine: dict[str, xe.Device | str],
+    machine: dict[str, Device | str],
     machine_of_nvidia: NvidiaMachine,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -361,7 +364,7 @@ def test_json_of_nvidia_s_and_gpus_that_cannot_be_sampled(
 
 @pytest.mark.parametrize("has_package", [True, False])
 def test_without_nvml_less_is_known(
-    machine: dict[str, xe.Device | str],
+    machine: dict[str, Device | str],
     machine_of_nvidia: NvidiaMachine,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

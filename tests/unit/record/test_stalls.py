@@ -9,8 +9,9 @@ import pytest
 from iaprof.gpu.intel import generations, records
 from iaprof.gpu.intel.reasons import REASONS
 from iaprof.gpu.intel.records import RecordLayout
-from iaprof.record.sources import xe
+from iaprof.record.sources import intel
 from iaprof.record.sources.stalls import StallLoss, StallRead, StallStream
+from unit.record.test_devices import device
 
 # First and last bit of each field, from the driver's structures.
 PVC = {
@@ -92,10 +93,10 @@ def test_a_read_of_no_whole_records_is_a_loss_and_not_read(monkeypatch: pytest.M
     # given a driver that returns two records, then one and a half, then one
     there, driver = os.pipe()
     os.set_blocking(there, False)
-    monkeypatch.setattr(xe, "open_stream", lambda *_: there)
-    monkeypatch.setattr(xe, "enable_stream", lambda *_: None)
+    monkeypatch.setattr(intel.XE, "open_stream", lambda *_: there)
+    monkeypatch.setattr(intel.XE, "enable_stream", lambda *_: None)
     unknown: Any = None
-    stream = StallStream(unknown, unknown, 100, records.XE2)
+    stream = StallStream(device(), unknown, 100, records.XE2)
     stream.resume()
     found = []
     for length in (128, 96, 64):

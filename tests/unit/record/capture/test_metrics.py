@@ -26,8 +26,11 @@ from iaprof.formats.export import Export
 from iaprof.formats.profile import Code, Gauges, StackOptions
 from iaprof.formats.writers.iaprof_text import IaprofText
 from iaprof.record.capture.finish import finish
-from iaprof.record.sources import metrics, xe, xe_metrics
+from iaprof.record.sources import intel_metrics, metrics
+from iaprof.record.sources.i915_metrics import I915Gt
+from iaprof.record.sources.intel_metrics import IntelGt
 from iaprof.record.sources.metrics import Metrics
+from iaprof.record.sources.stall_driver import Device, Engine, Gt
 from iaprof.record.sources.xe_metrics import XeGt
 from iaprof.record.spool import FrameKind, Spool, SpoolReader
 from iaprof.report.gauges import gauges
@@ -269,8 +272,14 @@ class Machine:
         file.write_text(f"{text}\n")
         return file
 
-    def pmu(self, card: str, events: dict[str, str] | None = None, form: dict[str, str] | None = None) -> None:
-        folder = f"pmu/xe_{card.replace(':', '_')}"
+    def pmu(
+        self,
+        card: str,
+        events: dict[str, str] | None = None,
+        form: dict[str, str] | None = None,
+        driver: str = "xe",
+    ) -> None:
+        folder = f"pmu/{driver}_{card.replace(':', '_')}"
         self.write(f"{folder}/type", 61)
         self.write(f"{folder}/cpumask", "3")
         for name, text in (FORM if form is None else form).items():
@@ -322,17 +331,18 @@ CARD = "0000:03:00.0"
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine(tmp_path)
-    monkeypatch.setattr(xe_metrics, "DEVICES", tmp_path / "pmu")
-    monkeypatch.setattr(xe_metrics, "open_event", machine.open_event)
-    monkeypatch.setattr(xe_metrics, "DRM", tmp_path / "drm")
+    monkeypatch.setattr(intel_metrics, "DEVICES", tmp_path / "pmu")
+    monkeypatch.setattr(intel_metrics, "open_event", machine.open_event)
+    monkeypatch.setattr(intel_metrics, "DRM", tmp_path / "drm")
     monkeypatch.setattr(metrics, "time", machine)
     return machine
 
 
-def metered(*engines: xe.Engine, gts: int = 1) -> list[XeGt]:
+def metered(*engines: Engine, gts: int = 1, driver: type[IntelGt] = XeGt) -> list[IntelGt]:
     """The GTs of one card, whose streams are numbered from 5 on."""
-    all_gts = tuple(xe.Gt(index, index, (20, 1, 0)) for index in range(gts))
-    device = xe.Device(
+    all_gts = tuple(Gt(index, index, (20, 1, 0)) for index in range(gts))
+    device = Device(
+        driver="i915" if driver is I915Gt else "xe",
         path="/dev/dri/renderD128",
         card="card0",
         name="",
@@ -344,7 +354,7 @@ def metered(*engines: xe.Engine, gts: int = 1) -> list[XeGt]:
         xecore_buffer_bytes=1 << 19,
         rates=(251,),
     )
-    return [XeGt(5 + index, device, gt) for index, gt in enumerate(all_gts)]
+    return [driver(5 + index, device, gt) for index, gt in enumerate(all_gts)]
 
 
 def taken(measured: Metrics) -> list[tuple[str, int | None, Any]]:
@@ -353,7 +363,7 @@ def taken(measured: Metrics) -> list[tuple[str, int | None, Any]]:
     return [(row["name"], row["pid"] if row["stream"] is None else row["stream"], row["value"]) for row in rows]
 
 
-COMPUTE, COPY = xe.Engine(4, 0, 0), xe.Engine(1, 2, 0)
+COMPUTE, COPY = Engine(4, 0, 0), Engine(1, 2, 0)
 
 
 def test_a_card_with_everything(machine: Machine) -> None:
@@ -389,6 +399,62 @@ def test_a_card_with_everything(machine: Machine) -> None:
     measured.close()
 
 
+def test_a_max_with_two_tiles_under_intel_s_i915(machine: Machine) -> None:
+    # given
+    machine.pmu(CARD, driver="i915")
+    card = "drm/renderD128/device"
+    for number, name in enumerate(("i915_gt1", "i915", "i915_gt0")):
+        machine.write(f"{card}/hwmon/hwmon{number}/name", name)
+        machine.write(f"{card}/hwmon/hwmon{number}/energy1_input", 1_000_000 * (1 + number))
+    machine.write(f"{card}/hwmon/hwmon1/in0_input", 800)
+    for gt in (0, 1):
+        machine.write(f"{card}/drm/card0/gt/gt{gt}/rps_act_freq_mhz", 1500 + gt)
+        machine.write(f"{card}/drm/card0/gt/gt{gt}/rps_cur_freq_mhz", 1600 + gt)
+    one, two = metered(gts=2, driver=I915Gt)
+    first, second = Metrics([one]), Metrics([two])
+    # when the last tile is busy for a quarter of a second, and for a whole one
+    machine.count(5_000)
+    second.sample()
+    machine.after(1)
+    machine.count(250_005_000)
+    second.sample()
+    machine.after(1)
+    machine.count(1_250_005_000)
+    second.sample()
+    # then
+    assert machine.opened == [(61, 0x10000A, 3), (61, 0x10000A | 1 << 60, 3)]
+    assert second.problems == first.problems == []
+    values = Counter((name, stream, round(value, 6)) for name, stream, value in taken(second))
+    assert values == Counter(
+        {
+            ("busy-any-percent", 6, 25.0): 1,
+            ("busy-any-percent", 6, 100.0): 1,
+            ("frequency-actual-MHz", 6, 1501.0): 2,
+            ("frequency-requested-MHz", 6, 1601.0): 2,
+            ("energy-card-J", 6, 2.0): 2,
+            ("energy-gt0-J", 6, 3.0): 2,
+            ("energy-gt1-J", 6, 1.0): 2,
+            ("power-card-W", 6, 0.0): 2,
+            ("power-gt0-W", 6, 0.0): 2,
+            ("power-gt1-W", 6, 0.0): 2,
+        }
+    )
+    for each in (first, second):
+        each.close()
+
+
+def test_a_max_of_which_nothing_can_be_measured(machine: Machine) -> None:
+    measured = Metrics(metered(driver=I915Gt))
+    measured.sample()
+    assert [problem.split(": ")[1] for problem in measured.problems] == [
+        "its engines' use is not measured",
+        "frequency-actual-MHz is not measured",
+        "frequency-requested-MHz is not measured",
+    ]
+    assert taken(measured) == []
+    measured.close()
+
+
 def test_events_are_encoded_as_sysfs_says(machine: Machine) -> None:
     form = {
         "event": "config:8-15",
@@ -397,14 +463,14 @@ def test_events_are_encoded_as_sysfs_says(machine: Machine) -> None:
         "gt": "config:30",
     }
     machine.pmu(CARD, events=EVENTS | {"engine-active-ticks": "event=0x7f"}, form=form)
-    Metrics(metered(xe.Engine(4, 1, 0))).close()
+    Metrics(metered(Engine(4, 1, 0))).close()
     active = 0x7F << 8 | 4 | 1 << 20
     assert [opened for opened in machine.opened if opened[1] >> 8 & 0xFF == 0x7F] == [(61, active, 3)]
     assert (61, 0x04 << 8, 3) in machine.opened
     machine.opened.clear()
     shifted = {**form, "engine_class": "config:60-61,0-3"}
     machine.pmu(CARD, form=shifted)
-    Metrics(metered(xe.Engine(4, 1, 0))).close()
+    Metrics(metered(Engine(4, 1, 0))).close()
     assert (61, 0x02 << 8 | 1 | 1 << 20, 3) in machine.opened
 
 
@@ -439,7 +505,7 @@ def test_each_gt_has_its_own_and_the_card_s_go_to_the_first(machine: Machine) ->
 
 def test_an_engine_is_its_gt_s(machine: Machine) -> None:
     machine.pmu(CARD)
-    measured = Metrics(metered(COMPUTE, xe.Engine(0, 0, 1), xe.Engine(2, 0, 7), gts=2))
+    measured = Metrics(metered(COMPUTE, Engine(0, 0, 1), Engine(2, 0, 7), gts=2))
     engines = [(config >> 60, config >> 20 & 0xFF) for _, config, _ in machine.opened if config & 0xFFF in (2, 3)]
     assert engines == [(0, 4), (0, 4), (1, 0), (1, 0)]
     measured.close()
@@ -469,7 +535,7 @@ def test_the_kernel_refuses_an_engine_and_the_others_are_measured(
             raise OSError(2, "No such file or directory")
         return machine.open_event(attr, pid, cpu, group_fd)
 
-    monkeypatch.setattr(xe_metrics, "open_event", refuse)
+    monkeypatch.setattr(intel_metrics, "open_event", refuse)
     machine.pmu(CARD)
     measured = Metrics(metered(COPY, COMPUTE))
     assert ["copy" in problem for problem in measured.problems] == [True]
@@ -577,7 +643,7 @@ def test_the_kernel_s_own_groups(machine: Machine, monkeypatch: pytest.MonkeyPat
     machine.pmu(CARD, events=events, form=FORM | dict.fromkeys(("engine_class", "gt"), "config2:0-63"))
     machine.write("pmu/xe_0000_03_00.0/type", 1)
     machine.write("pmu/xe_0000_03_00.0/cpumask", "0-1")
-    monkeypatch.setattr(xe_metrics, "open_event", open_event)
+    monkeypatch.setattr(intel_metrics, "open_event", open_event)
     measured = Metrics(metered(COMPUTE))
     # when
     for _ in range(3):
@@ -754,7 +820,7 @@ def test_the_names_are_in_the_page_about_the_capture(machine: Machine) -> None:
     machine.pmu(CARD)
     for kind in ("energy", "temp", "fan"):
         machine.write(f"drm/renderD128/device/hwmon/hwmon0/{kind}1_input", 5)
-    measured = Metrics(metered(*(xe.Engine(number, 0, 0) for number in range(5))))
+    measured = Metrics(metered(*(Engine(number, 0, 0) for number in range(5))))
     for row in ((0,) * 12, (1,) * 12):
         machine.count(*row)
         measured.sample()
