@@ -47,9 +47,11 @@ def vulkan_drivers(for_command: bool) -> Iterator[Path]:
     """Yields the files that Vulkan's loader may load as Mesa's driver, each once: those of `installed`."""
     env: Mapping[str, str] = os.environ if for_command else {}
     folders = (*SYSTEM_FOLDERS, *filter(None, env.get("LD_LIBRARY_PATH", "").split(":")))
-    paths = (*(path for each in folders if (path := Path(each, VULKAN)).exists()), *manifests_drivers(env))
-    found = {os.path.realpath(path): path for path in reversed(paths)}
-    yield from reversed(found.values())
+    seen = set()
+    for path in (*(Path(each, VULKAN) for each in folders), *manifests_drivers(env)):
+        if os.path.exists(path) and (real := os.path.realpath(path)) not in seen:
+            seen.add(real)
+            yield path
 
 
 def manifests_drivers(env: Mapping[str, str]) -> Iterator[Path]:
@@ -62,12 +64,12 @@ def manifests_drivers(env: Mapping[str, str]) -> Iterator[Path]:
     files = [Path(each, "vulkan/icd.d") for each in dict.fromkeys(folders) if os.path.isabs(each)]
     for name in ("VK_DRIVER_FILES", "VK_ADD_DRIVER_FILES", "VK_ICD_FILENAMES"):
         files += [Path(each) for each in env.get(name, "").split(":") if os.path.isabs(each)]
-    named = (path for each in files for path in (sorted(each.glob("*.json")) if each.is_dir() else [each]))
+    named = (path for each in files for path in (sorted(each.glob("*.json")) if os.path.isdir(each) else [each]))
     for manifest in itertools.islice(named, _MOST_MANIFESTS):
         library = _library_of(manifest)
         if os.path.basename(library) == VULKAN != library:  # a name without a folder is that of the system's
             path = manifest.parent / library
-            if path.exists():
+            if os.path.exists(path):  # False for what cannot be a path
                 yield path
 
 

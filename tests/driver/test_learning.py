@@ -112,7 +112,9 @@ def test_a_running_program_s_driver_is_calibrated_while_it_is_recorded(
     ):
         until(lambda: (tmp_path / "walkers").exists() and len(read_walkers(tmp_path)) > 100, program)
         # when: for some time after it is known
-        stopper = f"until [ -e {CACHE / mesa.build_id}.json ]; do sleep .05; done; sleep 1"
+        stopper = (
+            f"n=0; until [ -e {CACHE / mesa.build_id}.json ] || [ $n = 400 ]; do sleep .05; n=$((n+1)); done; sleep 1"
+        )
         done = record(["--", "sh", "-c", stopper], on_gpus(mesa, hardware), tmp_path / "capture")
         program.kill()
     # then
