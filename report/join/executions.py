@@ -248,15 +248,15 @@ def with_included(events: pa.Table) -> pa.Table:
     tables, added = [events], events.filter(pa.array(code == _EXECUTE))
     # An execution only leads to those of the next level, so that lists that include themselves end.
     rest = events.filter(pa.array(code != _EXECUTE))
-    for _ in range(_MOST_LEVELS):
-        added = _executions_of_included(pa.concat_tables([rest, added]))
+    for level in range(_MOST_LEVELS):
+        added = _executions_of_included(pa.concat_tables([rest, added]), MAX_ROWS >> 2 * level)
         if not len(added):
             break
         tables.append(added)
     return pa.concat_tables(tables)
 
 
-def _executions_of_included(events: pa.Table) -> pa.Table:
+def _executions_of_included(events: pa.Table, max_rows: int) -> pa.Table:
     """Returns executions of the lists that others include, for the executions of these, as `with_included` does."""
     code = _event_codes(events["event"])
     pid, list_, queue, time = (events[name].fill_null(0).to_numpy() for name in ("pid", "list", "queue", "time_ns"))
@@ -271,7 +271,7 @@ def _executions_of_included(events: pa.Table) -> pa.Table:
     before = np.concatenate([[0], np.cumsum(is_execution)])
     first = before[places]
     count = before[bounds[np.searchsorted(bounds, places, "right")]] - first
-    rows = np.minimum(count, _most_rows_of_each(count))
+    rows = np.minimum(count, _most_rows_of_each(count, max_rows))
     which, number = np.repeat(np.arange(len(places)), rows), ranges(0, rows)
     start, end = (first[which] + (number + more) * count[which] // rows[which] for more in (0, 1))
     # As floating-point numbers: lists that include themselves very often would lead to any number.
@@ -283,14 +283,14 @@ def _executions_of_included(events: pa.Table) -> pa.Table:
     return _with_column(more, "last_ns", events["last_ns"].take(pa.array(execution[end - 1])))
 
 
-def _most_rows_of_each(count: _Ints) -> int:
-    """Returns the largest number of rows that each of these may have, 1 or more, so that all have at most MAX_ROWS."""
+def _most_rows_of_each(count: _Ints, max_rows: int) -> int:
+    """Returns the largest number of rows that each of these may have, 1 or more, that all have at most `max_rows`."""
     ascending = np.sort(count)
     so_far = np.concatenate([[0], np.cumsum(ascending)])
-    if int(so_far[-1]) <= MAX_ROWS:
+    if int(so_far[-1]) <= max_rows:
         return max(1, int(ascending[-1]) if len(ascending) else 1)
     # The smallest ones are whole, and the others share the rest.
-    shares = (MAX_ROWS - so_far[:-1]) // np.arange(len(count), 0, -1)
+    shares = (max_rows - so_far[:-1]) // np.arange(len(count), 0, -1)
     return max(1, int(shares[np.argmax(shares < ascending)]))
 
 
