@@ -177,6 +177,21 @@ def test_a_shader_without_a_name_has_that_of_its_code(calibrated: dict[str, Mesa
     assert all(re.fullmatch("compute [0-9a-f]{8}", name) for name in names[0])
 
 
+def test_names_of_pipelines_are_text_and_change_no_terminal(calibrated: dict[str, Mesa], tmp_path: Path) -> None:
+    recording = record(calibrated["unstable"], "bmg", tmp_path, "--hostile-names", "--rounds", 3)
+    # then: each shader is recorded under its own name, of limited length, with its code
+    launched = Counter(row["address"] - WINDOW for row in recording.launches)
+    assert {kernel: 2 * count for kernel, count in launched.items()} == walkers_of(recording.run)
+    assert len({row["name"] for row in recording.launches}) == len(SHADERS)
+    assert {len(row["name"]) for row in recording.launches} <= set(range(512))
+    assert len(CaptureReader(recording.capture).table("kernel")) == len(SHADERS)
+    for words in (("top",), ("report",), ("top", "--json"), ("report", "--format", "json"), ("annotate",), ("info",)):
+        done = subprocess.run([*IAPROF, words[0], str(recording.capture), *words[1:]], capture_output=True, check=True)
+        text = done.stdout.decode()
+        assert not set(text) & {*map(chr, range(0x20)), "\x7f", "\u202e"} - {"\n"}, words
+        assert words != ("top",) or len([line for line in text.splitlines() if "A" * 8 in line]) == 1
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_program_that_already_runs_is_recorded(calibrated: dict[str, Mesa], release: str, tmp_path: Path) -> None:
     # given: a program in the middle of its work, whose pipelines have names that were given before
