@@ -19,8 +19,8 @@ Convolution second 1 1 inner last  0={CHANNELS[1]} 1=3 4=1 5=1 6={WEIGHTS[1]}
 with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
     (folder / "net.param").write_text(LAYERS)
-    values = [np.r_[np.zeros(1 + many, "f4"), np.zeros(bias, "f4")] for many, bias in zip(WEIGHTS, CHANNELS, strict=True)]
-    (folder / "net.bin").write_bytes(b"".join(each.tobytes() for each in values))
+    many = sum(1 + weights + bias for weights, bias in zip(WEIGHTS, CHANNELS, strict=True))  # 1: their type
+    (folder / "net.bin").write_bytes(np.zeros(many, "f4").tobytes())
     net = ncnn.Net()
     net.opt.use_vulkan_compute = True
     assert net.load_param(str(folder / "net.param")) == 0
