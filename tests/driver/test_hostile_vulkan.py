@@ -12,17 +12,20 @@ from pathlib import Path
 import pytest
 
 from driver.test_learning import dispatches, on_gpus, record, said, unknown
+from driver.test_vulkan_recording import calibrated, record_command
 from driver.vulkan import DEVICES, Mesa, read_run, walkers_of
 from iaprof.bpf.driver_layout import CACHE
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.processes import running_pids
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.process_maps import maps_of
 from iaprof.record.kernels.learning import SECONDS
+from iaprof.report.join.executions import count_launches
 from integration.recording import IAPROF
 from standin.hardware import Hardware
 
 pytestmark = pytest.mark.bpf
-__all__ = ["unknown"]  # a fixture
+__all__ = ["calibrated", "unknown"]  # fixtures
 
 EXPORTS = """
 #include <signal.h>
@@ -129,3 +132,28 @@ def test_a_file_with_mesa_s_build_id_costs_no_others_dispatches(
     assert len(lines) == 1, lines
     (line,) = lines
     assert f"{library} is not probed: " in line
+
+
+BOMBS = {
+    "pools reset in loops": ("--pool", "--rounds", 2000, "--submits", 1, "--dispatches", 1),
+    "pipelines made in loops": ("--anew", "--names", "--rounds", 300, "--submits", 1, "--dispatches", 2),
+    "submitted again and again": ("--secondary", "--rounds", 1, "--submits", 1000, "--dispatches", 20),
+    "very many dispatches": ("--rounds", 1, "--submits", 2, "--dispatches", 20_000),
+}
+
+
+@pytest.mark.parametrize("what", BOMBS)
+def test_what_command_buffers_do_in_loops_is_counted(calibrated: dict[str, Mesa], what: str, tmp_path: Path) -> None:
+    mesa = calibrated["unstable"]
+    printed, _, _ = record_command(mesa, "bmg", tmp_path, mesa.command("bmg", tmp_path, *BOMBS[what]))
+    run = read_run(printed, tmp_path)
+    assert set(dispatches(tmp_path / "capture", run.pid)) == set(walkers_of(run))
+    # then: what a full ring buffer has lost is counted, and nothing else is missing
+    header = CaptureReader(tmp_path / "capture").header
+    losses = CaptureReader(tmp_path / "capture").table("loss").to_pylist()
+    assert [loss for loss in losses if loss["what"] in ("unreadable", "incomplete", "unfinished")] == []
+    lost = sum(loss["count"] or 0 for loss in losses if loss["source"] in ("launches", "command lists"))
+    totals = count_launches(CaptureReader(tmp_path / "capture"))
+    assert totals is not None
+    reported = totals.launches
+    assert reported == len(run.walkers) or (lost and reported < len(run.walkers)), (header["totals"], losses)
