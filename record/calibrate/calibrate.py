@@ -109,19 +109,20 @@ def how(library: Path) -> str:
     return "on this machine's GPUs" if VULKAN in library.name else f"as {', '.join(DEVICES)}"
 
 
-def calibrate(library: Path, opened: int | None = None, seconds: float = SECONDS) -> Calibration:
+def calibrate(library: Path, opened: int | None = None, seconds: float | None = None) -> Calibration:
     """Finds the layout of a driver.
 
     Args:
         library: its path.
         opened: its descriptor, if nobody has asked for this: its system's dynamic linker is then run only where
             set-user-ID programs of root would be. It is closed.
-        seconds: the time limit.
+        seconds: the time limit, in place of SECONDS.
 
     Raises:
         CalibrationError: a stranger can change the library, it does not run here, or no layout was found.
     """
     kind = _kind_of_name(library.name)  # for errors until it was read
+    seconds = SECONDS if seconds is None else seconds
     try:
         is_asked = opened is None
         fd = os.open(library, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY) if opened is None else opened
