@@ -51,10 +51,12 @@ test-driver: setup ## tests/driver, on Intel's real runtime and Mesa's Vulkan dr
 	@scripts/test-vulkan >/dev/null
 	@scripts/test --driver
 
-test-programs: setup ## download dpnp, pyopencl, OpenVINO, clpeak, Go, Java and TensorBoard's plugin (0.9 GB), and run tests/programs
+test-programs: setup ## download dpnp, pyopencl, OpenVINO, clpeak, Go, Java, TensorBoard's plugin, Mesa, ncnn and wgpu (1.7 GB), and run tests/programs
 	@scripts/test-programs >/dev/null
 	@scripts/test-languages >/dev/null
 	@scripts/test-tensorboard >/dev/null
+	@scripts/test-vulkan >/dev/null
+	@scripts/test-vulkan-programs >/dev/null
 	@scripts/test tests/programs
 
 test-kernels: setup ## boot Debian's kernels under QEMU, and load BPF and see launches there (docs/platforms.md)

@@ -98,13 +98,17 @@ RUNNING = {
 }  # fmt: skip
 """The further system calls of a program that is started and reads files."""
 _OPEN, _MMAP, _IOCTL, _TGKILL, _OPENAT, _PRLIMIT64, _SECCOMP = 2, 9, 16, 234, 257, 302, 317
+_CLONE, _CLONE3, _CLONE_THREAD = 56, 435, 0x10000
+# socket, connect, socketpair, fork, vfork, execve, kill, setsid, ptrace, process_vm_readv, process_vm_writev, execveat,
+# pidfd_send_signal, io_uring_setup, pidfd_open, pidfd_getfd
+_REACHING_OTHERS = (41, 42, 53, 57, 58, 59, 62, 112, 101, 310, 311, 322, 424, 425, 434, 438)
 _MAP_SHARED = 1
 _TCGETS = 0x5401
 _TO_WRITE = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND | (os.O_TMPFILE & ~os.O_DIRECTORY)
 
 # linux/seccomp.h, linux/audit.h, linux/bpf_common.h
 _SET_MODE_FILTER, _FLAG_TSYNC = 1, 1
-_ALLOW, _EPERM, _KILL = 0x7FFF_0000, 0x0005_0001, 0x8000_0000
+_ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF_0000, 0x0005_0001, 0x0005_0026, 0x8000_0000
 _ARCH_X86_64 = 0xC000_003E
 _X32 = 0x4000_0000
 _LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
@@ -129,9 +133,36 @@ def filter_system_calls(libc: ctypes.CDLL, more: Mapping[str, int] | None = None
     """
     if os.uname().machine == "x86_64":
         code = _filter_program(os.getpid(), more or {})
-        program = _Program(len(code) // 8, code)
-        numbers = (ctypes.c_long(each) for each in (_SECCOMP, _SET_MODE_FILTER, _FLAG_TSYNC))
-        libc.syscall(*numbers, ctypes.byref(program))
+        _set_filter(libc, code)
+
+
+def stay_alone(libc: ctypes.CDLL) -> None:
+    """Takes from this process the system calls that start, reach or change others, for good; it may start threads.
+
+    Others that it started could leave its session, and live on. Call it after `give_up_privileges`.
+    """
+    if os.uname().machine != "x86_64":
+        return
+    code = _only_of_this_machine()
+    for number in _REACHING_OTHERS:
+        code += [_code(_EQUAL, number, 0, 1), _code(_RETURN, _EPERM)]
+    code += [
+        _code(_EQUAL, _CLONE3, 0, 1),  # its flags are in memory, which a filter cannot read: C libraries then use clone
+        _code(_RETURN, _ENOSYS),
+        _code(_EQUAL, _CLONE, 0, 4),
+        _code(_LOAD, _ARGUMENTS),
+        _code(_AND, _CLONE_THREAD),
+        _code(_EQUAL, _CLONE_THREAD, 1, 0),
+        _code(_RETURN, _EPERM),
+        _code(_RETURN, _ALLOW),
+    ]
+    _set_filter(libc, b"".join(code))
+
+
+def _set_filter(libc: ctypes.CDLL, code: bytes) -> None:
+    program = _Program(len(code) // 8, code)
+    numbers = (ctypes.c_long(each) for each in (_SECCOMP, _SET_MODE_FILTER, _FLAG_TSYNC))
+    libc.syscall(*numbers, ctypes.byref(program))
 
 
 def _filter_program(pid: int, more: Mapping[str, int]) -> bytes:
@@ -143,14 +174,7 @@ def _filter_program(pid: int, more: Mapping[str, int]) -> bytes:
     ]
     if more:
         checked += [(_OPEN, 1, _TO_WRITE, 0), (_OPENAT, 2, _TO_WRITE, 0), (_IOCTL, 1, 0xFFFF_FFFF, _TCGETS)]
-    code = [
-        _code(_LOAD, _ARCH),
-        _code(_EQUAL, _ARCH_X86_64, 1, 0),
-        _code(_RETURN, _KILL),
-        _code(_LOAD, _NUMBER),
-        _code(_AT_LEAST, _X32, 0, 1),
-        _code(_RETURN, _KILL),
-    ]
+    code = _only_of_this_machine()
     for number in (*_ALLOWED.values(), *more.values()):
         code += [_code(_EQUAL, number, 0, 1), _code(_RETURN, _ALLOW)]
     for number, argument, mask, wanted in checked:
@@ -163,6 +187,18 @@ def _filter_program(pid: int, more: Mapping[str, int]) -> bytes:
             _code(_RETURN, _EPERM),
         ]
     return b"".join([*code, _code(_RETURN, _EPERM)])
+
+
+def _only_of_this_machine() -> list[bytes]:
+    """Returns a beginning that ends the process at another architecture's calls, and leaves the call's number."""
+    return [
+        _code(_LOAD, _ARCH),
+        _code(_EQUAL, _ARCH_X86_64, 1, 0),
+        _code(_RETURN, _KILL),
+        _code(_LOAD, _NUMBER),
+        _code(_AT_LEAST, _X32, 0, 1),
+        _code(_RETURN, _KILL),
+    ]
 
 
 def _code(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:

@@ -143,6 +143,10 @@ class Libraries:
         self._ways = frozenset(ways)
         # Build-ids and names of drivers in which the injected library raises no probes; None if nothing is injected.
         self.not_injected: frozenset[str] | None = None
+        self.learn: Callable[[int, str, str], str] = lambda *_: (
+            ", so what programs dispatch is not recorded: run 'sudo iaprof calibrate LIBRARY'"
+        )
+        """Takes Mesa's driver of an unknown build (descriptor, path, build-id); returns what follows from that."""
         self.cuda_is_injected = False
         """Whether NVIDIA's driver loads our library into all programs that are recorded: it reports their launches."""
         # By inode (a file with probes keeps its inode), and by what `_take` calls `content`: CLOCK_MONOTONIC when the
@@ -169,6 +173,12 @@ class Libraries:
     def take(self, path: Path) -> Iterator[Outcome]:
         """Probes the library at `path`, before any process maps it."""
         yield from self._take(str(path), str(path))
+
+    def take_again(self, path: Path) -> Iterator[Outcome]:
+        """Probes a library that was not probed, after its layout has become known."""
+        with contextlib.suppress(OSError):
+            self._refused.discard(_content(path.stat()))
+        yield from self.take(path)
 
     def running(self) -> Iterator[Outcome]:
         """Probes the libraries that running processes have mapped.
@@ -273,7 +283,7 @@ class Libraries:
             inode = (status.st_dev, status.st_ino)
             # Overlays of two containers show one file of their image with different devices, but otherwise equal. As a
             # probe is in the underlying file, a second probe would make each call fire twice.
-            content = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_uid)
+            content = _content(status)
             since = self._attached.get(inode, 0) or self._attached.get(content, 0)
             if since or content in self._refused:
                 return since
@@ -355,7 +365,7 @@ class Libraries:
                     own_kernels=layout.has_own_kernels,
                     waits=many,
                 )
-            problem = self._explain_unprobed(path, build_id)
+            problem = self._explain_unprobed(path, build_id, file.fileno())
         except OSError as error:
             problem = f"the kernel refuses probes in it ({error.strerror or error})"
         except IaprofError as error:
@@ -402,14 +412,14 @@ class Libraries:
             return read_probes(file, CUDA_PROVIDER, (LAUNCH, MESSAGE))
         return read_probes(file, PROVIDER, (LAUNCH, COMPILE, EXECUTE, LIST_EVENT)) if way_of(path) in self._ways else []
 
-    def _explain_unprobed(self, path: str, build_id: str) -> str:
+    def _explain_unprobed(self, path: str, build_id: str, file: int) -> str:
         if is_injected(path) or not self._injection_skips(path, build_id):
             return ""  # the injected library records the launches, or it is another recorder's library
         if Way.ATTACH not in self._ways:
             return "it has no launch_kernel and compile_kernel probes; --launches=auto may have another way"
         unknown = f"its build ({build_id or 'without a build-id'}) is not known"
         if is_vulkan(path):
-            return f"{unknown}, so what programs dispatch is not recorded: run 'sudo iaprof calibrate LIBRARY'"
+            return f"{unknown}{self.learn(file, path, build_id)}"
         could_have_probes = Way.PROBES in self._ways and OPENCL not in path
         return (
             f"{'it has no probes, and ' if could_have_probes else ''}{unknown}: run "
@@ -427,6 +437,11 @@ def single_stepped_launches(file_fd: int, layout: Layout, offsets: Sequence[int]
     """
     where = zip(layout.entries, offsets, strict=True)
     return single_stepped(file_fd, ((entry.name, at) for entry, at in where if entry.action in _LAUNCHING))
+
+
+def _content(status: os.stat_result) -> tuple[int, ...]:
+    """Identifies a file's content, also where overlays show it with different devices."""
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_uid
 
 
 def is_vulkan(path: str) -> bool:

@@ -74,6 +74,7 @@ class CalibrationError(IaprofError):
     def __init__(self, library: Path, problem: str, kind: Kind = Kind.LEVEL_ZERO) -> None:
         """Args: the library; a clause about it that says why; its kind."""
         super().__init__(f"{library} cannot be calibrated: {problem}; {_OTHER_WAYS[kind]}")
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,23 @@ def how(library: Path) -> str:
     return "on this machine's GPUs" if VULKAN in library.name else f"as {', '.join(DEVICES)}"
 
 
-def calibrate(library: Path) -> Calibration:
+def calibrate(library: Path, opened: int | None = None, seconds: float | None = None) -> Calibration:
     """Finds the layout of a driver.
+
+    Args:
+        library: its path.
+        opened: its descriptor, if nobody has asked for this: its system's dynamic linker is then run only where
+            set-user-ID programs of root would be. It is closed.
+        seconds: the time limit, in place of SECONDS.
 
     Raises:
         CalibrationError: a stranger can change the library, it does not run here, or no layout was found.
     """
     kind = _kind_of_name(library.name)  # for errors until it was read
+    seconds = SECONDS if seconds is None else seconds
     try:
-        fd = os.open(library, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        is_asked = opened is None
+        fd = os.open(library, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY) if opened is None else opened
         with open(fd, "rb") as file:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
@@ -131,11 +140,11 @@ def calibrate(library: Path) -> Calibration:
             def layout_from(
                 read: Callable[[Any], _AnswerT], layout_of: Callable[[str, Code, Sequence[_AnswerT]], Layout]
             ) -> tuple[Layout, Mapping[str, Answer], dict[str, str]]:
-                answers, left_out = _run_driver(kind, library, file, read)
+                answers, left_out = _run_driver(kind, library, file, read, is_asked, seconds)
                 return layout_of(build_id, Code(elf, file), list(answers.values())), answers, left_out
 
             if kind is Kind.VULKAN:
-                found, left_out = _run_vulkan(library, file)
+                found, left_out = _run_vulkan(library, file, is_asked, seconds)
                 layout = vulkan_layout(build_id, Code(elf, file), list(found.values()))
                 return Calibration(layout, tuple(found), left_out, _slow(file, elf, layout), "")
             if kind is Kind.OPENCL:
@@ -206,13 +215,13 @@ def _check_owner(status: os.stat_result) -> None:
 
 
 def _run_driver(
-    kind: Kind, library: Path, file: BinaryIO, read: Callable[[Any], _AnswerT]
+    kind: Kind, library: Path, file: BinaryIO, read: Callable[[Any], _AnswerT], is_asked: bool, seconds: float
 ) -> tuple[dict[str, _AnswerT], dict[str, str]]:
     """Runs the driver for all devices at once; returns answers by device, and why other devices have none."""
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + seconds
     answers, left_out = {}, {}
     with _private_folder() as (private, user), contextlib.ExitStack() as running:
-        folder = running.enter_context(_linker_folder(kind, library))
+        folder = running.enter_context(_linker_folder(kind, library, is_asked))
         loaded = running.enter_context(_copy(file)) if kind is Kind.OPENCL else file.fileno()
         processes = {
             device: running.enter_context(
@@ -222,7 +231,7 @@ def _run_driver(
         }
         for device, process in processes.items():
             try:
-                answers[device] = _read(process.answer(SECONDS, deadline), read)
+                answers[device] = _read(process.answer(seconds, deadline), read)
             except Problem as problem:
                 left_out[device] = str(problem)
     if len(answers) < LEAST_DEVICES:
@@ -231,16 +240,18 @@ def _run_driver(
     return answers, left_out
 
 
-def _run_vulkan(library: Path, file: BinaryIO) -> tuple[dict[str, VulkanAnswer], dict[str, str]]:
+def _run_vulkan(
+    library: Path, file: BinaryIO, is_asked: bool, seconds: float
+) -> tuple[dict[str, VulkanAnswer], dict[str, str]]:
     """Runs the driver on the machine's GPUs; returns answers by device, and why other devices have none."""
     group = _group_of_gpus()
     with _private_folder(group) as (private, user), contextlib.ExitStack() as running:
-        folder = running.enter_context(_linker_folder(Kind.VULKAN, library))
+        folder = running.enter_context(_linker_folder(Kind.VULKAN, library, is_asked))
         device = "" if group is None else str(group)
         process = running.enter_context(
             Process.start(Kind.VULKAN, device, {}, file.fileno(), folder, private, user, group)
         )
-        answers, left_out = _read(process.answer(SECONDS, time.monotonic() + SECONDS), read_vulkan)
+        answers, left_out = _read(process.answer(seconds, time.monotonic() + seconds), read_vulkan)
     if not answers:
         reasons = "; ".join(f"{device}: {why}" for device, why in left_out.items())
         raise Problem(f"it finds no GPU here that it can use{f' ({reasons})' if reasons else ''}")
@@ -312,7 +323,7 @@ def _copy(file: BinaryIO) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def _linker_folder(kind: Kind, library: Path) -> Iterator[int | None]:
+def _linker_folder(kind: Kind, library: Path, is_asked: bool) -> Iterator[int | None]:
     """Yields a descriptor of the folder with the dynamic linker and C library of the driver's system.
 
     That is the library's folder, or the one above if OpenCL's driver has a folder of its own. None if there is no
@@ -328,6 +339,8 @@ def _linker_folder(kind: Kind, library: Path) -> Iterator[int | None]:
         # Checked by descriptor: the same files are executed.
         _check_owner(os.fstat(fd))
         _check_owner(os.stat(DYNAMIC_LINKER, dir_fd=fd))
+        if not is_asked and os.fstatvfs(fd).f_flag & os.ST_NOSUID:
+            raise Problem("the file system of its dynamic linker is mounted nosuid")
         yield fd
     finally:
         os.close(fd)

@@ -23,7 +23,7 @@ from iaprof.record.calibrate.level_zero_own import ENDS_COPYING, OwnKernels, Own
 from iaprof.record.calibrate.opencl_search import search_opencl
 from iaprof.record.calibrate.search import MOST_ANSWERED, Memory, Search
 from iaprof.record.calibrate.vulkan_search import search_vulkan
-from iaprof.sandbox.privileges import NOBODY, give_up_privileges
+from iaprof.sandbox.privileges import NOBODY, give_up_privileges, stay_alone
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _MODULES = Path(__file__).with_name("modules")
@@ -50,7 +50,10 @@ def main(library: str, device: str, kind: str) -> None:
     limits = _LIMITS | {resource.RLIMIT_FSIZE: _MOST_FILE_BYTES.get(kind, _LIMITS[resource.RLIMIT_FSIZE])}
     give_up_privileges(limits, (NOBODY, int(device) if kind == "vulkan" and device else NOBODY))
     # This process ends with its parent. Set after the change of user, which would undo it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, *map(ctypes.c_ulong, (signal.SIGKILL, 0, 0, 0)))
+    if kind == "vulkan":  # recordings run it unasked; Intel's other drivers may need more
+        stay_alone(libc)
     try:
         with open(library, "rb") as file:
             if kind == "vulkan":

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
+import json
 import os
 import re
 import shutil
@@ -13,9 +15,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from iaprof.basics.errors import IaprofError
-from iaprof.basics.files import make_public_folder
+from iaprof.basics.files import is_untrusted, make_public_folder, open_regular
 from iaprof.bpf.driver_layout import known_builds
-from iaprof.bpf.probes.libraries import SYSTEM_FOLDERS, Libraries, Outcome, is_vulkan
+from iaprof.bpf.probes.libraries import SYSTEM_FOLDERS, VULKAN, Libraries, Outcome, is_vulkan
 from iaprof.formats.header.launch_warnings import driver_at
 from iaprof.record.options import LaunchesBy
 
@@ -29,9 +31,58 @@ def installed(libraries: Libraries, for_command: bool) -> Iterator[Outcome]:
     """
     env = os.environ if for_command else {}
     yield from libraries.installed((*SYSTEM_FOLDERS, *filter(None, env.get("LD_LIBRARY_PATH", "").split(":"))))
+    for driver in manifests_drivers(env):
+        yield from libraries.take(driver)
     files = env.get("ZE_ENABLE_ALT_DRIVERS", "").split(",") + env.get("OCL_ICD_FILENAMES", "").split(":")
     for path in filter(None, [*files, env.get("OCL_ICD_VENDORS", "")]):
         yield from libraries.take(Path(path))
+
+
+_MANIFESTS = ("/usr/share", "/usr/local/share", "/etc", "/etc/xdg", "/usr/local/etc", "/run/opengl-driver/share")
+_MOST_MANIFESTS = 64
+_MOST_MANIFEST_BYTES = 1 << 16
+
+
+def vulkan_drivers(for_command: bool) -> Iterator[Path]:
+    """Yields the files that Vulkan's loader may load as Mesa's driver, each once: those of `installed`."""
+    env: Mapping[str, str] = os.environ if for_command else {}
+    folders = (*SYSTEM_FOLDERS, *filter(None, env.get("LD_LIBRARY_PATH", "").split(":")))
+    seen = set()
+    for path in (*(Path(each, VULKAN) for each in folders), *manifests_drivers(env)):
+        if os.path.exists(path) and (real := os.path.realpath(path)) not in seen:
+            seen.add(real)
+            yield path
+
+
+def manifests_drivers(env: Mapping[str, str]) -> Iterator[Path]:
+    """Yields Mesa's drivers that the manifests of Vulkan's drivers name by a path; only root's manifests count.
+
+    Args:
+        env: the command's environment.
+    """
+    folders = [*_MANIFESTS, *env.get("XDG_DATA_DIRS", "").split(":"), *env.get("XDG_CONFIG_DIRS", "").split(":")]
+    files = [Path(each, "vulkan/icd.d") for each in dict.fromkeys(folders) if os.path.isabs(each)]
+    for name in ("VK_DRIVER_FILES", "VK_ADD_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        files += [Path(each) for each in env.get(name, "").split(":") if os.path.isabs(each)]
+    named = (path for each in files for path in (sorted(each.glob("*.json")) if os.path.isdir(each) else [each]))
+    for manifest in itertools.islice(named, _MOST_MANIFESTS):
+        library = _library_of(manifest)
+        if os.path.basename(library) == VULKAN != library:  # a name without a folder is that of the system's
+            path = manifest.parent / library
+            if os.path.exists(path):  # False for what cannot be a path
+                yield path
+
+
+def _library_of(manifest: Path) -> str:
+    """Returns the `library_path` of a manifest; empty if it has none."""
+    try:
+        with open_regular(str(manifest)) as file:
+            if is_untrusted(os.fstat(file.fileno())):
+                return ""
+            library = json.loads(file.read(_MOST_MANIFEST_BYTES))["ICD"]["library_path"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return library if isinstance(library, str) and "\0" not in library else ""
 
 
 class Drivers:

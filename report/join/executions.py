@@ -28,6 +28,8 @@ from iaprof.report.join.timed import has_executions, with_executions
 MAX_ROWS = 1 << 21  # for appended launches; beyond it, a row stands for several executions
 RUNS_AT_ONCE, NEVER_EXECUTED = -1, -2
 """Instead of a filling: the launch is not in a closed list; the launch is in a closed list that was never executed."""
+_MOST_LEVELS = 4  # of lists in lists
+_MOST_TIMES = 1 << 40  # that an execution counts
 _EVENT_COLUMNS = ("time_ns", "pid", "tid", "comm", "event", "list", "queue", "stack", "flags")
 _FIRST_STEP_NS = 1 << 20  # executions within a step share a row; the step doubles until the rows are few enough
 _LAST_STEP_NS = 1 << 63
@@ -51,6 +53,8 @@ class Fillings:
     filling: _Ints  # [launches]; or RUNS_AT_ONCE or NEVER_EXECUTED
     first: _Ints  # [fillings + 1]: the index of each filling's first execution
     time: NDArray[np.uint64]  # [executions], ns; ascending within a filling
+    last: NDArray[np.uint64]  # [executions], ns: the last of those that an execution stands for
+    count: _Ints  # [executions]: for how many it stands, see `with_included`
     event: _Ints  # [executions]: the row among the events
     unknown: _Ints  # events that execute lists whose kernels were appended before the recording
 
@@ -80,7 +84,7 @@ def find_fillings(launches: pa.Table, events: pa.Table, processes: pa.Table) -> 
 
     Args:
         launches: columns time_ns, pid and list of `launch` rows.
-        events: columns time_ns, pid, event and list of `command_list` rows.
+        events: columns time_ns, pid, event and list of `command_list` rows; and those that `with_included` adds.
         processes: columns time_ns, pid, tid and event of `process` rows: a list's handle is only valid within one
             program of its process.
     """
@@ -116,7 +120,10 @@ def find_fillings(launches: pa.Table, events: pa.Table, processes: pa.Table) -> 
     first = np.searchsorted(number[filling[executed]], np.arange(int(used.sum()) + 1))
     rows = order[executed]
     unknown = order[np.flatnonzero((event_code == _EXECUTE) & ~is_known[filling])] if len(event_code) else rows
-    return Fillings(filling_of, first, time[rows], rows - len(own), unknown - len(own))
+    rows_of_events, last, count = rows - len(own), time[rows], np.ones(len(rows), np.int64)
+    if "many" in events.column_names:
+        last, count = (events[name].to_numpy()[rows_of_events] for name in ("last_ns", "many"))
+    return Fillings(filling_of, first, time[rows], last, count, rows_of_events, unknown - len(own))
 
 
 def queues(launches: pa.Table, known: Fillings | None = None, events: pa.Table | None = None) -> NDArray[np.uint64]:
@@ -160,11 +167,14 @@ def count_launches(capture: CaptureReader) -> LaunchTotals | None:
     own = (launches["flags"].to_numpy() & LaunchFlags.CARRIED) == 0
     own_events = (events["flags"].to_numpy() & LaunchFlags.CARRIED) == 0
     filling = np.repeat(np.arange(len(known.first) - 1), np.diff(known.first))
-    runs = np.bincount(filling[own_events[known.event]], minlength=len(known.first) - 1)
+    runs = np.zeros(len(known.first) - 1, np.int64)
+    np.add.at(runs, filling, known.count * own_events[known.event])
+    many = events["many"].to_numpy() if "many" in events.column_names else np.ones(len(events), np.int64)
+    many = many * own_events
     return LaunchTotals(
         int((own & (known.filling == RUNS_AT_ONCE)).sum()) + int(runs[known.filling[known.filling >= 0]].sum()),
-        int((own_events & rows_equal(events["event"], "execute")).sum()),
-        int(own_events[known.unknown].sum()),
+        int(many[rows_equal(events["event"], "execute")].sum()),
+        int(many[known.unknown].sum()),
     )
 
 
@@ -225,13 +235,30 @@ def with_included(events: pa.Table) -> pa.Table:
     Args:
         events: `command_list` rows with _EVENT_COLUMNS.
 
-    Raises:
-        CaptureError: there would be more than MAX_ROWS.
+    Returns:
+        The rows. If a list includes another one, they have two more columns: `many`, for how many executions a row
+        stands, and `last_ns`, the time of the last of these. A row stands for several where there would be more than
+        MAX_ROWS: executions of one list by another one that follow one another.
     """
     code = _event_codes(events["event"])
-    included = np.flatnonzero(code == _INCLUDE)
-    if not len(included):
+    if not (code == _INCLUDE).any():
         return events
+    events = events.append_column("many", pa.array(np.ones(len(events), np.int64)))
+    events = events.append_column("last_ns", events["time_ns"])
+    tables, added = [events], events.filter(pa.array(code == _EXECUTE))
+    # An execution only leads to those of the next level, so that lists that include themselves end.
+    rest = events.filter(pa.array(code != _EXECUTE))
+    for level in range(_MOST_LEVELS):
+        added = _executions_of_included(pa.concat_tables([rest, added]), MAX_ROWS >> 2 * level)
+        if not len(added):
+            break
+        tables.append(added)
+    return pa.concat_tables(tables)
+
+
+def _executions_of_included(events: pa.Table, max_rows: int) -> pa.Table:
+    """Returns executions of the lists that others include, for the executions of these, as `with_included` does."""
+    code = _event_codes(events["event"])
     pid, list_, queue, time = (events[name].fill_null(0).to_numpy() for name in ("pid", "list", "queue", "time_ns"))
     outer = np.where(code == _INCLUDE, queue, list_)
     order = np.lexsort((time, outer, pid))
@@ -239,16 +266,32 @@ def with_included(events: pa.Table) -> pa.Table:
     ends = _changes(pid[order], outer[order]) | (sorted_code == _RESET) | (sorted_code == _DESTROY)
     bounds = np.append(np.flatnonzero(ends), len(order))
     places = np.flatnonzero(sorted_code == _INCLUDE)
-    until = bounds[np.searchsorted(bounds, places, "right")]
     is_execution = sorted_code == _EXECUTE
+    execution = order[is_execution]
     before = np.concatenate([[0], np.cumsum(is_execution)])
-    count = before[until] - before[places]
-    if int(count.sum()) > MAX_ROWS:
-        raise CaptureError("command buffers that include very many others were executed too often")
-    executions = order[np.flatnonzero(is_execution)][ranges(before[places], count)]
-    more = events.take(pa.array(executions))
-    more = _with_column(more, "list", pa.array(np.repeat(list_[order[places]], count), events["list"].type))
-    return pa.concat_tables([events, more])
+    first = before[places]
+    count = before[bounds[np.searchsorted(bounds, places, "right")]] - first
+    rows = np.minimum(count, _most_rows_of_each(count, max_rows))
+    which, number = np.repeat(np.arange(len(places)), rows), ranges(0, rows)
+    start, end = (first[which] + (number + more) * count[which] // rows[which] for more in (0, 1))
+    # As floating-point numbers: lists that include themselves very often would lead to any number.
+    times = np.concatenate([[0.0], np.cumsum(events["many"].to_numpy()[execution].astype(np.float64))])
+    many = np.minimum(times[end] - times[start], _MOST_TIMES).astype(np.int64)
+    more = events.take(pa.array(execution[start]))
+    more = _with_column(more, "list", pa.array(list_[order[places]][which], events["list"].type))
+    more = _with_column(more, "many", pa.array(many))
+    return _with_column(more, "last_ns", events["last_ns"].take(pa.array(execution[end - 1])))
+
+
+def _most_rows_of_each(count: _Ints, max_rows: int) -> int:
+    """Returns the largest number of rows that each of these may have, 1 or more, that all have at most `max_rows`."""
+    ascending = np.sort(count)
+    so_far = np.concatenate([[0], np.cumsum(ascending)])
+    if int(so_far[-1]) <= max_rows:
+        return max(1, int(ascending[-1]) if len(ascending) else 1)
+    # The smallest ones are whole, and the others share the rest.
+    shares = (max_rows - so_far[:-1]) // np.arange(len(count), 0, -1)
+    return max(1, int(shares[np.argmax(shares < ascending)]))
 
 
 def expand_executions(
@@ -324,8 +367,8 @@ def _executions_of_members(
         For each row: the member, the first execution, the time of the last execution, and their number.
     """
     size = np.diff(known.first)
-    execution, count = np.arange(len(known.time)), np.ones(len(known.time), np.int64)
-    first, last, step = known.first, known.time, _FIRST_STEP_NS
+    execution, count = np.arange(len(known.time)), known.count
+    first, last, step = known.first, known.last, _FIRST_STEP_NS
     if int(size[filling].sum()) > max_rows:
         filling_of = np.repeat(np.arange(len(size)), size)
         place = np.zeros(len(filling_of), np.int64) if places is None else places
@@ -341,8 +384,8 @@ def _executions_of_members(
             raise CaptureError(
                 "command lists with very many kernels were executed from very many places: choose --stack-of=append"
             )
-        end = np.append(start[1:], len(filling_of))
-        execution, count, last = order[start], end - start, time[end - 1]
+        execution = order[start]
+        count, last = np.add.reduceat(count[order], start), np.maximum.reduceat(last[order], start)
         first = np.concatenate([[0], np.cumsum(size)])
     repeat = size[filling]
     member = np.repeat(np.arange(len(filling)), repeat)

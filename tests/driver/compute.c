@@ -10,6 +10,7 @@
  *   --pool           the pool is reset before each filling, in place of vkBeginCommandBuffer's own reset
  *   --anew           pipelines are destroyed and made again in each round, with other shaders
  *   --names          pipelines have debug names, shader_1 and so on
+ *   --hostile-names  pipelines have names that are no text, that control terminals, and of 64 KiB
  *   --direct         every function is the driver's own, by vkGetDeviceProcAddr, as most engines call it
  *   --indirect       half of the dispatches are indirect
  *   --seconds S      goes on with rounds for as long, whatever --rounds says
@@ -37,7 +38,7 @@
 enum { SHADERS = 4 };
 static int dispatches = 3, rounds = 2, submits = 2;
 static double seconds;
-static bool secondary, reset_pool, anew, names, direct, indirect;
+static bool secondary, reset_pool, anew, names, hostile_names, direct, indirect;
 
 static VkDevice device;
 static VkQueue queue;
@@ -153,13 +154,19 @@ static void make_pipelines(VkInstance instance, int generation)
         if (pipelines[i])
             vkDestroyPipeline(device, pipelines[i], NULL);
         CHECK(vkCreateComputePipelines(device, VK_NULL_HANDLE, 1, &info, NULL, &pipelines[i]));
-        char name[32];
+        static char name[1 << 16];
+        static const char *hostile[] = {"\x1b[2J\x1b]0;x\a;a\nb", "\xff\xfe\xc0\x80\xed\xa0\x80", "../../../etc/passwd\r\xe2\x80\xae", NULL};
         snprintf(name, sizeof(name), "shader_%u", i + 1);
+        if (hostile_names) {
+            memset(name, 'A' , sizeof(name) - 1);
+            if (hostile[i])
+                strcpy(name, hostile[i]);
+        }
         VkDebugUtilsObjectNameInfoEXT named = {.sType = VK_STRUCTURE_TYPE_DEBUG_UTILS_OBJECT_NAME_INFO_EXT,
                                                .objectType = VK_OBJECT_TYPE_PIPELINE,
                                                .objectHandle = (uint64_t)pipelines[i],
                                                .pObjectName = name};
-        if (names)
+        if (names || hostile_names)
             CHECK(set_name(device, &named));
     }
 }
@@ -302,6 +309,7 @@ int main(int argc, char **argv)
         reset_pool |= !strcmp(option, "--pool");
         anew |= !strcmp(option, "--anew");
         names |= !strcmp(option, "--names");
+        hostile_names |= !strcmp(option, "--hostile-names");
         direct |= !strcmp(option, "--direct");
         indirect |= !strcmp(option, "--indirect");
         if (i + 1 < argc && !strcmp(option, "--dispatches"))

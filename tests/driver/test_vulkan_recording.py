@@ -178,6 +178,46 @@ def test_a_shader_without_a_name_has_that_of_its_code(calibrated: dict[str, Mesa
 
 
 @pytest.mark.parametrize("release", RELEASES)
+def test_under_the_validation_layer_every_dispatch_is_recorded(
+    calibrated: dict[str, Mesa], release: str, tmp_path: Path
+) -> None:
+    # given: the layer, between the program and the driver
+    mesa = calibrated[release]
+    name = "VK_LAYER_KHRONOS_validation"
+    library = mesa.libraries / "libVkLayer_khronos_validation.so"
+    layer = {"name": name, "type": "INSTANCE", "library_path": str(library), "api_version": "1.4.300"}
+    manifest = {"file_format_version": "1.2.0", "layer": {**layer, "implementation_version": "1", "description": name}}
+    (tmp_path / "layer.json").write_text(json.dumps(manifest))
+    layered = {"VK_ADD_LAYER_PATH": str(tmp_path), "VK_INSTANCE_LAYERS": name, "VK_LOADER_DEBUG": "layer"}
+    words, *rest = mesa.command("bmg", tmp_path, *OPTIONS)
+    # when
+    command = [words, *(f"{key}={value}" for key, value in layered.items()), *rest]
+    printed, said, ledger = record_command(mesa, "bmg", tmp_path, command)
+    # then
+    (own,) = (line for line in printed.splitlines() if line.startswith("{"))  # the layer prints, too
+    recording = Recording(tmp_path / "capture", said, read_run(own, tmp_path), ledger)
+    assert str(library) in said, "it is loaded"
+    launched = Counter(row["address"] - WINDOW for row in recording.launches)
+    assert {kernel: 2 * count for kernel, count in launched.items()} == walkers_of(recording.run)
+    assert reported_launches(recording.capture) == submitted(recording)
+
+
+def test_names_of_pipelines_are_text_and_change_no_terminal(calibrated: dict[str, Mesa], tmp_path: Path) -> None:
+    recording = record(calibrated["unstable"], "bmg", tmp_path, "--hostile-names", "--rounds", 3)
+    # then: each shader is recorded under its own name, of limited length, with its code
+    launched = Counter(row["address"] - WINDOW for row in recording.launches)
+    assert {kernel: 2 * count for kernel, count in launched.items()} == walkers_of(recording.run)
+    assert len({row["name"] for row in recording.launches}) == len(SHADERS)
+    assert {len(row["name"]) for row in recording.launches} <= set(range(64))
+    assert len(CaptureReader(recording.capture).table("kernel")) == len(SHADERS)
+    for words in (("top",), ("report",), ("top", "--json"), ("report", "--format", "json"), ("annotate",), ("info",)):
+        done = subprocess.run([*IAPROF, words[0], str(recording.capture), *words[1:]], capture_output=True, check=True)
+        text = done.stdout.decode()
+        assert not set(text) & {*map(chr, range(0x20)), "\x7f", "\u202e"} - {"\n"}, words
+        assert words != ("top",) or len([line for line in text.splitlines() if "A" * 8 in line]) == 1
+
+
+@pytest.mark.parametrize("release", RELEASES)
 def test_a_program_that_already_runs_is_recorded(calibrated: dict[str, Mesa], release: str, tmp_path: Path) -> None:
     # given: a program in the middle of its work, whose pipelines have names that were given before
     mesa = calibrated[release]
@@ -224,9 +264,10 @@ def test_what_an_unknown_build_dispatches_is_said_to_be_missing(calibrated: dict
         recording = record(mesa, "bmg", tmp_path, "--rounds", 1)
     finally:
         hidden.rename(layout)
-    # then
-    told = [line for line in recording.said.splitlines() if str(mesa.library.name) in line]
+        layout.with_suffix(".problem").unlink(missing_ok=True)
+    # then: it was tried, once, and what the program does with the driver is said to be missing
+    tried, told = [line for line in recording.said.splitlines() if str(mesa.library.name) in line]
     assert recording.launches == []
-    assert len(told) == 1
-    assert "its build" in told[0] and "sudo iaprof calibrate" in told[0]
+    assert "cannot be calibrated: it finds no GPU here that it can use" in tried
+    assert "its build" in told and "sudo iaprof calibrate" in told
     assert CaptureReader(recording.capture).header["totals"]["stalls"] > 0

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs for the tests in this folder, which `make test-programs` runs."""
 
+import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from driver import vulkan as vulkan_driver
 from iaprof.bpf.driver_layout import find_layout
 from iaprof.bpf.probes.library_file import LibraryFile
 from integration.recording import IAPROF, IN_TURN
@@ -16,6 +21,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker("programs")
     item.add_marker("bpf")
     item.add_marker(IN_TURN)
+
+
+@pytest.fixture(scope="session")
+def vulkan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, vulkan_driver.Mesa]]:
+    public = Path(tempfile.mkdtemp(prefix="iaprof-vulkan-"))  # pytest's folders are its user's alone
+    public.chmod(0o755)
+    yield vulkan_driver.build(tmp_path_factory.mktemp("vulkan"), public)
+    shutil.rmtree(public)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ def test_files_are_opened_and_stacks_prepared_for_processes_in_scope_only() -> N
     probes = SimpleNamespace(libraries=SimpleNamespace(mapped=probe))
     scope, roots = SimpleNamespace(others={8}), SimpleNamespace(keep=kept.append)
     stacks = SimpleNamespace(prepare=prepared.append)
-    libraries = MappedLibraries(*(cast(Any, each) for each in (probes, (), scope, roots, stacks)))
+    libraries = MappedLibraries(*(cast(Any, each) for each in (probes, (), scope, roots, stacks, None)))
     libraries._loop = cast(Any, SimpleNamespace(keep_calling=lambda *_: None, stop_calling=lambda *_: None))
     for pid in (7, 8):
         libraries.mapped(5, pid, b"/usr/lib/libze_intel_gpu.so.1")

@@ -421,3 +421,61 @@ def test_a_launch_has_the_queue_that_executed_its_list(tmp_path: Path) -> None:
     assert {(row["list"], row["queue"]) for row in read_launches(CaptureReader(path), COLUMNS).to_pylist()} == {
         (each, each) for each in (LIST, OTHER_LIST, 0x7000, 0)
     }
+
+
+def mixed(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """A capture of `launch` and `command_list` rows."""
+    of_lists = [row for row in rows if "event" in row]
+    return capture(path, launch=[row for row in rows if "event" not in row], command_list=of_lists)
+
+
+def test_lists_in_included_lists_are_executed_too(tmp_path: Path) -> None:
+    # given: a list in a list in a list that is executed three times
+    first, second, third = 0x7000, 0x8000, 0x9000
+    rows = [
+        *(event("reset", 1, third), appended(2, list_=third), event("close", 3, third)),
+        *(event("reset", 4, second), included(5, third, second), included(6, third, second), event("close", 7, second)),
+        *(event("reset", 8, first), included(9, second, first), event("close", 10, first)),
+        *(executed(time, first) for time in (11, 12, 13)),
+    ]
+    path = mixed(tmp_path / "c", rows)
+    # then: by each of its two places in the second one
+    assert Counter({time: count for (time, *_), count in read(path).items()}) == {11: 2, 12: 2, 13: 2}
+    assert (totals := count_launches(CaptureReader(path))) is not None and totals.launches == 6
+
+
+def test_lists_that_include_themselves_end(tmp_path: Path) -> None:
+    one, other = 0x7000, 0x8000
+    rows = [event("reset", 1, one), event("reset", 1, other), appended(2, list_=one)]
+    rows += [
+        included(3 + number, *lists) for number in range(300) for lists in ((one, other), (other, one), (one, one))
+    ]
+    path = mixed(tmp_path / "c", [*rows, executed(1000, one), executed(1001, other), executed(1002, 0x5000)])
+    totals = count_launches(CaptureReader(path))
+    assert totals is not None and 0 < totals.launches < 1 << 62
+    assert 0 < sum(read(path).values()) < 1 << 62
+
+
+@pytest.mark.parametrize("stack_of", StackOf)
+def test_lists_included_too_often_for_a_row_each_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stack_of: StackOf
+) -> None:
+    # given: sixty lists in one that is executed often, and another program
+    monkeypatch.setattr("iaprof.report.join.executions.MAX_ROWS", 2_000)
+    outer, inner = 0x7000, range(0x8000, 0x8000 + 60)
+    rows = [row for each in inner for row in (event("reset", 1, each), appended(2, A + each, list_=each))]
+    rows += [event("reset", 3, outer), *(included(4, each, outer) for each in inner), event("close", 5, outer)]
+    rows += [executed(10 + time, outer) for time in range(500)]
+    rows += [event("reset", 1, pid=9), appended(2, B, pid=9), executed(20, pid=9), executed(30, pid=9)]
+    path = mixed(tmp_path / "c", rows)
+    # then: each is counted as often as it was executed, between the first time and the last
+    launches = read_launches(CaptureReader(path), COLUMNS, stack_of).to_pylist()
+    counts: Counter[int] = Counter()
+    for row in launches:
+        counts[row["address"]] += row["count"]
+        assert 10 <= row["time_ns"] <= row["last_ns"] < 510
+    assert counts == Counter({A + each: 500 for each in inner}) + Counter({B: 2})
+    assert len(launches) < 3_000
+    assert [row["time_ns"] for row in launches if row["pid"] == 9] == [20, 30]
+    totals = count_launches(CaptureReader(path))
+    assert totals is not None and (totals.launches, totals.executions) == (60 * 500 + 2, 61 * 500 + 2)

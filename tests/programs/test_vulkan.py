@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""ncnn and wgpu on Mesa's Vulkan driver: what is recorded is what their batches say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from driver.test_learning import WINDOW, on_gpus
+from driver.test_vulkan_recording import calibrated, reported_launches
+from driver.vulkan import DEVICES, Mesa, read_walkers
+from iaprof.formats.capture.reader import CaptureReader
+from integration.recording import BARE, IAPROF
+from standin.hardware import Hardware
+
+pytestmark = pytest.mark.bpf
+__all__ = ["calibrated"]  # a fixture
+
+HERE = Path(__file__).resolve().parent
+ROUNDS = {"ncnn": 10, "wgpu": 30}
+FUNCTIONS = {"ncnn": "infer", "wgpu": "triple"}  # of the scripts in `work`, which dispatch
+
+
+@pytest.fixture(scope="session")
+def prepared() -> Path:
+    script = HERE.parents[1] / "scripts" / "test-vulkan-programs"
+    return Path(subprocess.run([script], stdout=subprocess.PIPE, check=True, text=True).stdout.strip())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("program", ROUNDS)
+def test_every_dispatch_of_a_python_program_is_recorded_with_its_stack(
+    calibrated: dict[str, Mesa], prepared: Path, program: str, device: str, tmp_path: Path
+) -> None:
+    # given: Python with the libraries of Debian unstable, whose C library may be newer than this machine's
+    mesa = calibrated["unstable"]
+    settings = mesa.settings(device, tmp_path) | {
+        "PYTHONHOME": f"{prepared}/usr",
+        "PYTHONPATH": f"{prepared}/packages",
+        "HOME": str(tmp_path),
+    }
+    preloaded = settings.pop("LD_PRELOAD")
+    linker = [str(mesa.libraries / "ld-linux-x86-64.so.2"), "--library-path", str(mesa.libraries)]
+    python = [*linker, "--preload", preloaded, f"{prepared}/usr/bin/python3.14"]
+    script = [str(HERE / "work" / f"with_{program}.py"), str(ROUNDS[program])]
+    # when
+    with Hardware(tmp_path / "gpu", device) as hardware:
+        variables = [f"{name}={value}" for name, value in settings.items()]
+        words = [*IAPROF, "record", "-o", str(tmp_path / "capture"), *BARE, "--", "env", "-u", "LD_PRELOAD", *variables]
+        environment = on_gpus(mesa, hardware, device, VK_DRIVER_FILES=str(mesa.manifest))
+        done = subprocess.run([*words, *python, *script], env=environment, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # then
+    walkers = Counter(walker.kernel for walker in read_walkers(tmp_path))
+    capture = CaptureReader(tmp_path / "capture")
+    recorded = Counter(row["address"] - WINDOW for row in capture.table("launch").to_pylist())
+    assert set(recorded) == set(walkers)
+    assert sum(walkers.values()) >= ROUNDS[program]
+    assert Counter(reported_launches(tmp_path / "capture").values()) == Counter(walkers.values())
+    # and the stacks say which function of the script it was
+    report = subprocess.run([*IAPROF, "report", str(tmp_path / "capture")], capture_output=True, text=True, check=True)
+    stalls = [line for line in report.stdout.splitlines() if "compute " in line]
+    assert stalls and os.path.exists(script[0])
+    assert sum(FUNCTIONS[program] in line for line in stalls) >= 0.9 * len(stalls)
