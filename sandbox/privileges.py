@@ -99,9 +99,9 @@ RUNNING = {
 """The further system calls of a program that is started and reads files."""
 _OPEN, _MMAP, _IOCTL, _TGKILL, _OPENAT, _PRLIMIT64, _SECCOMP = 2, 9, 16, 234, 257, 302, 317
 _CLONE, _CLONE3, _CLONE_THREAD = 56, 435, 0x10000
-# socket, connect, socketpair, fork, vfork, execve, kill, setsid, ptrace, process_vm_readv, process_vm_writev, execveat,
-# pidfd_send_signal, io_uring_setup, pidfd_open, pidfd_getfd
-_REACHING_OTHERS = (41, 42, 53, 57, 58, 59, 62, 112, 101, 310, 311, 322, 424, 425, 434, 438)
+# socket, connect, socketpair, fork, vfork, execve, kill, ptrace, setsid, rt_sigqueueinfo, tkill, rt_tgsigqueueinfo,
+# process_vm_readv, process_vm_writev, execveat, pidfd_send_signal, io_uring_setup, pidfd_open, pidfd_getfd
+_REACHING_OTHERS = (41, 42, 53, 57, 58, 59, 62, 101, 112, 129, 200, 297, 310, 311, 322, 424, 425, 434, 438)
 _MAP_SHARED = 1
 _TCGETS = 0x5401
 _TO_WRITE = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND | (os.O_TMPFILE & ~os.O_DIRECTORY)
@@ -147,6 +147,11 @@ def stay_alone(libc: ctypes.CDLL) -> None:
     for number in _REACHING_OTHERS:
         code += [_code(_EQUAL, number, 0, 1), _code(_RETURN, _EPERM)]
     code += [
+        _code(_EQUAL, _TGKILL, 0, 4),  # by which it ends itself
+        _code(_LOAD, _ARGUMENTS),
+        _code(_EQUAL, os.getpid(), 0, 1),
+        _code(_RETURN, _ALLOW),
+        _code(_RETURN, _EPERM),
         _code(_EQUAL, _CLONE3, 0, 1),  # its flags are in memory, which a filter cannot read: C libraries then use clone
         _code(_RETURN, _ENOSYS),
         _code(_EQUAL, _CLONE, 0, 4),
