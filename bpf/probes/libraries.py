@@ -143,7 +143,7 @@ class Libraries:
         self._ways = frozenset(ways)
         # Build-ids and names of drivers in which the injected library raises no probes; None if nothing is injected.
         self.not_injected: frozenset[str] | None = None
-        self.learn: Callable[[int, str, str], str] = lambda *_: (
+        self.calibrate: Callable[[int, str, str], str] = lambda *_: (
             ", so what programs dispatch is not recorded: run 'sudo iaprof calibrate LIBRARY'"
         )
         """Takes Mesa's driver of an unknown build (descriptor, path, build-id); returns what follows from that."""
@@ -419,7 +419,7 @@ class Libraries:
             return "it has no launch_kernel and compile_kernel probes; --launches=auto may have another way"
         unknown = f"its build ({build_id or 'without a build-id'}) is not known"
         if is_vulkan(path):
-            return f"{unknown}{self.learn(file, path, build_id)}"
+            return f"{unknown}{self.calibrate(file, path, build_id)}"
         could_have_probes = Way.PROBES in self._ways and OPENCL not in path
         return (
             f"{'it has no probes, and ' if could_have_probes else ''}{unknown}: run "

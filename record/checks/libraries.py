@@ -14,8 +14,8 @@ from iaprof.bpf.probes.libraries import COMPILE, CUDA_DRIVER, LAUNCH, OPENCL, Li
 from iaprof.bpf.probes.usdt import Probe
 from iaprof.formats.header.launch_warnings import COPIES_UNRECORDED, NO_GRAPHICS, OWN_KERNELS_UNRECORDED, slow_launches
 from iaprof.record.checks.result import Check, Level, shortened
+from iaprof.record.kernels.calibrating import WILL_CALIBRATE, refusal
 from iaprof.record.kernels.drivers import built_library, check_folders
-from iaprof.record.kernels.learning import WILL_LEARN, refusal
 
 GROUP = "Runtime"
 MOST_LINES = 16
@@ -35,12 +35,12 @@ def checks() -> Iterator[Check]:
     def would_attach(_: int, layout: Layout, offsets: object) -> None:
         versions.append(layout.version)
 
-    def would_learn(file: int, _: str, build_id: str) -> str:
+    def would_calibrate(file: int, _: str, build_id: str) -> str:
         why = refusal(file, build_id)
-        return f", so what programs dispatch is not recorded: {why}" if why else f"; it {WILL_LEARN}"
+        return f", so what programs dispatch is not recorded: {why}" if why else f"; it {WILL_CALIBRATE}"
 
     libraries = Libraries(would_probe, would_attach)
-    libraries.learn = would_learn
+    libraries.calibrate = would_calibrate
     outcomes = itertools.chain(libraries.installed(), libraries.running())
     count = 0
     for outcome in outcomes:
@@ -108,10 +108,10 @@ def _vulkan(outcome: Outcome, version: str) -> Check:
         return Check(
             GROUP, "Vulkan", Level.OK, f"compute dispatches by attaching (Mesa {version}); {NO_GRAPHICS}", file=file
         )
-    is_learned = outcome.problem.endswith(WILL_LEARN)
-    mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}" if outcome.build_id and not is_learned else ""
+    is_calibrated = outcome.problem.endswith(WILL_CALIBRATE)
+    mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}" if outcome.build_id and not is_calibrated else ""
     # Most machines have it, and most of their programs dispatch nothing.
-    level = Level.OK if outcome.unused or is_learned else Level.WARNING
+    level = Level.OK if outcome.unused or is_calibrated else Level.WARNING
     return Check(GROUP, "Vulkan", level, outcome.problem, mend, file)
 
 

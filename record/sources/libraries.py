@@ -13,7 +13,7 @@ from iaprof.bpf.probes.libraries import Mapped, Outcome
 from iaprof.formats.header.launch_warnings import COPIES, OWN_KERNELS, SINGLE_STEPPED, UNPROBED, slow_launches_sentence
 from iaprof.formats.wire.process_maps import maps_of
 from iaprof.record.journal import Journal
-from iaprof.record.kernels.learning import Learner
+from iaprof.record.kernels.calibrating import Calibrator
 from iaprof.record.loop import Loop
 from iaprof.record.scope import Scope
 from iaprof.record.sources.finished_stacks import FinishedStacks
@@ -34,7 +34,7 @@ class MappedLibraries(Source):
         scope: Scope | None,
         roots: Roots,
         stacks: FinishedStacks,
-        learner: Learner,
+        calibrator: Calibrator,
     ) -> None:
         """Begins with the installed drivers, which no process needs to have mapped.
 
@@ -44,9 +44,9 @@ class MappedLibraries(Source):
             scope: the processes in scope; None for all.
             roots: keeps the root folders of processes that mapped a driver.
             stacks: gets told of these processes, and of those that run an interpreter.
-            learner: calibrates drivers of unknown builds.
+            calibrator: calibrates drivers of unknown builds.
         """
-        self._learner = learner
+        self._calibrator = calibrator
         self._probes, self._installed, self._scope, self._roots, self._stacks = probes, installed, scope, roots, stacks
         self._mapped: dict[int, Mapped] = {}  # by pid: libraries mapped since the last look, in order
         self._ready_ns = 0  # since when the drivers that were there at the start have probes
@@ -60,9 +60,9 @@ class MappedLibraries(Source):
     def start(self, journal: Journal, loop: Loop) -> None:
         """See Source: attaches the probes."""
         self._journal, self._loop = journal, loop
-        self._learner.ending = loop.forget
-        self._learner.begun = lambda fd: loop.wait_for(fd, self._learned)
-        self._tell_learned()
+        self._calibrator.ending = loop.forget
+        self._calibrator.begun = lambda fd: loop.wait_for(fd, self._calibrated)
+        self._tell_calibrated()
         self._add_outcomes(self._installed)
         self._add_outcomes(self._probes.libraries.running())
         for pid in processes.running_pids():
@@ -70,15 +70,15 @@ class MappedLibraries(Source):
                 self._stacks.look_for_python(pid)
         self._ready_ns = time.monotonic_ns()
 
-    def _learned(self) -> None:
-        if path := self._learner.read():
+    def _calibrated(self) -> None:
+        if path := self._calibrator.read():
             self._add_outcomes(self._probes.libraries.take_again(Path(path)))
-        self._tell_learned()
+        self._tell_calibrated()
 
-    def _tell_learned(self) -> None:
-        for sentence in self._learner.told:
+    def _tell_calibrated(self) -> None:
+        for sentence in self._calibrator.told:
             self._journal.warn(sentence)
-        self._learner.told.clear()
+        self._calibrator.told.clear()
 
     def mapped(self, time_ns: int, pid: int, path: bytes) -> None:
         """Notes that a process has mapped a file with a driver's name; `path` is its path in the process."""

@@ -10,9 +10,9 @@ from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import Way
 from iaprof.bpf.sizes import MESSAGE_PAGES
+from iaprof.record.kernels.calibrating import Calibrator
 from iaprof.record.kernels.collector import DebugElfCollector
 from iaprof.record.kernels.drivers import Drivers, vulkan_drivers
-from iaprof.record.kernels.learning import Learner
 from iaprof.record.options import Options
 from iaprof.record.scope import Scope
 from iaprof.record.signals import StopSignals
@@ -77,9 +77,9 @@ def open_sources(
         IaprofError: no device, no permission, no BPF, no room; the text says what to do.
     """
     sampler = until_end.enter_context(closing(open_sampler(options)))
-    learner = until_end.enter_context(Learner())
-    if learns := Way.ATTACH in options.launches.ways and not sampler.has_library:
-        learner.learn_installed(vulkan_drivers(bool(options.command)))
+    calibrator = until_end.enter_context(Calibrator())
+    if calibrates := Way.ATTACH in options.launches.ways and not sampler.has_library:
+        calibrator.take_installed(vulkan_drivers(bool(options.command)))
     # If BPF programs must be compiled, that runs while the rest is opened.
     probes = LaunchProbes(
         replace(options.sizes, message_pages=MESSAGE_PAGES) if sampler.has_library else options.sizes,
@@ -93,21 +93,21 @@ def open_sources(
     signals.check()
     probes.ready(signals)
     signals.check()
-    learner.wait(signals.check)
-    if learns:
-        probes.libraries.learn = learner.take
+    calibrator.wait(signals.check)
+    if calibrates:
+        probes.libraries.calibrate = calibrator.take
     try:
-        finishing = LearnerProcess(probes)
+        learner = LearnerProcess(probes)
     except OSError as error:
         raise IaprofError(f"there is no room for the process that finishes stacks: {error.strerror}") from error
-    stacks = until_end.enter_context(closing(FinishedStacks(probes.depth, finishing)))
+    stacks = until_end.enter_context(closing(FinishedStacks(probes.depth, learner)))
     drivers = until_named.enter_context(
         closing(Drivers(probes.libraries, options.launches, bool(options.command), sampler.has_library))
     )
     metering = until_end.enter_context(closing(Metering(sampler, options.metric_interval_ns)))
     code = CodeObjects(collector, drivers.injection)
     launches = Launches(options, probes, code, drivers, roots, metering, sampler, scope, sampled)
-    libraries = MappedLibraries(probes, drivers.outcomes, scope, roots, stacks, learner)
+    libraries = MappedLibraries(probes, drivers.outcomes, scope, roots, stacks, calibrator)
     side_band = until_end.enter_context(closing(SideBand(launches, libraries, stacks, scope or sampled)))
     signals.check()
     cpu_samples = until_end.enter_context(closing(CpuSamples(probes.maps, options.cpu_hz, sampled)))

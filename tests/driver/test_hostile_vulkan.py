@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from driver.test_learning import dispatches, on_gpus, record, said, unknown
+from driver.test_calibrating import dispatches, on_gpus, record, said, unknown
 from driver.test_vulkan_recording import calibrated, record_command
 from driver.vulkan import DEVICES, Mesa, read_run, walkers_of
 from iaprof.bpf.driver_layout import CACHE
@@ -19,7 +19,7 @@ from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.processes import running_pids
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.process_maps import maps_of
-from iaprof.record.kernels.learning import SECONDS
+from iaprof.record.kernels.calibrating import SECONDS
 from iaprof.report.join.executions import count_launches
 from integration.recording import IAPROF
 from standin.hardware import Hardware

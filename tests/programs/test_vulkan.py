@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from driver.test_learning import WINDOW, on_gpus
+from driver.test_calibrating import WINDOW, on_gpus
 from driver.test_vulkan_recording import calibrated, reported_launches
 from driver.vulkan import DEVICES, Mesa, read_walkers
 from iaprof.formats.capture.reader import CaptureReader

@@ -28,7 +28,7 @@ from iaprof.gpu.vendors import VENDORS
 from iaprof.record.checks import bpf, gpus, kernel, libraries, limits, stacks
 from iaprof.record.checks.result import Check, Level, shortened
 from iaprof.record.checks.stacks import SeenLaunches
-from iaprof.record.kernels.learning import WILL_LEARN
+from iaprof.record.kernels.calibrating import WILL_CALIBRATE
 from iaprof.record.sources import intel, nvidia, render_nodes
 from iaprof.record.sources.render_nodes import DeviceError
 from iaprof.record.sources.stall_driver import NotPermitted, StreamBusy
@@ -303,8 +303,8 @@ def test_libraries_and_how_their_launches_are_recorded() -> None:
     unknown = Outcome("/a/libvulkan_intel.so", 0, "it is unknown", build_id="ab")
     for each, expected in (unknown, Level.WARNING), (replace(unknown, unused=True), Level.OK):
         assert check(each) == (expected, "it is unknown", "sudo iaprof calibrate /a/libvulkan_intel.so")
-    learned = replace(unknown, problem=f"its build (ab) is not known; it {WILL_LEARN}")
-    assert check(learned) == (Level.OK, learned.problem, "")
+    calibrated = replace(unknown, problem=f"its build (ab) is not known; it {WILL_CALIBRATE}")
+    assert check(calibrated) == (Level.OK, calibrated.problem, "")
     injected = Outcome("/a/libiaprof_inject.so", 28, way=Way.INJECT, executions=True, copies=True)
     level, text, _ = check(injected)
     assert level is Level.OK and "copies and fills are recorded, but not the driver's own kernels" in text

@@ -33,7 +33,7 @@ from iaprof.sandbox.worker import Closing, Worker
 from iaprof.symbols.names.boot import boot_id
 
 SECONDS = 10.0  # for one build; it takes one or two
-WILL_LEARN = "is calibrated when a recording of Intel's GPUs begins, in a second or two"
+WILL_CALIBRATE = "is calibrated when a recording of Intel's GPUs begins, in a second or two"
 _MOST_BUILDS = 4  # of one recording
 _SECONDS_TO_END = 2.0  # for a child that removes what it has made
 _MOST_BYTES = 1 << 16  # of a file with a refusal, and of an answer
@@ -96,7 +96,7 @@ def _remember_refusal(build_id: str, problem: str) -> None:
             os.fchown(file.fileno(), 0, 0)
 
 
-def learn(library: str, file: str) -> None:
+def child(library: str, file: str) -> None:
     """Is the child: calibrates the open driver `file`, a descriptor, and answers on descriptor 0 with one message."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends after it has removed what it made
     from iaprof.record.calibrate.calibrate import CalibrationError, calibrate, store  # they load the search
@@ -116,13 +116,13 @@ def learn(library: str, file: str) -> None:
         os._exit(1)
 
 
-class Learner(Closing):
+class Calibrator(Closing):
     """Calibrates drivers one after the other, while other things go on; also a context manager."""
 
     def __init__(self) -> None:
-        """Learns nothing yet."""
+        """Calibrates nothing yet."""
         self._waiting: list[tuple[str, str, int]] = []  # path, build-id, descriptor
-        self._learning: tuple[str, str, int] | None = None
+        self._current: tuple[str, str, int] | None = None
         self._child: Worker | None = None
         self._since = 0.0
         self._taken: set[str] = set()  # build-ids
@@ -158,14 +158,14 @@ class Learner(Closing):
         return "; it is being calibrated, and what programs dispatch is recorded from then on"
 
     def _begin_next(self) -> None:
-        if self._learning or not self._waiting:
+        if self._current or not self._waiting:
             return
-        self._learning = self._waiting.pop(0)
-        path, _, file = self._learning
+        self._current = self._waiting.pop(0)
+        path, _, file = self._current
         kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "LD_PRELOAD") if name in os.environ}
         try:
             self._child = Worker(
-                "iaprof.record.kernels.learning:learn",
+                "iaprof.record.kernels.calibrating:child",
                 path,
                 file,
                 channel=socket.SOCK_SEQPACKET,
@@ -184,7 +184,7 @@ class Learner(Closing):
 
     def read(self) -> str:
         """Reads the answer of a child, and begins the next one; returns the calibrated driver's path, or ''."""
-        if self._child is None or self._learning is None:
+        if self._child is None or self._current is None:
             return ""
         try:
             answer, _ = self._child.receive()
@@ -193,10 +193,10 @@ class Learner(Closing):
         return self._end(answer)
 
     def _end(self, answer: Any) -> str:
-        assert self._learning is not None
-        path, build_id, file = self._learning
+        assert self._current is not None
+        path, build_id, file = self._current
         os.close(file)
-        self._learning = None
+        self._current = None
         self._close_child()
         problem = answer.get("problem", "") if isinstance(answer, dict) else "its answer makes no sense"
         if problem:
@@ -209,7 +209,7 @@ class Learner(Closing):
         self._begin_next()
         return "" if problem else path
 
-    def learn_installed(self, paths: Iterable[Path]) -> None:
+    def take_installed(self, paths: Iterable[Path]) -> None:
         """Begins to calibrate those of these files that are drivers of an unknown build."""
         for path in paths:
             with contextlib.suppress(OSError, IaprofError), open_regular(str(path)) as file:
@@ -243,7 +243,7 @@ class Learner(Closing):
 
     def close(self) -> None:
         """Ends what works still."""
-        for _, _, file in (*self._waiting, *([self._learning] if self._learning else ())):
+        for _, _, file in (*self._waiting, *([self._current] if self._current else ())):
             os.close(file)
-        self._waiting, self._learning = [], None
+        self._waiting, self._current = [], None
         self._close_child()
