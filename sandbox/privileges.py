@@ -145,23 +145,11 @@ def stay_alone(libc: ctypes.CDLL) -> None:
         return
     code = _only_of_this_machine()
     for number in _REACHING_OTHERS:
-        code += [_code(_EQUAL, number, 0, 1), _code(_RETURN, _EPERM)]
-    code += [
-        _code(_EQUAL, _TGKILL, 0, 4),  # by which it ends itself
-        _code(_LOAD, _ARGUMENTS),
-        _code(_EQUAL, os.getpid(), 0, 1),
-        _code(_RETURN, _ALLOW),
-        _code(_RETURN, _EPERM),
-        _code(_EQUAL, _CLONE3, 0, 1),  # its flags are in memory, which a filter cannot read: C libraries then use clone
-        _code(_RETURN, _ENOSYS),
-        _code(_EQUAL, _CLONE, 0, 4),
-        _code(_LOAD, _ARGUMENTS),
-        _code(_AND, _CLONE_THREAD),
-        _code(_EQUAL, _CLONE_THREAD, 1, 0),
-        _code(_RETURN, _EPERM),
-        _code(_RETURN, _ALLOW),
-    ]
-    _set_filter(libc, b"".join(code))
+        code += _answer(number, _EPERM)
+    code += _answer(_CLONE3, _ENOSYS)  # its flags are in memory, which a filter cannot read: C libraries then use clone
+    code += _allow_if(_CLONE, 0, _CLONE_THREAD, _CLONE_THREAD)
+    code += _allow_if(_TGKILL, 0, 0xFFFF_FFFF, os.getpid())  # abort() sends a signal to the process itself
+    _set_filter(libc, b"".join([*code, _code(_RETURN, _ALLOW)]))
 
 
 def _set_filter(libc: ctypes.CDLL, code: bytes) -> None:
@@ -172,7 +160,7 @@ def _set_filter(libc: ctypes.CDLL, code: bytes) -> None:
 
 def _filter_program(pid: int, more: Mapping[str, int]) -> bytes:
     """Returns the filter in classic BPF, an array of struct sock_filter, for the process with this id."""
-    checked = [  # allowed if this argument, masked, has this value
+    checked = [
         (_MMAP, 3, _MAP_SHARED, 0),  # shared memory would escape the limits
         (_TGKILL, 0, 0xFFFF_FFFF, pid),  # abort() sends a signal to the process itself
         (_PRLIMIT64, 0, 0xFFFF_FFFF, 0),  # limits of this process only
@@ -181,16 +169,9 @@ def _filter_program(pid: int, more: Mapping[str, int]) -> bytes:
         checked += [(_OPEN, 1, _TO_WRITE, 0), (_OPENAT, 2, _TO_WRITE, 0), (_IOCTL, 1, 0xFFFF_FFFF, _TCGETS)]
     code = _only_of_this_machine()
     for number in (*_ALLOWED.values(), *more.values()):
-        code += [_code(_EQUAL, number, 0, 1), _code(_RETURN, _ALLOW)]
-    for number, argument, mask, wanted in checked:
-        code += [
-            _code(_EQUAL, number, 0, 5),
-            _code(_LOAD, _ARGUMENTS + 8 * argument),  # the lower half, as all these arguments are ints
-            _code(_AND, mask),
-            _code(_EQUAL, wanted, 0, 1),
-            _code(_RETURN, _ALLOW),
-            _code(_RETURN, _EPERM),
-        ]
+        code += _answer(number, _ALLOW)
+    for each in checked:
+        code += _allow_if(*each)
     return b"".join([*code, _code(_RETURN, _EPERM)])
 
 
@@ -203,6 +184,22 @@ def _only_of_this_machine() -> list[bytes]:
         _code(_LOAD, _NUMBER),
         _code(_AT_LEAST, _X32, 0, 1),
         _code(_RETURN, _KILL),
+    ]
+
+
+def _answer(number: int, answer: int) -> list[bytes]:
+    return [_code(_EQUAL, number, 0, 1), _code(_RETURN, answer)]
+
+
+def _allow_if(number: int, argument: int, mask: int, wanted: int) -> list[bytes]:
+    """Allows a call if this argument, masked, has this value; otherwise it fails with EPERM."""
+    return [
+        _code(_EQUAL, number, 0, 5),
+        _code(_LOAD, _ARGUMENTS + 8 * argument),  # the lower half, as all these arguments are ints
+        _code(_AND, mask),
+        _code(_EQUAL, wanted, 0, 1),
+        _code(_RETURN, _ALLOW),
+        _code(_RETURN, _EPERM),
     ]
 
 

@@ -30,7 +30,7 @@ def installed(libraries: Libraries, for_command: bool) -> Iterator[Outcome]:
         for_command: includes drivers that our environment names.
     """
     env = os.environ if for_command else {}
-    yield from libraries.installed((*SYSTEM_FOLDERS, *filter(None, env.get("LD_LIBRARY_PATH", "").split(":"))))
+    yield from libraries.installed(_folders(env))
     for driver in manifests_drivers(env):
         yield from libraries.take(driver)
     files = env.get("ZE_ENABLE_ALT_DRIVERS", "").split(",") + env.get("OCL_ICD_FILENAMES", "").split(":")
@@ -46,12 +46,16 @@ _MOST_MANIFEST_BYTES = 1 << 16
 def vulkan_drivers(for_command: bool) -> Iterator[Path]:
     """Yields the files that Vulkan's loader may load as Mesa's driver, each once: those of `installed`."""
     env: Mapping[str, str] = os.environ if for_command else {}
-    folders = (*SYSTEM_FOLDERS, *filter(None, env.get("LD_LIBRARY_PATH", "").split(":")))
     seen = set()
-    for path in (*(Path(each, VULKAN) for each in folders), *manifests_drivers(env)):
+    for path in (*(Path(each, VULKAN) for each in _folders(env)), *manifests_drivers(env)):
         if os.path.exists(path) and (real := os.path.realpath(path)) not in seen:
             seen.add(real)
             yield path
+
+
+def _folders(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the folders where programs with this environment find libraries."""
+    return (*SYSTEM_FOLDERS, *filter(None, env.get("LD_LIBRARY_PATH", "").split(":")))
 
 
 def manifests_drivers(env: Mapping[str, str]) -> Iterator[Path]:

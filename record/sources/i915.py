@@ -78,7 +78,7 @@ class I915(Driver):
         if not self.samples(path):
             if pci_number(path, "device") in _MAX_IDS:
                 raise DeviceError(f"{path} {_NOT_INTELS}")
-            raise OtherDriver(f"{path} is driven by i915; EU stalls need Intel's xe driver")
+            raise OtherDriver(path, self.name)
         device_id = _param(fd, _PARAM_DEVICE_ID)
         engines = tuple(
             Engine(engine_class, instance, _tile(fd, engine_class, instance))

@@ -75,7 +75,7 @@ def open_device(path: str) -> Device:
     try:
         name = driver_name(fd)
         if (driver := _DRIVERS.get(name)) is None:
-            raise OtherDriver(f"{path} is driven by {name or 'an unknown driver'}; EU stalls need Intel's xe driver")
+            raise OtherDriver(path, name)
         return driver.describe(fd, path)
     except (struct.error, OSError) as error:
         raise DeviceError(f"{path} does not answer as the {name or 'a'} driver does: {error}") from error

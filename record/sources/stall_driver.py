@@ -22,6 +22,10 @@ POLL_NS = 5_000_000  # between the driver's polls of the hardware's buffers: a r
 class OtherDriver(DeviceError):
     """A driver under which no EU stalls are sampled drives a GPU."""
 
+    def __init__(self, path: str, driver: str) -> None:
+        """Args: the GPU's render node, and the driver's name; an empty one if it is unknown."""
+        super().__init__(f"{path} is driven by {driver or 'an unknown driver'}; EU stalls need Intel's xe driver")
+
 
 class StreamBusy(DeviceError):
     """Another profiler holds a GT's stream."""

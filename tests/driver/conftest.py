@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The real runtime for the tests in this folder, which `make test-driver` runs."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -35,10 +32,8 @@ def opencl(driver: Driver, tmp_path_factory: pytest.TempPathFactory) -> opencl_d
 
 @pytest.fixture(scope="session")
 def vulkan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, vulkan_driver.Mesa]]:
-    public = Path(tempfile.mkdtemp(prefix="iaprof-vulkan-"))  # pytest's folders are its user's alone
-    public.chmod(0o755)
-    yield vulkan_driver.build(tmp_path_factory.mktemp("vulkan"), public)
-    shutil.rmtree(public)
+    with vulkan_driver.build(tmp_path_factory.mktemp("vulkan")) as drivers:
+        yield drivers
 
 
 @pytest.fixture(scope="module")

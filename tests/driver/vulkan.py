@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Mesa's Vulkan driver for Intel's GPUs without a GPU, as a test uses it: build the program, run it, read both ledgers.
 
-    mesa = build(folder)["unstable"]
-    run = mesa.run("bmg", folder, "--rounds", 5)
+    with build(folder) as drivers:
+        run = drivers["unstable"].run("bmg", folder, "--rounds", 5)
 
 Devices, pipelines, code and batches are real; nothing is computed. compute.c says what the program can do,
 tests/standin/render.c what takes the place of the kernel's driver, and scripts/test-vulkan where Mesa comes from.
@@ -147,20 +147,20 @@ def walkers_of(run: Run) -> Counter[int]:
     return Counter(walker.kernel for walker in run.walkers)
 
 
-def build(folder: Path, public: Path) -> dict[str, Mesa]:
-    """Compiles the programs, by release; where Mesa is not there yet, downloads it.
-
-    Args:
-        folder: for programs.
-        public: for the stand-in, which `iaprof calibrate` loads as another user.
-    """
+@contextmanager
+def build(folder: Path) -> Iterator[dict[str, Mesa]]:
+    """Compiles the programs into `folder`, by release; where Mesa is not there yet, downloads it."""
+    # For the stand-in, which `iaprof calibrate` loads as another user: pytest's folders are its user's alone.
+    public = Path(tempfile.mkdtemp(prefix="iaprof-vulkan-"))
+    public.chmod(0o755)
     script = HERE.parents[1] / "scripts" / "test-vulkan"
     prepared = Path(subprocess.run([script], stdout=subprocess.PIPE, check=True, text=True).stdout.strip())
     standin = public / "librender.so"
     sources = HERE.parent / "standin"
     flags = ("-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-pthread", "-fPIC", "-shared")
     _compile([*flags, f"-I{sources}", f"-I{prepared / 'include'}", str(sources / "render.c")], standin)
-    return {release: _build(release, prepared, standin, folder) for release in RELEASES}
+    yield {release: _build(release, prepared, standin, folder) for release in RELEASES}
+    shutil.rmtree(public)
 
 
 def _build(release: str, prepared: Path, standin: Path, folder: Path) -> Mesa:

@@ -1,11 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The programs for the tests in this folder, which `make test-programs` runs."""
 
-import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -25,10 +22,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def vulkan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, vulkan_driver.Mesa]]:
-    public = Path(tempfile.mkdtemp(prefix="iaprof-vulkan-"))  # pytest's folders are its user's alone
-    public.chmod(0o755)
-    yield vulkan_driver.build(tmp_path_factory.mktemp("vulkan"), public)
-    shutil.rmtree(public)
+    with vulkan_driver.build(tmp_path_factory.mktemp("vulkan")) as drivers:
+        yield drivers
 
 
 @pytest.fixture(scope="session")
