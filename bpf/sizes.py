@@ -6,17 +6,7 @@ import contextlib
 from dataclasses import asdict, dataclass
 
 from iaprof.bpf.btf import Btf, BtfError
-from iaprof.bpf.perf_event import online_cpus
-from iaprof.formats.header.waits import SHORT_NS, WAIT
-from iaprof.formats.wire.launches import (
-    CHUNK,
-    CODE,
-    CPU_SAMPLE,
-    LAUNCH as LAUNCH_RECORD,
-    LIST_EVENT as LIST_RECORD,
-    MESSAGE,
-    stack_dtype,
-)
+from iaprof.formats.header.waits import SHORT_NS
 
 MAX_PROBES = 4096  # probe locations in all libraries together
 MAX_LAYOUTS = 256  # drivers without probes
@@ -66,7 +56,6 @@ def program_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelO
 
     Without `offsets`, walks follow frame pointers.
     """
-    cpus = len(online_cpus())
     return {
         "STACK_DEPTH": depth,
         "STACK_ID_BITS": sizes.stack_id_bits,
@@ -75,16 +64,16 @@ def program_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelO
         **_kernel_code(),
         "COPY_PAGES": COPY_PAGES,
         "SAMPLE_COPY_PAGES": SAMPLE_COPY_PAGES,
-        "SAMPLE_WAKE_EVERY": _wake_every(sizes.sample_pages, CPU_SAMPLE.itemsize, cpus),
+        "SAMPLE_WAKE_BYTES": _wake_bytes(sizes.sample_pages),
         "WAIT_SHORT_NS": SHORT_NS,
-        "WAIT_WAKE_EVERY": _wake_every(sizes.wait_pages, WAIT.itemsize, cpus),
-        "LAUNCH_WAKE_EVERY": _wake_every(sizes.launch_pages, LAUNCH_RECORD.itemsize, cpus),
-        "STACK_WAKE_EVERY": _wake_every(sizes.stack_pages, stack_dtype(depth).itemsize, cpus),
-        "CODE_WAKE_EVERY": _wake_every(sizes.code_pages, CODE.itemsize, cpus),
-        "CHUNK_WAKE_EVERY": _wake_every(sizes.chunk_pages, CHUNK.itemsize, cpus),
-        "MODULE_WAKE_EVERY": _wake_every(sizes.module_pages, CHUNK.itemsize, cpus),
-        "MESSAGE_WAKE_EVERY": _wake_every(sizes.message_pages, MESSAGE.itemsize, cpus),
-        "LIST_WAKE_EVERY": _wake_every(sizes.list_pages, LIST_RECORD.itemsize, cpus),
+        "WAIT_WAKE_BYTES": _wake_bytes(sizes.wait_pages),
+        "LAUNCH_WAKE_BYTES": _wake_bytes(sizes.launch_pages),
+        "STACK_WAKE_BYTES": _wake_bytes(sizes.stack_pages),
+        "CODE_WAKE_BYTES": _wake_bytes(sizes.code_pages),
+        "CHUNK_WAKE_BYTES": _wake_bytes(sizes.chunk_pages),
+        "MODULE_WAKE_BYTES": _wake_bytes(sizes.module_pages),
+        "MESSAGE_WAKE_BYTES": _wake_bytes(sizes.message_pages),
+        "LIST_WAKE_BYTES": _wake_bytes(sizes.list_pages),
     }
 
 
@@ -215,6 +204,6 @@ def _kernel_code() -> dict[str, int]:
     return code
 
 
-def _wake_every(pages: int, record: int, cpus: int) -> int:
-    """Returns after how many records a CPU wakes the reader: a quarter of the buffer, if all CPUs write equally."""
-    return max(1, pages * PAGE_BYTES // (record + 8) // (4 * cpus))
+def _wake_bytes(pages: int) -> int:
+    """Returns after how many unread bytes the programs wake the reader: a quarter of the buffer."""
+    return pages * PAGE_BYTES // 4

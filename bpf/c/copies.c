@@ -54,7 +54,7 @@ static __always_inline void send_transfer(struct pt_regs *ctx, const struct entr
     record->size = bytes;
     record->list = 0;
     record->flags = launch->flags | LAUNCH_TRANSFER;
-    launches.ringbuf_submit(record, wakeup(launch->nth, LAUNCH_WAKE_EVERY));
+    launches.ringbuf_submit(record, wakeup(record, sizeof(*record), LAUNCH_WAKE_BYTES));
 }
 
 /* Whether the driver itself called this function. */
@@ -106,14 +106,13 @@ int on_may_copy(struct pt_regs *ctx) {
 
 /* Begins a launch that belongs to a call and gets its stack; continues with the program for `after_walk`. */
 static __always_inline void begin_with_stack_of(struct pt_regs *ctx, u64 time, const struct call *call, enum phase after_walk) {
-    u64 nth = count(LAUNCHES, 1);
+    count(LAUNCHES, 1);
     struct scratch *scratch = take_scratch(owner_of(0));
     if (scratch) {
         struct launched *launch = &launch_state_of(scratch)->launched;
         launch->time = time;
         launch->pid = bpf_get_current_pid_tgid() >> 32;
         launch->tid = bpf_get_current_pid_tgid();
-        launch->nth = nth;
         launch->stack = call->stack;
         launch->flags = call->flags | LAUNCH_NO_WALK;
         launch_state_of(scratch)->kernels_sent = launch_state_of(scratch)->undescribed = 0;

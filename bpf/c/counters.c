@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The programs' counters, which also decide when a program wakes the reader (compiled after unwind.c).
+/* The recorder's settings, the programs' counters, and when a program wakes the reader of a ring buffer (compiled after unwind.c).
  *
- * The loader sets *_WAKE_EVERY, which the other files use.
+ * The loader sets *_WAKE_BYTES, which the other files use.
  */
+
+#define RECORD_HEADER 8 /* bytes, in a ring buffer */
+
+BPF_ARRAY(settings, struct settings, 1);
 
 struct counters {
     u64 values[COUNTERS];
@@ -10,20 +14,22 @@ struct counters {
 
 BPF_PERCPU_ARRAY(counters, struct counters, 1);
 
-/* Adds `n` to a counter. Returns its value on this CPU, which is inexact if another program interrupts, but good enough for
- * wakeup(). */
-static __always_inline u64 count(enum counter what, u64 n) {
+/* Adds `n` to a counter. */
+static __always_inline void count(enum counter what, u64 n) {
     u32 zero = 0;
     struct counters *counted = counters.lookup(&zero);
     if (!counted)
-        return 0;
+        return;
     u64 which = __builtin_constant_p(what) ? what : at_most(COUNTERS - 1, what);
     __sync_fetch_and_add(&counted->values[which], n); /* atomic, as this program may have preempted another one that adds */
-    return counted->values[which];
 }
 
-/* Returns the flag for submitting this CPU's nth record: wakes the reader only once in `every` records, because a wakeup
- * costs the application time and the reader also polls. The loader chooses `every` as a fraction of the buffer's size. */
-static __always_inline u64 wakeup(u64 nth, u64 every) {
-    return nth % every == 0 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+/* Returns the flag for submitting a record of a ring buffer whose records all have `bytes`: one record in each `every` bytes of the
+ * buffer wakes the reader, because a wakeup costs the application time and the reader also polls. `every` is a fraction of the
+ * buffer's size, and a power of two. */
+static __always_inline u64 wakeup(const void *record, u64 bytes, u64 every) {
+    u32 zero = 0;
+    const void *constant = settings.lookup(&zero);
+    u64 at = constant ? (const u8 *)record - (const u8 *)constant : 0; /* the verifier allows no other use of an address as a number */
+    return (at & (every - 1)) < bytes + RECORD_HEADER ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
 }

@@ -20,8 +20,8 @@
  * one by each program. Linux ends a chain of tail calls after 33 programs: the remaining launches are counted as lost, and the
  * remaining kernels are described at their next launch.
  *
- * The compiler sets MAX_STEPS, CLASSES, CHUNK_BYTES, MOST_CODE_CHUNKS and MOST_MODULE_CHUNKS; the loader sets CHUNK_WAKE_EVERY
- * and MODULE_WAKE_EVERY.
+ * The compiler sets MAX_STEPS, CLASSES, CHUNK_BYTES, MOST_CODE_CHUNKS and MOST_MODULE_CHUNKS; the loader sets CHUNK_WAKE_BYTES
+ * and MODULE_WAKE_BYTES.
  */
 
 #define GPU_ADDRESS_MASK ((1ULL << 48) - 1)
@@ -262,7 +262,7 @@ static __always_inline void send_launch(const struct launched *launch, const str
         flags |= LAUNCH_BAD_ARGS | LAUNCH_NO_NAME;
     }
     record->flags = flags;
-    launches.ringbuf_submit(record, wakeup(launch->nth, LAUNCH_WAKE_EVERY));
+    launches.ringbuf_submit(record, wakeup(record, sizeof(*record), LAUNCH_WAKE_BYTES));
 }
 
 /* Reserves a record for a chunk; `what` must be a constant. Modules have their own ring buffer, so that they never displace
@@ -328,7 +328,7 @@ static __always_inline u64 send_chunks(const struct about *about, enum chunk_of 
         failed |= unreadable;
         chunk->bytes = choose(unreadable, 0, bytes);
         chunk->what = kind;
-        chunks.ringbuf_submit(chunk, wakeup(number, what == CHUNK_OF_MODULE ? MODULE_WAKE_EVERY : CHUNK_WAKE_EVERY));
+        chunks.ringbuf_submit(chunk, wakeup(chunk, sizeof(*chunk), what == CHUNK_OF_MODULE ? MODULE_WAKE_BYTES : CHUNK_WAKE_BYTES));
         sent += bytes;
     }
     end_numbers(&numbers);

@@ -12,12 +12,11 @@
  * Each new output file gets every stack again, because the epoch in `settings` is part of the id.
  *
  * The compiler (programs.py) sets MAX_DEPTH, a power of two; the loader sets STACK_DEPTH (at most MAX_DEPTH), STACK_ID_BITS and
- * *_WAKE_EVERY.
+ * *_WAKE_BYTES.
  */
 #define LAUNCH_NO_WALK (1 << 16) /* a launch's flag, never sent: its stack is known without a walk */
 
 BPF_ARRAY(probes, struct probe, ANY);
-BPF_ARRAY(settings, struct settings, 1);
 /* The processes out of scope: CPU samples of them have no stack, and if `scoped` is set, launches come in short. As the map
  * may lose elements, and new processes are added late, some are recorded all the same. */
 BPF_TABLE("lru_hash", u32, u32, others, ANY);
@@ -79,7 +78,6 @@ struct launched {
     u64 time;
     u32 pid;
     u32 tid;
-    u64 nth;         /* its number among the calls of this kind on this CPU, for wakeup() */
     u64 stack;       /* id; 0 for none */
     u64 counter;     /* enum counter: the problem of its stack that is counted when it is sent; COUNTERS for none */
     u64 flags;
@@ -137,7 +135,8 @@ static __always_inline long send_stack(struct scratch *scratch, const struct lau
     bpf_probe_read_kernel(record->ips, sizeof(u64) * STACK_DEPTH, scratch->ips);
     if (scratch->python_state != PYTHON_NONE)
         send_python(scratch, launch, id);
-    stacks.ringbuf_submit(record, wakeup(count(STACKS, 1), STACK_WAKE_EVERY));
+    stacks.ringbuf_submit(record, wakeup(record, sizeof(*record) + sizeof(u64) * STACK_DEPTH, STACK_WAKE_BYTES));
+    count(STACKS, 1);
     return 0;
 }
 
@@ -266,14 +265,13 @@ static __always_inline void begin_call(struct pt_regs *ctx, u64 time, enum phase
                                        enum counter lost) {
     u32 zero = 0, pid = bpf_get_current_pid_tgid() >> 32;
     struct settings *set = settings.lookup(&zero);
-    u64 nth = count(calls, 1);
+    count(calls, 1);
     struct scratch *scratch = set ? take_scratch(owner_of(0)) : 0;
     if (scratch) {
         struct launched *launch = &launch_state_of(scratch)->launched;
         launch->time = time;
         launch->pid = pid;
         launch->tid = bpf_get_current_pid_tgid();
-        launch->nth = nth;
         launch->stack = 0;
         launch->flags = LAUNCH_NO_STACK;
         launch->counter = OTHERS;
@@ -372,7 +370,7 @@ static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scrat
         (read_arg(regs, &probe->args[3], &name) || read_user_text(record->name, sizeof(record->name), (void *)name) <= 1))
         launch->flags |= LAUNCH_NO_NAME;
     record->flags = launch->flags;
-    launches.ringbuf_submit(record, wakeup(launch->nth, LAUNCH_WAKE_EVERY));
+    launches.ringbuf_submit(record, wakeup(record, sizeof(*record), LAUNCH_WAKE_BYTES));
 }
 
 static __always_inline void compiled(struct pt_regs *ctx, u64 time, const struct probe *probe) {

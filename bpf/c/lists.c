@@ -6,7 +6,7 @@
  * or destroyed, as the handle then refers to another filling. They do not read the lists, so the cost of an execution does not
  * depend on how much was appended. report/join/executions.py matches launches with executions.
  *
- * The loader sets LIST_WAKE_EVERY.
+ * The loader sets LIST_WAKE_BYTES.
  */
 #define RECORDS_PER_PROGRAM 64
 #define MOST_LISTS (8 * RECORDS_PER_PROGRAM * LISTS_A_RECORD) /* of one call; lists beyond are counted as lost */
@@ -56,7 +56,7 @@ static __always_inline void send_executions(struct pt_regs *ctx, struct scratch 
         begin_record(record, launch, event);
         record->count = choose(unreadable, 0, some);
         record->queue = queue;
-        list_events.ringbuf_submit(record, wakeup(launch->nth, LIST_WAKE_EVERY));
+        list_events.ringbuf_submit(record, wakeup(record, sizeof(*record), LIST_WAKE_BYTES));
         sent += some;
     }
     end_numbers(&numbers);
@@ -124,7 +124,7 @@ static __always_inline void send_submissions(struct pt_regs *ctx, struct scratch
         begin_record(record, launch, LIST_EXECUTE);
         record->count = some;
         record->queue = queue;
-        list_events.ringbuf_submit(record, wakeup(launch->nth, LIST_WAKE_EVERY));
+        list_events.ringbuf_submit(record, wakeup(record, sizeof(*record), LIST_WAKE_BYTES));
         sent += some;
     }
     end_numbers(&numbers);
@@ -157,7 +157,8 @@ static __always_inline void send_event(u64 event, u64 list) {
     __builtin_memset(record->lists, 0, sizeof(record->lists));
     record->lists[0] = list;
     record->count = 1;
-    list_events.ringbuf_submit(record, wakeup(count(LIST_EVENTS, 1), LIST_WAKE_EVERY));
+    list_events.ringbuf_submit(record, wakeup(record, sizeof(*record), LIST_WAKE_BYTES));
+    count(LIST_EVENTS, 1);
 }
 
 /* Begins a call that is given an array, unless the array is empty; continues with the program for `after_walk`. */

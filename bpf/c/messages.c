@@ -9,7 +9,7 @@
  * the sender: of the others, only the first piece is taken, which says where the cubin is in their process. A sender that sends
  * nothing for some time, or of whose pieces one is lost, is none any more.
  *
- * The compiler sets MESSAGE_BYTES; the loader sets MESSAGE_WAKE_EVERY.
+ * The compiler sets MESSAGE_BYTES; the loader sets MESSAGE_WAKE_BYTES.
  */
 #define SENDER_NS 2000000000ULL
 
@@ -70,7 +70,8 @@ static __always_inline void send_message(u64 from, u64 time, u32 epoch) {
     if (message) {
         __builtin_memcpy(message, &head, sizeof(head));
         if (!read_user(message->data, at_most(MESSAGE_BYTES, head.bytes), (void *)(from + MESSAGE_HEAD))) {
-            messages.ringbuf_submit(message, wakeup(count(MESSAGES, 1), MESSAGE_WAKE_EVERY));
+            count(MESSAGES, 1);
+            messages.ringbuf_submit(message, wakeup(message, sizeof(*message), MESSAGE_WAKE_BYTES));
             return;
         }
         messages.ringbuf_discard(message, BPF_RB_NO_WAKEUP);

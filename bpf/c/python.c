@@ -333,7 +333,8 @@ static __always_inline u64 send_code(const struct python_layout *layout, const s
         count(CODES_LOST, 1);
         return 0;
     }
-    codes.ringbuf_submit(record, wakeup(count(CODES_SENT, 1), CODE_WAKE_EVERY));
+    codes.ringbuf_submit(record, wakeup(record, sizeof(*record), CODE_WAKE_BYTES));
+    count(CODES_SENT, 1);
     u64 bytes = at_most(MOST_TABLE, word_at(table + layout->bytes_length) + layout->bytes_data);
     if (offset + TABLE_BYTES < bytes)
         return offset + TABLE_BYTES;

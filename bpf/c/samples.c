@@ -6,7 +6,7 @@
  * A sample may find a thread between a probed instruction's breakpoint and what the kernel runs in its place. Its walk begins
  * where the thread would be without the probe.
  *
- * The loader sets SAMPLE_WAKE_EVERY, TASK_UTASK and UTASK_* (offsets), and where kernel code is: ASM_EXC_INT3, which is entered
+ * The loader sets SAMPLE_WAKE_BYTES, TASK_UTASK and UTASK_* (offsets), and where kernel code is: ASM_EXC_INT3, which is entered
  * for a breakpoint, and UPROBE_EMULATION, which does what pushes and calls do. They are 0 if the kernel does not tell.
  */
 static u64 (*registers_of)(u64 task) = (void *)175; /* registers of user space at the last entry into the kernel */
@@ -148,7 +148,7 @@ static __always_inline void begin_sample(struct bpf_perf_event_data *ctx, u64 ti
     user->tid = who;
     kernel->pid = kernel->tid = 0;
     user->stack = kernel->stack = user->flags = kernel->flags = 0;
-    user->nth = count(SAMPLES, 1);
+    count(SAMPLES, 1);
     if (IN_USER(ctx)) {
         BEGIN_WALK(scratch, user->pid, &ctx->regs);
     } else {
@@ -182,7 +182,7 @@ static __always_inline void send_sample(const struct launched *user, u64 kernel_
     record->kernel_stack = kernel_stack;
     record->cpu = bpf_get_smp_processor_id();
     record->flags = user->flags;
-    samples.ringbuf_submit(record, wakeup(user->nth, SAMPLE_WAKE_EVERY));
+    samples.ringbuf_submit(record, wakeup(record, sizeof(*record), SAMPLE_WAKE_BYTES));
 }
 
 int on_sample(struct bpf_perf_event_data *ctx) {
@@ -190,7 +190,8 @@ int on_sample(struct bpf_perf_event_data *ctx) {
     u32 zero = 0, pid = who >> 32;
     struct settings *set = settings.lookup(&zero);
     if (who && others.lookup(&pid)) {
-        struct launched other = {.time = time, .pid = pid, .tid = who, .nth = count(SAMPLES, 1)};
+        struct launched other = {.time = time, .pid = pid, .tid = who};
+        count(SAMPLES, 1);
         send_sample(&other, 0);
         return 0;
     }

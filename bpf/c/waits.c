@@ -12,7 +12,7 @@
  * once per SITE_NS. User space takes the other sums: first it starts a new generation of sums, and waits until no program that
  * has seen the old one runs. Otherwise a program could add a wait to a sum that was just taken.
  *
- * The loader sets WAIT_SHORT_NS and WAIT_WAKE_EVERY.
+ * The loader sets WAIT_SHORT_NS and WAIT_WAKE_BYTES.
  */
 #define SITE_NS 1000000000ULL
 
@@ -86,7 +86,7 @@ static __always_inline void send_wait(const struct waiting *waiting, u32 tid, u6
     record->function = waiting->function;
     record->flags = (waiting->flags & WAIT_PRESUMED) | flags;
     bpf_get_current_comm(record->comm, sizeof(record->comm));
-    waited.ringbuf_submit(record, wakeup(end >> 10, WAIT_WAKE_EVERY));
+    waited.ringbuf_submit(record, wakeup(record, sizeof(*record), WAIT_WAKE_BYTES));
 }
 
 static __always_inline void send_site(const struct site *site, u32 tid) {
@@ -119,7 +119,7 @@ static __always_inline void walk_wait(struct pt_regs *ctx, u64 time, const struc
     launch->time = time;
     launch->pid = waiting->pid;
     launch->tid = who;
-    launch->nth = launch->stack = launch->flags = 0;
+    launch->stack = launch->flags = 0;
     launch->counter = COUNTERS;
     BEGIN_WALK(scratch, waiting->pid, ctx);
     scratch->copied.start.ip = waiting->ip;
