@@ -211,11 +211,12 @@ static __always_inline u32 send_copied_stack(struct scratch *scratch, u64 is_sam
     scratch->copied.tid = launch->tid;
     scratch->copied.is_sample = is_sample;
     scratch->copied.has_python = scratch->python_state != PYTHON_NONE;
-    if (send_copy(scratch, pages_of_copy(is_sample))) {
+    u32 copied = copies_key(launch->pid, is_sample);
+    if (send_copy(scratch, pages_of_copy(is_sample), wakes(copied, is_sample))) {
         count(COPIES_LOST, 1);
         return scratch->after_walk;
     }
-    note_copy(copies_key(launch->pid, is_sample), launch->time);
+    note_copy(copied, launch->time);
     missed_paths.update(&key, &fresh);
     struct missed_path *all = missed_paths.lookup(&of_all);
     if (all && all->until > launch->time)

@@ -7,6 +7,7 @@
 #define MOST_COPIES 64   /* in that time, of walks of a thread that end alike, as user space may never find a rule for them */
 #define COPIES_OF_SAMPLES (1U << 31)
 #define PAGES_IN_FLIGHT 6400 /* those of copies of a process that user space has not answered; the ring buffer has 8192 */
+#define SAMPLES_TOGETHER 16 /* copies of CPU samples' stacks of a process for which user space is woken; it also polls */
 #define SCANNED (4 * WINDOW) /* bytes of a signal handler's stack that are searched for the saved registers */
 #define MISSED_PATH_WINDOWS 5 /* of the stack above the end of a walk: these distinguish paths */
 #define LEAST_CODE 21    /* binary logarithm of the lowest address of code: 2 or 4 MiB in executables with fixed addresses */
@@ -68,6 +69,13 @@ static __always_inline int may_copy(u32 pid, u64 is_sample, u64 time) {
         return 0;
     known->sent = done; /* some answers never came, as the process that finishes stacks was replaced */
     return 1;
+}
+
+/* Whether the next copy wakes user space. Launches may wait for the rule that a copy of theirs lacks; those of CPU samples are
+ * finished together. */
+static __always_inline u64 wakes(u32 key, u64 is_sample) {
+    struct copying *known = copying.lookup(&key);
+    return !is_sample || !known || known->sent % SAMPLES_TOGETHER == 0;
 }
 
 static __always_inline void note_copy(u32 key, u64 time) {
@@ -141,7 +149,7 @@ static __always_inline u64 interrupted_stack(struct scratch *scratch) {
 }
 
 /* Sends a copy of the stack, and of one that a signal interrupted. Returns 0 unless the ring buffer is full. */
-static __always_inline long send_copy(struct scratch *scratch, u64 pages) {
+static __always_inline long send_copy(struct scratch *scratch, u64 pages, u64 wakes) {
     if (scratch->bp_at && !read_user(&scratch->pair[0], 8, (void *)scratch->bp_at))
         scratch->bp = scratch->pair[0];
     scratch->copied.ip = scratch->ip;
@@ -164,6 +172,6 @@ static __always_inline long send_copy(struct scratch *scratch, u64 pages) {
         return -1;
     bpf_probe_read_kernel(last, sizeof(struct copied), &scratch->copied);
     last->address = 0;
-    copies.ringbuf_submit(last, BPF_RB_FORCE_WAKEUP);
+    copies.ringbuf_submit(last, wakes ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
     return 0;
 }

@@ -78,7 +78,7 @@ class Budget:
 
 MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
-SAMPLES_WAIT_S = 0.02  # for further ones of CPU samples, as each message to the child takes longer than a stack
+SAMPLES_WAIT_S = 0.1  # for further ones of CPU samples: reading one, and a message to the child, take longer than a stack
 MOST_READ = 8 * (COPY_PAGES + 1)  # COPY records that are read at once: of at least 8 copies, 4 of CPU samples
 KEPT_BYTES = 16 << 20  # of memory, for copies
 MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
@@ -150,6 +150,7 @@ class Learner:
         # Launches' stacks from which rules are to be learnt, all others, and those of CPU samples.
         self._urgent, self._launches = StackQueue(MOST_WAITING), StackQueue(MOST_WAITING)
         self._samples = StackQueue(MOST_SAMPLES)
+        self._has_samples = False
         # Rules that stacks in `_urgent` lack: process, its `unloads`, address, scope.
         self._asked: set[tuple[int, int, int, int]] = set()
         self._sample_budget = Budget(SAMPLES_SHARE, SAMPLES_MOST_S)
@@ -196,6 +197,7 @@ class Learner:
         waits_s += [self._search_budget.wait_s] if self._to_search or self._to_open else []
         waits_s += [STALE_S] if self._incomplete else []
         waits_s += [FORGET_FAILURES_S] if self._refused else []
+        waits_s += [SAMPLES_WAIT_S] if self._has_samples else []  # BPF does not wake us for each
         return 1000 * min(waits_s) if waits_s else None
 
     @property
@@ -274,6 +276,7 @@ class Learner:
     def _queue(self, stack: UnfinishedStack) -> None:
         """Adds a stack to a queue: of those that lack the same rule the first one is urgent, as BPF waits for it."""
         queue = self._samples
+        self._has_samples |= stack.is_sample
         if not stack.is_sample:
             process = self._processes.get(stack.pid)
             missed = stack.missed
