@@ -69,6 +69,7 @@ def program_constants(depth: int, sizes: Sizes = DEFAULT_SIZES, offsets: KernelO
         "WAIT_WAKE_BYTES": _wake_bytes(sizes.wait_pages),
         "LAUNCH_WAKE_BYTES": _wake_bytes(sizes.launch_pages),
         "STACK_WAKE_BYTES": _wake_bytes(sizes.stack_pages),
+        "PYTHON_WAKE_BYTES": _wake_bytes(sizes.python_pages),
         "CODE_WAKE_BYTES": _wake_bytes(sizes.code_pages),
         "CHUNK_WAKE_BYTES": _wake_bytes(sizes.chunk_pages),
         "MODULE_WAKE_BYTES": _wake_bytes(sizes.module_pages),

@@ -117,7 +117,7 @@ static __always_inline void send_python(struct scratch *scratch, const struct la
     if (scratch->walked == MISSED) /* the outermost address's caller is unknown */
         record->cfas[below(MAX_DEPTH, scratch->depth - 1)] = 0;
     bpf_probe_read_kernel(record->frames, sizeof(scratch->frames), scratch->frames);
-    python_stacks.ringbuf_submit(record, BPF_RB_NO_WAKEUP);
+    python_stacks.ringbuf_submit(record, wakeup(record, sizeof(*record), PYTHON_WAKE_BYTES));
 }
 
 /* Sends a stack; returns 0 unless the ring buffer is full. */

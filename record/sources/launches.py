@@ -135,6 +135,7 @@ class Launches(Source):
             self._probes.launches,
             self._probes.list_events,
             self._probes.stacks,
+            self._probes.python_stacks,
             self._probes.codes,
             self._probes.compiled,
             self._probes.samples,

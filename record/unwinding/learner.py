@@ -78,7 +78,9 @@ class Budget:
 
 MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
-SAMPLES_WAIT_S = 0.1  # for further ones of CPU samples: reading one, and a message to the child, take longer than a stack
+SAMPLES_WAIT_S = (
+    0.1  # for further ones of CPU samples: reading one, and a message to the child, take longer than a stack
+)
 MOST_READ = 8 * (COPY_PAGES + 1)  # COPY records that are read at once: of at least 8 copies, 4 of CPU samples
 KEPT_BYTES = 16 << 20  # of memory, for copies
 MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
