@@ -78,9 +78,8 @@ class Budget:
 
 MOST_WAITING = 1024  # copies of launches' stacks in the queues; at most 64 KiB each
 MOST_AT_ONCE = 16  # stacks of a process that are finished together
-SAMPLES_WAIT_S = (
-    0.1  # for further ones of CPU samples: reading one, and a message to the child, take longer than a stack
-)
+SAMPLES_WAIT_S = 0.1  # for further ones of CPU samples, as each message to the child takes longer than a stack
+SAMPLES_POLL_S = 0.1  # BPF does not wake the learner for each of their copies
 MOST_READ = 8 * (COPY_PAGES + 1)  # COPY records that are read at once: of at least 8 copies, 4 of CPU samples
 KEPT_BYTES = 16 << 20  # of memory, for copies
 MOST_GIVEN_BACK_BYTES = 8 << 20  # of copies for the recording's end, of one process
@@ -199,7 +198,7 @@ class Learner:
         waits_s += [self._search_budget.wait_s] if self._to_search or self._to_open else []
         waits_s += [STALE_S] if self._incomplete else []
         waits_s += [FORGET_FAILURES_S] if self._refused else []
-        waits_s += [SAMPLES_WAIT_S] if self._has_samples else []  # BPF does not wake us for each
+        waits_s += [SAMPLES_POLL_S] if self._has_samples else []
         return 1000 * min(waits_s) if waits_s else None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import struct
 import subprocess
@@ -19,7 +20,7 @@ import pytest
 from iaprof.bpf.maps import RingBuffer
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.usdt import Probe, read_probes
-from iaprof.bpf.sizes import Sizes
+from iaprof.bpf.sizes import PAGE_BYTES, Sizes
 from iaprof.bpf.syscall import BPF_LINK_CREATE, BPF_PROG_LOAD, bpf
 from iaprof.bpf.uprobe import ProgramFor
 from iaprof.formats.wire.launches import LAUNCH, MAX_DEPTH, Counter, LaunchFlags
@@ -141,6 +142,24 @@ def test_every_launch_arrives_whole(folder: Path, closing: list[LaunchProbes]) -
     probes.detach()
     run(folder, "--launches", 100, "--rate", 0)
     assert len(probes.launches.read()) == 0
+
+
+def test_each_quarter_of_a_ring_buffer_wakes_the_reader_once(folder: Path, closing: list[LaunchProbes]) -> None:
+    # given
+    sizes = Sizes(launch_pages=16)
+    probes = probes_on(folder, sizes)
+    closing.append(probes)
+    launches_of_quarter = sizes.launch_pages * PAGE_BYTES // 4 // (LAUNCH.itemsize + 8)
+    # when launches come that fill half a quarter each time
+    with select.epoll() as epoll:
+        epoll.register(probes.launches.fileno(), select.EPOLLIN | select.EPOLLET)
+        woken = 0
+        for _ in range(8):
+            run(folder, "--launches", launches_of_quarter // 2, "--rate", 0)
+            woken += len(epoll.poll(0.1))
+            probes.launches.read()
+    # then, however many CPUs there are
+    assert 3 <= woken <= 4
 
 
 def test_a_full_ring_buffer_is_counted(folder: Path, closing: list[LaunchProbes]) -> None:

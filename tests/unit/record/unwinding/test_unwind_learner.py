@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import time
@@ -144,6 +145,7 @@ def _read(message: bytes) -> tuple[int, Walked] | int:
 @pytest.fixture
 def tested(monkeypatch: pytest.MonkeyPatch) -> LearnerUnderTest:
     monkeypatch.setattr(module, "SAMPLES_WAIT_S", 0.0)
+    monkeypatch.setattr(module, "SAMPLES_POLL_S", math.inf)
     monkeypatch.setattr(module, "executable", lambda pid, images: MAPPED)
     monkeypatch.setattr(module, "_born", lambda pid: 0)
     monkeypatch.setattr(module, "rights_of", lambda pid: Rights(pid // 100, 0))
