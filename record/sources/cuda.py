@@ -498,11 +498,13 @@ class CudaSamples(Sampler):
         pids, rows = pids[valid], rows[valid]
         if not len(rows):
             return
-        gpus, gpu_of = np.unique(np.stack([pids, rows["ordinal"]], axis=1), axis=0, return_inverse=True)
+        gpus, gpu_of = np.unique(pids.astype(np.uint64) << np.uint64(32) | rows["ordinal"], return_inverse=True)
         nothing: dict[int, int] = {}
-        ordinals = {pid: process.ordinals if process else nothing
-                    for pid in np.unique(gpus[:, 0]).tolist() for process in [self._processes.get(pid)]}  # fmt: skip
-        streams = np.array([ordinals[pid].get(ordinal, -2) for pid, ordinal in gpus.tolist()], np.int64)
+        processes = [self._processes.get(gpu >> 32) for gpu in gpus.tolist()]
+        ordinals = [process.ordinals if process else nothing for process in processes]
+        streams = np.array(
+            [of.get(gpu & 0xFFFFFFFF, -2) for of, gpu in zip(ordinals, gpus.tolist(), strict=True)], np.int64
+        )
         stream = streams[gpu_of.reshape(-1)]
         self._counts["unknown executions"] += int(np.count_nonzero(stream == -2))
         keep = stream >= 0
