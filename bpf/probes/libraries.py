@@ -62,7 +62,7 @@ CUDA_DRIVER = "libcuda.so"
 LAUNCH, COMPILE = "launch_kernel", "compile_kernel"
 EXECUTE, LIST_EVENT = "execute_lists", "list_event"  # probes that only the injected library has,
 MESSAGE = "message"  # and only the one in programs of NVIDIA's GPUs
-_LAUNCHING = (Action.LAUNCH, Action.LAUNCH_MANY)
+_LAUNCHING = (Action.LAUNCH, Action.LAUNCH_MANY, Action.DRAW)
 # Anybody can map any number of files with these names. One user's files must not use up the limit for all.
 MAX_LIBRARIES = 256
 MAX_OF_ONE_USER = 16

@@ -30,6 +30,8 @@ LAUNCH = np.dtype(
         ("stack", "<u8"),  # stack id, 0 for none
         ("list", "<u8"),  # handle of the command list that the kernel was appended to; 0 if unknown
         ("correlation", "<u8"),  # what the vendor's library calls the launch, unique in its process; 0 if nothing does
+        ("more", "<u4"),  # number of further launches that this record stands for: draws with the shaders of this one
+        ("pad", "V4"),
         ("comm", "S16"),
         ("name", f"S{NAME_BYTES}"),  # of the kernel, truncated to 63 bytes; empty if the runtime's pointer was invalid
     ]
@@ -188,7 +190,12 @@ class ChunkOf(IntEnum):
     NAME = 0  # the kernel's name; always a single chunk
     CODE = 1  # the kernel's instructions
     MODULE = 2  # the zebin with the kernel, as the driver keeps it
-    SHADER = 3  # the instructions of a shader, which may have no name
+    SHADER = 3  # the instructions of a compute shader, which may have no name
+    VERTEX = 4  # these, too, in the order of bpf.driver_layout.STAGES
+    CONTROL = 5
+    EVALUATION = 6
+    GEOMETRY = 7
+    FRAGMENT = 8
 
 
 MAPPING_STATE = np.dtype(

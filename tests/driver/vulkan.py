@@ -93,6 +93,7 @@ class Mesa:
             "LD_PRELOAD": str(self.standin),
             "STANDIN_RENDER": DEVICES[device],
             "STANDIN_WALKERS": str(folder / "walkers"),
+            "STANDIN_DRAWS": str(folder / "draws"),
             "VK_DRIVER_FILES": str(self.manifest),
             "VK_LOADER_LAYERS_DISABLE": "~implicit~",
             "INTEL_FORCE_PROBE": "*",  # Mesa 25.0 counts Panther Lake as experimental
@@ -104,6 +105,14 @@ class Mesa:
         shaders = [self.prepared / "shaders" / f"{name}.spv" for name in ("special", "table")]
         settings = [f"{name}={value}" for name, value in self.settings(device, folder).items()]
         return [str(word) for word in ("env", *settings, self.program, *options, *shaders)]
+
+    def draw_command(self, device: str, folder: Path, *options: str | int) -> list[str]:
+        """The same of the program that draws, draw.c."""
+        names = ("vertex", "fragment", "geometry", "control", "evaluation", "special")
+        shaders = [self.prepared / "shaders" / f"{name}.spv" for name in names]
+        settings = [f"{name}={value}" for name, value in self.settings(device, folder).items()]
+        program = self.program.with_name(f"draw-{self.release}")
+        return [str(word) for word in ("env", *settings, program, *options, *shaders)]
 
     def ggml_command(self, device: str, folder: Path, rounds: int) -> list[str]:
         """The command line of the program in ggml.c, which only unstable has; ggml names its pipelines."""
@@ -169,6 +178,8 @@ def _build(release: str, prepared: Path, standin: Path, folder: Path) -> Mesa:
     places = (f"-Wl,-rpath,{mesa.libraries}", f"-Wl,--dynamic-linker,{mesa.libraries / 'ld-linux-x86-64.so.2'}")
     sources = (f"-I{prepared / 'include'}", str(HERE / "compute.c"), str(mesa.libraries / "libvulkan.so.1"))
     _compile([*FLAGS, *LINK, *places, *sources], program)
+    sources = (sources[0], str(HERE / "draw.c"), sources[2])
+    _compile([*FLAGS, *LINK, *places, *sources], program.with_name(f"draw-{release}"))
     if release == "unstable":
         ggml = [str(mesa.libraries / f"lib{name}.so.0") for name in ("ggml", "ggml-base")]
         _compile([*FLAGS, *LINK, *places, f"-I{prepared / 'include'}", str(HERE / "ggml.c"), *ggml], folder / "ggml")
