@@ -77,7 +77,7 @@ struct shader_name {
 BPF_TABLE("lru_hash", struct handle, struct shader_name, shader_names, ANY);
 
 #define STAGES 5
-#define MOST_COUNTED 4096 /* draws in a record */
+#define MOST_COUNTED 1024 /* draws in a record */
 
 /* The latest draw of a command buffer, and the number of those that followed with the same shaders. */
 struct drawn {

@@ -467,10 +467,12 @@ class _Finishing:
         stacks, late = self._stacks.ids(launches["stack"]), self._stacks.late(launches["stack"])
         # Launches of the previous file are counted there.
         is_carried = launches["flags"] & LaunchFlags.CARRIED > 0
-        own, presumed = ~is_carried, launches["flags"] & LaunchFlags.PRESUMED > 0
+        presumed = launches["flags"] & LaunchFlags.PRESUMED > 0
+        times = 1 + launches["more"].astype(np.int64)
+        own = np.repeat(np.arange(len(launches)), np.where(is_carried, 0, times))
         self._symbol_inputs.ends.launches.add(stacks[own], launches["pid"][own], presumed[own], late[own])
         self._python_counts.add("launches", stacks[own], launches["pid"][own])
-        carried = int(np.count_nonzero(is_carried))
+        carried = int(times[is_carried].sum())
         self._counts["launches"] -= carried
         self._counts["carried_launches"] += carried
         launches["stack"] = stacks
