@@ -102,6 +102,7 @@ class Outcome:
     executions: bool = False  # whether executions of closed command lists are recorded
     copies: bool = False  # whether copies and fills are recorded
     own_kernels: bool = False  # whether launches of the driver's own kernels that copy and fill are recorded
+    draws: bool = False  # whether Vulkan's draws are recorded
     waits: int = 0  # number of probed functions that wait for the GPU
     unused: bool = False  # no process has mapped it yet; its problem is reported when one does
 
@@ -363,6 +364,7 @@ class Libraries:
                     executions=layout.has_lists,
                     copies=layout.has_own_kernels,
                     own_kernels=layout.has_own_kernels,
+                    draws=layout.has_draws,
                     waits=many,
                 )
             problem = self._explain_unprobed(path, build_id, file.fileno())

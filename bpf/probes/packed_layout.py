@@ -78,7 +78,9 @@ def packed_layout(layout: Layout) -> bytes:
     drawn = (*layout.drawn, 0, 0)[:2]
     of_shaders = (*(layout.window or (0, 0)), *bound, len(layout.bound), layout.pipeline)
     of_draws = (*drawn, len(layout.drawn), *layout.stages, *layout.kind)
-    return pack(LAYOUT, *classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, *of_draws, mask)
+    return pack(
+        LAYOUT, *classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, *of_draws, mask
+    )
 
 
 def _steps(

@@ -59,7 +59,9 @@ def main(library: str, device: str, kind: str) -> None:
     try:
         with open(library, "rb") as file:
             if kind == "vulkan":
-                search_vulkan(library, memory, searched, checked, drawing, lambda findings: _write_answer(answer, findings))
+                search_vulkan(
+                    library, memory, searched, checked, drawing, lambda findings: _write_answer(answer, findings)
+                )
             else:
                 search = search_opencl if kind == "opencl" else _search
                 search(library, memory, searched, checked, file, lambda findings: _write_answer(answer, findings))

@@ -120,7 +120,9 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
         raise Problem("devices disagree on how a command buffer leads to its bound shader")
     drawn = min(frozenset.intersection(*(frozenset(answer.drawn) for answer in answers)), key=_best, default=())
     no_draws = next((f"as {answer.device}, {answer.no_draws}" for answer in answers if answer.no_draws), "")
-    if not no_draws and (not drawn or any((answer.stages, answer.kind) != (first.stages, first.kind) for answer in answers)):
+    if not no_draws and (
+        not drawn or any((answer.stages, answer.kind) != (first.stages, first.kind) for answer in answers)
+    ):
         no_draws = "devices disagree on how a command buffer leads to the shaders with which it draws"
     class_at, class_place = first.shader_class
     layout = Layout(

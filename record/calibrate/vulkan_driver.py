@@ -213,12 +213,15 @@ class Device:
         special = block(struct.pack("<IIQQQ", 1, 0, entry, 4, block(struct.pack("<I", value))))
         # VkPipelineShaderStageCreateInfo 18; the numbers of the others are 19 to 27, that of the pipeline is 28
         main = block(b"main\0")
-        stages = (struct.pack("<IIQIIQQQ", 18, 0, 0, 0, stage, module, main, special) for stage, module in modules.items())
+        stages = (
+            struct.pack("<IIQIIQQQ", 18, 0, 0, 0, stage, module, main, special) for stage, module in modules.items()
+        )
         has_patches = STAGES[1] in modules
         of_vertices = block(struct.pack("<IIQIIQIIQ", 19, 0, 0, 0, 0, 0, 0, 0, 0))
         assembly = block(struct.pack("<IIQIII", 20, 0, 0, 0, _PATCHES if has_patches else _TRIANGLES, 0))
         tessellation = block(struct.pack("<IIQII", 21, 0, 0, 0, 3))
-        whole, scissor = block(struct.pack("<6f", 0, 0, _SIDE, _SIDE, 0, 1)), block(struct.pack("<4I", 0, 0, _SIDE, _SIDE))
+        whole = block(struct.pack("<6f", 0, 0, _SIDE, _SIDE, 0, 1))
+        scissor = block(struct.pack("<4I", 0, 0, _SIDE, _SIDE))
         viewport = block(struct.pack("<IIQIIQIIQ", 22, 0, 0, 0, 1, whole, 1, 0, scissor))
         raster = block(struct.pack("<IIQ7I4fI", 23, 0, 0, *[0] * 7, 0, 0, 0, 1, 0))
         samples = block(struct.pack("<IIQIIIfQII", 24, 0, 0, 0, 1, 0, 0, 0, 0, 0))

@@ -1,9 +1,10 @@
 """Searches Mesa's Vulkan driver for `iaprof calibrate`: where a dispatch finds its shader, and what it knows of it.
 
 The truth are the driver's own commands: it writes a COMPUTE_WALKER for each dispatch, with the offset of the shader's
-first instruction from the instruction base, and a 3DPRIMITIVE for each draw, after commands with those of its shaders. Several pipelines are made; what of the GPU's memory changes when one is
-made is its code. A place in the driver's objects is accepted only if it has what the walkers and the code say, for each
-of these pipelines. Nothing is submitted.
+first instruction from the instruction base, and a 3DPRIMITIVE for each draw, behind commands with those of its shaders.
+Several pipelines are made; what of the GPU's memory changes when one is made is its code. A place in the driver's
+objects is accepted only if it has what these commands and the code say, for each of these pipelines. Nothing is
+submitted.
 """
 
 from __future__ import annotations

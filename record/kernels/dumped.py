@@ -179,7 +179,7 @@ _STAGES = {
 
 
 def _shader_name(name: bytes | None, code: bytes, of: ChunkOf) -> str:
-    """Returns the name of a shader: the one that its program gave its pipeline, or one that its code has on each run."""
+    """Returns the name of a shader: its pipeline's, if that has one, else one that its code has on each run."""
     stage = _STAGES[of]
     if name:
         return f"{stage} {name.decode('utf-8', 'backslashreplace')}".lstrip()

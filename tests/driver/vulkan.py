@@ -40,6 +40,15 @@ class Walker:
 
 
 @dataclass(frozen=True)
+class Primitive:
+    """A 3DPRIMITIVE in a submitted batch."""
+
+    pid: int
+    vertices: int  # 0 of an indirect draw
+    kernels: tuple[int | None, ...]  # vertex to fragment, as driver_layout.STAGES: offsets from the instruction base
+
+
+@dataclass(frozen=True)
 class Run:
     """What a run of the program did, as it says itself, and as the batches say."""
 
@@ -149,6 +158,16 @@ def read_walkers(folder: Path) -> list[Walker]:
         pid, kernel, simd, x, y, z = line.split()
         walkers.append(Walker(int(pid), int(kernel, 16), int(simd), (int(x), int(y), int(z))))
     return walkers
+
+
+def read_primitives(folder: Path) -> list[Primitive]:
+    """Reads the ledger of 3DPRIMITIVEs."""
+    primitives = []
+    for line in (folder / "draws").read_text().splitlines():
+        pid, vertices, *kernels = line.split()
+        offsets = tuple(None if kernel == "-" else int(kernel, 16) for kernel in kernels)
+        primitives.append(Primitive(int(pid), int(vertices), offsets))
+    return primitives
 
 
 def walkers_of(run: Run) -> Counter[int]:
