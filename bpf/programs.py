@@ -79,6 +79,7 @@ PHASES = {
 _DEFINES = {
     "MAX_DEPTH": launches.MAX_DEPTH,
     "MAX_STEPS": structs.MAX_STEPS,
+    "MOST_MORE": launches.MOST_MORE,
     "CLASSES": MAX_CLASSES,
     "CHUNK_BYTES": launches.CHUNK_BYTES,
     "MESSAGE_BYTES": launches.MESSAGE_BYTES,

@@ -20,7 +20,7 @@
  * one by each program. Linux ends a chain of tail calls after 33 programs: the remaining launches are counted as lost, and the
  * remaining kernels are described at their next launch.
  *
- * The compiler sets MAX_STEPS, CLASSES, CHUNK_BYTES, MOST_CODE_CHUNKS and MOST_MODULE_CHUNKS; the loader sets CHUNK_WAKE_EVERY
+ * The compiler sets MAX_STEPS, CLASSES, MOST_MORE, CHUNK_BYTES, MOST_CODE_CHUNKS and MOST_MODULE_CHUNKS; the loader sets CHUNK_WAKE_EVERY
  * and MODULE_WAKE_EVERY.
  */
 
@@ -77,7 +77,6 @@ struct shader_name {
 BPF_TABLE("lru_hash", struct handle, struct shader_name, shader_names, ANY);
 
 #define STAGES 5
-#define MOST_COUNTED 1024 /* draws in a record */
 
 /* The latest draw of a command buffer, and the number of those that followed with the same shaders. */
 struct drawn {
@@ -517,7 +516,8 @@ int on_handle_launched(struct pt_regs *ctx) {
 /* Sends the draws that were counted since the last one that was sent. */
 static __always_inline void send_counted(struct pt_regs *ctx, const struct entry *entry, const struct drawn *drawn, u64 list) {
     u32 zero = 0;
-    u64 time = bpf_ktime_get_ns(), more = drawn->more, sent = 0;
+    u64 time = bpf_ktime_get_ns();
+    u64 more = at_most(MOST_MORE, drawn->more); /* it is more if threads share the command buffer, which they must not */
     struct settings *set = settings.lookup(&zero);
     struct launched launched = drawn->launched;
     if (!more)
@@ -568,7 +568,7 @@ int on_draw(struct pt_regs *ctx) {
 #pragma clang loop unroll(full)
         for (u32 i = 0; i < STAGES; i++)
             differs |= shaders[i] ^ drawn->shaders[i];
-        if (!differs && drawn->more < MOST_COUNTED && drawn->epoch == set->epoch) {
+        if (!differs && drawn->more < MOST_MORE && drawn->epoch == set->epoch) {
             __sync_fetch_and_add(&drawn->more, 1);
             count(PROBE_NS, bpf_ktime_get_ns() - time);
             return 0;

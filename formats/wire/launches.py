@@ -15,6 +15,7 @@ PATH_BYTES = 4096
 MAX_DEPTH = 256  # addresses per stack, a power of two
 PAGE_BYTES = 4096
 KEPT_SHIFT = 8
+MOST_MORE = 1024  # launches that a record stands for beside its own
 CHUNK_BYTES = (16 << 10) - 80  # with the fields before it and the ring buffer's header, 16 KiB
 
 LAUNCH = np.dtype(

@@ -366,7 +366,7 @@ def _kind(memory: Memory, dispatching: Sequence[int], drawing: Sequence[int]) ->
     for at in range(_BASE, least - 3, 4):
         first, second = ({_u32(content, at) for content in each} for each in contents)
         if len(first) == len(second) == 1 and first != second and max(*first, *second) < _MOST_KINDS:
-            return at, *first, *second
+            return at, first.pop(), second.pop()
     raise DriverError("nothing tells its pipelines that draw from others")
 
 

@@ -56,6 +56,7 @@ from iaprof.record.capture.rows import (
     CodeObjectRows,
     LossRows,
     StallRows,
+    check_launches,
     check_lists,
     check_transfers,
     counts_left_out,
@@ -534,7 +535,7 @@ class _Deferred:
 
 
 _DEFERRED = {
-    FrameKind.LAUNCHES: _Deferred(LAUNCH, _Finishing._write_launches),
+    FrameKind.LAUNCHES: _Deferred(LAUNCH, _Finishing._write_launches, check_launches),
     FrameKind.LISTS: _Deferred(LIST_EVENT, _Finishing._write_lists, check_lists, LISTS_A_RECORD),
     FrameKind.TRANSFERS: _Deferred(LAUNCH, _Finishing._write_transfers, check_transfers),
     FrameKind.CPU_SAMPLES: _Deferred(CPU_SAMPLE, _Finishing._write_samples),

@@ -23,6 +23,7 @@ from iaprof.formats.wire.launches import (
     CHUNK_BYTES,
     LAUNCH,
     LISTS_A_RECORD,
+    MOST_MORE,
     TRANSFER_FUNCTIONS,
     UNKNOWN_BYTES,
     ChunkOf,
@@ -99,6 +100,12 @@ def wait_rows(waits: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructA
         "flags": waits["flags"] & np.uint32(_FLAGS),
     }
     return make_rows("wait", columns)
+
+
+def check_launches(records: NDArray[np.void]) -> None:
+    """Raises ValueError if LAUNCH[n] stand for more launches than records do: rows would take all memory."""
+    if (records["more"] > MOST_MORE).any():
+        raise ValueError("a record of it stands for too many launches")
 
 
 def check_transfers(records: NDArray[np.void]) -> None:

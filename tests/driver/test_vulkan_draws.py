@@ -42,7 +42,8 @@ class Drawing:
     @property
     def launches(self) -> list[dict[str, Any]]:
         """The rows."""
-        return CaptureReader(self.capture).table("launch").to_pylist()
+        rows: list[dict[str, Any]] = CaptureReader(self.capture).table("launch").to_pylist()
+        return rows
 
     @property
     def program_s(self) -> list[Primitive]:
