@@ -100,7 +100,8 @@ def reported_launches(capture: Path) -> dict[str, int]:
     """By kernel, as `iaprof top` counts them."""
     words = [*IAPROF, "top", str(capture), "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return {entry["kernel"]: entry["launches"] for entry in json.loads(done.stdout)["entries"]}
+    entries = json.loads(done.stdout)["entries"]
+    return {entry["kernel"]: entry["launches"] for entry in entries if entry["launches"]}
 
 
 def submitted(recording: Recording) -> dict[str, int]:
