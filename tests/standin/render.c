@@ -534,20 +534,35 @@ static void walk_batch(uint64_t address)
     }
 }
 
+static void add_binding(uint32_t into, uint64_t address, uint64_t end, uint64_t file)
+{
+    if (address >= end)
+        return;
+    if (bound == MAX_BINDS) {
+        fprintf(stderr, "stand-in: too many bindings\n");
+        abort();
+    }
+    bindings[bound].vm = into;
+    bindings[bound].address = address;
+    bindings[bound].range = end - address;
+    bindings[bound++].file = file;
+}
+
 static void bind_one(uint32_t into, const struct drm_xe_vm_bind_op *op)
 {
-    uint64_t address = op->addr & ((1ull << 48) - 1);
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < bound; i++) /* what is bound or unbound now takes the place of what lay there */
-        if (bindings[i].vm != into || bindings[i].address < address || bindings[i].address >= address + op->range)
-            bindings[kept++] = bindings[i];
-    bound = kept;
-    if (op->op == DRM_XE_VM_BIND_OP_MAP && op->obj && op->obj < MAX_OBJECTS && bound < MAX_BINDS) {
-        bindings[bound].vm = into;
-        bindings[bound].address = address;
-        bindings[bound].range = op->range;
-        bindings[bound++].file = object_offset[op->obj] + op->obj_offset;
+    uint64_t start = op->addr & ((1ull << 48) - 1), end = start + op->range;
+    for (uint32_t i = 0; i < bound;) { /* what is bound or unbound now takes the place of what lay there, or of a part of it */
+        uint64_t address = bindings[i].address, last = address + bindings[i].range, file = bindings[i].file;
+        if (bindings[i].vm != into || address >= end || last <= start) {
+            i++;
+            continue;
+        }
+        bindings[i] = bindings[--bound];
+        add_binding(into, address, start, file);
+        add_binding(into, end, last, file + (end - address));
     }
+    if (op->op == DRM_XE_VM_BIND_OP_MAP && op->obj && op->obj < MAX_OBJECTS)
+        add_binding(into, start, end, object_offset[op->obj] + op->obj_offset);
 }
 
 static int xe_ioctl(uint16_t id, unsigned long request, void *data)
