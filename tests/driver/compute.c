@@ -13,14 +13,17 @@
  *   --hostile-names  pipelines have names that are no text, that control terminals, and of 64 KiB
  *   --direct         every function is the driver's own, by vkGetDeviceProcAddr, as most engines call it
  *   --indirect       half of the dispatches are indirect
+ *   --threads N      as many threads instead, each with its own pool and command buffer, which it fills and submits in each round
  *   --seconds S      goes on with rounds for as long, whatever --rounds says
  *
  * Shader n is dispatched by dispatch_n, in n groups of threads, so that the walkers in a batch say by which function. Prints
  * its process, how often each function dispatched, how often each walker was submitted, and the mean time of a dispatch, as JSON. */
+#include <pthread.h>
+
 #include "vulkan_program.h"
 
 enum { SHADERS = 4 };
-static int dispatches = 3, rounds = 2, submits = 2;
+static int dispatches = 3, rounds = 2, submits = 2, threads;
 static double seconds;
 static bool secondary, reset_pool, anew, names, hostile_names, direct, indirect;
 
@@ -32,6 +35,7 @@ static VkCommandPool pool;
 static VkShaderModule modules[2];
 static unsigned long appended[SHADERS], submitted[SHADERS];
 static double appending; /* seconds that dispatches took */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of these numbers, and of the queue */
 
 static PFN_vkCmdBindPipeline bind_pipeline = vkCmdBindPipeline;
 static PFN_vkCmdDispatch dispatch = vkCmdDispatch;
@@ -52,9 +56,12 @@ static void append(VkCommandBuffer commands, uint32_t number)
             dispatch_indirect(commands, groups, 12 * (number - 1));
         else
             dispatch(commands, number, 1, 1);
-        appended[number - 1]++;
     }
-    appending += now() - begun;
+    double took = now() - begun;
+    pthread_mutex_lock(&lock);
+    appended[number - 1] += (unsigned long)dispatches;
+    appending += took;
+    pthread_mutex_unlock(&lock);
 }
 
 #define DISPATCH(number)                                                                                                                   \
@@ -199,6 +206,39 @@ static void run_round(VkCommandBuffer primary, VkCommandBuffer second)
         submitted[i] += (appended[i] - before[i]) * (unsigned long)(submits * times);
 }
 
+static void *run_thread(void *unused)
+{
+    (void)unused;
+    VkCommandPoolCreateInfo info = {.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+                                    .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT};
+    VkCommandPool own;
+    CHECK(vkCreateCommandPool(device, &info, NULL, &own));
+    VkCommandBuffer commands = make_commands(own, false);
+    for (int round = 0; round < rounds; round++) {
+        begin(commands, false);
+        fill_commands(commands);
+        CHECK(end_commands(commands));
+        pthread_mutex_lock(&lock);
+        for (int i = 0; i < submits; i++)
+            submit_commands(commands);
+        for (int i = 0; i < SHADERS; i++)
+            submitted[i] += (unsigned long)(dispatches * submits);
+        pthread_mutex_unlock(&lock);
+    }
+    return NULL;
+}
+
+static void run_threads(void)
+{
+    pthread_t *started = calloc((size_t)threads, sizeof(*started));
+    for (int i = 0; i < threads; i++)
+        if (pthread_create(&started[i], NULL, run_thread, NULL))
+            abort();
+    for (int i = 0; i < threads; i++)
+        pthread_join(started[i], NULL);
+    rounds = 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *paths[2] = {0};
@@ -220,6 +260,8 @@ int main(int argc, char **argv)
             rounds = atoi(argv[++i]);
         if (i + 1 < argc && !strcmp(option, "--submits"))
             submits = atoi(argv[++i]);
+        if (i + 1 < argc && !strcmp(option, "--threads"))
+            threads = atoi(argv[++i]);
         if (i + 1 < argc && !strcmp(option, "--seconds"))
             seconds = atof(argv[++i]);
     }
@@ -241,6 +283,10 @@ int main(int argc, char **argv)
     for (int i = 0; i < 2; i++)
         commands[i] = make_commands(pool, i);
     double end = now() + seconds;
+    if (threads) {
+        make_pipelines(instance, 0);
+        run_threads();
+    }
     for (int i = 0; i < rounds || now() < end; i++) {
         if (!i || anew)
             make_pipelines(instance, i);

@@ -255,6 +255,21 @@ def test_llama_cpp_s_backend_is_recorded_with_the_names_of_its_kernels(
     assert {"soft_max_f32", "silu_f32", "rms_norm_f32"} < {re.sub(" .code .*", "", name) for name in launches}
 
 
+@pytest.mark.parametrize("release", RELEASES)
+def test_dispatches_of_a_thousand_threads_are_recorded(
+    calibrated: dict[str, Mesa], release: str, tmp_path: Path
+) -> None:
+    # given: threads with command buffers of their own, which live until the end
+    options = ("--names", "--threads", 1000, "--rounds", 2, "--submits", 1, "--dispatches", 2)
+    recording = record(calibrated[release], "lnl", tmp_path, *options)
+    # then
+    assert sum(recording.run.submitted.values()) == 16_000
+    assert Counter(row["address"] - WINDOW for row in recording.launches) == walkers_of(recording.run)
+    assert len({row["tid"] for row in recording.launches}) == len({row["list"] for row in recording.launches}) == 1000
+    assert reported_launches(recording.capture) == submitted(recording)
+    assert CaptureReader(recording.capture).table("loss").to_pylist() == []
+
+
 def test_what_an_unknown_build_dispatches_is_said_to_be_missing(calibrated: dict[str, Mesa], tmp_path: Path) -> None:
     # given
     mesa = calibrated["trixie"]
