@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ncnn, wgpu and vkmark on Mesa's Vulkan driver: what is recorded is what their batches say."""
+"""ncnn, wgpu, taichi and vkmark on Mesa's Vulkan driver: what is recorded is what their batches say."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.bpf
 __all__ = ["calibrated"]  # a fixture
 
 HERE = Path(__file__).resolve().parent
-ROUNDS = {"ncnn": 10, "wgpu": 30}
-FUNCTIONS = {"ncnn": "infer", "wgpu": "triple"}  # of the scripts in `work`, which dispatch
+ROUNDS = {"ncnn": 10, "wgpu": 30, "taichi": 20}
+FUNCTIONS = {"ncnn": "infer", "wgpu": "triple", "taichi": "<module>"}  # of the scripts in `work`, which dispatch
 
 
 @pytest.fixture(scope="session")
@@ -37,16 +37,19 @@ def prepared() -> Path:
 def test_every_dispatch_of_a_python_program_is_recorded_with_its_stack(
     calibrated: dict[str, Mesa], prepared: Path, program: str, device: str, tmp_path: Path
 ) -> None:
-    # given: Python with the libraries of Debian unstable, whose C library may be newer than this machine's
-    mesa = calibrated["unstable"]
+    # given: Python with the libraries of its release of Debian, whose C library may be newer than this machine's
+    release, version, folder, packages = "unstable", "3.14", prepared, "packages"
+    if program == "taichi":
+        release, version, folder, packages = "trixie", "3.13", prepared / "trixie", "taichi"
+    mesa = calibrated[release]
     settings = mesa.settings(device, tmp_path) | {
-        "PYTHONHOME": f"{prepared}/usr",
-        "PYTHONPATH": f"{prepared}/packages",
+        "PYTHONHOME": f"{folder}/usr",
+        "PYTHONPATH": f"{prepared}/{packages}",
         "HOME": str(tmp_path),
     }
     preloaded = settings.pop("LD_PRELOAD")
     linker = [str(mesa.libraries / "ld-linux-x86-64.so.2"), "--library-path", str(mesa.libraries)]
-    python = [*linker, "--preload", preloaded, f"{prepared}/usr/bin/python3.14"]
+    python = [*linker, "--preload", preloaded, f"{folder}/usr/bin/python{version}"]
     script = [str(HERE / "work" / f"with_{program}.py"), str(ROUNDS[program])]
     # when
     with Hardware(tmp_path / "gpu", device) as hardware:
