@@ -9,7 +9,7 @@ ti.init(arch=ti.vulkan, offline_cache=False)
 field = ti.field(ti.f32, shape=4096)
 
 
-@ti.kernel
+@ti.kernel  # type: ignore[untyped-decorator]
 def paint(t: ti.f32):  # type: ignore[no-untyped-def]
     for i in field:
         s = 0.0
