@@ -270,6 +270,25 @@ def test_dispatches_of_a_thousand_threads_are_recorded(
     assert CaptureReader(recording.capture).table("loss").to_pylist() == []
 
 
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_million_dispatches_are_recorded_in_limited_memory(
+    calibrated: dict[str, Mesa], release: str, tmp_path: Path
+) -> None:
+    # given: a GPU that does not stall, as a million launches would stall very often
+    mesa = calibrated[release]
+    command = mesa.command("bmg", tmp_path, "--rounds", 400, "--submits", 1, "--dispatches", 625)
+    # when
+    printed, said, ledger = record_command(mesa, "bmg", tmp_path, ["env", "-u", "STANDIN_DIR", *command])
+    # then
+    run = read_run(printed, tmp_path)
+    recording = Recording(tmp_path / "capture", said, run, ledger)
+    assert sum(run.submitted.values()) == 1_000_000
+    addresses = CaptureReader(recording.capture).table("launch", ("address",))["address"].to_pylist()
+    assert Counter(address - WINDOW for address in addresses) == walkers_of(run)
+    (megabytes,) = re.findall(r"([\d.]+) MB peak memory", said)
+    assert float(megabytes) < 300
+
+
 def test_what_an_unknown_build_dispatches_is_said_to_be_missing(calibrated: dict[str, Mesa], tmp_path: Path) -> None:
     # given
     mesa = calibrated["trixie"]
