@@ -16,6 +16,8 @@
  * bound there; the shader's address in the process is the handle. Shaders have no module: each counts as its own. A shader's
  * name is the one that the program gave its pipeline (`shader_names`).
  *
+ * A draw launches the shaders of up to five stages. Those that follow with the same shaders are counted in `draws`.
+ *
  * A call may launch several kernels. First all launches are sent, MOST_AT_ONCE by each program, then new kernels are described,
  * one by each program. Linux ends a chain of tail calls after 33 programs: the remaining launches are counted as lost, and the
  * remaining kernels are described at their next launch.
