@@ -32,6 +32,8 @@ MAX_GPUS = 8  # their numbers are stored in three bits of a handle
 MAX_OFFSET = 0x7FFF  # bytes; fits the signed 16-bit fields of handles.c
 MAX_BOUND_OFFSET = 0x1FFFF  # bytes of a command buffer; fits the 32-bit fields of handles.c
 MAX_WINDOW = 1 << 32  # bytes
+STAGES = ("vertex", "control", "evaluation", "geometry", "fragment")
+"""Of draws, in Mesa's order: control and evaluation are those of tessellation."""
 ARGUMENTS = (112, 104, 96, 88, 72, 64)
 """Offsets of a function's arguments in struct pt_regs: di, si, dx, cx, r8 and r9."""
 _BUILD_ID = re.compile(r"[0-9a-f]{16,64}")
@@ -47,6 +49,7 @@ class Action(StrEnum):
 
     LAUNCH = "launch"  # launches a kernel
     LAUNCH_MANY = "launch-many"  # launches an array of kernels
+    DRAW = "draw"  # launches the shaders that a command buffer draws with
     KERNEL_GONE = "kernel-gone"  # destroys a kernel; another kernel may get the handle's memory
     MODULE_GONE = "module-gone"  # destroys a module
     SHADER_GONE = "shader-gone"  # destroys a pipeline, and its shader, which is the launches' handle
@@ -72,7 +75,7 @@ class Action(StrEnum):
 _WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE, Action.SUBMIT, Action.INCLUDE)
 TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_SIZES, Action.TRANSFER_UNKNOWN)
 OWN_LAUNCHES = (Action.OWN_LAUNCH, Action.OWN_LAUNCHES)
-_ONLY_OF_WINDOWS = {Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE}
+_ONLY_OF_WINDOWS = {Action.DRAW, Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE}
 _OF_WINDOWS = {*_ONLY_OF_WINDOWS, Action.LAUNCH, Action.LIST_CLOSED, Action.LIST_RESET, Action.LIST_GONE}
 
 
@@ -163,11 +166,25 @@ class Layout:
     window: tuple[int, int] | None = None  # GPU address and bytes of the range in which all code lies; of Vulkan only
     bound: tuple[int, ...] = ()  # with `window`: path of one or two offsets from a launch's argument to the handle
     pipeline: int = 0  # with `window`: offset in a pipeline of the pointer to its shader
+    # With `window`: path of one or two offsets from a draw's command buffer to an array of pointers to the shaders of
+    # STAGES, 0 where there is none; empty if draws are not recorded.
+    drawn: tuple[int, ...] = ()
+    # With `drawn`: offset, in a pipeline that draws, of the first pointer to a shader, and bytes from one to the next;
+    # it has as many as STAGES, some of which may point elsewhere.
+    stages: tuple[int, int] = (0, 0)
+    # With `drawn`: offset, in a pipeline, of the 32 bits that say of which kind it is, and these in a pipeline that
+    # dispatches and in one that draws.
+    kind: tuple[int, int, int] = (0, 0, 0)
 
     @property
     def has_lists(self) -> bool:
         """Whether a launch's first argument is a command list, and executions of lists are recorded."""
         return any(entry.action in (Action.EXECUTE, Action.SUBMIT) for entry in self.entries)
+
+    @property
+    def has_draws(self) -> bool:
+        """Whether draws are recorded."""
+        return any(entry.action is Action.DRAW for entry in self.entries)
 
     @property
     def has_own_kernels(self) -> bool:
@@ -229,6 +246,9 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         window=_window(of["window"]) if of.get("window") else None,
         bound=tuple(_number(offset, MAX_BOUND_OFFSET + 1) for offset in of.get("bound", ())),
         pipeline=_number(of.get("pipeline", 0), MAX_OFFSET + 1),
+        drawn=tuple(_number(offset, MAX_BOUND_OFFSET + 1) for offset in of.get("drawn", ())),
+        stages=_offsets(of.get("stages", (0, 0)), 2),
+        kind=_offsets(of.get("kind", (0, 0, 0)), 3),
     )
     if not _BUILD_ID.fullmatch(layout.build_id):
         raise LayoutError("its build-id is not valid")
@@ -242,7 +262,9 @@ def _layout(of: Mapping[str, Any]) -> Layout:
             raise LayoutError("it does not say how command buffers lead to shaders")
         if actions - _OF_WINDOWS:
             raise LayoutError("it has functions that Vulkan does not have")
-    elif not layout.name or not layout.allocation or layout.bound or actions & _ONLY_OF_WINDOWS:
+        if len(layout.drawn) > 2 or (Action.DRAW in actions and not layout.drawn):
+            raise LayoutError("it does not say how command buffers lead to the shaders with which they draw")
+    elif not layout.name or not layout.allocation or layout.bound or layout.drawn or actions & _ONLY_OF_WINDOWS:
         raise LayoutError("it is incomplete")
     if not actions & {Action.KERNEL_GONE, Action.SHADER_GONE} or (layout.module and Action.MODULE_GONE not in actions):
         raise LayoutError("it does not say what ends a kernel or a module, whose place another may take")
@@ -265,6 +287,12 @@ def _window(of: Any) -> tuple[int, int]:
     if not start or start % MAX_WINDOW or not size:
         raise LayoutError("its range of code does not begin where it can")
     return start, size
+
+
+def _offsets(of: Any, many: int) -> Any:
+    if len(of) != many:
+        raise LayoutError("it does not say where pipelines have their shaders")
+    return tuple(_number(offset, MAX_OFFSET + 1) for offset in of)
 
 
 def _range(of: Any) -> tuple[int, int]:

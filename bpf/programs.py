@@ -40,7 +40,7 @@ _FUNCTIONS = (
     "on_transferred", "on_may_copy", "on_own_launch", "on_own_launches", "on_dispatched", "on_link_map_change",
     "on_wait", "on_wait_begun", "on_waited", "on_message", "on_sample", "on_sample_walk", "on_sample_miss",
     "on_sample_copy", "on_sample_state", "on_sample_python", "on_sample_codes", "on_sampled", "on_submit",
-    "on_submitted", "on_shader_gone", "on_named",
+    "on_submitted", "on_shader_gone", "on_named", "on_draw", "on_drawn",
 )  # fmt: skip
 SESSION_PROGRAMS = ("on_wait", "on_wait_begun", "on_waited")
 """Programs for uprobe sessions (Linux 6.13)."""
@@ -60,6 +60,7 @@ PHASES = {
         Phase.DESCRIBE: "on_describe",
         Phase.EXECUTED: "on_executed",
         Phase.SUBMITTED: "on_submitted",
+        Phase.DRAWN: "on_drawn",
         Phase.PROBED_EXECUTED: "on_probed_executed",
         Phase.TRANSFERRED: "on_transferred",
         Phase.DISPATCHED: "on_dispatched",
@@ -78,6 +79,7 @@ PHASES = {
 _DEFINES = {
     "MAX_DEPTH": launches.MAX_DEPTH,
     "MAX_STEPS": structs.MAX_STEPS,
+    "MOST_MORE": launches.MOST_MORE,
     "CLASSES": MAX_CLASSES,
     "CHUNK_BYTES": launches.CHUNK_BYTES,
     "MESSAGE_BYTES": launches.MESSAGE_BYTES,

@@ -80,6 +80,7 @@ class Phase(IntEnum):
     WAITED = 14
     DISPATCHED = 15
     SUBMITTED = 16
+    DRAWN = 17
 
 
 ARG = np.dtype(
@@ -126,6 +127,11 @@ LAYOUT = np.dtype(
         ("bound", "<u4", (2,)),
         ("bound_count", "<u4"),
         ("pipeline", "<u4"),
+        ("drawn", "<u4", (2,)),  # driver_layout.Layout.drawn and stages
+        ("drawn_count", "<u4"),
+        ("stages", "<u2", (2,)),
+        ("kind", "<u2", (3,)),  # driver_layout.Layout.kind
+        ("pad", "V2"),
         # The low bits of a handle, which are 0, if a handle has a kernel for each GPU: there the programs put the GPU's
         # number. Else 0.
         ("gpu_mask", "<u8"),
@@ -146,7 +152,8 @@ ENTRY = np.dtype(
         ("in_list", "u1"),  # a launch's first argument leads to a command list
         ("event", "u1"),  # ListEvent
         ("nested", "u1"),  # the driver also calls the function itself
-        ("pad", "V7"),
+        ("is_draw", "u1"),
+        ("pad", "V6"),
     ]
 )
 WAIT_ENTRY = np.dtype(

@@ -171,7 +171,7 @@ static __always_inline void send_dispatched(struct pt_regs *ctx, struct scratch 
     } else {
         many = 1; /* one launch of an unknown kernel */
     }
-    send_launch(launch, kernel, 0, failure);
+    send_launch(launch, kernel, 0, 0, failure);
     state->kernels_sent = number + 1;
     if (!number && many > 1)
         count(LAUNCHES, many - 1);

@@ -16,12 +16,14 @@
  * bound there; the shader's address in the process is the handle. Shaders have no module: each counts as its own. A shader's
  * name is the one that the program gave its pipeline (`shader_names`).
  *
+ * A draw launches the shaders of up to five stages. Those that follow with the same shaders are counted in `draws`.
+ *
  * A call may launch several kernels. First all launches are sent, MOST_AT_ONCE by each program, then new kernels are described,
  * one by each program. Linux ends a chain of tail calls after 33 programs: the remaining launches are counted as lost, and the
  * remaining kernels are described at their next launch.
  *
- * The compiler sets MAX_STEPS, CLASSES, CHUNK_BYTES, MOST_CODE_CHUNKS and MOST_MODULE_CHUNKS; the loader sets CHUNK_WAKE_BYTES
- * and MODULE_WAKE_BYTES.
+ * The compiler sets MAX_STEPS, CLASSES, MOST_MORE, CHUNK_BYTES, MOST_CODE_CHUNKS and MOST_MODULE_CHUNKS; the loader sets
+ * CHUNK_WAKE_BYTES and MODULE_WAKE_BYTES.
  */
 
 #define GPU_ADDRESS_MASK ((1ULL << 48) - 1)
@@ -53,6 +55,7 @@ struct kernel {
     u64 size;
     u64 described;       /* number of failed tries to describe it, or DESCRIBED */
     u64 sent;            /* bytes of its code that were sent; and HAS_NAME if its name was sent */
+    u64 stage;           /* of a shader that draws: 1 + its number; else 0 */
     char name[NAME_BYTES];
 };
 
@@ -74,6 +77,18 @@ struct shader_name {
     char text[NAME_BYTES];
 };
 BPF_TABLE("lru_hash", struct handle, struct shader_name, shader_names, ANY);
+
+#define STAGES 5
+
+/* The latest draw of a command buffer, and the number of those that followed with the same shaders. */
+struct drawn {
+    u64 shaders[STAGES];
+    u64 more;
+    u64 epoch;
+    struct launched launched;
+};
+/* Each has draws that were not sent yet, so it loses none: if it is full, each draw is sent. */
+BPF_TABLE("hash", struct handle, struct drawn, draws, ANY);
 
 BPF_RINGBUF_OUTPUT(chunks, ANY); /* of kernels' names and code */
 BPF_RINGBUF_OUTPUT(modules, ANY);
@@ -242,22 +257,26 @@ static __always_inline struct kernel *checked_kernel(struct pt_regs *ctx, const 
     return kernels_seen.lookup(key);
 }
 
-static __always_inline void send_launch(const struct launched *launch, const struct kernel *kernel, u64 list,
+static __always_inline void send_launch(const struct launched *launch, const struct kernel *kernel, u64 list, u64 more,
                                         enum counter failure) {
     struct launch *record = reserve_launch(launch);
     if (!record)
         return;
     record->list = list;
+    record->more = more;
     u32 flags = launch->flags;
     if (kernel) {
         record->iba = kernel->address & ~0xffffffffULL; /* true of all devices that were tried */
         record->address = kernel->address;
         record->size = kernel->size;
-        if (!(flags & LAUNCH_OTHER) && bpf_probe_read_kernel(record->name, sizeof(record->name), kernel->name) == 0 &&
-            !record->name[0])
+        /* The recorder puts the stage of a shader that draws before its name. */
+        if (kernel->stage)
+            flags |= LAUNCH_NO_NAME;
+        else if (!(flags & LAUNCH_OTHER) &&
+                 bpf_probe_read_kernel(record->name, sizeof(record->name), kernel->name) == 0 && !record->name[0])
             flags |= LAUNCH_NO_NAME;
     } else {
-        count(failure, 1);
+        count(failure, 1 + more);
         record->iba = record->address = record->size = 0;
         flags |= LAUNCH_BAD_ARGS | LAUNCH_NO_NAME;
     }
@@ -371,7 +390,7 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
         failures = forgotten(result == NAME_UNREADABLE ? UNREADABLE : result == NAME_NO_ROOM ? NO_ROOM : 0, time);
     }
     u64 of_code = 0;
-    u64 kind = choose(has_shaders(layout), CHUNK_OF_SHADER, CHUNK_OF_CODE);
+    u64 kind = choose(has_shaders(layout), CHUNK_OF_SHADER + kernel->stage, CHUNK_OF_CODE);
     sent = send_chunks(&about, CHUNK_OF_CODE, kind, MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
     kernel->sent = choose(of_code & UNREADABLE, 0, sent) | has_name << 63;
     failures |= of_code;
@@ -393,8 +412,17 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
     }
 }
 
+/* Returns the address of the array of the shaders with which a command buffer draws; 0 if it cannot be read. */
+static __always_inline u64 drawn_array(const struct layout *layout, u64 commands) {
+    if (layout->drawn_count > 1 && read_user(&commands, 8, (void *)(commands + layout->drawn[0])))
+        return 0;
+    return commands + (layout->drawn_count > 1 ? layout->drawn[1] : layout->drawn[0]);
+}
+
 /* Returns the number of kernels that a call launches. */
 static __always_inline u32 kernel_count(struct pt_regs *ctx, const struct entry *entry) {
+    if (entry->is_draw)
+        return STAGES;
     return entry->is_array ? integer_argument(ctx, entry->count) : 1;
 }
 
@@ -409,7 +437,9 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
     u64 many = kernel_count(ctx, entry), first = state->kernels_sent, undescribed = state->undescribed;
     enum counter failure;
     struct handle key = handle_of(ctx, entry, with_gpu(ctx, entry, layout, bound_handle(layout, given)));
-    u64 list = entry->in_list ? ctx->di + entry->list_offset : 0;
+    u64 list = entry->in_list ? ctx->di + entry->list_offset : 0, unused = 0;
+    if (entry->is_draw)
+        given = drawn_array(layout, given);
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i < MOST_AT_ONCE; i++) {
         u64 number = hidden(i) + first;
@@ -417,17 +447,24 @@ static __always_inline void send_launches_by_handle(struct pt_regs *ctx, struct 
             break;
         struct kernel *kernel = 0;
         failure = HANDLES_UNREADABLE;
-        if (!entry->is_array || !read_user(&key.value, 8, (void *)(given + 8 * number)))
+        u64 is_readable = !(entry->is_array | entry->is_draw) || !read_user(&key.value, 8, (void *)(given + 8 * number));
+        if (entry->is_draw && is_readable && !key.value) {
+            unused++; /* this pipeline has no shader of this stage */
+            continue;
+        }
+        if (is_readable)
             kernel = checked_kernel(ctx, entry, layout, &key, values, &failure);
-        send_launch(launch, kernel, list, forgotten(failure, time));
+        if (kernel && entry->is_draw)
+            kernel->stage = 1 + number;
+        send_launch(launch, kernel, list, 0, forgotten(failure, time));
         u64 wanting = forgotten(kernel && kernel->described < MAX_TRIES, time);
         state->handles[below(MOST_UNDESCRIBED, undescribed)] = key.value;
         undescribed = forgotten(undescribed + (wanting & (undescribed < MOST_UNDESCRIBED - 1)), time);
     }
     state->kernels_sent = first + MOST_AT_ONCE;
     state->undescribed = undescribed;
-    if (!first && many > 1)
-        count(LAUNCHES, many - 1);
+    if (!first && many - unused > 1)
+        count(LAUNCHES, many - unused - 1);
     if (state->kernels_sent < many) {
         launch->flags |= LAUNCH_NO_WALK;
         phases.call(ctx, HANDLE_LAUNCHED);
@@ -476,6 +513,97 @@ static __always_inline int end_launch_by(struct pt_regs *ctx, send_t *send) {
 
 int on_handle_launched(struct pt_regs *ctx) {
     return end_launch_by(ctx, send_launches_by_handle);
+}
+
+/* Sends the draws that were counted since the last one that was sent. */
+static __always_inline void send_counted(struct pt_regs *ctx, const struct entry *entry, const struct drawn *drawn, u64 list) {
+    u32 zero = 0;
+    u64 time = bpf_ktime_get_ns();
+    u64 more = at_most(MOST_MORE, drawn->more); /* it is more if threads share the command buffer, which they must not */
+    struct settings *set = settings.lookup(&zero);
+    struct launched launched = drawn->launched;
+    if (!more)
+        return;
+    launched.time = time;
+    launched.counter = COUNTERS;
+    if (!set || set->epoch != drawn->epoch) { /* the stack was sent to an earlier output file */
+        launched.stack = 0;
+        launched.flags |= LAUNCH_NO_STACK;
+        launched.counter = STACKS_LOST;
+    }
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < STAGES; i++) {
+        u64 shader = drawn->shaders[i];
+        if (!shader)
+            continue;
+        struct handle key = handle_of(ctx, entry, shader);
+        count(LAUNCHES, more);
+        send_launch(&launched, kernels_seen.lookup(&key), list, more - 1, HANDLES_UNREADABLE);
+    }
+}
+
+/* Sends the counted draws of a command buffer that ends, or forgets those of one that begins anew. */
+static __always_inline void end_draws(struct pt_regs *ctx, const struct entry *entry, u64 event, u64 commands) {
+    struct handle key = handle_of(ctx, entry, commands);
+    struct drawn *drawn = draws.lookup(&key);
+    if (!drawn)
+        return;
+    if (event == LIST_CLOSE)
+        send_counted(ctx, entry, drawn, commands);
+    draws.delete(&key);
+}
+
+/* A draw launches the shaders that are bound in its command buffer. Only the first one after each change of these is sent as
+ * others are; those that follow are counted, and sent together when the shaders change, or the command buffer ends. What is
+ * in a command buffer that never ends is never executed. */
+int on_draw(struct pt_regs *ctx) {
+    u64 time = bpf_ktime_get_ns(), shaders[STAGES] = {}, differs = 0;
+    u32 zero = 0;
+    struct entry *entry = entry_of(ctx);
+    struct layout *layout = layout_of(entry);
+    struct settings *set = settings.lookup(&zero);
+    if (!entry || !layout || !set)
+        return 0;
+    struct handle key = handle_of(ctx, entry, ctx->di);
+    struct drawn *drawn = draws.lookup(&key);
+    if (drawn && !read_user(shaders, sizeof(shaders), (void *)drawn_array(layout, ctx->di))) {
+#pragma clang loop unroll(full)
+        for (u32 i = 0; i < STAGES; i++)
+            differs |= shaders[i] ^ drawn->shaders[i];
+        if (!differs && drawn->more < MOST_MORE && drawn->epoch == set->epoch) {
+            __sync_fetch_and_add(&drawn->more, 1);
+            count(PROBE_NS, bpf_ktime_get_ns() - time);
+            return 0;
+        }
+    }
+    begin_launch(ctx, time, DRAWN);
+    return 0;
+}
+
+/* After the walk: sends what was counted before this draw, and begins to count those that follow. */
+int on_drawn(struct pt_regs *ctx) {
+    u32 zero = 0;
+    struct entry *entry = entry_of(ctx);
+    struct layout *layout = layout_of(entry);
+    struct settings *set = settings.lookup(&zero);
+    struct scratch *scratch = walked_launch();
+    if (!scratch)
+        return 0;
+    if (entry && layout && set) {
+        struct launched *launch = &launch_state_of(scratch)->launched;
+        struct handle key = handle_of(ctx, entry, ctx->di);
+        struct drawn *drawn = draws.lookup(&key), fresh = {.epoch = set->epoch, .launched = *launch};
+        if (drawn)
+            send_counted(ctx, entry, drawn, ctx->di);
+        if (read_user(fresh.shaders, sizeof(fresh.shaders), (void *)drawn_array(layout, ctx->di)))
+            draws.delete(&key);
+        else
+            draws.update(&key, &fresh);
+        launch->flags |= LAUNCH_NO_WALK;
+        phases.call(ctx, HANDLE_LAUNCHED);
+    }
+    end_launch(scratch);
+    return 0;
 }
 
 int on_describe(struct pt_regs *ctx) {
@@ -536,11 +664,32 @@ int on_module_gone(struct pt_regs *ctx) {
     return forget_by(ctx, forget_module);
 }
 
-/* Returns the shader of a pipeline, as a key of `kernels_seen`; its value is 0 if it cannot be read. */
-static __always_inline struct handle shader_of(struct pt_regs *ctx, const struct entry *entry, const struct layout *layout,
-                                               u64 pipeline) {
+/* Where a pipeline has the pointers to its shaders: one that dispatches has one, one that draws up to STAGES. */
+struct shader_places {
+    u64 first;
+    u64 stride;
+    u64 many;
+};
+
+static __always_inline struct shader_places shader_places(const struct layout *layout, u64 pipeline) {
+    struct shader_places places = {.first = pipeline + layout->pipeline, .many = 1};
+    u32 kind = 0;
+    if (!layout->drawn_count)
+        return places;
+    places.many = !read_user(&kind, 4, (void *)(pipeline + layout->kind[0])) && kind == layout->kind[1];
+    if (kind == layout->kind[2]) {
+        places.first = pipeline + layout->stages[0];
+        places.stride = layout->stages[1];
+        places.many = STAGES;
+    }
+    return places;
+}
+
+/* Returns a shader of a pipeline, as a key of `kernels_seen`; its value is 0 if there is none, or it cannot be read. */
+static __always_inline struct handle shader_of(struct pt_regs *ctx, const struct entry *entry,
+                                               const struct shader_places *places, u64 number) {
     u64 shader = 0;
-    read_user(&shader, 8, (void *)(pipeline + layout->pipeline));
+    read_user(&shader, 8, (void *)(places->first + places->stride * number));
     return handle_of(ctx, entry, shader);
 }
 
@@ -549,10 +698,16 @@ int on_shader_gone(struct pt_regs *ctx) {
     struct layout *layout = layout_of(entry);
     if (!entry || !layout)
         return 0;
-    struct handle key = shader_of(ctx, entry, layout, integer_argument(ctx, entry->handle));
-    forget_kernel(&key);
-    modules_seen.delete(&key);
-    shader_names.delete(&key);
+    struct shader_places places = shader_places(layout, integer_argument(ctx, entry->handle));
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < STAGES; i++) {
+        if (hidden(i) >= places.many)
+            break;
+        struct handle key = shader_of(ctx, entry, &places, i);
+        forget_kernel(&key);
+        modules_seen.delete(&key);
+        shader_names.delete(&key);
+    }
     return 0;
 }
 
@@ -576,8 +731,16 @@ int on_named(struct pt_regs *ctx) {
     if (!entry || !layout || read_user(&info, sizeof(info), (void *)integer_argument(ctx, entry->handle)) ||
         info.type != VK_OBJECT_TYPE_PIPELINE || read_user_text(name.text, sizeof(name.text), (void *)info.name) <= 1)
         return 0;
-    struct handle key = shader_of(ctx, entry, layout, info.object);
-    shader_names.update(&key, &name);
-    kernels_seen.delete(&key); /* it is described again, with its name */
+    struct shader_places places = shader_places(layout, info.object);
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < STAGES; i++) {
+        if (hidden(i) >= places.many)
+            break;
+        struct handle key = shader_of(ctx, entry, &places, i);
+        if (!key.value)
+            continue;
+        shader_names.update(&key, &name);
+        kernels_seen.delete(&key); /* it is described again, with its name */
+    }
     return 0;
 }

@@ -339,6 +339,7 @@ static __always_inline struct launch *reserve_launch(const struct launched *laun
     record->cpu = bpf_get_smp_processor_id();
     record->stack = launch->stack;
     record->correlation = 0;
+    record->more = 0;
     __builtin_memset(record->comm, 0, sizeof(record->comm));
     __builtin_memset(record->name, 0, sizeof(record->name));
     if (!(launch->flags & LAUNCH_OTHER))

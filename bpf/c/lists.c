@@ -204,8 +204,13 @@ int on_submitted(struct pt_regs *ctx) {
 
 int on_list_event(struct pt_regs *ctx) {
     struct entry *entry = entry_of(ctx);
-    if (entry)
-        send_event(entry->event, integer_argument(ctx, entry->handle));
+    struct layout *layout = layout_of(entry);
+    if (entry) {
+        u64 list = integer_argument(ctx, entry->handle);
+        if (layout && layout->drawn_count)
+            end_draws(ctx, entry, entry->event, list);
+        send_event(entry->event, list);
+    }
     return 0;
 }
 

@@ -75,6 +75,7 @@ _PROGRAMS = {  # by name of the USDT probe
 _HANDLE_PROGRAMS = {
     Action.LAUNCH: "on_handle_launch",
     Action.LAUNCH_MANY: "on_handle_launch",
+    Action.DRAW: "on_draw",
     Action.KERNEL_GONE: "on_kernel_gone",
     Action.SHADER_GONE: "on_shader_gone",
     Action.NAMED: "on_named",

@@ -62,7 +62,7 @@ CUDA_DRIVER = "libcuda.so"
 LAUNCH, COMPILE = "launch_kernel", "compile_kernel"
 EXECUTE, LIST_EVENT = "execute_lists", "list_event"  # probes that only the injected library has,
 MESSAGE = "message"  # and only the one in programs of NVIDIA's GPUs
-_LAUNCHING = (Action.LAUNCH, Action.LAUNCH_MANY)
+_LAUNCHING = (Action.LAUNCH, Action.LAUNCH_MANY, Action.DRAW)
 # Anybody can map any number of files with these names. One user's files must not use up the limit for all.
 MAX_LIBRARIES = 256
 MAX_OF_ONE_USER = 16
@@ -102,6 +102,7 @@ class Outcome:
     executions: bool = False  # whether executions of closed command lists are recorded
     copies: bool = False  # whether copies and fills are recorded
     own_kernels: bool = False  # whether launches of the driver's own kernels that copy and fill are recorded
+    draws: bool = False  # whether Vulkan's draws are recorded
     waits: int = 0  # number of probed functions that wait for the GPU
     unused: bool = False  # no process has mapped it yet; its problem is reported when one does
 
@@ -363,6 +364,7 @@ class Libraries:
                     executions=layout.has_lists,
                     copies=layout.has_own_kernels,
                     own_kernels=layout.has_own_kernels,
+                    draws=layout.has_draws,
                     waits=many,
                 )
             problem = self._explain_unprobed(path, build_id, file.fileno())

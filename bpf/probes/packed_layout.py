@@ -75,8 +75,12 @@ def packed_layout(layout: Layout) -> bytes:
     gpu, mask = (layout.gpu.path, MAX_GPUS - 1) if layout.gpu else ((0, 0, 0), 0)
     code = start, max(0, end - start)
     bound = (*layout.bound, 0, 0)[:2]
+    drawn = (*layout.drawn, 0, 0)[:2]
     of_shaders = (*(layout.window or (0, 0)), *bound, len(layout.bound), layout.pipeline)
-    return pack(LAYOUT, *classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, mask)
+    of_draws = (*drawn, len(layout.drawn), *layout.stages, *layout.kind)
+    return pack(
+        LAYOUT, *classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, *of_draws, mask
+    )
 
 
 def _steps(
@@ -108,7 +112,7 @@ def packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
     in_list = bool(layout and layout.has_lists)
     numbers = (*registers, is_array, flags, offset, transfer, size_kind, entry.list_offset, in_list, event)
-    return pack(ENTRY, entry.address, index, *numbers, entry.nested)
+    return pack(ENTRY, entry.address, index, *numbers, entry.nested, entry.action is Action.DRAW)
 
 
 TIMEOUTS = {

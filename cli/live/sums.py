@@ -91,7 +91,8 @@ class LaunchSums:
         order = np.lexsort((launches["pid"], address))
         address, pid = address[order], launches["pid"][order]
         first = np.flatnonzero(np.r_[True, (address[1:] != address[:-1]) | (pid[1:] != pid[:-1])][: len(order)])
-        counts = np.diff(np.append(first, len(order)))
+        times = 1 + launches["more"][order].astype(np.int64)
+        counts = np.add.reduceat(times, first) if len(first) else times
         for row, count in zip(launches[order[first]], counts.tolist(), strict=True):  # few distinct ones
             key = int(row["address"]) & int(_ADDRESS), int(row["pid"])
             launched = self.all.pop(key, None)

@@ -69,6 +69,7 @@ def _as_dict(library: Path, found: Calibration, path: Path) -> dict[str, Any]:
         "left_out": found.left_out,
         "single_stepped": found.single_stepped,
         "no_own_kernels": found.no_own_kernels,
+        "no_draws": found.no_draws,
         "layout": asdict(found.layout),
         "written": clean(str(path)),
     }
@@ -90,13 +91,15 @@ def _show(library: Path, found: Calibration, path: Path) -> None:
         print(f"  {entry.address:<#12x}{entry.name}")
     if found.no_own_kernels:
         print(f"\nWarning: {COPIES_UNRECORDED}: {found.no_own_kernels}")
+    if found.no_draws:
+        print(f"\nWarning: draws are not recorded: {found.no_draws}")
     if found.single_stepped:
         print(f"\nWarning: {slow_launches(found.single_stepped)}")
     print(f"\nWritten to {clean(str(path))}")
 
 
 def _ways(layout: Layout) -> list[tuple[str, str]]:
-    from iaprof.bpf.driver_layout import Field
+    from iaprof.bpf.driver_layout import STAGES, Field
 
     fields = {
         "address": layout.address,
@@ -113,6 +116,10 @@ def _ways(layout: Layout) -> list[tuple[str, str]]:
     if layout.window:
         ways[0] = ("address", f"{layout.window[0]:#x} + {ways[0][1]}")
         ways.append(("from", f"h = {_way(Field(layout.bound), 'c')} of the command buffer c"))
+        if layout.drawn:
+            *before, last = layout.drawn
+            array = f"{_way(Field(tuple(before)), 'c') if before else 'c'}+{last:#x}"
+            ways.append(("drawn", f"h = *({array}+8s) of the command buffer c, s = 0 to {len(STAGES) - 1}"))
     if layout.gpu:
         ways.append(("GPU", f"g = {_way(layout.gpu, 'q')} of the queue q"))
     return ways

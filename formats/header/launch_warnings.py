@@ -10,7 +10,7 @@ path that iaprof does not search, such as in a container, is found only when a p
 
 Members of a library: `single_stepped`, functions whose launches are slower, because the kernel single-steps the
 instructions at their probes; `copies` and `own_kernels`, whether copies and fills are recorded, and the driver's own
-kernels that do them.
+kernels that do them; `draws`, whether Vulkan's draws are.
 """
 
 from __future__ import annotations
@@ -47,10 +47,15 @@ COPIES = "copies"
 """The member of a library in a capture's header: whether transfers are recorded; missing if launches are not."""
 OWN_KERNELS = "own_kernels"
 """Whether the driver's own kernels are recorded; if it is missing, they are if copies are."""
+DRAWS = "draws"
+"""Whether draws are recorded; missing if they are not."""
 COPIES_UNRECORDED = (
     "copies and fills are not recorded, and stalls of the driver's own kernels, which do them, are at no known kernel"
 )
-NO_GRAPHICS = "draws, copies and fills are not recorded, and stalls of their shaders are at no known kernel"
+NO_GRAPHICS = (
+    "draws, copies and fills are not recorded, and stalls of their shaders are at no known kernel: "
+    "run 'sudo iaprof calibrate LIBRARY' once, to see whether draws can be"
+)
 """Of Mesa's Vulkan driver."""
 OWN_KERNELS_UNRECORDED = (
     "copies and fills are recorded, but not the driver's own kernels that do them: their stalls are at no known kernel"
@@ -227,7 +232,7 @@ def unrecorded_sentence(library: Any) -> str:
     """A sentence, without a full stop, about a library in a header (untrusted); empty if there is nothing to say."""
     match library:
         case {"path": str(path), "copies": False} if os.path.basename(path) == VULKAN:
-            return f"{path}: {NO_GRAPHICS}"
+            return f"{path}: {COPIES_UNRECORDED if library.get(DRAWS) is True else NO_GRAPHICS}"
         case {"path": str(path), "copies": False}:
             return f"{path}: {COPIES_UNRECORDED}"
         case {"path": str(path), "copies": True, "own_kernels": False}:

@@ -15,6 +15,7 @@ PATH_BYTES = 4096
 MAX_DEPTH = 256  # addresses per stack, a power of two
 PAGE_BYTES = 4096
 KEPT_SHIFT = 8
+MOST_MORE = 1024  # launches that a record stands for beside its own
 CHUNK_BYTES = (16 << 10) - 80  # with the fields before it and the ring buffer's header, 16 KiB
 
 LAUNCH = np.dtype(
@@ -30,6 +31,8 @@ LAUNCH = np.dtype(
         ("stack", "<u8"),  # stack id, 0 for none
         ("list", "<u8"),  # handle of the command list that the kernel was appended to; 0 if unknown
         ("correlation", "<u8"),  # what the vendor's library calls the launch, unique in its process; 0 if nothing does
+        ("more", "<u4"),  # number of further launches that this record stands for: draws with the shaders of this one
+        ("pad", "V4"),
         ("comm", "S16"),
         ("name", f"S{NAME_BYTES}"),  # of the kernel, truncated to 63 bytes; empty if the runtime's pointer was invalid
     ]
@@ -188,7 +191,12 @@ class ChunkOf(IntEnum):
     NAME = 0  # the kernel's name; always a single chunk
     CODE = 1  # the kernel's instructions
     MODULE = 2  # the zebin with the kernel, as the driver keeps it
-    SHADER = 3  # the instructions of a shader, which may have no name
+    SHADER = 3  # the instructions of a compute shader, which may have no name
+    VERTEX = 4  # these, too, in the order of bpf.driver_layout.STAGES
+    CONTROL = 5
+    EVALUATION = 6
+    GEOMETRY = 7
+    FRAGMENT = 8
 
 
 MAPPING_STATE = np.dtype(

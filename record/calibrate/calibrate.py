@@ -86,6 +86,7 @@ class Calibration:
     left_out: Mapping[str, str]  # by device, of the other devices: why it was left out
     single_stepped: tuple[str, ...]  # functions whose probes cost more: see formats.header.slow_launches
     no_own_kernels: str  # why the driver's own kernels, for copies and fills, are not recorded; empty if they are
+    no_draws: str = ""  # the same of Vulkan's draws
 
 
 def installed_driver() -> Path:
@@ -145,8 +146,8 @@ def calibrate(library: Path, opened: int | None = None, seconds: float | None = 
 
             if kind is Kind.VULKAN:
                 found, left_out = _run_vulkan(library, file, is_asked, seconds)
-                layout = vulkan_layout(build_id, Code(elf, file), list(found.values()))
-                return Calibration(layout, tuple(found), left_out, _slow(file, elf, layout), "")
+                layout, no_draws = vulkan_layout(build_id, Code(elf, file), list(found.values()))
+                return Calibration(layout, tuple(found), left_out, _slow(file, elf, layout), "", no_draws)
             if kind is Kind.OPENCL:
                 layout, answers, left_out = layout_from(read_opencl, opencl_layout)
             else:

@@ -27,6 +27,7 @@ from iaprof.sandbox.privileges import NOBODY, give_up_privileges, stay_alone
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _MODULES = Path(__file__).with_name("modules")
+_DRAWING = ("vertex", "control", "evaluation", "geometry", "fragment")  # as vulkan_driver.STAGES
 _LIMITS = {
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_CPU: 60,  # seconds; a search takes half a second
@@ -46,6 +47,7 @@ def main(library: str, device: str, kind: str) -> None:
     os.dup2(2, 1)  # what the driver prints must not mix with the answer
     suffix = "spv" if kind == "vulkan" else f"{device}.zebin"
     searched, checked = ((_MODULES / f"{name}.{suffix}").read_bytes() for name in ("searched", "checked"))
+    drawing = [(_MODULES / f"{name}.spv").read_bytes() for name in _DRAWING] if kind == "vulkan" else []
     memory = Memory()
     limits = _LIMITS | {resource.RLIMIT_FSIZE: _MOST_FILE_BYTES.get(kind, _LIMITS[resource.RLIMIT_FSIZE])}
     give_up_privileges(limits, (NOBODY, int(device) if kind == "vulkan" and device else NOBODY))
@@ -57,7 +59,9 @@ def main(library: str, device: str, kind: str) -> None:
     try:
         with open(library, "rb") as file:
             if kind == "vulkan":
-                search_vulkan(library, memory, searched, checked, lambda findings: _write_answer(answer, findings))
+                search_vulkan(
+                    library, memory, searched, checked, drawing, lambda findings: _write_answer(answer, findings)
+                )
             else:
                 search = search_opencl if kind == "opencl" else _search
                 search(library, memory, searched, checked, file, lambda findings: _write_answer(answer, findings))

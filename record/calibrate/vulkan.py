@@ -11,7 +11,7 @@ from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.record.calibrate.answer import MAX_PROBLEM, read_place, read_places
 from iaprof.record.calibrate.code import Code, Problem, address_of
 from iaprof.record.calibrate.vulkan_driver import MOST_DEVICES
-from iaprof.record.calibrate.vulkan_search import FUNCTIONS
+from iaprof.record.calibrate.vulkan_search import DRAWS, FUNCTIONS
 
 # By function: action, argument with the handle or array, and argument with the array's length.
 _ENTRIES = {
@@ -19,6 +19,7 @@ _ENTRIES = {
     "vkCmdDispatchBase": (Action.LAUNCH, 0, None),
     "vkCmdDispatchIndirect": (Action.LAUNCH, 0, None),
     "vkCmdDispatchIndirect2KHR": (Action.LAUNCH, 0, None),
+    **dict.fromkeys(DRAWS, (Action.DRAW, 0, None)),
     "vkDestroyPipeline": (Action.SHADER_GONE, 1, None),
     "vkSetDebugUtilsObjectNameEXT": (Action.NAMED, 1, None),
     "vkBeginCommandBuffer": (Action.LIST_RESET, 0, None),
@@ -46,6 +47,10 @@ class VulkanAnswer:
     code: int
     shader_class: tuple[int, int]  # offset, and place in the file of what the pointer there points to
     bound: tuple[tuple[int, ...], ...]  # best first
+    drawn: tuple[tuple[int, ...], ...]  # the same of draws; empty if `no_draws`
+    stages: tuple[int, int]
+    kind: tuple[int, int, int]
+    no_draws: str  # why draws are not recorded; empty if they are
 
 
 def read_vulkan(raw: Any) -> tuple[dict[str, VulkanAnswer], dict[str, str]]:
@@ -74,6 +79,8 @@ def read_vulkan(raw: Any) -> tuple[dict[str, VulkanAnswer], dict[str, str]]:
 def _read_device(name: str, raw: Any) -> VulkanAnswer:
     class_at, class_place = raw["class"]
     start, size = raw["window"]
+    first, stride = raw.get("stages", (0, 0))
+    kind_at, dispatching, drawing = raw.get("kind", (0, 0, 0))
     return VulkanAnswer(
         device=name,
         version=clean(str(raw["version"])[:64]),
@@ -85,12 +92,20 @@ def _read_device(name: str, raw: Any) -> VulkanAnswer:
         size=int(raw["size"]),
         code=int(raw["code"]),
         shader_class=(int(class_at), read_place(class_place)),
-        bound=tuple(tuple(map(int, path)) for path in raw["bound"][:_MOST_PATHS]),
+        bound=_paths(raw["bound"]),
+        drawn=_paths(raw.get("drawn", ())),
+        stages=(int(first), int(stride)),
+        kind=(int(kind_at), int(dispatching), int(drawing)),
+        no_draws=clean(str(raw.get("no_draws", ""))[:MAX_PROBLEM]),
     )
 
 
-def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) -> Layout:
-    """Returns the layout on which the answers of all devices agree.
+def _paths(raw: Any) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(map(int, path)) for path in raw[:_MOST_PATHS])
+
+
+def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) -> tuple[Layout, str]:
+    """Returns the layout on which the answers of all devices agree, and why it has no draws; empty if it has them.
 
     Raises:
         Problem: there is none.
@@ -103,12 +118,18 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
     bound = min(frozenset.intersection(*(frozenset(answer.bound) for answer in answers)), key=_best, default=None)
     if bound is None:
         raise Problem("devices disagree on how a command buffer leads to its bound shader")
+    drawn = min(frozenset.intersection(*(frozenset(answer.drawn) for answer in answers)), key=_best, default=())
+    no_draws = next((f"as {answer.device}, {answer.no_draws}" for answer in answers if answer.no_draws), "")
+    if not no_draws and (
+        not drawn or any((answer.stages, answer.kind) != (first.stages, first.kind) for answer in answers)
+    ):
+        no_draws = "devices disagree on how a command buffer leads to the shaders with which it draws"
     class_at, class_place = first.shader_class
     layout = Layout(
         build_id=build_id,
         driver="vulkan",
         version=first.version,
-        entries=tuple(_entries(answers, code)),
+        entries=tuple(entry for entry in _entries(answers, code) if not no_draws or entry.action is not Action.DRAW),
         address=(Field((first.start,), bits=32),),
         size=Field((first.size,), bits=32),
         code=Field((first.code,)),
@@ -119,8 +140,11 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
         window=first.window,
         bound=bound,
         pipeline=first.pipeline,
+        drawn=() if no_draws else drawn,
+        stages=(0, 0) if no_draws else first.stages,
+        kind=(0, 0, 0) if no_draws else first.kind,
     )
-    return Layout.from_json(layout.to_json())
+    return Layout.from_json(layout.to_json()), no_draws
 
 
 _ALIKE = ("window", "pipeline", "start", "size", "code", "shader_class")
@@ -143,5 +167,5 @@ def _entries(answers: Sequence[VulkanAnswer], code: Code) -> Iterator[Entry]:
             taken.add(place)
             needed = {handle} if count is None else {0, handle, count}
             # What comes before the probe may read a structure that an argument points to, as of an indirect dispatch.
-            at = code.probe(place, needed, keeps_memory=action is not Action.LAUNCH)
+            at = code.probe(place, needed, keeps_memory=action not in (Action.LAUNCH, Action.DRAW))
             yield Entry(name, action, at, handle, count)

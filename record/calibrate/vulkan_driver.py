@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import c_uint32, c_uint64, c_void_p
 from typing import Any
 
@@ -21,11 +21,15 @@ MOST_DEVICES = 8
 _MOST_EXTENSIONS = 1024
 # Functions of an extension can be had only if it is enabled. Others are not: with all of them, some drivers make other
 # commands of a dispatch.
-_EXTENSIONS = (b"VK_KHR_device_address_commands",)
+_EXTENSIONS = (b"VK_KHR_device_address_commands", b"VK_EXT_multi_draw", b"VK_EXT_transform_feedback")
 _EXTENSION_BYTES = 260  # of VkExtensionProperties, which begins with the name
 _VERSION_1_3 = 0x403000
 _COMPUTE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
-_STORAGE_BUFFER, _OF_COMPUTE = 7, 1  # VkDescriptorType, VkPipelineBindPoint
+_STORAGE_BUFFER, _OF_GRAPHICS, _OF_COMPUTE = 7, 0, 1  # VkDescriptorType, VkPipelineBindPoint
+STAGES = (1, 2, 4, 8, 16)  # VkShaderStageFlagBits: vertex, tessellation control and evaluation, geometry, fragment
+_TRIANGLES, _PATCHES = 3, 10  # VkPrimitiveTopology
+_COLOR = 37  # VK_FORMAT_R8G8B8A8_UNORM
+_SIDE = 64  # of what is drawn into, pixels
 _INDIRECT_USAGE = 0x120  # of a buffer: storage, indirect
 _BUFFER_BYTES = 4096
 # With INTEL_DEBUG=heaps the driver prints the ranges of its address space when a device is made.
@@ -34,6 +38,11 @@ _INNER = {  # functions that may call another one for all of their work, and tha
     "vkCmdDispatch": "vkCmdDispatchBase",
     "vkCmdDispatchIndirect": "vkCmdDispatchIndirect2KHR",
     "vkQueueSubmit": "vkQueueSubmit2",
+    "vkCmdDrawIndirect": "vkCmdDrawIndirect2KHR",
+    "vkCmdDrawIndexedIndirect": "vkCmdDrawIndexedIndirect2KHR",
+    "vkCmdDrawIndirectCount": "vkCmdDrawIndirectCount2KHR",
+    "vkCmdDrawIndexedIndirectCount": "vkCmdDrawIndexedIndirectCount2KHR",
+    "vkCmdDrawIndirectByteCountEXT": "vkCmdDrawIndirectByteCount2EXT",
 }
 _DEVICE_BYTES = 0x10000  # of a VkDevice that are searched for its table of functions
 
@@ -192,6 +201,67 @@ class Device:
         arguments = (self.handle, 0, 1, block(info), 0)
         return self._driver.create("vkCreateComputePipelines", *arguments, at=self.function("vkCreateComputePipelines"))
 
+    def graphics_pipeline(self, modules: Mapping[int, int], value: int) -> int:
+        """Makes a pipeline that draws triangles, or patches if it has shaders of tessellation.
+
+        Args:
+            modules: by stage.
+            value: of their constants.
+        """
+        block = self._driver.block
+        entry = block(struct.pack("<IIQ", 0, 0, 4))
+        special = block(struct.pack("<IIQQQ", 1, 0, entry, 4, block(struct.pack("<I", value))))
+        # VkPipelineShaderStageCreateInfo 18; the numbers of the others are 19 to 27, that of the pipeline is 28
+        main = block(b"main\0")
+        stages = (
+            struct.pack("<IIQIIQQQ", 18, 0, 0, 0, stage, module, main, special) for stage, module in modules.items()
+        )
+        has_patches = STAGES[1] in modules
+        of_vertices = block(struct.pack("<IIQIIQIIQ", 19, 0, 0, 0, 0, 0, 0, 0, 0))
+        assembly = block(struct.pack("<IIQIII", 20, 0, 0, 0, _PATCHES if has_patches else _TRIANGLES, 0))
+        tessellation = block(struct.pack("<IIQII", 21, 0, 0, 0, 3))
+        whole = block(struct.pack("<6f", 0, 0, _SIDE, _SIDE, 0, 1))
+        scissor = block(struct.pack("<4I", 0, 0, _SIDE, _SIDE))
+        viewport = block(struct.pack("<IIQIIQIIQ", 22, 0, 0, 0, 1, whole, 1, 0, scissor))
+        raster = block(struct.pack("<IIQ7I4fI", 23, 0, 0, *[0] * 7, 0, 0, 0, 1, 0))
+        samples = block(struct.pack("<IIQIIIfQII", 24, 0, 0, 0, 1, 0, 0, 0, 0, 0))
+        blended = block(struct.pack("<8I", 0, 0, 0, 0, 0, 0, 0, 15))
+        blend = block(struct.pack("<IIQIIIIQ4f", 26, 0, 0, 0, 0, 0, 1, blended, 0, 0, 0, 0))
+        # VkPipelineRenderingCreateInfo
+        rendering = block(struct.pack("<IIQIIQII", 1000044002, 0, 0, 0, 1, block(struct.pack("<I", _COLOR)), 0, 0))
+        info = struct.pack("<IIQIIQ", 28, 0, rendering, 0, len(modules), block(b"".join(stages)))
+        info += _pointers(of_vertices, assembly, tessellation, viewport, raster, samples, 0, blend, 0, self._layout)
+        info += struct.pack("<QIIQII", 0, 0, 0, 0, 0xFFFFFFFF, 0)
+        arguments = (self.handle, 0, 1, block(info), 0)
+        name = "vkCreateGraphicsPipelines"
+        return self._driver.create(name, *arguments, at=self.function(name))
+
+    def image(self) -> int:
+        """Makes a view of an image to draw into."""
+        # VkImageCreateInfo 14, of two dimensions, as a color attachment; VkImageViewCreateInfo 15
+        sizes = (_SIDE, _SIDE, 1, 1, 1, 1, 0, 0x10, 0, 0, 0, 0, 0)
+        image = self._make("vkCreateImage", struct.pack("<IIQ14IQI", 14, 0, 0, 0, 1, _COLOR, *sizes))
+        memory = self._allocate("vkGetImageMemoryRequirements", image)
+        self._call("vkBindImageMemory", self.handle, image, memory, 0)
+        info = struct.pack("<IIQIIQII9II", 15, 0, 0, 0, 0, image, 1, _COLOR, 0, 0, 0, 0, 1, 0, 1, 0, 1, 0)
+        return self._make("vkCreateImageView", info)
+
+    def begin_rendering(self, commands: int, view: int) -> None:
+        """Begins to draw into an image."""
+        # VkRenderingAttachmentInfo 1000044001, VkRenderingInfo 1000044000
+        info = (1000044001, 0, 0, view, 1, 0, 0, 0, 2, 0, *[0] * 5)
+        attachment = self._driver.block(struct.pack("<IIQQIIQIII4II", *info))
+        info = (1000044000, 0, 0, 0, 0, 0, _SIDE, _SIDE, 1, 0, 1, attachment, 0, 0)
+        self._void("vkCmdBeginRendering", commands, self._driver.block(struct.pack("<IIQIiiIIIIIQQQ", *info)))
+
+    def bind_graphics(self, commands: int, pipeline: int) -> None:
+        """Binds a pipeline that draws."""
+        self._void("vkCmdBindPipeline", commands, _OF_GRAPHICS, pipeline)
+
+    def draw(self, commands: int, vertices: int) -> None:
+        """Draws with the bound pipeline."""
+        self._void("vkCmdDraw", commands, vertices, 1, 0, 0)
+
     def commands(self) -> int:
         """Makes a command buffer."""
         info = struct.pack("<IIQQII", 40, 0, 0, self._pool, 0, 1)
@@ -213,16 +283,19 @@ class Device:
         self._void("vkCmdDispatch", commands, *groups)
 
     def _buffer(self) -> int:
-        # VkBufferCreateInfo 12, VkMemoryAllocateInfo 5
+        # VkBufferCreateInfo 12; VkMemoryAllocateInfo is 5
         info = struct.pack("<IIQIIQIIIIQ", 12, 0, 0, 0, 0, _BUFFER_BYTES, _INDIRECT_USAGE, 0, 0, 0, 0)
         buffer = self._make("vkCreateBuffer", info)
-        needed = ctypes.create_string_buffer(24)  # VkMemoryRequirements
-        self._void("vkGetBufferMemoryRequirements", self.handle, buffer, ctypes.addressof(needed))
-        size, _, types = struct.unpack_from("<QQI", needed.raw)
-        first_type = (types & -types).bit_length() - 1
-        memory = self._make("vkAllocateMemory", struct.pack("<IIQQII", 5, 0, 0, size, first_type, 0))
+        memory = self._allocate("vkGetBufferMemoryRequirements", buffer)
         self._call("vkBindBufferMemory", self.handle, buffer, memory, 0)
         return buffer
+
+    def _allocate(self, requirements: str, object_: int) -> int:
+        needed = ctypes.create_string_buffer(24)  # VkMemoryRequirements
+        self._void(requirements, self.handle, object_, ctypes.addressof(needed))
+        size, _, types = struct.unpack_from("<QQI", needed.raw)
+        first_type = (types & -types).bit_length() - 1
+        return self._make("vkAllocateMemory", struct.pack("<IIQQII", 5, 0, 0, size, first_type, 0))
 
     def forwarding(self, read: Any) -> list[str]:
         """Returns the functions that do nothing but call their inner one, through the device's table of functions.
@@ -238,6 +311,11 @@ class Device:
             "vkCmdDispatch": (commands, 1, 1, 1),
             "vkCmdDispatchIndirect": (commands, buffer, 0),
             "vkQueueSubmit": (self._queue, 0, 0, 0),
+            "vkCmdDrawIndirect": (commands, buffer, 0, 1, 16),
+            "vkCmdDrawIndexedIndirect": (commands, buffer, 0, 1, 20),
+            "vkCmdDrawIndirectCount": (commands, buffer, 0, buffer, 64, 1, 16),
+            "vkCmdDrawIndexedIndirectCount": (commands, buffer, 0, buffer, 64, 1, 20),
+            "vkCmdDrawIndirectByteCountEXT": (commands, 1, 0, buffer, 0, 0, 4),
         }
         functions = self.functions([*_INNER, *_INNER.values()])
         return [

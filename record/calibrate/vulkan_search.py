@@ -1,9 +1,10 @@
 """Searches Mesa's Vulkan driver for `iaprof calibrate`: where a dispatch finds its shader, and what it knows of it.
 
 The truth are the driver's own commands: it writes a COMPUTE_WALKER for each dispatch, with the offset of the shader's
-first instruction from the instruction base. Several pipelines are made; what of the GPU's memory changes when one is
-made is its code. A place in the driver's objects is accepted only if it has what the walkers and the code say, for each
-of these pipelines. Nothing is submitted.
+first instruction from the instruction base, and a 3DPRIMITIVE for each draw, behind commands with those of its shaders.
+Several pipelines are made; what of the GPU's memory changes when one is made is its code. A place in the driver's
+objects is accepted only if it has what these commands and the code say, for each of these pipelines. Nothing is
+submitted.
 """
 
 from __future__ import annotations
@@ -13,14 +14,32 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from iaprof.formats.wire.process_maps import mappings, maps_of
 from iaprof.record.calibrate.level_zero_driver import DriverError
 from iaprof.record.calibrate.search import Memory, Path, Search
-from iaprof.record.calibrate.vulkan_driver import Device, VulkanDriver, window
+from iaprof.record.calibrate.vulkan_driver import STAGES, Device, VulkanDriver, window
 
+DRAWS = (
+    "vkCmdDraw",
+    "vkCmdDrawIndexed",
+    "vkCmdDrawIndirect",
+    "vkCmdDrawIndirect2KHR",
+    "vkCmdDrawIndexedIndirect",
+    "vkCmdDrawIndexedIndirect2KHR",
+    "vkCmdDrawIndirectCount",
+    "vkCmdDrawIndirectCount2KHR",
+    "vkCmdDrawIndexedIndirectCount",
+    "vkCmdDrawIndexedIndirectCount2KHR",
+    "vkCmdDrawMultiEXT",
+    "vkCmdDrawMultiIndexedEXT",
+    "vkCmdDrawIndirectByteCountEXT",
+    "vkCmdDrawIndirectByteCount2EXT",
+)
 FUNCTIONS = (
+    *DRAWS,
     "vkCmdDispatch",
     "vkCmdDispatchBase",
     "vkCmdDispatchIndirect",
@@ -43,6 +62,23 @@ _FUNCTIONS = 4  # at the beginning of a table of functions, of which one is not 
 _WALKER = 0x7208  # the upper half of COMPUTE_WALKER's first word, on Xe2 and Xe3
 _WALKER_WORDS, _GROUPS_AT, _START_AT = 40, 7, 19
 _GROUPS = (3, 5, 7)  # of our dispatches
+# Of draws: commands that set a shader of STAGES, where they have its start, and whether it is on at all.
+_STAGE_COMMANDS = (
+    (0, 0x78100007, 1, 7, 1),  # 3DSTATE_VS
+    (1, 0x781B0006, 3, 2, 1 << 31),  # 3DSTATE_HS
+    (2, 0x781D0009, 1, 7, 1),  # 3DSTATE_DS
+    (3, 0x78110008, 1, 7, 1),  # 3DSTATE_GS
+    (4, 0x7820000A, 1, 1, 1),  # 3DSTATE_PS, which may have two kernels of one shader
+    (4, 0x7820000A, 8, 8, 1),
+)
+_MOST_WORDS = 12  # of these commands
+_PRIMITIVE, _VERTICES_AT = 0x7B00, 2  # 3DPRIMITIVE
+_VERTICES = 3 * 1009  # of our draws
+_BASE, _MOST_KINDS = 0x40, 8  # bytes of an object that all kinds have; kinds of pipelines
+_UNKNOWN_DRAW = "its commands for a draw are of a kind that iaprof does not know"
+_PIPELINE = 0x4000  # bytes of a pipeline that are searched for its shaders
+_MOST_STRIDE = 0x100  # bytes from one of these to the next
+_DRAWN_WITH = ((0, 4), (0, 1, 2, 3, 4), (0, 3, 4), (0, 1, 2, 4))  # shaders of the pipelines, by number in STAGES
 _VALUES = (4, 9, 17, 23)  # of the constant in the first module: shaders of different code and length
 _WORD = 8
 
@@ -58,7 +94,12 @@ class _Shader:
 
 
 def search_vulkan(
-    library: str, memory: Memory, searched: bytes, checked: bytes, write_answer: Callable[[dict[str, Any]], None]
+    library: str,
+    memory: Memory,
+    searched: bytes,
+    checked: bytes,
+    drawing: Sequence[bytes],
+    write_answer: Callable[[dict[str, Any]], None],
 ) -> None:
     """Searches the driver on each of the machine's GPUs, and writes what it finds.
 
@@ -67,6 +108,7 @@ def search_vulkan(
         memory: of this process.
         searched: SPIR-V of a shader that its constant changes.
         checked: SPIR-V of another one, which has data behind its code.
+        drawing: SPIR-V of a shader of each of STAGES, which its constant changes.
         write_answer: gets the findings.
 
     Raises:
@@ -77,13 +119,15 @@ def search_vulkan(
     for device in driver.devices():
         about: dict[str, Any] = {"name": device.name, "version": device.version}
         try:
-            findings.append(about | _search(device, memory, searched, checked))
+            findings.append(about | _search(device, memory, searched, checked, drawing))
         except DriverError as error:
             findings.append(about | {"problem": str(error)})
     write_answer({"devices": findings})
 
 
-def _search(device: Device, memory: Memory, searched: bytes, checked: bytes) -> dict[str, Any]:
+def _search(
+    device: Device, memory: Memory, searched: bytes, checked: bytes, drawing: Sequence[bytes]
+) -> dict[str, Any]:
     device.open()
     found = window(os.pread(2, 1 << 20, 0))
     if found is None:
@@ -98,6 +142,11 @@ def _search(device: Device, memory: Memory, searched: bytes, checked: bytes) -> 
     pipeline, start, size, code = _fields(memory, shaders)
     objects = [memory.number(shader.pipeline + pipeline) or 0 for shader in shaders]
     class_at, class_place = _class(memory, search, objects)
+    known = _Known(class_at, memory.number(objects[0] + class_at) or 0, start, size)
+    try:
+        drawn = _drawn(device, memory, drawing, known, [shader.pipeline for shader in shaders])
+    except DriverError as error:
+        drawn = {"no_draws": str(error)}
     return {
         "functions": search.places(device.functions(FUNCTIONS)),
         "forwarding": device.forwarding(memory.read),
@@ -108,6 +157,7 @@ def _search(device: Device, memory: Memory, searched: bytes, checked: bytes) -> 
         "code": code,
         "class": (class_at, class_place),
         "bound": _bound(device, memory, shaders, pipeline),
+        **drawn,
     }
 
 
@@ -235,6 +285,122 @@ def _bound(device: Device, memory: Memory, shaders: Sequence[_Shader], pipeline:
     if not paths:
         raise DriverError("its command buffers do not lead to the bound shader")
     return sorted(paths, key=lambda path: (len(path), path))
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of shaders."""
+
+    class_at: int
+    table: int  # of functions, of all shaders
+    start: int  # offsets of its numbers
+    size: int
+
+    def holds(self, memory: Memory, shader: int, kernel: int) -> bool:
+        """Whether this is a shader that has a kernel, given by its offset from the instruction base."""
+        if memory.number(shader + self.class_at) != self.table:
+            return False
+        content = memory.read(shader, _OBJECT)
+        return len(content) == _OBJECT and 0 <= kernel - _u32(content, self.start) < _u32(content, self.size)
+
+
+def _drawn(
+    device: Device, memory: Memory, drawing: Sequence[bytes], known: _Known, dispatching: Sequence[int]
+) -> dict[str, Any]:
+    """Returns the paths from a command buffer to the array of the shaders with which it draws, best first, as `drawn`.
+
+    And where a pipeline has its shaders, as `stages`: the offset of the first pointer, and the bytes to the next one;
+    and as `kind` the offset of a small number that tells pipelines that draw from `dispatching`, with both numbers.
+    """
+    modules = [device.module(code) for code in drawing]
+    pipelines = [
+        device.graphics_pipeline({STAGES[stage]: modules[stage] for stage in used}, value)
+        for used, value in zip(_DRAWN_WITH, _VALUES, strict=True)
+    ]
+    view = device.image()
+    kernels = [_draw(device, pipeline, view) for pipeline in pipelines]
+    if [tuple(sorted(each)) for each in kernels] != list(_DRAWN_WITH):
+        raise DriverError(_UNKNOWN_DRAW)
+    paths: set[Path] | None = None
+    shaders: list[list[int]] = [[] for _ in pipelines]
+    for first, second in zip(range(len(pipelines)), [*range(1, len(pipelines)), 0], strict=True):
+        commands = device.commands()
+        device.begin(commands)
+        device.begin_rendering(commands, view)
+        device.bind_graphics(commands, pipelines[first])
+        device.draw(commands, _VERTICES)
+        device.bind_graphics(commands, pipelines[second])  # what is bound now, not what was drawn
+        memory.refresh()
+        mine: set[Path] = set()
+        content = _readable(memory, commands, _COMMANDS)
+        for at in range(0, len(content) - _WORD * len(STAGES) + 1, _WORD):
+            if (word := _u64(content, at)) and (found := _stages(memory, content, at, kernels[second], known)):
+                mine.add((at,))
+                shaders[second] = found
+            elif word == pipelines[second]:
+                object_ = _readable(memory, word, _PIPELINE)
+                for inner in range(0, len(object_) - _WORD * len(STAGES) + 1, _WORD):
+                    if found := _stages(memory, object_, inner, kernels[second], known):
+                        mine.add((at, inner))
+                        shaders[second] = found
+        paths = mine if paths is None else paths & mine
+    if not paths:
+        raise DriverError("its command buffers do not lead to the shaders with which they draw")
+    contents = [_readable(memory, pipeline, _PIPELINE) for pipeline in pipelines]
+    places = [{at: _u64(content, at) for at in range(0, len(content) - 7, _WORD)} for content in contents]
+    for at in sorted(places[0]):
+        for stride in range(_WORD, _MOST_STRIDE + 1, _WORD):
+            slots = [{words.get(at + stride * stage, 0) for stage in range(len(STAGES))} for words in places]
+            if all(slot >= set(wanted) for slot, wanted in zip(slots, shaders, strict=True)):
+                return {
+                    "drawn": sorted(paths, key=lambda path: (len(path), path)),
+                    "stages": (at, stride),
+                    "kind": _kind(memory, dispatching, pipelines),
+                }
+    raise DriverError("its pipelines do not lead to the shaders with which they draw")
+
+
+def _kind(memory: Memory, dispatching: Sequence[int], drawing: Sequence[int]) -> tuple[int, int, int]:
+    contents = [[memory.read(pipeline, _OBJECT) for pipeline in each] for each in (dispatching, drawing)]
+    least = min(map(len, chain.from_iterable(contents)))
+    for at in range(_BASE, least - 3, 4):
+        first, second = ({_u32(content, at) for content in each} for each in contents)
+        if len(first) == len(second) == 1 and first != second and max(*first, *second) < _MOST_KINDS:
+            return at, first.pop(), second.pop()
+    raise DriverError("nothing tells its pipelines that draw from others")
+
+
+def _draw(device: Device, pipeline: int, view: int) -> dict[int, set[int]]:
+    """Draws; returns the kernels that the commands have, by number in STAGES."""
+    commands = device.commands()
+    device.begin(commands)
+    device.begin_rendering(commands, view)
+    device.bind_graphics(commands, pipeline)
+    before = _gpu_memory()
+    device.draw(commands, _VERTICES)
+    kernels: dict[int, set[int]] = {}
+    primitives = 0
+    for _, content in _changes(before, _gpu_memory()):
+        padded = content + bytes(4 * _MOST_WORDS)  # the last command may end where the change does
+        words = struct.unpack(f"<{len(padded) // 4}I", padded)
+        for at in range(len(words) - _MOST_WORDS):
+            primitives += words[at] >> 16 == _PRIMITIVE and words[at + _VERTICES_AT] == _VERTICES
+            for stage, command, start, on, bits in _STAGE_COMMANDS:
+                if words[at] == command and words[at + on] & bits:
+                    kernels.setdefault(stage, set()).add(words[at + start] & ~(_BLOCK - 1))
+    if primitives != 1:
+        raise DriverError(_UNKNOWN_DRAW)
+    return kernels
+
+
+def _stages(memory: Memory, content: bytes, at: int, kernels: dict[int, set[int]], known: _Known) -> list[int]:
+    """Returns the shaders that the array at a place has, if it has these kernels' and no others; else an empty list."""
+    words = struct.unpack_from(f"<{len(STAGES)}Q", content, at)
+    if {stage for stage, word in enumerate(words) if word} != set(kernels):
+        return []
+    if all(known.holds(memory, words[stage], kernel) for stage, each in kernels.items() for kernel in each):
+        return [word for word in words if word]
+    return []
 
 
 def _readable(memory: Memory, address: int, most: int) -> bytes:

@@ -56,6 +56,7 @@ from iaprof.record.capture.rows import (
     CodeObjectRows,
     LossRows,
     StallRows,
+    check_launches,
     check_lists,
     check_transfers,
     counts_left_out,
@@ -467,10 +468,12 @@ class _Finishing:
         stacks, late = self._stacks.ids(launches["stack"]), self._stacks.late(launches["stack"])
         # Launches of the previous file are counted there.
         is_carried = launches["flags"] & LaunchFlags.CARRIED > 0
-        own, presumed = ~is_carried, launches["flags"] & LaunchFlags.PRESUMED > 0
+        presumed = launches["flags"] & LaunchFlags.PRESUMED > 0
+        times = 1 + launches["more"].astype(np.int64)
+        own = np.repeat(np.arange(len(launches)), np.where(is_carried, 0, times))
         self._symbol_inputs.ends.launches.add(stacks[own], launches["pid"][own], presumed[own], late[own])
         self._python_counts.add("launches", stacks[own], launches["pid"][own])
-        carried = int(np.count_nonzero(is_carried))
+        carried = int(times[is_carried].sum())
         self._counts["launches"] -= carried
         self._counts["carried_launches"] += carried
         launches["stack"] = stacks
@@ -532,7 +535,7 @@ class _Deferred:
 
 
 _DEFERRED = {
-    FrameKind.LAUNCHES: _Deferred(LAUNCH, _Finishing._write_launches),
+    FrameKind.LAUNCHES: _Deferred(LAUNCH, _Finishing._write_launches, check_launches),
     FrameKind.LISTS: _Deferred(LIST_EVENT, _Finishing._write_lists, check_lists, LISTS_A_RECORD),
     FrameKind.TRANSFERS: _Deferred(LAUNCH, _Finishing._write_transfers, check_transfers),
     FrameKind.CPU_SAMPLES: _Deferred(CPU_SAMPLE, _Finishing._write_samples),

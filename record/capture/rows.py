@@ -21,7 +21,9 @@ from iaprof.formats.header.left_out import OTHER, RECORDER, TOTALS
 from iaprof.formats.header.waits import FUNCTIONS, UNKNOWN_FUNCTION, WaitFlags
 from iaprof.formats.wire.launches import (
     CHUNK_BYTES,
+    LAUNCH,
     LISTS_A_RECORD,
+    MOST_MORE,
     TRANSFER_FUNCTIONS,
     UNKNOWN_BYTES,
     ChunkOf,
@@ -100,6 +102,12 @@ def wait_rows(waits: NDArray[np.void], stacks: NDArray[np.uint64]) -> pa.StructA
     return make_rows("wait", columns)
 
 
+def check_launches(records: NDArray[np.void]) -> None:
+    """Raises ValueError if LAUNCH[n] stand for more launches than records do: rows would take all memory."""
+    if (records["more"] > MOST_MORE).any():
+        raise ValueError("a record of it stands for too many launches")
+
+
 def check_transfers(records: NDArray[np.void]) -> None:
     """Raises ValueError if LAUNCH[n] are not copies and fills by known functions."""
     if len(records) and not ((records["iba"] > 0) & (records["iba"] <= len(TRANSFER_FUNCTIONS))).all():
@@ -130,7 +138,7 @@ NAME_BYTES_PER_GROUP = 32 << 20  # whole names can be long
 
 
 def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.StructArray]:
-    """Makes `launch` rows, in groups that need little memory.
+    """Makes `launch` rows, in groups that need little memory: a record that stands for several launches has as many.
 
     Args:
         launches: LAUNCH[n].
@@ -140,16 +148,18 @@ def launch_rows(launches: NDArray[np.void], names: KernelNames) -> Iterator[pa.S
         return
     launch_names = names.for_launches(launches)
     lengths = np.array([len(text.encode()) for text in launch_names.texts], np.int64)[launch_names.indices]
-    group = np.cumsum(lengths) // NAME_BYTES_PER_GROUP
+    more = launches["more"].astype(np.int64)
+    group = np.cumsum(lengths + more * (lengths + LAUNCH.itemsize)) // NAME_BYTES_PER_GROUP
     bounds = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(launches)]
     whole = pa.array(launch_names.texts, pa.string())
     for start, end in pairwise(bounds):
-        group_launches = launches[start:end]
+        times = 1 + more[start:end]
+        group_launches = np.repeat(launches[start:end], times) if times.max() > 1 else launches[start:end]
         own = "pid", "tid", "cpu", "iba", "address", "size", "stack", "flags", "list"
         columns = {
             "time_ns": group_launches["time"],
             "comm": _decoded_texts(group_launches["comm"]),
-            "name": whole.take(pa.array(launch_names.indices[start:end])),
+            "name": whole.take(pa.array(np.repeat(launch_names.indices[start:end], times))),
             **{name: group_launches[name] for name in own},
             "correlation": pa.array(group_launches["correlation"], mask=group_launches["correlation"] == 0),
         }

@@ -105,9 +105,10 @@ def _library(outcome: Outcome, names: set[str], version: str) -> Check:
 def _vulkan(outcome: Outcome, version: str) -> Check:
     file = shortened(outcome.path)
     if outcome.way is Way.ATTACH:
-        return Check(
-            GROUP, "Vulkan", Level.OK, f"compute dispatches by attaching (Mesa {version}); {NO_GRAPHICS}", file=file
-        )
+        text = f"compute dispatches by attaching (Mesa {version}); {NO_GRAPHICS}"
+        if outcome.draws:
+            text = f"dispatches and draws by attaching (Mesa {version}); {COPIES_UNRECORDED}"
+        return Check(GROUP, "Vulkan", Level.OK, text, file=file)
     is_calibrated = outcome.problem.endswith(WILL_CALIBRATE)
     mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}" if outcome.build_id and not is_calibrated else ""
     # Most machines have it, and most of their programs dispatch nothing.

@@ -152,11 +152,12 @@ class DumpedModules:
             for address in module.addresses:
                 name = module.whole(ChunkOf.NAME, address, spool)
                 code = module.whole(ChunkOf.CODE, address, spool)
-                shader = None if code else module.whole(ChunkOf.SHADER, address, spool)
                 if name and code:
                     kernels.append(PlacedKernel(name.decode("utf-8", "backslashreplace"), address, code))
-                elif shader:
-                    shaders.append(PlacedKernel(_shader_name(name, shader), address, shader))
+                for stage in _STAGES if not code else ():
+                    if shader := module.whole(stage, address, spool):
+                        shaders.append(PlacedKernel(_shader_name(name, shader, stage), address, shader))
+                        break
             binary = module.whole(ChunkOf.MODULE, 0, spool)
             kernels += shaders
             self.kernels_unfinished += len(module.addresses) - len(kernels)
@@ -166,11 +167,23 @@ class DumpedModules:
                 yield PlacedModule(module.pid, since, compose(binary, kernels), tuple(shaders))
 
 
-def _shader_name(name: bytes | None, code: bytes) -> str:
-    """Returns the name of a compute shader: the one that its program gave it, or one that its code has on each run."""
+# Shaders that draw have their stage before their name.
+_STAGES = {
+    ChunkOf.SHADER: "",
+    ChunkOf.VERTEX: "vertex",
+    ChunkOf.CONTROL: "tessellation control",
+    ChunkOf.EVALUATION: "tessellation evaluation",
+    ChunkOf.GEOMETRY: "geometry",
+    ChunkOf.FRAGMENT: "fragment",
+}
+
+
+def _shader_name(name: bytes | None, code: bytes, of: ChunkOf) -> str:
+    """Returns the name of a shader: its pipeline's, if that has one, else one that its code has on each run."""
+    stage = _STAGES[of]
     if name:
-        return name.decode("utf-8", "backslashreplace")
-    return f"compute {hashlib.sha256(code).hexdigest()[:8]}"
+        return f"{stage} {name.decode('utf-8', 'backslashreplace')}".lstrip()
+    return f"{stage or 'compute'} {hashlib.sha256(code).hexdigest()[:8]}"
 
 
 MOST_KERNELS = 65_000  # of one module; ELF's counts of segments and of sections have 16 bits

@@ -10,7 +10,14 @@ from typing import Any
 from iaprof.bpf import processes
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import Mapped, Outcome
-from iaprof.formats.header.launch_warnings import COPIES, OWN_KERNELS, SINGLE_STEPPED, UNPROBED, slow_launches_sentence
+from iaprof.formats.header.launch_warnings import (
+    COPIES,
+    DRAWS,
+    OWN_KERNELS,
+    SINGLE_STEPPED,
+    UNPROBED,
+    slow_launches_sentence,
+)
 from iaprof.formats.wire.process_maps import maps_of
 from iaprof.record.journal import Journal
 from iaprof.record.kernels.calibrating import Calibrator
@@ -113,6 +120,8 @@ class MappedLibraries(Source):
             if outcome.way:
                 library[COPIES] = outcome.copies
                 library[OWN_KERNELS] = outcome.own_kernels
+            if outcome.draws:
+                library[DRAWS] = True
             if outcome.waits and self._probes.records_waits:
                 library["waits"] = outcome.waits
             self._libraries.append(library)

@@ -13,35 +13,20 @@
  *   --hostile-names  pipelines have names that are no text, that control terminals, and of 64 KiB
  *   --direct         every function is the driver's own, by vkGetDeviceProcAddr, as most engines call it
  *   --indirect       half of the dispatches are indirect
+ *   --threads N      as many threads instead, each with its own pool and command buffer, which it fills and submits in each round
  *   --seconds S      goes on with rounds for as long, whatever --rounds says
  *
  * Shader n is dispatched by dispatch_n, in n groups of threads, so that the walkers in a batch say by which function. Prints
  * its process, how often each function dispatched, how often each walker was submitted, and the mean time of a dispatch, as JSON. */
-#include <stdbool.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <time.h>
-#include <unistd.h>
-#include <vulkan/vulkan.h>
+#include <pthread.h>
 
-#define CHECK(call)                                                                                                                        \
-    do {                                                                                                                                   \
-        VkResult result_ = (call);                                                                                                         \
-        if (result_) {                                                                                                                     \
-            fprintf(stderr, "%s: %d\n", #call, result_);                                                                                   \
-            exit(1);                                                                                                                       \
-        }                                                                                                                                  \
-    } while (0)
+#include "vulkan_program.h"
 
 enum { SHADERS = 4 };
-static int dispatches = 3, rounds = 2, submits = 2;
+static int dispatches = 3, rounds = 2, submits = 2, threads;
 static double seconds;
 static bool secondary, reset_pool, anew, names, hostile_names, direct, indirect;
 
-static VkDevice device;
-static VkQueue queue;
 static VkPipeline pipelines[SHADERS];
 static VkPipelineLayout layout;
 static VkDescriptorSet set;
@@ -50,6 +35,7 @@ static VkCommandPool pool;
 static VkShaderModule modules[2];
 static unsigned long appended[SHADERS], submitted[SHADERS];
 static double appending; /* seconds that dispatches took */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of these numbers, and of the queue */
 
 static PFN_vkCmdBindPipeline bind_pipeline = vkCmdBindPipeline;
 static PFN_vkCmdDispatch dispatch = vkCmdDispatch;
@@ -57,13 +43,6 @@ static PFN_vkCmdDispatchIndirect dispatch_indirect = vkCmdDispatchIndirect;
 static PFN_vkQueueSubmit queue_submit = vkQueueSubmit;
 static PFN_vkBeginCommandBuffer begin_commands = vkBeginCommandBuffer;
 static PFN_vkEndCommandBuffer end_commands = vkEndCommandBuffer;
-
-static double now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
-}
 
 static void append(VkCommandBuffer commands, uint32_t number)
 {
@@ -77,9 +56,12 @@ static void append(VkCommandBuffer commands, uint32_t number)
             dispatch_indirect(commands, groups, 12 * (number - 1));
         else
             dispatch(commands, number, 1, 1);
-        appended[number - 1]++;
     }
-    appending += now() - begun;
+    double took = now() - begun;
+    pthread_mutex_lock(&lock);
+    appended[number - 1] += (unsigned long)dispatches;
+    appending += took;
+    pthread_mutex_unlock(&lock);
 }
 
 #define DISPATCH(number)                                                                                                                   \
@@ -119,22 +101,6 @@ __attribute__((noinline)) void submit_commands(VkCommandBuffer commands)
     CHECK(vkQueueWaitIdle(queue));
 }
 
-static VkShaderModule read_module(const char *path)
-{
-    static uint32_t code[1 << 18];
-    FILE *file = fopen(path, "rb");
-    if (!file) {
-        perror(path);
-        exit(1);
-    }
-    VkShaderModuleCreateInfo info = {.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .pCode = code};
-    info.codeSize = fread(code, 1, sizeof(code), file);
-    fclose(file);
-    VkShaderModule module;
-    CHECK(vkCreateShaderModule(device, &info, NULL, &module));
-    return module;
-}
-
 static void make_pipelines(VkInstance instance, int generation)
 {
     PFN_vkSetDebugUtilsObjectNameEXT set_name = (void *)vkGetInstanceProcAddr(instance, "vkSetDebugUtilsObjectNameEXT");
@@ -169,31 +135,6 @@ static void make_pipelines(VkInstance instance, int generation)
         if (names || hostile_names)
             CHECK(set_name(device, &named));
     }
-}
-
-static VkBuffer make_buffer(VkDeviceSize size, const void *content, size_t bytes)
-{
-    VkBufferCreateInfo info = {.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
-                               .size = size,
-                               .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_INDIRECT_BUFFER_BIT};
-    VkBuffer made;
-    VkDeviceMemory memory;
-    VkMemoryRequirements requirements;
-    CHECK(vkCreateBuffer(device, &info, NULL, &made));
-    vkGetBufferMemoryRequirements(device, made, &requirements);
-    /* The last type is one that the host can map, on all of these devices. */
-    uint32_t type = 31 - (uint32_t)__builtin_clz(requirements.memoryTypeBits);
-    VkMemoryAllocateInfo allocate = {
-        .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = requirements.size, .memoryTypeIndex = content ? type : 0};
-    CHECK(vkAllocateMemory(device, &allocate, NULL, &memory));
-    CHECK(vkBindBufferMemory(device, made, memory, 0));
-    if (content) {
-        void *at;
-        CHECK(vkMapMemory(device, memory, 0, VK_WHOLE_SIZE, 0, &at));
-        memcpy(at, content, bytes);
-        vkUnmapMemory(device, memory);
-    }
-    return made;
 }
 
 static void make_objects(void)
@@ -240,38 +181,6 @@ static void make_objects(void)
     CHECK(vkCreateCommandPool(device, &commands_info, NULL, &pool));
 }
 
-static VkInstance make_device(void)
-{
-    const char *debug_utils = "VK_EXT_debug_utils";
-    VkApplicationInfo application = {.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .apiVersion = VK_API_VERSION_1_3};
-    VkInstanceCreateInfo instance_info = {.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
-                                          .pApplicationInfo = &application,
-                                          .enabledExtensionCount = 1,
-                                          .ppEnabledExtensionNames = &debug_utils};
-    VkInstance instance;
-    CHECK(vkCreateInstance(&instance_info, NULL, &instance));
-    uint32_t count = 1;
-    VkPhysicalDevice physical;
-    if (vkEnumeratePhysicalDevices(instance, &count, &physical) < 0 || !count) {
-        fprintf(stderr, "there is no device\n");
-        exit(1);
-    }
-    float priority = 1;
-    VkDeviceQueueCreateInfo queue_info = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueCount = 1, .pQueuePriorities = &priority};
-    VkDeviceCreateInfo info = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO, .queueCreateInfoCount = 1, .pQueueCreateInfos = &queue_info};
-    CHECK(vkCreateDevice(physical, &info, NULL, &device));
-    vkGetDeviceQueue(device, 0, 0, &queue);
-    if (direct) {
-        bind_pipeline = (void *)vkGetDeviceProcAddr(device, "vkCmdBindPipeline");
-        dispatch = (void *)vkGetDeviceProcAddr(device, "vkCmdDispatch");
-        dispatch_indirect = (void *)vkGetDeviceProcAddr(device, "vkCmdDispatchIndirect");
-        queue_submit = (void *)vkGetDeviceProcAddr(device, "vkQueueSubmit");
-        begin_commands = (void *)vkGetDeviceProcAddr(device, "vkBeginCommandBuffer");
-        end_commands = (void *)vkGetDeviceProcAddr(device, "vkEndCommandBuffer");
-    }
-    return instance;
-}
-
 static void run_round(VkCommandBuffer primary, VkCommandBuffer second)
 {
     unsigned long before[SHADERS];
@@ -297,6 +206,39 @@ static void run_round(VkCommandBuffer primary, VkCommandBuffer second)
         submitted[i] += (appended[i] - before[i]) * (unsigned long)(submits * times);
 }
 
+static void *run_thread(void *unused)
+{
+    (void)unused;
+    VkCommandPoolCreateInfo info = {.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
+                                    .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT};
+    VkCommandPool own;
+    CHECK(vkCreateCommandPool(device, &info, NULL, &own));
+    VkCommandBuffer commands = make_commands(own, false);
+    for (int round = 0; round < rounds; round++) {
+        begin(commands, false);
+        fill_commands(commands);
+        CHECK(end_commands(commands));
+        pthread_mutex_lock(&lock);
+        for (int i = 0; i < submits; i++)
+            submit_commands(commands);
+        for (int i = 0; i < SHADERS; i++)
+            submitted[i] += (unsigned long)(dispatches * submits);
+        pthread_mutex_unlock(&lock);
+    }
+    return NULL;
+}
+
+static void run_threads(void)
+{
+    pthread_t *started = calloc((size_t)threads, sizeof(*started));
+    for (int i = 0; i < threads; i++)
+        if (pthread_create(&started[i], NULL, run_thread, NULL))
+            abort();
+    for (int i = 0; i < threads; i++)
+        pthread_join(started[i], NULL);
+    rounds = 0;
+}
+
 int main(int argc, char **argv)
 {
     const char *paths[2] = {0};
@@ -318,24 +260,33 @@ int main(int argc, char **argv)
             rounds = atoi(argv[++i]);
         if (i + 1 < argc && !strcmp(option, "--submits"))
             submits = atoi(argv[++i]);
+        if (i + 1 < argc && !strcmp(option, "--threads"))
+            threads = atoi(argv[++i]);
         if (i + 1 < argc && !strcmp(option, "--seconds"))
             seconds = atof(argv[++i]);
     }
     if (given < 2)
         return 2;
     VkInstance instance = make_device();
+    if (direct) {
+        bind_pipeline = (void *)vkGetDeviceProcAddr(device, "vkCmdBindPipeline");
+        dispatch = (void *)vkGetDeviceProcAddr(device, "vkCmdDispatch");
+        dispatch_indirect = (void *)vkGetDeviceProcAddr(device, "vkCmdDispatchIndirect");
+        queue_submit = (void *)vkGetDeviceProcAddr(device, "vkQueueSubmit");
+        begin_commands = (void *)vkGetDeviceProcAddr(device, "vkBeginCommandBuffer");
+        end_commands = (void *)vkGetDeviceProcAddr(device, "vkEndCommandBuffer");
+    }
     make_objects();
     for (int i = 0; i < 2; i++)
         modules[i] = read_module(paths[i]);
     VkCommandBuffer commands[2];
-    for (int i = 0; i < 2; i++) {
-        VkCommandBufferAllocateInfo info = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
-                                            .commandPool = pool,
-                                            .level = i ? VK_COMMAND_BUFFER_LEVEL_SECONDARY : VK_COMMAND_BUFFER_LEVEL_PRIMARY,
-                                            .commandBufferCount = 1};
-        CHECK(vkAllocateCommandBuffers(device, &info, &commands[i]));
-    }
+    for (int i = 0; i < 2; i++)
+        commands[i] = make_commands(pool, i);
     double end = now() + seconds;
+    if (threads) {
+        make_pipelines(instance, 0);
+        run_threads();
+    }
     for (int i = 0; i < rounds || now() < end; i++) {
         if (!i || anew)
             make_pipelines(instance, i);

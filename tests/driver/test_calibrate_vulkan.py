@@ -37,11 +37,14 @@ def test_devices_agree_and_have_functions_of_their_own(vulkan: dict[str, Mesa], 
         assert (layout.address, layout.size, layout.code, layout.bound, layout.window, layout.pipeline) == (
             *(together.address, together.size, together.code, together.bound, together.window, together.pipeline),
         )
+        assert (layout.drawn, layout.stages, layout.kind) == (together.drawn, together.stages, together.kind)
     assert {entry for layout in layouts.values() for entry in layout.entries} == set(together.entries)
     assert set(layouts["bmg"].entries) == set(layouts["lnl"].entries) != set(layouts["ptl"].entries)
     launches = [entry.name for entry in together.entries if entry.action is Action.LAUNCH]
     assert launches.count("vkCmdDispatchBase") == 2
     assert "vkCmdDispatch" not in launches, "it calls vkCmdDispatchBase"
+    draws = [entry.name for entry in together.entries if entry.action is Action.DRAW]
+    assert draws.count("vkCmdDraw") == draws.count("vkCmdDrawIndexed") == 2
 
 
 def test_without_a_gpu_it_is_refused_in_a_sentence(vulkan: dict[str, Mesa], tmp_path: Path) -> None:
@@ -69,3 +72,22 @@ def test_commands_of_an_unknown_kind_are_refused(vulkan: dict[str, Mesa], tmp_pa
     assert done.returncode == 1
     assert "its commands for a dispatch are of a kind that iaprof does not know" in done.stderr
     assert not (tmp_path / "layout").exists()
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_draws_of_an_unknown_kind_are_left_out_and_said_to_be_missing(
+    vulkan: dict[str, Mesa], release: str, tmp_path: Path
+) -> None:
+    # given: a driver whose commands for vertex shaders begin with another number
+    mesa = vulkan[release]
+    old, new = (number.to_bytes(4, "little") for number in (0x78100007, 0x78190007))
+    with changed(mesa, old, new) as library:
+        # when
+        done = calibrate(mesa, tmp_path / "layout", "bmg", library)
+    # then: dispatches are recorded alone
+    assert done.returncode == 0, done.stderr
+    assert "Warning: draws are not recorded: as Intel" in done.stdout
+    assert "its commands for a draw are of a kind that iaprof does not know" in done.stdout
+    layout = Layout.from_json((tmp_path / "layout").read_text())
+    assert not layout.has_draws and layout.drawn == ()
+    assert Action.LAUNCH in {entry.action for entry in layout.entries}

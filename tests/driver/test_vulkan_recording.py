@@ -100,7 +100,8 @@ def reported_launches(capture: Path) -> dict[str, int]:
     """By kernel, as `iaprof top` counts them."""
     words = [*IAPROF, "top", str(capture), "--json"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
-    return {entry["kernel"]: entry["launches"] for entry in json.loads(done.stdout)["entries"]}
+    entries = json.loads(done.stdout)["entries"]
+    return {entry["kernel"]: entry["launches"] for entry in entries if entry["launches"]}
 
 
 def submitted(recording: Recording) -> dict[str, int]:
@@ -252,6 +253,40 @@ def test_llama_cpp_s_backend_is_recorded_with_the_names_of_its_kernels(
     launches = reported_launches(tmp_path / "capture")
     assert Counter(launches.values()) == Counter(walkers.values()) == {20: 7}
     assert {"soft_max_f32", "silu_f32", "rms_norm_f32"} < {re.sub(" .code .*", "", name) for name in launches}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_dispatches_of_a_thousand_threads_are_recorded(
+    calibrated: dict[str, Mesa], release: str, tmp_path: Path
+) -> None:
+    # given: threads with command buffers of their own, which live until the end
+    options = ("--names", "--threads", 1000, "--rounds", 2, "--submits", 1, "--dispatches", 2)
+    recording = record(calibrated[release], "lnl", tmp_path, *options)
+    # then
+    assert sum(recording.run.submitted.values()) == 16_000
+    assert Counter(row["address"] - WINDOW for row in recording.launches) == walkers_of(recording.run)
+    assert len({row["tid"] for row in recording.launches}) == len({row["list"] for row in recording.launches}) == 1000
+    assert reported_launches(recording.capture) == submitted(recording)
+    assert CaptureReader(recording.capture).table("loss").to_pylist() == []
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_million_dispatches_are_recorded_in_limited_memory(
+    calibrated: dict[str, Mesa], release: str, tmp_path: Path
+) -> None:
+    # given: a GPU that does not stall, as a million launches would stall very often
+    mesa = calibrated[release]
+    command = mesa.command("bmg", tmp_path, "--rounds", 400, "--submits", 1, "--dispatches", 625)
+    # when
+    printed, said, ledger = record_command(mesa, "bmg", tmp_path, ["env", "-u", "STANDIN_DIR", *command])
+    # then
+    run = read_run(printed, tmp_path)
+    recording = Recording(tmp_path / "capture", said, run, ledger)
+    assert sum(run.submitted.values()) == 1_000_000
+    addresses = CaptureReader(recording.capture).table("launch", ("address",))["address"].to_pylist()
+    assert Counter(address - WINDOW for address in addresses) == walkers_of(run)
+    (megabytes,) = re.findall(r"([\d.]+) MB peak memory", said)
+    assert float(megabytes) < 300
 
 
 def test_what_an_unknown_build_dispatches_is_said_to_be_missing(calibrated: dict[str, Mesa], tmp_path: Path) -> None:

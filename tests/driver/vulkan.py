@@ -40,6 +40,15 @@ class Walker:
 
 
 @dataclass(frozen=True)
+class Primitive:
+    """A 3DPRIMITIVE in a submitted batch."""
+
+    pid: int
+    vertices: int  # 0 of an indirect draw
+    kernels: tuple[int | None, ...]  # vertex to fragment, as driver_layout.STAGES: offsets from the instruction base
+
+
+@dataclass(frozen=True)
 class Run:
     """What a run of the program did, as it says itself, and as the batches say."""
 
@@ -93,6 +102,7 @@ class Mesa:
             "LD_PRELOAD": str(self.standin),
             "STANDIN_RENDER": DEVICES[device],
             "STANDIN_WALKERS": str(folder / "walkers"),
+            "STANDIN_DRAWS": str(folder / "draws"),
             "VK_DRIVER_FILES": str(self.manifest),
             "VK_LOADER_LAYERS_DISABLE": "~implicit~",
             "INTEL_FORCE_PROBE": "*",  # Mesa 25.0 counts Panther Lake as experimental
@@ -104,6 +114,14 @@ class Mesa:
         shaders = [self.prepared / "shaders" / f"{name}.spv" for name in ("special", "table")]
         settings = [f"{name}={value}" for name, value in self.settings(device, folder).items()]
         return [str(word) for word in ("env", *settings, self.program, *options, *shaders)]
+
+    def draw_command(self, device: str, folder: Path, *options: str | int) -> list[str]:
+        """The same of the program that draws, draw.c."""
+        names = ("vertex", "fragment", "geometry", "control", "evaluation", "special")
+        shaders = [self.prepared / "shaders" / f"{name}.spv" for name in names]
+        settings = [f"{name}={value}" for name, value in self.settings(device, folder).items()]
+        program = self.program.with_name(f"draw-{self.release}")
+        return [str(word) for word in ("env", *settings, program, *options, *shaders)]
 
     def ggml_command(self, device: str, folder: Path, rounds: int) -> list[str]:
         """The command line of the program in ggml.c, which only unstable has; ggml names its pipelines."""
@@ -142,6 +160,16 @@ def read_walkers(folder: Path) -> list[Walker]:
     return walkers
 
 
+def read_primitives(folder: Path) -> list[Primitive]:
+    """Reads the ledger of 3DPRIMITIVEs."""
+    primitives = []
+    for line in (folder / "draws").read_text().splitlines():
+        pid, vertices, *kernels = line.split()
+        offsets = tuple(None if kernel == "-" else int(kernel, 16) for kernel in kernels)
+        primitives.append(Primitive(int(pid), int(vertices), offsets))
+    return primitives
+
+
 def walkers_of(run: Run) -> Counter[int]:
     """How often each kernel was submitted, by its offset from the instruction base."""
     return Counter(walker.kernel for walker in run.walkers)
@@ -169,6 +197,8 @@ def _build(release: str, prepared: Path, standin: Path, folder: Path) -> Mesa:
     places = (f"-Wl,-rpath,{mesa.libraries}", f"-Wl,--dynamic-linker,{mesa.libraries / 'ld-linux-x86-64.so.2'}")
     sources = (f"-I{prepared / 'include'}", str(HERE / "compute.c"), str(mesa.libraries / "libvulkan.so.1"))
     _compile([*FLAGS, *LINK, *places, *sources], program)
+    sources = (sources[0], str(HERE / "draw.c"), sources[2])
+    _compile([*FLAGS, *LINK, *places, *sources], program.with_name(f"draw-{release}"))
     if release == "unstable":
         ggml = [str(mesa.libraries / f"lib{name}.so.0") for name in ("ggml", "ggml-base")]
         _compile([*FLAGS, *LINK, *places, f"-I{prepared / 'include'}", str(HERE / "ggml.c"), *ggml], folder / "ggml")

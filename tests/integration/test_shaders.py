@@ -18,7 +18,7 @@ import elf_sections
 from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.library_file import LibraryFile
-from iaprof.formats.wire.launches import ChunkOf, Counter, LaunchFlags, ListEvent
+from iaprof.formats.wire.launches import MOST_MORE, ChunkOf, Counter, LaunchFlags, ListEvent
 
 pytestmark = pytest.mark.bpf
 
@@ -26,12 +26,14 @@ SOURCE = r"""
 void *of_shaders[4] = {&of_shaders, &of_shaders}, *of_others[4] = {&of_others};
 #define F(name) __attribute__((noinline)) int name(void *a, long b, void *c) { \
     __asm__ volatile("" :: "r"(a), "r"(b), "r"(c)); return 1; }
-F(dispatch) F(begin) F(end) F(submit) F(include) F(gone) F(named)
+F(dispatch) F(draw) F(begin) F(end) F(submit) F(include) F(gone) F(named)
 """
 FLAGS = ["-O1", "-fcf-protection", "-fno-omit-frame-pointer", "-shared", "-fPIC", "-Wl,--build-id=sha1"]
 WINDOW = (0x2_0000_0000, 0xC000_0000)
 BOUND, SHADER_IN_PIPELINE = 0x1C260, 0x1F0
 PIPELINE, MODULE = 19, 15  # VkObjectType
+DRAWN, STAGES_IN_PIPELINE, STRIDE, KIND = 0x1C300, 0x300, 24, 0x48
+VERTEX, FRAGMENT = 0, 4  # of driver_layout.STAGES
 NOWHERE = [0, 0x10, 1 << 63, 0xFFFF_FFFF_8100_0000]
 MOST = 0xFFFF_FFFF
 
@@ -71,6 +73,7 @@ class Player:
             version="1",
             entries=(
                 entry("dispatch", Action.LAUNCH, 0),
+                entry("draw", Action.DRAW, 0),
                 entry("begin", Action.LIST_RESET, 0),
                 entry("end", Action.LIST_CLOSED, 0),
                 entry("submit", Action.SUBMIT, 2, 1),
@@ -88,6 +91,9 @@ class Player:
             window=WINDOW,
             bound=bound,
             pipeline=SHADER_IN_PIPELINE,
+            drawn=(DRAWN, 0x500)[: len(bound)],
+            stages=(STAGES_IN_PIPELINE, STRIDE),
+            kind=(KIND, 0, 1),
         )
         assert Layout.from_json(layout.to_json()) == layout
         return layout
@@ -109,6 +115,28 @@ class Player:
         last = self.pipeline(shader) if len(self._bound) > 1 else shader
         return self.block(bytes(BOUND) + struct.pack("<Q", last))
 
+    def drawing_pipeline(self, *shaders: int) -> int:
+        """A pipeline that draws; in the place for a shader that dispatches it has one of another pipeline."""
+        data = bytearray(STAGES_IN_PIPELINE + STRIDE * 5 + 8)
+        struct.pack_into("<I", data, KIND, 1)
+        for number, shader in enumerate(shaders):
+            struct.pack_into("<Q", data, STAGES_IN_PIPELINE + STRIDE * number, shader)
+        return self.block(bytes(data))
+
+    def drawing(self, shaders: dict[int, int]) -> int:
+        """A command buffer that draws with shaders, by stage."""
+        data = bytearray(0x500 + 64) if len(self._bound) > 1 else bytearray(DRAWN + 64)
+        for stage, shader in shaders.items():
+            struct.pack_into("<Q", data, len(data) - 64 + 8 * stage, shader)
+        last = self.block(bytes(data))
+        return self.block(bytes(DRAWN) + struct.pack("<Q", last)) if len(self._bound) > 1 else last
+
+    def draw_with(self, commands: int, shaders: dict[int, int]) -> None:
+        """Binds other shaders in a command buffer that draws."""
+        at = ctypes.c_uint64.from_address(commands + DRAWN).value + 0x500 if len(self._bound) > 1 else commands + DRAWN
+        for stage in range(5):
+            ctypes.c_uint64.from_address(at + 8 * stage).value = shaders.get(stage, 0)
+
     def call(self, name: str, first: int, second: int = 0, third: int = 0) -> None:
         self._library[name](ctypes.c_void_p(first), ctypes.c_long(second), ctypes.c_void_p(third))
 
@@ -119,7 +147,7 @@ class Player:
     def launches(self) -> NDArray[np.void]:
         launches = self.probes.launches.read()
         counted = self.counted()
-        assert counted[Counter.LAUNCHES] == len(launches)
+        assert counted[Counter.LAUNCHES] == len(launches) + launches["more"].sum()
         self._before = self.probes.counters()
         return launches
 
@@ -289,3 +317,104 @@ def test_forged_submissions_end_and_are_counted(player: Player) -> None:
         assert player.counted()[Counter.LISTS_LOST] > 0
         assert len(player.probes.list_events.read()) < 10_000
         player._before = player.probes.counters()
+
+
+def drawn(rows: NDArray[np.void]) -> list[tuple[int, int]]:
+    """Address and number of draws of each record."""
+    return [(int(row["address"]) - WINDOW[0], 1 + int(row["more"])) for row in rows]
+
+
+def test_draws_with_the_same_shaders_are_counted_until_these_change_or_the_command_buffer_ends(player: Player) -> None:
+    vertex, first, second = (player.shader(0x40 * number, b"A" * 50) for number in (1, 2, 3))
+    commands = player.drawing({VERTEX: vertex, FRAGMENT: first})
+    for _ in range(4):
+        player.call("draw", commands)
+    assert drawn(player.launches()) == [(0x40, 1), (0x80, 1)]
+    # when: the fragment shader changes
+    player.draw_with(commands, {VERTEX: vertex, FRAGMENT: second})
+    player.call("draw", commands)
+    assert drawn(player.launches()) == [(0x40, 3), (0x80, 3), (0x40, 1), (0xC0, 1)]
+    # when: no fragment is drawn, as for shadows
+    player.draw_with(commands, {VERTEX: vertex})
+    for _ in range(3):
+        player.call("draw", commands)
+    player.call("end", commands)
+    rows = player.launches()
+    assert drawn(rows) == [(0x40, 1), (0x40, 2)]
+    assert set(rows["list"].tolist()) == {commands}
+    assert len(set(rows["stack"].tolist())) == 1 and (rows["flags"] & LaunchFlags.BAD_ARGS == 0).all()
+    # then: nothing is left
+    player.call("end", commands)
+    assert len(player.launches()) == 0
+
+
+def test_a_command_buffer_that_begins_anew_has_none_of_its_draws(player: Player) -> None:
+    commands = player.drawing({VERTEX: player.shader(0x40, b"A" * 50)})
+    for _ in range(3):
+        player.call("draw", commands)
+    player.call("begin", commands)
+    for _ in range(2):
+        player.call("draw", commands)
+    player.call("end", commands)
+    assert drawn(player.launches()) == [(0x40, 1), (0x40, 1), (0x40, 1)]
+
+
+def test_very_many_draws_are_all_counted(player: Player) -> None:
+    commands = player.drawing({VERTEX: player.shader(0x40, b"A" * 50)})
+    for _ in range(5_000):
+        player.call("draw", commands)
+    player.call("end", commands)
+    rows = player.launches()
+    assert sum(count for _, count in drawn(rows)) == 5_000
+    assert len(rows) < 20 and rows["more"].max() < MOST_MORE, "a record has no end of draws"
+
+
+def test_shaders_that_draw_have_their_stage_and_their_pipeline_s_name(player: Player) -> None:
+    vertex, fragment = player.shader(0x40, b"A" * 50), player.shader(0x80, b"B" * 50)
+    player.name(player.drawing_pipeline(vertex, 0, fragment), b"sky")
+    player.call("draw", player.drawing({VERTEX: vertex, FRAGMENT: fragment}))
+    assert [row["name"] for row in player.launches()] == [b"", b""], "the recorder gives them"
+    chunks = [
+        (int(chunk["address"]) - WINDOW[0], ChunkOf(int(chunk["what"])), chunk["data"].tobytes()[: chunk["bytes"]])
+        for chunk in player.probes.chunks.read()
+    ]
+    assert set(chunks) == {
+        (0x40, ChunkOf.NAME, b"sky"),
+        (0x40, ChunkOf.VERTEX, b"A" * 50),
+        (0x80, ChunkOf.NAME, b"sky"),
+        (0x80, ChunkOf.FRAGMENT, b"B" * 50),
+    }
+
+
+def test_a_pipeline_names_no_shader_that_lies_behind_it(player: Player) -> None:
+    # given: a pipeline that dispatches, with a pointer to another's shader where one that draws would have its own
+    vertex, own = player.shader(0x40, b"A" * 50), player.shader(0x80, b"B" * 50)
+    data = bytearray(STAGES_IN_PIPELINE + STRIDE * 5)
+    struct.pack_into("<Q", data, SHADER_IN_PIPELINE, own)
+    struct.pack_into("<Q", data, STAGES_IN_PIPELINE, vertex)
+    player.name(player.block(bytes(data)), b"reduce")
+    player.call("draw", player.drawing({VERTEX: vertex}))
+    player.call("dispatch", player.commands(own))
+    assert [row["name"] for row in player.launches()] == [b"", b"reduce"]
+    named = [int(chunk["address"]) for chunk in player.probes.chunks.read() if chunk["what"] == ChunkOf.NAME]
+    assert named == [WINDOW[0] + 0x80]
+
+
+@pytest.mark.parametrize("address", NOWHERE[1:])
+def test_forged_shaders_of_draws_are_counted(player: Player, address: int) -> None:
+    vertex = player.shader(0x40, b"A" * 50)
+    commands = player.drawing({VERTEX: vertex, FRAGMENT: address})
+    for _ in range(3):
+        player.call("draw", commands)
+    player.call("end", commands)
+    assert drawn(player.launches()) == [(0x40, 1), (-WINDOW[0], 1), (0x40, 2), (-WINDOW[0], 2)]
+    player.call("draw", address)
+    assert not (player.launches()["address"]).any()
+
+
+def test_a_forged_shader_is_unreadable_as_often_as_it_draws(player: Player) -> None:
+    commands = player.drawing({VERTEX: 0x10})
+    for _ in range(3):
+        player.call("draw", commands)
+    player.call("end", commands)
+    assert player.counted()[Counter.HANDLES_UNREADABLE] == 3

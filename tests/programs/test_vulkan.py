@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ncnn and wgpu on Mesa's Vulkan driver: what is recorded is what their batches say."""
+"""ncnn, wgpu, taichi and vkmark on Mesa's Vulkan driver: what is recorded is what their batches say."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from driver.test_calibrating import WINDOW, on_gpus
+from driver.test_vulkan_draws import by_stage, in_batches, reported_by_stage
 from driver.test_vulkan_recording import calibrated, reported_launches
-from driver.vulkan import DEVICES, Mesa, read_walkers
+from driver.vulkan import DEVICES, RELEASES, Mesa, read_primitives, read_walkers
 from iaprof.formats.capture.reader import CaptureReader
 from integration.recording import BARE, IAPROF
 from standin.hardware import Hardware
@@ -21,8 +22,8 @@ pytestmark = pytest.mark.bpf
 __all__ = ["calibrated"]  # a fixture
 
 HERE = Path(__file__).resolve().parent
-ROUNDS = {"ncnn": 10, "wgpu": 30}
-FUNCTIONS = {"ncnn": "infer", "wgpu": "triple"}  # of the scripts in `work`, which dispatch
+ROUNDS = {"ncnn": 10, "wgpu": 30, "taichi": 20}
+FUNCTIONS = {"ncnn": "infer", "wgpu": "triple", "taichi": "<module>"}  # of the scripts in `work`, which dispatch
 
 
 @pytest.fixture(scope="session")
@@ -36,16 +37,19 @@ def prepared() -> Path:
 def test_every_dispatch_of_a_python_program_is_recorded_with_its_stack(
     calibrated: dict[str, Mesa], prepared: Path, program: str, device: str, tmp_path: Path
 ) -> None:
-    # given: Python with the libraries of Debian unstable, whose C library may be newer than this machine's
-    mesa = calibrated["unstable"]
+    # given: Python with the libraries of its release of Debian, whose C library may be newer than this machine's
+    release, version, folder, packages = "unstable", "3.14", prepared, "packages"
+    if program == "taichi":
+        release, version, folder, packages = "trixie", "3.13", prepared / "trixie", "taichi"
+    mesa = calibrated[release]
     settings = mesa.settings(device, tmp_path) | {
-        "PYTHONHOME": f"{prepared}/usr",
-        "PYTHONPATH": f"{prepared}/packages",
+        "PYTHONHOME": f"{folder}/usr",
+        "PYTHONPATH": f"{prepared}/{packages}",
         "HOME": str(tmp_path),
     }
     preloaded = settings.pop("LD_PRELOAD")
     linker = [str(mesa.libraries / "ld-linux-x86-64.so.2"), "--library-path", str(mesa.libraries)]
-    python = [*linker, "--preload", preloaded, f"{prepared}/usr/bin/python3.14"]
+    python = [*linker, "--preload", preloaded, f"{folder}/usr/bin/python{version}"]
     script = [str(HERE / "work" / f"with_{program}.py"), str(ROUNDS[program])]
     # when
     with Hardware(tmp_path / "gpu", device) as hardware:
@@ -66,3 +70,41 @@ def test_every_dispatch_of_a_python_program_is_recorded_with_its_stack(
     stalls = [line for line in report.stdout.splitlines() if "compute " in line]
     assert stalls and os.path.exists(script[0])
     assert sum(FUNCTIONS[program] in line for line in stalls) >= 0.9 * len(stalls)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_draw_of_vkmark_is_recorded(
+    calibrated: dict[str, Mesa], release: str, device: str, tmp_path: Path
+) -> None:
+    # given: scenes of vkmark, which records a command buffer for each image and submits it once a frame
+    mesa = calibrated[release]
+    settings = mesa.settings(device, tmp_path)
+    preloaded = settings.pop("LD_PRELOAD")
+    folder = mesa.prepared / release
+    linker = [str(mesa.libraries / "ld-linux-x86-64.so.2"), "--library-path", str(mesa.libraries)]
+    where = [
+        "--winsys=headless",
+        "--winsys-dir",
+        f"{mesa.libraries}/vkmark",
+        "--data-dir",
+        f"{folder}/usr/share/vkmark",
+    ]
+    scenes = [word for scene in ("vertex", "shading", "cube", "clear") for word in ("-b", f"{scene}:duration=0.5")]
+    vkmark = [*linker, "--preload", preloaded, f"{folder}/vkmark", *where, *scenes]
+    # when
+    with Hardware(tmp_path / "gpu", device) as hardware:
+        variables = [f"{name}={value}" for name, value in settings.items()]
+        words = [*IAPROF, "record", "-o", str(tmp_path / "capture"), *BARE, "--", "env", "-u", "LD_PRELOAD", *variables]
+        environment = on_gpus(mesa, hardware, device, VK_DRIVER_FILES=str(mesa.manifest))
+        done = subprocess.run([*words, *vkmark], env=environment, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # then: each shader as often as the batches have it, and the driver's own, which clear, at no shader of vkmark's
+    primitives = [primitive for primitive in read_primitives(tmp_path) if primitive.kernels[0] is not None]
+    truth = in_batches(primitives, read_walkers(tmp_path))
+    assert sum(truth.values()) > 100
+    assert reported_by_stage(tmp_path / "capture") == by_stage(truth)
+    capture = CaptureReader(tmp_path / "capture")
+    recorded = {row["address"] - WINDOW for row in capture.table("launch").to_pylist()}
+    assert recorded == {kernel for _, kernel in truth}
+    assert capture.table("loss").to_pylist() == []

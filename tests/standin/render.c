@@ -8,8 +8,11 @@
  *   STANDIN_WALKERS   a file to which a line is appended for each COMPUTE_WALKER in a submitted batch:
  *                     "PID KERNEL SIMD X Y Z", with the kernel's offset from the instruction base, in hexadecimal, the SIMD width,
  *                     and the numbers of thread groups. That is the truth about what was submitted.
+ *   STANDIN_DRAWS     a file to which a line is appended for each 3DPRIMITIVE: "PID VERTICES VS HS DS GS PS", with the numbers of
+ *                     vertices and the offsets of the kernels that are on, or '-'. Mesa itself draws to clear and to copy
  *   STANDIN_DIR       the folder of the stand-in's GPU (gpu.c), which then executes each of these kernels, and stalls in it. In its
- *                     ledger the stack of a launch is "dispatch_X", with the number of thread groups
+ *                     ledger the stack of a launch is "dispatch_X", with the number of thread groups,
+ *                     or "draw_X", with that of vertices
  *
  * How: the node that a program opens is a sparse memfd. A buffer object is a range of it, and its mmap offset is the range's start,
  * so mmap() needs no interception and /proc/PID/maps shows which object is mapped where, as with the real driver. */
@@ -19,6 +22,7 @@
 #include <drm/xe_drm.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/dma-buf.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
@@ -51,21 +55,29 @@ static int shared_memory = -1;
 
 static uint16_t ids[MAX_DEVICES];
 static int devices;
-static FILE *walkers;
+static FILE *walkers, *draws;
+
+static FILE *open_ledger(const char *variable)
+{
+    const char *path = getenv(variable);
+    FILE *file = path ? fopen(path, "ae") : NULL;
+    if (file)
+        setvbuf(file, NULL, _IOLBF, 0);
+    return file;
+}
 
 /* At the start of the process: it may give up the right to make large files before it opens a node. */
 __attribute__((constructor)) static void begin(void)
 {
-    const char *list = getenv("STANDIN_RENDER"), *path = getenv("STANDIN_WALKERS");
+    const char *list = getenv("STANDIN_RENDER");
     char *end = (char *)(list ? list : "e20b,64a0,b080");
     for (; *end && devices < MAX_DEVICES; end += *end == ',')
         ids[devices++] = (uint16_t)strtoul(end, &end, 16);
     shared_memory = memfd_create("renderD128", MFD_CLOEXEC);
     if (shared_memory < 0 || ftruncate(shared_memory, 1ll << 42))
         perror("the stand-in's render nodes");
-    walkers = path ? fopen(path, "ae") : NULL;
-    if (walkers)
-        setvbuf(walkers, NULL, _IOLBF, 0);
+    walkers = open_ledger("STANDIN_WALKERS");
+    draws = open_ledger("STANDIN_DRAWS");
 }
 static bool integrated(uint16_t id) { return id >> 8 == 0x64 || id >> 8 == 0xb0; }
 static int ip_major(uint16_t id) { return id >> 8 == 0xb0 ? 30 : 20; }
@@ -378,7 +390,8 @@ static size_t kernel_size(const uint8_t *code)
     return 0;
 }
 
-static void execute(uint32_t kernel, uint32_t groups)
+/* `what` and `many` say of the launch by which function of the program it may be. */
+static void execute(uint32_t kernel, const char *what, uint32_t many)
 {
     static uint8_t code[CODE];
     char text[32];
@@ -409,7 +422,7 @@ static void execute(uint32_t kernel, uint32_t groups)
         snprintf(text, sizeof text, "%x", kernel);
         gpu_kernel(text, address, code, size);
     }
-    snprintf(text, sizeof text, "dispatch_%u", groups);
+    snprintf(text, sizeof text, "%s_%u", what, many);
     gpu_launch(address, text);
 }
 
@@ -420,7 +433,49 @@ static void walker(const uint32_t *words, const uint32_t *groups)
     uint32_t kernel = words[19] & ~63u;
     if (walkers)
         fprintf(walkers, "%d %x %u %u %u %u\n", getpid(), kernel, widths[words[4] >> 30], groups[0], groups[1], groups[2]);
-    execute(kernel, groups[0]);
+    execute(kernel, "dispatch", groups[0]);
+}
+
+/* Which kernels draw: the commands that say so stay in force. The words of each command are those of Xe2's and Xe3's. */
+enum { VS, HS, DS, GS, PS, STAGES, PS_EXTRA };
+static const struct {
+    uint32_t command, length, start, on, bit; /* words: where the kernel begins, and where it is said to be on */
+} stages[] = {[VS] = {0x7810, 9, 1, 7, 0},  [HS] = {0x781b, 8, 3, 2, 31}, [DS] = {0x781d, 11, 1, 7, 0},
+              [GS] = {0x7811, 10, 1, 7, 0}, [PS] = {0x7820, 12, 1, 0, 0}, [PS_EXTRA] = {0x784f, 2, 0, 1, 31}};
+enum { PRIMITIVE = 0x7b00, PRIMITIVE_WORDS = 10 };
+static uint32_t kernels[STAGES];
+static bool on[STAGES];
+
+static void set_stage(unsigned stage, const uint32_t *words)
+{
+    static bool valid, dispatched;
+    bool is_on = words[stages[stage].on] >> stages[stage].bit & 1;
+    if (stage != PS_EXTRA)
+        kernels[stage] = words[stages[stage].start] & ~63u;
+    if (stage == PS) { /* it has two kernels; the lowest bit says whether one is on */
+        dispatched = (words[1] | words[8]) & 1;
+        kernels[PS] = (words[1] & 1 ? words[1] : words[8]) & ~63u;
+    } else if (stage == PS_EXTRA)
+        valid = is_on;
+    else
+        on[stage] = is_on;
+    on[PS] = valid && dispatched;
+}
+
+static void primitive(uint32_t vertices)
+{
+    if (draws)
+        fprintf(draws, "%d %u", getpid(), vertices);
+    for (unsigned stage = 0; stage < STAGES; stage++) {
+        if (draws && on[stage])
+            fprintf(draws, " %x", kernels[stage]);
+        else if (draws)
+            fprintf(draws, " -");
+        if (on[stage])
+            execute(kernels[stage], "draw", vertices);
+    }
+    if (draws)
+        fprintf(draws, "\n");
 }
 
 /* MI_STORE_DATA_IMM: that is how secondary command buffers get the address to which they return. */
@@ -464,6 +519,11 @@ static void walk_batch(uint64_t address)
             uint32_t command = words[0] >> 16;
             if (command == STATE_BASE_ADDRESS && length >= 12 && read_gpu(address, words, 48) && words[10] & 1)
                 instruction_base = (words[10] & ~0xfffu) | (uint64_t)words[11] << 32;
+            for (unsigned stage = 0; stage <= PS_EXTRA; stage++)
+                if (stage != STAGES && command == stages[stage].command && read_gpu(address, words, stages[stage].length * 4))
+                    set_stage(stage, words);
+            if (command == PRIMITIVE && read_gpu(address, words, 12))
+                primitive(words[2]);
             if (command == COMPUTE_WALKER && length == WALKER_WORDS && read_gpu(address, words, length * 4))
                 walker(words, words + 7);
             if (command == INDIRECT_DISPATCH && length == INDIRECT_WORDS && read_gpu(address, words, length * 4) &&
@@ -474,20 +534,35 @@ static void walk_batch(uint64_t address)
     }
 }
 
+static void add_binding(uint32_t into, uint64_t address, uint64_t end, uint64_t file)
+{
+    if (address >= end)
+        return;
+    if (bound == MAX_BINDS) {
+        fprintf(stderr, "stand-in: too many bindings\n");
+        abort();
+    }
+    bindings[bound].vm = into;
+    bindings[bound].address = address;
+    bindings[bound].range = end - address;
+    bindings[bound++].file = file;
+}
+
 static void bind_one(uint32_t into, const struct drm_xe_vm_bind_op *op)
 {
-    uint64_t address = op->addr & ((1ull << 48) - 1);
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < bound; i++) /* what is bound or unbound now takes the place of what lay there */
-        if (bindings[i].vm != into || bindings[i].address < address || bindings[i].address >= address + op->range)
-            bindings[kept++] = bindings[i];
-    bound = kept;
-    if (op->op == DRM_XE_VM_BIND_OP_MAP && op->obj && op->obj < MAX_OBJECTS && bound < MAX_BINDS) {
-        bindings[bound].vm = into;
-        bindings[bound].address = address;
-        bindings[bound].range = op->range;
-        bindings[bound++].file = object_offset[op->obj] + op->obj_offset;
+    uint64_t start = op->addr & ((1ull << 48) - 1), end = start + op->range;
+    for (uint32_t i = 0; i < bound;) { /* what is bound or unbound now takes the place of what lay there, or of a part of it */
+        uint64_t address = bindings[i].address, last = address + bindings[i].range, file = bindings[i].file;
+        if (bindings[i].vm != into || address >= end || last <= start) {
+            i++;
+            continue;
+        }
+        bindings[i] = bindings[--bound];
+        add_binding(into, address, start, file);
+        add_binding(into, end, last, file + (end - address));
     }
+    if (op->op == DRM_XE_VM_BIND_OP_MAP && op->obj && op->obj < MAX_OBJECTS)
+        add_binding(into, start, end, object_offset[op->obj] + op->obj_offset);
 }
 
 static int xe_ioctl(uint16_t id, unsigned long request, void *data)
@@ -650,6 +725,12 @@ int ioctl(int fd, unsigned long request, ...)
     va_start(list, request);
     void *data = va_arg(list, void *);
     va_end(list);
+    if (request == DMA_BUF_IOCTL_EXPORT_SYNC_FILE) { /* of a swapchain's image: nothing is to be waited for */
+        ((struct dma_buf_export_sync_file *)data)->fd = memfd_create("sync", MFD_CLOEXEC);
+        return 0;
+    }
+    if (request == DMA_BUF_IOCTL_IMPORT_SYNC_FILE)
+        return 0;
     if (fd < 0 || fd >= MAX_FDS || !node_of[fd])
         return (int)syscall(SYS_ioctl, fd, request, data);
     pthread_mutex_lock(&lock);

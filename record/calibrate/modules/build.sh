@@ -17,3 +17,6 @@ done
 shaders=$("$here/../../scripts/test-vulkan")/shaders
 cp "$shaders/special.spv" "$here/searched.spv"
 cp "$shaders/table.spv" "$here/checked.spv"
+for stage in vertex control evaluation geometry fragment; do
+    cp "$shaders/$stage.spv" "$here"
+done

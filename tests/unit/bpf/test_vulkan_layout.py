@@ -29,6 +29,7 @@ LAYOUT_26 = Layout(
     version="26.2.6",
     entries=(
         Entry("vkCmdDispatchBase", Action.LAUNCH, 0x30AE34, 0),
+        Entry("vkCmdDraw", Action.DRAW, 0x3195D9, 0),
         Entry("vkDestroyPipeline", Action.SHADER_GONE, 0x53C8D7, 1),
         Entry("vkCmdExecuteCommands", Action.INCLUDE, 0x2F3A04, 2, 1),
         Entry("vkQueueSubmit2", Action.SUBMIT, 0x515520, 2, 1),
@@ -43,6 +44,9 @@ LAYOUT_26 = Layout(
     window=WINDOW,
     bound=(0xC260,),
     pipeline=0xB0,
+    drawn=(0x5A00,),
+    stages=(0xAF8, 0x58),
+    kind=(0x48, 1, 0),
 )
 
 
@@ -68,6 +72,13 @@ def test_a_layout_is_as_it_was_written() -> None:
         {"bound": [MAX_BOUND_OFFSET + 1]},
         {"bound": [-8]},
         {"bound": ["8"]},
+        {"drawn": []},
+        {"drawn": [8, 8, 8]},
+        {"drawn": [MAX_BOUND_OFFSET + 1]},
+        {"stages": [8]},
+        {"stages": [8, 1 << 16]},
+        {"kind": [8, 1]},
+        {"kind": [-8, 1, 0]},
         {"pipeline": -8},
         {"pipeline": 1 << 16},
         {"address": [{"path": [8], "bits": 32}] * 2},
@@ -125,6 +136,9 @@ DEVICE: dict[str, Any] = {
         {"devices": [DEVICE | {"functions": {"vkCmdDispatchBase": -1}}]},
         {"devices": [DEVICE | {"class": [8, 1 << 60]}]},
         {"devices": [DEVICE | {"bound": [[None]]}]},
+        {"devices": [DEVICE | {"drawn": 7}]},
+        {"devices": [DEVICE | {"stages": [8]}]},
+        {"devices": [DEVICE | {"kind": [8, None, 1]}]},
     ],
     ids=lambda told: str(told)[:60],
 )
@@ -169,7 +183,7 @@ def answers(code: tuple[Code, dict[str, int]], *devices: dict[str, Any]) -> Sequ
 def test_a_layout_has_the_functions_of_all_devices(code: tuple[Code, dict[str, int]]) -> None:
     places = code[1]
     second = {"functions": {"vkCmdDispatchBase": places["second"], "vkDestroyPipeline": places["vkDestroyPipeline"]}}
-    layout = vulkan_layout("ab" * 8, code[0], answers(code, {}, second))
+    layout, _ = vulkan_layout("ab" * 8, code[0], answers(code, {}, second))
     names = [entry.name for entry in layout.entries]
     assert names == ["vkCmdDispatchBase", "vkCmdDispatchBase", "vkDestroyPipeline", "vkQueueSubmit2"]
     assert layout.bound == (0xC260,)
@@ -179,7 +193,7 @@ def test_a_function_that_only_calls_another_has_no_probe(code: tuple[Code, dict[
     functions = {**answers(code, {})[0].functions, "vkCmdDispatch": code[1]["second"]}
     for forwarding, count in (["vkCmdDispatch"], 0), ([], 1):
         told = {"functions": functions, "forwarding": forwarding}
-        layout = vulkan_layout("ab" * 8, code[0], answers(code, told))
+        layout, _ = vulkan_layout("ab" * 8, code[0], answers(code, told))
         assert [entry.name for entry in layout.entries].count("vkCmdDispatch") == count
 
 
@@ -196,6 +210,35 @@ def test_a_function_that_only_calls_another_has_no_probe(code: tuple[Code, dict[
 def test_devices_must_agree(code: tuple[Code, dict[str, int]], other: dict[str, Any], why: str) -> None:
     with pytest.raises(Problem, match=why):
         vulkan_layout("ab" * 8, code[0], answers(code, {}, other))
+
+
+DRAWS: dict[str, Any] = {"drawn": [[8], [0x5A00]], "stages": (0xAF8, 0x58), "kind": (0x48, 1, 0)}
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (
+            DRAWS | {"drawn": [[16]]},
+            "devices disagree on how a command buffer leads to the shaders with which it draws",
+        ),
+        (DRAWS | {"stages": (8, 8)}, "devices disagree on how a command buffer leads"),
+        (DRAWS | {"kind": (0x48, 2, 0)}, "devices disagree on how a command buffer leads"),
+        ({"no_draws": "no way"}, "as 1, no way"),
+    ],
+    ids=str,
+)
+def test_without_agreement_on_draws_dispatches_are_recorded_alone(
+    code: tuple[Code, dict[str, int]], other: dict[str, Any], why: str
+) -> None:
+    functions = {**answers(code, {})[0].functions, "vkCmdDraw": code[1]["second"]}
+    both = {"functions": functions}
+    layout, no_draws = vulkan_layout("ab" * 8, code[0], answers(code, both | DRAWS, both | DRAWS))
+    assert (layout.has_draws, layout.drawn, no_draws) == (True, (8,), "")
+    layout, no_draws = vulkan_layout("ab" * 8, code[0], answers(code, both | DRAWS, both | other))
+    assert (layout.has_draws, layout.drawn, layout.stages) == (False, (), (0, 0))
+    assert no_draws.startswith(why)
+    assert [entry.name for entry in layout.entries] == ["vkCmdDispatchBase", "vkDestroyPipeline", "vkQueueSubmit2"]
 
 
 @pytest.mark.parametrize("name", ["vkCmdDispatchBase", "vkDestroyPipeline"])

@@ -300,6 +300,10 @@ def test_libraries_and_how_their_launches_are_recorded() -> None:
     level, text, mend = check(vulkan, version="26.2.6")
     assert (level, mend) == (Level.OK, "")
     assert text.startswith("compute dispatches by attaching (Mesa 26.2.6); draws, copies and fills are not recorded")
+    level, text, _ = check(replace(vulkan, draws=True), version="26.2.6")
+    assert level is Level.OK and text.startswith(
+        "dispatches and draws by attaching (Mesa 26.2.6); copies and fills are not"
+    )
     unknown = Outcome("/a/libvulkan_intel.so", 0, "it is unknown", build_id="ab")
     for each, expected in (unknown, Level.WARNING), (replace(unknown, unused=True), Level.OK):
         assert check(each) == (expected, "it is unknown", "sudo iaprof calibrate /a/libvulkan_intel.so")

@@ -231,7 +231,7 @@ def test_a_spool_that_is_cut_off(tmp_path: Path, cut: int) -> None:
     [
         b"",
         Chunk().frame()[: HEAD.itemsize - 1],
-        Chunk(what=4).frame(),
+        Chunk(what=max(ChunkOf) + 1).frame(),
         Chunk(total=1 << 60).frame(),
         Chunk(total=(1 << 28) + 1).frame(),
     ],

@@ -16,7 +16,7 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import FORMAT
-from iaprof.formats.wire.launches import CODE, LAUNCH, stack_dtype
+from iaprof.formats.wire.launches import CODE, LAUNCH, MOST_MORE, stack_dtype
 from iaprof.formats.wire.sideband import comm_record
 from iaprof.record.capture import finish as finishing
 from iaprof.record.capture.finish import finish
@@ -109,7 +109,9 @@ def test_a_side_band_that_ends_in_a_cut_record_is_reported(tmp_path: Path) -> No
 
 def test_random_launches_and_stacks_are_taken_as_they_are(tmp_path: Path) -> None:
     rng = random.Random(1)
-    launches = rng.randbytes(50 * LAUNCH.itemsize)
+    random_launches = np.frombuffer(rng.randbytes(50 * LAUNCH.itemsize), LAUNCH).copy()
+    random_launches["more"] = 0
+    launches = random_launches.tobytes()
     records = np.frombuffer(rng.randbytes(50 * stack_dtype(16).itemsize), stack_dtype(16)).copy()
     records["walked"] %= 7
     stacks = records.tobytes()
@@ -118,6 +120,23 @@ def test_random_launches_and_stacks_are_taken_as_they_are(tmp_path: Path) -> Non
     assert reader.table("launch")["address"].to_pylist() == np.frombuffer(launches, LAUNCH)["address"].tolist()
     assert len(reader.table("stack")) == 50
     assert not damaged(reader)
+
+
+def test_a_record_of_several_draws_has_a_row_for_each(tmp_path: Path) -> None:
+    launches = np.zeros(3, LAUNCH)
+    launches["address"], launches["more"] = (1, 2, 3), (0, MOST_MORE, 2)
+    reader = captured(tmp_path, (FrameKind.LAUNCHES, launches.tobytes(), 0))
+    assert reader.table("launch")["address"].to_pylist() == [1] + [2] * (1 + MOST_MORE) + [3] * 3
+    assert reader.header["totals"]["launches"] == 5 + MOST_MORE
+    assert not damaged(reader)
+
+
+def test_a_record_of_very_many_draws_is_damaged(tmp_path: Path) -> None:
+    launches = np.zeros(2, LAUNCH)
+    launches["more"] = (0, MOST_MORE + 1)
+    reader = captured(tmp_path, (FrameKind.LAUNCHES, launches.tobytes(), 0))
+    assert len(reader.table("launch")) == 0
+    assert damaged(reader)
 
 
 @pytest.mark.parametrize("seed", range(10))

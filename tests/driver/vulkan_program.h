@@ -1,0 +1,117 @@
+/* SPDX-License-Identifier: Apache-2.0
+ * What the Vulkan programs of this folder have in common: a device with a queue, modules, buffers and command buffers. */
+#ifndef DRIVER_VULKAN_PROGRAM_H
+#define DRIVER_VULKAN_PROGRAM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+#include <vulkan/vulkan.h>
+
+#define CHECK(call)                                                                                                                        \
+    do {                                                                                                                                   \
+        VkResult result_ = (call);                                                                                                         \
+        if (result_) {                                                                                                                     \
+            fprintf(stderr, "%s: %d\n", #call, result_);                                                                                   \
+            exit(1);                                                                                                                       \
+        }                                                                                                                                  \
+    } while (0)
+
+static VkDevice device;
+static VkQueue queue;
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+static VkShaderModule read_module(const char *path)
+{
+    static uint32_t code[1 << 18];
+    FILE *file = fopen(path, "rb");
+    if (!file) {
+        perror(path);
+        exit(1);
+    }
+    VkShaderModuleCreateInfo info = {.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .pCode = code};
+    info.codeSize = fread(code, 1, sizeof(code), file);
+    fclose(file);
+    VkShaderModule module;
+    CHECK(vkCreateShaderModule(device, &info, NULL, &module));
+    return module;
+}
+
+static VkBuffer make_buffer(VkDeviceSize size, const void *content, size_t bytes)
+{
+    VkBufferCreateInfo info = {.sType = VK_STRUCTURE_TYPE_BUFFER_CREATE_INFO,
+                               .size = size,
+                               .usage = VK_BUFFER_USAGE_STORAGE_BUFFER_BIT | VK_BUFFER_USAGE_INDIRECT_BUFFER_BIT};
+    VkBuffer made;
+    VkDeviceMemory memory;
+    VkMemoryRequirements requirements;
+    CHECK(vkCreateBuffer(device, &info, NULL, &made));
+    vkGetBufferMemoryRequirements(device, made, &requirements);
+    /* The last type is one that the host can map, on all of these devices. */
+    uint32_t type = 31 - (uint32_t)__builtin_clz(requirements.memoryTypeBits);
+    VkMemoryAllocateInfo allocate = {
+        .sType = VK_STRUCTURE_TYPE_MEMORY_ALLOCATE_INFO, .allocationSize = requirements.size, .memoryTypeIndex = content ? type : 0};
+    CHECK(vkAllocateMemory(device, &allocate, NULL, &memory));
+    CHECK(vkBindBufferMemory(device, made, memory, 0));
+    if (content) {
+        void *at;
+        CHECK(vkMapMemory(device, memory, 0, VK_WHOLE_SIZE, 0, &at));
+        memcpy(at, content, bytes);
+        vkUnmapMemory(device, memory);
+    }
+    return made;
+}
+
+static VkInstance make_device(void)
+{
+    const char *debug_utils = "VK_EXT_debug_utils";
+    VkApplicationInfo application = {.sType = VK_STRUCTURE_TYPE_APPLICATION_INFO, .apiVersion = VK_API_VERSION_1_3};
+    VkInstanceCreateInfo instance_info = {.sType = VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO,
+                                          .pApplicationInfo = &application,
+                                          .enabledExtensionCount = 1,
+                                          .ppEnabledExtensionNames = &debug_utils};
+    VkInstance instance;
+    CHECK(vkCreateInstance(&instance_info, NULL, &instance));
+    uint32_t count = 1;
+    VkPhysicalDevice physical;
+    if (vkEnumeratePhysicalDevices(instance, &count, &physical) < 0 || !count) {
+        fprintf(stderr, "there is no device\n");
+        exit(1);
+    }
+    float priority = 1;
+    VkDeviceQueueCreateInfo queue_info = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueCount = 1, .pQueuePriorities = &priority};
+    VkPhysicalDeviceVulkan13Features features = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES, .dynamicRendering = VK_TRUE};
+    VkPhysicalDeviceFeatures more = {.geometryShader = VK_TRUE, .tessellationShader = VK_TRUE};
+    VkDeviceCreateInfo info = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
+                               .pNext = &features,
+                               .queueCreateInfoCount = 1,
+                               .pQueueCreateInfos = &queue_info,
+                               .pEnabledFeatures = &more};
+    CHECK(vkCreateDevice(physical, &info, NULL, &device));
+    vkGetDeviceQueue(device, 0, 0, &queue);
+    return instance;
+}
+
+/* Makes a command buffer. */
+static VkCommandBuffer make_commands(VkCommandPool pool, bool is_secondary)
+{
+    VkCommandBufferAllocateInfo info = {.sType = VK_STRUCTURE_TYPE_COMMAND_BUFFER_ALLOCATE_INFO,
+                                        .commandPool = pool,
+                                        .level = is_secondary ? VK_COMMAND_BUFFER_LEVEL_SECONDARY : VK_COMMAND_BUFFER_LEVEL_PRIMARY,
+                                        .commandBufferCount = 1};
+    VkCommandBuffer commands;
+    CHECK(vkAllocateCommandBuffers(device, &info, &commands));
+    return commands;
+}
+
+#endif
