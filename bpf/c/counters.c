@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The recorder's settings, the programs' counters, and when a program wakes the reader of a ring buffer (compiled after unwind.c).
+/* The recorder's settings, the programs' counters, and when a program wakes the reader of a ring buffer (compiled after
+ * unwind.c).
  *
  * The loader sets *_WAKE_BYTES, which the other files use.
  */
@@ -24,12 +25,12 @@ static __always_inline void count(enum counter what, u64 n) {
     __sync_fetch_and_add(&counted->values[which], n); /* atomic, as this program may have preempted another one that adds */
 }
 
-/* Returns the flag for submitting a record of a ring buffer whose records all have `bytes`: one record in each `every` bytes of the
- * buffer wakes the reader, because a wakeup costs the application time and the reader also polls. `every` is a fraction of the
- * buffer's size, and a power of two. */
+/* Returns the flag for submitting a record of a ring buffer whose records all have `bytes`: one record in each `every` bytes
+ * of the buffer wakes the reader, because a wakeup costs the application time and the reader also polls. `every` is a fraction
+ * of the buffer's size, and a power of two. */
 static __always_inline u64 wakeup(const void *record, u64 bytes, u64 every) {
     u32 zero = 0;
-    const void *constant = settings.lookup(&zero);
-    u64 at = constant ? (const u8 *)record - (const u8 *)constant : 0; /* the verifier allows no other use of an address as a number */
+    const u8 *origin = (const u8 *)settings.lookup(&zero); /* the verifier allows nothing but differences of addresses */
+    u64 at = origin ? (const u8 *)record - origin : 0;
     return (at & (every - 1)) < bytes + RECORD_HEADER ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
 }

@@ -347,7 +347,8 @@ static __always_inline u64 send_chunks(const struct about *about, enum chunk_of 
         failed |= unreadable;
         chunk->bytes = choose(unreadable, 0, bytes);
         chunk->what = kind;
-        chunks.ringbuf_submit(chunk, wakeup(chunk, sizeof(*chunk), what == CHUNK_OF_MODULE ? MODULE_WAKE_BYTES : CHUNK_WAKE_BYTES));
+        u64 every = what == CHUNK_OF_MODULE ? MODULE_WAKE_BYTES : CHUNK_WAKE_BYTES;
+        chunks.ringbuf_submit(chunk, wakeup(chunk, sizeof(*chunk), every));
         sent += bytes;
     }
     end_numbers(&numbers);
