@@ -169,7 +169,10 @@ class Loader:
             if linux_version() < COOKIES_SINCE:
                 raise BpfUnavailable(TOO_OLD) from refusal
             self._refusal = refusal
-            self._load_cached()
+            try:
+                self._load_cached()
+            except BpfUnavailable as error:
+                raise self._failure(error) from error
 
     def _load(self, bytecode: Bytecode) -> dict[str, int]:
         try:
@@ -190,6 +193,14 @@ class Loader:
                 self.origin = Origin.CACHED
                 return
         self._compilation = Compilation(self._source)
+
+    def _failure(self, error: Exception) -> BpfUnavailable:
+        failure = BpfUnavailable(
+            f"the BPF programs that ship with iaprof do not load here ({self._refusal}), and compiling them anew "
+            f"failed: {error}"
+        )
+        failure.needs_bcc = True
+        return failure
 
     @property
     def cpu_seconds(self) -> float:
@@ -213,12 +224,7 @@ class Loader:
                 bytecode = self._compilation.wait(interruption)
                 self._fds = self._load(bytecode)
             except (_VerifierRefusal, BytecodeError, BpfUnavailable) as error:
-                failure = BpfUnavailable(
-                    f"the BPF programs that ship with iaprof do not load here ({self._refusal}), and compiling them "
-                    f"anew failed: {error}"
-                )
-                failure.needs_bcc = True
-                raise failure from error
+                raise self._failure(error) from error
             compile_cache.write(self._key, bytecode)
             self.origin = Origin.COMPILED
         assert self._fds is not None

@@ -23,10 +23,10 @@ BPF_ARRAY(wait_entries, struct wait_entry, ANY);
 #define WAIT_MISSED 128 /* the stack is incomplete: a rule was missing */
 
 /* The current or last wait of a thread, by tid. */
-BPF_F_TABLE("hash", u32, struct waiting, waits, ANY, BPF_F_NO_PREALLOC);
+BPF_TABLE("hash", u32, struct waiting, waits, ANY);
 
 /* The call sites at which a thread waits, by generation, with the sums of their short waits. */
-BPF_F_TABLE("hash", struct site_key, struct site, wait_sites, ANY, BPF_F_NO_PREALLOC);
+BPF_TABLE("hash", struct site_key, struct site, wait_sites, ANY);
 
 BPF_RINGBUF_OUTPUT(waited, ANY);
 

@@ -127,6 +127,12 @@ def test_other_files_are_refused(text: str) -> None:
         bytecode.from_text(text)
 
 
+def test_maps_are_those_of_old_kernels() -> None:
+    """Before Linux 6.1 a program of a perf event may use no hash map that allocates its elements as they come."""
+    without_elements = 1  # BPF_F_NO_PREALLOC
+    assert [name for name, each in programs.shipped().maps.items() if each.flags & without_elements] == []
+
+
 def test_the_loader_has_all_that_the_shipped_programs_need() -> None:
     shipped = programs.shipped()
     assert set(shipped.programs) == set(programs.source().functions)
