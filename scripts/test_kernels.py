@@ -10,6 +10,7 @@ results become rows of docs/platforms.md. IMAGE is the path of a kernel that has
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -21,6 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +32,20 @@ sys.path.insert(0, str(ROOT / "tests"))
 from driver import driver as real_driver, opencl as real_opencl  # noqa: E402 - needs the line above
 from integration.handles import driver as played_driver  # noqa: E402
 from kernels.initramfs import Initramfs  # noqa: E402
-from standin import runtime  # noqa: E402
+from standin import hardware, runtime  # noqa: E402
 
 SUITES = ("bookworm", "trixie", "trixie-backports", "unstable")
 PROBED = ("usdt", "layout", "attach", "inject", "opencl")
-CHECKS = ("programs", "stacks", *PROBED, "side-band")
+CHECKS = ("programs", "stacks", *PROBED, "side-band", "record")
 LAUNCHES = 3  # of each kernel, as in guest.py
-MEMORY = 2048  # MiB; the initramfs needs twice its size while it is unpacked
+MEMORY = 3072  # MiB; the initramfs needs twice its size while it is unpacked
 LIMIT = 1500  # seconds, enough for an emulated machine on a busy one
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "iaprof-tests" / "kernels"
 BOOT = "console=ttyS0 panic=-1 quiet PYTHONHASHSEED=0"  # of init: an old kernel has no random numbers yet
 FAILED = "FAILED"
 SOURCES = sorted((ROOT / "bpf" / "c").glob("*.c"))
 PAGE = ROOT / "docs" / "platforms.md"
+LAUNCHING = ROOT / "tests" / "pythons" / "programs"
 _FIRST_COLUMNS = "| Kernel of | Date |"
 
 
@@ -140,6 +143,7 @@ def make_initramfs(folder: Path, archive: Path) -> None:
         "usdt": standin(files, folder / "standin"),
         "layout": played(files, folder / "played"),
         **real(files, folder / "real"),
+        "record": recording(files, folder / "recorded"),
     }
     files.text("/plan.json", json.dumps(plan))
     python = Path(sys.prefix) / "bin" / "python"
@@ -167,19 +171,40 @@ def add_python(files: Initramfs, python: Path) -> None:
     }
     files.add(Path(sysconfig.get_path("stdlib")), but=lambda path: path.name in unused)
     packages = Path(sysconfig.get_path("purelib"))
-    for name in ("numpy", "numpy.libs", "elftools"):
-        files.add(
-            packages / name, but=lambda path: path.name in {"tests", "__pycache__", "include"} or path.suffix == ".a"
-        )
+    for name in packages_of("iaprof"):
+        files.add(packages / name, but=is_unused)
     import iaprof
 
     source = Path(iaprof.__file__).parent
     files.text(str(packages / "guest.pth"), f"{source.parent}\n{ROOT / 'tests'}\n")
     files.add(source / "__init__.py")
-    for name in ("basics", "bpf", "formats", "gpu", "record", "sandbox", "symbols"):
+    files.add(source / "__main__.py")
+    for name in ("basics", "bpf", "cli", "formats", "gpu", "record", "report", "sandbox", "symbols", "timelines"):
         files.add(source / name, but=lambda path: path.name == "__pycache__")
-    for name in ("kernels/guest.py", "integration/walking.py"):
+    for name in ("kernels/guest.py", "integration/walking.py", "standin/hardware.py", "standin/sysfs.py"):
         files.add(ROOT / "tests" / name)
+
+
+def packages_of(name: str, known: set[str] | None = None) -> set[str]:
+    """Returns the files and folders in site-packages of what a distribution needs, without extras."""
+    known = set() if known is None else known
+    found: set[str] = set()
+    for requirement in metadata.requires(name) or ():
+        needed = re.split(r"[^\w.-]", requirement)[0]
+        if "extra ==" in requirement or needed in known:
+            continue
+        known.add(needed)
+        with contextlib.suppress(metadata.PackageNotFoundError):  # for another Python or system
+            files = metadata.files(needed) or ()
+            found |= {path.parts[0] for path in files if path.parts[0] not in ("..", "__pycache__")}
+            found |= packages_of(needed, known)
+    return found
+
+
+def is_unused(path: Path) -> bool:
+    """Whether a file of a package is not needed to record: tests, headers, and Arrow's libraries for other things."""
+    unused = {"tests", "__pycache__", "include", "src"}
+    return path.name in unused or path.suffix == ".a" or path.name.startswith(("libarrow_flight", "libarrow_substrait"))
 
 
 def standin(files: Initramfs, folder: Path) -> dict[str, Any]:
@@ -200,6 +225,23 @@ def played(files: Initramfs, folder: Path) -> dict[str, Any]:
     files.add(built.program)
     words = [str(built.program), "kernel", "1", "1", "0", str(LAUNCHES), "0"]
     return {"library": str(built.library), "command": words, "layout": built.layout.to_json()}
+
+
+def recording(files: Initramfs, folder: Path) -> dict[str, Any]:
+    """Adds a program in Python that tells its frames, and the stand-in's GPU; returns its part of the plan."""
+    folder.mkdir()
+    programs, linked, calls = hardware.build(), runtime.build().library, folder / "libcalls.so"
+    words = ["cc", *runtime.COMMON, "-O2", "-fPIC", "-shared", f"-I{runtime.SOURCES}", LAUNCHING / "launching_calls.c"]
+    subprocess.run([*words, linked, f"-Wl,-rpath,{linked.parent}", "-o", calls], check=True)
+    module = runtime.debug_elf("bmg", "matmul")
+    for path in (programs.gpu, programs.driver, linked, calls, module, LAUNCHING / "launching.py"):
+        files.add(path)
+    files.add(LAUNCHING / "launches.py")
+    return {
+        "hardware": [str(programs.gpu), str(programs.driver)],
+        "library": str(linked),
+        "program": [str(LAUNCHING / "launches.py"), str(calls), str(module), "multiply_basic"],
+    }
 
 
 def real(files: Initramfs, folder: Path) -> dict[str, Any]:

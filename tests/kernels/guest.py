@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,12 +27,16 @@ from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.programs import SESSION_COPIES
 from iaprof.bpf.sideband import SideBandBuffers
+from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.kernels.drivers import Injection
+from iaprof.record.spool import FrameKind, SpoolReader
 from integration.walking import Walking
+from standin.hardware import Hardware, Programs
 
 REPORT = "/dev/ttyS1"
 LAUNCHES = 3
+ROUNDS = 2  # of launches.py
 UNSAID = "it is not probed, which is said of an OpenCL library when a process maps it"
 _RB_POWER_OFF = 0x4321FEDC
 _MOUNTS = (("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("tmpfs", "/tmp"))
@@ -97,6 +101,8 @@ class Checks:
                     probes.detach()
         with self._check("side-band") as say:
             say(self._side_band())
+        with self._check("record") as say:
+            say(self._record(plan["record"]))
         self._tell("end", True, "")
 
     @contextlib.contextmanager
@@ -187,6 +193,27 @@ class Checks:
         # Stacks are walked by frame pointers, which the OpenCL driver lacks, so only one frame is certain.
         return _arrived(probes, kernels[0]["pid"], launches, {kernel["kernel"].encode() for kernel in kernels}, depth=1)
 
+    def _record(self, plan: dict[str, Any]) -> str:
+        """Checks a whole recording: 'iaprof record' has each launch of a program, and its frames of Python."""
+        capture, go, told = Path("/tmp/cap.parquet"), Path("/tmp/go"), Path("/tmp/told")
+        with Hardware(Path("/tmp/gpu"), programs=Programs(*map(Path, plan["hardware"]))) as hardware:
+            words = [sys.executable, *plan["program"], str(told), str(ROUNDS), str(go)]
+            record = [sys.executable, "-m", "iaprof", "record", "-o", str(capture), "--", *words]
+            with subprocess.Popen(
+                record, env=os.environ | hardware.env(), stderr=subprocess.PIPE, text=True
+            ) as recorder:
+                while recorder.poll() is None and not _is_known(capture, plan["library"]):
+                    time.sleep(0.5)
+                go.touch()
+                assert recorder.stderr is not None
+                said = recorder.stderr.read()
+        assert recorder.returncode == 0, said
+        print(said, flush=True)
+        assert _recorded(capture) == _told(told)
+        done = subprocess.run([sys.executable, "-m", "iaprof", "info", capture], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return f"{sum(map(len, _told(told).values()))} launches have the frames of Python that the program told"
+
     def _side_band(self) -> str:
         """Checks perf's records of mappings."""
         buffers = SideBandBuffers()
@@ -203,6 +230,43 @@ class Checks:
             buffers.close()
         assert kinds[_MMAP2], kinds
         return f"{kinds[_MMAP2]} mappings told"
+
+
+def _is_known(capture: Path, library: str) -> bool:
+    """Whether a recorder has probed a library, and found the interpreter of the program that mapped it."""
+    spool = capture.with_name(capture.name + ".spool")
+    if not spool.exists():
+        return False
+    reader = SpoolReader(spool)
+    frames = [
+        (frame.kind, json.loads(frame.payload)) for frame in reader.frames({FrameKind.APPEND, FrameKind.INTERPRETER})
+    ]
+    reader.close()
+    libraries = [row["path"] for kind, told in frames if kind is FrameKind.APPEND for row in told.get("libraries", ())]
+    return library in libraries and any(kind is FrameKind.INTERPRETER for kind, _ in frames)
+
+
+def _told(file: Path) -> dict[int, list[list[tuple[str, str, int]]]]:
+    """Returns the frames of Python at each launch, as launching.py has told them, by thread."""
+    told = defaultdict(list)
+    for row in file.read_text().splitlines():
+        tid, frames = row.split("\t")
+        told[int(tid)].append([(path, name, line) for path, name, line in json.loads(frames)])
+    return told
+
+
+def _recorded(capture: Path) -> dict[int, list[list[tuple[str, str, int]]]]:
+    """Returns the same of a capture; all its stacks must be whole."""
+    reader = CaptureReader(capture)
+    codes = {row["id"]: (row["file"], row["name"]) for row in reader.table("python_code").to_pylist()}
+    stacks = {row["id"]: row for row in reader.table("stack").to_pylist()}
+    found = defaultdict(list)
+    for launch in sorted(reader.table("launch").to_pylist(), key=lambda row: row["time_ns"]):
+        frames = stacks[launch["stack"]]["python"] or ()
+        found[launch["tid"]].append([(*codes[frame["code"]], frame["line"]) for frame in frames])
+    ends = reader.header["stack_ends"]["launches"]
+    assert ends["whole"] == sum(map(len, found.values())), ends
+    return found
 
 
 def _taken(probes: LaunchProbes, library: str | Path) -> None:
