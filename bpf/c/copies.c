@@ -75,6 +75,7 @@ int on_transfer(struct pt_regs *ctx) {
 }
 
 int on_transferred(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     struct entry *entry = entry_of(ctx);
     struct scratch *scratch = walked_launch();
     if (!scratch)
@@ -99,6 +100,7 @@ int on_transferred(struct pt_regs *ctx) {
 
 /* At a function that may copy but is no transfer: its launches do not belong to the call before it. */
 int on_may_copy(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     u32 tid = bpf_get_current_pid_tgid();
     calls.delete(&tid);
     return 0;

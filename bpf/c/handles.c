@@ -654,6 +654,7 @@ static __always_inline void forget_kernel(struct handle *key) {
 }
 
 int on_kernel_gone(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     return forget_by(ctx, forget_kernel);
 }
 
@@ -662,6 +663,7 @@ static __always_inline void forget_module(struct handle *key) {
 }
 
 int on_module_gone(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     return forget_by(ctx, forget_module);
 }
 
@@ -695,6 +697,7 @@ static __always_inline struct handle shader_of(struct pt_regs *ctx, const struct
 }
 
 int on_shader_gone(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     struct entry *entry = entry_of(ctx);
     struct layout *layout = layout_of(entry);
     if (!entry || !layout)
@@ -725,6 +728,7 @@ struct object_name {
 #define VK_OBJECT_TYPE_PIPELINE 19
 
 int on_named(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     struct entry *entry = entry_of(ctx);
     struct layout *layout = layout_of(entry);
     struct object_name info = {};

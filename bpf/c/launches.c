@@ -407,6 +407,7 @@ int on_launch(struct pt_regs *ctx) {
 }
 
 int on_launched(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     u32 slot = attach_cookie(ctx);
     struct probe *probe = probes.lookup(&slot);
     struct scratch *scratch = walked_launch();
@@ -419,6 +420,7 @@ int on_launched(struct pt_regs *ctx) {
 }
 
 int on_compile(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     u64 time = bpf_ktime_get_ns();
     u32 slot = attach_cookie(ctx);
     struct probe *probe = probes.lookup(&slot);

@@ -203,6 +203,7 @@ int on_submitted(struct pt_regs *ctx) {
 }
 
 int on_list_event(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     struct entry *entry = entry_of(ctx);
     struct layout *layout = layout_of(entry);
     if (entry) {
@@ -239,6 +240,7 @@ int on_probed_executed(struct pt_regs *ctx) {
 }
 
 int on_probed_list_event(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     u32 slot = attach_cookie(ctx);
     struct probe *probe = probes.lookup(&slot);
     u64 regs[32] = {}, event = 0, list = 0;

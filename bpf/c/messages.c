@@ -82,6 +82,7 @@ static __always_inline void send_message(u64 from, u64 time, u32 epoch) {
 }
 
 int on_message(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     u64 time = bpf_ktime_get_ns(), from = 0, regs[32] = {};
     u32 slot = attach_cookie(ctx), zero = 0, pid = bpf_get_current_pid_tgid() >> 32;
     struct probe *probe = probes.lookup(&slot);

@@ -269,6 +269,18 @@ BPF_PROG_ARRAY(phases, PHASES);
 BPF_PROG_ARRAY(sample_phases, PHASES); /* programs on perf events, which have another type */
 BPF_PROG_ARRAY(wait_phases, PHASES);   /* programs on uprobe sessions: the same as in `phases`, loaded a second time */
 
+/* Has a program keep its variables on the thread's own stack, as those with a tail call do. Since Linux 6.13 others have theirs
+ * in memory of the CPU. A thread that preempts the program of a uprobe, and runs it, too, would overwrite them. */
+static __always_inline void keep_kernel_stack(struct pt_regs *ctx) {
+    if (hidden(0))
+        phases.call(ctx, 0);
+}
+
+static __always_inline void keep_kernel_stack_of_session(struct pt_regs *ctx) {
+    if (hidden(0))
+        wait_phases.call(ctx, 0);
+}
+
 /* Begins a walk; call it after BEGIN_WALK. */
 static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epoch, enum phase after_walk) {
     find_space(scratch, pid);
@@ -434,6 +446,7 @@ int on_sample_walk(struct bpf_perf_event_data *ctx) {
 
 /* Where the dynamic linker maps or unmaps libraries: see class Change in bpf/probes/library_file.py. */
 int on_link_map_change(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
     u32 pid = bpf_get_current_pid_tgid() >> 32;
     u64 change = attach_cookie(ctx), is_unload = change == UNLOAD || (change == IN_ESI && (u32)ctx->si == RT_DELETE);
     u64 *known = process_unloads.lookup(&pid);

@@ -312,6 +312,7 @@ int on_wait(struct pt_regs *ctx) {
 }
 
 int on_wait_begun(struct pt_regs *ctx) {
+    keep_kernel_stack_of_session(ctx);
     u32 tid = bpf_get_current_pid_tgid();
     struct scratch *scratch = own_scratch(owner_of(0));
     struct waiting *waiting = waits.lookup(&tid);
@@ -328,6 +329,7 @@ int on_wait_begun(struct pt_regs *ctx) {
 }
 
 int on_waited(struct pt_regs *ctx) {
+    keep_kernel_stack_of_session(ctx);
     u32 tid = bpf_get_current_pid_tgid();
     struct scratch *scratch = own_scratch(owner_of(0));
     struct waiting *waiting = waits.lookup(&tid);

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`iaprof calibrate`: that it finds what ships, and paths of another shape, and believes nothing else."""
 
+import _ctypes
 import ctypes
 import dataclasses
 import json
@@ -118,9 +119,12 @@ def test_finds_paths_through_objects_of_another_shape(tmp_path: Path, monkeypatc
     layout = found.layout
     calibrate.store(layout, None)
 
-    immutable, module, code, size, allocation, name, address, of, binary, length, bias = (ctypes.c_uint32 * 11).in_dll(
-        ctypes.CDLL(str(library)), "where"
-    )
+    driver = ctypes.CDLL(str(library))
+    where = list((ctypes.c_uint32 * 11).in_dll(driver, "where"))
+    _ctypes.dlclose(
+        driver._handle
+    )  # recorders of later tests would say that this process has a driver they do not know
+    immutable, module, code, size, allocation, name, address, of, binary, length, bias = where
     assert layout.address == (Field((immutable, allocation, address)),)
     assert layout.allocation == (*layout.address, Field((immutable, allocation, of)))
     assert (layout.code, layout.size) == (Field((immutable, code)), Field((immutable, size), bits=32))

@@ -15,7 +15,9 @@ import pytest
 
 from iaprof.bpf import bytecode, programs
 from iaprof.bpf.bytecode import Bytecode, BytecodeError, Map, call_placeholder, from_compiled, placeholder
+from iaprof.bpf.loader import kind_of
 from iaprof.bpf.sizes import map_entries, program_constants
+from iaprof.bpf.uprobe import ProgramFor
 
 ROOT = Path(__file__).parents[3]
 EXIT = struct.pack("<BBhI", 0x95, 0, 0, 0)
@@ -125,6 +127,18 @@ def test_a_damaged_file_is_refused(damage: Callable[[Any], object]) -> None:
 def test_other_files_are_refused(text: str) -> None:
     with pytest.raises(BytecodeError, match="cannot be read"):
         bytecode.from_text(text)
+
+
+def test_programs_that_may_be_preempted_keep_the_kernels_stack() -> None:
+    """Linux 6.13 and later gives a program without a tail call a stack of the CPU, and lets uprobes' be preempted."""
+    call_tail = b"\x85\x00\x00\x00" + struct.pack("<i", 12)  # BPF_CALL, BPF_FUNC_tail_call
+    without = [
+        name
+        for name, program in programs.shipped().programs.items()
+        if kind_of(name) is not ProgramFor.PERF_EVENTS
+        and not any(program.code[at : at + 8] == call_tail for at in range(0, len(program.code), 8))
+    ]
+    assert without == []
 
 
 def test_maps_are_those_of_old_kernels() -> None:
