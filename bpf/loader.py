@@ -162,7 +162,6 @@ class Loader:
         self._constants, self._entries, self._without = constants, entries, without
         self._fds: dict[str, int] | None = None
         self._compilation: Compilation | None = None
-        self._cpu_seconds = 0.0
         try:
             self._fds = self._load(shipped())
         except (_VerifierRefusal, BytecodeError) as refusal:

@@ -181,7 +181,13 @@ def add_python(files: Initramfs, python: Path) -> None:
     files.add(source / "__main__.py")
     for name in ("basics", "bpf", "cli", "formats", "gpu", "record", "report", "sandbox", "symbols", "timelines"):
         files.add(source / name, but=lambda path: path.name == "__pycache__")
-    for name in ("kernels/guest.py", "integration/walking.py", "standin/hardware.py", "standin/sysfs.py"):
+    for name in (
+        "kernels/guest.py",
+        "integration/walking.py",
+        "standin/hardware.py",
+        "standin/sysfs.py",
+        "pythons/frames.py",
+    ):
         files.add(ROOT / "tests" / name)
 
 

@@ -72,6 +72,44 @@ static VkBuffer make_buffer(VkDeviceSize size, const void *content, size_t bytes
     return made;
 }
 
+/* Makes a descriptor set of a compute shader whose two bindings are a buffer, and the layout of its pipeline. */
+static VkDescriptorSet make_set(VkBuffer buffer, VkPipelineLayout *layout)
+{
+    VkDescriptorSetLayoutBinding bindings[2] = {{0, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL},
+                                                {1, VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 1, VK_SHADER_STAGE_COMPUTE_BIT, NULL}};
+    VkDescriptorSetLayoutCreateInfo set_info = {
+        .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_LAYOUT_CREATE_INFO, .bindingCount = 2, .pBindings = bindings};
+    VkDescriptorSetLayout set_layout;
+    CHECK(vkCreateDescriptorSetLayout(device, &set_info, NULL, &set_layout));
+    VkPushConstantRange range = {VK_SHADER_STAGE_COMPUTE_BIT, 0, 4};
+    VkPipelineLayoutCreateInfo layout_info = {.sType = VK_STRUCTURE_TYPE_PIPELINE_LAYOUT_CREATE_INFO,
+                                              .setLayoutCount = 1,
+                                              .pSetLayouts = &set_layout,
+                                              .pushConstantRangeCount = 1,
+                                              .pPushConstantRanges = &range};
+    CHECK(vkCreatePipelineLayout(device, &layout_info, NULL, layout));
+    VkDescriptorPoolSize size = {VK_DESCRIPTOR_TYPE_STORAGE_BUFFER, 2};
+    VkDescriptorPoolCreateInfo pool_info = {
+        .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_POOL_CREATE_INFO, .maxSets = 1, .poolSizeCount = 1, .pPoolSizes = &size};
+    VkDescriptorPool descriptors;
+    VkDescriptorSet set;
+    CHECK(vkCreateDescriptorPool(device, &pool_info, NULL, &descriptors));
+    VkDescriptorSetAllocateInfo allocate = {
+        .sType = VK_STRUCTURE_TYPE_DESCRIPTOR_SET_ALLOCATE_INFO, .descriptorPool = descriptors, .descriptorSetCount = 1, .pSetLayouts = &set_layout};
+    CHECK(vkAllocateDescriptorSets(device, &allocate, &set));
+    for (uint32_t i = 0; i < 2; i++) {
+        VkDescriptorBufferInfo info = {buffer, 0, VK_WHOLE_SIZE};
+        VkWriteDescriptorSet write = {.sType = VK_STRUCTURE_TYPE_WRITE_DESCRIPTOR_SET,
+                                      .dstSet = set,
+                                      .dstBinding = i,
+                                      .descriptorCount = 1,
+                                      .descriptorType = VK_DESCRIPTOR_TYPE_STORAGE_BUFFER,
+                                      .pBufferInfo = &info};
+        vkUpdateDescriptorSets(device, 1, &write, 0, NULL);
+    }
+    return set;
+}
+
 static VkInstance make_device(void)
 {
     const char *debug_utils = "VK_EXT_debug_utils";

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections import defaultdict
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -107,20 +106,3 @@ def arguments(folder: Path, told: Path) -> list[str]:
         source = PROGRAMS / "launching_calls.c"
         subprocess.run([*words, source, linked, f"-Wl,-rpath,{linked.parent}", "-o", library], check=True)
     return [str(word) for word in (library, runtime.debug_elf("bmg", "matmul"), "multiply_basic", told)]
-
-
-def launches_of(reader: CaptureReader, pid: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """A process's launches in the order of time, each with its stack."""
-    stacks = {row["id"]: row for row in reader.table("stack").to_pylist()}
-    launches = [row for row in reader.table("launch").to_pylist() if row["pid"] == pid]
-    return [(launch, stacks[launch["stack"]]) for launch in sorted(launches, key=lambda row: row["time_ns"])]
-
-
-def frames_of(reader: CaptureReader, pid: int) -> dict[int, list[list[tuple[str, str, int]]]]:
-    """File, name and line of the frames of Python of each of a process's launches, the innermost first, by thread."""
-    codes = {row["id"]: (row["file"], row["name"]) for row in reader.table("python_code").to_pylist()}
-    found = defaultdict(list)
-    for launch, stack in launches_of(reader, pid):
-        frames = [(*codes.get(frame["code"], ("", "")), frame["line"]) for frame in stack["python"] or ()]
-        found[launch["tid"]].append(frames)
-    return found

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from iaprof.formats.wire.launches import MAX_PYTHON
-from integration.pythons import PROGRAMS, Recording, launches_of
+from integration.pythons import PROGRAMS, Recording
 from integration.recording import IN_TURN, folded, iaprof
+from pythons.frames import launches_of
 from standin import runtime
 from thorough import thorough
 from waiting import until

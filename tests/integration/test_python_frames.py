@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 from iaprof.formats.wire.launches import MAX_PYTHON
-from integration.pythons import PROGRAMS, Recording, arguments, frames_of, launches_of
+from integration.pythons import PROGRAMS, Recording, arguments
 from integration.recording import IN_TURN, folded
+from pythons.frames import Frames, frames_of, frames_told, launches_of
 from pythons.interpreters import LOADING, started_as
 from thorough import usually
 
 pytestmark = [pytest.mark.bpf, IN_TURN]  # a thousand new stacks at once, which all recorders copy
-Frames = list[tuple[str, str, int]]
 CASES = ("plain", "long_table", "thread_of_c", "stale", "long_names", "deep")  # of cases.py
 TIMES = 20  # that most of these launch
 ROUNDS = 10  # of launches.py
@@ -56,16 +55,6 @@ class Runs:
     def ended(self, case: str) -> list[str]:
         """How Python ended at each launch."""
         return [stack["python_ended"] for _, stack in launches_of(self.reader, self._pids[case])]
-
-
-def frames_told(*files: Path) -> dict[int, list[Frames]]:
-    """Frames of each launch by thread, as programs told them one after the other."""
-    told = defaultdict(list)
-    for file in files:
-        for row in file.read_text().splitlines():
-            tid, frames = row.split("\t")
-            told[int(tid)].append([(path, name, line) for path, name, line in json.loads(frames)])
-    return told
 
 
 @pytest.fixture(scope="module", params=usually(["own"], LOADING))

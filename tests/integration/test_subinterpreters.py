@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from integration.pythons import PROGRAMS, Recording, arguments, frames_of, launches_of
+from integration.pythons import PROGRAMS, Recording, arguments
 from integration.recording import IN_TURN
-from integration.test_python_frames import frames_told
+from pythons.frames import frames_of, frames_told, launches_of
 from pythons.interpreters import LOADING, started_as
 from thorough import usually
 

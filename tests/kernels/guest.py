@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.kernels.drivers import Injection
 from iaprof.record.spool import FrameKind, SpoolReader
 from integration.walking import Walking
+from pythons.frames import frames_of, frames_told
 from standin.hardware import Hardware, Programs
 
 REPORT = "/dev/ttyS1"
@@ -209,10 +210,14 @@ class Checks:
                 said = recorder.stderr.read()
         assert recorder.returncode == 0, said
         print(said, flush=True)
-        assert _recorded(capture) == _told(told)
+        reader, launched = CaptureReader(capture), frames_told(told)
+        (pid,) = set(reader.table("launch", ("pid",))["pid"].to_pylist())
+        assert frames_of(reader, pid) == launched
+        launches = sum(map(len, launched.values()))
+        assert reader.header["stack_ends"]["launches"]["whole"] == launches
         done = subprocess.run([sys.executable, "-m", "iaprof", "info", capture], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        return f"{sum(map(len, _told(told).values()))} launches have the frames of Python that the program told"
+        return f"{launches} launches have the frames of Python that the program told"
 
     def _side_band(self) -> str:
         """Checks perf's records of mappings."""
@@ -244,29 +249,6 @@ def _is_known(capture: Path, library: str) -> bool:
     reader.close()
     libraries = [row["path"] for kind, told in frames if kind is FrameKind.APPEND for row in told.get("libraries", ())]
     return library in libraries and any(kind is FrameKind.INTERPRETER for kind, _ in frames)
-
-
-def _told(file: Path) -> dict[int, list[list[tuple[str, str, int]]]]:
-    """Returns the frames of Python at each launch, as launching.py has told them, by thread."""
-    told = defaultdict(list)
-    for row in file.read_text().splitlines():
-        tid, frames = row.split("\t")
-        told[int(tid)].append([(path, name, line) for path, name, line in json.loads(frames)])
-    return told
-
-
-def _recorded(capture: Path) -> dict[int, list[list[tuple[str, str, int]]]]:
-    """Returns the same of a capture; all its stacks must be whole."""
-    reader = CaptureReader(capture)
-    codes = {row["id"]: (row["file"], row["name"]) for row in reader.table("python_code").to_pylist()}
-    stacks = {row["id"]: row for row in reader.table("stack").to_pylist()}
-    found = defaultdict(list)
-    for launch in sorted(reader.table("launch").to_pylist(), key=lambda row: row["time_ns"]):
-        frames = stacks[launch["stack"]]["python"] or ()
-        found[launch["tid"]].append([(*codes[frame["code"]], frame["line"]) for frame in frames])
-    ends = reader.header["stack_ends"]["launches"]
-    assert ends["whole"] == sum(map(len, found.values())), ends
-    return found
 
 
 def _taken(probes: LaunchProbes, library: str | Path) -> None:
