@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from iaprof.bpf import processes
 from iaprof.bpf.accounts import describe
+from iaprof.bpf.loader import linux_version
 from iaprof.bpf.maps import RingBuffer
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.formats.wire.launches import (
@@ -35,6 +36,11 @@ from iaprof.record.spool import FrameKind
 from iaprof.record.symbolize.roots import Roots
 
 MAX_PROCESSES = 1 << 16  # that are remembered as described
+NONE_SKIPPED_SINCE = 6, 0  # version of Linux
+SKIPPED = (
+    "before Linux 6.0 the kernel skips a probe while another BPF program runs on that CPU, and does not count it: "
+    "launches may be missing"
+)
 
 _LOSSES = {
     Counter.LAUNCHES_LOST: ("launches", "lost", "no room in the ring buffer, or very many kernels in one call"),
@@ -127,6 +133,8 @@ class Launches(Source):
                 "the kernel's BTF does not say where it has a process's mappings: stacks are walked by frame pointers, "
                 "and end in code without them"
             )
+        if linux_version() < NONE_SKIPPED_SINCE:
+            journal.warn(SKIPPED)
         for followed in filter(None, {self._scope, self._sampled}):
             followed.start(journal, self._probes)
         # Edge-triggered: one event per wake-up that a BPF program requests. Else each launch that comes while we read
