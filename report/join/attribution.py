@@ -430,7 +430,6 @@ class Attribution:
         slots, most = int(places.sum()), _MAX_SLOTS_PER_RECORD * len(numbers)
         pair_of = found.table(np.arange(len(group)))[found.place] if are_needed or slots > most else found.place
         if slots <= most:
-            used = np.arange(slots)
             first_slot[several] = sums.spare(slots) + first_place[group[several]]
             slot_of = found.table(first_slot)
             for some in _pieces(len(numbers)):
@@ -444,10 +443,11 @@ class Attribution:
             used, number = np.unique(place[there] + first_place[group[pair_of[there]]], return_inverse=True)
             slot[there] = sums.spare(len(used)) + number
             _add_records(sums, stream.layout, slot, words, by_pair, pair_of)
-        counts = [each.astype(np.float64) for each in self._by_reason(stream, sums.take_spare(len(used)))]
-        rows = np.flatnonzero(np.any([each > 0 for each in counts], axis=0))
-        pair = np.searchsorted(first_place, used[rows], side="right") - 1
-        self._divide(stream, reads, divided, pair, used[rows] - first_place[pair], [each[rows] for each in counts])
+        place, spare = sums.take_spare(slots if slots <= most else len(used))
+        place = place if slots <= most else used[place]
+        counts = [each.astype(np.float64) for each in self._by_reason(stream, spare)]
+        pair = np.searchsorted(first_place, place, side="right") - 1
+        self._divide(stream, reads, divided, pair, place - first_place[pair], counts)
         if are_needed:
             of_pairs = [each.astype(np.float64) for each in self._by_reason(stream, by_pair)]
             if self._seen is not None:
