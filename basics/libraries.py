@@ -75,7 +75,7 @@ def look_for_pandas() -> None:
     import pyarrow as pa
 
     if "numpy.ma" not in sys.modules:
-        np.ma = _NoMaskedArrays("numpy.ma")  # type: ignore[assignment]
+        np.ma = _NoMaskedArrays("numpy.ma")
     with _ctrl_c_comes_later():
         pa.array([0]).to_numpy()
 

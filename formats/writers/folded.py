@@ -34,6 +34,7 @@ from iaprof.formats.writers.writer import Writer
 _LINES_AT_ONCE = 1 << 16
 _TEXT = pa.large_string()
 _WIDEST_KEY = 1 << 62
+_MOST_JOINED = 1 << 14  # texts of two columns
 LinesColumn = tuple[list[str], NDArray[np.int64]]
 """Texts, and the index of each line's text."""
 
@@ -163,7 +164,7 @@ def _write_lines(columns: list[LinesColumn], counts: NDArray[np.int64], rows: ND
     ends_here = all(texts)  # otherwise lines may end in any of the columns
     if ends_here:
         columns = [*before, ([text.removesuffix(";") for text in texts], number)]
-    parts = [([text.encode() for text in texts], number) for texts, number in columns]
+    parts = _fewer([([text.encode() for text in texts], number) for texts, number in columns])
     numbers = []
     each_count = counts.reshape(len(counts), -1).T
     for place, column in enumerate(each_count, 1):
@@ -183,6 +184,19 @@ def _write_lines(columns: list[LinesColumn], counts: NDArray[np.int64], rows: ND
         else:  # it is UTF-8 already
             out.flush()
             binary.write(b"".join(found))
+
+
+def _fewer(columns: list[tuple[list[bytes], NDArray[np.int64]]]) -> list[tuple[list[bytes], NDArray[np.int64]]]:
+    """Joins columns that follow one another and have few texts: a line then has fewer parts."""
+    found = columns[:1]
+    for texts, number in columns[1:]:
+        before, number_before = found[-1]
+        if len(before) * len(texts) <= max(len(before), len(texts), _MOST_JOINED):
+            joined = [first + text for first in before for text in texts]
+            found[-1] = joined, number_before * len(texts) + number
+        else:
+            found.append((texts, number))
+    return found
 
 
 def _of_lines(columns: list[tuple[list[bytes], NDArray[np.int64]]], rows: NDArray[np.int64]) -> list[Iterator[bytes]]:

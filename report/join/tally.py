@@ -162,7 +162,10 @@ class Tally:
         return self.slots
 
     def take_spare(self, slots: int) -> tuple[_Ints, NDArray[Any]]:
-        """Returns which of the slots that `spare` gave are used, int64[n], and their sums, [columns, n]; sets all to 0."""
+        """Returns which slots of those that `spare` gave are used, int64[n], and their sums, [columns, n].
+
+        All are 0 then.
+        """
         spare = [sums[self.slots : self.slots + slots] for sums in self._sums]
         used = np.flatnonzero(reduce(np.bitwise_or, spare))
         found = np.array([sums[used] for sums in spare])
