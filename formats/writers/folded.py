@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import numbered
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.stacks.frame_lists import FrameLists, cpu_columns, is_separator, stack_columns
@@ -120,7 +121,7 @@ def _added_up(columns: list[LinesColumn], counts: NDArray[np.int64]) -> tuple[li
     width = 1
     for texts, number in columns:
         if width * max(len(texts), 1) > _WIDEST_KEY:
-            found, key = np.unique(key, return_inverse=True)
+            found, key = numbered(key)
             width = len(found)
         key = key * len(texts) + number
         width *= max(len(texts), 1)
@@ -168,7 +169,7 @@ def _write_lines(columns: list[LinesColumn], counts: NDArray[np.int64], rows: ND
     numbers = []
     each_count = counts.reshape(len(counts), -1).T
     for place, column in enumerate(each_count, 1):
-        distinct, number = np.unique(column, return_inverse=True)
+        distinct, number = numbered(column)
         end = b"\n" if place == len(each_count) else b""
         numbers.append(([b" %d%b" % (count, end) for count in distinct.tolist()], number))
     binary = getattr(out, "buffer", None)
