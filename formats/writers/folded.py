@@ -35,7 +35,7 @@ from iaprof.formats.writers.writer import Writer
 _LINES_AT_ONCE = 1 << 16
 _TEXT = pa.large_string()
 _WIDEST_KEY = 1 << 62
-_MOST_JOINED = 1 << 14  # texts of two columns
+_MOST_JOINED, _MOST_JOINED_BYTES = 1 << 14, 4 << 20  # texts that two columns make together
 LinesColumn = tuple[list[str], NDArray[np.int64]]
 """Texts, and the index of each line's text."""
 
@@ -192,7 +192,8 @@ def _fewer(columns: list[tuple[list[bytes], NDArray[np.int64]]]) -> list[tuple[l
     found = columns[:1]
     for texts, number in columns[1:]:
         before, number_before = found[-1]
-        if len(before) * len(texts) <= max(len(before), len(texts), _MOST_JOINED):
+        size = sum(map(len, before)) * len(texts) + sum(map(len, texts)) * len(before)
+        if len(before) * len(texts) <= _MOST_JOINED and size <= _MOST_JOINED_BYTES:
             joined = [first + text for first in before for text in texts]
             found[-1] = joined, number_before * len(texts) + number
         else:

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 
 from iaprof.formats.distinct import numbered
 
-TYPES = (np.int32, np.uint32, np.int64, np.uint64)
+TYPES: tuple[type[np.integer[Any]], ...] = (np.int32, np.uint32, np.int64, np.uint64)
 
 
 @st.composite
