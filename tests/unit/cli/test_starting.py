@@ -27,7 +27,7 @@ try:
 finally:
     print(*sys.modules, file=sys.stderr)
 """
-SLOW = {"pydantic", "rich.console", "http.client", "urllib.request", "multiprocessing", "pydoc", "cffi"}
+SLOW = {"pydantic", "rich.console", "http.client", "urllib.request", "multiprocessing", "pydoc", "cffi", "numpy.ma"}
 """Imports that take 5 to 60 ms each, of libraries that no report of one capture needs."""
 
 
