@@ -428,6 +428,7 @@ class Attribution:
         places = space.cell_addresses.count[divided.cell]
         first_place = np.cumsum(places) - places
         slots, most = int(places.sum()), _MAX_SLOTS_PER_RECORD * len(numbers)
+        # A record's pair, if it is asked for.
         pair_of = found.table(np.arange(len(group)))[found.place] if are_needed or slots > most else found.place
         if slots <= most:
             first_slot[several] = sums.spare(slots) + first_place[group[several]]
