@@ -137,6 +137,23 @@ def test_ctrl_c_in_a_destructor_or_a_callback_or_outside_a_verb_ends_it(moment: 
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+SLOW_THREADS = """
+import threading, time
+begin = threading.Thread.start
+
+def slowly(thread):
+    begin(thread)
+    time.sleep(0.1)
+
+threading.Thread.start = slowly
+"""
+
+
+def test_ctrl_c_in_a_destructor_on_a_machine_that_is_busy() -> None:
+    done = started("Dying(); time.sleep(100)", SLOW_THREADS)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_ctrl_c_while_it_ends() -> None:
     done = started("atexit.register(interrupt)")
     assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
