@@ -11,6 +11,8 @@ import os
 import signal
 import sys
 import threading
+import time
+from types import FrameType
 
 from iaprof.basics.libraries import restrict_libraries, use_one_thread
 
@@ -56,13 +58,25 @@ def _interrupt_again(ignored: sys.UnraisableHookArgs) -> None:
     if not issubclass(ignored.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(ignored)
         return
-    main_thread = threading.main_thread().ident
-    again = threading.Timer(_CALLBACK_S, signal.pthread_kill, [main_thread, signal.SIGINT])
-    again.daemon = True
     try:
-        again.start()
+        threading.Thread(target=_interrupt_soon, daemon=True).start()
     except RuntimeError:  # no memory for a thread
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next Ctrl-C ends it
+
+
+def _interrupt_soon() -> None:
+    """Interrupts the main thread, once it is no longer in the function above: Python would ignore that again."""
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    frame: FrameType | None
+    while True:
+        time.sleep(_CALLBACK_S)
+        frame = sys._current_frames().get(main_thread)
+        while frame is not None and frame.f_code is not _interrupt_again.__code__:
+            frame = frame.f_back
+        if frame is None:
+            break
+    signal.pthread_kill(main_thread, signal.SIGINT)
 
 
 def _buffer_stdout() -> None:

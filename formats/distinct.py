@@ -13,6 +13,36 @@ if TYPE_CHECKING:
 _PART = 1 << 16  # rows
 
 
+def numbered(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Returns the distinct values of an integer column, ascending, and the number of each row's among these: int64[n].
+
+    Of many rows it takes half of the time of np.unique, or less.
+    """
+    count = len(values)
+    low, high = (int(values.min()), int(values.max())) if count else (0, 0)
+    bits = count.bit_length()
+    if not count or (high - low).bit_length() + bits > 63:
+        distinct, number = np.unique(values, return_inverse=True)
+        return distinct, number.astype(np.int64)
+    wide = values if values.dtype.itemsize == 8 else values.astype(np.int64)
+    above, lowest = (wide - wide.dtype.type(low)).astype(np.int64), values.dtype.type(low)
+    if high - low < 4 * count:  # no need to sort
+        used = np.zeros(high - low + 1, bool)
+        used[above] = True
+        return np.flatnonzero(used).astype(values.dtype) + lowest, (np.cumsum(used) - 1)[above]
+    # The values and their rows in one number each: sorting these is faster than finding an order.
+    both = above << bits
+    both |= np.arange(count)
+    both.sort()
+    row = both & ((1 << bits) - 1)
+    both >>= bits
+    new = np.ones(count, bool)
+    np.not_equal(both[1:], both[:-1], out=new[1:])
+    number = np.empty(count, np.int64)
+    number[row] = np.cumsum(new) - 1
+    return both[new].astype(values.dtype) + lowest, number
+
+
 def groups(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
     """Numbers the distinct values of integer columns in the order of these values.
 
@@ -28,11 +58,11 @@ def groups(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.intp]]
         if high - low < 4 * count:  # no need to sort
             code, codes = column.astype(np.int64) - column.min().astype(np.int64), high - low + 1
         else:
-            distinct, code = np.unique(column, return_inverse=True)
+            distinct, code = numbered(column)
             codes = len(distinct)
         key, size = key * codes + code, size * codes
         if size > 4 * count:
-            distinct, key = np.unique(key, return_inverse=True)
+            distinct, key = numbered(key)
             size = len(distinct)
     first = np.full(size, count, np.intp)
     first[key[::-1]] = np.arange(count - 1, -1, -1)  # the last that is written is the first row

@@ -13,6 +13,7 @@ from iaprof.basics.heap import return_free_memory
 from iaprof.basics.quantities import counted
 from iaprof.formats.capture.limits import INSTRUCTIONS, SITES
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.distinct import numbered
 from iaprof.formats.energy import whole_parts
 from iaprof.formats.header.stack_counts import recorded, recorded_python
 from iaprof.formats.profile import Code, Kernel, Launch, Profile
@@ -69,16 +70,16 @@ def to_profile(
         has a decoded instruction: bool[n].
     """
     names = KernelNames(kernels)
-    sites, launch = np.unique(joined.site, return_inverse=True)
+    sites, launch = numbered(joined.site)
     launches = [_launch(placed.sites[site], cpu, placed.operators) for site in sites.tolist()]
     # The profile has a kernel for each placement, and one for all sites without a placement.
     placement_of_site = np.array([-1 if s.placement is None else s.placement for s in placed.sites], np.int64)
-    placements, kernel = np.unique(placement_of_site[joined.site], return_inverse=True)
+    placements, kernel = numbered(placement_of_site[joined.site])
     where = [placed.placements[index] if index >= 0 else None for index in placements.tolist()]
     codes: dict[Code, int] = {}
     code = np.zeros(len(joined.ip), np.int64)
     offset = joined.ip.copy()
-    groups, group_of = np.unique(kernel * len(known) + joined.stream, return_inverse=True)
+    groups, group_of = numbered(kernel * len(known) + joined.stream)
     order = np.argsort(group_of, kind="stable")
     ends = np.searchsorted(group_of[order], np.arange(len(groups) + 1))
     for index, group in enumerate(groups.tolist()):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import numbered
 from iaprof.formats.export import Launches, Thread
 
 MAX_RUNS = 200_000
@@ -77,7 +78,7 @@ class Runs:
         order = np.lexsort((columns[1], columns[0]))
         pair, begin, end, count = (column[order] for column in columns)
         # The latest end so far of each pair: ranks of ends fit into one number together with the pair.
-        ends, rank = np.unique(end, return_inverse=True)
+        ends, rank = numbered(end)
         reach = ends[np.maximum.accumulate(pair * len(ends) + rank) % len(ends)]
         between = np.where(pair[1:] != pair[:-1], np.iinfo(np.int64).max, begin[1:] - reach[:-1])
         while (between > self.gap_ns).sum() >= self._max_runs and self.gap_ns < _LAST_GAP_NS:

@@ -91,6 +91,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker("timed")
     if seed := config.getoption("--shuffle"):
         items[:] = shuffled(items, seed)
+    items[:] = spread(items)
     # Who waits to be alone keeps all others waiting, as long as the longest that runs: these come together, last.
     items.sort(key=lambda item: item.get_closest_marker("alone") is not None)
 
@@ -103,6 +104,20 @@ def shuffled(items: list[pytest.Item], seed: str) -> list[pytest.Item]:
     for tests in files:
         chance.shuffle(tests)
     return [item for tests in files for item in tests]
+
+
+def spread(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The same with files of tests that need root, which wait for much of their time, evenly among the others."""
+    files = [list(tests) for _, tests in itertools.groupby(items, key=lambda item: item.path)]
+    place: dict[Path, float] = {}
+    for is_root in (False, True):
+        those = [tests for tests in files if any(map(needs_root, tests)) is is_root]
+        place |= {tests[0].path: (number + 0.5) / len(those) for number, tests in enumerate(those)}
+    return sorted(items, key=lambda item: place[item.path])
+
+
+def needs_root(item: pytest.Item) -> bool:
+    return item.get_closest_marker("root") is not None
 
 
 @pytest.fixture(autouse=True)

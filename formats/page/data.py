@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.basics.clean import clean
+from iaprof.formats.distinct import numbered
 from iaprof.formats.estimates import divided_text, explanation
 from iaprof.formats.export import Export
 from iaprof.formats.guesses import NOTE, SUFFIX, is_guess
@@ -51,7 +52,7 @@ def shown_name(symbol: str) -> str:
 def kernels_of_rows(profile: Profile) -> tuple[list[str], NDArray[np.int64]]:
     """The distinct names of kernels, and the index of each profile row's name: int64[rows]."""
     width = max(len(profile.codes), 1)
-    pairs, pair_of = np.unique(profile.kernel * width + profile.code, return_inverse=True)
+    pairs, pair_of = numbered(profile.kernel * width + profile.code)
     numbers: dict[str, int] = {}
     number_of = [
         numbers.setdefault(shown_name(kernel_name(profile.kernels[kernel], profile.codes[code])), len(numbers))
@@ -235,14 +236,14 @@ def _samples(tree: Tree, kernel: _Ints, step: int) -> _Samples:
     kernels = int(kernel.max(initial=0)) + 1
     reason = np.maximum(tree.reason, 0)  # CPU samples have no reason
     reasons = int(reason.max(initial=0)) + 1
-    leaves, leaf = np.unique((tree.node * reasons + reason) * kernels + kernel, return_inverse=True)
+    leaves, leaf = numbered((tree.node * reasons + reason) * kernels + kernel)
     rest, kernel_of = np.divmod(leaves, kernels)
     node, reason_of = np.divmod(rest, reasons)
     total = np.bincount(leaf, tree.count, len(leaves)).astype(np.int64)
     if not step:
         none = np.empty(0, np.int64)
         return _Samples(node, reason_of, kernel_of, total, none, none, none)
-    moments, moment = np.unique(tree.interval // step * max(len(leaves), 1) + leaf, return_inverse=True)
+    moments, moment = numbered(tree.interval // step * max(len(leaves), 1) + leaf)
     count = np.bincount(moment, tree.count, len(moments)).astype(np.int64)
     interval, leaf_of = np.divmod(moments, max(len(leaves), 1))
     return _Samples(node, reason_of, kernel_of, total, interval, leaf_of, count)
@@ -308,7 +309,7 @@ class _Packing:
         )
 
     def _pack(self, name: str, tree: Tree, samples: _Samples, kernels: Sequence[str]) -> None:
-        used, frame = np.unique(tree.frame[1:], return_inverse=True)
+        used, frame = numbered(tree.frame[1:])
         frames = [tree.frames[index] for index in used.tolist()]
         columns = {
             "depth": tree.depth(),

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import numbered
 from iaprof.formats.export import CpuSamples
 from iaprof.formats.profile import UNKNOWN_PROCESS, CodeKind, Launch, Origin, Profile, StackOptions
 from iaprof.formats.ranges import ranges
@@ -253,7 +254,7 @@ def stack_columns(
         if components[0] in CPU_COMPONENTS:
             columns.append((launches_frames(profile.launches, options, components), profile.launch[row]))
         elif components[0] in GPU_COMPONENTS:
-            pairs, pair_of = np.unique(profile.kernel * len(profile.codes) + profile.code, return_inverse=True)
+            pairs, pair_of = numbered(profile.kernel * len(profile.codes) + profile.code)
             each = [divmod(pair, len(profile.codes)) for pair in pairs.tolist()]
             columns.append((FrameLists.of(_gpu_frames(profile, each, options, components)), pair_of[row]))
         elif components[0] == "interval":
@@ -262,7 +263,7 @@ def stack_columns(
         elif components[0] == "reason":
             columns.append((FrameLists.of([[reason_frame(name)] for name in profile.reasons]), reason))
         elif components[0] == "offset":
-            offsets, offset_of = np.unique(profile.offset, return_inverse=True)
+            offsets, offset_of = numbered(profile.offset)
             frames = [[_offset_frame(offset)] for offset in offsets.tolist()]
             columns.append((FrameLists.of(frames), offset_of[row]))
         else:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from iaprof.formats.distinct import distinct_rows
+from iaprof.formats.distinct import distinct_rows, numbered
 from iaprof.formats.export import CpuSamples, Export
 from iaprof.formats.profile import DEFAULT_COMPONENTS, CodeKind, Launch, Profile, StackOptions
 from iaprof.formats.stacks.frame_lists import StackColumn, cpu_columns, is_separator, stack_columns
@@ -140,16 +140,16 @@ def _tree(
     for upright, number in reversed(columns) if inverted else columns:
         lists = upright.reversed() if inverted else upright
         lengths, starts = lists.lengths, lists.starts
-        # List i has the frames numbered[starts[i]:][: lengths[i]].
-        numbered = numbers.of(lists.frames)[lists.numbers]
+        # List i has the frames in_order[starts[i]:][: lengths[i]].
+        in_order = numbers.of(lists.frames)[lists.numbers]
         # Rows at the same node that have the same stack take the same path.
-        ways, way_of = np.unique(node * max(len(lengths), 1) + number[first], return_inverse=True)
+        ways, way_of = numbered(node * max(len(lengths), 1) + number[first])
         at, stack = np.divmod(ways, max(len(lengths), 1))
         going = np.arange(len(ways))
         for depth in range(int(lengths.max(initial=0))):
             going = going[lengths[stack[going]] > depth]
-            frame = numbered[starts[stack[going]] + depth]
-            steps, step_of = np.unique(at[going] * len(frames) + frame, return_inverse=True)
+            frame = in_order[starts[stack[going]] + depth]
+            steps, step_of = numbered(at[going] * len(frames) + frame)
             parent, frame = np.divmod(steps, max(len(frames), 1))
             parents.append(parent.astype(np.int32))
             frame_of.append(frame.astype(np.int32))
@@ -196,7 +196,7 @@ def divided_nodes(tree: Tree) -> _Ints:
     rows = np.flatnonzero(tree.divided)
     node, place, divided = tree.node[rows], tree.place[rows], tree.divided[rows]
     # Where the stacks of a place meet, and above, nothing of its samples is estimated.
-    places, number = np.unique(place, return_inverse=True)
+    places, number = numbered(place)
     np.add.at(found, node, divided)
     np.subtract.at(found, _meetings(tree, number, node, len(places)), np.bincount(number, divided, len(places)))
     sums: _Floats = tree.with_callees(found)

@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from iaprof.formats.distinct import numbered
 from iaprof.formats.export import Export
 from iaprof.formats.profile import Profile, StackOptions
 from iaprof.formats.stacks.frame_lists import FrameLists, cpu_columns, is_separator, stack_columns
@@ -34,6 +35,7 @@ from iaprof.formats.writers.writer import Writer
 _LINES_AT_ONCE = 1 << 16
 _TEXT = pa.large_string()
 _WIDEST_KEY = 1 << 62
+_MOST_JOINED, _MOST_JOINED_BYTES = 1 << 14, 4 << 20  # texts that two columns make together
 LinesColumn = tuple[list[str], NDArray[np.int64]]
 """Texts, and the index of each line's text."""
 
@@ -119,7 +121,7 @@ def _added_up(columns: list[LinesColumn], counts: NDArray[np.int64]) -> tuple[li
     width = 1
     for texts, number in columns:
         if width * max(len(texts), 1) > _WIDEST_KEY:
-            found, key = np.unique(key, return_inverse=True)
+            found, key = numbered(key)
             width = len(found)
         key = key * len(texts) + number
         width *= max(len(texts), 1)
@@ -163,11 +165,11 @@ def _write_lines(columns: list[LinesColumn], counts: NDArray[np.int64], rows: ND
     ends_here = all(texts)  # otherwise lines may end in any of the columns
     if ends_here:
         columns = [*before, ([text.removesuffix(";") for text in texts], number)]
-    parts = [([text.encode() for text in texts], number) for texts, number in columns]
+    parts = _fewer([([text.encode() for text in texts], number) for texts, number in columns])
     numbers = []
     each_count = counts.reshape(len(counts), -1).T
     for place, column in enumerate(each_count, 1):
-        distinct, number = np.unique(column, return_inverse=True)
+        distinct, number = numbered(column)
         end = b"\n" if place == len(each_count) else b""
         numbers.append(([b" %d%b" % (count, end) for count in distinct.tolist()], number))
     binary = getattr(out, "buffer", None)
@@ -183,6 +185,20 @@ def _write_lines(columns: list[LinesColumn], counts: NDArray[np.int64], rows: ND
         else:  # it is UTF-8 already
             out.flush()
             binary.write(b"".join(found))
+
+
+def _fewer(columns: list[tuple[list[bytes], NDArray[np.int64]]]) -> list[tuple[list[bytes], NDArray[np.int64]]]:
+    """Joins columns that follow one another and have few texts: a line then has fewer parts."""
+    found = columns[:1]
+    for texts, number in columns[1:]:
+        before, number_before = found[-1]
+        size = sum(map(len, before)) * len(texts) + sum(map(len, texts)) * len(before)
+        if len(before) * len(texts) <= _MOST_JOINED and size <= _MOST_JOINED_BYTES:
+            joined = [first + text for first in before for text in texts]
+            found[-1] = joined, number_before * len(texts) + number
+        else:
+            found.append((texts, number))
+    return found
 
 
 def _of_lines(columns: list[tuple[list[bytes], NDArray[np.int64]]], rows: NDArray[np.int64]) -> list[Iterator[bytes]]:

@@ -78,17 +78,21 @@ class RecordLayout(SampleLayout):
 
     def summands(self, words: list[NDArray[np.uint64]]) -> Iterator[NDArray[np.uint64]]:
         """See SampleLayout."""
+        window, begin = words[0], 0  # 64 bits of the record from that one on: several columns share them
         for low, high in self.sums:
-            word, shift = divmod(self.first_bits[low], 64)
-            distance = self.first_bits[high] - self.first_bits[low] if high else 0
-            values = words[word] >> np.uint64(shift)
-            if shift + distance > 56:  # a counter continues in the next word
-                values |= words[word + 1] << np.uint64(64 - shift)
+            first = self.first_bits[low]
+            distance = self.first_bits[high] - first if high else 0
+            if not begin <= first <= begin + 56 - distance:
+                begin = first
+                word, shift = divmod(first, 64)
+                window = words[word] >> np.uint64(shift)
+                if shift and word + 1 < self.words:
+                    window |= words[word + 1] << np.uint64(64 - shift)
+            values = window >> np.uint64(first - begin) if first > begin else window
             if distance < 32:
-                values &= np.uint64(0xFF | 0xFF << distance)
+                values = values & np.uint64(0xFF | 0xFF << distance)
                 values |= values << np.uint64(32 - distance)
-            values &= _HALVES if high else np.uint64(0xFF)
-            yield values
+            yield values & (_HALVES if high else np.uint64(0xFF))
 
     def ip_sql(self) -> str:
         """See SampleLayout."""

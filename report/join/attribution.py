@@ -33,6 +33,9 @@ from iaprof.report.join.tally import CellAddresses, Tally
 _PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB of code
 # The pages of 4 GiB, with such units: records of most GPUs hold no more than 32 bits of an address.
 _LOW_PAGES = 1 << 19
+_NO_SLOT = -1 << _PAGE_BITS
+_PLACE_BITS = 32  # of an address's number: the low bits are its place within its cell, the others are the cell
+_PLACE = (1 << _PLACE_BITS) - 1
 
 _PIECE = 1 << 14  # records; their columns are an eighth of a MB each
 _HALF = (1 << 32) - 1
@@ -47,7 +50,7 @@ _Floats = NDArray[np.float64]
 
 
 class Addresses:
-    """Numbers instruction addresses 0, 1, 2, ... in the order in which they first appear.
+    """Keeps a number for each instruction address, which is found quickly.
 
     One is for records that hold the same number of address bits. Hashing a hundred million addresses would take longer
     than the rest of the join. Kernels are compact, so a page table maps addresses to numbers; only the page numbers of
@@ -58,98 +61,108 @@ class Addresses:
         """Starts without addresses.
 
         Args:
-            unit_bits: addresses are multiples of 1 << unit_bits bytes.
+            unit_bits: addresses are multiples of 1 << unit_bits bytes, the unit.
         """
-        self._unit_bits = np.uint64(unit_bits)
-        self._pages: dict[int, int] = {}  # page -> its number
-        self._low_pages = np.full(_LOW_PAGES, -1)  # the same for the first 4 GiB; -1: not seen yet
-        self._table = np.empty(0, np.int64)  # [pages << _PAGE_BITS]: an address's number; -1: not seen yet
+        self._unit_bits, self._page_bits = np.uint64(unit_bits), np.uint64(unit_bits + _PAGE_BITS)
+        self._pages: dict[int, int] = {}  # page -> its first slot
+        self._low_pages = np.full(_LOW_PAGES, _NO_SLOT)  # the same for the first 4 GiB
+        self._table = np.empty(0, np.int64)  # [slots]: an address's number; -1: not known
+        self._slots = np.empty(0, np.int64)  # [addresses]
         self.ips = np.empty(0, np.uint64)
-        """uint64[numbers]: the address, in bytes, that has each number."""
+        """uint64[addresses]: all that were added, in bytes."""
 
-    def find(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Returns the number of each address: int64[n], -1 for those that `number` has not numbered yet.
+    def find(self, ips: NDArray[np.uint64]) -> _Ints:
+        """Returns the number of each address: int64[n], -1 for those that have none.
 
         Args:
-            ips: uint64[n], bytes, multiples of the unit.
+            ips: uint64[n], bytes.
         """
-        places = (ips >> self._unit_bits).view(np.int64)
-        page = places >> _PAGE_BITS
-        number = self._low_pages[page] if not len(page) or page.max() < len(self._low_pages) else self._hashed(page)
-        places &= (1 << _PAGE_BITS) - 1
-        places |= number << _PAGE_BITS
-        if len(places) and places.min() < 0:
-            known = number >= 0
-            found = np.full(len(ips), -1)
-            found[known] = self._table[places[known]]
+        slot = self._slot(ips)
+        if len(slot) and slot.min() < 0:
+            known = slot >= 0
+            found = np.full(len(slot), -1)
+            found[known] = self._table[slot[known]]
         else:
-            found = self._table[places]
+            found = self._table[slot]
         return found
 
-    def number(self, ips: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Returns the number of each address: int64[n]. New addresses get the next free numbers."""
-        places = (ips >> self._unit_bits).view(np.int64)
-        page = places >> _PAGE_BITS
+    def add(self, ips: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Adds those of these addresses, uint64[n], that are not known, and returns them: uint64[added].
+
+        They have no numbers until `set_last`.
+        """
+        page = (ips >> self._page_bits).view(np.int64)
         low = page[page < len(self._low_pages)]
-        self._number_pages(np.unique(low[self._low_pages[low] < 0]))
+        for each in np.unique(low[self._low_pages[low] < 0]).tolist():
+            self._low_pages[each] = self._add_page(each)
         for each in pa.array(page[page >= len(self._low_pages)]).dictionary_encode().dictionary.to_pylist():
-            self._pages.setdefault(each, len(self._pages))
+            self._add_page(each)
         missing = (len(self._pages) << _PAGE_BITS) - len(self._table)
         if missing:
             self._table = np.append(self._table, np.full(missing, -1))
-        number = self._low_pages[page] if len(low) == len(page) else self._hashed(page)
-        slot = number << _PAGE_BITS | places & ((1 << _PAGE_BITS) - 1)
-        unknown = self._table[slot] < 0
-        if unknown.any():
-            self._add(ips[unknown], slot[unknown])
-        found: NDArray[np.int64] = self._table[slot]
-        return found
+        slot, first = np.unique(self._slot(ips), return_index=True)
+        new = self._table[slot] < 0
+        added = ips[first[new]]
+        self._slots, self.ips = np.append(self._slots, slot[new]), np.append(self.ips, added)
+        return added
 
-    def _hashed(self, page: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the number of each page, wherever it lies: int64[n], -1 if it has none."""
+    def set_last(self, numbers: _Ints) -> None:
+        """Gives numbers to as many addresses as there are of these, the last ones that were added: int64[n]."""
+        self._table[self._slots[len(self._slots) - len(numbers) :]] = numbers
+
+    def _add_page(self, page: int) -> int:
+        return self._pages.setdefault(page, len(self._pages) << _PAGE_BITS)
+
+    def _slot(self, ips: NDArray[np.uint64]) -> _Ints:
+        """Returns where each address lies in the table: int64[n], below 0 if its page is not there."""
+        page = (ips >> self._page_bits).view(np.int64)
+        slot = ((ips >> self._unit_bits) & np.uint64((1 << _PAGE_BITS) - 1)).view(np.int64)
+        slot |= self._low_pages[page] if not len(page) or page.max() < len(self._low_pages) else self._hashed(page)
+        return slot
+
+    def _hashed(self, page: _Ints) -> _Ints:
+        """Returns the first slot of each page, wherever it lies: int64[n], _NO_SLOT if it has none."""
         encoded = pa.array(page).dictionary_encode()
-        numbers = [self._pages.get(each, -1) for each in encoded.dictionary.to_pylist()]
-        found: NDArray[np.int64] = np.array(numbers, np.int64)[encoded.indices.to_numpy()]
+        slots = [self._pages.get(each, _NO_SLOT) for each in encoded.dictionary.to_pylist()]
+        found: _Ints = np.array(slots, np.int64)[encoded.indices.to_numpy()]
         return found
 
-    def _number_pages(self, pages: NDArray[np.int64]) -> None:
-        for page in pages.tolist():
-            self._low_pages[page] = self._pages.setdefault(page, len(self._pages))
 
-    def _add(self, ips: NDArray[np.uint64], slot: NDArray[np.int64]) -> None:
-        new, first = np.unique(slot, return_index=True)
-        self._table[new] = len(self.ips) + np.arange(len(new))
-        self.ips = np.append(self.ips, ips[first])
+@dataclass(frozen=True)
+class ReadCells:
+    """The distinct pairs of a read and a cell, and that of each record."""
+
+    keys: _Ints  # [pairs]: read * cells + cell, ascending
+    place: _Ints  # [records]: of the record's pair in a `table`
+    size: int  # of the table; 0: it has just the pairs
+
+    def table(self, values: _Ints) -> _Ints:
+        """Returns a table of the pairs' values, int64[pairs], in which a record's is at its `place`."""
+        if not self.size:
+            return values
+        table = np.empty(self.size, np.int64)
+        table[self.keys] = values
+        return table
 
 
-def dense_pairs(
-    cell_of: NDArray[np.int64], address: NDArray[np.int64], lengths: NDArray[np.int64], cells: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def read_cells(numbers: _Ints, lengths: _Ints, cells: int) -> ReadCells:
     """Finds the distinct pairs of a read and a cell.
 
     Args:
-        cell_of: int64[addresses], the cell of each.
-        address: int64[records], the number of the record's address.
+        numbers: int64[records], of the records' addresses, as `_IpSpace.numbers` returns them.
         lengths: int64[reads], the number of records of each.
         cells: how many there are.
-
-    Returns:
-        The distinct values of read * cells + cell, ascending, and the index among these for each record.
     """
     reads = len(lengths)
     key = np.repeat(np.arange(reads) * cells, lengths)
     if reads * cells > _MAX_SLOTS_PER_RECORD * len(key) + _MAX_SLOTS_PER_RECORD:
-        found, which = np.unique(key + cell_of[address], return_inverse=True)
-        return found, which.astype(np.int64)
+        found, which = np.unique(key + (numbers >> _PLACE_BITS), return_inverse=True)
+        return ReadCells(found, which.astype(np.int64), 0)
     there = np.zeros(reads * cells, bool)
     for some in _pieces(len(key)):
-        key[some] += cell_of[address[some]]
+        key[some] += numbers[some] >> _PLACE_BITS
         there[key[some]] = True
-    number = np.cumsum(there, dtype=np.int64)
-    number -= 1
-    for some in _pieces(len(key)):
-        key[some] = number[key[some]]
-    return np.flatnonzero(there), key
+    return ReadCells(np.flatnonzero(there), key, len(there))
 
 
 def alike(
@@ -382,11 +395,11 @@ class Attribution:
     def _join(self, stream: Stream, reads: _Reads, words: list[NDArray[np.uint64]]) -> None:
         """Joins a batch of reads of one stream."""
         space = self._ip_space(stream)
-        address = space.number(stream.layout, words, reads.lengths)
+        numbers = space.numbers(stream.layout, words, reads.lengths)
         # The candidates are found once for each distinct (read, cell).
         cells = len(space.cell_addresses.count)
-        keys, pair_of = dense_pairs(space.cell_addresses.cell, address, reads.lengths, cells)
-        pair_read, pair_cell = np.divmod(keys, cells)
+        found = read_cells(numbers, reads.lengths, cells)
+        pair_read, pair_cell = np.divmod(found.keys, cells)
         try:
             shares = space.candidates.weigh(
                 pair_cell, reads.begins[pair_read], reads.ends[pair_read], len(reads.lengths) > 1, stream.index
@@ -398,7 +411,7 @@ class Attribution:
                 self._join(stream, reads.only(half), [word[records] for word in words])
             return
         pairs = _Pairs(pair_read, pair_cell, shares)
-        sums = self._sums(space, stream, len(address))
+        sums = self._sums(space, stream, len(numbers))
         divided, group = self._to_divide(pairs, reads)
         whole, several = np.flatnonzero(group < 0), np.flatnonzero(group >= 0)
         candidate = pairs.first[whole]
@@ -412,26 +425,30 @@ class Attribution:
         # The samples that are to be divided go to spare slots.
         are_needed = self._by_time_ns is not None or self._seen is not None
         by_pair = np.zeros((len(stream.layout.sums) if are_needed else 0, len(group)), np.uint64)
-        places, place = space.cell_addresses.count[divided.cell], space.cell_addresses.place
+        places = space.cell_addresses.count[divided.cell]
         first_place = np.cumsum(places) - places
-        slots = int(places.sum())
-        if slots <= _MAX_SLOTS_PER_RECORD * len(address):
-            used = np.arange(slots)
+        slots, most = int(places.sum()), _MAX_SLOTS_PER_RECORD * len(numbers)
+        # A record's pair, if it is asked for.
+        pair_of = found.table(np.arange(len(group)))[found.place] if are_needed or slots > most else found.place
+        if slots <= most:
             first_slot[several] = sums.spare(slots) + first_place[group[several]]
-            for some in _pieces(len(address)):
-                slot = first_slot[pair_of[some]]
-                slot += place[address[some]]
+            slot_of = found.table(first_slot)
+            for some in _pieces(len(numbers)):
+                slot = slot_of[found.place[some]]
+                slot += numbers[some] & _PLACE
                 _add_records(sums, stream.layout, slot, [word[some] for word in words], by_pair, pair_of[some])
         else:  # too many for a table: only those that are used
-            slot = first_slot[pair_of] + place[address]
+            place = numbers & _PLACE
+            slot = first_slot[pair_of] + place
             there = np.flatnonzero(group[pair_of] >= 0)
-            used, number = np.unique(slot[there] + first_place[group[pair_of[there]]], return_inverse=True)
+            used, number = np.unique(place[there] + first_place[group[pair_of[there]]], return_inverse=True)
             slot[there] = sums.spare(len(used)) + number
             _add_records(sums, stream.layout, slot, words, by_pair, pair_of)
-        counts = [each.astype(np.float64) for each in self._by_reason(stream, sums.take_spare(len(used)))]
-        rows = np.flatnonzero(np.any([each > 0 for each in counts], axis=0))
-        pair = np.searchsorted(first_place, used[rows], side="right") - 1
-        self._divide(stream, reads, divided, pair, used[rows] - first_place[pair], [each[rows] for each in counts])
+        place, spare = sums.take_spare(slots if slots <= most else len(used))
+        place = place if slots <= most else used[place]
+        counts = [each.astype(np.float64) for each in self._by_reason(stream, spare)]
+        pair = np.searchsorted(first_place, place, side="right") - 1
+        self._divide(stream, reads, divided, pair, place - first_place[pair], counts)
         if are_needed:
             of_pairs = [each.astype(np.float64) for each in self._by_reason(stream, by_pair)]
             if self._seen is not None:
@@ -740,15 +757,13 @@ class _IpSpace:
         """uint64[numbers]: the address that has each number."""
         return self._addresses.ips
 
-    def number(
-        self, layout: SampleLayout, words: list[NDArray[np.uint64]], lengths: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """Returns the number of each record's address: int64[n].
+    def numbers(self, layout: SampleLayout, words: list[NDArray[np.uint64]], lengths: _Ints) -> _Ints:
+        """Returns the number of each record's address: int64[n], the cell << _PLACE_BITS | the place within it.
 
         Args:
             layout: the records' layout.
             words: the records' words, uint64[n] each.
-            lengths: int64[reads], the number of records of each read.
+            lengths: int64[reads], the number of records of each.
         """
         numbers = np.empty(len(words[0]), np.int64)
         for some in _pieces(len(numbers)):
@@ -760,13 +775,12 @@ class _IpSpace:
             unknown = within.start + np.flatnonzero(numbers[within] < 0)
             if len(unknown):
                 ips = layout.ips([word[unknown] for word in words]) & _MASK
-                numbers[unknown] = self._addresses.number(ips)
-                self._add_cells()
+                self._add_cells(self._addresses.add(ips))
+                numbers[unknown] = self._addresses.find(ips)
         return numbers
 
-    def _add_cells(self) -> None:
-        """Finds the cells of addresses that are new."""
-        new = self._addresses.ips[len(self.cell_addresses.cell) :]
+    def _add_cells(self, new: NDArray[np.uint64]) -> None:
+        """Finds the cells of addresses that are new: uint64[n], bytes."""
         cells = self._cells.cells_of(new)
         before = len(self.first_ips)
         known = len(self._cells.members) - before
@@ -776,6 +790,7 @@ class _IpSpace:
         unseen[~unseen] = self.cell_addresses.count[distinct[~unseen]] == 0
         self.first_ips[distinct[unseen]] = new[first[unseen]]
         self.cell_addresses.add(cells, len(self._cells.members))
+        self._addresses.set_last(cells << _PLACE_BITS | self.cell_addresses.place[len(self.ips) - len(new) :])
 
     def cut_addresses(self) -> int:
         """Returns the number of addresses in cells that lack some of their placements."""

@@ -94,7 +94,7 @@ class Candidates:
         self._placement_of_site = np.array(placement_of_site, np.int64)
         placement = self._placement_of_site[placed.site]
         bucket = (placed.time // self._window).astype(np.int64)
-        order = np.lexsort((placed.time, placed.site, bucket, placement))
+        order = np.lexsort((placed.site, bucket, placement))  # and by time, as they are already
         placement, bucket, site, time = placement[order], bucket[order], placed.site[order], placed.time[order]
         self._launches_before = np.concatenate([[0], np.cumsum(placed.count[order])])
         new = np.ones(len(order), bool)
@@ -115,7 +115,7 @@ class Candidates:
         self._buckets = int(bucket.max()) + 2 if len(bucket) else 1
         self._slice_key = slice_placement * self._buckets + self._slice_bucket
         # Ascending keys of launches: the placement, then the rank among all launches by time.
-        order = np.lexsort((placed.time, self._placement_of_site[placed.site]))
+        order = np.argsort(self._placement_of_site[placed.site], kind="stable")
         self._by_time = placed.time
         self._rank_key = self._placement_of_site[placed.site[order]] * (len(order) + 1) + order
         self._rank_site = placed.site[order].astype(np.int32)
@@ -151,6 +151,8 @@ class Candidates:
         self._divisible = divisible
         begins = np.minimum(begins, ends)  # captures are untrusted
         in_kernel = np.flatnonzero(cells != NOWHERE)
+        # By cell, so that the bisections of successive pairs come to places that are close together.
+        in_kernel = in_kernel[np.argsort(cells[in_kernel], kind="stable")]
         nowhere = np.flatnonzero(cells == NOWHERE)
         found = [_Entries.of_equal_weight(nowhere, np.full(len(nowhere), -1), np.full(len(nowhere), self._unknown))]
         alone = np.zeros(len(cells), bool)

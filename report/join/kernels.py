@@ -24,7 +24,7 @@ from iaprof.report.gpu.module import GpuKernel, GpuModule, GpuModuleLoader
 from iaprof.report.join.lifetimes import overlaps
 from iaprof.report.join.placements import Compilation, Placed, Placement
 
-_MIN_KERNELS_FOR_TWO = 200  # starting a second reading process pays off
+_MIN_CODES_FOR_TWO = 200  # different ones: starting a second process that reads kernels pays off
 _MIN_DIGITS = 6  # of a fingerprint in a kernel's name; more if these are not unique
 
 
@@ -91,13 +91,15 @@ class SampledKernels:
         """
         texts |= self._texts
         addresses_of: dict[bytes, set[int]] = {}
+        codes: set[str] = set()  # each is decoded once
         for key, module in self._outlines.items():
-            if addresses := {k.address for k in module.kernels if k in kernels and not self._is_read(k, texts)}:
-                addresses_of[key] = addresses
+            if unread := [each for each in module.kernels if each in kernels and not self._is_read(each, texts)]:
+                addresses_of[key] = {each.address for each in unread}
+                codes.update(each.fingerprint for each in unread)
         with contextlib.ExitStack() as stack:
             loaders = [self._loader]
             together = any(vendors.by_name(each.vendor).decodes_together for each in kernels)
-            if sum(map(len, addresses_of.values())) >= _MIN_KERNELS_FOR_TWO and not together:
+            if len(codes) >= _MIN_CODES_FOR_TWO and not together:
                 loaders.append(stack.enter_context(type(self._loader)()))
             workers = stack.enter_context(ThreadPoolExecutor(len(loaders)))
             free = SimpleQueue[GpuModuleLoader]()

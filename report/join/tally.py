@@ -7,6 +7,7 @@ addition for each column, without sorting or hashing.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -160,12 +161,17 @@ class Tally:
         self._reserve(self.slots + slots)
         return self.slots
 
-    def take_spare(self, slots: int) -> NDArray[Any]:
-        """Returns the sums of slots that `spare` gave, [columns, slots], and sets them to 0."""
-        found = np.array([sums[self.slots : self.slots + slots] for sums in self._sums])
-        for sums in self._sums:
-            sums[self.slots : self.slots + slots] = 0
-        return found
+    def take_spare(self, slots: int) -> tuple[_Ints, NDArray[Any]]:
+        """Returns which slots of those that `spare` gave are used, int64[n], and their sums, [columns, n].
+
+        All are 0 then.
+        """
+        spare = [sums[self.slots : self.slots + slots] for sums in self._sums]
+        used = np.flatnonzero(reduce(np.bitwise_or, spare))
+        found = np.array([sums[used] for sums in spare])
+        for sums in spare:
+            sums[used] = 0
+        return used, found
 
     def largest_half(self) -> int:
         """Returns the largest of the numbers that are the low or the high 32 bits of a sum."""

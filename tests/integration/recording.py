@@ -32,6 +32,7 @@ BARE = ("--symbols", "none", "--cpu-freq", "0")  # naming all that runs, and sam
 # One worker has these, one after the other: those that crowd the machine with hostile or many processes, which every
 # recorder of that time sees, and those that this would disturb, as they count losses.
 IN_TURN = pytest.mark.xdist_group("in-turn")
+CUDA_IN_TURN = pytest.mark.xdist_group("cuda")  # these, too: a recorder gets what the libraries of other recorders send
 LAUNCH_FUNCTION = "zeCommandListAppendLaunchKernel"
 
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
-from integration.recording import BARE, IN_TURN, iaprof
+from integration.recording import BARE, CUDA_IN_TURN, iaprof
 from standin.cuda.machine import Machine
 from standin.cuda.runtime import REDUCE, SCALE, cubin
 
 pytest.importorskip("pynvml")
-pytestmark = IN_TURN
+pytestmark = CUDA_IN_TURN
 WATTS = 200  # nvml.c
 FIRST, SECOND = 2000, 1000
 WORK = ("load", cubin(), "launch", REDUCE, "A", FIRST, 500, "sync", "launch", SCALE, "B", SECOND, 500, "sync")

@@ -55,7 +55,8 @@ def build(folder: Path = SOURCES / "build") -> Programs:
     if os.geteuid() == 0:  # tests run through sudo must not lock out the user whose checkout it is
         owner = SOURCES.stat()
         for path in (folder, folder / ".lock", *probes, programs.library, programs.workload):
-            os.chown(path, owner.st_uid, owner.st_gid)
+            if path.stat().st_uid != owner.st_uid:  # otherwise it is changed, and names of it are read anew
+                os.chown(path, owner.st_uid, owner.st_gid)
     return programs
 
 

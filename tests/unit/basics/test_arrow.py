@@ -50,3 +50,21 @@ print(pc.add(pa.array([1]), 2).to_pylist(), pc.sum(pa.array([1, None]), skip_nul
 def test_functions_of_arrow_work_without_their_documentation() -> None:
     done = subprocess.run([sys.executable, "-Werror", "-c", COMPUTES], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "[3] None 2.7\n")
+
+
+MASKS = """
+import sys
+from iaprof.basics.libraries import look_for_pandas
+
+look_for_pandas()
+import numpy as np, pyarrow as pa
+
+before = pa.array(np.arange(2)).to_pylist(), "numpy.ma" in sys.modules
+masked = np.ma.masked_array([1, 2], mask=[False, True])
+print(*before, pa.array(masked).to_pylist(), isinstance(masked, np.ma.MaskedArray), np.ma is sys.modules["numpy.ma"])
+"""
+
+
+def test_masked_arrays_are_imported_by_who_makes_some_and_are_known_then() -> None:
+    done = subprocess.run([sys.executable, "-Werror", "-c", MASKS], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "[0, 1] False [1, None] True True\n")

@@ -27,7 +27,7 @@ try:
 finally:
     print(*sys.modules, file=sys.stderr)
 """
-SLOW = {"pydantic", "rich.console", "http.client", "urllib.request", "multiprocessing", "pydoc", "cffi"}
+SLOW = {"pydantic", "rich.console", "http.client", "urllib.request", "multiprocessing", "pydoc", "cffi", "numpy.ma"}
 """Imports that take 5 to 60 ms each, of libraries that no report of one capture needs."""
 
 
@@ -134,6 +134,23 @@ def started(moment: str, before: str = "") -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("moment", ["Dying()", "watching = weakref.ref(Lasting(), interrupt)", "interrupt()"])
 def test_ctrl_c_in_a_destructor_or_a_callback_or_outside_a_verb_ends_it(moment: str) -> None:
     done = started(f"{moment}; time.sleep(100)")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+SLOW_THREADS = """
+import threading, time
+begin = threading.Thread.start
+
+def slowly(thread):
+    begin(thread)
+    time.sleep(0.1)
+
+threading.Thread.start = slowly
+"""
+
+
+def test_ctrl_c_in_a_destructor_on_a_machine_that_is_busy() -> None:
+    done = started("Dying(); time.sleep(100)", SLOW_THREADS)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 

@@ -1,0 +1,40 @@
+"""Distinct values of integer columns, and the number of each row's among these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from iaprof.formats.distinct import numbered
+
+TYPES: tuple[type[np.integer[Any]], ...] = (np.int32, np.uint32, np.int64, np.uint64)
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> np.ndarray[Any, np.dtype[Any]]:
+    """Columns of a type, with values that are near to one another, or anywhere."""
+    of_type = draw(st.sampled_from(TYPES))
+    lowest, highest = int(np.iinfo(of_type).min), int(np.iinfo(of_type).max)
+    first = draw(st.integers(lowest, highest))
+    last = draw(st.sampled_from([min(first + 5, highest), min(first + 100_000, highest), highest]))
+    return np.array(draw(st.lists(st.integers(first, last), max_size=50)), of_type)
+
+
+@given(columns())
+def test_values_and_numbers_are_those_of_plain_loops(values: np.ndarray[Any, np.dtype[Any]]) -> None:
+    distinct, number = numbered(values)
+    expected = sorted(set(values.tolist()))
+    assert (distinct.tolist(), distinct.dtype) == (expected, values.dtype)
+    assert number.tolist() == [expected.index(each) for each in values.tolist()]
+    assert number.dtype == np.int64
+
+
+@pytest.mark.parametrize("distance", [1, 1000, 1 << 42, 1 << 60])
+def test_many_rows(distance: int) -> None:
+    rows = np.random.default_rng(1).integers(0, 8, 100_000)
+    distinct, number = numbered(rows * distance - 5)
+    assert distinct.tolist() == [each * distance - 5 for each in range(8)]
+    assert np.array_equal(number, rows)
