@@ -175,6 +175,7 @@ class Layout:
     # With `drawn`: offset, in a pipeline, of the 32 bits that say of which kind it is, and these in a pipeline that
     # dispatches and in one that draws.
     kind: tuple[int, int, int] = (0, 0, 0)
+    simd: int = 0  # with `window`: offset in a shader that dispatches of its number of lanes, 32 bits; 0 if unknown
 
     @property
     def has_lists(self) -> bool:
@@ -249,6 +250,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         drawn=tuple(_number(offset, MAX_BOUND_OFFSET + 1) for offset in of.get("drawn", ())),
         stages=_offsets(of.get("stages", (0, 0)), 2),
         kind=_offsets(of.get("kind", (0, 0, 0)), 3),
+        simd=_number(of.get("simd", 0), MAX_OFFSET + 1),
     )
     if not _BUILD_ID.fullmatch(layout.build_id):
         raise LayoutError("its build-id is not valid")

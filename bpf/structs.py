@@ -131,7 +131,7 @@ LAYOUT = np.dtype(
         ("drawn_count", "<u4"),
         ("stages", "<u2", (2,)),
         ("kind", "<u2", (3,)),  # driver_layout.Layout.kind
-        ("pad", "V2"),
+        ("simd", "<u2"),  # driver_layout.Layout.simd
         # The low bits of a handle, which are 0, if a handle has a kernel for each GPU: there the programs put the GPU's
         # number. Else 0.
         ("gpu_mask", "<u8"),

@@ -295,6 +295,7 @@ static __always_inline struct chunk *reserve_chunk(const struct about *about, en
     if (chunk) {
         *(struct about *)chunk = *about;
         chunk->what = what;
+        chunk->simd = 0;
         chunk->offset = offset;
         chunk->total = total;
     }
@@ -325,8 +326,8 @@ static __always_inline enum name_result send_name(const struct about *about, u64
 #define NO_ROOM 2 /* in the ring buffer */
 
 /* Sends the rest of `total` bytes after the first `sent`, at most `most` chunks; returns the new number of sent bytes.
- * `what` and `most` must be constants; the chunks have `kind`. Adds UNREADABLE and NO_ROOM to `failures`. */
-static __always_inline u64 send_chunks(const struct about *about, enum chunk_of what, u64 kind, u32 most, u64 from,
+ * `what` and `most` must be constants; the chunks have `kind` and `simd`. Adds UNREADABLE and NO_ROOM to `failures`. */
+static __always_inline u64 send_chunks(const struct about *about, enum chunk_of what, u64 kind, u64 simd, u32 most, u64 from,
                                        u64 total, u64 sent, u64 *failures) {
     u64 failed = 0, numbers;
     begin_numbers(&numbers, 0, most);
@@ -347,6 +348,7 @@ static __always_inline u64 send_chunks(const struct about *about, enum chunk_of 
         failed |= unreadable;
         chunk->bytes = choose(unreadable, 0, bytes);
         chunk->what = kind;
+        chunk->simd = simd;
         u64 every = what == CHUNK_OF_MODULE ? MODULE_WAKE_BYTES : CHUNK_WAKE_BYTES;
         chunks.ringbuf_submit(chunk, wakeup(chunk, sizeof(*chunk), every));
         sent += bytes;
@@ -354,6 +356,14 @@ static __always_inline u64 send_chunks(const struct about *about, enum chunk_of 
     end_numbers(&numbers);
     *failures |= failed;
     return sent;
+}
+
+/* Returns the number of lanes of a shader that dispatches; 0 if it is unknown. */
+static __always_inline u64 lanes(const struct layout *layout, const struct kernel *kernel, u64 shader) {
+    u32 number = 0;
+    if (layout->simd && !kernel->stage)
+        read_user(&number, 4, (void *)(shader + layout->simd));
+    return at_most(255, number); /* fits a chunk, and is no number of lanes */
 }
 
 /* Sends a kernel's name, its code, and then its module's binary unless that was sent. The code precedes the module, so that
@@ -392,12 +402,12 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
     }
     u64 of_code = 0;
     u64 kind = choose(has_shaders(layout), CHUNK_OF_SHADER + kernel->stage, CHUNK_OF_CODE);
-    sent = send_chunks(&about, CHUNK_OF_CODE, kind, MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
+    sent = send_chunks(&about, CHUNK_OF_CODE, kind, lanes(layout, kernel, key->value), MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
     kernel->sent = choose(of_code & UNREADABLE, 0, sent) | has_name << 63;
     failures |= of_code;
     u64 is_whole = sent >= kernel->size, too_large = binary_bytes > MOST_BINARY_BYTES;
     if (module && !too_large) {
-        module->sent = send_chunks(&about, CHUNK_OF_MODULE, CHUNK_OF_MODULE, MOST_MODULE_CHUNKS, binary, binary_bytes,
+        module->sent = send_chunks(&about, CHUNK_OF_MODULE, CHUNK_OF_MODULE, 0, MOST_MODULE_CHUNKS, binary, binary_bytes,
                                    module->sent, &failures);
         is_whole &= module->sent >= binary_bytes;
     }

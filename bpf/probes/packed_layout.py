@@ -77,7 +77,7 @@ def packed_layout(layout: Layout) -> bytes:
     bound = (*layout.bound, 0, 0)[:2]
     drawn = (*layout.drawn, 0, 0)[:2]
     of_shaders = (*(layout.window or (0, 0)), *bound, len(layout.bound), layout.pipeline)
-    of_draws = (*drawn, len(layout.drawn), *layout.stages, *layout.kind)
+    of_draws = (*drawn, len(layout.drawn), *layout.stages, *layout.kind, layout.simd)
     return pack(
         LAYOUT, *classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, *of_draws, mask
     )

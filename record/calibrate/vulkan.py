@@ -46,6 +46,7 @@ class VulkanAnswer:
     size: int
     code: int
     shader_class: tuple[int, int]  # offset, and place in the file of what the pointer there points to
+    simd: int  # 0 if it is not known
     bound: tuple[tuple[int, ...], ...]  # best first
     drawn: tuple[tuple[int, ...], ...]  # the same of draws; empty if `no_draws`
     stages: tuple[int, int]
@@ -92,6 +93,7 @@ def _read_device(name: str, raw: Any) -> VulkanAnswer:
         size=int(raw["size"]),
         code=int(raw["code"]),
         shader_class=(int(class_at), read_place(class_place)),
+        simd=int(raw["simd"]),
         bound=_paths(raw["bound"]),
         drawn=_paths(raw.get("drawn", ())),
         stages=(int(first), int(stride)),
@@ -143,6 +145,7 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
         drawn=() if no_draws else drawn,
         stages=(0, 0) if no_draws else first.stages,
         kind=(0, 0, 0) if no_draws else first.kind,
+        simd=first.simd if len({answer.simd for answer in answers}) == 1 else 0,
     )
     return Layout.from_json(layout.to_json()), no_draws
 

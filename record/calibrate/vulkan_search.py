@@ -60,7 +60,8 @@ _MOST_PADDING = 64  # bytes behind code that may belong to it and are zero
 _MOST_OTHER_BYTES = 16  # of code, in a copy of it: addresses
 _FUNCTIONS = 4  # at the beginning of a table of functions, of which one is not null
 _WALKER = 0x7208  # the upper half of COMPUTE_WALKER's first word, on Xe2 and Xe3
-_WALKER_WORDS, _GROUPS_AT, _START_AT = 40, 7, 19
+_WALKER_WORDS, _LANES_AT, _GROUPS_AT, _START_AT = 40, 4, 7, 19
+_LANES = (8, 16, 32, 0)  # by the upper two bits of a word of it
 _GROUPS = (3, 5, 7)  # of our dispatches
 # Of draws: commands that set a shader of STAGES, where they have its start, and whether it is on at all.
 _STAGE_COMMANDS = (
@@ -89,6 +90,7 @@ class _Shader:
 
     pipeline: int
     start: int  # offset from the instruction base
+    lanes: int
     code: bytes  # without the zeros at its end
     at: int  # address of its code in this process's mapping of the GPU's memory
 
@@ -156,6 +158,7 @@ def _search(
         "size": size,
         "code": code,
         "class": (class_at, class_place),
+        "simd": _simd(device, memory, of_first, pipeline),
         "bound": _bound(device, memory, shaders, pipeline),
         **drawn,
     }
@@ -180,9 +183,9 @@ def _changes(before: dict[int, bytes], after: dict[int, bytes]) -> Iterator[tupl
         yield start + blocks[0], content[blocks[0] : blocks[-1] + _BLOCK]
 
 
-def _make(device: Device, module: int, value: int) -> _Shader:
+def _make(device: Device, module: int, value: int, lanes: int = 0) -> _Shader:
     before = _gpu_memory()
-    pipeline = device.pipeline(module, value)
+    pipeline = device.pipeline(module, value, lanes)
     changed = list(_changes(before, _gpu_memory()))
     if len(changed) != 1:
         raise DriverError("it writes the code of a shader to no place or to several")
@@ -191,19 +194,35 @@ def _make(device: Device, module: int, value: int) -> _Shader:
     device.bind(commands, pipeline)
     before = _gpu_memory()
     device.dispatch(commands, _GROUPS)
-    starts = {start for _, content in _changes(before, _gpu_memory()) for start in _walkers(content)}
-    if len(starts) != 1:
+    walkers = {walker for _, content in _changes(before, _gpu_memory()) for walker in _walkers(content)}
+    if len(walkers) != 1:
         raise DriverError("its commands for a dispatch are of a kind that iaprof does not know")
+    ((start, simd),) = walkers
     ((at, content),) = changed
-    return _Shader(pipeline, starts.pop(), content.rstrip(b"\0"), at)
+    return _Shader(pipeline, start, simd, content.rstrip(b"\0"), at)
 
 
-def _walkers(content: bytes) -> Iterator[int]:
-    """Yields the start of the kernel of each COMPUTE_WALKER with our number of groups."""
+def _walkers(content: bytes) -> Iterator[tuple[int, int]]:
+    """Yields start and lanes of the kernel of each COMPUTE_WALKER with our number of groups."""
     words = struct.unpack(f"<{len(content) // 4}I", content[: len(content) // 4 * 4])
     for at in range(len(words) - _WALKER_WORDS + 1):
         if words[at] >> 16 == _WALKER and words[at + _GROUPS_AT : at + _GROUPS_AT + 3] == _GROUPS:
-            yield words[at + _START_AT] & ~(_BLOCK - 1)
+            yield words[at + _START_AT] & ~(_BLOCK - 1), _LANES[words[at + _LANES_AT] >> 30]
+
+
+def _simd(device: Device, memory: Memory, module: int, pipeline: int) -> int:
+    """Returns the offset, in a shader, of its number of lanes; 0 if there is none, or the walkers do not prove it."""
+    try:
+        shaders = [_make(device, module, value, lanes) for lanes in (16, 32) for value in _VALUES]
+    except DriverError:
+        return 0
+    memory.refresh()
+    contents = [memory.read(memory.number(shader.pipeline + pipeline) or 0, _OBJECT) for shader in shaders]
+    if {shader.lanes for shader in shaders} != {16, 32} or min(map(len, contents)) < _OBJECT:
+        return 0
+    pairs = list(zip(contents, shaders, strict=True))
+    places = (at for at in range(0, _OBJECT, 4) if all(_u32(content, at) == of.lanes for content, of in pairs))
+    return next(places, 0)
 
 
 def _fields(memory: Memory, shaders: Sequence[_Shader]) -> tuple[int, int, int, int]:

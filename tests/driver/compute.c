@@ -10,6 +10,7 @@
  *   --pool           the pool is reset before each filling, in place of vkBeginCommandBuffer's own reset
  *   --anew           pipelines are destroyed and made again in each round, with other shaders
  *   --names          pipelines have debug names, shader_1 and so on
+ *   --lanes          shaders 1 and 3 have 16 lanes, 2 and 4 have 32
  *   --hostile-names  pipelines have names that are no text, that control terminals, and of 64 KiB
  *   --direct         every function is the driver's own, by vkGetDeviceProcAddr, as most engines call it
  *   --indirect       half of the dispatches are indirect
@@ -25,7 +26,7 @@
 enum { SHADERS = 4 };
 static int dispatches = 3, rounds = 2, submits = 2, threads;
 static double seconds;
-static bool secondary, reset_pool, anew, names, hostile_names, direct, indirect;
+static bool secondary, reset_pool, anew, names, lanes, hostile_names, direct, indirect;
 
 static VkPipeline pipelines[SHADERS];
 static VkPipelineLayout layout;
@@ -108,9 +109,12 @@ static void make_pipelines(VkInstance instance, int generation)
         uint32_t value = 3 + 5 * i + 2 * (uint32_t)generation;
         VkSpecializationMapEntry entry = {0, 0, 4};
         VkSpecializationInfo special = {1, &entry, 4, &value};
+        VkPipelineShaderStageRequiredSubgroupSizeCreateInfo size = {
+            .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO, .requiredSubgroupSize = i % 2 ? 32 : 16};
         VkComputePipelineCreateInfo info = {
             .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
             .stage = {.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+                      .pNext = lanes ? &size : NULL,
                       .stage = VK_SHADER_STAGE_COMPUTE_BIT,
                       .module = modules[i == SHADERS - 1],
                       .pName = "main",
@@ -220,6 +224,7 @@ int main(int argc, char **argv)
         reset_pool |= !strcmp(option, "--pool");
         anew |= !strcmp(option, "--anew");
         names |= !strcmp(option, "--names");
+        lanes |= !strcmp(option, "--lanes");
         hostile_names |= !strcmp(option, "--hostile-names");
         direct |= !strcmp(option, "--direct");
         indirect |= !strcmp(option, "--indirect");

@@ -143,6 +143,19 @@ def test_every_stall_is_at_its_instruction_of_the_shader_that_its_function_dispa
     assert reported == produced
 
 
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_shaders_have_the_lanes_that_the_walkers_have(
+    calibrated: dict[str, Mesa], release: str, device: str, tmp_path: Path
+) -> None:
+    recording = record(calibrated[release], device, tmp_path, *OPTIONS, "--lanes")
+    walkers = {(f"shader_{walker.groups[0]}", walker.simd) for walker in recording.run.walkers}
+    assert {simd for _, simd in walkers} == {16, 32}
+    words = [*IAPROF, "annotate", str(recording.capture), "shader_.*", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert {(kernel["kernel"], kernel["simd"]) for kernel in json.loads(done.stdout)["kernels"]} == walkers
+
+
 def test_no_shader_is_unreadable_and_none_unfinished(recording: Recording) -> None:
     losses = CaptureReader(recording.capture).table("loss").to_pylist()
     assert [loss for loss in losses if loss["what"] in ("unreadable", "incomplete", "unfinished")] == []

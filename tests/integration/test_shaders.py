@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 import subprocess
 from collections import Counter as Counts
@@ -32,7 +33,7 @@ FLAGS = ["-O1", "-fcf-protection", "-fno-omit-frame-pointer", "-shared", "-fPIC"
 WINDOW = (0x2_0000_0000, 0xC000_0000)
 BOUND, SHADER_IN_PIPELINE = 0x1C260, 0x1F0
 PIPELINE, MODULE = 19, 15  # VkObjectType
-DRAWN, STAGES_IN_PIPELINE, STRIDE, KIND = 0x1C300, 0x300, 24, 0x48
+DRAWN, STAGES_IN_PIPELINE, STRIDE, KIND, LANES = 0x1C300, 0x300, 24, 0x48, 24
 VERTEX, FRAGMENT = 0, 4  # of driver_layout.STAGES
 NOWHERE = [0, 0x10, 1 << 63, 0xFFFF_FFFF_8100_0000]
 MOST = 0xFFFF_FFFF
@@ -94,6 +95,7 @@ class Player:
             drawn=(DRAWN, 0x500)[: len(bound)],
             stages=(STAGES_IN_PIPELINE, STRIDE),
             kind=(KIND, 0, 1),
+            simd=LANES,
         )
         assert Layout.from_json(layout.to_json()) == layout
         return layout
@@ -103,9 +105,11 @@ class Player:
         self._kept.append(buffer)
         return ctypes.addressof(buffer)
 
-    def shader(self, start: int, code: bytes, size: int | None = None, table: str = "of_shaders") -> int:
+    def shader(
+        self, start: int, code: bytes, size: int | None = None, table: str = "of_shaders", lanes: int = 0
+    ) -> int:
         size = len(code) if size is None else size
-        return self.block(struct.pack("<QIIQ", self.tables[table], start, size, self.block(code)))
+        return self.block(struct.pack("<QIIQI", self.tables[table], start, size, self.block(code), lanes))
 
     def pipeline(self, shader: int) -> int:
         return self.block(bytes(SHADER_IN_PIPELINE) + struct.pack("<Q", shader))
@@ -201,6 +205,29 @@ def test_a_dispatch_has_its_shader_and_each_shader_s_code_is_sent_once(player: P
     assert rows["list"].tolist() == commands * 5
     assert (rows["flags"] & LaunchFlags.BAD_ARGS == 0).all()
     assert sent == {WINDOW[0] + 0x40: b"A" * 100, WINDOW[0] + 0x4000_0000: bytes(range(256)) * 20_000}
+
+
+@pytest.mark.parametrize(("lanes", "sent"), [(16, 16), (32, 32), (0x10010, 255), (MOST, 255)])
+def test_a_shader_that_dispatches_has_its_lanes_and_one_that_draws_has_none(
+    player: Player, lanes: int, sent: int
+) -> None:
+    player.call("dispatch", player.commands(player.shader(0x40, b"A" * 50_000, lanes=lanes)))
+    player.call("draw", player.drawing({VERTEX: player.shader(0x1_0000, b"B", lanes=lanes)}))
+    chunks = player.probes.chunks.read()
+    assert set(chunks[["what", "simd"]].tolist()) == {(ChunkOf.SHADER, sent), (ChunkOf.VERTEX, 0)}
+    player.launches()
+
+
+def test_lanes_that_cannot_be_read_are_unknown(player: Player) -> None:
+    # given: a shader at the end of a mapping
+    pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    end = ctypes.addressof(ctypes.c_char.from_buffer(pages)) + mmap.PAGESIZE
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(end), mmap.PAGESIZE, 0)
+    content = struct.pack("<QIIQ", player.tables["of_shaders"], 0x40, 64, player.block(b"A" * 64))
+    ctypes.memmove(end - len(content), content, len(content))
+    player.call("dispatch", player.commands(end - len(content)))
+    assert player.probes.chunks.read()[["what", "simd"]].tolist() == [(ChunkOf.SHADER, 0)]
+    player.launches()
 
 
 @pytest.mark.parametrize(
