@@ -119,6 +119,7 @@ DEVICE: dict[str, Any] = {
     "size": 0xC0,
     "code": 0xB0,
     "class": (0x40, 3),
+    "simd": 0xD0,
     "bound": [[0xC260]],
 }
 
