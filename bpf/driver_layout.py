@@ -54,6 +54,10 @@ class Action(StrEnum):
     MODULE_GONE = "module-gone"  # destroys a module
     SHADER_GONE = "shader-gone"  # destroys a pipeline, and its shader, which is the launches' handle
     NAMED = "named"  # names an object: VkDebugUtilsObjectNameInfoEXT
+    # Makes pipelines of an array of VkComputePipelineCreateInfo, or VkGraphicsPipelineCreateInfo, at whose return the
+    # last argument has them; the stack pointer is as it was at the function's first instruction.
+    MADE = "made"
+    MADE_TO_DRAW = "made-to-draw"
     EXECUTE = "execute"  # executes an array of command lists
     SUBMIT = "submit"  # executes the command lists of an array of VkSubmitInfo2
     INCLUDE = "include"  # makes an array of command lists part of the list that is the first argument
@@ -72,10 +76,11 @@ class Action(StrEnum):
     WAIT = "wait"  # waits for the GPU; the stack pointer is as it was at the function's first instruction
 
 
-_WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE, Action.SUBMIT, Action.INCLUDE)
+MAKING = (Action.MADE, Action.MADE_TO_DRAW)
+_WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE, Action.SUBMIT, Action.INCLUDE, *MAKING)
 TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_SIZES, Action.TRANSFER_UNKNOWN)
 OWN_LAUNCHES = (Action.OWN_LAUNCH, Action.OWN_LAUNCHES)
-_ONLY_OF_WINDOWS = {Action.DRAW, Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE}
+_ONLY_OF_WINDOWS = {Action.DRAW, Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE, *MAKING}
 _OF_WINDOWS = {*_ONLY_OF_WINDOWS, Action.LAUNCH, Action.LIST_CLOSED, Action.LIST_RESET, Action.LIST_GONE}
 
 
@@ -172,6 +177,7 @@ class Layout:
     # With `drawn`: offset, in a pipeline that draws, of the first pointer to a shader, and bytes from one to the next;
     # it has as many as STAGES, some of which may point elsewhere.
     stages: tuple[int, int] = (0, 0)
+    stage: int = 0  # with `drawn`: offset in a shader that draws of its number in STAGES, 32 bits; 0 if unknown
     # With `drawn`: offset, in a pipeline, of the 32 bits that say of which kind it is, and these in a pipeline that
     # dispatches and in one that draws.
     kind: tuple[int, int, int] = (0, 0, 0)
@@ -249,6 +255,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         pipeline=_number(of.get("pipeline", 0), MAX_OFFSET + 1),
         drawn=tuple(_number(offset, MAX_BOUND_OFFSET + 1) for offset in of.get("drawn", ())),
         stages=_offsets(of.get("stages", (0, 0)), 2),
+        stage=_number(of.get("stage", 0), MAX_OFFSET + 1),
         kind=_offsets(of.get("kind", (0, 0, 0)), 3),
         simd=_number(of.get("simd", 0), MAX_OFFSET + 1),
     )
@@ -266,6 +273,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
             raise LayoutError("it has functions that Vulkan does not have")
         if len(layout.drawn) > 2 or (Action.DRAW in actions and not layout.drawn):
             raise LayoutError("it does not say how command buffers lead to the shaders with which they draw")
+        if Action.MADE_TO_DRAW in actions and not layout.stage:
+            raise LayoutError("it does not say which stage a shader is")
     elif not layout.name or not layout.allocation or layout.bound or layout.drawn or actions & _ONLY_OF_WINDOWS:
         raise LayoutError("it is incomplete")
     if not actions & {Action.KERNEL_GONE, Action.SHADER_GONE} or (layout.module and Action.MODULE_GONE not in actions):

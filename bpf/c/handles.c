@@ -14,7 +14,7 @@
  *
  * A Vulkan driver has shaders in place of kernels. A launch's argument is a command buffer, which leads to the shader that is
  * bound there; the shader's address in the process is the handle. Shaders have no module: each counts as its own. A shader's
- * name is the one that the program gave its pipeline (`shader_names`).
+ * name is the one that the program gave its pipeline (`shader_names`), or else its entry point's, unless that is `main`.
  *
  * A draw launches the shaders of up to five stages. Those that follow with the same shaders are counted in `draws`.
  *
@@ -57,6 +57,7 @@ struct kernel {
     u64 sent;            /* bytes of its code that were sent; and HAS_NAME if its name was sent */
     u64 stage;           /* of a shader that draws: 1 + its number; else 0 */
     char name[NAME_BYTES];
+    u64 is_entry;        /* of shader_name */
 };
 
 BPF_TABLE("lru_hash", struct handle, struct kernel, kernels_seen, ANY);
@@ -75,6 +76,7 @@ BPF_TABLE("lru_hash", struct handle, struct module, modules_seen, ANY);
 
 struct shader_name {
     char text[NAME_BYTES];
+    u64 is_entry;        /* the name of its entry point, not one of its pipeline */
 };
 BPF_TABLE("lru_hash", struct handle, struct shader_name, shader_names, ANY);
 
@@ -247,9 +249,10 @@ static __always_inline struct kernel *checked_kernel(struct pt_regs *ctx, const 
         return 0;
     struct kernel fresh = {.address = address, .size = values[CODE_BYTES]};
     struct shader_name *name = shader_names.lookup(key);
-    if (name)
+    if (name) {
         bpf_probe_read_kernel(fresh.name, sizeof(fresh.name), name);
-    else
+        fresh.is_entry = name->is_entry;
+    } else
         read_user_text(fresh.name, sizeof(fresh.name), (void *)values[NAME]); /* 0 in a layout with shaders */
     if (is_occupied(ctx, entry, layout, key, address, values))
         return 0;
@@ -269,8 +272,8 @@ static __always_inline void send_launch(const struct launched *launch, const str
         record->iba = kernel->address & ~0xffffffffULL; /* true of all devices that were tried */
         record->address = kernel->address;
         record->size = kernel->size;
-        /* The recorder puts the stage of a shader that draws before its name. */
-        if (kernel->stage)
+        /* The recorder puts the stage of a shader that draws before its name, and a hash behind the name of an entry point. */
+        if (kernel->stage | kernel->is_entry)
             flags |= LAUNCH_NO_NAME;
         else if (!(flags & LAUNCH_OTHER) &&
                  bpf_probe_read_kernel(record->name, sizeof(record->name), kernel->name) == 0 && !record->name[0])
@@ -318,6 +321,7 @@ static __always_inline enum name_result send_name(const struct about *about, u64
         return NAME_UNREADABLE;
     }
     chunk->bytes = chunk->total = bytes - 1;
+    chunk->what = choose(shader && shader->is_entry, CHUNK_OF_ENTRY, CHUNK_OF_NAME);
     chunks.ringbuf_submit(chunk, BPF_RB_NO_WAKEUP);
     return NAME_SENT;
 }
@@ -758,4 +762,107 @@ int on_named(struct pt_regs *ctx) {
         kernels_seen.delete(&key); /* it is described again, with its name */
     }
     return 0;
+}
+
+/* VkPipelineShaderStageCreateInfo. */
+struct stage_info {
+    u32 structure_type;
+    u32 pad;
+    u64 next;
+    u32 flags;
+    u32 stage;           /* a bit of VkShaderStageFlagBits */
+    u64 module;
+    u64 name;
+    u64 special;
+};
+/* Bytes of a VkComputePipelineCreateInfo and of a VkGraphicsPipelineCreateInfo; at STAGE_IN_INFO the former has its stage, and
+ * the latter a pointer to its stages, whose number is at MANY_IN_INFO. */
+#define COMPUTE_INFO_BYTES 96
+#define GRAPHICS_INFO_BYTES 144
+#define STAGE_IN_INFO 24
+#define MANY_IN_INFO 20
+#define MAIN 0x6e69616dULL /* the text "main" */
+#define MOST_MADE 8 /* pipelines of one call whose shaders get names */
+
+/* Keeps the name of a shader's entry point, unless its pipeline has a name. */
+static __always_inline void name_entry(const struct handle *key, u64 text) {
+    struct shader_name name = {.is_entry = 1};
+    struct shader_name *known = shader_names.lookup(key);
+    if (!text || (known && !known->is_entry))
+        return;
+    if (read_user_text(name.text, sizeof(name.text), (void *)text) <= 1 || *(u64 *)name.text == MAIN) {
+        if (!known)
+            return;
+        shader_names.delete(key);
+    } else
+        shader_names.update(key, &name);
+    kernels_seen.delete(key); /* it is described again, with its name */
+}
+
+/* Keeps the names of the entry points of a pipeline, made by a driver at page `loaded_at`. */
+static __always_inline void name_entries(struct pt_regs *ctx, const struct entry *entry, const struct layout *layout,
+                                         u32 loaded_at, u64 pipeline, u64 info) {
+    u64 first = info + STAGE_IN_INFO, names[8] = {}; /* by number of the stage; 0 of one that dispatches */
+    u32 many = 1;
+    struct shader_places places = shader_places(layout, pipeline);
+    if ((places.many > 1) != !!entry->is_draw)
+        return;
+    if (entry->is_draw && (read_user(&first, 8, (void *)first) | read_user(&many, 4, (void *)(info + MANY_IN_INFO))))
+        return;
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < STAGES; i++) {
+        struct stage_info stage = {};
+        if (hidden(i) >= many || read_user(&stage, sizeof(stage), (void *)(first + sizeof(stage) * hidden(i))))
+            break;
+        u64 bit = stage.stage & ((1 << STAGES) - 1);
+        names[hidden((bit > 1) + (bit > 2) + (bit > 4) + (bit > 8)) & 7] = stage.name;
+    }
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < STAGES; i++) {
+        u32 number = 0;
+        if (hidden(i) >= places.many)
+            break;
+        struct handle key = shader_of(ctx, entry, &places, i);
+        key.loaded_at = loaded_at; /* the call has returned, so the instruction pointer is elsewhere */
+        if (!key.value || (entry->is_draw && read_user(&number, 4, (void *)(key.value + layout->stage))) || number >= STAGES)
+            continue;
+        name_entry(&key, names[number & 7]);
+        names[number & 7] = 0; /* what the place behind the last shader points to may look like one */
+    }
+}
+
+/* The program of a uprobe session: when a function that makes pipelines begins, and when it returns. */
+int on_made(struct pt_regs *ctx) {
+    keep_kernel_stack_of_session(ctx);
+    u32 tid = bpf_get_current_pid_tgid();
+    struct entry *entry = entry_of(ctx);
+    struct layout *layout = layout_of(entry);
+    if (!entry || !layout)
+        return 1;
+    struct making *making = makings.lookup(&tid);
+    if (making && ctx->ip == making->returns_to && ctx->sp == making->slot + 8) {
+        struct making made = *making;
+        makings.delete(&tid);
+#pragma clang loop unroll(disable)
+        for (u32 i = 0; i < MOST_MADE; i++) {
+            u64 pipeline = 0, at = hidden(i), bytes = choose(entry->is_draw, GRAPHICS_INFO_BYTES, COMPUTE_INFO_BYTES);
+            if (at >= made.many)
+                break;
+            if (!read_user(&pipeline, 8, (void *)(made.pipelines + 8 * at)) && pipeline)
+                name_entries(ctx, entry, layout, made.loaded_at, pipeline, made.infos + bytes * at);
+        }
+        return 0;
+    }
+    struct making fresh = {
+        .whose = thread_identity(),
+        .slot = ctx->sp,
+        .infos = integer_argument(ctx, entry->handle),
+        .pipelines = ctx->r9,
+        .many = integer_argument(ctx, entry->count),
+        .loaded_at = loaded_at(ctx, entry) >> 12,
+    };
+    if ((ctx->ip - entry->address) & (PAGE - 1) || fresh.slot & 7 || read_user(&fresh.returns_to, 8, (void *)fresh.slot) ||
+        !follows_a_call(fresh.returns_to))
+        return 1;
+    return makings.update(&tid, &fresh) != 0;
 }

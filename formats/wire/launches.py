@@ -198,6 +198,7 @@ class ChunkOf(IntEnum):
     EVALUATION = 6
     GEOMETRY = 7
     FRAGMENT = 8
+    ENTRY = 9  # the name of a shader's entry point; always a single chunk
 
 
 MAPPING_STATE = np.dtype(

@@ -44,6 +44,8 @@ FUNCTIONS = (
     "vkCmdDispatchBase",
     "vkCmdDispatchIndirect",
     "vkCmdDispatchIndirect2KHR",
+    "vkCreateComputePipelines",
+    "vkCreateGraphicsPipelines",
     "vkDestroyPipeline",
     "vkSetDebugUtilsObjectNameEXT",
     "vkBeginCommandBuffer",
@@ -329,7 +331,8 @@ def _drawn(
     """Returns the paths from a command buffer to the array of the shaders with which it draws, best first, as `drawn`.
 
     And where a pipeline has its shaders, as `stages`: the offset of the first pointer, and the bytes to the next one;
-    and as `kind` the offset of a small number that tells pipelines that draw from `dispatching`, with both numbers.
+    as `stage` the offset in a shader of its number in STAGES, 0 if it is not known; and as `kind` the offset of a small
+    number that tells pipelines that draw from `dispatching`, with both numbers.
     """
     modules = [device.module(code) for code in drawing]
     pipelines = [
@@ -374,9 +377,19 @@ def _drawn(
                 return {
                     "drawn": sorted(paths, key=lambda path: (len(path), path)),
                     "stages": (at, stride),
+                    "stage": _stage(memory, shaders),
                     "kind": _kind(memory, dispatching, pipelines),
                 }
     raise DriverError("its pipelines do not lead to the shaders with which they draw")
+
+
+def _stage(memory: Memory, shaders: Sequence[Sequence[int]]) -> int:
+    """Returns the offset, in the shaders of _DRAWN_WITH, of the number of their stage; 0 if there is none."""
+    numbers = zip(chain.from_iterable(shaders), chain.from_iterable(_DRAWN_WITH), strict=True)
+    contents = [(memory.read(shader, _OBJECT), number) for shader, number in numbers]
+    least = min(len(content) for content, _ in contents)
+    places = (at for at in range(4, least - 3, 4) if all(_u32(content, at) == number for content, number in contents))
+    return next(places, 0)
 
 
 def _kind(memory: Memory, dispatching: Sequence[int], drawing: Sequence[int]) -> tuple[int, int, int]:

@@ -162,7 +162,8 @@ class DumpedModules:
                 for stage in _STAGES if not code else ():
                     if shader := module.whole(stage, address, spool):
                         width = simd if simd in SIMD_WIDTHS else 0
-                        shaders.append(PlacedKernel(_shader_name(name, shader, stage), address, shader, width))
+                        entry = module.whole(ChunkOf.ENTRY, address, spool)
+                        shaders.append(PlacedKernel(_shader_name(name, entry, shader, stage), address, shader, width))
                         break
             binary = module.whole(ChunkOf.MODULE, 0, spool)
             kernels += shaders
@@ -184,12 +185,17 @@ _STAGES = {
 }
 
 
-def _shader_name(name: bytes | None, code: bytes, of: ChunkOf) -> str:
-    """Returns the name of a shader: its pipeline's, if that has one, else one that its code has on each run."""
+def _shader_name(name: bytes | None, entry: bytes | None, code: bytes, of: ChunkOf) -> str:
+    """Returns the name of a shader: its pipeline's, if that has one, else one that its code has on each run.
+
+    Many shaders may have an entry point of the same name.
+    """
     stage = _STAGES[of]
+    before = f"{stage} " if stage else ""
     if name:
-        return (f"{stage} " if stage else "") + name.decode("utf-8", "backslashreplace")
-    return f"{stage or 'compute'} {hashlib.sha256(code).hexdigest()[:8]}"
+        return before + name.decode("utf-8", "backslashreplace")
+    before = f"{before}{entry.decode('utf-8', 'backslashreplace')}" if entry else stage or "compute"
+    return f"{before} {hashlib.sha256(code).hexdigest()[:8]}"
 
 
 MOST_KERNELS = 65_000  # of one module; ELF's counts of segments and of sections have 16 bits

@@ -10,6 +10,7 @@
  *   --pool           the pool is reset before each filling, in place of vkBeginCommandBuffer's own reset
  *   --anew           pipelines are destroyed and made again in each round, with other shaders
  *   --names          pipelines have debug names, shader_1 and so on
+ *   --entries        entry points are called calc and look, not main
  *   --lanes          shaders 1 and 3 have 16 lanes, 2 and 4 have 32
  *   --hostile-names  pipelines have names that are no text, that control terminals, and of 64 KiB
  *   --direct         every function is the driver's own, by vkGetDeviceProcAddr, as most engines call it
@@ -26,7 +27,7 @@
 enum { SHADERS = 4 };
 static int dispatches = 3, rounds = 2, submits = 2, threads;
 static double seconds;
-static bool secondary, reset_pool, anew, names, lanes, hostile_names, direct, indirect;
+static bool secondary, reset_pool, anew, names, lanes, entries, hostile_names, direct, indirect;
 
 static VkPipeline pipelines[SHADERS];
 static VkPipelineLayout layout;
@@ -102,6 +103,11 @@ __attribute__((noinline)) void submit_commands(VkCommandBuffer commands)
     CHECK(vkQueueWaitIdle(queue));
 }
 
+static const char *entry_name(bool second)
+{
+    return !entries ? "main" : second ? "look" : "calc";
+}
+
 static void make_pipelines(VkInstance instance, int generation)
 {
     PFN_vkSetDebugUtilsObjectNameEXT set_name = (void *)vkGetInstanceProcAddr(instance, "vkSetDebugUtilsObjectNameEXT");
@@ -117,7 +123,7 @@ static void make_pipelines(VkInstance instance, int generation)
                       .pNext = lanes ? &size : NULL,
                       .stage = VK_SHADER_STAGE_COMPUTE_BIT,
                       .module = modules[i == SHADERS - 1],
-                      .pName = "main",
+                      .pName = entry_name(i == SHADERS - 1),
                       .pSpecializationInfo = &special},
             .layout = layout,
         };
@@ -224,6 +230,7 @@ int main(int argc, char **argv)
         reset_pool |= !strcmp(option, "--pool");
         anew |= !strcmp(option, "--anew");
         names |= !strcmp(option, "--names");
+        entries |= !strcmp(option, "--entries");
         lanes |= !strcmp(option, "--lanes");
         hostile_names |= !strcmp(option, "--hostile-names");
         direct |= !strcmp(option, "--direct");
@@ -252,7 +259,7 @@ int main(int argc, char **argv)
     }
     make_objects();
     for (int i = 0; i < 2; i++)
-        modules[i] = read_module(paths[i]);
+        modules[i] = read_module(paths[i], entry_name(i));
     VkCommandBuffer commands[2];
     for (int i = 0; i < 2; i++)
         commands[i] = make_commands(pool, i);

@@ -128,6 +128,17 @@ def test_every_draw_is_recorded_with_each_of_its_shaders(
 
 
 @pytest.mark.parametrize("release", RELEASES)
+def test_stages_have_the_names_of_their_entry_points(calibrated: dict[str, Mesa], release: str, tmp_path: Path) -> None:
+    drawn = record(calibrated[release], "ptl", tmp_path, "--entries")
+    entries = dict(zip((*STAGES, "compute"), ("vert", "ctrl", "eval", "geom", "frag", "disp"), strict=True))
+    expected = {
+        (f"{stage} {entries[stage]}" if stage != "compute" else "disp", kernel)
+        for stage, kernel in in_batches(drawn.program_s, drawn.walkers)
+    }
+    assert {(row["name"].rsplit(" ", 1)[0], row["address"] - WINDOW) for row in drawn.launches} == expected
+
+
+@pytest.mark.parametrize("release", RELEASES)
 def test_secondary_command_buffers_draw_with_each_submission(
     calibrated: dict[str, Mesa], release: str, tmp_path: Path
 ) -> None:

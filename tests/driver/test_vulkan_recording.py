@@ -192,6 +192,22 @@ def test_a_shader_without_a_name_has_that_of_its_code(calibrated: dict[str, Mesa
 
 
 @pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_shaders_without_a_name_have_that_of_their_entry_point(
+    calibrated: dict[str, Mesa], release: str, device: str, tmp_path: Path
+) -> None:
+    # given: in each round, other shaders at the same places
+    recording = record(calibrated[release], device, tmp_path, "--entries", "--anew", "--rounds", 3, "--submits", 1)
+    # then
+    truth = {shader: "look" if shader == SHADERS[-1] else "calc" for shader in SHADERS}
+    found = {(row["name"].rsplit(" ", 1)[0], row["address"] - WINDOW) for row in recording.launches}
+    assert found == {(truth[walker.groups[0]], walker.kernel) for walker in recording.run.walkers}
+    assert all(re.fullmatch("(calc|look) [0-9a-f]{8}", row["name"]) for row in recording.launches)
+    codes = 3 * (len(SHADERS) - 1) + 1  # the last one's does not change
+    assert len({row["name"] for row in recording.launches}) == codes
+
+
+@pytest.mark.parametrize("release", RELEASES)
 def test_under_the_validation_layer_every_dispatch_is_recorded(
     calibrated: dict[str, Mesa], release: str, tmp_path: Path
 ) -> None:

@@ -47,6 +47,8 @@ LAYOUT_26 = Layout(
     drawn=(0x5A00,),
     stages=(0xAF8, 0x58),
     kind=(0x48, 1, 0),
+    stage=0x48,
+    simd=0xD0,
 )
 
 
