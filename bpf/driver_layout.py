@@ -32,6 +32,8 @@ MAX_GPUS = 8  # their numbers are stored in three bits of a handle
 MAX_OFFSET = 0x7FFF  # bytes; fits the signed 16-bit fields of handles.c
 MAX_BOUND_OFFSET = 0x1FFFF  # bytes of a command buffer; fits the 32-bit fields of handles.c
 MAX_WINDOW = 1 << 32  # bytes
+REVISION = 1
+"""Of what calibrating finds of a Vulkan driver: raised when it finds more."""
 STAGES = ("vertex", "control", "evaluation", "geometry", "fragment")
 """Of draws, in Mesa's order: control and evaluation are those of tessellation."""
 ARGUMENTS = (112, 104, 96, 88, 72, 64)
@@ -183,6 +185,13 @@ class Layout:
     kind: tuple[int, int, int] = (0, 0, 0)
     simd: int = 0  # with `window`: offset in a shader that dispatches of its number of lanes, 32 bits; 0 if unknown
 
+    revision: int = 0  # with `window`: REVISION of the iaprof that made it
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether this iaprof may find more in the driver, and does so by itself."""
+        return bool(self.window) and self.revision < REVISION
+
     @property
     def has_lists(self) -> bool:
         """Whether a launch's first argument is a command list, and executions of lists are recorded."""
@@ -258,6 +267,7 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         stage=_number(of.get("stage", 0), MAX_OFFSET + 1),
         kind=_offsets(of.get("kind", (0, 0, 0)), 3),
         simd=_number(of.get("simd", 0), MAX_OFFSET + 1),
+        revision=_number(of.get("revision", 0), 1 << 16),
     )
     if not _BUILD_ID.fullmatch(layout.build_id):
         raise LayoutError("its build-id is not valid")

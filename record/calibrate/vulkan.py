@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.basics.clean import clean
-from iaprof.bpf.driver_layout import MAKING, Action, Entry, Field, Layout
+from iaprof.bpf.driver_layout import MAKING, REVISION, Action, Entry, Field, Layout
 from iaprof.record.calibrate.answer import MAX_PROBLEM, read_place, read_places
 from iaprof.record.calibrate.code import Code, Problem, address_of
 from iaprof.record.calibrate.vulkan_driver import MOST_DEVICES
@@ -153,6 +153,7 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
         stages=(0, 0) if no_draws else first.stages,
         stage=stage,
         kind=(0, 0, 0) if no_draws else first.kind,
+        revision=REVISION,
         simd=first.simd if len({answer.simd for answer in answers}) == 1 else 0,
     )
     return Layout.from_json(layout.to_json()), no_draws
