@@ -214,7 +214,7 @@ class Calibrator(Closing):
         return "" if problem else path
 
     def take_installed(self, paths: Iterable[Path]) -> None:
-        """Begins to calibrate those of these files that are drivers of a build that is not known, or not to this version."""
+        """Begins to calibrate those of these files that are drivers that this version does not know, or not all of."""
         for path in paths:
             with contextlib.suppress(OSError, IaprofError), open_regular(str(path)) as file:
                 build_id = LibraryFile(file).build_id()

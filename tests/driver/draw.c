@@ -11,6 +11,7 @@
  *   --entries        entry points are called vert, frag and so on, not main
  *   --anew           pipelines are destroyed and made again in each round, with other shaders
  *   --indirect       every other draw is indirect
+ *   --seconds S      goes on with rounds for as long, whatever --rounds says
  *   --bind           each draw binds its pipeline anew
  *
  * Pipeline n draws n vertices, by draw_n, so that the primitives in a batch say by which function: 30 and 60 have a vertex and a
@@ -21,6 +22,7 @@
 enum { PIPELINES = 4, VERTICES = 30, GROUPS = 7, SIDE = 64 };
 enum { VERTEX, FRAGMENT, GEOMETRY, CONTROL, EVALUATION, COMPUTE, MODULES };
 static int draws = 3, rounds = 2, submits = 2;
+static double seconds;
 static bool secondary, names, entries, anew, indirect, bind_always;
 static const char *const entry_names[] = {"vert", "frag", "geom", "ctrl", "eval", "disp"}; /* by module */
 
@@ -266,6 +268,8 @@ int main(int argc, char **argv)
             rounds = atoi(argv[++i]);
         if (i + 1 < argc && !strcmp(option, "--submits"))
             submits = atoi(argv[++i]);
+        if (i + 1 < argc && !strcmp(option, "--seconds"))
+            seconds = atof(argv[++i]);
     }
     if (given < MODULES)
         return 2;
@@ -284,7 +288,8 @@ int main(int argc, char **argv)
     VkCommandBuffer commands[2];
     for (int i = 0; i < 2; i++)
         commands[i] = make_commands(pool, i);
-    for (int i = 0; i < rounds; i++) {
+    double end = now() + seconds;
+    for (int i = 0; i < rounds || now() < end; i++) {
         if (!i || anew)
             make_pipelines(instance, (uint32_t)i);
         run_round(commands[0], commands[1]);

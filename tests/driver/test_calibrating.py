@@ -125,7 +125,7 @@ def test_a_running_program_s_driver_is_calibrated_while_it_is_recorded(
 
 
 def outdate(mesa: Mesa) -> str:
-    """Puts a layout there as iaprof made it before it knew of draws, lanes and entry points; returns what it makes now."""
+    """Puts a layout there as iaprof made it before it knew of draws and lanes; returns what it makes now."""
     kept = CACHE / f"{mesa.build_id}.json"
     environment = os.environ | {"LD_PRELOAD": str(mesa.with_devices(DEVICES["bmg"]))}
     subprocess.run([*IAPROF, "calibrate", str(mesa.library)], env=environment, check=True, capture_output=True)
