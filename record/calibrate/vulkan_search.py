@@ -343,8 +343,7 @@ def _drawn(
     kernels = [_draw(device, pipeline, view) for pipeline in pipelines]
     if [tuple(sorted(each)) for each in kernels] != list(_DRAWN_WITH):
         raise DriverError(_UNKNOWN_DRAW)
-    paths: set[Path] | None = None
-    shaders: list[list[int]] = [[] for _ in pipelines]
+    found: list[dict[Path, list[int]]] = [{} for _ in pipelines]  # the shaders to which a path leads
     for first, second in zip(range(len(pipelines)), [*range(1, len(pipelines)), 0], strict=True):
         commands = device.commands()
         device.begin(commands)
@@ -353,31 +352,29 @@ def _drawn(
         device.draw(commands, _VERTICES)
         device.bind_graphics(commands, pipelines[second])  # what is bound now, not what was drawn
         memory.refresh()
-        mine: set[Path] = set()
         content = _readable(memory, commands, _COMMANDS)
         for at in range(0, len(content) - _WORD * len(STAGES) + 1, _WORD):
-            if (word := _u64(content, at)) and (found := _stages(memory, content, at, kernels[second], known)):
-                mine.add((at,))
-                shaders[second] = found
+            if (word := _u64(content, at)) and (shaders := _stages(memory, content, at, kernels[second], known)):
+                found[second][at,] = shaders
             elif word == pipelines[second]:
                 object_ = _readable(memory, word, _PIPELINE)
                 for inner in range(0, len(object_) - _WORD * len(STAGES) + 1, _WORD):
-                    if found := _stages(memory, object_, inner, kernels[second], known):
-                        mine.add((at, inner))
-                        shaders[second] = found
-        paths = mine if paths is None else paths & mine
+                    if shaders := _stages(memory, object_, inner, kernels[second], known):
+                        found[second][at, inner] = shaders
+    paths = sorted(set.intersection(*map(set, found)), key=lambda path: (len(path), path))
     if not paths:
         raise DriverError("its command buffers do not lead to the shaders with which they draw")
+    of_each = [each[paths[0]] for each in found]
     contents = [_readable(memory, pipeline, _PIPELINE) for pipeline in pipelines]
     places = [{at: _u64(content, at) for at in range(0, len(content) - 7, _WORD)} for content in contents]
     for at in sorted(places[0]):
         for stride in range(_WORD, _MOST_STRIDE + 1, _WORD):
             slots = [{words.get(at + stride * stage, 0) for stage in range(len(STAGES))} for words in places]
-            if all(slot >= set(wanted) for slot, wanted in zip(slots, shaders, strict=True)):
+            if all(slot >= set(wanted) for slot, wanted in zip(slots, of_each, strict=True)):
                 return {
-                    "drawn": sorted(paths, key=lambda path: (len(path), path)),
+                    "drawn": paths,
                     "stages": (at, stride),
-                    "stage": _stage(memory, shaders),
+                    "stage": _stage(memory, of_each),
                     "kind": _kind(memory, dispatching, pipelines),
                 }
     raise DriverError("its pipelines do not lead to the shaders with which they draw")
