@@ -43,9 +43,9 @@ class Drawing:
 
     @property
     def launches(self) -> list[dict[str, Any]]:
-        """The rows."""
-        rows: list[dict[str, Any]] = CaptureReader(self.capture).table("launch").to_pylist()
-        return rows
+        """The program's rows."""
+        rows = CaptureReader(self.capture).table("launch").to_pylist()
+        return [row for row in rows if row["pid"] == self.told["pid"]]
 
     @property
     def program_s(self) -> list[Primitive]:
