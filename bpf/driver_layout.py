@@ -56,8 +56,10 @@ class Action(StrEnum):
     MODULE_GONE = "module-gone"  # destroys a module
     SHADER_GONE = "shader-gone"  # destroys a pipeline, and its shader, which is the launches' handle
     NAMED = "named"  # names an object: VkDebugUtilsObjectNameInfoEXT
-    # Makes pipelines of an array of VkComputePipelineCreateInfo, or VkGraphicsPipelineCreateInfo, at whose return the
-    # last argument has them; the stack pointer is as it was at the function's first instruction.
+    # Makes pipelines of an array of VkComputePipelineCreateInfo, or VkGraphicsPipelineCreateInfo; the stack pointer is
+    # as it was at the function's first instruction. And its return: what was the last argument points to them.
+    MAKE = "make"
+    MAKE_TO_DRAW = "make-to-draw"
     MADE = "made"
     MADE_TO_DRAW = "made-to-draw"
     EXECUTE = "execute"  # executes an array of command lists
@@ -78,11 +80,12 @@ class Action(StrEnum):
     WAIT = "wait"  # waits for the GPU; the stack pointer is as it was at the function's first instruction
 
 
-MAKING = (Action.MADE, Action.MADE_TO_DRAW)
-_WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE, Action.SUBMIT, Action.INCLUDE, *MAKING)
+MADE_BY = {Action.MAKE: Action.MADE, Action.MAKE_TO_DRAW: Action.MADE_TO_DRAW}
+OF_DRAWS = (Action.DRAW, Action.MAKE_TO_DRAW, Action.MADE_TO_DRAW)
+_WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE, Action.SUBMIT, Action.INCLUDE, *MADE_BY)
 TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_SIZES, Action.TRANSFER_UNKNOWN)
 OWN_LAUNCHES = (Action.OWN_LAUNCH, Action.OWN_LAUNCHES)
-_ONLY_OF_WINDOWS = {Action.DRAW, Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE, *MAKING}
+_ONLY_OF_WINDOWS = {Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE, *OF_DRAWS, *MADE_BY, Action.MADE}
 _OF_WINDOWS = {*_ONLY_OF_WINDOWS, Action.LAUNCH, Action.LIST_CLOSED, Action.LIST_RESET, Action.LIST_GONE}
 
 

@@ -40,15 +40,15 @@ _FUNCTIONS = (
     "on_transferred", "on_may_copy", "on_own_launch", "on_own_launches", "on_dispatched", "on_link_map_change",
     "on_wait", "on_wait_begun", "on_waited", "on_message", "on_sample", "on_sample_walk", "on_sample_miss",
     "on_sample_copy", "on_sample_state", "on_sample_python", "on_sample_codes", "on_sampled", "on_submit",
-    "on_submitted", "on_shader_gone", "on_named", "on_draw", "on_drawn", "on_made",
+    "on_submitted", "on_shader_gone", "on_named", "on_draw", "on_drawn", "on_make",
+    "on_made",
 )  # fmt: skip
-_OF_WAITS = ("on_wait", "on_wait_begun", "on_waited")
-SESSION_PROGRAMS = (*_OF_WAITS, "on_made")
+SESSION_PROGRAMS = ("on_wait", "on_wait_begun", "on_waited")
 """Programs for uprobe sessions (Linux 6.13)."""
 SESSION_COPIES = {f"on_wait_{name}": f"on_{name}" for name in ("walk", "miss", "copy", "state", "python", "codes")}
 """Programs that are loaded a second time for uprobe sessions, with `wait_phases` in place of `phases`: the new name,
 and the name of the original. A program can tail-call only programs for the same type of attachment."""
-WAIT_PROGRAMS = (*_OF_WAITS, *SESSION_COPIES)
+WAIT_PROGRAMS = (*SESSION_PROGRAMS, *SESSION_COPIES)
 """Programs that only recording of waits needs."""
 SAMPLE_PROGRAMS = tuple(name for name in _FUNCTIONS if name.startswith("on_sample"))
 """Programs for perf events; all others are for uprobes."""

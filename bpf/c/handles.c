@@ -784,6 +784,15 @@ struct stage_info {
 #define MAIN 0x6e69616dULL /* the text "main" */
 #define MOST_MADE 8 /* pipelines of one call whose shaders get names */
 
+/* A call that makes pipelines, by tid. */
+struct making {
+    u64 sp;              /* stack pointer at its begin, and at its return */
+    u64 infos;
+    u64 pipelines;
+    u64 many;
+};
+BPF_TABLE("lru_hash", u32, struct making, makings, ANY);
+
 /* Keeps the name of a shader's entry point, unless its pipeline has a name. */
 static __always_inline void name_entry(const struct handle *key, u64 text) {
     struct shader_name name = {.is_entry = 1};
@@ -799,9 +808,9 @@ static __always_inline void name_entry(const struct handle *key, u64 text) {
     kernels_seen.delete(key); /* it is described again, with its name */
 }
 
-/* Keeps the names of the entry points of a pipeline, made by a driver at page `loaded_at`. */
+/* Keeps the names of a pipeline's entry points. */
 static __always_inline void name_entries(struct pt_regs *ctx, const struct entry *entry, const struct layout *layout,
-                                         u32 loaded_at, u64 pipeline, u64 info) {
+                                         u64 pipeline, u64 info) {
     u64 first = info + STAGE_IN_INFO, names[8] = {}; /* by number of the stage; 0 of one that dispatches */
     u32 many = 1;
     struct shader_places places = shader_places(layout, pipeline);
@@ -823,7 +832,6 @@ static __always_inline void name_entries(struct pt_regs *ctx, const struct entry
         if (hidden(i) >= places.many)
             break;
         struct handle key = shader_of(ctx, entry, &places, i);
-        key.loaded_at = loaded_at; /* the call has returned, so the instruction pointer is elsewhere */
         if (!key.value || (entry->is_draw && read_user(&number, 4, (void *)(key.value + layout->stage))) || number >= STAGES)
             continue;
         name_entry(&key, names[number & 7]);
@@ -831,38 +839,40 @@ static __always_inline void name_entries(struct pt_regs *ctx, const struct entry
     }
 }
 
-/* The program of a uprobe session: when a function that makes pipelines begins, and when it returns. */
+int on_make(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
+    u32 tid = bpf_get_current_pid_tgid();
+    struct entry *entry = entry_of(ctx);
+    if (!entry)
+        return 0;
+    struct making making = {
+        .sp = ctx->sp,
+        .infos = integer_argument(ctx, entry->handle),
+        .pipelines = ctx->r9,
+        .many = (u32)integer_argument(ctx, entry->count),
+    };
+    makings.update(&tid, &making);
+    return 0;
+}
+
+/* At the instruction that returns. */
 int on_made(struct pt_regs *ctx) {
-    keep_kernel_stack_of_session(ctx);
+    keep_kernel_stack(ctx);
     u32 tid = bpf_get_current_pid_tgid();
     struct entry *entry = entry_of(ctx);
     struct layout *layout = layout_of(entry);
-    if (!entry || !layout)
-        return 1;
     struct making *making = makings.lookup(&tid);
-    if (making && ctx->ip == making->returns_to && ctx->sp == making->slot + 8) {
-        struct making made = *making;
-        makings.delete(&tid);
-#pragma clang loop unroll(disable)
-        for (u32 i = 0; i < MOST_MADE; i++) {
-            u64 pipeline = 0, at = hidden(i), bytes = choose(entry->is_draw, GRAPHICS_INFO_BYTES, COMPUTE_INFO_BYTES);
-            if (at >= made.many)
-                break;
-            if (!read_user(&pipeline, 8, (void *)(made.pipelines + 8 * at)) && pipeline)
-                name_entries(ctx, entry, layout, made.loaded_at, pipeline, made.infos + bytes * at);
-        }
+    if (!entry || !layout || !making || making->sp != ctx->sp)
         return 0;
+    struct making made = *making;
+    makings.delete(&tid);
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < MOST_MADE; i++) {
+        u64 pipeline = 0, at = hidden(i), bytes = choose(entry->is_draw, GRAPHICS_INFO_BYTES, COMPUTE_INFO_BYTES);
+        if (at >= made.many)
+            break;
+        if (!read_user(&pipeline, 8, (void *)(made.pipelines + 8 * at)) && pipeline)
+            name_entries(ctx, entry, layout, pipeline, made.infos + bytes * at);
     }
-    struct making fresh = {
-        .whose = thread_identity(),
-        .slot = ctx->sp,
-        .infos = integer_argument(ctx, entry->handle),
-        .pipelines = ctx->r9,
-        .many = integer_argument(ctx, entry->count),
-        .loaded_at = loaded_at(ctx, entry) >> 12,
-    };
-    if ((ctx->ip - entry->address) & (PAGE - 1) || fresh.slot & 7 || read_user(&fresh.returns_to, 8, (void *)fresh.slot) ||
-        !follows_a_call(fresh.returns_to))
-        return 1;
-    return makings.update(&tid, &fresh) != 0;
+    return 0;
 }

@@ -40,36 +40,12 @@ static __always_inline u64 thread_identity(void) {
     return mixed(*(u64 *)(task + TASK_START_BOOTTIME), mm);
 }
 
-/* The call by which a thread makes pipelines (handles.c), by tid. Its return address is replaced as that of a wait. */
-struct making {
-    u64 whose;
-    u64 slot;
-    u64 returns_to;
-    u64 infos;
-    u64 pipelines;
-    u32 many;
-    u32 loaded_at;       /* page number of the driver */
-};
-BPF_TABLE("lru_hash", u32, struct making, makings, ANY);
-
-/* Whether there is still the return address of the kernel's trampoline, which is at the start of a page. If the program has
- * left the function by a jump, the stack has probably been overwritten. */
-static __always_inline int is_replaced(u64 slot) {
-    u64 there = 0;
-    read_user(&there, 8, (void *)slot);
-    return there && !(there & (PAGE - 1));
-}
-
-/* Makes a walk of a thread that waits, or makes pipelines, use the original return address. */
+/* Makes a walk of a waiting thread use the original return address. */
 static __always_inline void restore_return_address(struct scratch *scratch, u32 tid) {
     struct waiting *waiting = waits.lookup(&tid);
-    struct making *making = makings.lookup(&tid);
     if (waiting && waiting->since && waiting->whose == thread_identity()) {
         scratch->slot = waiting->slot;
         scratch->returns_to = waiting->returns_to;
-    } else if (making && making->whose == thread_identity() && is_replaced(making->slot)) {
-        scratch->slot = making->slot;
-        scratch->returns_to = making->returns_to;
     }
 }
 
@@ -169,6 +145,15 @@ static __always_inline void end_wait_walk(struct scratch *scratch, struct waitin
         waiting->flags |= WAIT_MISSED;
 }
 
+/* Whether a wait has not ended when another one begins deeper on the stack. While it has not, the return address is that of
+ * the kernel's trampoline, at the start of a page. If the program has left the wait by a jump, the stack has probably been
+ * overwritten. */
+static __always_inline int is_under_way(const struct waiting *waiting) {
+    u64 there = 0;
+    read_user(&there, 8, (void *)waiting->slot);
+    return there && !(there & (PAGE - 1));
+}
+
 /* Returns the key of the call site of a thread's wait. */
 static __always_inline struct site_key site_of(const struct waiting *waiting, u32 tid, u64 generation) {
     struct site_key key = {
@@ -204,7 +189,7 @@ static __always_inline int begin_wait(struct pt_regs *ctx, u64 time, u32 which, 
         .function = entry->function,
     };
     if (before && before->since) {
-        if (before->whose == fresh.whose && before->slot > fresh.slot && is_replaced(before->slot)) {
+        if (before->whose == fresh.whose && before->slot > fresh.slot && is_under_way(before)) {
             count(WAITS_INSIDE, 1);
             return 1;
         }

@@ -5,7 +5,6 @@ Ring buffers are read in bulk, as arrays; no Python code here runs per launch.
 
 from __future__ import annotations
 
-import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -80,6 +79,8 @@ _HANDLE_PROGRAMS = {
     Action.KERNEL_GONE: "on_kernel_gone",
     Action.SHADER_GONE: "on_shader_gone",
     Action.NAMED: "on_named",
+    Action.MAKE: "on_make",
+    Action.MAKE_TO_DRAW: "on_make",
     Action.MADE: "on_made",
     Action.MADE_TO_DRAW: "on_made",
     Action.MODULE_GONE: "on_module_gone",
@@ -267,11 +268,7 @@ class LaunchProbes:
         for slot, (entry, offset) in enumerate(own, self._entries):
             write_slot(fds["entries"], slot, packed_entry(layout, entry, index))
             locations[_HANDLE_PROGRAMS[entry.action]].append(Location(offset, 0, slot))
-        making = locations.pop("on_made", [])
         self._link(file_fd, locations)
-        if making:
-            with contextlib.suppress(OSError):  # without sessions, shaders have no names of entry points
-                self._links.append(UprobeLink(file_fd, fds["on_made"], making, ProgramFor.SESSIONS))
         self._entries += len(own)
         self._attach_waits(file_fd, [(entry, offset) for entry, offset in placed if entry.is_wait])
 

@@ -8,6 +8,7 @@ from iaprof.bpf.driver_layout import (
     ARGUMENTS,
     MAX_CLASSES,
     MAX_GPUS,
+    OF_DRAWS,
     OWN_LAUNCHES,
     Action,
     Dispatch,
@@ -112,7 +113,7 @@ def packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
     in_list = bool(layout and layout.has_lists)
     numbers = (*registers, is_array, flags, offset, transfer, size_kind, entry.list_offset, in_list, event)
-    return pack(ENTRY, entry.address, index, *numbers, entry.nested, entry.action in (Action.DRAW, Action.MADE_TO_DRAW))
+    return pack(ENTRY, entry.address, index, *numbers, entry.nested, entry.action in OF_DRAWS)
 
 
 TIMEOUTS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.basics.clean import clean
-from iaprof.bpf.driver_layout import MAKING, REVISION, Action, Entry, Field, Layout
+from iaprof.bpf.driver_layout import MADE_BY, OF_DRAWS, REVISION, Action, Entry, Field, Layout
 from iaprof.record.calibrate.answer import MAX_PROBLEM, read_place, read_places
 from iaprof.record.calibrate.code import Code, Problem, address_of
 from iaprof.record.calibrate.vulkan_driver import MOST_DEVICES
@@ -22,8 +22,8 @@ _ENTRIES = {
     **dict.fromkeys(DRAWS, (Action.DRAW, 0, None)),
     "vkDestroyPipeline": (Action.SHADER_GONE, 1, None),
     "vkSetDebugUtilsObjectNameEXT": (Action.NAMED, 1, None),
-    "vkCreateComputePipelines": (Action.MADE, 3, 2),
-    "vkCreateGraphicsPipelines": (Action.MADE_TO_DRAW, 3, 2),
+    "vkCreateComputePipelines": (Action.MAKE, 3, 2),
+    "vkCreateGraphicsPipelines": (Action.MAKE_TO_DRAW, 3, 2),
     "vkBeginCommandBuffer": (Action.LIST_RESET, 0, None),
     "vkResetCommandBuffer": (Action.LIST_RESET, 0, None),
     "vkEndCommandBuffer": (Action.LIST_CLOSED, 0, None),
@@ -133,7 +133,7 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
         no_draws = "devices disagree on how a command buffer leads to the shaders with which it draws"
     class_at, class_place = first.shader_class
     stage = 0 if no_draws or len({answer.stage for answer in answers}) > 1 else first.stage
-    left_out = {Action.DRAW, Action.MADE_TO_DRAW} if no_draws else set() if stage else {Action.MADE_TO_DRAW}
+    left_out = OF_DRAWS if no_draws else () if stage else (Action.MAKE_TO_DRAW, Action.MADE_TO_DRAW)
     layout = Layout(
         build_id=build_id,
         driver="vulkan",
@@ -178,8 +178,10 @@ def _entries(answers: Sequence[VulkanAnswer], code: Code) -> Iterator[Entry]:
                 continue
             taken.add(place)
             needed = {handle} if count is None else {0, handle, count}
-            if action in MAKING:
-                yield Entry(name, action, code.probe(place, needed | {_MADE}, keeps_stack=True), handle, count)
+            if action in MADE_BY:
+                if returns := code.returns(place):
+                    yield Entry(name, action, code.probe(place, needed | {_MADE}, keeps_stack=True), handle, count)
+                    yield from (Entry(name, MADE_BY[action], at, 0) for at in returns)
                 continue
             # What comes before the probe may read a structure that an argument points to, as of an indirect dispatch.
             at = code.probe(place, needed, keeps_memory=action not in (Action.LAUNCH, Action.DRAW))

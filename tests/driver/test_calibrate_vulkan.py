@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from driver.vulkan import DEVICES, RELEASES, Mesa, changed
-from iaprof.bpf.driver_layout import Action, Layout
+from iaprof.bpf.driver_layout import MADE_BY, Action, Layout
 from integration.recording import IAPROF, one_sentence
 
 REQUIRED_SIZE = 1000225001  # VkPipelineShaderStageRequiredSubgroupSizeCreateInfo's sType
@@ -46,6 +46,21 @@ def test_devices_agree_and_have_functions_of_their_own(vulkan: dict[str, Mesa], 
     assert "vkCmdDispatch" not in launches, "it calls vkCmdDispatchBase"
     draws = [entry.name for entry in together.entries if entry.action is Action.DRAW]
     assert draws.count("vkCmdDraw") == draws.count("vkCmdDrawIndexed") == 2
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_returns_are_instructions_that_return(vulkan: dict[str, Mesa], release: str, tmp_path: Path) -> None:
+    # given: what objdump says of the functions that make pipelines
+    mesa = vulkan[release]
+    assert calibrate(mesa, tmp_path / "layout", "bmg").returncode == 0
+    layout = Layout.from_json((tmp_path / "layout").read_text())
+    for made_by, made in MADE_BY.items():
+        (start,) = (entry.address for entry in layout.entries if entry.action is made_by)
+        found = {entry.address for entry in layout.entries if entry.action is made}
+        words = ["objdump", "-d", "--no-show-raw-insn", f"--start-address={start}", f"--stop-address={start + 0x900}"]
+        text = subprocess.run([*words, str(mesa.library)], capture_output=True, text=True, check=True).stdout
+        returns = {int(line.split(":")[0], 16) for line in text.splitlines() if line.endswith("ret")}
+        assert found and found <= returns
 
 
 def test_without_a_gpu_it_is_refused_in_a_sentence(vulkan: dict[str, Mesa], tmp_path: Path) -> None:

@@ -56,8 +56,9 @@ class Player:
         with library.open("rb") as file:
             table = elf_sections.symbols(ELFFile(file))
             symbols = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
+            returns = {each.name: each["st_value"] + each["st_size"] - 1 for each in table.iter_symbols()}
             elf = LibraryFile(file)
-            layout = self._layout(symbols, elf.build_id(), bound)
+            layout = self._layout(symbols, returns, elf.build_id(), bound)
             offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
             probes._attach_layout(file.fileno(), layout, offsets)
         self.probes, self._bound = probes, bound
@@ -71,7 +72,7 @@ class Player:
         self._before = probes.counters()
 
     @staticmethod
-    def _layout(symbols: dict[str, int], build_id: str, bound: tuple[int, ...]) -> Layout:
+    def _layout(symbols: dict[str, int], returns: dict[str, int], build_id: str, bound: tuple[int, ...]) -> Layout:
         def entry(name: str, action: Action, handle: int, count: int | None = None) -> Entry:
             return Entry(name, action, symbols[name] + 4, handle, count)
 
@@ -88,8 +89,10 @@ class Player:
                 entry("include", Action.INCLUDE, 2, 1),
                 entry("gone", Action.SHADER_GONE, 0),
                 entry("named", Action.NAMED, 0),
-                entry("make", Action.MADE, 3, 2),
-                entry("make_to_draw", Action.MADE_TO_DRAW, 3, 2),
+                entry("make", Action.MAKE, 3, 2),
+                Entry("make", Action.MADE, returns["make"], 0),
+                entry("make_to_draw", Action.MAKE_TO_DRAW, 3, 2),
+                Entry("make_to_draw", Action.MADE_TO_DRAW, returns["make_to_draw"], 0),
             ),
             address=(Field((8,), bits=32),),
             size=Field((12,), bits=32),
