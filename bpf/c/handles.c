@@ -406,7 +406,8 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
     }
     u64 of_code = 0;
     u64 kind = choose(has_shaders(layout), CHUNK_OF_SHADER + kernel->stage, CHUNK_OF_CODE);
-    sent = send_chunks(&about, CHUNK_OF_CODE, kind, lanes(layout, kernel, key->value), MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
+    u64 simd = lanes(layout, kernel, key->value);
+    sent = send_chunks(&about, CHUNK_OF_CODE, kind, simd, MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
     kernel->sent = choose(of_code & UNREADABLE, 0, sent) | has_name << 63;
     failures |= of_code;
     u64 is_whole = sent >= kernel->size, too_large = binary_bytes > MOST_BINARY_BYTES;
@@ -779,8 +780,8 @@ struct stage_info {
  * the latter a pointer to its stages, whose number is at MANY_IN_INFO. */
 #define COMPUTE_INFO_BYTES 96
 #define GRAPHICS_INFO_BYTES 144
-#define STAGE_IN_INFO 24
 #define MANY_IN_INFO 20
+#define STAGE_IN_INFO 24
 #define MAIN 0x6e69616dULL /* the text "main" */
 #define MOST_MADE 8 /* pipelines of one call whose shaders get names */
 

@@ -42,6 +42,7 @@ NO_DECODER = "[no decoder]"
 NO_INSTRUCTION = "[not an instruction]"  # the offset is inside an instruction, or outside the code
 
 _NO_INSTRUCTIONS = read_instructions({"offset": [], "size": [], "mnemonic": []}, [], 0)
+_MOST_LANES = 32  # of a thread
 _MAX_FRAMES = 256  # of a stack; report.gpu.functions makes fewer
 _MAX_PROBLEMS = 20
 _MAX_PROBLEM_SECONDS = 120.0  # spent on modules with problems; after that, only the names of further ones are read
@@ -388,7 +389,7 @@ def _checked_kernel(answer: Any, vendor: str, strings: list[str], stacks: list[t
                 fingerprint=string(fingerprint),
                 address=integer(address),
                 size=integer(size),
-                simd=integer(simd),
+                simd=integer(simd, _MOST_LANES + 1),
                 code_size=length,
                 decoded=None if instructions is None else read_instructions(instructions, strings, length),
                 segment_offsets=tuple(offsets),

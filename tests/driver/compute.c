@@ -10,6 +10,7 @@
  *   --pool           the pool is reset before each filling, in place of vkBeginCommandBuffer's own reset
  *   --anew           pipelines are destroyed and made again in each round, with other shaders
  *   --names          pipelines have debug names, shader_1 and so on
+ *   --depth N        (0) frames between the program's main function and those that dispatch, besides
  *   --entries        entry points are called calc and look, not main
  *   --lanes          shaders 1 and 3 have 16 lanes, 2 and 4 have 32
  *   --hostile-names  pipelines have names that are no text, that control terminals, and of 64 KiB
@@ -25,7 +26,7 @@
 #include "vulkan_program.h"
 
 enum { SHADERS = 4 };
-static int dispatches = 3, rounds = 2, submits = 2, threads;
+static int dispatches = 3, rounds = 2, submits = 2, threads, depth;
 static double seconds;
 static bool secondary, reset_pool, anew, names, lanes, entries, hostile_names, direct, indirect;
 
@@ -94,6 +95,15 @@ __attribute__((noinline)) void fill_commands(VkCommandBuffer commands)
     dispatch_2(commands);
     dispatch_3(commands);
     dispatch_4(commands);
+}
+
+static __attribute__((noinline)) void fill_deeper(VkCommandBuffer commands, int left)
+{
+    if (left)
+        fill_deeper(commands, left - 1);
+    else
+        fill_commands(commands);
+    __asm__ volatile("");
 }
 
 __attribute__((noinline)) void submit_commands(VkCommandBuffer commands)
@@ -177,7 +187,7 @@ static void run_round(VkCommandBuffer primary, VkCommandBuffer second)
         for (int i = 0; i < times; i++)
             vkCmdExecuteCommands(primary, 1, &second);
     else
-        fill_commands(primary);
+        fill_deeper(primary, depth);
     CHECK(end_commands(primary));
     for (int i = 0; i < submits; i++)
         submit_commands(primary);
@@ -243,6 +253,8 @@ int main(int argc, char **argv)
             submits = atoi(argv[++i]);
         if (i + 1 < argc && !strcmp(option, "--threads"))
             threads = atoi(argv[++i]);
+        if (i + 1 < argc && !strcmp(option, "--depth"))
+            depth = atoi(argv[++i]);
         if (i + 1 < argc && !strcmp(option, "--seconds"))
             seconds = atof(argv[++i]);
     }
