@@ -313,7 +313,12 @@ def test_a_million_dispatches_are_recorded_in_limited_memory(
     recording = Recording(tmp_path / "capture", said, run, ledger)
     assert sum(run.submitted.values()) == 1_000_000
     addresses = CaptureReader(recording.capture).table("launch", ("address",))["address"].to_pylist()
-    assert Counter(address - WINDOW for address in addresses) == walkers_of(run)
+    recorded, truth = Counter(address - WINDOW for address in addresses), walkers_of(run)
+    # what a busy machine loses is counted exactly
+    losses = CaptureReader(recording.capture).table("loss").to_pylist()
+    lost = sum(loss["count"] or 0 for loss in losses if loss["source"] == "launches")
+    assert not recorded - truth
+    assert (truth - recorded).total() == lost < 100_000
     (megabytes,) = re.findall(r"([\d.]+) MB peak memory", said)
     assert float(megabytes) < 300
 
