@@ -32,6 +32,8 @@ MAX_GPUS = 8  # their numbers are stored in three bits of a handle
 MAX_OFFSET = 0x7FFF  # bytes; fits the signed 16-bit fields of handles.c
 MAX_BOUND_OFFSET = 0x1FFFF  # bytes of a command buffer; fits the 32-bit fields of handles.c
 MAX_WINDOW = 1 << 32  # bytes
+REVISION = 1
+"""Of what calibrating finds of a Vulkan driver: raised when it finds more."""
 STAGES = ("vertex", "control", "evaluation", "geometry", "fragment")
 """Of draws, in Mesa's order: control and evaluation are those of tessellation."""
 ARGUMENTS = (112, 104, 96, 88, 72, 64)
@@ -54,6 +56,12 @@ class Action(StrEnum):
     MODULE_GONE = "module-gone"  # destroys a module
     SHADER_GONE = "shader-gone"  # destroys a pipeline, and its shader, which is the launches' handle
     NAMED = "named"  # names an object: VkDebugUtilsObjectNameInfoEXT
+    # Makes pipelines of an array of VkComputePipelineCreateInfo, or VkGraphicsPipelineCreateInfo; the stack pointer is
+    # as it was at the function's first instruction. And its return: what was the last argument points to them.
+    MAKE = "make"
+    MAKE_TO_DRAW = "make-to-draw"
+    MADE = "made"
+    MADE_TO_DRAW = "made-to-draw"
     EXECUTE = "execute"  # executes an array of command lists
     SUBMIT = "submit"  # executes the command lists of an array of VkSubmitInfo2
     INCLUDE = "include"  # makes an array of command lists part of the list that is the first argument
@@ -72,10 +80,12 @@ class Action(StrEnum):
     WAIT = "wait"  # waits for the GPU; the stack pointer is as it was at the function's first instruction
 
 
-_WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE, Action.SUBMIT, Action.INCLUDE)
+MADE_BY = {Action.MAKE: Action.MADE, Action.MAKE_TO_DRAW: Action.MADE_TO_DRAW}
+OF_DRAWS = (Action.DRAW, Action.MAKE_TO_DRAW, Action.MADE_TO_DRAW)
+_WITH_ARRAYS = (Action.LAUNCH_MANY, Action.EXECUTE, Action.SUBMIT, Action.INCLUDE, *MADE_BY)
 TRANSFERS = (Action.TRANSFER, Action.TRANSFER_REGION, Action.TRANSFER_SIZES, Action.TRANSFER_UNKNOWN)
 OWN_LAUNCHES = (Action.OWN_LAUNCH, Action.OWN_LAUNCHES)
-_ONLY_OF_WINDOWS = {Action.DRAW, Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE}
+_ONLY_OF_WINDOWS = {Action.SHADER_GONE, Action.NAMED, Action.SUBMIT, Action.INCLUDE, *OF_DRAWS, *MADE_BY, Action.MADE}
 _OF_WINDOWS = {*_ONLY_OF_WINDOWS, Action.LAUNCH, Action.LIST_CLOSED, Action.LIST_RESET, Action.LIST_GONE}
 
 
@@ -172,9 +182,18 @@ class Layout:
     # With `drawn`: offset, in a pipeline that draws, of the first pointer to a shader, and bytes from one to the next;
     # it has as many as STAGES, some of which may point elsewhere.
     stages: tuple[int, int] = (0, 0)
+    stage: int = 0  # with `drawn`: offset in a shader that draws of its number in STAGES, 32 bits; 0 if unknown
     # With `drawn`: offset, in a pipeline, of the 32 bits that say of which kind it is, and these in a pipeline that
     # dispatches and in one that draws.
     kind: tuple[int, int, int] = (0, 0, 0)
+    simd: int = 0  # with `window`: offset in a shader that dispatches of its number of lanes, 32 bits; 0 if unknown
+
+    revision: int = 0  # with `window`: REVISION of the iaprof that made it
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether this iaprof may find more in the driver, and does so by itself."""
+        return bool(self.window) and self.revision < REVISION
 
     @property
     def has_lists(self) -> bool:
@@ -248,7 +267,10 @@ def _layout(of: Mapping[str, Any]) -> Layout:
         pipeline=_number(of.get("pipeline", 0), MAX_OFFSET + 1),
         drawn=tuple(_number(offset, MAX_BOUND_OFFSET + 1) for offset in of.get("drawn", ())),
         stages=_offsets(of.get("stages", (0, 0)), 2),
+        stage=_number(of.get("stage", 0), MAX_OFFSET + 1),
         kind=_offsets(of.get("kind", (0, 0, 0)), 3),
+        simd=_number(of.get("simd", 0), MAX_OFFSET + 1),
+        revision=_number(of.get("revision", 0), 1 << 16),
     )
     if not _BUILD_ID.fullmatch(layout.build_id):
         raise LayoutError("its build-id is not valid")
@@ -264,6 +286,8 @@ def _layout(of: Mapping[str, Any]) -> Layout:
             raise LayoutError("it has functions that Vulkan does not have")
         if len(layout.drawn) > 2 or (Action.DRAW in actions and not layout.drawn):
             raise LayoutError("it does not say how command buffers lead to the shaders with which they draw")
+        if Action.MADE_TO_DRAW in actions and not layout.stage:
+            raise LayoutError("it does not say which stage a shader is")
     elif not layout.name or not layout.allocation or layout.bound or layout.drawn or actions & _ONLY_OF_WINDOWS:
         raise LayoutError("it is incomplete")
     if not actions & {Action.KERNEL_GONE, Action.SHADER_GONE} or (layout.module and Action.MODULE_GONE not in actions):

@@ -40,7 +40,8 @@ _FUNCTIONS = (
     "on_transferred", "on_may_copy", "on_own_launch", "on_own_launches", "on_dispatched", "on_link_map_change",
     "on_wait", "on_wait_begun", "on_waited", "on_message", "on_sample", "on_sample_walk", "on_sample_miss",
     "on_sample_copy", "on_sample_state", "on_sample_python", "on_sample_codes", "on_sampled", "on_submit",
-    "on_submitted", "on_shader_gone", "on_named", "on_draw", "on_drawn",
+    "on_submitted", "on_shader_gone", "on_named", "on_draw", "on_drawn", "on_make",
+    "on_made",
 )  # fmt: skip
 SESSION_PROGRAMS = ("on_wait", "on_wait_begun", "on_waited")
 """Programs for uprobe sessions (Linux 6.13)."""

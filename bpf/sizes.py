@@ -142,6 +142,7 @@ def map_entries(sizes: Sizes = DEFAULT_SIZES) -> dict[str, int]:
         "kernels_seen": sizes.kernels_remembered,
         "shader_names": sizes.kernels_remembered,
         "draws": sizes.kernels_remembered >> 2,
+        "makings": sizes.waiting_threads,
         "occupants": sizes.kernels_remembered,
         "modules_seen": sizes.kernels_remembered,
         "calls": sizes.calls_remembered,

@@ -131,7 +131,9 @@ LAYOUT = np.dtype(
         ("drawn_count", "<u4"),
         ("stages", "<u2", (2,)),
         ("kind", "<u2", (3,)),  # driver_layout.Layout.kind
-        ("pad", "V2"),
+        ("simd", "<u2"),  # driver_layout.Layout.simd and stage
+        ("stage", "<u2"),
+        ("pad", "V6"),
         # The low bits of a handle, which are 0, if a handle has a kernel for each GPU: there the programs put the GPU's
         # number. Else 0.
         ("gpu_mask", "<u8"),
@@ -152,7 +154,7 @@ ENTRY = np.dtype(
         ("in_list", "u1"),  # a launch's first argument leads to a command list
         ("event", "u1"),  # ListEvent
         ("nested", "u1"),  # the driver also calls the function itself
-        ("is_draw", "u1"),
+        ("is_draw", "u1"),  # also of a function that makes pipelines that draw
         ("pad", "V6"),
     ]
 )

@@ -46,6 +46,7 @@ class CodeKernel:
     code: bytes  # with that padding
     functions: tuple[CodeFunction, ...]  # sorted by offset
     relocations: tuple[tuple[int, int], ...] = ()  # offset and size, in bytes, of the bytes that relocations change
+    simd: int = 0  # lanes of its instructions that each thread executes; 0: unknown
     label: str = ""  # what reports show if it is no kernel, but functions that kernels call
 
     @property

@@ -14,7 +14,7 @@
  *
  * A Vulkan driver has shaders in place of kernels. A launch's argument is a command buffer, which leads to the shader that is
  * bound there; the shader's address in the process is the handle. Shaders have no module: each counts as its own. A shader's
- * name is the one that the program gave its pipeline (`shader_names`).
+ * name is the one that the program gave its pipeline (`shader_names`), or else its entry point's, unless that is `main`.
  *
  * A draw launches the shaders of up to five stages. Those that follow with the same shaders are counted in `draws`.
  *
@@ -57,6 +57,7 @@ struct kernel {
     u64 sent;            /* bytes of its code that were sent; and HAS_NAME if its name was sent */
     u64 stage;           /* of a shader that draws: 1 + its number; else 0 */
     char name[NAME_BYTES];
+    u64 is_entry;        /* of shader_name */
 };
 
 BPF_TABLE("lru_hash", struct handle, struct kernel, kernels_seen, ANY);
@@ -75,6 +76,7 @@ BPF_TABLE("lru_hash", struct handle, struct module, modules_seen, ANY);
 
 struct shader_name {
     char text[NAME_BYTES];
+    u64 is_entry;        /* the name of its entry point, not one of its pipeline */
 };
 BPF_TABLE("lru_hash", struct handle, struct shader_name, shader_names, ANY);
 
@@ -247,9 +249,10 @@ static __always_inline struct kernel *checked_kernel(struct pt_regs *ctx, const 
         return 0;
     struct kernel fresh = {.address = address, .size = values[CODE_BYTES]};
     struct shader_name *name = shader_names.lookup(key);
-    if (name)
+    if (name) {
         bpf_probe_read_kernel(fresh.name, sizeof(fresh.name), name);
-    else
+        fresh.is_entry = name->is_entry;
+    } else
         read_user_text(fresh.name, sizeof(fresh.name), (void *)values[NAME]); /* 0 in a layout with shaders */
     if (is_occupied(ctx, entry, layout, key, address, values))
         return 0;
@@ -269,8 +272,8 @@ static __always_inline void send_launch(const struct launched *launch, const str
         record->iba = kernel->address & ~0xffffffffULL; /* true of all devices that were tried */
         record->address = kernel->address;
         record->size = kernel->size;
-        /* The recorder puts the stage of a shader that draws before its name. */
-        if (kernel->stage)
+        /* The recorder puts the stage of a shader that draws before its name, and a hash behind the name of an entry point. */
+        if (kernel->stage | kernel->is_entry)
             flags |= LAUNCH_NO_NAME;
         else if (!(flags & LAUNCH_OTHER) &&
                  bpf_probe_read_kernel(record->name, sizeof(record->name), kernel->name) == 0 && !record->name[0])
@@ -295,6 +298,7 @@ static __always_inline struct chunk *reserve_chunk(const struct about *about, en
     if (chunk) {
         *(struct about *)chunk = *about;
         chunk->what = what;
+        chunk->simd = 0;
         chunk->offset = offset;
         chunk->total = total;
     }
@@ -317,6 +321,7 @@ static __always_inline enum name_result send_name(const struct about *about, u64
         return NAME_UNREADABLE;
     }
     chunk->bytes = chunk->total = bytes - 1;
+    chunk->what = choose(shader && shader->is_entry, CHUNK_OF_ENTRY, CHUNK_OF_NAME);
     chunks.ringbuf_submit(chunk, BPF_RB_NO_WAKEUP);
     return NAME_SENT;
 }
@@ -325,8 +330,8 @@ static __always_inline enum name_result send_name(const struct about *about, u64
 #define NO_ROOM 2 /* in the ring buffer */
 
 /* Sends the rest of `total` bytes after the first `sent`, at most `most` chunks; returns the new number of sent bytes.
- * `what` and `most` must be constants; the chunks have `kind`. Adds UNREADABLE and NO_ROOM to `failures`. */
-static __always_inline u64 send_chunks(const struct about *about, enum chunk_of what, u64 kind, u32 most, u64 from,
+ * `what` and `most` must be constants; the chunks have `kind` and `simd`. Adds UNREADABLE and NO_ROOM to `failures`. */
+static __always_inline u64 send_chunks(const struct about *about, enum chunk_of what, u64 kind, u64 simd, u32 most, u64 from,
                                        u64 total, u64 sent, u64 *failures) {
     u64 failed = 0, numbers;
     begin_numbers(&numbers, 0, most);
@@ -347,6 +352,7 @@ static __always_inline u64 send_chunks(const struct about *about, enum chunk_of 
         failed |= unreadable;
         chunk->bytes = choose(unreadable, 0, bytes);
         chunk->what = kind;
+        chunk->simd = simd;
         u64 every = what == CHUNK_OF_MODULE ? MODULE_WAKE_BYTES : CHUNK_WAKE_BYTES;
         chunks.ringbuf_submit(chunk, wakeup(chunk, sizeof(*chunk), every));
         sent += bytes;
@@ -354,6 +360,14 @@ static __always_inline u64 send_chunks(const struct about *about, enum chunk_of 
     end_numbers(&numbers);
     *failures |= failed;
     return sent;
+}
+
+/* Returns the number of lanes of a shader that dispatches; 0 if it is unknown. */
+static __always_inline u64 lanes(const struct layout *layout, const struct kernel *kernel, u64 shader) {
+    u32 number = 0;
+    if (layout->simd && !kernel->stage)
+        read_user(&number, 4, (void *)(shader + layout->simd));
+    return at_most(255, number); /* fits a chunk, and is no number of lanes */
 }
 
 /* Sends a kernel's name, its code, and then its module's binary unless that was sent. The code precedes the module, so that
@@ -392,12 +406,13 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
     }
     u64 of_code = 0;
     u64 kind = choose(has_shaders(layout), CHUNK_OF_SHADER + kernel->stage, CHUNK_OF_CODE);
-    sent = send_chunks(&about, CHUNK_OF_CODE, kind, MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
+    u64 simd = lanes(layout, kernel, key->value);
+    sent = send_chunks(&about, CHUNK_OF_CODE, kind, simd, MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
     kernel->sent = choose(of_code & UNREADABLE, 0, sent) | has_name << 63;
     failures |= of_code;
     u64 is_whole = sent >= kernel->size, too_large = binary_bytes > MOST_BINARY_BYTES;
     if (module && !too_large) {
-        module->sent = send_chunks(&about, CHUNK_OF_MODULE, CHUNK_OF_MODULE, MOST_MODULE_CHUNKS, binary, binary_bytes,
+        module->sent = send_chunks(&about, CHUNK_OF_MODULE, CHUNK_OF_MODULE, 0, MOST_MODULE_CHUNKS, binary, binary_bytes,
                                    module->sent, &failures);
         is_whole &= module->sent >= binary_bytes;
     }
@@ -746,6 +761,119 @@ int on_named(struct pt_regs *ctx) {
             continue;
         shader_names.update(&key, &name);
         kernels_seen.delete(&key); /* it is described again, with its name */
+    }
+    return 0;
+}
+
+/* VkPipelineShaderStageCreateInfo. */
+struct stage_info {
+    u32 structure_type;
+    u32 pad;
+    u64 next;
+    u32 flags;
+    u32 stage;           /* a bit of VkShaderStageFlagBits */
+    u64 module;
+    u64 name;
+    u64 special;
+};
+/* Bytes of a VkComputePipelineCreateInfo and of a VkGraphicsPipelineCreateInfo; at STAGE_IN_INFO the former has its stage, and
+ * the latter a pointer to its stages, whose number is at MANY_IN_INFO. */
+#define COMPUTE_INFO_BYTES 96
+#define GRAPHICS_INFO_BYTES 144
+#define MANY_IN_INFO 20
+#define STAGE_IN_INFO 24
+#define MAIN 0x6e69616dULL /* the text "main" */
+#define MOST_MADE 8 /* pipelines of one call whose shaders get names */
+
+/* A call that makes pipelines, by tid. */
+struct making {
+    u64 sp;              /* stack pointer at its begin, and at its return */
+    u64 infos;
+    u64 pipelines;
+    u64 many;
+};
+BPF_TABLE("lru_hash", u32, struct making, makings, ANY);
+
+/* Keeps the name of a shader's entry point, unless its pipeline has a name. */
+static __always_inline void name_entry(const struct handle *key, u64 text) {
+    struct shader_name name = {.is_entry = 1};
+    struct shader_name *known = shader_names.lookup(key);
+    if (!text || (known && !known->is_entry))
+        return;
+    if (read_user_text(name.text, sizeof(name.text), (void *)text) <= 1 || *(u64 *)name.text == MAIN) {
+        if (!known)
+            return;
+        shader_names.delete(key);
+    } else
+        shader_names.update(key, &name);
+    kernels_seen.delete(key); /* it is described again, with its name */
+}
+
+/* Keeps the names of a pipeline's entry points. */
+static __always_inline void name_entries(struct pt_regs *ctx, const struct entry *entry, const struct layout *layout,
+                                         u64 pipeline, u64 info) {
+    u64 first = info + STAGE_IN_INFO, names[8] = {}; /* by number of the stage; 0 of one that dispatches */
+    u32 many = 1;
+    struct shader_places places = shader_places(layout, pipeline);
+    if ((places.many > 1) != !!entry->is_draw)
+        return;
+    if (entry->is_draw && (read_user(&first, 8, (void *)first) | read_user(&many, 4, (void *)(info + MANY_IN_INFO))))
+        return;
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < STAGES; i++) {
+        struct stage_info stage = {};
+        if (hidden(i) >= many || read_user(&stage, sizeof(stage), (void *)(first + sizeof(stage) * hidden(i))))
+            break;
+        u64 bit = stage.stage & ((1 << STAGES) - 1);
+        names[hidden((bit > 1) + (bit > 2) + (bit > 4) + (bit > 8)) & 7] = stage.name;
+    }
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < STAGES; i++) {
+        u32 number = 0;
+        if (hidden(i) >= places.many)
+            break;
+        struct handle key = shader_of(ctx, entry, &places, i);
+        if (!key.value || (entry->is_draw && read_user(&number, 4, (void *)(key.value + layout->stage))) || number >= STAGES)
+            continue;
+        name_entry(&key, names[number & 7]);
+        names[number & 7] = 0; /* what the place behind the last shader points to may look like one */
+    }
+}
+
+int on_make(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
+    u32 tid = bpf_get_current_pid_tgid();
+    struct entry *entry = entry_of(ctx);
+    if (!entry)
+        return 0;
+    struct making making = {
+        .sp = ctx->sp,
+        .infos = integer_argument(ctx, entry->handle),
+        .pipelines = ctx->r9,
+        .many = (u32)integer_argument(ctx, entry->count),
+    };
+    makings.update(&tid, &making);
+    return 0;
+}
+
+/* At the instruction that returns. */
+int on_made(struct pt_regs *ctx) {
+    keep_kernel_stack(ctx);
+    u32 tid = bpf_get_current_pid_tgid();
+    struct entry *entry = entry_of(ctx);
+    struct layout *layout = layout_of(entry);
+    struct making *making = makings.lookup(&tid);
+    if (!entry || !layout || !making || making->sp != ctx->sp)
+        return 0;
+    struct making made = *making;
+    makings.delete(&tid);
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < MOST_MADE; i++) {
+        u64 pipeline = 0, at = hidden(i), bytes = choose(entry->is_draw, GRAPHICS_INFO_BYTES, COMPUTE_INFO_BYTES);
+        if (at >= made.many)
+            break;
+        if (!read_user(&pipeline, 8, (void *)(made.pipelines + 8 * at)) && pipeline)
+            name_entries(ctx, entry, layout, pipeline, made.infos + bytes * at);
     }
     return 0;
 }

@@ -103,6 +103,7 @@ class Outcome:
     copies: bool = False  # whether copies and fills are recorded
     own_kernels: bool = False  # whether launches of the driver's own kernels that copy and fill are recorded
     draws: bool = False  # whether Vulkan's draws are recorded
+    outdated: bool = False  # whether its layout is Layout.is_outdated
     waits: int = 0  # number of probed functions that wait for the GPU
     unused: bool = False  # no process has mapped it yet; its problem is reported when one does
 
@@ -147,7 +148,8 @@ class Libraries:
         self.calibrate: Callable[[int, str, str], str] = lambda *_: (
             ", so what programs dispatch is not recorded: run 'sudo iaprof calibrate LIBRARY'"
         )
-        """Takes Mesa's driver of an unknown build (descriptor, path, build-id); returns what follows from that."""
+        """Takes Mesa's driver of a build that this version does not know, or not all of (descriptor, path, build-id);
+        returns what follows from that."""
         self.cuda_is_injected = False
         """Whether NVIDIA's driver loads our library into all programs that are recorded: it reports their launches."""
         # By inode (a file with probes keeps its inode), and by what `_take` calls `content`: CLOCK_MONOTONIC when the
@@ -351,6 +353,8 @@ class Libraries:
                 offsets = [library.offset(entry.address, executable=True) for entry in layout.entries]
                 self._attach_layout(file.fileno(), layout, offsets)
                 since = time.monotonic_ns()
+                if layout.is_outdated:
+                    self.calibrate(file.fileno(), path, build_id)  # for later recordings
                 slow = single_stepped_launches(file.fileno(), layout, offsets)
                 many = sum(entry.is_wait for entry in layout.entries)
                 return Outcome(
@@ -365,6 +369,7 @@ class Libraries:
                     copies=layout.has_own_kernels,
                     own_kernels=layout.has_own_kernels,
                     draws=layout.has_draws,
+                    outdated=layout.is_outdated,
                     waits=many,
                 )
             problem = self._explain_unprobed(path, build_id, file.fileno())

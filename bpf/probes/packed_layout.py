@@ -8,6 +8,7 @@ from iaprof.bpf.driver_layout import (
     ARGUMENTS,
     MAX_CLASSES,
     MAX_GPUS,
+    OF_DRAWS,
     OWN_LAUNCHES,
     Action,
     Dispatch,
@@ -77,7 +78,7 @@ def packed_layout(layout: Layout) -> bytes:
     bound = (*layout.bound, 0, 0)[:2]
     drawn = (*layout.drawn, 0, 0)[:2]
     of_shaders = (*(layout.window or (0, 0)), *bound, len(layout.bound), layout.pipeline)
-    of_draws = (*drawn, len(layout.drawn), *layout.stages, *layout.kind)
+    of_draws = (*drawn, len(layout.drawn), *layout.stages, *layout.kind, layout.simd, layout.stage)
     return pack(
         LAYOUT, *classes, *map(len, step_lists), *steps, *code, *of_dispatch, *gpu, *of_shaders, *of_draws, mask
     )
@@ -112,7 +113,7 @@ def packed_entry(layout: Layout | None, entry: Entry, index: int) -> bytes:
     event = _LIST_EVENTS.get(entry.action, ListEvent.EXECUTE)
     in_list = bool(layout and layout.has_lists)
     numbers = (*registers, is_array, flags, offset, transfer, size_kind, entry.list_offset, in_list, event)
-    return pack(ENTRY, entry.address, index, *numbers, entry.nested, entry.action is Action.DRAW)
+    return pack(ENTRY, entry.address, index, *numbers, entry.nested, entry.action in OF_DRAWS)
 
 
 TIMEOUTS = {

@@ -90,7 +90,8 @@ class _Printer:
             yield self._fitting(listing.file)
         launches = _counted(listing.launches, "launch") if listing.launches else "no launch recorded"
         share = f"{_counted(listing.samples, 'sample', 's')}, {100 * listing.share:.1f} % of all"
-        yield f"{share}; {_counted(listing.processes, 'process')}, {launches}"
+        width = f"; SIMD{listing.simd}" if listing.simd else ""
+        yield f"{share}; {_counted(listing.processes, 'process')}, {launches}{width}"
         yield from self._launchers()
         yield ""
         reasons = "".join(f"{head:>{width}}" for head, width in zip(self._heads, self._widths, strict=True))

@@ -115,6 +115,8 @@ def _ways(layout: Layout) -> list[tuple[str, str]]:
     ways = [(name, " + ".join(_way(field) for field in of if field)) for name, of in fields.items() if any(of)]
     if layout.window:
         ways[0] = ("address", f"{layout.window[0]:#x} + {ways[0][1]}")
+        if layout.simd:
+            ways.append(("lanes", _way(Field((layout.simd,), bits=32))))
         ways.append(("from", f"h = {_way(Field(layout.bound), 'c')} of the command buffer c"))
         if layout.drawn:
             *before, last = layout.drawn

@@ -340,6 +340,7 @@ def _listing(kernel: dict[str, Any], reasons: Sequence[str]) -> dict[str, Any]:
         "kernel": shown_name(kernel["kernel"]),
         "file": clean(kernel["file"]),
         "samples": kernel["samples"],
+        "simd": kernel["simd"],
         "leftOut": kernel.get("left_out", 0),
         "rows": rows,
         "places": [_place(frames, source) for frames, source in places],

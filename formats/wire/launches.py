@@ -178,7 +178,8 @@ CHUNK = np.dtype(
         *((name, ABOUT[name]) for name in ABOUT.names or ()),
         ("offset", "<u8"),  # of this chunk in the whole
         ("total", "<u8"),  # size of the whole, bytes
-        ("what", "<u4"),  # ChunkOf
+        ("what", "<u2"),  # ChunkOf
+        ("simd", "<u2"),  # lanes of a shader that dispatches, as its driver has them; 0 if unknown
         ("bytes", "<u4"),  # number of valid bytes of `data`
         ("data", f"V{CHUNK_BYTES}"),
     ]
@@ -197,6 +198,7 @@ class ChunkOf(IntEnum):
     EVALUATION = 6
     GEOMETRY = 7
     FRAGMENT = 8
+    ENTRY = 9  # the name of a shader's entry point; always a single chunk
 
 
 MAPPING_STATE = np.dtype(

@@ -9,6 +9,10 @@ shared/source/device_binary_format/zebin and shared/source/debugger (the debug f
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
+
 from iaprof.basics import elf
 from iaprof.gpu import elf_code
 from iaprof.gpu.code import ADDRESS_MASK, CodeKernel, CodeObject, CodeObjectError, canonical
@@ -18,6 +22,11 @@ CALLED_FUNCTIONS = "Intel_Symbol_Table_Void_Program"  # pseudo-kernel whose sect
 
 EM_INTELGT = 205  # the machine of ELF files: Intel Graphics Technology
 _RELOCATION_BYTES = {1: 8}  # R_ZE_SYM_ADDR; the other kinds change four
+INFO = ".ze_info"  # a section: YAML about each kernel
+_MOST_INFO_BYTES = 1 << 24
+# A line of .ze_info that begins a part of it, or a kernel in its part, or says how wide that is.
+_INFO_LINE = re.compile(rb"^(?:(\w+):|  - name:(.+)|      simd_size: *(\d{1,3})\b)", re.MULTILINE)
+SIMD_WIDTHS = (1, 8, 16, 32)
 _MOST_RELOCATIONS = 1 << 20  # places in one section; a kernel has a handful
 
 
@@ -27,7 +36,7 @@ def read_zebin(data: bytes) -> CodeObject:
     texts = kernel_sections(sections)
     check_size(data, texts)
     of_kernels = functions(data, sections, texts, are_placed=True)
-    relocations = _relocations(data, sections)
+    relocations, widths = _relocations(data, sections), _widths(data, sections)
     kernels = []
     for index, section in texts.items():
         name = section.name.removeprefix(TEXT_PREFIX)
@@ -41,6 +50,7 @@ def read_zebin(data: bytes) -> CodeObject:
                 code=data[section.offset : section.offset + section.size],
                 functions=tuple(sorted((f for f in own if f.name != name), key=lambda f: (f.offset, f.name))),
                 relocations=tuple(relocations.get(index, ())),
+                simd=widths.get(name, 0),
                 label="[called functions]" if name == CALLED_FUNCTIONS else "",
             )
         )
@@ -72,6 +82,38 @@ def placed_ranges(data: bytes | memoryview) -> list[tuple[int, int]]:
         return []
     segments = map(elf.Segment._make, elf.SEGMENT.iter_unpack(data[header.segments : end]))
     return [(canonical(each.address), min(each.memory, ADDRESS_MASK)) for each in segments if each.type == elf.PT_LOAD]
+
+
+def info(widths: Mapping[str, int]) -> bytes:
+    """The content of the section .ze_info for kernels with these names and lanes."""
+    lines = (f"  - name: {json.dumps(name)}\n    execution_env:\n      simd_size: {n}\n" for name, n in widths.items())
+    return f"---\nkernels:\n{''.join(lines)}...\n".encode()
+
+
+def _widths(data: bytes, sections: list[Section]) -> dict[str, int]:
+    """Lanes by kernel's name, of those of which the file says it once."""
+    found: dict[str, int] = {}
+    section = next((section for section in sections if section.name == INFO and section.type != elf.SHT_NOBITS), None)
+    if section is None or section.size > _MOST_INFO_BYTES:
+        return found
+    part = name = b""
+    for line in _INFO_LINE.finditer(data[section.offset : section.offset + section.size]):
+        part, name, width = line[1] or part, line[2] or (b"" if line[1] else name), int(line[3] or 0)
+        if part == b"kernels" and name and width:
+            plain = _plain(name)
+            found[plain] = width if width in SIMD_WIDTHS and plain not in found else 0
+    return found
+
+
+def _plain(scalar: bytes) -> str:
+    """The text of a scalar in YAML, which may be in quotation marks."""
+    text = scalar.decode("utf-8", "backslashreplace").strip(" ")
+    if text[:1] == "'":
+        return text[1:-1].replace("''", "'")
+    try:
+        return str(json.loads(text)) if text[:1] == '"' else text
+    except ValueError:
+        return text
 
 
 def _relocations(data: bytes, sections: list[Section]) -> dict[int, list[tuple[int, int]]]:

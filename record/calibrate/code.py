@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from iaprof.basics.elf import PF_EXECUTE
 from iaprof.bpf.probes.library_file import EMULATED, LibraryFile
+from iaprof.symbols.unwind.cfi import RSP, CallFrames, CfiError
 
 
 class Problem(Exception):
@@ -62,6 +63,25 @@ class Code:
             raise Problem("it answers with a call where there is none")
         return address
 
+    def returns(self, place: int) -> list[int]:
+        """Returns the virtual addresses of the `ret` instructions of a function; empty if none is known for sure.
+
+        Where call frame information begins a row, an instruction begins, and one that begins with 0xC3 is a `ret`. A
+        probe on another byte would change the instruction that it belongs to.
+        """
+        self.file.seek(0)
+        data = self.file.read()
+        try:
+            frames = CallFrames(data)
+            function = frames.function(address_of(self.elf, place, executable=True))
+            if function is None or max(function.size, function.end - function.instructions) > _MOST_BYTES:
+                return []
+            found = [at for at in range(function.size) if data[place + at] == _RET]
+            rows = [(function.start + at, frames.row_in(function, function.start + at)) for at in found[:_MOST_RETURNS]]
+        except (CfiError, IndexError):
+            return []
+        return [address for address, row in rows if row and row.cfa == (RSP, 8) and not row.before]
+
     def segment(self, place: int) -> tuple[int, int, int]:
         """Returns the segment of code with a place in the file: place and address of its beginning, and its bytes.
 
@@ -94,6 +114,8 @@ class Code:
         )
 
 
+_RET = 0xC3
+_MOST_BYTES, _MOST_RETURNS = 1 << 14, 256  # of a function, and of its call frame information; that may be in it
 CALL, JUMP = 0xE8, 0xE9  # opcodes, followed by a distance of four bytes
 CALL_BYTES = 5
 

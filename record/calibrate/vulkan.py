@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from iaprof.basics.clean import clean
-from iaprof.bpf.driver_layout import Action, Entry, Field, Layout
+from iaprof.bpf.driver_layout import MADE_BY, OF_DRAWS, REVISION, Action, Entry, Field, Layout
 from iaprof.record.calibrate.answer import MAX_PROBLEM, read_place, read_places
 from iaprof.record.calibrate.code import Code, Problem, address_of
 from iaprof.record.calibrate.vulkan_driver import MOST_DEVICES
@@ -22,6 +22,8 @@ _ENTRIES = {
     **dict.fromkeys(DRAWS, (Action.DRAW, 0, None)),
     "vkDestroyPipeline": (Action.SHADER_GONE, 1, None),
     "vkSetDebugUtilsObjectNameEXT": (Action.NAMED, 1, None),
+    "vkCreateComputePipelines": (Action.MAKE, 3, 2),
+    "vkCreateGraphicsPipelines": (Action.MAKE_TO_DRAW, 3, 2),
     "vkBeginCommandBuffer": (Action.LIST_RESET, 0, None),
     "vkResetCommandBuffer": (Action.LIST_RESET, 0, None),
     "vkEndCommandBuffer": (Action.LIST_CLOSED, 0, None),
@@ -29,6 +31,7 @@ _ENTRIES = {
     "vkQueueSubmit2": (Action.SUBMIT, 2, 1),
 }
 _NEEDED = ("vkCmdDispatchBase", "vkDestroyPipeline")
+_MADE = 5  # number of the argument that gets new pipelines
 _MOST_PATHS = 64
 
 
@@ -46,9 +49,11 @@ class VulkanAnswer:
     size: int
     code: int
     shader_class: tuple[int, int]  # offset, and place in the file of what the pointer there points to
+    simd: int  # 0 if it is not known
     bound: tuple[tuple[int, ...], ...]  # best first
     drawn: tuple[tuple[int, ...], ...]  # the same of draws; empty if `no_draws`
     stages: tuple[int, int]
+    stage: int  # 0 if it is not known
     kind: tuple[int, int, int]
     no_draws: str  # why draws are not recorded; empty if they are
 
@@ -92,9 +97,11 @@ def _read_device(name: str, raw: Any) -> VulkanAnswer:
         size=int(raw["size"]),
         code=int(raw["code"]),
         shader_class=(int(class_at), read_place(class_place)),
+        simd=int(raw["simd"]),
         bound=_paths(raw["bound"]),
         drawn=_paths(raw.get("drawn", ())),
         stages=(int(first), int(stride)),
+        stage=int(raw.get("stage", 0)),
         kind=(int(kind_at), int(dispatching), int(drawing)),
         no_draws=clean(str(raw.get("no_draws", ""))[:MAX_PROBLEM]),
     )
@@ -125,11 +132,13 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
     ):
         no_draws = "devices disagree on how a command buffer leads to the shaders with which it draws"
     class_at, class_place = first.shader_class
+    stage = 0 if no_draws or len({answer.stage for answer in answers}) > 1 else first.stage
+    left_out = OF_DRAWS if no_draws else () if stage else (Action.MAKE_TO_DRAW, Action.MADE_TO_DRAW)
     layout = Layout(
         build_id=build_id,
         driver="vulkan",
         version=first.version,
-        entries=tuple(entry for entry in _entries(answers, code) if not no_draws or entry.action is not Action.DRAW),
+        entries=tuple(entry for entry in _entries(answers, code) if entry.action not in left_out),
         address=(Field((first.start,), bits=32),),
         size=Field((first.size,), bits=32),
         code=Field((first.code,)),
@@ -142,7 +151,10 @@ def vulkan_layout(build_id: str, code: Code, answers: Sequence[VulkanAnswer]) ->
         pipeline=first.pipeline,
         drawn=() if no_draws else drawn,
         stages=(0, 0) if no_draws else first.stages,
+        stage=stage,
         kind=(0, 0, 0) if no_draws else first.kind,
+        revision=REVISION,
+        simd=first.simd if len({answer.simd for answer in answers}) == 1 else 0,
     )
     return Layout.from_json(layout.to_json()), no_draws
 
@@ -166,6 +178,11 @@ def _entries(answers: Sequence[VulkanAnswer], code: Code) -> Iterator[Entry]:
                 continue
             taken.add(place)
             needed = {handle} if count is None else {0, handle, count}
+            if action in MADE_BY:
+                if returns := code.returns(place):
+                    yield Entry(name, action, code.probe(place, needed | {_MADE}, keeps_stack=True), handle, count)
+                    yield from (Entry(name, MADE_BY[action], at, 0) for at in returns)
+                continue
             # What comes before the probe may read a structure that an argument points to, as of an indirect dispatch.
             at = code.probe(place, needed, keeps_memory=action not in (Action.LAUNCH, Action.DRAW))
             yield Entry(name, action, at, handle, count)

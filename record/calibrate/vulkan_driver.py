@@ -26,6 +26,7 @@ _EXTENSION_BYTES = 260  # of VkExtensionProperties, which begins with the name
 _VERSION_1_3 = 0x403000
 _COMPUTE = 0x20  # VK_SHADER_STAGE_COMPUTE_BIT
 _STORAGE_BUFFER, _OF_GRAPHICS, _OF_COMPUTE = 7, 0, 1  # VkDescriptorType, VkPipelineBindPoint
+_REQUIRED_SIZE = 1000225001  # VkPipelineShaderStageRequiredSubgroupSizeCreateInfo
 STAGES = (1, 2, 4, 8, 16)  # VkShaderStageFlagBits: vertex, tessellation control and evaluation, geometry, fragment
 _TRIANGLES, _PATCHES = 3, 10  # VkPrimitiveTopology
 _COLOR = 37  # VK_FORMAT_R8G8B8A8_UNORM
@@ -190,13 +191,14 @@ class Device:
         info = struct.pack("<IIQIIQQ", 16, 0, 0, 0, 0, len(code), self._driver.block(code))
         return self._make("vkCreateShaderModule", info)
 
-    def pipeline(self, module: int, value: int) -> int:
-        """Makes a pipeline of a module whose specialization constant 0 has a value."""
+    def pipeline(self, module: int, value: int, lanes: int = 0) -> int:
+        """Makes a pipeline of a module whose specialization constant 0 has a value, of so many lanes; 0 for any."""
         block = self._driver.block
         entry = block(struct.pack("<IIQ", 0, 0, 4))
         special = block(struct.pack("<IIQQQ", 1, 0, entry, 4, block(struct.pack("<I", value))))
         # VkPipelineShaderStageCreateInfo 18 in VkComputePipelineCreateInfo 29
-        stage = struct.pack("<IIQIIQQQ", 18, 0, 0, 0, _COMPUTE, module, block(b"main\0"), special)
+        size = block(struct.pack("<IIQII", _REQUIRED_SIZE, 0, 0, lanes, 0)) if lanes else 0
+        stage = struct.pack("<IIQIIQQQ", 18, 0, size, 0, _COMPUTE, module, block(b"main\0"), special)
         info = struct.pack("<IIQII", 29, 0, 0, 0, 0) + stage + struct.pack("<QQii", self._layout, 0, -1, 0)
         arguments = (self.handle, 0, 1, block(info), 0)
         return self._driver.create("vkCreateComputePipelines", *arguments, at=self.function("vkCreateComputePipelines"))

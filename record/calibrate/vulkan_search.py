@@ -44,6 +44,8 @@ FUNCTIONS = (
     "vkCmdDispatchBase",
     "vkCmdDispatchIndirect",
     "vkCmdDispatchIndirect2KHR",
+    "vkCreateComputePipelines",
+    "vkCreateGraphicsPipelines",
     "vkDestroyPipeline",
     "vkSetDebugUtilsObjectNameEXT",
     "vkBeginCommandBuffer",
@@ -60,7 +62,8 @@ _MOST_PADDING = 64  # bytes behind code that may belong to it and are zero
 _MOST_OTHER_BYTES = 16  # of code, in a copy of it: addresses
 _FUNCTIONS = 4  # at the beginning of a table of functions, of which one is not null
 _WALKER = 0x7208  # the upper half of COMPUTE_WALKER's first word, on Xe2 and Xe3
-_WALKER_WORDS, _GROUPS_AT, _START_AT = 40, 7, 19
+_WALKER_WORDS, _LANES_AT, _GROUPS_AT, _START_AT = 40, 4, 7, 19
+_LANES = (8, 16, 32, 0)  # by the upper two bits of a word of it
 _GROUPS = (3, 5, 7)  # of our dispatches
 # Of draws: commands that set a shader of STAGES, where they have its start, and whether it is on at all.
 _STAGE_COMMANDS = (
@@ -89,6 +92,7 @@ class _Shader:
 
     pipeline: int
     start: int  # offset from the instruction base
+    lanes: int
     code: bytes  # without the zeros at its end
     at: int  # address of its code in this process's mapping of the GPU's memory
 
@@ -156,6 +160,7 @@ def _search(
         "size": size,
         "code": code,
         "class": (class_at, class_place),
+        "simd": _simd(device, memory, of_first, pipeline),
         "bound": _bound(device, memory, shaders, pipeline),
         **drawn,
     }
@@ -180,9 +185,9 @@ def _changes(before: dict[int, bytes], after: dict[int, bytes]) -> Iterator[tupl
         yield start + blocks[0], content[blocks[0] : blocks[-1] + _BLOCK]
 
 
-def _make(device: Device, module: int, value: int) -> _Shader:
+def _make(device: Device, module: int, value: int, lanes: int = 0) -> _Shader:
     before = _gpu_memory()
-    pipeline = device.pipeline(module, value)
+    pipeline = device.pipeline(module, value, lanes)
     changed = list(_changes(before, _gpu_memory()))
     if len(changed) != 1:
         raise DriverError("it writes the code of a shader to no place or to several")
@@ -191,19 +196,35 @@ def _make(device: Device, module: int, value: int) -> _Shader:
     device.bind(commands, pipeline)
     before = _gpu_memory()
     device.dispatch(commands, _GROUPS)
-    starts = {start for _, content in _changes(before, _gpu_memory()) for start in _walkers(content)}
-    if len(starts) != 1:
+    walkers = {walker for _, content in _changes(before, _gpu_memory()) for walker in _walkers(content)}
+    if len(walkers) != 1:
         raise DriverError("its commands for a dispatch are of a kind that iaprof does not know")
+    ((start, simd),) = walkers
     ((at, content),) = changed
-    return _Shader(pipeline, starts.pop(), content.rstrip(b"\0"), at)
+    return _Shader(pipeline, start, simd, content.rstrip(b"\0"), at)
 
 
-def _walkers(content: bytes) -> Iterator[int]:
-    """Yields the start of the kernel of each COMPUTE_WALKER with our number of groups."""
+def _walkers(content: bytes) -> Iterator[tuple[int, int]]:
+    """Yields start and lanes of the kernel of each COMPUTE_WALKER with our number of groups."""
     words = struct.unpack(f"<{len(content) // 4}I", content[: len(content) // 4 * 4])
     for at in range(len(words) - _WALKER_WORDS + 1):
         if words[at] >> 16 == _WALKER and words[at + _GROUPS_AT : at + _GROUPS_AT + 3] == _GROUPS:
-            yield words[at + _START_AT] & ~(_BLOCK - 1)
+            yield words[at + _START_AT] & ~(_BLOCK - 1), _LANES[words[at + _LANES_AT] >> 30]
+
+
+def _simd(device: Device, memory: Memory, module: int, pipeline: int) -> int:
+    """Returns the offset, in a shader, of its number of lanes; 0 if there is none, or the walkers do not prove it."""
+    try:
+        shaders = [_make(device, module, value, lanes) for lanes in (16, 32) for value in _VALUES]
+    except DriverError:
+        return 0
+    memory.refresh()
+    contents = [memory.read(memory.number(shader.pipeline + pipeline) or 0, _OBJECT) for shader in shaders]
+    if {shader.lanes for shader in shaders} != {16, 32} or min(map(len, contents)) < _OBJECT:
+        return 0
+    pairs = list(zip(contents, shaders, strict=True))
+    places = (at for at in range(0, _OBJECT, 4) if all(_u32(content, at) == of.lanes for content, of in pairs))
+    return next(places, 0)
 
 
 def _fields(memory: Memory, shaders: Sequence[_Shader]) -> tuple[int, int, int, int]:
@@ -310,7 +331,8 @@ def _drawn(
     """Returns the paths from a command buffer to the array of the shaders with which it draws, best first, as `drawn`.
 
     And where a pipeline has its shaders, as `stages`: the offset of the first pointer, and the bytes to the next one;
-    and as `kind` the offset of a small number that tells pipelines that draw from `dispatching`, with both numbers.
+    as `stage` the offset in a shader of its number in STAGES, 0 if it is not known; and as `kind` the offset of a small
+    number that tells pipelines that draw from `dispatching`, with both numbers.
     """
     modules = [device.module(code) for code in drawing]
     pipelines = [
@@ -321,8 +343,7 @@ def _drawn(
     kernels = [_draw(device, pipeline, view) for pipeline in pipelines]
     if [tuple(sorted(each)) for each in kernels] != list(_DRAWN_WITH):
         raise DriverError(_UNKNOWN_DRAW)
-    paths: set[Path] | None = None
-    shaders: list[list[int]] = [[] for _ in pipelines]
+    found: list[dict[Path, list[int]]] = [{} for _ in pipelines]  # the shaders to which a path leads
     for first, second in zip(range(len(pipelines)), [*range(1, len(pipelines)), 0], strict=True):
         commands = device.commands()
         device.begin(commands)
@@ -331,33 +352,41 @@ def _drawn(
         device.draw(commands, _VERTICES)
         device.bind_graphics(commands, pipelines[second])  # what is bound now, not what was drawn
         memory.refresh()
-        mine: set[Path] = set()
         content = _readable(memory, commands, _COMMANDS)
         for at in range(0, len(content) - _WORD * len(STAGES) + 1, _WORD):
-            if (word := _u64(content, at)) and (found := _stages(memory, content, at, kernels[second], known)):
-                mine.add((at,))
-                shaders[second] = found
+            if (word := _u64(content, at)) and (shaders := _stages(memory, content, at, kernels[second], known)):
+                found[second][at,] = shaders
             elif word == pipelines[second]:
                 object_ = _readable(memory, word, _PIPELINE)
                 for inner in range(0, len(object_) - _WORD * len(STAGES) + 1, _WORD):
-                    if found := _stages(memory, object_, inner, kernels[second], known):
-                        mine.add((at, inner))
-                        shaders[second] = found
-        paths = mine if paths is None else paths & mine
+                    if shaders := _stages(memory, object_, inner, kernels[second], known):
+                        found[second][at, inner] = shaders
+    paths = sorted(set.intersection(*map(set, found)), key=lambda path: (len(path), path))
     if not paths:
         raise DriverError("its command buffers do not lead to the shaders with which they draw")
+    of_each = [each[paths[0]] for each in found]
     contents = [_readable(memory, pipeline, _PIPELINE) for pipeline in pipelines]
     places = [{at: _u64(content, at) for at in range(0, len(content) - 7, _WORD)} for content in contents]
     for at in sorted(places[0]):
         for stride in range(_WORD, _MOST_STRIDE + 1, _WORD):
             slots = [{words.get(at + stride * stage, 0) for stage in range(len(STAGES))} for words in places]
-            if all(slot >= set(wanted) for slot, wanted in zip(slots, shaders, strict=True)):
+            if all(slot >= set(wanted) for slot, wanted in zip(slots, of_each, strict=True)):
                 return {
-                    "drawn": sorted(paths, key=lambda path: (len(path), path)),
+                    "drawn": paths,
                     "stages": (at, stride),
+                    "stage": _stage(memory, of_each),
                     "kind": _kind(memory, dispatching, pipelines),
                 }
     raise DriverError("its pipelines do not lead to the shaders with which they draw")
+
+
+def _stage(memory: Memory, shaders: Sequence[Sequence[int]]) -> int:
+    """Returns the offset, in the shaders of _DRAWN_WITH, of the number of their stage; 0 if there is none."""
+    numbers = zip(chain.from_iterable(shaders), chain.from_iterable(_DRAWN_WITH), strict=True)
+    contents = [(memory.read(shader, _OBJECT), number) for shader, number in numbers]
+    least = min(len(content) for content, _ in contents)
+    places = (at for at in range(4, least - 3, 4) if all(_u32(content, at) == number for content, number in contents))
+    return next(places, 0)
 
 
 def _kind(memory: Memory, dispatching: Sequence[int], drawing: Sequence[int]) -> tuple[int, int, int]:

@@ -108,6 +108,8 @@ def _vulkan(outcome: Outcome, version: str) -> Check:
         text = f"compute dispatches by attaching (Mesa {version}); {NO_GRAPHICS}"
         if outcome.draws:
             text = f"dispatches and draws by attaching (Mesa {version}); {COPIES_UNRECORDED}"
+        if outcome.outdated:
+            text += f"; its layout is from an older iaprof, so it {WILL_CALIBRATE}"
         return Check(GROUP, "Vulkan", Level.OK, text, file=file)
     is_calibrated = outcome.problem.endswith(WILL_CALIBRATE)
     mend = f"sudo iaprof calibrate {shlex.quote(outcome.path)}" if outcome.build_id and not is_calibrated else ""

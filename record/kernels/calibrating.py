@@ -123,6 +123,7 @@ class Calibrator(Closing):
         """Calibrates nothing yet."""
         self._waiting: list[tuple[str, str, int]] = []  # path, build-id, descriptor
         self._current: tuple[str, str, int] | None = None
+        self._outdated: set[str] = set()  # build-ids whose layout is from an older iaprof
         self._child: Worker | None = None
         self._since = 0.0
         self._taken: set[str] = set()  # build-ids
@@ -134,7 +135,7 @@ class Calibrator(Closing):
         """Is called with it before it is closed."""
 
     def take(self, file: int, path: str, build_id: str) -> str:
-        """Begins to calibrate an open driver of an unknown build, unless that is refused.
+        """Begins to calibrate an open driver whose build is not known, or not to this version, unless that is refused.
 
         Args:
             file: its descriptor.
@@ -153,6 +154,8 @@ class Calibrator(Closing):
             return f", so what programs dispatch is not recorded: {why}; run 'sudo iaprof calibrate LIBRARY'"
         if build_id not in self._taken:
             self._taken.add(build_id)
+            if driver_layout.find_layout(build_id) is not None:
+                self._outdated.add(build_id)
             self._waiting.append((os.readlink(f"/proc/self/fd/{file}"), build_id, os.dup(file)))
             self._begin_next()
         return "; it is being calibrated, and what programs dispatch is recorded from then on"
@@ -199,22 +202,24 @@ class Calibrator(Closing):
         self._current = None
         self._close_child()
         problem = answer.get("problem", "") if isinstance(answer, dict) else "its answer makes no sense"
+        known = "known to an older iaprof only" if build_id in self._outdated else "not known"
         if problem:
             self._problems[build_id] = str(problem)
             _remember_refusal(build_id, str(problem))
-            self.told.append(f"{path}: its build is not known, and cannot be calibrated: {problem}")
+            self.told.append(f"{path}: its build is {known}, and cannot be calibrated: {problem}")
         else:
             took = time.monotonic() - self._since
-            self.told.append(f"{path}: its build was not known, and was calibrated in {took:.1f} s")
+            self.told.append(f"{path}: its build was {known}, and was calibrated in {took:.1f} s")
         self._begin_next()
         return "" if problem else path
 
     def take_installed(self, paths: Iterable[Path]) -> None:
-        """Begins to calibrate those of these files that are drivers of an unknown build."""
+        """Begins to calibrate those of these files that are drivers that this version does not know, or not all of."""
         for path in paths:
             with contextlib.suppress(OSError, IaprofError), open_regular(str(path)) as file:
                 build_id = LibraryFile(file).build_id()
-                if build_id and driver_layout.find_layout(build_id) is None:
+                layout = driver_layout.find_layout(build_id)
+                if build_id and (layout is None or layout.is_outdated):
                     self.take(file.fileno(), str(path), build_id)
 
     def wait(self, check: Callable[[], object]) -> None:

@@ -23,7 +23,7 @@ from iaprof.formats.elf_tables import HEADER, RELOCATION, SECTION, SEGMENT, SYMB
 from iaprof.formats.wire.launches import CHUNK, ChunkOf
 from iaprof.gpu.code import CodeKernel, CodeObjectError, canonical
 from iaprof.gpu.elf_code import TEXT_PREFIX, Section, StringTable, kernel_sections
-from iaprof.gpu.intel.zebin import EM_INTELGT, read_sections, read_zebin
+from iaprof.gpu.intel.zebin import EM_INTELGT, INFO, SIMD_WIDTHS, info, read_sections, read_zebin
 from iaprof.record.spool import Frame, SpoolReader
 
 HEAD = np.dtype([(name, CHUNK[name]) for name in CHUNK.names or () if name != "data"])
@@ -47,6 +47,7 @@ class ChunkHead:
     offset: int
     total: int
     what: int
+    simd: int
     bytes: int
 
 
@@ -82,18 +83,22 @@ class _Module:
     pid: int
     time_ns: int
     dumps: dict[tuple[int, int], _Dump] = field(default_factory=dict)  # by ChunkOf and address of the kernel
-    addresses: dict[int, None] = field(default_factory=dict)  # of kernels, in order of their chunks
+    addresses: dict[int, int] = field(default_factory=dict)  # of kernels, in order of their chunks: lanes, 0 if unknown
 
     def add(self, head: ChunkHead, position: int, checksum: int) -> bool:
         """Adds a chunk; returns False if it contradicts an earlier one."""
         key = (head.what, 0 if head.what == ChunkOf.MODULE else head.address)
         dump = self.dumps.setdefault(key, _Dump(head.total))
         self.time_ns = min(self.time_ns, head.time)
-        self.addresses[head.address] = None
+        self.note(head)
         if dump.total != head.total:
             return False
         _, known = dump.chunks.setdefault(head.offset, (position, checksum))
         return known == checksum
+
+    def note(self, head: ChunkHead) -> None:
+        """Notes the kernel that a chunk is of."""
+        self.addresses[head.address] = head.simd or self.addresses.get(head.address, 0)
 
     def whole(self, what: ChunkOf, address: int, spool: SpoolReader) -> bytes | None:
         """Reads a name, code or module; returns None if a chunk is missing."""
@@ -129,7 +134,7 @@ class DumpedModules:
         if key not in self._current:
             self._begin(key, head.module_time)
         if not data:  # BPF could not read it, and sends it again
-            self._current[key].addresses[head.address] = None
+            self._current[key].note(head)
             return
         checksum = zlib.crc32(data)
         if not self._current[key].add(head, frame.position, checksum):
@@ -149,14 +154,16 @@ class DumpedModules:
         """
         for module in self._modules:
             kernels, shaders = [], []
-            for address in module.addresses:
+            for address, simd in module.addresses.items():
                 name = module.whole(ChunkOf.NAME, address, spool)
                 code = module.whole(ChunkOf.CODE, address, spool)
                 if name and code:
                     kernels.append(PlacedKernel(name.decode("utf-8", "backslashreplace"), address, code))
                 for stage in _STAGES if not code else ():
                     if shader := module.whole(stage, address, spool):
-                        shaders.append(PlacedKernel(_shader_name(name, shader, stage), address, shader))
+                        width = simd if simd in SIMD_WIDTHS else 0
+                        entry = module.whole(ChunkOf.ENTRY, address, spool)
+                        shaders.append(PlacedKernel(_shader_name(name, entry, shader, stage), address, shader, width))
                         break
             binary = module.whole(ChunkOf.MODULE, 0, spool)
             kernels += shaders
@@ -178,12 +185,17 @@ _STAGES = {
 }
 
 
-def _shader_name(name: bytes | None, code: bytes, of: ChunkOf) -> str:
-    """Returns the name of a shader: its pipeline's, if that has one, else one that its code has on each run."""
+def _shader_name(name: bytes | None, entry: bytes | None, code: bytes, of: ChunkOf) -> str:
+    """Returns the name of a shader: its pipeline's, if that has one, else one that its code has on each run.
+
+    Many shaders may have an entry point of the same name.
+    """
     stage = _STAGES[of]
+    before = f"{stage} " if stage else ""
     if name:
-        return f"{stage} {name.decode('utf-8', 'backslashreplace')}".lstrip()
-    return f"{stage or 'compute'} {hashlib.sha256(code).hexdigest()[:8]}"
+        return before + name.decode("utf-8", "backslashreplace")
+    before = f"{before}{entry.decode('utf-8', 'backslashreplace')}" if entry else stage or "compute"
+    return f"{before} {hashlib.sha256(code).hexdigest()[:8]}"
 
 
 MOST_KERNELS = 65_000  # of one module; ELF's counts of segments and of sections have 16 bits
@@ -192,6 +204,8 @@ MOST_KERNELS = 65_000  # of one module; ELF's counts of segments and of sections
 _ET_EXEC = 2
 _READ_EXECUTE = 5
 _ALLOCATED_CODE = 6  # SHF_ALLOC and SHF_EXECINSTR
+_SHT_ZEBIN_ZEINFO = 0xFF000011
+_CODE = 3  # number of the first section of code
 _RELOCATED = {1: range(8), 2: range(4), 3: range(4, 8)}  # address bytes that R_ZE_SYM_ADDR, _32 and _32_HI write
 _MOST_DEBUG_SECTIONS = 64  # DWARF has a dozen
 _OTHER_HALF = 1 << 47  # of the 48-bit address space
@@ -204,6 +218,7 @@ class PlacedKernel:
     name: str  # as the zebin has it
     address: int  # 64 bits, as the driver gives it: sign-extended or not
     code: bytes  # from the GPU's memory: perhaps with padding behind it, perhaps incomplete
+    simd: int = 0  # lanes, where the zebin does not say so; 0: unknown
 
 
 def compose(binary: bytes | None, kernels: Sequence[PlacedKernel]) -> bytes:
@@ -323,27 +338,31 @@ def _segments(places: Sequence[tuple[int, int, int]]) -> bytes:
 
 
 def _bare(kernels: Sequence[PlacedKernel]) -> bytes:
-    """Returns an ELF of these kernels alone: header, segments, sections, names, symbols and code."""
+    """Returns an ELF of these kernels alone: header, segments, sections, names, symbols, code, lanes."""
     count = len(kernels)
+    widths = {kernel.name: kernel.simd for kernel in kernels if kernel.simd}
+    about = info(widths) if widths else b""
     texts = [TEXT_PREFIX.encode() + kernel.name.encode("utf-8", "backslashreplace") + b"\0" for kernel in kernels]
-    strings = b"".join([b"\0.strtab\0.symtab\0", *texts])
-    names = np.array([len(strings) - sum(map(len, texts)), *map(len, texts)], np.uint32).cumsum()[:-1]
+    strings = b"".join([b"\0.strtab\0.symtab\0", *texts, INFO.encode() + b"\0"])
+    names = np.array([len(b"\0.strtab\0.symtab\0"), *map(len, texts)], np.uint32).cumsum()
     addresses = np.array([kernel.address for kernel in kernels], np.uint64)
     sizes = np.array([len(kernel.code) for kernel in kernels], np.uint64)
 
     symbols = np.zeros(1 + count, SYMBOL)
-    symbols["name"][1:] = names + len(TEXT_PREFIX)
+    symbols["name"][1:] = names[:-1] + len(TEXT_PREFIX)
     symbols["info"][1:] = elf.STT_FUNC
-    symbols["section"][1:] = np.arange(3, 3 + count)
+    symbols["section"][1:] = np.arange(_CODE, _CODE + count)
     symbols["value"][1:] = addresses
     symbols["size"][1:] = sizes
 
-    sections = np.zeros(3 + count, SECTION)
-    sections["name"][1:] = [1, 9, *names]
-    sections["type"] = [elf.SHT_NULL, elf.SHT_STRTAB, elf.SHT_SYMTAB, *[elf.SHT_PROGBITS] * count]
-    sections["flags"][3:] = _ALLOCATED_CODE
-    sections["address"][3:] = addresses
-    sections["size"][1:] = [len(strings), symbols.nbytes, *sizes]
+    sections = np.zeros(_CODE + count + bool(about), SECTION)
+    sections["name"][1:] = [1, 9, *names][: len(sections) - 1]
+    sections["type"][:_CODE] = elf.SHT_NULL, elf.SHT_STRTAB, elf.SHT_SYMTAB
+    sections["type"][_CODE:] = elf.SHT_PROGBITS
+    sections["type"][_CODE + count :] = _SHT_ZEBIN_ZEINFO
+    code = sections[_CODE : _CODE + count]
+    code["flags"], code["address"] = _ALLOCATED_CODE, addresses
+    sections["size"][1:] = [len(strings), symbols.nbytes, *sizes, len(about)][: len(sections) - 1]
     start = HEADER.itemsize + count * SEGMENT.itemsize + sections.nbytes
     sections["offset"] = start + sections["size"].cumsum() - sections["size"]
     # Symbols have their names in section 1; all symbols count as local.
@@ -361,6 +380,6 @@ def _bare(kernels: Sequence[PlacedKernel]) -> bytes:
         dtype.itemsize for dtype in (HEADER, SEGMENT, SECTION)
     )
     header["segment_count"], header["section_count"], header["names"] = count, len(sections), 1
-    segments = _segments(list(zip(sections["offset"][3:].tolist(), addresses.tolist(), sizes.tolist(), strict=True)))
+    segments = _segments(list(zip(code["offset"].tolist(), addresses.tolist(), sizes.tolist(), strict=True)))
     tables = [header.tobytes(), segments, sections.tobytes(), strings, symbols.tobytes()]
-    return b"".join([*tables, *(kernel.code for kernel in kernels)])
+    return b"".join([*tables, *(kernel.code for kernel in kernels), about])

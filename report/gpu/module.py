@@ -42,6 +42,7 @@ NO_DECODER = "[no decoder]"
 NO_INSTRUCTION = "[not an instruction]"  # the offset is inside an instruction, or outside the code
 
 _NO_INSTRUCTIONS = read_instructions({"offset": [], "size": [], "mnemonic": []}, [], 0)
+_MOST_LANES = 32  # of a thread
 _MAX_FRAMES = 256  # of a stack; report.gpu.functions makes fewer
 _MAX_PROBLEMS = 20
 _MAX_PROBLEM_SECONDS = 120.0  # spent on modules with problems; after that, only the names of further ones are read
@@ -83,6 +84,7 @@ class GpuKernel:
     segment_frames: tuple[tuple[GpuFrame, ...], ...] = field(repr=False, default=())
     fingerprint: str = ""  # a hash of its code in hexadecimal, which does not depend on its address
     vendor: str = vendors.VENDORS[0].name
+    simd: int = 0  # lanes of its instructions that each thread executes; 0: unknown
 
     @cached_property
     def instructions(self) -> tuple[InstructionInfo, ...]:
@@ -299,6 +301,7 @@ class GpuModuleLoader(GpuSandboxed):
                     segment_frames=kernel.segment_frames,
                     fingerprint=kernel.fingerprint,
                     vendor=kernel.vendor,
+                    simd=kernel.simd,
                 )
             )
         if len(problems) == len(module.problems):
@@ -326,6 +329,7 @@ def _without_code(kernel: CodeKernel, vendor: str) -> GpuKernel:
         len(kernel.code),
         fingerprint=kernel.fingerprint,
         vendor=vendor,
+        simd=kernel.simd,
     )
 
 
@@ -369,6 +373,7 @@ def _checked_kernel(answer: Any, vendor: str, strings: list[str], stacks: list[t
             "fingerprint": fingerprint,
             "address": address,
             "size": size,
+            "simd": simd,
             "code_size": code_size,
             "segments": {"offset": offset, "stack": stack},
             "instructions": instructions,
@@ -384,6 +389,7 @@ def _checked_kernel(answer: Any, vendor: str, strings: list[str], stacks: list[t
                 fingerprint=string(fingerprint),
                 address=integer(address),
                 size=integer(size),
+                simd=integer(simd, _MOST_LANES + 1),
                 code_size=length,
                 decoded=None if instructions is None else read_instructions(instructions, strings, length),
                 segment_offsets=tuple(offsets),

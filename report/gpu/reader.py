@@ -142,6 +142,7 @@ class GpuReader:
                 "fingerprint": kernel.fingerprint,
                 "address": kernel.address,
                 "size": kernel.size,
+                "simd": kernel.simd,
                 "code_size": len(kernel.code),
                 "segments": _segment_columns(segments.get(index, ()), strings, frame_table, stacks),
                 "instructions": _to_columns(decodings[index], strings) if index in decodings else None,

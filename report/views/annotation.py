@@ -50,6 +50,7 @@ class Listing:
 
     symbol: str
     file: str  # "": unknown
+    simd: int  # lanes of its instructions that each thread executes; 0: unknown
     processes: int  # that have stalls in it
     launches: int  # recorded launches
     share: float  # of all samples, 0 to 1
@@ -117,9 +118,11 @@ def listing(profile: Profile, indices: Sequence[int], binary: Binary) -> Listing
     counts = np.zeros((len(offsets), len(profile.reasons)), np.uint64)
     np.add.at(counts, which, own.counts)
     launches = [profile.launches[index] for index in np.unique(own.launch).tolist()]
+    code = binary(indices[0])
     return Listing(
         symbol=kernel.symbol,
         file=kernel.file,
+        simd=code.simd if code else 0,
         processes=len({(launch.host, launch.pid) for launch in launches if launch is not None}),
         launches=sum(profile.launch_counts.get(index, 0) for index in indices),
         share=int(counts.sum()) / max(int(profile.counts.sum()), 1),
@@ -128,7 +131,7 @@ def listing(profile: Profile, indices: Sequence[int], binary: Binary) -> Listing
         launchers=tuple(by_launcher(profile.launches, own.launch, own.counts.sum(axis=1, dtype=np.uint64)).items()),
         rows=_rows(
             kernel.symbol,
-            binary(indices[0]),
+            code,
             profile.reasons,
             dict(zip(offsets.tolist(), mnemonics, strict=True)),
             counts,
@@ -176,6 +179,7 @@ def as_dict(listing: Listing, sources: SourceFiles) -> dict[str, Any]:
     return {
         "kernel": listing.symbol,
         "file": listing.file,
+        "simd": listing.simd or None,
         "samples": listing.samples,
         "share": listing.share,
         "processes": listing.processes,

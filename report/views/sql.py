@@ -55,7 +55,7 @@ _WORDS = pa.schema(
 )  # fmt: skip
 _KERNELS = pa.schema(
     [("time_ns", pa.uint64()), ("pid", pa.uint32()), ("path", _text), ("kernel", _text), ("address", pa.uint64()),
-     ("size", pa.uint64()), ("code", _text)]
+     ("size", pa.uint64()), ("code", _text), ("simd", pa.uint16())]
 )  # fmt: skip
 _CALLED = {"process": "comm", "instruction": "mnemonic"}  # the names of these columns in other tables
 _SAMPLES = pa.schema([f.with_name(_CALLED.get(f.name, f.name)) for f in SCHEMA if f.name != "device"])
@@ -232,10 +232,16 @@ class _Part:
                     compiled += len(known.get(digest, ())) + 1
                     self.capture.check_parts(compiled, COMPILED)
                     rows: list[tuple[Any, ...]] = [
-                        (each.demangled, ((base or 0) + each.address) & ADDRESS_MASK, each.size, each.fingerprint)
+                        (
+                            each.demangled,
+                            ((base or 0) + each.address) & ADDRESS_MASK,
+                            each.size,
+                            each.fingerprint,
+                            each.simd or None,
+                        )
                         for each in known.get(digest, ())
                     ]
-                    columns = zip(*((time_ns, pid, path, *row) for row in rows or [(None,) * 4]), strict=True)
+                    columns = zip(*((time_ns, pid, path, *row) for row in rows or [(None,) * 5]), strict=True)
                     arrays = [pa.array(c, f.type) for c, f in zip(columns, _KERNELS, strict=True)]
                     yield pa.RecordBatch.from_arrays(arrays, schema=_KERNELS)
 

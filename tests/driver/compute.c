@@ -10,6 +10,9 @@
  *   --pool           the pool is reset before each filling, in place of vkBeginCommandBuffer's own reset
  *   --anew           pipelines are destroyed and made again in each round, with other shaders
  *   --names          pipelines have debug names, shader_1 and so on
+ *   --depth N        (0) frames between the program's main function and those that dispatch, besides
+ *   --entries        entry points are called calc and look, not main
+ *   --lanes          shaders 1 and 3 have 16 lanes, 2 and 4 have 32
  *   --hostile-names  pipelines have names that are no text, that control terminals, and of 64 KiB
  *   --direct         every function is the driver's own, by vkGetDeviceProcAddr, as most engines call it
  *   --indirect       half of the dispatches are indirect
@@ -17,15 +20,15 @@
  *   --seconds S      goes on with rounds for as long, whatever --rounds says
  *
  * Shader n is dispatched by dispatch_n, in n groups of threads, so that the walkers in a batch say by which function. Prints
- * its process, how often each function dispatched, how often each walker was submitted, and the mean time of a dispatch, as JSON. */
+ * its process, how often each function dispatched, how often each walker was submitted, and the mean CPU time of a dispatch, as JSON. */
 #include <pthread.h>
 
 #include "vulkan_program.h"
 
 enum { SHADERS = 4 };
-static int dispatches = 3, rounds = 2, submits = 2, threads;
+static int dispatches = 3, rounds = 2, submits = 2, threads, depth;
 static double seconds;
-static bool secondary, reset_pool, anew, names, hostile_names, direct, indirect;
+static bool secondary, reset_pool, anew, names, lanes, entries, hostile_names, direct, indirect;
 
 static VkPipeline pipelines[SHADERS];
 static VkPipelineLayout layout;
@@ -44,20 +47,27 @@ static PFN_vkQueueSubmit queue_submit = vkQueueSubmit;
 static PFN_vkBeginCommandBuffer begin_commands = vkBeginCommandBuffer;
 static PFN_vkEndCommandBuffer end_commands = vkEndCommandBuffer;
 
+static double cpu_seconds(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
 static void append(VkCommandBuffer commands, uint32_t number)
 {
     uint32_t n = 64;
     bind_pipeline(commands, VK_PIPELINE_BIND_POINT_COMPUTE, pipelines[number - 1]);
     vkCmdBindDescriptorSets(commands, VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, &set, 0, NULL);
     vkCmdPushConstants(commands, layout, VK_SHADER_STAGE_COMPUTE_BIT, 0, 4, &n);
-    double begun = now();
+    double begun = cpu_seconds();
     for (int i = 0; i < dispatches; i++) {
         if (indirect && i % 2)
             dispatch_indirect(commands, groups, 12 * (number - 1));
         else
             dispatch(commands, number, 1, 1);
     }
-    double took = now() - begun;
+    double took = cpu_seconds() - begun;
     pthread_mutex_lock(&lock);
     appended[number - 1] += (unsigned long)dispatches;
     appending += took;
@@ -94,11 +104,25 @@ __attribute__((noinline)) void fill_commands(VkCommandBuffer commands)
     dispatch_4(commands);
 }
 
+static __attribute__((noinline)) void fill_deeper(VkCommandBuffer commands, int left)
+{
+    if (left)
+        fill_deeper(commands, left - 1);
+    else
+        fill_commands(commands);
+    __asm__ volatile("");
+}
+
 __attribute__((noinline)) void submit_commands(VkCommandBuffer commands)
 {
     VkSubmitInfo submit = {.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO, .commandBufferCount = 1, .pCommandBuffers = &commands};
     CHECK(queue_submit(queue, 1, &submit, VK_NULL_HANDLE));
     CHECK(vkQueueWaitIdle(queue));
+}
+
+static const char *entry_name(bool second)
+{
+    return !entries ? "main" : second ? "look" : "calc";
 }
 
 static void make_pipelines(VkInstance instance, int generation)
@@ -108,12 +132,15 @@ static void make_pipelines(VkInstance instance, int generation)
         uint32_t value = 3 + 5 * i + 2 * (uint32_t)generation;
         VkSpecializationMapEntry entry = {0, 0, 4};
         VkSpecializationInfo special = {1, &entry, 4, &value};
+        VkPipelineShaderStageRequiredSubgroupSizeCreateInfo size = {
+            .sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_REQUIRED_SUBGROUP_SIZE_CREATE_INFO, .requiredSubgroupSize = i % 2 ? 32 : 16};
         VkComputePipelineCreateInfo info = {
             .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
             .stage = {.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
+                      .pNext = lanes ? &size : NULL,
                       .stage = VK_SHADER_STAGE_COMPUTE_BIT,
                       .module = modules[i == SHADERS - 1],
-                      .pName = "main",
+                      .pName = entry_name(i == SHADERS - 1),
                       .pSpecializationInfo = &special},
             .layout = layout,
         };
@@ -167,7 +194,7 @@ static void run_round(VkCommandBuffer primary, VkCommandBuffer second)
         for (int i = 0; i < times; i++)
             vkCmdExecuteCommands(primary, 1, &second);
     else
-        fill_commands(primary);
+        fill_deeper(primary, depth);
     CHECK(end_commands(primary));
     for (int i = 0; i < submits; i++)
         submit_commands(primary);
@@ -220,6 +247,8 @@ int main(int argc, char **argv)
         reset_pool |= !strcmp(option, "--pool");
         anew |= !strcmp(option, "--anew");
         names |= !strcmp(option, "--names");
+        entries |= !strcmp(option, "--entries");
+        lanes |= !strcmp(option, "--lanes");
         hostile_names |= !strcmp(option, "--hostile-names");
         direct |= !strcmp(option, "--direct");
         indirect |= !strcmp(option, "--indirect");
@@ -231,6 +260,8 @@ int main(int argc, char **argv)
             submits = atoi(argv[++i]);
         if (i + 1 < argc && !strcmp(option, "--threads"))
             threads = atoi(argv[++i]);
+        if (i + 1 < argc && !strcmp(option, "--depth"))
+            depth = atoi(argv[++i]);
         if (i + 1 < argc && !strcmp(option, "--seconds"))
             seconds = atof(argv[++i]);
     }
@@ -247,7 +278,7 @@ int main(int argc, char **argv)
     }
     make_objects();
     for (int i = 0; i < 2; i++)
-        modules[i] = read_module(paths[i]);
+        modules[i] = read_module(paths[i], entry_name(i));
     VkCommandBuffer commands[2];
     for (int i = 0; i < 2; i++)
         commands[i] = make_commands(pool, i);

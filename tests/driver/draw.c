@@ -8,8 +8,10 @@
  *   --submits N      (2) of each filling
  *   --secondary      draws go to a secondary command buffer, which the primary one executes twice
  *   --names          pipelines have debug names, pipeline_30 and so on
+ *   --entries        entry points are called vert, frag and so on, not main
  *   --anew           pipelines are destroyed and made again in each round, with other shaders
  *   --indirect       every other draw is indirect
+ *   --seconds S      goes on with rounds for as long, whatever --rounds says
  *   --bind           each draw binds its pipeline anew
  *
  * Pipeline n draws n vertices, by draw_n, so that the primitives in a batch say by which function: 30 and 60 have a vertex and a
@@ -20,7 +22,9 @@
 enum { PIPELINES = 4, VERTICES = 30, GROUPS = 7, SIDE = 64 };
 enum { VERTEX, FRAGMENT, GEOMETRY, CONTROL, EVALUATION, COMPUTE, MODULES };
 static int draws = 3, rounds = 2, submits = 2;
-static bool secondary, names, anew, indirect, bind_always;
+static double seconds;
+static bool secondary, names, entries, anew, indirect, bind_always;
+static const char *const entry_names[] = {"vert", "frag", "geom", "ctrl", "eval", "disp"}; /* by module */
 
 static VkPipeline pipelines[PIPELINES], compute;
 static VkPipelineLayout layout;
@@ -129,7 +133,7 @@ static void make_pipelines(VkInstance instance, uint32_t generation)
             stages[stage] = (VkPipelineShaderStageCreateInfo){.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO,
                                                               .stage = bits[stage],
                                                               .module = modules[stage],
-                                                              .pName = "main",
+                                                              .pName = entries ? entry_names[stage] : "main",
                                                               .pSpecializationInfo = &special[stage != VERTEX]};
         VkPipelineVertexInputStateCreateInfo input = {.sType = VK_STRUCTURE_TYPE_PIPELINE_VERTEX_INPUT_STATE_CREATE_INFO};
         VkPipelineInputAssemblyStateCreateInfo assembly = {.sType = VK_STRUCTURE_TYPE_PIPELINE_INPUT_ASSEMBLY_STATE_CREATE_INFO,
@@ -182,7 +186,7 @@ static void make_compute(void)
     set = make_set(vertices, &layout);
     VkComputePipelineCreateInfo info = {
         .sType = VK_STRUCTURE_TYPE_COMPUTE_PIPELINE_CREATE_INFO,
-        .stage = {.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO, .stage = VK_SHADER_STAGE_COMPUTE_BIT, .module = modules[COMPUTE], .pName = "main"},
+        .stage = {.sType = VK_STRUCTURE_TYPE_PIPELINE_SHADER_STAGE_CREATE_INFO, .stage = VK_SHADER_STAGE_COMPUTE_BIT, .module = modules[COMPUTE], .pName = entries ? entry_names[COMPUTE] : "main"},
         .layout = layout,
     };
     CHECK(vkCreateComputePipelines(device, VK_NULL_HANDLE, 1, &info, NULL, &compute));
@@ -254,6 +258,7 @@ int main(int argc, char **argv)
             paths[given++] = option;
         secondary |= !strcmp(option, "--secondary");
         names |= !strcmp(option, "--names");
+        entries |= !strcmp(option, "--entries");
         anew |= !strcmp(option, "--anew");
         indirect |= !strcmp(option, "--indirect");
         bind_always |= !strcmp(option, "--bind");
@@ -263,6 +268,8 @@ int main(int argc, char **argv)
             rounds = atoi(argv[++i]);
         if (i + 1 < argc && !strcmp(option, "--submits"))
             submits = atoi(argv[++i]);
+        if (i + 1 < argc && !strcmp(option, "--seconds"))
+            seconds = atof(argv[++i]);
     }
     if (given < MODULES)
         return 2;
@@ -273,7 +280,7 @@ int main(int argc, char **argv)
     vertices = make_buffer(4096, commands_of, sizeof(commands_of));
     make_image();
     for (int i = 0; i < MODULES; i++)
-        modules[i] = read_module(paths[i]);
+        modules[i] = read_module(paths[i], entries ? entry_names[i] : "main");
     make_compute();
     VkCommandPoolCreateInfo pool_info = {.sType = VK_STRUCTURE_TYPE_COMMAND_POOL_CREATE_INFO,
                                          .flags = VK_COMMAND_POOL_CREATE_RESET_COMMAND_BUFFER_BIT};
@@ -281,7 +288,8 @@ int main(int argc, char **argv)
     VkCommandBuffer commands[2];
     for (int i = 0; i < 2; i++)
         commands[i] = make_commands(pool, i);
-    for (int i = 0; i < rounds; i++) {
+    double end = now() + seconds;
+    for (int i = 0; i < rounds || now() < end; i++) {
         if (!i || anew)
             make_pipelines(instance, (uint32_t)i);
         run_round(commands[0], commands[1]);

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from driver.vulkan import DEVICES, RELEASES, Mesa, changed
-from iaprof.bpf.driver_layout import Action, Layout
+from iaprof.bpf.driver_layout import MADE_BY, Action, Layout
 from integration.recording import IAPROF, one_sentence
+
+REQUIRED_SIZE = 1000225001  # VkPipelineShaderStageRequiredSubgroupSizeCreateInfo's sType
 
 
 def calibrate(mesa: Mesa, output: Path, devices: str, library: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -34,10 +37,8 @@ def test_devices_agree_and_have_functions_of_their_own(vulkan: dict[str, Mesa], 
     together = layouts.pop(",".join(DEVICES))
     # then: they have their shaders in the same way, and one layout has the functions of all
     for layout in layouts.values():
-        assert (layout.address, layout.size, layout.code, layout.bound, layout.window, layout.pipeline) == (
-            *(together.address, together.size, together.code, together.bound, together.window, together.pipeline),
-        )
-        assert (layout.drawn, layout.stages, layout.kind) == (together.drawn, together.stages, together.kind)
+        assert replace(layout, entries=()) == replace(together, entries=())
+    assert together.simd
     assert {entry for layout in layouts.values() for entry in layout.entries} == set(together.entries)
     assert set(layouts["bmg"].entries) == set(layouts["lnl"].entries) != set(layouts["ptl"].entries)
     launches = [entry.name for entry in together.entries if entry.action is Action.LAUNCH]
@@ -45,6 +46,21 @@ def test_devices_agree_and_have_functions_of_their_own(vulkan: dict[str, Mesa], 
     assert "vkCmdDispatch" not in launches, "it calls vkCmdDispatchBase"
     draws = [entry.name for entry in together.entries if entry.action is Action.DRAW]
     assert draws.count("vkCmdDraw") == draws.count("vkCmdDrawIndexed") == 2
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_returns_are_instructions_that_return(vulkan: dict[str, Mesa], release: str, tmp_path: Path) -> None:
+    # given: what objdump says of the functions that make pipelines
+    mesa = vulkan[release]
+    assert calibrate(mesa, tmp_path / "layout", "bmg").returncode == 0
+    layout = Layout.from_json((tmp_path / "layout").read_text())
+    for made_by, made in MADE_BY.items():
+        (start,) = (entry.address for entry in layout.entries if entry.action is made_by)
+        found = {entry.address for entry in layout.entries if entry.action is made}
+        words = ["objdump", "-d", "--no-show-raw-insn", f"--start-address={start}", f"--stop-address={start + 0x900}"]
+        text = subprocess.run([*words, str(mesa.library)], capture_output=True, text=True, check=True).stdout
+        returns = {int(line.split(":")[0], 16) for line in text.splitlines() if line.endswith("ret")}
+        assert found and found <= returns
 
 
 def test_without_a_gpu_it_is_refused_in_a_sentence(vulkan: dict[str, Mesa], tmp_path: Path) -> None:
@@ -72,6 +88,19 @@ def test_commands_of_an_unknown_kind_are_refused(vulkan: dict[str, Mesa], tmp_pa
     assert done.returncode == 1
     assert "its commands for a dispatch are of a kind that iaprof does not know" in done.stderr
     assert not (tmp_path / "layout").exists()
+
+
+def test_lanes_that_walkers_do_not_prove_are_unknown(vulkan: dict[str, Mesa], tmp_path: Path) -> None:
+    # given: a driver that does not know what a pipeline says of its lanes, so that all have as many
+    mesa = vulkan["unstable"]
+    old, new = (number.to_bytes(4, "little") for number in (REQUIRED_SIZE, REQUIRED_SIZE + 1))
+    with changed(mesa, old, new) as library:
+        # when
+        done = calibrate(mesa, tmp_path / "layout", "bmg", library)
+    # then: all else is known
+    assert done.returncode == 0, done.stderr
+    layout = Layout.from_json((tmp_path / "layout").read_text())
+    assert layout.simd == 0 and layout.has_draws
 
 
 @pytest.mark.parametrize("release", RELEASES)

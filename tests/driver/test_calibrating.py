@@ -124,6 +124,71 @@ def test_a_running_program_s_driver_is_calibrated_while_it_is_recorded(
     assert CALIBRATED.search(second)
 
 
+def outdate(mesa: Mesa) -> str:
+    """Puts a layout there as iaprof made it before it knew of draws and lanes; returns what it makes now."""
+    kept = CACHE / f"{mesa.build_id}.json"
+    environment = os.environ | {"LD_PRELOAD": str(mesa.with_devices(DEVICES["bmg"]))}
+    subprocess.run([*IAPROF, "calibrate", str(mesa.library)], env=environment, check=True, capture_output=True)
+    new = kept.read_text()
+    layout = json.loads(new)
+    for name in ("drawn", "stages", "kind", "stage", "simd", "revision"):
+        del layout[name]
+    layout["entries"] = [
+        entry for entry in layout["entries"] if entry["action"] not in ("draw", "made", "made-to-draw")
+    ]
+    kept.write_text(json.dumps(layout))
+    return new
+
+
+OUTDATED = "its build was known to an older iaprof only, and was calibrated in "
+
+
+def test_a_layout_of_an_older_iaprof_is_made_anew_before_the_command_starts(
+    unknown: dict[str, Mesa], tmp_path: Path
+) -> None:
+    mesa = unknown["trixie"]
+    new = outdate(mesa)
+    for again in (False, True):
+        folder = tmp_path / str(again)
+        folder.mkdir()
+        with Hardware(folder / "gpu", "bmg") as hardware:
+            environment = on_gpus(mesa, hardware, VK_DRIVER_FILES=str(mesa.manifest))
+            command = mesa.command("bmg", folder, "--rounds", 3, "--submits", 1, "--entries")
+            done = record(["--", *command], environment, folder / "capture")
+        # then: the recording has what only the new one knows, and says once why it took longer
+        rows = CaptureReader(folder / "capture").table("launch").to_pylist()
+        assert {row["name"].split(" ")[0] for row in rows} == {"calc", "look"}
+        assert [OUTDATED in line for line in said(done)] == [True] * (not again)
+        assert (CACHE / f"{mesa.build_id}.json").read_text() == new
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_a_running_program_is_recorded_by_the_old_layout_which_is_made_anew_for_others(
+    unknown: dict[str, Mesa], trusted: bool, tmp_path: Path
+) -> None:
+    # given: a program that has mapped a driver that no manifest names
+    mesa = unknown["unstable"]
+    new = outdate(mesa)
+    old = (CACHE / f"{mesa.build_id}.json").read_text()
+    command = mesa.command("bmg", tmp_path, "--rounds", 3, "--submits", 1, "--seconds", 60)
+    mesa.library.chmod(0o644 if trusted else 0o646)
+    try:
+        with (
+            Hardware(tmp_path / "gpu", "bmg") as hardware,
+            subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
+        ):
+            until(lambda: (tmp_path / "walkers").exists() and len(read_walkers(tmp_path)) > 100, program)
+            # when
+            done = record(["--", "sleep", "3"], on_gpus(mesa, hardware), tmp_path / "capture")
+            program.kill()
+    finally:
+        mesa.library.chmod(0o644)
+    # then
+    assert set(dispatches(tmp_path / "capture", program.pid)) == {each.kernel for each in read_walkers(tmp_path)}
+    assert [OUTDATED in line for line in said(done)] == [True] * trusted
+    assert (CACHE / f"{mesa.build_id}.json").read_text() == (new if trusted else old)
+
+
 def _problem(mesa: Mesa, folder: Path, library: Path) -> str:
     """What a recording says of a driver that a program has mapped; none of its code was run."""
     (folder / "gpu").mkdir()

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from collections import Counter
@@ -17,8 +18,9 @@ import pytest
 from driver.test_vulkan_recording import WINDOW, calibrated, record_command
 from driver.vulkan import DEVICES, RELEASES, Mesa, Primitive, Walker, read_primitives, read_walkers
 from iaprof.formats.capture.reader import CaptureReader
-from integration.recording import IAPROF
-from standin.hardware import Ledger
+from integration.recording import BARE, IAPROF
+from standin.hardware import Hardware, Ledger
+from waiting import until
 
 pytestmark = pytest.mark.bpf
 __all__ = ["calibrated"]  # a fixture
@@ -41,9 +43,9 @@ class Drawing:
 
     @property
     def launches(self) -> list[dict[str, Any]]:
-        """The rows."""
-        rows: list[dict[str, Any]] = CaptureReader(self.capture).table("launch").to_pylist()
-        return rows
+        """The program's rows."""
+        rows = CaptureReader(self.capture).table("launch").to_pylist()
+        return [row for row in rows if row["pid"] == self.told["pid"]]
 
     @property
     def program_s(self) -> list[Primitive]:
@@ -128,11 +130,52 @@ def test_every_draw_is_recorded_with_each_of_its_shaders(
 
 
 @pytest.mark.parametrize("release", RELEASES)
+def test_stages_have_the_names_of_their_entry_points(calibrated: dict[str, Mesa], release: str, tmp_path: Path) -> None:
+    drawn = record(calibrated[release], "ptl", tmp_path, "--entries")
+    entries = dict(zip((*STAGES, "compute"), ("vert", "ctrl", "eval", "geom", "frag", "disp"), strict=True))
+    expected = {
+        (f"{stage} {entries[stage]}" if stage != "compute" else "disp", kernel)
+        for stage, kernel in in_batches(drawn.program_s, drawn.walkers)
+    }
+    assert {(row["name"].rsplit(" ", 1)[0], row["address"] - WINDOW) for row in drawn.launches} == expected
+
+
+@pytest.mark.parametrize("release", RELEASES)
 def test_secondary_command_buffers_draw_with_each_submission(
     calibrated: dict[str, Mesa], release: str, tmp_path: Path
 ) -> None:
     drawn = record(calibrated[release], "bmg", tmp_path, "--names", "--secondary", "--submits", 3)
     assert reported_by_stage(drawn.capture) == by_stage(in_batches(drawn.program_s, drawn.walkers))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_program_that_already_draws_is_recorded(calibrated: dict[str, Mesa], release: str, tmp_path: Path) -> None:
+    # given: a program in the middle of its work
+    mesa = calibrated[release]
+    command = mesa.draw_command("lnl", tmp_path, "--names", "--seconds", 30)
+    with (
+        Hardware(tmp_path / "gpu", "lnl") as hardware,
+        subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
+    ):
+        until(lambda: (tmp_path / "draws").exists() and len(read_primitives(tmp_path)) > 100, program)
+        # when
+        words = [*IAPROF, "record", "-o", str(tmp_path / "capture"), *BARE, "--", "sleep", "2"]
+        done = subprocess.run(words, env=os.environ | hardware.env(), capture_output=True, text=True, timeout=120)
+        program.kill()
+    assert done.returncode == 0, done.stderr
+    # then: each shader of each stage, and nothing else, with code, whole stacks, and the name of its code
+    capture = CaptureReader(tmp_path / "capture")
+    rows = [row for row in capture.table("launch").to_pylist() if row["pid"] == program.pid]
+    drawn = [primitive for primitive in read_primitives(tmp_path) if primitive.kernels[0] is not None]
+    shaders = in_batches(drawn, read_walkers(tmp_path))
+    assert in_capture(rows).keys() == shaders.keys()
+    assert all(re.fullmatch(".* [0-9a-f]{8}", row["name"]) for row in rows)
+    assert [row["pid"] for row in capture.table("kernel").to_pylist()].count(program.pid) == len(shaders)
+    stacks = {row["id"]: row["ended"] for row in capture.table("stack").to_pylist()}
+    assert {stacks[row["stack"]] for row in rows} == {"whole"}
+    # and those of the one pipeline with all stages equally often
+    (count,) = {count for (stage, _), count in in_capture(rows).items() if stage in STAGES[1:4]}
+    assert count > 10
 
 
 def test_stalls_are_at_the_shaders_with_which_their_function_drew(calibrated: dict[str, Mesa], tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ static double now(void)
     return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-static VkShaderModule read_module(const char *path)
+/* `entry` is what its entry point `main` is called instead, with as many letters. */
+static VkShaderModule read_module(const char *path, const char *entry)
 {
     static uint32_t code[1 << 18];
     FILE *file = fopen(path, "rb");
@@ -42,6 +43,9 @@ static VkShaderModule read_module(const char *path)
     VkShaderModuleCreateInfo info = {.sType = VK_STRUCTURE_TYPE_SHADER_MODULE_CREATE_INFO, .pCode = code};
     info.codeSize = fread(code, 1, sizeof(code), file);
     fclose(file);
+    for (char *at = (char *)code; at < (char *)code + info.codeSize; at += 4) /* texts begin at words */
+        if (!memcmp(at, "main", 5))
+            memcpy(at, entry, 4);
     VkShaderModule module;
     CHECK(vkCreateShaderModule(device, &info, NULL, &module));
     return module;
@@ -128,7 +132,7 @@ static VkInstance make_device(void)
     }
     float priority = 1;
     VkDeviceQueueCreateInfo queue_info = {.sType = VK_STRUCTURE_TYPE_DEVICE_QUEUE_CREATE_INFO, .queueCount = 1, .pQueuePriorities = &priority};
-    VkPhysicalDeviceVulkan13Features features = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES, .dynamicRendering = VK_TRUE};
+    VkPhysicalDeviceVulkan13Features features = {.sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_VULKAN_1_3_FEATURES, .dynamicRendering = VK_TRUE, .subgroupSizeControl = VK_TRUE};
     VkPhysicalDeviceFeatures more = {.geometryShader = VK_TRUE, .tessellationShader = VK_TRUE};
     VkDeviceCreateInfo info = {.sType = VK_STRUCTURE_TYPE_DEVICE_CREATE_INFO,
                                .pNext = &features,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import struct
 import subprocess
 from collections import Counter as Counts
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,13 +28,20 @@ void *of_shaders[4] = {&of_shaders, &of_shaders}, *of_others[4] = {&of_others};
 #define F(name) __attribute__((noinline)) int name(void *a, long b, void *c) { \
     __asm__ volatile("" :: "r"(a), "r"(b), "r"(c)); return 1; }
 F(dispatch) F(draw) F(begin) F(end) F(submit) F(include) F(gone) F(named)
+#define M(name) __attribute__((noinline)) int name(void *a, void *b, unsigned n, void *i, void *c, \
+    unsigned long *out) { \
+    __asm__ volatile("" :: "r"(a), "r"(b), "r"(i), "r"(c)); \
+    for (unsigned k = 0; k < n; k++) out[k] = to_make[k]; return 0; }
+unsigned long to_make[64];
+M(make) M(make_to_draw)
 """
 FLAGS = ["-O1", "-fcf-protection", "-fno-omit-frame-pointer", "-shared", "-fPIC", "-Wl,--build-id=sha1"]
 WINDOW = (0x2_0000_0000, 0xC000_0000)
 BOUND, SHADER_IN_PIPELINE = 0x1C260, 0x1F0
 PIPELINE, MODULE = 19, 15  # VkObjectType
-DRAWN, STAGES_IN_PIPELINE, STRIDE, KIND = 0x1C300, 0x300, 24, 0x48
+DRAWN, STAGES_IN_PIPELINE, STRIDE, KIND, LANES, STAGE = 0x1C300, 0x300, 24, 0x48, 24, 28
 VERTEX, FRAGMENT = 0, 4  # of driver_layout.STAGES
+COMPUTE = 0x20  # VkShaderStageFlagBits
 NOWHERE = [0, 0x10, 1 << 63, 0xFFFF_FFFF_8100_0000]
 MOST = 0xFFFF_FFFF
 
@@ -48,8 +56,9 @@ class Player:
         with library.open("rb") as file:
             table = elf_sections.symbols(ELFFile(file))
             symbols = {symbol.name: symbol["st_value"] for symbol in table.iter_symbols()}
+            returns = {each.name: each["st_value"] + each["st_size"] - 1 for each in table.iter_symbols()}
             elf = LibraryFile(file)
-            layout = self._layout(symbols, elf.build_id(), bound)
+            layout = self._layout(symbols, returns, elf.build_id(), bound)
             offsets = [elf.offset(entry.address, executable=True) for entry in layout.entries]
             probes._attach_layout(file.fileno(), layout, offsets)
         self.probes, self._bound = probes, bound
@@ -63,7 +72,7 @@ class Player:
         self._before = probes.counters()
 
     @staticmethod
-    def _layout(symbols: dict[str, int], build_id: str, bound: tuple[int, ...]) -> Layout:
+    def _layout(symbols: dict[str, int], returns: dict[str, int], build_id: str, bound: tuple[int, ...]) -> Layout:
         def entry(name: str, action: Action, handle: int, count: int | None = None) -> Entry:
             return Entry(name, action, symbols[name] + 4, handle, count)
 
@@ -80,6 +89,10 @@ class Player:
                 entry("include", Action.INCLUDE, 2, 1),
                 entry("gone", Action.SHADER_GONE, 0),
                 entry("named", Action.NAMED, 0),
+                entry("make", Action.MAKE, 3, 2),
+                Entry("make", Action.MADE, returns["make"], 0),
+                entry("make_to_draw", Action.MAKE_TO_DRAW, 3, 2),
+                Entry("make_to_draw", Action.MADE_TO_DRAW, returns["make_to_draw"], 0),
             ),
             address=(Field((8,), bits=32),),
             size=Field((12,), bits=32),
@@ -94,6 +107,8 @@ class Player:
             drawn=(DRAWN, 0x500)[: len(bound)],
             stages=(STAGES_IN_PIPELINE, STRIDE),
             kind=(KIND, 0, 1),
+            simd=LANES,
+            stage=STAGE,
         )
         assert Layout.from_json(layout.to_json()) == layout
         return layout
@@ -103,9 +118,17 @@ class Player:
         self._kept.append(buffer)
         return ctypes.addressof(buffer)
 
-    def shader(self, start: int, code: bytes, size: int | None = None, table: str = "of_shaders") -> int:
+    def shader(
+        self,
+        start: int,
+        code: bytes,
+        size: int | None = None,
+        table: str = "of_shaders",
+        lanes: int = 0,
+        stage: int = 0,
+    ) -> int:
         size = len(code) if size is None else size
-        return self.block(struct.pack("<QIIQ", self.tables[table], start, size, self.block(code)))
+        return self.block(struct.pack("<QIIQII", self.tables[table], start, size, self.block(code), lanes, stage))
 
     def pipeline(self, shader: int) -> int:
         return self.block(bytes(SHADER_IN_PIPELINE) + struct.pack("<Q", shader))
@@ -143,6 +166,24 @@ class Player:
     def name(self, object_: int, text: bytes | int, kind: int = PIPELINE) -> None:
         at = text if isinstance(text, int) else self.block(text + b"\0")
         self.call("named", self.block(struct.pack("<IIQIIQQ", 0, 0, 0, kind, 0, object_, at)))
+
+    def make(self, pipelines: Sequence[int], stages: Sequence[Sequence[tuple[int, bytes | int]]]) -> None:
+        """Makes pipelines, which exist already, of stages: bit and name of the entry point."""
+        draws = any(len(each) != 1 or each[0][0] != COMPUTE for each in stages)
+        infos = bytearray()
+        for each in stages:
+            told = [
+                struct.pack("<IIQIIQQQ", 18, 0, 0, 0, bit, 0, name if isinstance(name, int) else self.block(name), 0)
+                for bit, name in each
+            ]
+            of_all = struct.pack("<QI", self.block(b"".join(told)), len(told))
+            graphics = struct.pack("<IIQII", 28, 0, 0, 0, len(told)) + of_all[:8] + bytes(112)
+            infos += graphics if draws else struct.pack("<IIQII", 29, 0, 0, 0, 0) + told[0] + bytes(24)
+        (ctypes.c_uint64 * 64).in_dll(self._library, "to_make")[: len(pipelines)] = list(pipelines)
+        into = self.block(bytes(8 * len(pipelines)))
+        function = self._library["make_to_draw" if draws else "make"]
+        words = (0, 0, len(pipelines), self.block(bytes(infos)), 0, into)
+        function(*map(ctypes.c_uint64, words))
 
     def launches(self) -> NDArray[np.void]:
         launches = self.probes.launches.read()
@@ -201,6 +242,97 @@ def test_a_dispatch_has_its_shader_and_each_shader_s_code_is_sent_once(player: P
     assert rows["list"].tolist() == commands * 5
     assert (rows["flags"] & LaunchFlags.BAD_ARGS == 0).all()
     assert sent == {WINDOW[0] + 0x40: b"A" * 100, WINDOW[0] + 0x4000_0000: bytes(range(256)) * 20_000}
+
+
+def names_of(player: Player) -> Counts[tuple[int, int, bytes]]:
+    """Names that were sent: what, place of the shader, and text."""
+    return Counts(
+        (chunk["what"], chunk["address"] - WINDOW[0], chunk["data"].tobytes()[: chunk["bytes"]])
+        for chunk in player.probes.chunks.read().copy()
+        if chunk["what"] in (ChunkOf.NAME, ChunkOf.ENTRY)
+    )
+
+
+def test_shaders_have_the_names_of_their_entry_points_unless_their_pipeline_has_one(player: Player) -> None:
+    # given: five pipelines made by one call, one of which gets a name
+    names = [b"triple", b"main", b"mainly", b"x" * 200, b"other"]
+    shaders = [player.shader(0x40 * number, b"A" * 64) for number in range(1, 6)]
+    pipelines = [player.pipeline(shader) for shader in shaders]
+    player.make(pipelines, [[(COMPUTE, name + b"\0")] for name in names])
+    player.name(pipelines[4], b"softmax")
+    # when
+    for shader in shaders:
+        player.call("dispatch", player.commands(shader))
+    # then
+    assert names_of(player) == {
+        (ChunkOf.ENTRY, 0x40, b"triple"): 1,
+        (ChunkOf.ENTRY, 0xC0, b"mainly"): 1,
+        (ChunkOf.ENTRY, 0x100, b"x" * 63): 1,
+        (ChunkOf.NAME, 0x140, b"softmax"): 1,
+    }
+    assert player.launches()["name"].tolist() == [b"", b"", b"", b"", b"softmax"], "the recorder knows the whole name"
+
+
+@pytest.mark.parametrize("at_their_numbers", [True, False])
+def test_each_stage_has_the_name_of_its_entry_point(player: Player, at_their_numbers: bool) -> None:
+    starts = {VERTEX: 0x40, 2: 0x80, FRAGMENT: 0xC0}
+    shaders = {stage: player.shader(start, b"A" * 32, stage=stage) for stage, start in starts.items()}
+    places = (shaders.get(stage, 0) for stage in range(5)) if at_their_numbers else (*shaders.values(), shaders[VERTEX])
+    drawing = player.drawing_pipeline(*places)
+    # given: stages in another order, and one that the pipeline does not have
+    stages = [(16, b"fs_main\0"), (1, b"vs_main\0"), (4, b"main\0"), (2, b"none\0")]
+    player.make([0, drawing], [[], stages])
+    player.call("draw", player.drawing(shaders))
+    assert names_of(player) == {(ChunkOf.ENTRY, 0xC0, b"fs_main"): 1, (ChunkOf.ENTRY, 0x40, b"vs_main"): 1}
+    player.launches()
+
+
+def test_a_shader_at_the_place_of_another_has_its_own_entry_point(player: Player) -> None:
+    """Also if nothing said that the other one ended."""
+    shader = player.shader(0x40, b"A" * 64)
+    commands, pipeline = player.commands(shader), player.pipeline(shader)
+    for name in (b"first", b"main", b"second", b"second"):
+        player.make([pipeline], [[(COMPUTE, name + b"\0")]])
+        player.call("dispatch", commands)
+    sent = names_of(player)
+    assert set(sent) == {(ChunkOf.ENTRY, 0x40, b"first"), (ChunkOf.ENTRY, 0x40, b"second")}
+    player.launches()
+
+
+@pytest.mark.parametrize("address", NOWHERE)
+def test_pipelines_made_of_pointers_that_lead_nowhere_are_not_named(player: Player, address: int) -> None:
+    shader = player.shader(0x40, b"A" * 64)
+    player.make([player.pipeline(shader)], [[(COMPUTE, address)]])
+    player.make([address, player.pipeline(address)], [[(COMPUTE, b"x\0")], [(COMPUTE, b"y\0")]])
+    for name in ("make", "make_to_draw"):
+        into = player.block(bytes(64))
+        player._library[name](*map(ctypes.c_uint64, (0, 0, 4, address, 0, into)))
+    player.call("dispatch", player.commands(shader))
+    assert names_of(player) == {}
+    player.launches()
+
+
+@pytest.mark.parametrize(("lanes", "sent"), [(16, 16), (32, 32), (0x10010, 255), (MOST, 255)])
+def test_a_shader_that_dispatches_has_its_lanes_and_one_that_draws_has_none(
+    player: Player, lanes: int, sent: int
+) -> None:
+    player.call("dispatch", player.commands(player.shader(0x40, b"A" * 50_000, lanes=lanes)))
+    player.call("draw", player.drawing({VERTEX: player.shader(0x1_0000, b"B", lanes=lanes)}))
+    chunks = player.probes.chunks.read()
+    assert set(chunks[["what", "simd"]].tolist()) == {(ChunkOf.SHADER, sent), (ChunkOf.VERTEX, 0)}
+    player.launches()
+
+
+def test_lanes_that_cannot_be_read_are_unknown(player: Player) -> None:
+    # given: a shader at the end of a mapping
+    pages = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+    end = ctypes.addressof(ctypes.c_char.from_buffer(pages)) + mmap.PAGESIZE
+    ctypes.CDLL(None).mprotect(ctypes.c_void_p(end), mmap.PAGESIZE, 0)
+    content = struct.pack("<QIIQ", player.tables["of_shaders"], 0x40, 64, player.block(b"A" * 64))
+    ctypes.memmove(end - len(content), content, len(content))
+    player.call("dispatch", player.commands(end - len(content)))
+    assert player.probes.chunks.read()[["what", "simd"]].tolist() == [(ChunkOf.SHADER, 0)]
+    player.launches()
 
 
 @pytest.mark.parametrize(

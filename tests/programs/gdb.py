@@ -7,6 +7,7 @@ Both see the same launches of one process, so their stacks can be compared one b
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,13 +34,13 @@ def record_under_gdb(programs: Programs, run: Run, folder: Path) -> tuple[Record
     ]
 
 
-def behind_probes(driver: Path) -> dict[int, int]:
+def behind_probes(driver: Path, actions: Collection[Action] = (Action.LAUNCH, Action.LAUNCH_MANY)) -> dict[int, int]:
     """Where in a driver the instructions end at which iaprof sees launches: offsets in the file, and their lengths."""
     with driver.open("rb") as file:
         library = LibraryFile(file)
         layout = find_layout(library.build_id())
         assert layout is not None
-        entries = [entry for entry in layout.entries if entry.action in (Action.LAUNCH, Action.LAUNCH_MANY)]
+        entries = [entry for entry in layout.entries if entry.action in actions]
         lengths = {library.offset(each.address, executable=True): length_of(driver, each.address) for each in entries}
     return {offset + length: length for offset, length in lengths.items()}
 

@@ -226,6 +226,7 @@ function drawKernels(model, element) {
     const count = (row) => row[2].reduce((total, [, samples]) => total + samples, 0);
     const most = Math.max(1, ...kernel.rows.map(count));
     const notes = [`${counted(kernel.samples)} samples in the whole recording`];
+    if (kernel.simd) notes.push(`SIMD${kernel.simd}`);
     if (several) notes.unshift("One of several kernels of this name");
     if (kernel.leftOut) notes.push(`${counted(kernel.leftOut)} instructions with few or no samples are left out`);
     notes.push("a stall is counted at the instruction that waits");

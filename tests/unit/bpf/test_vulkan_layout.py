@@ -47,7 +47,51 @@ LAYOUT_26 = Layout(
     drawn=(0x5A00,),
     stages=(0xAF8, 0x58),
     kind=(0x48, 1, 0),
+    stage=0x48,
+    simd=0xD0,
 )
+
+
+MANY_RETURNS = """
+int other(int *a);
+int f(int *a, int b) { int big[300]; if (b == 0xC3C3C3) return other(big) + 0xC3; a[b] = 0x11C3; if (a[3]) return a[4];
+    other(a); switch (b) { case 1: other(big); return 0xC3; case 2: return other(a + 1) ^ 0xC3C3; } return other(big); }
+"""
+
+
+@pytest.mark.parametrize("level", ["-O0", "-O1", "-O2", "-O3", "-Os"])
+def test_returns_of_a_function_are_those_of_objdump(level: str, tmp_path: Path) -> None:
+    # given: a function with bytes 0xC3 in instructions, too
+    library = tmp_path / "l.so"
+    (tmp_path / "l.c").write_text(MANY_RETURNS)
+    subprocess.run(["cc", level, "-shared", "-fPIC", "-o", str(library), str(tmp_path / "l.c")], check=True)
+    text = subprocess.run(["objdump", "-d", "--disassemble=f", str(library)], capture_output=True, text=True).stdout
+    instructions = [line.split("\t") for line in text.splitlines() if line.count("\t") >= 2]
+    returns = {int(at.rstrip(":"), 16) for at, _, name, *_ in instructions if name.strip() == "ret"}
+    assert sum("c3" in code for _, code, *_ in instructions) > len(returns) > 0
+    # then
+    with library.open("rb") as file:
+        elf = LibraryFile(file)
+        (start,) = {int(line.split()[0], 16) for line in text.splitlines() if line.endswith("<f>:")}
+        found = Code(elf, file).returns(elf.offset(start, executable=True))
+    assert found and set(found) <= returns
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x7fELF", None])
+def test_a_file_without_call_frames_has_no_returns(damage: bytes | None, tmp_path: Path) -> None:
+    library = tmp_path / "l.so"
+    (tmp_path / "l.c").write_text(MANY_RETURNS)
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-fno-asynchronous-unwind-tables", "-o", str(library), str(tmp_path / "l.c")],
+        check=True,
+    )
+    with library.open("rb") as file:
+        code = Code(LibraryFile(file), file)
+        place = next(segment.offset for segment in code.elf.loads if segment.flags & 1)
+        other = tmp_path / "other"
+        other.write_bytes(library.read_bytes() if damage is None else damage)
+        with other.open("rb") as changed:
+            assert Code(code.elf, changed).returns(place) == []
 
 
 def test_a_layout_is_as_it_was_written() -> None:
@@ -119,6 +163,7 @@ DEVICE: dict[str, Any] = {
     "size": 0xC0,
     "code": 0xB0,
     "class": (0x40, 3),
+    "simd": 0xD0,
     "bound": [[0xC260]],
 }
 

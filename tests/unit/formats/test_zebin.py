@@ -1,6 +1,7 @@
 """Zebins: real ones of four devices, and malformed ones."""
 
 import random
+import re
 import struct
 
 import pytest
@@ -10,7 +11,9 @@ from iaprof.gpu.code import CodeFunction, CodeObjectError, canonical
 from iaprof.gpu.intel.zebin import read_zebin
 from limits import Within
 from unit import elfwriter as elf
-from unit.zebins import KERNELS, MODULES, debug_elf, plain_zebin
+from unit.zebins import KERNELS, MODULES, debug_elf, disassembly, plain_zebin
+
+_LANES = re.compile(r"\((\d+)\|M\d+\)")
 
 
 @pytest.mark.parametrize(("device", "module"), MODULES)
@@ -33,6 +36,46 @@ def test_a_compilers_zebin_has_the_same_kernels_without_addresses(device: str, m
     assert [(each.name, each.size, each.address) for each in plain.kernels] == [
         (each.name, each.size, 0) for each in debug.kernels
     ]
+
+
+@pytest.mark.parametrize(("device", "module"), MODULES)
+def test_kernels_have_the_lanes_that_their_instructions_have(device: str, module: str) -> None:
+    for kernel in read_zebin(debug_elf(device, module)).kernels:
+        widths = [int(width) for _, text in disassembly(device, module, kernel.name) for width in _LANES.findall(text)]
+        assert kernel.simd == max(widths)
+
+
+@pytest.mark.parametrize(
+    ("info", "simd"),
+    [
+        (b"kernels:\n  - name:            k\n    execution_env:\n      simd_size:       16\n", 16),
+        (b'kernels:\n  - name: "\\u006b"\n    execution_env:\n      simd_size: 8\n', 8),
+        (b"kernels:\n  - name: 'k'\n    execution_env:\n      simd_size: 32\n", 32),
+        (b"kernels:\n  - name: k\n    execution_env:\n      grf_count: 128\n", 0),
+        (b"kernels:\n  - name: k\n    execution_env:\n      simd_size: 128\n", 0),
+        (b"kernels:\n  - name: l\n    execution_env:\n      simd_size: 16\n", 0),
+        (b"functions:\n  - name: k\n    execution_env:\n      simd_size: 16\n", 0),
+        (b"kernels:\n  - name: k\nfunctions:\n    execution_env:\n      simd_size: 16\n", 0),
+        (2 * b"kernels:\n  - name: k\n    execution_env:\n      simd_size: 16\n", 0),
+        (b"  - name: k\n      simd_size: 16\n", 0),
+        (b"\xff\x00", 0),
+        (b"", 0),
+    ],
+)
+def test_what_is_said_of_lanes(info: bytes, simd: int) -> None:
+    data = elf.zebin([elf.kernel("k", bytes(64), 0x1000), elf.Section(".ze_info", info)])
+    (kernel,) = read_zebin(data).kernels
+    assert kernel.simd == simd
+
+
+@pytest.mark.parametrize(
+    "line", [b" " * 100, b"kernels:\n  - name:" + b" " * 1000 + b"x", b"      simd_size:" + b" " * 999]
+)
+def test_long_lines_about_kernels_take_little_time(within: Within, line: bytes) -> None:
+    info = line * (16_000_000 // len(line))
+    data = elf.zebin([elf.kernel("k", bytes(64), 0x1000), elf.Section(".ze_info", info)])
+    with within(3):
+        read_zebin(data)
 
 
 def test_canonical_addresses() -> None:

@@ -119,7 +119,7 @@ def test_samples_are_the_profile(ask: Ask) -> None:
 def test_kernels_are_those_of_each_module(ask: Ask) -> None:
     kernels = read_zebin(debug_elf("bmg", "matmul")).kernels
     assert ask("SELECT * FROM kernels") == [
-        (time, 7, "/tmp/m.elf", each.name, each.address, each.size, each.fingerprint)
+        (time, 7, "/tmp/m.elf", each.name, each.address, each.size, each.fingerprint, 32)
         for time in (1, 2)
         for each in kernels
     ]

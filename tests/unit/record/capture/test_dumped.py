@@ -45,10 +45,11 @@ class Chunk:
     time: int = 100
     offset: int = 0
     total: int | None = None  # the data's length
+    simd: int = 0
 
     def frame(self) -> bytes:
         record = np.zeros(1, CHUNK)
-        for name in ("time", "pid", "module", "module_time", "address", "offset", "what"):
+        for name in ("time", "pid", "module", "module_time", "address", "offset", "what", "simd"):
             record[name] = getattr(self, name)
         # A module is valid from SAME_TIME_NS before, as another thread's first launch may be a little older.
         record["time"] += SAME_TIME_NS
@@ -157,6 +158,20 @@ def test_a_shader_needs_no_name(tmp_path: Path) -> None:
         (7, 100, [("compute " + hashlib.sha256(b"B" * 64).hexdigest()[:8], 0x200000040, b"B" * 64)]),
     ]
     assert unfinished(reader) == 1
+
+
+@pytest.mark.parametrize(
+    "name", [b"softmax", b'a"b\\', b"- name: x\n      simd_size: 8\n", b"\xff\x85\xe2\x80\xa8", b"'q'", b" "]
+)
+def test_lanes_of_a_shader_are_those_that_a_driver_can_mean(tmp_path: Path, name: bytes) -> None:
+    sent = []
+    for number, lanes in enumerate((8, 16, 32, 0, 255, 17, 65535)):
+        place = {"module": 16 * number, "address": 0x200000000 + 64 * number}
+        sent += [*chunks(b"A" * 64, ChunkOf.SHADER, 40, simd=lanes, **place), Chunk(name, **place)]
+    rows = captured(spooled(tmp_path / "s", sent)).table("kernel").to_pylist()
+    kernels = [kernel for row in rows for kernel in read_zebin(row["elf"]).kernels]
+    assert [kernel.simd for kernel in kernels] == [8, 16, 32, 0, 0, 0, 0]
+    assert {kernel.name for kernel in kernels} == {name.decode("utf-8", "backslashreplace")}
 
 
 def test_a_kernel_that_lacks_a_chunk_is_not_there_and_is_counted(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ PROFILE = replace(profile(ROWS), launch_counts={0: 40, 1: 2})
 
 
 def by_hand(fingerprint: str = "f") -> GpuKernel:
-    kernel = GpuKernel("matmul", "matmul", 0x1000, 0x40, 0x50, fingerprint=fingerprint)
+    kernel = GpuKernel("matmul", "matmul", 0x1000, 0x40, 0x50, fingerprint=fingerprint, simd=16)
     jumps = {0x30: (0x00,)}
     found = tuple(
         InstructionInfo(at, size, name, text, jumps.get(at, ()), frames) for at, size, name, text, frames in CODE
@@ -75,7 +75,7 @@ def sources(tmp_path: Path) -> SourceFiles:
 NARROW = """\
 matmul
 /build/src/matmul.cl
-12,783 samples, 98.3 % of all; 2 processes, 42 launches
+12,783 samples, 98.3 % of all; 2 processes, 42 launches; SIMD16
 launched by main
 
   SAMPLES     %  SYNC  DIST   OFFSET  INSTRUCTION
