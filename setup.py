@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles three libraries into the package, and makes man pages and completions.
 
-libiaprof_inject.so is made of record/kernels/inject*.c, libiaprof_cuda.so of inject_cuda.c there, libiaprof_unwind.so
+libiaprof_inject.so is made of record/kernels/inject*.c, libiaprof_cuda.so of inject_cuda*.c there, libiaprof_unwind.so
 of symbols/unwind/*.c.
 
 pyproject.toml has the rest of the build. The man pages and completions are made by cli/manual of this checkout.
@@ -83,7 +83,7 @@ setup(
         ),
         Extension(
             "iaprof.record.kernels.libiaprof_cuda",
-            ["src/iaprof/record/kernels/inject_cuda.c"],
+            ["src/iaprof/record/kernels/inject_cuda.c", "src/iaprof/record/kernels/inject_cuda_paths.c"],
             depends=["src/iaprof/record/kernels/probe.h"],
             extra_compile_args=INJECTED,
             extra_link_args=["-Wl,-Bsymbolic,-z,now,-z,relro,-z,noexecstack,-z,nodelete,--build-id=sha1"],

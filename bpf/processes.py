@@ -17,6 +17,7 @@ from iaprof.bpf.accounts import may_read
 from iaprof.formats.wire.sideband import comm_record, mapping_record, running_record
 from iaprof.sandbox.answering import ANSWERING
 
+TICK_NS = 10_000_000  # of times in /proc
 _PROCMAP_QUERY = 0xC0686611  # _IOWR('f', 17, 104 bytes)
 _EXECUTABLE = 0x04
 _COVERING_OR_NEXT = 0x10
@@ -48,6 +49,16 @@ class _Query(ctypes.Structure):
 def running_pids() -> list[int]:
     """Returns the ids of all processes that /proc shows."""
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def born_ns(pid: int) -> int:
+    """Returns when a process began, CLOCK_BOOTTIME ns in whole TICK_NS; 0 if it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            stat = file.read()
+    except OSError:
+        return 0
+    return int(stat[stat.rindex(b")") + 2 :].split()[19]) * TICK_NS
 
 
 def user_of(pid: int) -> int | None:

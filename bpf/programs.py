@@ -155,12 +155,13 @@ _STRUCTS = {  # by name in C
     "arg": structs.ARG, "probe": structs.PROBE, "settings": structs.SETTINGS, "step": structs.STEP,
     "layout": structs.LAYOUT, "entry": structs.ENTRY, "wait_entry": structs.WAIT_ENTRY,
     "mapping_state": launches.MAPPING_STATE, "space": structs.SPACE, "missed_path": structs.MISSED_PATH,
-    "copying": structs.COPYING, "python_layout": structs.PYTHON_LAYOUT, "python": structs.PYTHON,
+    "copying": structs.COPYING, "python_layout": launches.PYTHON_LAYOUT, "python": structs.PYTHON,
     "launch": launches.LAUNCH, "compiled": launches.COMPILED, "list_record": launches.LIST_EVENT,
     "about": launches.ABOUT, "chunk": launches.CHUNK, "start": launches.REGISTERS, "copied": launches.COPIED,
     "sample": launches.CPU_SAMPLE, "message": launches.MESSAGE,
     "stack": launches.stack_dtype(0),  # STACK_DEPTH addresses follow
     "python_frame": launches.PYTHON_FRAME, "python_stack": launches.PYTHON_STACK, "code": launches.CODE,
+    "path_asked": launches.PATH_ASKED, "launch_path": launches.PATH,
     "wait": waits.WAIT, "waiting": waits.WAITING, "site_key": waits.SITE_KEY, "site": waits.SITE,
 }  # fmt: skip
 _COUNTERS = np.dtype(("<u8", len(launches.Counter)))

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from iaprof.bpf.driver_layout import MAX_CLASSES
-from iaprof.formats.wire.launches import MAPPING_STATE
+from iaprof.formats.wire.launches import MAPPING_STATE, PYTHON_LAYOUT
 
-MAX_ARGS = 6  # of a probe
+MAX_ARGS = 7  # of a probe
 MAX_STEPS = 16  # of `address_steps` and of `description_steps` in LAYOUT
 NO_REGISTER = 17  # as a register's index: the value 0
 
@@ -191,13 +191,6 @@ COPYING = np.dtype(
     ]
 )
 
-PYTHON_OFFSETS = (  # symbols.python.layout.Layout; members that a version lacks are 0
-    *("interpreters_head", "threads_head", "interpreter_next", "thread_next", "thread_id", "thread_frame"),
-    *("thread_cframe", "cframe_previous", "frame_code", "frame_previous", "frame_instruction", "frame_owner"),
-    *("frame_is_entry", "code_filename", "code_qualname", "code_linetable", "code_first_line", "code_version"),
-    *("bytes_length", "bytes_data", "frame_bytes"),
-)
-PYTHON_LAYOUT = np.dtype([*((name, "<u2") for name in PYTHON_OFFSETS), ("pad", "V6")])
 PYTHON = np.dtype(
     [
         ("born", "<u8"),  # start of the process in ticks, as in /proc/PID/stat

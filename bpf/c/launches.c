@@ -24,6 +24,7 @@ BPF_RINGBUF_OUTPUT(launches, ANY);
 BPF_RINGBUF_OUTPUT(stacks, ANY);
 BPF_RINGBUF_OUTPUT(python_stacks, ANY);
 BPF_RINGBUF_OUTPUT(compilations, ANY);
+BPF_RINGBUF_OUTPUT(paths, ANY);
 BPF_TABLE("lru_hash", u64, u64, stacks_sent, ANY);
 
 static __always_inline void read_registers(struct pt_regs *ctx, u64 *regs) {
@@ -99,11 +100,12 @@ static __always_inline struct launch_state *launch_state_of(struct scratch *scra
     return (struct launch_state *)scratch->launch_state;
 }
 
-static __always_inline void send_python(struct scratch *scratch, const struct launched *launch, u64 id) {
+/* Sends a stack's frames of Python; returns 0 unless the ring buffer is full. */
+static __always_inline long send_python(struct scratch *scratch, const struct launched *launch, u64 id) {
     struct python_stack *record = python_stacks.ringbuf_reserve(sizeof(struct python_stack));
     if (!record) {
         count(PYTHON_LOST, 1);
-        return;
+        return -1;
     }
     record->id = id;
     record->time = bpf_ktime_get_ns(); /* after its code objects were sent */
@@ -118,6 +120,7 @@ static __always_inline void send_python(struct scratch *scratch, const struct la
         record->cfas[below(MAX_DEPTH, scratch->depth - 1)] = 0;
     bpf_probe_read_kernel(record->frames, sizeof(scratch->frames), scratch->frames);
     python_stacks.ringbuf_submit(record, wakeup(record, sizeof(*record), PYTHON_WAKE_BYTES));
+    return 0;
 }
 
 /* Sends a stack; returns 0 unless the ring buffer is full. */
@@ -133,8 +136,7 @@ static __always_inline long send_stack(struct scratch *scratch, const struct lau
     bpf_probe_read_kernel(record->guessed, sizeof(scratch->guessed), scratch->guessed);
     bpf_probe_read_kernel(record->interrupted, sizeof(scratch->interrupted), scratch->interrupted);
     bpf_probe_read_kernel(record->ips, sizeof(u64) * STACK_DEPTH, scratch->ips);
-    if (scratch->python_state != PYTHON_NONE)
-        send_python(scratch, launch, id);
+    scratch->lacks_python = scratch->python_state != PYTHON_NONE && send_python(scratch, launch, id);
     stacks.ringbuf_submit(record, wakeup(record, sizeof(*record) + sizeof(u64) * STACK_DEPTH, STACK_WAKE_BYTES));
     count(STACKS, 1);
     return 0;
@@ -156,7 +158,7 @@ static __always_inline void send_new_stack(struct scratch *scratch, struct launc
             return;
         if (known)
             count(STACKS_COLLIDED, 1);
-        else
+        else if (!scratch->lacks_python) /* else it is sent again with the next launch that has it */
             stacks_sent.update(&id, &scratch->hashes[1]);
         id = sent_as;
     }
@@ -339,7 +341,7 @@ static __always_inline struct launch *reserve_launch(const struct launched *laun
     record->cpu = bpf_get_smp_processor_id();
     record->stack = launch->stack;
     record->correlation = 0;
-    record->more = 0;
+    record->more = record->path = 0;
     __builtin_memset(record->comm, 0, sizeof(record->comm));
     __builtin_memset(record->name, 0, sizeof(record->name));
     if (!(launch->flags & LAUNCH_OTHER))
@@ -347,10 +349,47 @@ static __always_inline struct launch *reserve_launch(const struct launched *laun
     return record;
 }
 
+/* Whether a stack depends on nothing but its return addresses, the frame pointers that were used, and the frames of Python. */
+static __always_inline u64 is_plain(const struct scratch *scratch, const struct launched *launch) {
+    u64 has_all_python = scratch->python_state == PYTHON_NONE || scratch->python_state == PYTHON_WHOLE;
+    return launch->stack && launch->counter == COUNTERS && scratch->walked == WHOLE && !scratch->is_odd && !scratch->several &&
+           has_all_python && !FRAME_POINTERS_ONLY;
+}
+
+/* Sends a launch's path. If the ring buffer is full, the library asks again. */
+static __always_inline void send_path(struct scratch *scratch, const struct launched *launch, const struct path_asked *asked) {
+    u32 pid = launch->pid;
+    struct python *python = pythons.lookup(&pid);
+    struct launch_path *record = paths.ringbuf_reserve(sizeof(struct launch_path));
+    if (!record)
+        return;
+    u64 runs_python = python && scratch->python_state == PYTHON_WHOLE;
+    record->asked = *asked;
+    record->pid = pid;
+    record->depth = scratch->depth;
+    record->born = scratch->copied.of.born;
+    record->ends_at_zero = !scratch->ip;
+    record->state = runs_python ? scratch->first_state : 0;
+    record->count = runs_python ? scratch->python : 0;
+    record->cframe = scratch->first_cframe;
+    record->has_layout = !!python;
+    if (python)
+        record->layout = python->layout;
+    bpf_probe_read_kernel(record->ips, sizeof(scratch->ips), scratch->ips);
+    bpf_probe_read_kernel(record->cfas, sizeof(scratch->cfas), scratch->cfas);
+    bpf_probe_read_kernel(record->bases, sizeof(scratch->bases), scratch->bases);
+    bpf_probe_read_kernel(record->base_values, sizeof(scratch->base_values), scratch->base_values);
+    bpf_probe_read_kernel(record->kept_at, sizeof(scratch->kept_at), scratch->kept_at);
+    bpf_probe_read_kernel(record->frames, sizeof(scratch->frames), scratch->frames);
+    bpf_probe_read_kernel(record->frames_at, sizeof(scratch->frames_at), scratch->frames_at);
+    paths.ringbuf_submit(record, BPF_RB_FORCE_WAKEUP);
+}
+
 static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scratch *scratch, const struct probe *probe) {
     struct launched *launch = &launch_state_of(scratch)->launched;
     u64 *regs = launch_state_of(scratch)->regs;
-    u64 iba = 0, address = 0, size = 0, name = 0, list = 0, correlation = 0;
+    u64 iba = 0, address = 0, size = 0, name = 0, list = 0, correlation = 0, from = 0;
+    struct path_asked asked = {};
     read_registers(ctx, regs);
     if (read_arg(regs, &probe->args[0], &iba) | read_arg(regs, &probe->args[1], &address) |
         read_arg(regs, &probe->args[2], &size)) {
@@ -367,12 +406,17 @@ static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scrat
     record->list = list;
     read_arg(regs, &probe->args[5], &correlation);
     record->correlation = correlation;
+    if (!read_arg(regs, &probe->args[6], &from) && from && !(launch->flags & LAUNCH_OTHER) && is_plain(scratch, launch) &&
+        !read_user(&asked, sizeof(asked), (void *)from))
+        record->path = asked.path;
     /* The patched driver passes a C++ smart pointer here, whose value is the string's address in some builds. */
     if (!(launch->flags & LAUNCH_OTHER) &&
         (read_arg(regs, &probe->args[3], &name) || read_user_text(record->name, sizeof(record->name), (void *)name) <= 1))
         launch->flags |= LAUNCH_NO_NAME;
     record->flags = launch->flags;
     launches.ringbuf_submit(record, wakeup(record, sizeof(*record), LAUNCH_WAKE_BYTES));
+    if (asked.path && !asked.is_known)
+        send_path(scratch, launch, &asked);
 }
 
 static __always_inline void compiled(struct pt_regs *ctx, u64 time, const struct probe *probe) {

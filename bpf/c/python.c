@@ -96,6 +96,7 @@ static __always_inline enum phase begin_frames(struct scratch *scratch, const st
     scratch->cframe = 0;
     if (python->layout.thread_cframe)
         state = scratch->cframe = word_at(state + python->layout.thread_cframe);
+    scratch->first_cframe = scratch->cframe;
     scratch->frame = word_at(state + python->layout.thread_frame);
     scratch->frames_base = scratch->frames_limit = 0;
     scratch->hashes[0] = mixed(scratch->hashes[0], python->changes);
@@ -270,12 +271,14 @@ static __always_inline enum phase walk_python(struct scratch *scratch, u32 pid, 
         u64 to = below(MAX_PYTHON, count);
         scratch->frames[to].code = choose(is_shim, 0, code);
         scratch->frames[to].instruction = choose(is_shim, at, instruction);
+        scratch->frames_at[to] = at | (field(scratch, at, layout->frame_code) & 7);
         add_to_hashes(&id, &check, choose(is_shim, 1, code + (instruction << 16)));
         count++;
         if (hidden(is_last)) {
             to = below(MAX_PYTHON, count);
             scratch->frames[to].code = 0;
             scratch->frames[to].instruction = cframe;
+            scratch->frames_at[to] = 0;
             add_to_hashes(&id, &check, 1);
             count++;
             cframe = word_at(cframe + layout->cframe_previous);

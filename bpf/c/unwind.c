@@ -68,6 +68,8 @@ struct scratch {
     u64 sp;
     u64 bp;
     u64 bp_at;           /* address of the caller's rbp, which is read only when a rule needs it, which is rare; 0: it is bp */
+    u64 bp_from;         /* where bp was read; 0: it is still that of the start */
+    u64 is_odd;          /* the walk has read more than return addresses and frame pointers */
     u64 exact;           /* 1: ip is the address of an instruction; 0: a return address */
     u64 is_guess;        /* ip was found by a guess */
     struct {             /* the state before the last guess */
@@ -84,12 +86,14 @@ struct scratch {
     u64 epoch;           /* of the output file */
     u64 python;          /* number of `frames`: Python frames, and ends of evaluation loops */
     u64 python_state;    /* enum python_state */
+    u64 lacks_python;    /* there was no room for the frames */
     u64 interpreter;     /* position of the search for the thread's state: interpreter and state */
     u64 thread;
     u64 states_left;     /* of that search */
     u64 several;         /* the first interpreter, if there are several; else 0 */
     u64 first_state;     /* the state whose frames are walked first; 0: it is not found yet */
     u64 frame;           /* the next Python frame */
+    u64 first_cframe;    /* the one of the innermost loop */
     u64 cframe;          /* the structure that ends its evaluation loop */
     u64 frames_base;     /* address of the window of Python frames */
     u64 frames_limit;
@@ -102,6 +106,10 @@ struct scratch {
     u64 interrupted[MAX_DEPTH / 64]; /* bitmap of addresses where a signal came, no return addresses */
     u64 ips[MAX_DEPTH];
     u64 cfas[MAX_DEPTH]; /* the canonical frame address of each address's caller */
+    u64 bases[MAX_DEPTH]; /* where the frame pointer was read that gave it, */
+    u64 base_values[MAX_DEPTH]; /* and what it was */
+    u64 kept_at[MAX_DEPTH]; /* where code that aligns its stack has kept it; 0 for none */
+    u64 frames_at[MAX_PYTHON]; /* see struct launch_path */
     u64 window[WINDOW / 8];
     u64 frames_window[WINDOW / 8];
     struct python_frame frames[MAX_PYTHON]; /* innermost first */
@@ -295,13 +303,14 @@ static __always_inline void start_walk(struct scratch *scratch, u32 pid, u64 epo
     scratch->bp_at = 0;
     scratch->exact = 1;
     scratch->is_guess = scratch->depth = scratch->base = scratch->limit = scratch->slot = 0;
+    scratch->bp_from = scratch->is_odd = 0;
 }
 
 /* Walks FRAMES_PER_PROGRAM frames; returns the next phase. */
 static __always_inline u32 walk(struct scratch *scratch) {
     u64 ip = scratch->ip, sp = scratch->sp, bp = scratch->bp, bp_at = scratch->bp_at, exact = scratch->exact;
     u64 id = scratch->hashes[0], check = scratch->hashes[1], depth = scratch->depth, space = scratch->space;
-    u64 is_guess = scratch->is_guess, shift = scratch->shift, salt = scratch->salt;
+    u64 is_guess = scratch->is_guess, shift = scratch->shift, salt = scratch->salt, bp_from = scratch->bp_from;
     int goes_on = 0;
 #pragma clang loop unroll(disable)
     for (u32 i = 0; i <= FRAMES_PER_PROGRAM; i++) {
@@ -327,6 +336,9 @@ static __always_inline u32 walk(struct scratch *scratch) {
         if (hidden((remembered->key ^ key) | (bp_at & -is_by_bp)) == 0) {
             bp_at = choose(is_set(RULE_RBP(rule)), cfa + RULE_RBP(rule), bp_at);
             is_guess = 0;
+            scratch->bases[at] = bp_from & -(is_by_bp & 1);
+            scratch->base_values[at] = bp;
+            scratch->kept_at[at] = 0;
         } else {
             rule = ip >> ADDRESS_BITS ? RULE_NONE
                                       : FRAME_POINTERS_ONLY ? BY_FRAME_POINTER : rule_for_address(ip, exact, space, shift);
@@ -371,6 +383,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
                 sp = scratch->cfas[at] = scratch->pair[0];
                 ip = scratch->pair[1];
                 exact = 1;
+                scratch->is_odd = 1;
                 continue;
             }
             kind = hidden(kind);
@@ -380,13 +393,19 @@ static __always_inline u32 walk(struct scratch *scratch) {
                 if (read_user(&scratch->pair[0], 8, (void *)bp_at))
                     break;
                 bp = scratch->pair[0];
+                bp_from = bp_at;
                 bp_at = 0;
             }
             by_bp = forgotten(by_bp, ip);
             bp_at = forgotten(bp_at, ip);
+            bp_from = forgotten(bp_from, ip);
+            scratch->bases[at] = bp_from & -by_bp;
+            scratch->base_values[at] = bp;
+            scratch->is_odd |= by_bx | leaves | RULE_GUESSES(rule);
             u64 base = choose(by_bp, bp, choose(by_bx, scratch->copied.start.bx, sp));
             cfa = base + RULE_CFA(rule);
             u64 of_bp = choose(deref, bp, cfa) + RULE_RBP(rule);
+            scratch->kept_at[at] = cfa & -deref;
             if (hidden(deref)) {
                 if (read_user(&scratch->pair[0], 8, (void *)cfa))
                     break;
@@ -405,6 +424,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
         u64 from_base = cfa - 8 - scratch->base;
         is_by_bp = if_equal(bp_at, cfa - 16, is_set(from_base)); /* a frame pointer is saved right below, in the window */
         bp = choose(is_by_bp, scratch->window[below(WINDOW / 8, from_base / 8 - 1)], bp);
+        bp_from = choose(is_by_bp, bp_at, bp_from);
         bp_at = choose(is_by_bp, 0, bp_at);
         ip = scratch->pair[1] ^ if_equal(cfa - 8, scratch->slot, scratch->pair[1] ^ scratch->returns_to);
         if (!ip && hidden(is_guess))
@@ -420,6 +440,7 @@ static __always_inline u32 walk(struct scratch *scratch) {
     scratch->sp = sp;
     scratch->bp = bp;
     scratch->bp_at = bp_at;
+    scratch->bp_from = bp_from;
     scratch->exact = exact;
     scratch->is_guess = is_guess;
     scratch->depth = depth;

@@ -59,6 +59,7 @@ from iaprof.formats.wire.launches import (
     LIST_EVENT as LIST_RECORD,
     MAX_DEPTH,
     MESSAGE as MESSAGE_RECORD,
+    PATH as PATH_RECORD,
     PYTHON_STACK,
     Counter,
     stack_dtype,
@@ -237,6 +238,11 @@ class LaunchProbes:
     def messages(self) -> RingBuffer:
         """The ring buffer of MESSAGE records of our library in programs of NVIDIA's GPUs."""
         return self._wait_loaded().messages
+
+    @property
+    def paths(self) -> RingBuffer:
+        """The ring buffer of PATH records; read it before `launches`, to get the launches of all of these."""
+        return self._wait_loaded().paths
 
     def _attach(self, file_fd: int, probes: Sequence[Probe]) -> str:
         fds = self._wait_loaded().fds
@@ -425,6 +431,7 @@ class _LoadedPrograms:
             self.modules = self._ring("modules", sizes.module_pages, CHUNK)
             self.list_events = self._ring("list_events", sizes.list_pages, LIST_RECORD)
             self.messages = self._ring("messages", sizes.message_pages, MESSAGE_RECORD)
+            self.paths = self._ring("paths", sizes.path_pages, PATH_RECORD)
         except OSError as error:
             self.close()
             raise BpfUnavailable(f"the BPF ring buffers cannot be mapped: {error}") from error

@@ -32,7 +32,7 @@ LAUNCH = np.dtype(
         ("list", "<u8"),  # handle of the command list that the kernel was appended to; 0 if unknown
         ("correlation", "<u8"),  # what the vendor's library calls the launch, unique in its process; 0 if nothing does
         ("more", "<u4"),  # number of further launches that this record stands for: draws with the shaders of this one
-        ("pad", "V4"),
+        ("path", "<u4"),  # number of the launch's path in its process, which further launches may name; 0 for none
         ("comm", "S16"),
         ("name", f"S{NAME_BYTES}"),  # of the kernel, truncated to 63 bytes; empty if the runtime's pointer was invalid
     ]
@@ -288,6 +288,47 @@ PYTHON_STACK = np.dtype(
     ]
 )
 """The Python frames of a stack, which BPF sends separately from it."""
+PYTHON_OFFSETS = (  # symbols.python.layout.Layout; members that a version lacks are 0
+    *("interpreters_head", "threads_head", "interpreter_next", "thread_next", "thread_id", "thread_frame"),
+    *("thread_cframe", "cframe_previous", "frame_code", "frame_previous", "frame_instruction", "frame_owner"),
+    *("frame_is_entry", "code_filename", "code_qualname", "code_linetable", "code_first_line", "code_version"),
+    *("bytes_length", "bytes_data", "frame_bytes"),
+)
+PYTHON_LAYOUT = np.dtype([*((name, "<u2") for name in PYTHON_OFFSETS), ("pad", "V6")])
+PATH_ASKED = np.dtype(
+    [
+        ("path", "<u8"),  # its number, unique in the process
+        ("offset", "<u8"),  # of its slot in the process's shared memory
+        ("inode", "<u8"),  # of that memory
+        ("descriptor", "<u4"),  # of that memory, in the process
+        ("is_known", "<u4"),  # nothing is asked: the words are in the slot
+    ]
+)
+"""What a library of ours asks with a launch: for the words of the process's memory from which its stack was found."""
+PATH = np.dtype(
+    [
+        ("asked", PATH_ASKED),
+        ("pid", "<u4"),
+        ("depth", "<u4"),
+        ("born", "<u8"),  # see MAPPING_STATE
+        ("ends_at_zero", "<u8"),  # the return address above the outermost frame is 0
+        ("state", "<u8"),  # address of the thread's Python state; 0 if it runs no Python code
+        ("cframe", "<u8"),  # address of its innermost _PyCFrame, in Python 3.11 and 3.12
+        ("has_layout", "<u8"),  # the process has an interpreter, with this
+        ("layout", PYTHON_LAYOUT),
+        ("count", "<u8"),  # number of valid `frames`
+        ("ips", "<u8", (MAX_DEPTH,)),
+        ("cfas", "<u8", (MAX_DEPTH,)),
+        # Where the frame pointer was read that gave the CFA of each address's caller, and what it was; 0 for none.
+        ("bases", "<u8", (MAX_DEPTH,)),
+        ("base_values", "<u8", (MAX_DEPTH,)),
+        ("kept_at", "<u8", (MAX_DEPTH,)),  # where code that aligns its stack has kept that CFA; 0 for none
+        ("frames", PYTHON_FRAME, (MAX_PYTHON,)),
+        # Addresses of these frames; their low bits are those of the word that points to the code object. 0: see frames.
+        ("frames_at", "<u8", (MAX_PYTHON,)),
+    ]
+)
+"""A launch's path: what a walk has read. While the words are the same, a launch from there has the same stack."""
 CODE = np.dtype(
     [
         ("time", "<u8"),
@@ -332,6 +373,7 @@ class MessageOf(IntEnum):
     KERNEL = 5  # the name of a kernel; `id` is its address, `end` its size
     EXECUTIONS = 6  # rows of executions
     PROBLEM = 7  # a sentence
+    LAUNCHES = 8  # rows of launches on known paths; `id` is the thread's number, `begin` the number of the first row
 
 
 class PythonState(IntEnum):

@@ -32,6 +32,7 @@
 #define _SDT_HAS_SEMAPHORES 1
 #include <sys/sdt.h>
 
+#include "inject_cuda_paths.h"
 #include "probe.h"
 
 __extension__ volatile unsigned short cuda_launch_kernel_semaphore __attribute__((section(".probes")));
@@ -48,6 +49,7 @@ __extension__ volatile unsigned short cuda_message_semaphore __attribute__((sect
 #define MOST_ANSWERS 256  /* of one drain: CUPTI gives what is left at the next one */
 #define MOST_KEPT (1UL << 29) /* bytes of cubins that wait for a sample */
 #define END_REST_NS 10000000 /* for the recorder to take what was sent */
+#define ROWS_OF_LAUNCHES (MESSAGE_BYTES / sizeof(struct path_row)) /* of a message */
 #define MOST_SENT (2UL << 20) /* bytes of cubins that one drain sends: the ring buffer has room for eight times as much */
 
 /* --- as much of the driver and of CUPTI as is needed */
@@ -225,7 +227,7 @@ static int (*library_of_kernel)(void **library, void *kernel);   /* NULL in a dr
 
 /* --- messages: formats/wire/launches.py has MESSAGE and MessageOf */
 
-enum { OF_CONTEXT = 1, OF_SAMPLES, OF_SUMS, OF_MODULE, OF_KERNEL, OF_EXECUTIONS, OF_PROBLEM };
+enum { OF_CONTEXT = 1, OF_SAMPLES, OF_SUMS, OF_MODULE, OF_KERNEL, OF_EXECUTIONS, OF_PROBLEM, OF_LAUNCHES };
 #define MESSAGE_BYTES ((16 << 10) - 72)
 
 struct message {
@@ -1257,10 +1259,26 @@ static void take_buffer(void *context, uint32_t stream, uint8_t *buffer, size_t 
 
 /* --- callbacks */
 
-/* Raises the probe of a launch. Its frame is the innermost of the stack that the recorder walks. */
-static __attribute__((noinline)) void raise_launch(uint64_t address, uint64_t size, const char *name, uint64_t correlation)
+/* A launch of no kernel of its own. */
+static struct kernel graph = {.name = "[graph]"};
+
+/* Raises the probe of a launch, unless its stack is known. The function's frame is the innermost of the stack that the recorder
+ * walks. */
+static __attribute__((noinline, noclone)) void raise_launch(const struct kernel *kernel, uint32_t correlation)
 {
-    DTRACE_PROBE6(cuda, launch_kernel, 0, address, size, name, 0, correlation);
+    const struct path_asked *asked;
+    if (!paths_have(__builtin_frame_address(0), kernel, correlation, &asked))
+        DTRACE_PROBE7(cuda, launch_kernel, 0, kernel->address, kernel->size, (const char *)kernel->name, 0, (uint64_t)correlation, asked);
+}
+
+static void send_launches(uint32_t thread, uint64_t first, const struct path_row *rows, uint32_t many)
+{
+    static struct message message = {.what = OF_LAUNCHES}; /* of our thread */
+    message.id = thread;
+    message.begin = first;
+    message.total = message.bytes = many * sizeof *rows;
+    memcpy(message.data, rows, message.bytes);
+    send(&message);
 }
 
 /* The stream of a launch: of cuLaunchKernel and cuLaunchCooperativeKernel an argument, of cuLaunchKernelEx in the structure
@@ -1284,7 +1302,7 @@ static void on_launched(uint32_t id, const struct call *call)
     if (!cuda_launch_kernel_semaphore || !call->result || *call->result)
         return;
     if (id == CU_GRAPH_LAUNCH || id == CU_GRAPH_LAUNCH_PTSZ) {
-        raise_launch(0, 0, "[graph]", call->correlation);
+        raise_launch(&graph, call->correlation);
         return;
     }
     bool is_second = id == CU_LAUNCH_KERNEL_EX || id == CU_LAUNCH_KERNEL_EX_PTSZ; /* the function's argument */
@@ -1301,7 +1319,7 @@ static void on_launched(uint32_t id, const struct call *call)
         pthread_mutex_unlock(&tables);
     }
     if (kernel && !is_of_graph)
-        raise_launch(kernel->address, kernel->size, kernel->name, call->correlation);
+        raise_launch(kernel, call->correlation);
 }
 
 static bool is_load(uint32_t id)
@@ -1380,6 +1398,9 @@ static void made_progress(void)
 
 static void let_go(void)
 {
+    paths_end();
+    paths_send(send_launches, ROWS_OF_LAUNCHES);
+    made_progress();
     pthread_mutex_lock(&draining);
     for (unsigned i = 0; i < context_count; i++)
         if (contexts[i].handle) {
@@ -1391,6 +1412,7 @@ static void let_go(void)
     made_progress();
     cupti.no_activity(ACTIVITY_CONCURRENT_KERNEL);
     cupti.unsubscribe(subscriber);
+    paths_send(send_launches, ROWS_OF_LAUNCHES); /* of launches that had begun before paths_end() */
     made_progress();
     while (is_recorded() && send_modules()) {
         made_progress();
@@ -1405,6 +1427,7 @@ static void *drain_all(void *unused)
     pthread_setname_np(pthread_self(), "iaprof");
     for (unsigned turn = 1; unrecorded < 3 && wait_for_turn(); turn++) { /* later, the recording is over */
         unrecorded = is_recorded() ? 0 : unrecorded + 1;
+        paths_send(send_launches, ROWS_OF_LAUNCHES);
         pthread_mutex_lock(&draining);
         for (unsigned i = 0; i < context_count; i++)
             if (contexts[i].handle)
@@ -1526,6 +1549,7 @@ static void start(void)
     }
     *(void **)&module_of_function = dlsym(cuda, "cuFuncGetModule");
     *(void **)&library_of_kernel = dlsym(cuda, "cuKernelGetLibrary");
+    paths_begin();
     int result = begin();
     if (!result && start_thread()) {
         atexit(at_exit);

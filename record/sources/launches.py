@@ -20,16 +20,14 @@ from iaprof.bpf.accounts import describe
 from iaprof.bpf.loader import linux_version
 from iaprof.bpf.maps import RingBuffer
 from iaprof.bpf.probes.launches import LaunchProbes
-from iaprof.formats.wire.launches import (
-    Counter,
-    LaunchFlags,
-)
+from iaprof.formats.wire.launches import MESSAGE_BYTES, Counter, LaunchFlags, MessageOf
 from iaprof.record.journal import WRONG_LENGTH, Journal
 from iaprof.record.kernels.drivers import Drivers
 from iaprof.record.loop import Loop
 from iaprof.record.options import Options
 from iaprof.record.scope import Scope
 from iaprof.record.sources.code_objects import CodeObjects
+from iaprof.record.sources.launch_paths import LaunchPaths
 from iaprof.record.sources.metrics import Metering
 from iaprof.record.sources.source import Sampler, Source
 from iaprof.record.spool import FrameKind
@@ -106,6 +104,7 @@ class Launches(Source):
         self._options, self._probes, self._code, self._drivers = options, probes, code, drivers
         self._roots, self._metering, self._scope, self._sampled = roots, metering, scope, sampled
         self._sampler = sampler
+        self._paths = LaunchPaths()
         self._last_stacks: list[NDArray[np.void]] = []  # of the last read: stacks, frames of Python, code objects
         self._described: dict[int, int] = {}  # by pid: when something of it was read last, CLOCK_MONOTONIC ns
         self._last_counters = dict.fromkeys(Counter, 0)
@@ -151,6 +150,7 @@ class Launches(Source):
             self._probes.chunks,
             self._probes.modules,
             self._probes.messages,
+            self._probes.paths,
         ):
             loop.wait_for(ring.fileno(), self.read, select.EPOLLET)
 
@@ -161,6 +161,8 @@ class Launches(Source):
     def read(self) -> None:
         """See Source: empties the ring buffers."""
         # In this order: stacks are sent before the launches and samples that refer to them, so all of them are there.
+        # Likewise launches before their paths.
+        paths = self._probes.paths.read()
         launches, samples, lists, waits = (
             ring.read()
             for ring in (self._probes.launches, self._probes.samples, self._probes.list_events, self._probes.waits)
@@ -170,13 +172,8 @@ class Launches(Source):
         now = time.monotonic_ns()
         self._write_stacks(self._last_stacks, now)
         launches = self._sampler.placed(self._without_transfers(launches, now))
-        if len(launches):
-            totals = self._journal.totals
-            totals.launches += len(launches)
-            self._journal.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
-            if totals.kernels is not None:
-                totals.kernels.add_launches(launches[(launches["flags"] & LaunchFlags.OTHER) == 0])
-            self._describe_processes(launches)
+        self._write_launches(launches, now)
+        self._paths.learn(launches, paths)
         if len(lists):
             self._journal.write(FrameKind.LISTS, lists.view("u1").data, time=now)
             self._describe_processes(lists)
@@ -190,8 +187,20 @@ class Launches(Source):
             self._code.ask(compiled, now)
         for ring in (self._probes.chunks, self._probes.modules):
             self._code.keep_chunks(ring.read(), now)
-        messages = self._probes.messages.read()
-        self._sampler.take(messages, time.monotonic_ns())  # they are about times up to now
+        messages, now = self._probes.messages.read(), time.monotonic_ns()  # they are about times up to now
+        of_launches = (messages["what"] == MessageOf.LAUNCHES) & (messages["bytes"] <= MESSAGE_BYTES)
+        self._write_launches(self._paths.launches_of(messages[of_launches], now), now)
+        self._sampler.take(messages[~of_launches], now)
+
+    def _write_launches(self, launches: NDArray[np.void], now: int) -> None:
+        if not len(launches):
+            return
+        totals = self._journal.totals
+        totals.launches += len(launches)
+        self._journal.write(FrameKind.LAUNCHES, launches.view("u1").data, time=now)
+        if totals.kernels is not None:
+            totals.kernels.add_launches(launches[(launches["flags"] & LaunchFlags.OTHER) == 0])
+        self._describe_processes(launches)
 
     def _without_transfers(self, records: NDArray[np.void], now: int) -> NDArray[np.void]:
         """Writes those of the records that are copies and fills, and returns the launches."""
@@ -247,6 +256,10 @@ class Launches(Source):
                 process's, which is described now.
         """
         self._roots.ended(pid)
+        if self._paths.has(pid):
+            self.read()
+            self._write_unsent(pid)
+            self._paths.ended(pid)
         if (read_ns := self._described.pop(pid, None)) is not None and read_ns > time_ns:
             self._describe(pid)
 
@@ -257,7 +270,11 @@ class Launches(Source):
             pid: (describe(pid), records) for pid in self._described if (records := processes.describe(pid, since_ns))
         }
         self._probes.new_epoch()
+        now = time.monotonic_ns()
+        self._paths.new_epoch()
         self.read()
+        self._write_unsent()
+        self._paths.forget_stacks(before_ns=now)
         self._write_waits(self._probes.take_short_waits(), time.monotonic_ns())
         self._first_stacks = self._last_stacks  # some belong to launches of the new epoch, which come later
 
@@ -272,9 +289,16 @@ class Launches(Source):
                 self._journal.write(FrameKind.SIDEBAND, records, time=since_ns)
         self._again = {}
 
+    def _write_unsent(self, pid: int | None = None) -> None:
+        now = time.monotonic_ns()
+        self._write_launches(self._paths.unsent(now, pid), now)
+
     def losses(self) -> None:
         """See Source: what the BPF programs could not send."""
         now, counters = time.monotonic_ns(), self._probes.counters()
+        if lost := self._paths.take_lost():
+            detail = "on known paths: a message was lost, or cannot be right"
+            self._journal.loss("launches", "lost", lost, detail, self._counters_ns, now)
         for counter, (source, what, detail) in _LOSSES.items():
             lost = counters[counter] - self._last_counters[counter]
             if lost:
@@ -301,7 +325,7 @@ class Launches(Source):
             "stacks": (self._probes.stacks, self._probes.python_stacks, self._probes.codes),
             "cpu samples": (self._probes.samples,),
             "waits": (self._probes.waits,),
-            "messages": (self._probes.messages,),
+            "messages": (self._probes.messages, self._probes.paths),
             "kernels": (self._probes.compiled, self._probes.chunks, self._probes.modules),
         }
 
@@ -315,6 +339,7 @@ class Launches(Source):
         """See Source: detaches the probes."""
         self._probes.detach()
         self.read()
+        self._write_unsent()
         now = time.monotonic_ns()
         for source, of_source in self._rings().items():
             if unread := sum(ring.unread for ring in of_source):
@@ -333,6 +358,10 @@ class Launches(Source):
                 "probe_ns": counters[Counter.PROBE_NS],
             },
         }
+
+    def close(self) -> None:
+        """See Source."""
+        self._paths.close()
 
     @property
     def cpu_seconds(self) -> float:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from iaprof.basics.errors import IaprofError, UsageError
 from iaprof.bpf.probes.launches import LaunchProbes
 from iaprof.bpf.probes.libraries import Way
-from iaprof.bpf.sizes import MESSAGE_PAGES
+from iaprof.bpf.sizes import MESSAGE_PAGES, PATH_PAGES
 from iaprof.record.kernels.calibrating import Calibrator
 from iaprof.record.kernels.collector import DebugElfCollector
 from iaprof.record.kernels.drivers import Drivers, vulkan_drivers
@@ -82,7 +82,9 @@ def open_sources(
         calibrator.take_installed(vulkan_drivers(bool(options.command)))
     # If BPF programs must be compiled, that runs while the rest is opened.
     probes = LaunchProbes(
-        replace(options.sizes, message_pages=MESSAGE_PAGES) if sampler.has_library else options.sizes,
+        replace(options.sizes, message_pages=MESSAGE_PAGES, path_pages=PATH_PAGES)
+        if sampler.has_library
+        else options.sizes,
         options.launches.ways,
         depth=options.max_stack,
         waits=options.waits,
@@ -106,7 +108,9 @@ def open_sources(
     )
     metering = until_end.enter_context(closing(Metering(sampler, options.metric_interval_ns)))
     code = CodeObjects(collector, drivers.injection)
-    launches = Launches(options, probes, code, drivers, roots, metering, sampler, scope, sampled)
+    launches = until_end.enter_context(
+        closing(Launches(options, probes, code, drivers, roots, metering, sampler, scope, sampled))
+    )
     libraries = MappedLibraries(probes, drivers.outcomes, scope, roots, stacks, calibrator)
     side_band = until_end.enter_context(closing(SideBand(launches, libraries, stacks, scope or sampled)))
     signals.check()

@@ -11,8 +11,8 @@ from itertools import islice
 
 from iaprof.basics.errors import IaprofError
 from iaprof.bpf.maps import write_element
-from iaprof.bpf.structs import PYTHON, PYTHON_OFFSETS, pack
-from iaprof.formats.wire.launches import INTERPRETER
+from iaprof.bpf.structs import PYTHON, pack
+from iaprof.formats.wire.launches import INTERPRETER, PYTHON_OFFSETS
 from iaprof.record.unwinding.mappings import ImageGone, Images
 from iaprof.symbols.python.layout import Layout
 from iaprof.symbols.unwind.finishing import Finishing, FoundInterpreter, Mapping

@@ -15,7 +15,6 @@ import bisect
 import contextlib
 import json
 import math
-import os
 import select
 import socket
 import struct
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from iaprof.basics.errors import IaprofError
 from iaprof.basics.heap import take_in_advance
 from iaprof.bpf.maps import MOST_RECORDS, RingBuffer
+from iaprof.bpf.processes import TICK_NS, born_ns
 from iaprof.bpf.rule_table import MappingState, RuleTable, Spaces
 from iaprof.bpf.sizes import COPY_PAGES
 from iaprof.formats.wire.launches import COPY
@@ -107,7 +107,6 @@ DROPPED_MARK = b"d"
 _NO_COPIES = 1 << 63  # in place of the number of answered copies: BPF sends no more
 PREPARE_REQUEST = struct.Struct("<I?")  # request: search a process for an interpreter, and open all its files or not
 SYNC = b"s"  # request: report when all stacks copied before are finished; and the answer
-_TICKS_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -433,7 +432,7 @@ class Learner:
     def _search_process(self, pid: int, mappings: tuple[Mapping, ...]) -> None:
         account, failures = _account_of(pid), self._interpreters.failures
         if not self._has_failed(pid, account):
-            self._messages += self._interpreters.search(pid, _born(pid) // _TICKS_NS, mappings)
+            self._messages += self._interpreters.search(pid, born_ns(pid) // TICK_NS, mappings)
             self._add_failures(pid, account, self._interpreters.failures - failures)
 
     def _finish(self, pid: int, state: MappingState, stacks: Sequence[UnfinishedStack]) -> list[bytes]:
@@ -478,7 +477,7 @@ class Learner:
         if self._spaces.unloads(pid) != state.unloads:
             raise ImageGone
         mappings = executable(pid, self._images)
-        if not mappings or abs(_born(pid) - state.born) > _TICKS_NS or self._spaces.unloads(pid) != state.unloads:
+        if not mappings or abs(born_ns(pid) - state.born) > TICK_NS or self._spaces.unloads(pid) != state.unloads:
             raise ImageGone
         return mappings
 
@@ -628,16 +627,6 @@ def _account_of(pid: int) -> str:
     """Returns who is answerable for a process; an empty string if it has ended."""
     rights = rights_of(pid)
     return rights.answerable if rights is not None else ""
-
-
-def _born(pid: int) -> int:
-    """Returns when a process began, CLOCK_BOOTTIME ns; 0 if it has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-    except OSError:
-        return 0
-    return int(stat[stat.rindex(b")") + 2 :].split()[19]) * _TICKS_NS
 
 
 def main(settings: str) -> None:

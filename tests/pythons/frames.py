@@ -14,8 +14,9 @@ Frames = list[tuple[str, str, int]]
 
 
 def launches_of(reader: CaptureReader, pid: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """A process's launches in the order of time, each with its stack."""
-    stacks = {row["id"]: row for row in reader.table("stack").to_pylist()}
+    """A process's launches in the order of time, each with its stack, which is empty if it was lost."""
+    stacks: dict[int, dict[str, Any]] = {0: {"python": None, "ips": None, "ended": None}}
+    stacks |= {row["id"]: row for row in reader.table("stack").to_pylist()}
     launches = [row for row in reader.table("launch").to_pylist() if row["pid"] == pid]
     return [(launch, stacks[launch["stack"]]) for launch in sorted(launches, key=lambda row: row["time_ns"])]
 

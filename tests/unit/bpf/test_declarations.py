@@ -18,8 +18,8 @@ from iaprof.bpf import loader, programs as module
 from iaprof.bpf.bytecode import BytecodeError
 from iaprof.bpf.loader import load
 from iaprof.bpf.programs import PHASES, SAMPLE_PROGRAMS, check_maps, declarations, shipped, source
-from iaprof.bpf.structs import ARG, LAYOUT, PYTHON, PYTHON_OFFSETS, SPACE, Phase, pack
-from iaprof.formats.wire.launches import Counter, LaunchFlags
+from iaprof.bpf.structs import ARG, LAYOUT, PYTHON, SPACE, Phase, pack
+from iaprof.formats.wire.launches import PYTHON_OFFSETS, Counter, LaunchFlags
 
 TYPES = "".join(
     f"typedef {'' if sign == 's' else 'un'}signed {name} {sign}{bits};\n"

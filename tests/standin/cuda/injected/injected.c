@@ -8,8 +8,10 @@
 #include <stdint.h>
 
 struct message;
+struct path_asked;
 static void probe_message(const struct message *message);
-static void probe_launch_kernel(uint64_t iba, uint64_t address, uint64_t size, const char *name, uint64_t list, uint64_t correlation);
+static void probe_launch_kernel(uint64_t iba, uint64_t address, uint64_t size, const char *name, uint64_t list, uint64_t correlation,
+                                const struct path_asked *asked);
 #include "../../../../record/kernels/inject_cuda.c"
 
 #include <fcntl.h>
@@ -42,12 +44,14 @@ static void probe_message(const struct message *message)
         write_message(message, message->data);
 }
 
-static void probe_launch_kernel(uint64_t iba, uint64_t address, uint64_t size, const char *name, uint64_t list, uint64_t correlation)
+static void probe_launch_kernel(uint64_t iba, uint64_t address, uint64_t size, const char *name, uint64_t list, uint64_t correlation,
+                                const struct path_asked *asked)
 {
     struct message message;
     memset(&message, 0, offsetof(struct message, data));
     (void)iba;
     (void)list;
+    (void)asked; /* nobody answers: every launch comes here */
     message.what = OF_LAUNCH;
     message.id = address;
     message.begin = message.end = now();

@@ -33,7 +33,7 @@ BUS, BUS1 = "0000:1b:00.0", "0000:1c:00.0"
 GPUS = [Gpu(BUS, "Stand-in GPU", "0"), Gpu(BUS1, "Stand-in GPU", "1")]
 MS = 1_000_000
 HUGE = (1 << 64) - 1
-CONTEXT, SAMPLES, SUMS, MODULE, KERNEL, EXECUTIONS, PROBLEM = MessageOf
+CONTEXT, SAMPLES, SUMS, MODULE, KERNEL, EXECUTIONS, PROBLEM, LAUNCHES = MessageOf
 
 
 class Journal:
@@ -379,7 +379,7 @@ def test_lengths(taken: Taken) -> None:
     taken(
         context(),
         *(message(kind, b"x", size=size) for kind in MessageOf for size in (MESSAGE_BYTES + 1, (1 << 32) - 1)),
-        *(message(kind, b"", size=0) for kind in MessageOf if kind not in (KERNEL, PROBLEM)),
+        *(message(kind, b"", size=0) for kind in MessageOf if kind not in (KERNEL, PROBLEM, LAUNCHES)),
         message(CONTEXT, b"short"),
         message(SUMS, b"short"),
         message(99, b"of no kind"),
@@ -389,7 +389,7 @@ def test_lengths(taken: Taken) -> None:
     )
     assert [len(words) for *_, words in taken.reads() if len(words)] == [1]
     assert len(taken.executions()) == 1
-    assert taken.lost()["messages", "unreadable"] == 14 + 3 + 4 + 2
+    assert taken.lost()["messages", "unreadable"] == 16 + 3 + 4 + 2
 
 
 def test_an_address_of_another_process(taken: Taken) -> None:
@@ -655,7 +655,8 @@ def values_of_c(tmp_path: Path, **expressions: str) -> dict[str, int]:
     printing = "".join(f'printf("{name} %lu\\n", (unsigned long)({text}));' for name, text in expressions.items())
     program = tmp_path / "values.c"
     program.write_text(f'#include "{SOURCE}"\nint main(void) {{ {printing} return 0; }}\n')
-    subprocess.run(["cc", "-w", "-pthread", "-o", tmp_path / "values", program, "-ldl"], check=True)
+    sources = program, SOURCE.with_name("inject_cuda_paths.c")
+    subprocess.run(["cc", "-w", "-pthread", "-o", tmp_path / "values", *sources, "-ldl"], check=True)
     done = subprocess.run([tmp_path / "values"], check=True, capture_output=True, text=True)
     return {name: int(value) for name, value in (line.split() for line in done.stdout.splitlines())}
 

@@ -97,12 +97,14 @@ def library() -> Path:
     sources = [
         INJECTED / "injected.c",
         INJECTED / "sys" / "sdt.h",
+        Path(cuda.__file__).parents[1] / "kernels/inject_cuda_paths.c",
+        Path(cuda.__file__).parents[1] / "kernels/inject_cuda_paths.h",
         Path(cuda.__file__).parents[1] / "kernels/inject_cuda.c",
     ]
     if not made.exists() or made.stat().st_mtime_ns < max(source.resolve().stat().st_mtime_ns for source in sources):
         fresh = made.with_suffix(f".{os.getpid()}")
         flags = ["-g", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wall", "-Wextra", "-Werror"]
-        subprocess.run(["cc", *flags, f"-I{INJECTED}", "-o", fresh, sources[0], "-ldl"], check=True)
+        subprocess.run(["cc", *flags, f"-I{INJECTED}", "-o", fresh, sources[0], sources[2], "-ldl"], check=True)
         fresh.rename(made)
     return made
 

@@ -147,7 +147,7 @@ def tested(monkeypatch: pytest.MonkeyPatch) -> LearnerUnderTest:
     monkeypatch.setattr(module, "SAMPLES_WAIT_S", 0.0)
     monkeypatch.setattr(module, "SAMPLES_POLL_S", math.inf)
     monkeypatch.setattr(module, "executable", lambda pid, images: MAPPED)
-    monkeypatch.setattr(module, "_born", lambda pid: 0)
+    monkeypatch.setattr(module, "born_ns", lambda pid: 0)
     monkeypatch.setattr(module, "rights_of", lambda pid: Rights(pid // 100, 0))
     return LearnerUnderTest()
 
