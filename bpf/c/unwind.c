@@ -325,20 +325,19 @@ static __always_inline u32 walk(struct scratch *scratch) {
         /* Otherwise the verifier examines the loop once for each value that these may have. */
         exact = forgotten(exact, ip);
         bp_at = forgotten(bp_at, ip);
+        bp_from = forgotten(bp_from, ip);
         is_guess = forgotten(is_guess, ip);
         scratch->ips[at] = ip;
         depth++;
         add_to_hashes(&id, &check, ip);
         scratch->walked = MISSED;
         struct remembered *remembered = &scratch->remembered[below(REMEMBERED, sp / 16)];
-        u64 key = (ip | exact << ADDRESS_BITS) ^ salt, rule = remembered->rule, leaves = 0;
+        u64 key = (ip | exact << ADDRESS_BITS) ^ salt, rule = remembered->rule, leaves = 0, used_from = 0, kept_at = 0;
         u64 is_by_bp = RULE_KIND(rule) >> 1, cfa = choose(is_by_bp & 1, bp, sp) + RULE_CFA(rule);
         if (hidden((remembered->key ^ key) | (bp_at & -is_by_bp)) == 0) {
             bp_at = choose(is_set(RULE_RBP(rule)), cfa + RULE_RBP(rule), bp_at);
             is_guess = 0;
-            scratch->bases[at] = bp_from & -(is_by_bp & 1);
-            scratch->base_values[at] = bp;
-            scratch->kept_at[at] = 0;
+            used_from = bp_from & -(is_by_bp & 1);
         } else {
             rule = ip >> ADDRESS_BITS ? RULE_NONE
                                       : FRAME_POINTERS_ONLY ? BY_FRAME_POINTER : rule_for_address(ip, exact, space, shift);
@@ -399,13 +398,12 @@ static __always_inline u32 walk(struct scratch *scratch) {
             by_bp = forgotten(by_bp, ip);
             bp_at = forgotten(bp_at, ip);
             bp_from = forgotten(bp_from, ip);
-            scratch->bases[at] = bp_from & -by_bp;
-            scratch->base_values[at] = bp;
-            scratch->is_odd |= by_bx | leaves | RULE_GUESSES(rule);
+            used_from = bp_from & -by_bp;
+            scratch->is_odd |= forgotten(by_bx | leaves | RULE_GUESSES(rule), ip);
             u64 base = choose(by_bp, bp, choose(by_bx, scratch->copied.start.bx, sp));
             cfa = base + RULE_CFA(rule);
             u64 of_bp = choose(deref, bp, cfa) + RULE_RBP(rule);
-            scratch->kept_at[at] = cfa & -deref;
+            kept_at = cfa & -deref;
             if (hidden(deref)) {
                 if (read_user(&scratch->pair[0], 8, (void *)cfa))
                     break;
@@ -418,6 +416,9 @@ static __always_inline u32 walk(struct scratch *scratch) {
         leaves = forgotten(leaves, ip); /* otherwise the verifier examines the rest for both branches */
         is_guess = forgotten(is_guess, ip);
         bp_at = forgotten(bp_at, ip);
+        scratch->bases[at] = forgotten(used_from, ip);
+        scratch->base_values[at] = bp;
+        scratch->kept_at[at] = forgotten(kept_at, ip);
         /* A caller's frame is at a higher address, or on another stack. */
         if (cfa & 7 || (cfa <= sp && !leaves) || read_word(scratch, cfa - 8, &scratch->pair[1]))
             break;
