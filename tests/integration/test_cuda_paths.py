@@ -12,13 +12,13 @@ import pytest
 
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.wire.launches import LaunchFlags
-from integration.recording import BARE, IN_TURN, Finished, iaprof
+from integration.recording import BARE, CUDA_IN_TURN, Finished, iaprof
 from integration.test_cuda import LOAD, Recorded, launched, machine as machine
 from pythons.frames import Frames, frames_of, frames_told
 from standin.cuda.machine import Machine
 from standin.cuda.runtime import REDUCE, SCALE, cubin
 
-pytestmark = IN_TURN
+pytestmark = CUDA_IN_TURN
 PROGRAMS = Path(__file__).parents[1] / "pythons" / "programs"
 
 
