@@ -23,11 +23,12 @@ PROGRAMS = Path(__file__).parents[1] / "pythons" / "programs"
 
 
 class Launched:
-    """Launches of the process that launched most: other tests have programs at the same time."""
+    """Launches of CUDA's program: other tests have programs of other drivers at the same time."""
 
     def __init__(self, path: Path) -> None:
         self.capture = CaptureReader(path)
         table = self.capture.table("launch")
+        table = table.filter(pc.is_valid(table["correlation"]))  # CUDA's
         self.pid, self.number = Counter(table["pid"].to_pylist()).most_common(1)[0]
         self.table = table.filter(pc.equal(table["pid"], self.pid))
         others = self.capture.header["totals"]["launches"] - self.number
