@@ -346,13 +346,13 @@ static __always_inline u64 send_chunks(const struct about *about, enum chunk_of 
             failed |= NO_ROOM;
             break;
         }
+        chunk->what = kind;
+        chunk->simd = forgotten(simd, about->time); /* Linux 6.1 would follow the rest for each number of lanes */
         u64 bytes = at_most(CHUNK_BYTES, total - sent);
         u64 unreadable = hidden(read_user(chunk->data, bytes, (void *)(from + sent))) >> 63;
         bytes = forgotten(bytes, about->time);
         failed |= unreadable;
         chunk->bytes = choose(unreadable, 0, bytes);
-        chunk->what = kind;
-        chunk->simd = simd;
         u64 every = what == CHUNK_OF_MODULE ? MODULE_WAKE_BYTES : CHUNK_WAKE_BYTES;
         chunks.ringbuf_submit(chunk, wakeup(chunk, sizeof(*chunk), every));
         sent += bytes;

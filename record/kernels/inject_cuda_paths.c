@@ -193,8 +193,8 @@ static bool has_frames(uint64_t state)
 {
     uint64_t layout = __atomic_load_n(&shared->python, __ATOMIC_RELAXED);
     uint16_t frame = layout, cframe = layout >> 16;
-    if (cframe)
-        state = *(const uint64_t *)(state + cframe);
+    if (layout && cframe && !(state = *(const uint64_t *)(state + cframe)))
+        return false;
     return !layout || *(const uint64_t *)(state + frame);
 }
 

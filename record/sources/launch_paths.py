@@ -37,7 +37,7 @@ THREAD_BYTES = _FIRST_SLOT + SLOTS * SLOT_BYTES
 _SLOT = struct.Struct("<QQQQ")  # path, state, number of words; padding
 MOST_WORDS = (SLOT_BYTES - _SLOT.size) // 16
 
-_MOST_MISSING, _MOST_HEAD = 1 << 32, 1 << 60  # more cannot be true
+_MOST_MISSING, _MOST_HEAD, _MOST_ADDRESS = 1 << 32, 1 << 60, 1 << 47  # more cannot be true
 
 _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -198,7 +198,7 @@ class _Memory:
             return
         content = np.array(words, np.uint64).tobytes()
         with contextlib.suppress(OSError):  # the process may have sealed it: then it gets no answer
-            if path["has_layout"]:
+            if path["state"]:  # by this layout the state was found
                 layout = int(path["layout"]["thread_frame"]) | int(path["layout"]["thread_cframe"]) << 16
                 os.pwrite(self._fd, struct.pack("<Q", layout), 8)
             os.pwrite(self._fd, _SLOT.pack(0, int(path["state"]), len(words), 0) + content, offset)
@@ -213,6 +213,9 @@ class _Memory:
         if thread >= THREADS:
             self._missing += len(rows)
             return rows[:0]
+        if first >= _MOST_HEAD:
+            self._missing += len(rows)
+            return rows[:0]
         expected = self._next.get(thread, 0)
         self._next[thread] = max(first + len(rows), expected)
         if first <= expected:
@@ -222,7 +225,8 @@ class _Memory:
     def _stored_rows(self, thread: int, first: int, end: int) -> NDArray[np.void]:
         """Returns rows of a thread that the memory still has, and counts the others of these as missing."""
         start = PAGE + thread * THREAD_BYTES
-        rows = np.frombuffer(self._read(ROWS * ROW.itemsize, start + PAGE), ROW)
+        content = self._read(ROWS * ROW.itemsize, start + PAGE)
+        rows = np.frombuffer(content if len(content) == ROWS * ROW.itemsize else b"", ROW)
         begin = max(first, min(self._head(thread) - ROWS, end), end - ROWS) if len(rows) == ROWS else end
         self._missing += min(begin - first, _MOST_MISSING)
         return rows[np.arange(begin, end, dtype=np.int64) % ROWS] if begin < end else np.empty(0, ROW)
@@ -275,7 +279,8 @@ def words_of(path: np.void) -> _Words | None:
         if kept_at[index]:
             words.append((kept_at[index], cfas[index]))
         words.append((sp - 8, ips[index + 1] if index + 1 < depth else 0))
-    return words if len(words) <= MOST_WORDS else None
+    is_valid = len(words) <= MOST_WORDS and all(0 < address <= _MOST_ADDRESS for address, _ in words)
+    return words if is_valid else None
 
 
 def _python_words(path: np.void) -> _Words:
