@@ -347,7 +347,7 @@ static __always_inline u64 send_chunks(const struct about *about, enum chunk_of 
             break;
         }
         chunk->what = kind;
-        chunk->simd = forgotten(simd, about->time); /* Linux 6.1 would follow the rest for each number of lanes */
+        chunk->simd = simd;
         u64 bytes = at_most(CHUNK_BYTES, total - sent);
         u64 unreadable = hidden(read_user(chunk->data, bytes, (void *)(from + sent))) >> 63;
         bytes = forgotten(bytes, about->time);
@@ -406,7 +406,7 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
     }
     u64 of_code = 0;
     u64 kind = choose(has_shaders(layout), CHUNK_OF_SHADER + kernel->stage, CHUNK_OF_CODE);
-    u64 simd = lanes(layout, kernel, key->value);
+    u64 simd = forgotten(lanes(layout, kernel, key->value), time);
     sent = send_chunks(&about, CHUNK_OF_CODE, kind, simd, MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
     kernel->sent = choose(of_code & UNREADABLE, 0, sent) | has_name << 63;
     failures |= of_code;
