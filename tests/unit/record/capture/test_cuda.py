@@ -648,15 +648,15 @@ def test_many_samples_take_no_time_each(taken: Taken) -> None:
 # What Python and C both have
 
 SOURCE = Path(cuda.__file__).resolve().parents[1] / "kernels" / "inject_cuda.c"
+PATHS = SOURCE.with_name("inject_cuda_paths.c")
 
 
-def values_of_c(tmp_path: Path, **expressions: str) -> dict[str, int]:
-    """What expressions in inject_cuda.c are."""
+def values_of_c(tmp_path: Path, source: Path, *others: Path, **expressions: str) -> dict[str, int]:
+    """What expressions in a C file are; `others` have functions that it calls."""
     printing = "".join(f'printf("{name} %lu\\n", (unsigned long)({text}));' for name, text in expressions.items())
     program = tmp_path / "values.c"
-    program.write_text(f'#include "{SOURCE}"\nint main(void) {{ {printing} return 0; }}\n')
-    sources = program, SOURCE.with_name("inject_cuda_paths.c")
-    subprocess.run(["cc", "-w", "-pthread", "-o", tmp_path / "values", *sources, "-ldl"], check=True)
+    program.write_text(f'#include "{source}"\n#include <stdio.h>\nint main(void) {{ {printing} return 0; }}\n')
+    subprocess.run(["cc", "-w", "-pthread", "-o", tmp_path / "values", program, *others, "-ldl"], check=True)
     done = subprocess.run([tmp_path / "values"], check=True, capture_output=True, text=True)
     return {name: int(value) for name, value in (line.split() for line in done.stdout.splitlines())}
 
@@ -673,6 +673,8 @@ def test_sizes_and_numbers_of_c_are_those_of_python(tmp_path: Path) -> None:
               "ordinal": "device", "queue": "stream"}  # fmt: skip
     found = values_of_c(
         tmp_path,
+        SOURCE,
+        PATHS,
         most_bytes="MESSAGE_BYTES",
         range_bits="RANGE_BITS",
         contexts="MOST_CONTEXTS",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import struct
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,8 @@ from iaprof.bpf.processes import born_ns
 from iaprof.formats.wire.launches import LAUNCH, MESSAGE, PATH, PATH_ASKED, LaunchFlags, MessageOf
 from iaprof.record.sources import launch_paths
 from iaprof.record.sources.launch_paths import PAGE, ROW, ROWS, SLOT_BYTES, THREAD_BYTES, THREADS, LaunchPaths, words_of
+from unit.record.capture.test_cuda import PATHS, values_of_c
 
-KERNELS = Path(launch_paths.__file__).resolve().parents[1] / "kernels"
 SLOT = PAGE + PAGE + ROWS * ROW.itemsize  # the first one of the first thread
 SP = 0x7FFE_0000_1000
 
@@ -332,14 +331,7 @@ def test_the_memory_is_laid_out_as_in_c(tmp_path: Path) -> None:
         **{f"row_{name}": f"offsetof(struct path_row, {name})" for name in ROW.names or ()},
         **{f"asked_{name}": f"offsetof(struct path_asked, {name})" for name in PATH_ASKED.names or ()},
     }
-    printing = "".join(f'printf("{name} %lu\\n", (unsigned long)({text}));' for name, text in expressions.items())
-    program = tmp_path / "values.c"
-    program.write_text(
-        f'#include "{KERNELS / "inject_cuda_paths.c"}"\n#include <stdio.h>\nint main(void) {{ {printing} return 0; }}\n'
-    )
-    subprocess.run(["cc", "-w", "-pthread", "-o", tmp_path / "values", program], check=True)
-    done = subprocess.run([tmp_path / "values"], check=True, capture_output=True, text=True)
-    found = {name: int(value) for name, value in (line.split() for line in done.stdout.splitlines())}
+    found = values_of_c(tmp_path, PATHS, **expressions)
     fields, of_asked = dict(ROW.fields or {}), dict(PATH_ASKED.fields or {})
     assert found == {
         "threads": THREADS,
