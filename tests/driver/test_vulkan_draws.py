@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from collections import Counter
@@ -15,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from driver.test_vulkan_recording import WINDOW, calibrated, record_command
+from driver.test_vulkan_recording import WINDOW, calibrated, record_command, record_running
 from driver.vulkan import DEVICES, RELEASES, Mesa, Primitive, Walker, read_primitives, read_walkers
 from iaprof.formats.capture.reader import CaptureReader
-from integration.recording import BARE, IAPROF
-from standin.hardware import Hardware, Ledger
-from waiting import until
+from integration.recording import IAPROF
+from standin.hardware import Ledger
 
 pytestmark = pytest.mark.bpf
 __all__ = ["calibrated"]  # a fixture
@@ -153,24 +151,17 @@ def test_a_program_that_already_draws_is_recorded(calibrated: dict[str, Mesa], r
     # given: a program in the middle of its work
     mesa = calibrated[release]
     command = mesa.draw_command("lnl", tmp_path, "--names", "--seconds", 30)
-    with (
-        Hardware(tmp_path / "gpu", "lnl") as hardware,
-        subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
-    ):
-        until(lambda: (tmp_path / "draws").exists() and len(read_primitives(tmp_path)) > 100, program)
-        # when
-        words = [*IAPROF, "record", "-o", str(tmp_path / "capture"), *BARE, "--", "sleep", "2"]
-        done = subprocess.run(words, env=os.environ | hardware.env(), capture_output=True, text=True, timeout=120)
-        program.kill()
-    assert done.returncode == 0, done.stderr
+    # when
+    capture, pid = record_running(
+        "lnl", tmp_path, command, lambda: (tmp_path / "draws").exists() and len(read_primitives(tmp_path)) > 100
+    )
     # then: each shader of each stage, and nothing else, with code, whole stacks, and the name of its code
-    capture = CaptureReader(tmp_path / "capture")
-    rows = [row for row in capture.table("launch").to_pylist() if row["pid"] == program.pid]
+    rows = [row for row in capture.table("launch").to_pylist() if row["pid"] == pid]
     drawn = [primitive for primitive in read_primitives(tmp_path) if primitive.kernels[0] is not None]
     shaders = in_batches(drawn, read_walkers(tmp_path))
     assert in_capture(rows).keys() == shaders.keys()
     assert all(re.fullmatch(".* [0-9a-f]{8}", row["name"]) for row in rows)
-    assert [row["pid"] for row in capture.table("kernel").to_pylist()].count(program.pid) == len(shaders)
+    assert [row["pid"] for row in capture.table("kernel").to_pylist()].count(pid) == len(shaders)
     stacks = {row["id"]: row["ended"] for row in capture.table("stack").to_pylist()}
     assert {stacks[row["stack"]] for row in rows} == {"whole"}
     # and those of the one pipeline with all stages equally often

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -247,28 +247,37 @@ def test_names_of_pipelines_are_text_and_change_no_terminal(calibrated: dict[str
         assert words != ("top",) or len([line for line in text.splitlines() if "A" * 8 in line]) == 1
 
 
+def record_running(
+    device: str, folder: Path, command: list[str], is_amid: Callable[[], bool]
+) -> tuple[CaptureReader, int]:
+    """Records a program for two seconds, from when it is in the middle of its work; returns the capture and its pid."""
+    with (
+        Hardware(folder / "gpu", device) as hardware,
+        subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
+    ):
+        until(is_amid, program)
+        words = [*IAPROF, "record", "-o", str(folder / "capture"), *BARE, "--", "sleep", "2"]
+        done = subprocess.run(words, env=os.environ | hardware.env(), capture_output=True, text=True, timeout=120)
+        program.kill()
+    assert done.returncode == 0, done.stderr
+    return CaptureReader(folder / "capture"), program.pid
+
+
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_program_that_already_runs_is_recorded(calibrated: dict[str, Mesa], release: str, tmp_path: Path) -> None:
     # given: a program in the middle of its work, whose pipelines have names that were given before
     mesa = calibrated[release]
     command = mesa.command("bmg", tmp_path, *OPTIONS, "--seconds", 30)
-    with (
-        Hardware(tmp_path / "gpu", "bmg") as hardware,
-        subprocess.Popen(command, env=os.environ | {"STANDIN_DIR": str(hardware.folder)}) as program,
-    ):
-        until(lambda: (tmp_path / "walkers").exists() and len(read_walkers(tmp_path)) > 100, program)
-        # when
-        words = [*IAPROF, "record", "-o", str(tmp_path / "capture"), *BARE, "--", "sleep", "2"]
-        done = subprocess.run(words, env=os.environ | hardware.env(), capture_output=True, text=True, timeout=120)
-        program.kill()
-    assert done.returncode == 0, done.stderr
+    # when
+    capture, pid = record_running(
+        "bmg", tmp_path, command, lambda: (tmp_path / "walkers").exists() and len(read_walkers(tmp_path)) > 100
+    )
     # then: each of its shaders, and nothing else, with code and whole stacks
-    capture = CaptureReader(tmp_path / "capture")
-    rows = [row for row in capture.table("launch").to_pylist() if row["pid"] == program.pid]
+    rows = [row for row in capture.table("launch").to_pylist() if row["pid"] == pid]
     assert len(rows) > 100
     assert {row["address"] - WINDOW for row in rows} == {walker.kernel for walker in read_walkers(tmp_path)}
     assert all(re.fullmatch("compute [0-9a-f]{8}", row["name"]) for row in rows)
-    assert [row["pid"] for row in capture.table("kernel").to_pylist()].count(program.pid) == len(SHADERS)
+    assert [row["pid"] for row in capture.table("kernel").to_pylist()].count(pid) == len(SHADERS)
 
 
 @pytest.mark.parametrize("device", DEVICES)
