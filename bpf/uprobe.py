@@ -33,7 +33,7 @@ _TRACE_UPROBE_MULTI, _TRACE_UPROBE_SESSION = 48, 57  # enum bpf_attach_type, Lin
 _PERF_EVENT = 41  # likewise, Linux 5.15
 _PMU_TYPE = Path("/sys/bus/event_source/devices/uprobe/type")
 _SEMAPHORE_SHIFT = 32  # in the event's config, as format/ref_ctr_offset of the PMU says
-_LOG_BYTES = 1 << 20
+_LOG_BYTES = (1 << 20, 1 << 28)  # before 6.4 a kernel keeps the beginning of a longer log, whose end has the reason
 _RETURN_0 = bytes.fromhex("b7000000000000009500000000000000")  # r0 = 0; exit
 _NOP = b"\x90"
 _MOST_ONE_BY_ONE = 64  # locations that may each get a link; compilers emit only a few
@@ -105,13 +105,16 @@ def load_program(name: str, code: bytes, kind: ProgramFor = ProgramFor.UPROBES) 
     try:
         return load(None)
     except OSError as refusal:
-        log = ctypes.create_string_buffer(_LOG_BYTES)
-        try:
-            return load(log)
-        except OSError:
-            said = log.value.decode(errors="replace").strip().splitlines()
-            text = f"{refusal.strerror}; the verifier: {' / '.join(said[-3:-1])}" if said else refusal.strerror
-            raise OSError(refusal.errno, text) from None
+        for size in _LOG_BYTES:
+            log = ctypes.create_string_buffer(size)
+            try:
+                return load(log)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    break
+        said = log.value.decode(errors="replace").strip().splitlines()
+        text = f"{refusal.strerror}; the verifier: {' / '.join(said[-3:-1])}" if said else refusal.strerror
+        raise OSError(refusal.errno, text) from None
 
 
 class Link(ABC):

@@ -307,21 +307,23 @@ static __always_inline struct chunk *reserve_chunk(const struct about *about, en
 
 enum name_result { NAME_SENT, NAME_UNREADABLE, NAME_NO_ROOM };
 
-/* Sends a kernel's name, from the process's memory, or the shader's name if `shader` is given. */
-static __always_inline enum name_result send_name(const struct about *about, u64 name, const struct kernel *shader) {
-    if (shader && !shader->name[0])
+/* Sends a kernel's name, from the process's memory at `name`, or if it is a shader, from `kernel`. (A null pointer to a shader
+ * would not do: before Linux 6.4 the verifier also follows it where the compiler compared the flag instead.) */
+static __always_inline enum name_result send_name(const struct about *about, u64 name, const struct kernel *kernel,
+                                                  u64 is_shader) {
+    if (is_shader && !kernel->name[0])
         return NAME_SENT; /* it has none */
     struct chunk *chunk = reserve_chunk(about, CHUNK_OF_NAME, 0, 0);
     if (!chunk)
         return NAME_NO_ROOM;
-    long bytes = shader ? read_kernel_text(chunk->data, NAME_BYTES, shader->name)
-                        : read_user_text(chunk->data, CHUNK_BYTES, (void *)name);
+    long bytes = is_shader ? read_kernel_text(chunk->data, NAME_BYTES, kernel->name)
+                           : read_user_text(chunk->data, CHUNK_BYTES, (void *)name);
     if (bytes <= 1) {
         chunks.ringbuf_discard(chunk, BPF_RB_NO_WAKEUP);
         return NAME_UNREADABLE;
     }
     chunk->bytes = chunk->total = bytes - 1;
-    chunk->what = choose(shader && shader->is_entry, CHUNK_OF_ENTRY, CHUNK_OF_NAME);
+    chunk->what = choose(is_shader && kernel->is_entry, CHUNK_OF_ENTRY, CHUNK_OF_NAME);
     chunks.ringbuf_submit(chunk, BPF_RB_NO_WAKEUP);
     return NAME_SENT;
 }
@@ -400,13 +402,13 @@ static __always_inline void describe(u64 time, const struct layout *layout, cons
         about.module_time = module->time;
     u64 has_name = kernel->sent >> 63, sent = kernel->sent & ~HAS_NAME;
     if (!has_name) {
-        enum name_result result = send_name(&about, name, has_shaders(layout) ? kernel : 0);
+        enum name_result result = send_name(&about, name, kernel, has_shaders(layout));
         has_name = forgotten(result == NAME_SENT, time);
         failures = forgotten(result == NAME_UNREADABLE ? UNREADABLE : result == NAME_NO_ROOM ? NO_ROOM : 0, time);
     }
     u64 of_code = 0;
     u64 kind = choose(has_shaders(layout), CHUNK_OF_SHADER + kernel->stage, CHUNK_OF_CODE);
-    u64 simd = forgotten(lanes(layout, kernel, key->value), time);
+    u64 simd = lanes(layout, kernel, key->value);
     sent = send_chunks(&about, CHUNK_OF_CODE, kind, simd, MOST_CODE_CHUNKS, code, kernel->size, sent, &of_code);
     kernel->sent = choose(of_code & UNREADABLE, 0, sent) | has_name << 63;
     failures |= of_code;

@@ -5,9 +5,11 @@ What that process hands over, what it says where it cannot, how waiting for it e
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -17,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from iaprof.bpf import loader
+from iaprof.bpf import loader, uprobe
 from iaprof.bpf.bytecode import BpfUnavailable
 from iaprof.bpf.compile import cache as compile_cache, compilation
 from iaprof.bpf.compile.compilation import Compilation
@@ -170,6 +172,25 @@ def test_a_program_that_the_verifier_refuses() -> None:
     exit_without_result = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])
     with pytest.raises(PermissionError, match=r"the verifier: .*R0 !read_ok"):
         load_program("no_result", exit_without_result)
+
+
+def test_the_end_of_a_long_log_is_told_where_the_kernel_keeps_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a kernel before 6.4: a log that has no room is cut at its end, and the call says so
+    log = b"0: (b7) r0 = 0\n" * 200_000 + b"7: (79) r2 = *(u64 *)(r6 +104)\nR6 invalid mem access\nprocessed 7 insns\n"
+
+    def before_6_4(_: int, attributes: bytes) -> int:
+        size, address = struct.unpack_from("<IQ", attributes, 28)
+        if address:
+            kept = log[: size - 1]
+            ctypes.memmove(address, kept + b"\0", len(kept) + 1)
+        raise OSError(errno.ENOSPC if 0 < size <= len(log) else errno.EACCES, "refused")
+
+    monkeypatch.setattr(uprobe, "bpf", before_6_4)
+    # when
+    with pytest.raises(OSError, match=r"the verifier: 7: .* / R6 invalid mem access$") as refusal:
+        load_program("wrong", bytes(16))
+    # then
+    assert refusal.value.errno == errno.EACCES
 
 
 # ---- what is compiled ----
