@@ -12,8 +12,8 @@ libraries (xxHash, ISA-L) take 0.04 s.
 Records that are mostly zeros, or much like those before them, are compressed by zlib at its fastest level. LZ4 is five
 times as fast, but the recorder would have to import a library for it. Of launches and executions, first all first bytes
 are stored, then all second ones, and so on: where a program launches the same 400 kernels in the same order again and
-again, whole records would repeat themselves only beyond the 32 KiB that zlib looks back. These are compressed at 430 MB/s
-instead of 170, to half the size. Stalls are not compressed: they come in gigabytes.
+again, whole records would repeat themselves only beyond the 32 KiB that zlib looks back. Those are compressed at 430
+MB/s instead of 170, to half the size. Stalls are not compressed: they come in gigabytes.
 """
 
 from __future__ import annotations

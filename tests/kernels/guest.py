@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import struct
@@ -212,7 +213,15 @@ class Checks:
         print(said, flush=True)
         reader, launched = CaptureReader(capture), frames_told(told)
         (pid,) = set(reader.table("launch", ("pid",))["pid"].to_pylist())
-        assert frames_of(reader, pid) == launched
+        recorded = frames_of(reader, pid)
+        assert recorded == launched, {
+            tid: [
+                (number, is_now, was)
+                for number, (is_now, was) in enumerate(itertools.zip_longest(recorded.get(tid, ()), frames))
+                if is_now != was
+            ][:3]
+            for tid, frames in launched.items()
+        }
         launches = sum(map(len, launched.values()))
         assert reader.header["stack_ends"]["launches"]["whole"] == launches
         done = subprocess.run([sys.executable, "-m", "iaprof", "info", capture], capture_output=True, text=True)
