@@ -356,7 +356,8 @@ static __always_inline u64 is_plain(const struct scratch *scratch, const struct 
            has_all_python && !FRAME_POINTERS_ONLY;
 }
 
-/* Sends a launch's path. If the ring buffer is full, the library asks again. */
+/* Sends a launch's path: what the library asks for, or that it is not what it was, as the process is known to be Python only since
+ * then. If the ring buffer is full, the library asks again. */
 static __always_inline void send_path(struct scratch *scratch, const struct launched *launch, const struct path_asked *asked) {
     u32 pid = launch->pid;
     struct python *python = pythons.lookup(&pid);
@@ -388,7 +389,7 @@ static __always_inline void send_path(struct scratch *scratch, const struct laun
 static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scratch *scratch, const struct probe *probe) {
     struct launched *launch = &launch_state_of(scratch)->launched;
     u64 *regs = launch_state_of(scratch)->regs;
-    u64 iba = 0, address = 0, size = 0, name = 0, list = 0, correlation = 0, from = 0;
+    u64 iba = 0, address = 0, size = 0, name = 0, list = 0, correlation = 0, from = 0, known = 0;
     struct path_asked asked = {};
     read_registers(ctx, regs);
     if (read_arg(regs, &probe->args[0], &iba) | read_arg(regs, &probe->args[1], &address) |
@@ -407,15 +408,18 @@ static __always_inline void send_probed_launch(struct pt_regs *ctx, struct scrat
     read_arg(regs, &probe->args[5], &correlation);
     record->correlation = correlation;
     if (!read_arg(regs, &probe->args[6], &from) && from && !(launch->flags & LAUNCH_OTHER) && is_plain(scratch, launch) &&
-        !read_user(&asked, sizeof(asked), (void *)from))
-        record->path = asked.path;
+        !read_user(&asked, sizeof(asked), (void *)from)) {
+        u32 pid = launch->pid;
+        known = 1 + !!pythons.lookup(&pid);
+        record->path = choose(asked.is_known == 0 | asked.is_known == known, asked.path, 0);
+    }
     /* The patched driver passes a C++ smart pointer here, whose value is the string's address in some builds. */
     if (!(launch->flags & LAUNCH_OTHER) &&
         (read_arg(regs, &probe->args[3], &name) || read_user_text(record->name, sizeof(record->name), (void *)name) <= 1))
         launch->flags |= LAUNCH_NO_NAME;
     record->flags = launch->flags;
     launches.ringbuf_submit(record, wakeup(record, sizeof(*record), LAUNCH_WAKE_BYTES));
-    if (asked.path && !asked.is_known)
+    if (asked.path && asked.is_known != known) /* then a known path is told to be forgotten */
         send_path(scratch, launch, &asked);
 }
 

@@ -301,7 +301,8 @@ PATH_ASKED = np.dtype(
         ("offset", "<u8"),  # of its slot in the process's shared memory
         ("inode", "<u8"),  # of that memory
         ("descriptor", "<u4"),  # of that memory, in the process
-        ("is_known", "<u4"),  # nothing is asked: the words are in the slot
+        # 0: the words are asked for. 1: they are in the slot, and the process was not known to be Python. 2: and it was.
+        ("is_known", "<u4"),
     ]
 )
 """What a library of ours asks with a launch: for the words of the process's memory from which its stack was found."""

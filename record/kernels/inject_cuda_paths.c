@@ -16,6 +16,7 @@
 #include "inject_cuda_paths.h"
 
 #include <dlfcn.h>
+#include <errno.h>
 #include <link.h>
 #include <pthread.h>
 #include <sched.h>
@@ -31,7 +32,7 @@
 #define MOST_THREADS 32
 #define MOST_PATHS 1024 /* of a thread */
 #define BUCKETS 256
-#define MOST_TRIED 16 /* paths with the same frame and kernel, for a launch */
+#define MOST_ALIKE 64 /* paths with the same frame and kernel */
 #define MOST_ROWS 65536 /* that were not sent yet, of a thread; a power of two */
 #define SLOT_BYTES 8192
 #define MOST_WORDS ((SLOT_BYTES - 32) / 16)
@@ -45,7 +46,8 @@
 struct slot {
     uint64_t path;  /* whose words these are: written last */
     uint64_t state; /* of Python, of the thread; 0 for none */
-    uint64_t count, unused;
+    uint64_t count;
+    uint64_t knows_python; /* 1: the recorder knew where the process has its frames of Python, if it is Python */
     struct {
         const uint64_t *address;
         uint64_t value;
@@ -108,6 +110,20 @@ static uint64_t now(void)
     return time.tv_sec * 1000000000ULL + time.tv_nsec;
 }
 
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+/* Takes memory for whole pages; false if there is none, where touching them would end the program. Before Linux 5.14 that cannot
+ * be known. */
+static bool has_room(void *pages, size_t bytes)
+{
+    int before = errno; /* the program's */
+    bool found = !madvise(pages, bytes, MADV_POPULATE_WRITE) || errno == EINVAL;
+    errno = before;
+    return found;
+}
+
 static void on_thread_end(void *thread)
 {
     own = NULL;
@@ -148,7 +164,8 @@ static struct thread *join(void)
     for (unsigned i = 0; i < thread_count && !found; i++)
         if (!__atomic_load_n(&threads[i]->is_taken, __ATOMIC_ACQUIRE))
             found = threads[i];
-    if (!found && thread_count < MOST_THREADS && (found = calloc(1, sizeof *found))) {
+    if (!found && thread_count < MOST_THREADS && has_room(&shared->threads[thread_count], offsetof(struct shared_thread, slots)) &&
+        (found = calloc(1, sizeof *found))) {
         found->shared = &shared->threads[thread_count];
         __atomic_store_n(&threads[thread_count], found, __ATOMIC_RELEASE);
         __atomic_store_n(&thread_count, thread_count + 1, __ATOMIC_RELEASE);
@@ -198,13 +215,21 @@ static bool has_frames(uint64_t state)
     return !layout || *(const uint64_t *)(state + frame);
 }
 
-/* Whether a launch would have the path's stack. */
-static bool is_on(const struct thread *thread, const struct path *path, const void *frame, const void *kernel, uint64_t state)
+static bool is_from(const struct path *path, const void *frame, const void *kernel)
+{
+    return path->frame == frame && path->kernel == kernel;
+}
+
+static bool is_answered(const struct thread *thread, const struct path *path)
+{
+    return __atomic_load_n(&slot_of(thread, path)->path, __ATOMIC_ACQUIRE) == path->asked.path;
+}
+
+/* Whether a launch from the path's frame would have its stack. */
+static bool is_on(const struct thread *thread, const struct path *path, uint64_t state)
 {
     const struct slot *slot = slot_of(thread, path);
-    if (path->frame != frame || path->kernel != kernel)
-        return false;
-    if (__atomic_load_n(&slot->path, __ATOMIC_ACQUIRE) != path->asked.path || slot->state != state || slot->count > MOST_WORDS)
+    if (!is_answered(thread, path) || slot->state != state || slot->count > MOST_WORDS)
         return false;
     for (uint64_t i = 0; i < slot->count; i++)
         if (*slot->words[i].address != slot->words[i].value)
@@ -212,15 +237,25 @@ static bool is_on(const struct thread *thread, const struct path *path, const vo
     return true;
 }
 
+/* Returns the path that a launch is on, and makes it the first of its bucket; NULL if none is known. */
 static struct path *find(struct thread *thread, const void *frame, const void *kernel, uint64_t state)
 {
     struct path *found = thread->last ? thread->last->after : NULL;
-    if (found && is_on(thread, found, frame, kernel, state))
+    if (found && is_from(found, frame, kernel) && is_on(thread, found, state))
         return found;
-    found = *bucket_of(thread, frame, kernel);
-    for (unsigned i = 0; found && i < MOST_TRIED; i++, found = found->next)
-        if (is_on(thread, found, frame, kernel, state))
+    struct path **bucket = bucket_of(thread, frame, kernel), **at = bucket;
+    unsigned alike = 0;
+    for (; (found = *at) && alike < MOST_ALIKE; at = &found->next) {
+        if (!is_from(found, frame, kernel))
+            continue;
+        alike++;
+        if (is_on(thread, found, state)) {
+            *at = found->next;
+            found->next = *bucket;
+            *bucket = found;
             return found;
+        }
+    }
     return NULL;
 }
 
@@ -255,12 +290,11 @@ static uint32_t new_number(uint64_t time)
 static const struct path_asked *ask(struct thread *thread, const void *frame, const void *kernel, uint64_t time)
 {
     struct path **bucket = bucket_of(thread, frame, kernel), *path = *bucket;
-    for (; path; path = path->next) {
-        bool is_answered = __atomic_load_n(&slot_of(thread, path)->path, __ATOMIC_RELAXED) == path->asked.path;
-        if (path->frame == frame && path->kernel == kernel && !is_answered)
+    unsigned alike = 0;
+    for (; path; path = path->next)
+        if (is_from(path, frame, kernel) && (++alike == MOST_ALIKE || !is_answered(thread, path)))
             break;
-    }
-    if (path && time - path->proven_ns < path->wait_ns)
+    if (path && (is_answered(thread, path) || time - path->proven_ns < path->wait_ns))
         return NULL;
     if (!path) {
         if (!(path = take_path(thread, time)))
@@ -268,6 +302,8 @@ static const struct path_asked *ask(struct thread *thread, const void *frame, co
         *path = (struct path){.frame = frame, .kernel = kernel, .next = *bucket, .wait_ns = ASK_NS / 2};
         *bucket = path;
     }
+    if (!has_room(slot_of(thread, path), SLOT_BYTES))
+        return NULL;
     path->wait_ns = path->wait_ns < MOST_ASK_NS / 2 ? 2 * path->wait_ns : MOST_ASK_NS;
     path->proven_ns = path->used_ns = time;
     path->epoch = __atomic_load_n(&shared->epoch, __ATOMIC_ACQUIRE);
@@ -303,6 +339,8 @@ bool paths_have(const void *frame, const void *kernel, uint32_t correlation, con
     if (thread->unloads != after)
         forget_all(thread, after);
     void *(*state_of_thread)(void) = __atomic_load_n(&python_state, __ATOMIC_ACQUIRE);
+    if (!state_of_thread && __atomic_load_n(&shared->python, __ATOMIC_RELAXED)) /* it is in a library that dlsym() does not see */
+        return false;
     uint64_t state = state_of_thread ? (uintptr_t)state_of_thread() : 0, time = now();
     if (state && !has_frames(state))
         state = 0;
@@ -321,7 +359,7 @@ bool paths_have(const void *frame, const void *kernel, uint32_t correlation, con
         return true;
     path->proven_ns = time;
     path->epoch = epoch;
-    path->asked.is_known = 1;
+    path->asked.is_known = slot_of(thread, path)->knows_python ? KNOWN_WITH_PYTHON : KNOWN;
     *asked = &path->asked;
     return false;
 }

@@ -9,8 +9,10 @@
 /* What the probe of a launch asks of the recorder: PATH_ASKED in formats/wire/launches.py. */
 struct path_asked {
     uint64_t path, offset, inode;
-    uint32_t descriptor, is_known;
+    uint32_t descriptor, is_known; /* 0, or: */
 };
+#define KNOWN 1             /* the launch should be on the path, which was answered when the process was not known to be Python */
+#define KNOWN_WITH_PYTHON 2 /* likewise, and it was known */
 /* A launch on a known path. */
 struct path_row {
     uint64_t time; /* CLOCK_MONOTONIC, ns */

@@ -6,17 +6,28 @@ compares at further launches. Of those that are on the path it sends rows, with 
 launch is that of the path's last one that BPF has seen, the path's pattern here.
 
 The memory is taken by its descriptor in the process, with the process's own rights to it, so that a process can have
-nothing written but what it could write itself. Rows that the process has not sent when it ends, or when the recording
-does, are read from there.
+nothing written but what it could write itself. Only pages that the process has touched are written to: the others would
+count as the recorder's memory. Rows that the process has not sent when it ends, or when the recording does, are read
+from there.
+
+A process may do with that memory what it likes meanwhile: truncate it, or keep its lock. So it is written through a
+mapping, which takes no lock, by process_vm_writev, which is told of missing pages instead of being sent a signal.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
+import mmap
 import os
+import select
 import struct
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import chain
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,24 +45,37 @@ THREADS, ROWS, SLOTS, SLOT_BYTES = 32, 1 << 16, 1024, 8192
 PAGE = 4096
 _FIRST_SLOT = PAGE + ROWS * ROW.itemsize  # of a thread
 THREAD_BYTES = _FIRST_SLOT + SLOTS * SLOT_BYTES
-_SLOT = struct.Struct("<QQQQ")  # path, state, number of words; padding
+_MEMORY_BYTES = PAGE + THREADS * THREAD_BYTES
+_SLOT = struct.Struct("<QQQQ")  # path, state, number of words, whether the process was known to be Python
 MOST_WORDS = (SLOT_BYTES - _SLOT.size) // 16
 
 _MOST_MISSING, _MOST_HEAD, _MOST_ADDRESS = 1 << 32, 1 << 60, 1 << 47  # more cannot be true
+_ANEW_NS = 1_000_000_000  # a process becomes another program, with other memory, at most this often
+
+# Rows that are read from memory in a second, and at once: a process could have us read them for nothing.
+_READ_A_SECOND, _READ_AT_ONCE = 1 << 20, 1 << 22
 
 _PIDFD_GETFD = 438
 _libc = ctypes.CDLL(None, use_errno=True)
 _Words = list[tuple[int, int]]
+_Rows = tuple[int, NDArray[np.void]]  # pid, ROW[n]
 
 
 class LaunchPaths:
     """The patterns of all paths, and the memory of the processes that have them."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin_ns: int) -> None:
+        """Knows no path.
+
+        Args:
+            begin_ns: of the recording, CLOCK_MONOTONIC: no launch was before.
+        """
+        self._begin_ns = begin_ns
         self._memory: dict[int, _Memory] = {}  # by pid
         self._keys = np.empty(0, np.uint64)  # of the patterns, ascending
         self._patterns = np.empty(0, LAUNCH)
-        self._left: list[tuple[int, list[NDArray[np.void]]]] = []  # rows of programs that processes were before
+        self._left: list[_Rows] = []  # of programs that processes were before
+        self._allowance = _Allowance()
         self._epoch = 0
         self._unknown = 0
 
@@ -62,6 +86,10 @@ class LaunchPaths:
             self._keep(seen)
         for path in asked:  # one for each path
             pid = int(path["pid"])
+            if path["asked"]["is_known"]:  # its stack has frames of Python that the path does not depend on
+                if (known := self._memory.get(pid)) is not None:
+                    known.forget(path)
+                continue
             is_kept = self._find(_keys(path["pid"], path["asked"]["path"]).reshape(1))[0] >= 0
             if is_kept and (words := words_of(path)) is not None and (memory := self._open(pid, path)):
                 memory.answer(path, words)
@@ -95,54 +123,75 @@ class LaunchPaths:
         return np.where(self._keys[at] == keys, at, -1)
 
     def _open(self, pid: int, path: np.void) -> _Memory | None:
-        asked = path["asked"]
+        inode = int(path["asked"]["inode"])
         known = self._memory.get(pid)
-        if known is not None and known.inode == asked["inode"]:
+        if known is not None and known.inode == inode:
             return known
+        if known is not None and time.monotonic_ns() - known.opened_ns < _ANEW_NS:
+            return None  # it asks again
         if known is not None:  # the process has become another program
-            self._left.append((pid, known.unsent_rows()))
-            self._unknown += known.take_missing()
-            known.close()
-            del self._memory[pid]
+            self._leave(pid)
+        if len(self._memory) >= MOST_PROCESSES:
+            for ended in [each for each, memory in self._memory.items() if memory.has_ended()]:
+                self._leave(ended)
         if len(self._memory) >= MOST_PROCESSES:
             return None
-        fd = _shared_memory(pid, int(asked["descriptor"]), int(asked["inode"]), int(path["born"]))
-        if fd is None:
-            return None
-        self._memory[pid] = memory = _Memory(fd, int(asked["inode"]))
-        memory.write_epoch(self._epoch)
+        memory = _shared_memory(pid, int(path["asked"]["descriptor"]), inode, int(path["born"]), self._allowance)
+        if memory is not None:
+            self._memory[pid] = memory
+            memory.write_epoch(self._epoch)
         return memory
 
-    def launches_of(self, messages: NDArray[np.void], now: int) -> NDArray[np.void]:
-        """Returns the launches in MESSAGE[n] of MessageOf.LAUNCHES: LAUNCH[m]."""
-        found, self._left = self._left, []
+    def _leave(self, pid: int) -> None:
+        """Closes the memory of a process, and keeps its rows for `launches_of`."""
+        memory = self._memory.pop(pid)
+        self._left += [(pid, rows) for rows in memory.unsent_rows()]
+        self._unknown += memory.take_missing()
+        memory.close()
+
+    def launches_of(self, messages: NDArray[np.void], now: int) -> Iterator[NDArray[np.void]]:
+        """Yields the launches in MESSAGE[n] of MessageOf.LAUNCHES: LAUNCH[m]."""
+        left, self._left = self._left, []
+        yield from self._launches(chain(left, self._rows_of(messages)), now)
+
+    def _rows_of(self, messages: NDArray[np.void]) -> Iterator[_Rows]:
         for message in messages:
             pid, many = int(message["pid"]), int(message["bytes"]) // ROW.itemsize
-            memory = self._memory.get(pid)
             rows = np.frombuffer(bytes(message["data"])[: many * ROW.itemsize], ROW)
-            if memory is None:
-                self._unknown += many
+            if (memory := self._memory.get(pid)) is None:  # another recorder has answered
+                yield pid, rows
             else:
-                found.append((pid, [memory.new_rows(int(message["id"]), int(message["begin"]), rows)]))
-        return self._launches(found, now)
+                for some in memory.new_rows(int(message["id"]), int(message["begin"]), rows):
+                    yield pid, some
 
-    def unsent(self, now: int, pid: int | None = None) -> NDArray[np.void]:
-        """Returns launches that processes have not sent yet, of one process or of all, as LAUNCH[n]."""
-        some = self._memory if pid is None else {pid} & self._memory.keys()
-        return self._launches([(each, self._memory[each].unsent_rows()) for each in some], now)
+    def unsent(self, now: int, pid: int | None = None) -> Iterator[NDArray[np.void]]:
+        """Yields launches that processes have not sent yet, of one process or of all: LAUNCH[n]."""
+        some = list(self._memory) if pid is None else {pid} & self._memory.keys()
+        yield from self._launches(((each, rows) for each in some for rows in self._memory[each].unsent_rows()), now)
 
-    def _launches(self, of_processes: list[tuple[int, list[NDArray[np.void]]]], now: int) -> NDArray[np.void]:
-        rows = [some for _, of_process in of_processes for some in of_process]
-        if not rows:
-            return np.empty(0, LAUNCH)
-        pids = [np.full(len(some), pid, np.uint32) for pid, of_process in of_processes for some in of_process]
-        all_rows = np.concatenate(rows)
-        at = self._find(_keys(np.concatenate(pids), all_rows["path"]))
+    def _launches(self, found: Iterable[_Rows], now: int) -> Iterator[NDArray[np.void]]:
+        """Yields the launches of rows: up to 2 * ROWS at once, and all if there are fewer."""
+        some: list[_Rows] = []
+        many = 0
+        for each in found:
+            some.append(each)
+            many += len(each[1])
+            if many >= ROWS:
+                yield self._expanded(some, now)
+                some, many = [], 0
+        if some:
+            yield self._expanded(some, now)
+
+    def _expanded(self, some: list[_Rows], now: int) -> NDArray[np.void]:
+        """Returns the launches of rows: LAUNCH[n]."""
+        pids = np.concatenate([np.full(len(rows), pid, np.uint32) for pid, rows in some])
+        all_rows = np.concatenate([rows for _, rows in some])
+        at = self._find(_keys(pids, all_rows["path"]))
         is_known = at >= 0
         self._unknown += int(np.count_nonzero(~is_known))
         at, all_rows = at[is_known], all_rows[is_known]
-        launches = self._patterns[at]
-        launches["time"] = np.minimum(all_rows["time"], now)
+        launches: NDArray[np.void] = self._patterns[at]
+        launches["time"] = np.clip(all_rows["time"], self._begin_ns, now)
         launches["correlation"], launches["cpu"] = all_rows["correlation"], all_rows["cpu"]
         return launches
 
@@ -165,10 +214,11 @@ class LaunchPaths:
         return lost
 
     def ended(self, pid: int) -> None:
-        """Forgets a process, after its last rows."""
-        if memory := self._memory.pop(pid, None):
+        """Forgets a process, after its last rows, unless it goes on: it may only seem to have ended."""
+        if (memory := self._memory.get(pid)) is not None and memory.has_ended():
             self._unknown += memory.take_missing()
             memory.close()
+            del self._memory[pid]
             stay = self._patterns["pid"] != pid
             self._keys, self._patterns = self._keys[stay], self._patterns[stay]
 
@@ -183,70 +233,123 @@ class LaunchPaths:
         self._memory.clear()
 
 
+class _Allowance:
+    """How many rows may be read from the memory of processes."""
+
+    def __init__(self) -> None:
+        self._rows, self._since = float(_READ_AT_ONCE), time.monotonic()
+
+    def take(self, many: int) -> bool:
+        """Whether so many may be read now."""
+        now = time.monotonic()
+        self._rows = min(self._rows + (now - self._since) * _READ_A_SECOND, _READ_AT_ONCE)
+        self._since = now
+        if many > self._rows:
+            return False
+        self._rows -= many
+        return True
+
+
 class _Memory:
     """The memory of a process."""
 
-    def __init__(self, fd: int, inode: int) -> None:
-        self._fd, self.inode = fd, inode
+    def __init__(self, process: int, fd: int, inode: int, allowance: _Allowance) -> None:
+        """Takes over two descriptors, if nothing is raised.
+
+        Args:
+            process: of the process.
+            fd: of its memory.
+            inode: of the memory.
+            allowance: for reading it.
+
+        Raises:
+            OSError: the process may not write to it.
+            ValueError: it is too short.
+        """
+        self._mapping = mmap.mmap(fd, _MEMORY_BYTES)
+        self._at = ctypes.c_char.from_buffer(self._mapping)
+        self._process, self._fd, self.inode, self._allowance = process, fd, inode, allowance
+        self.opened_ns = time.monotonic_ns()
         self._next = dict[int, int]()  # number of the row that comes next, by thread
         self._missing = 0
 
     def answer(self, path: np.void, words: _Words) -> None:
+        """Writes a path's words. If that cannot be done, the process gets no answer."""
         offset = int(path["asked"]["offset"])
-        thread, inside = divmod(offset - PAGE, THREAD_BYTES)
-        if not 0 <= thread < THREADS or inside < _FIRST_SLOT or (inside - _FIRST_SLOT) % SLOT_BYTES:
+        if not _is_slot(offset):
             return
+        if path["state"]:  # by this layout the state was found
+            layout = int(path["layout"]["thread_frame"]) | int(path["layout"]["thread_cframe"]) << 16
+            self._write(struct.pack("<Q", layout), 8)
         content = np.array(words, np.uint64).tobytes()
-        with contextlib.suppress(OSError):  # the process may have sealed it: then it gets no answer
-            if path["state"]:  # by this layout the state was found
-                layout = int(path["layout"]["thread_frame"]) | int(path["layout"]["thread_cframe"]) << 16
-                os.pwrite(self._fd, struct.pack("<Q", layout), 8)
-            os.pwrite(self._fd, _SLOT.pack(0, int(path["state"]), len(words), 0) + content, offset)
-            os.pwrite(self._fd, struct.pack("<Q", int(path["asked"]["path"])), offset)
+        if self._write(_SLOT.pack(0, int(path["state"]), len(words), bool(path["has_layout"])) + content, offset):
+            self._write(struct.pack("<Q", int(path["asked"]["path"])), offset)
+
+    def forget(self, path: np.void) -> None:
+        """Takes back an answer, if the process has this memory still."""
+        if path["asked"]["inode"] == self.inode and _is_slot(int(path["asked"]["offset"])):
+            self._write(bytes(8), int(path["asked"]["offset"]))
 
     def write_epoch(self, epoch: int) -> None:
-        with contextlib.suppress(OSError):
-            os.pwrite(self._fd, struct.pack("<Q", epoch), 0)
+        self._write(struct.pack("<Q", epoch), 0)
 
-    def new_rows(self, thread: int, first: int, rows: NDArray[np.void]) -> NDArray[np.void]:
+    def _write(self, content: bytes, offset: int) -> bool:
+        """Writes to pages that the process has touched; False if that cannot be done."""
+        address = ctypes.addressof(self._at) + offset
+        first = address & -PAGE
+        pages = ctypes.create_string_buffer((address + len(content) - first + PAGE - 1) // PAGE)
+        if _libc.mincore(ctypes.c_void_p(first), ctypes.c_size_t(PAGE * len(pages)), pages) != 0:
+            return False
+        if not all(page & 1 for page in pages.raw):
+            return False
+        buffer = ctypes.create_string_buffer(content, len(content))
+        own, there = _IoVec(ctypes.addressof(buffer), len(content)), _IoVec(address, len(content))
+        written = _libc.process_vm_writev(os.getpid(), ctypes.byref(own), 1, ctypes.byref(there), 1, 0)
+        return bool(written == len(content))
+
+    def new_rows(self, thread: int, first: int, rows: NDArray[np.void]) -> list[NDArray[np.void]]:
         """Returns those rows of a thread, from the row number `first` on, that have not come before."""
-        if thread >= THREADS:
+        if thread >= THREADS or first >= _MOST_HEAD:
             self._missing += len(rows)
-            return rows[:0]
-        if first >= _MOST_HEAD:
-            self._missing += len(rows)
-            return rows[:0]
+            return []
         expected = self._next.get(thread, 0)
         self._next[thread] = max(first + len(rows), expected)
         if first <= expected:
-            return rows[expected - first :]
-        return np.concatenate([self._stored_rows(thread, expected, first), rows])  # a message was lost
+            return [rows[expected - first :]]
+        return [self._stored_rows(thread, expected, first), rows]  # a message was lost
 
     def _stored_rows(self, thread: int, first: int, end: int) -> NDArray[np.void]:
         """Returns rows of a thread that the memory still has, and counts the others of these as missing."""
-        start = PAGE + thread * THREAD_BYTES
-        content = self._read(ROWS * ROW.itemsize, start + PAGE)
-        rows = np.frombuffer(content if len(content) == ROWS * ROW.itemsize else b"", ROW)
-        begin = max(first, min(self._head(thread) - ROWS, end), end - ROWS) if len(rows) == ROWS else end
-        self._missing += min(begin - first, _MOST_MISSING)
-        return rows[np.arange(begin, end, dtype=np.int64) % ROWS] if begin < end else np.empty(0, ROW)
+        begin = max(first, end - ROWS)
+        rows = np.frombuffer(self._content(thread, begin, end) if self._allowance.take(end - begin) else b"", ROW)
+        if len(rows) == end - begin:
+            overwritten = max(self._head(thread) - ROWS + 1 - begin, 0)  # now; one of these perhaps only half
+            rows = rows[min(overwritten, len(rows)) :]
+        else:
+            rows = rows[:0]
+        self._missing += min(end - first - len(rows), _MOST_MISSING)
+        return rows
+
+    def _content(self, thread: int, begin: int, end: int) -> bytes:
+        start, size = PAGE + thread * THREAD_BYTES + PAGE, ROW.itemsize
+        first = begin % ROWS
+        many = min(end - begin, ROWS - first)
+        return self._read(many * size, start + first * size) + self._read((end - begin - many) * size, start)
 
     def _head(self, thread: int) -> int:
         """Returns the number of rows of a thread so far; 0 if it cannot be right."""
         head = int.from_bytes(self._read(8, PAGE + thread * THREAD_BYTES), "little")
         return head if head < _MOST_HEAD else 0
 
-    def unsent_rows(self) -> list[NDArray[np.void]]:
-        """Returns the rows of each thread that have not come."""
-        found = []
+    def unsent_rows(self) -> Iterator[NDArray[np.void]]:
+        """Yields the rows of each thread that have not come."""
         for thread in range(THREADS):
             head, expected = self._head(thread), self._next.get(thread, 0)
             if not head:  # no thread has used it yet, nor those after it
                 break
             if expected < head:
-                found.append(self._stored_rows(thread, expected, head))
                 self._next[thread] = head
-        return found
+                yield self._stored_rows(thread, expected, head)
 
     def _read(self, size: int, offset: int) -> bytes:
         try:
@@ -258,8 +361,26 @@ class _Memory:
         missing, self._missing = self._missing, 0
         return missing
 
+    def has_ended(self) -> bool:
+        """Whether all threads of the process have ended."""
+        poll = select.poll()
+        poll.register(self._process, select.POLLIN)
+        return bool(poll.poll(0))
+
     def close(self) -> None:
+        del self._at
+        self._mapping.close()
         os.close(self._fd)
+        os.close(self._process)
+
+
+class _IoVec(ctypes.Structure):  # struct iovec
+    _fields_ = [("address", ctypes.c_void_p), ("bytes", ctypes.c_size_t)]
+
+
+def _is_slot(offset: int) -> bool:
+    thread, inside = divmod(offset - PAGE, THREAD_BYTES)
+    return 0 <= thread < THREADS and inside >= _FIRST_SLOT and (inside - _FIRST_SLOT) % SLOT_BYTES == 0
 
 
 def words_of(path: np.void) -> _Words | None:
@@ -319,23 +440,49 @@ def _keys(pids: NDArray[np.uint32], paths: NDArray[np.uint32]) -> NDArray[np.uin
     return keys
 
 
-def _shared_memory(pid: int, descriptor: int, inode: int, born: int) -> int | None:
+def _shared_memory(pid: int, descriptor: int, inode: int, born: int, allowance: _Allowance) -> _Memory | None:
     """Takes the memory that a process shares, by its descriptor there; None if it is not what the process said."""
     try:
         process = os.pidfd_open(pid)
     except OSError:
         return None
+    fd = -1
     try:
-        fd = _libc.syscall(_PIDFD_GETFD, process, descriptor, 0)  # Linux 5.6
-        if fd < 0 or abs(born_ns(pid) - born) > TICK_NS:  # another process may have its number by now
+        # Another process may have its number by now. Files of other file systems are not even taken: to close one may
+        # wait for whoever serves it.
+        is_it = abs(born_ns(pid) - born) <= TICK_NS and _mount(f"/proc/{pid}/fdinfo/{descriptor}") == _mount_of_memory()
+        fd = _libc.syscall(_PIDFD_GETFD, process, descriptor, 0) if is_it else -1  # Linux 5.6
+        if fd < 0:
+            raise OSError
+        if _mount(f"/proc/self/fdinfo/{fd}") != _mount_of_memory():  # the process has replaced it meanwhile
+            threading.Thread(target=os.close, args=(fd,), daemon=True).start()
+            fd = -1
             raise OSError
         fcntl.fcntl(fd, fcntl.F_GET_SEALS)  # which only memory has
         if os.fstat(fd).st_ino != inode:
             raise OSError
-    except OSError:
+        return _Memory(process, fd, inode, allowance)
+    except (OSError, ValueError):
         if fd >= 0:
             os.close(fd)
-        return None
-    finally:
         os.close(process)
-    return int(fd)
+        return None
+
+
+def _mount(fdinfo: str) -> str:
+    """Returns the number of the mount of a descriptor's file.
+
+    Raises:
+        OSError: the process has ended, or has closed it.
+    """
+    return next((line for line in Path(fdinfo).read_text().splitlines() if line.startswith("mnt_id:")), "")
+
+
+@cache
+def _mount_of_memory() -> str:
+    """Returns the number of the mount that has all memfds, those of all containers."""
+    fd = os.memfd_create("iaprof")
+    try:
+        return _mount(f"/proc/self/fdinfo/{fd}")
+    finally:
+        os.close(fd)

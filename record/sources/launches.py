@@ -104,7 +104,7 @@ class Launches(Source):
         self._options, self._probes, self._code, self._drivers = options, probes, code, drivers
         self._roots, self._metering, self._scope, self._sampled = roots, metering, scope, sampled
         self._sampler = sampler
-        self._paths = LaunchPaths()
+        self._paths = LaunchPaths(time.monotonic_ns())
         self._last_stacks: list[NDArray[np.void]] = []  # of the last read: stacks, frames of Python, code objects
         self._described: dict[int, int] = {}  # by pid: when something of it was read last, CLOCK_MONOTONIC ns
         self._last_counters = dict.fromkeys(Counter, 0)
@@ -189,7 +189,8 @@ class Launches(Source):
             self._code.keep_chunks(ring.read(), now)
         messages, now = self._probes.messages.read(), time.monotonic_ns()  # they are about times up to now
         of_launches = (messages["what"] == MessageOf.LAUNCHES) & (messages["bytes"] <= MESSAGE_BYTES)
-        self._write_launches(self._paths.launches_of(messages[of_launches], now), now)
+        for launches in self._paths.launches_of(messages[of_launches], now):
+            self._write_launches(launches, now)
         self._sampler.take(messages[~of_launches], now)
 
     def _write_launches(self, launches: NDArray[np.void], now: int) -> None:
@@ -291,7 +292,8 @@ class Launches(Source):
 
     def _write_unsent(self, pid: int | None = None) -> None:
         now = time.monotonic_ns()
-        self._write_launches(self._paths.unsent(now, pid), now)
+        for launches in self._paths.unsent(now, pid):
+            self._write_launches(launches, now)
 
     def losses(self) -> None:
         """See Source: what the BPF programs could not send."""

@@ -133,6 +133,28 @@ def test_each_output_file_has_its_launches_with_their_stacks(machine: Machine) -
     assert files[1].in_kernel < files[1].number // 2
 
 
+MANY_LINES = """
+import sys, time
+from launching import launch, prepare
+prepare(*sys.argv[1:])
+exec("def rounds(number):\\n for _ in range(number):\\n" + "  launch()\\n" * 40)
+for number in [*[1] * 60, 300]:
+    rounds(number)
+    time.sleep(0.05)
+"""
+
+
+def test_many_lines_that_launch_the_same_kernel_from_the_same_frame(
+    machine: Machine, calls: Path, tmp_path: Path
+) -> None:
+    (program := tmp_path / "lines.py").write_text(f"import sys; sys.path.insert(0, {str(PROGRAMS)!r})\n{MANY_LINES}")
+    record_python(machine, program, calls, cubin(), REDUCE, tmp_path / "told")
+    found = Launched(machine.folder / "cap")
+    assert found.wrong(frames_told(tmp_path / "told")) == []
+    assert found.number == 40 * 360
+    assert found.in_kernel < found.number // 4
+
+
 CLOSES = """
 import os, sys, tempfile
 from launching import launch, prepare

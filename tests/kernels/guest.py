@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import itertools
 import json
 import os
 import struct
@@ -19,6 +18,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from iaprof.bpf.probes.library_file import LibraryFile
 from iaprof.bpf.programs import SESSION_COPIES
 from iaprof.bpf.sideband import SideBandBuffers
 from iaprof.formats.capture.reader import CaptureReader
+from iaprof.formats.wire.launches import LaunchFlags
 from iaprof.formats.wire.unwind_rules import Walked
 from iaprof.record.kernels.drivers import Injection
 from iaprof.record.spool import FrameKind, SpoolReader
@@ -214,14 +215,13 @@ class Checks:
         reader, launched = CaptureReader(capture), frames_told(told)
         (pid,) = set(reader.table("launch", ("pid",))["pid"].to_pylist())
         recorded = frames_of(reader, pid)
-        assert recorded == launched, {
-            tid: [
-                (number, is_now, was)
-                for number, (is_now, was) in enumerate(itertools.zip_longest(recorded.get(tid, ()), frames))
-                if is_now != was
-            ][:3]
-            for tid, frames in launched.items()
+        wrong = {
+            tid: [each for each in enumerate(zip_longest(recorded.get(tid, ()), told)) if each[1][0] != each[1][1]]
+            for tid, told in launched.items()
         }
+        flags = reader.table("launch", ("flags",))["flags"].to_numpy()
+        presumed = int(((flags & LaunchFlags.PRESUMED) > 0).sum())  # stacks of others, which may differ in their lines
+        assert sum(map(len, wrong.values())) <= presumed, wrong
         launches = sum(map(len, launched.values()))
         assert reader.header["stack_ends"]["launches"]["whole"] == launches
         done = subprocess.run([sys.executable, "-m", "iaprof", "info", capture], capture_output=True, text=True)

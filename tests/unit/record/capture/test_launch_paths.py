@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,10 +27,18 @@ SP = 0x7FFE_0000_1000
 @pytest.fixture
 def shared() -> Iterator[int]:
     """The shared memory of this process."""
-    fd = os.memfd_create("iaprof")
-    os.ftruncate(fd, PAGE + THREADS * THREAD_BYTES)
+    fd = memory()
     yield fd
     os.close(fd)
+
+
+def memory() -> int:
+    """Memory as the library makes it, which has touched the first page, and the first two slots."""
+    fd = os.memfd_create("iaprof")
+    os.ftruncate(fd, PAGE + THREADS * THREAD_BYTES)
+    os.pwrite(fd, bytes(PAGE), 0)
+    os.pwrite(fd, bytes(2 * SLOT_BYTES), SLOT)
+    return fd
 
 
 def launch(path: int = 1, stack: int = 7, pid: int | None = None, when: int = 100) -> np.ndarray:
@@ -76,11 +86,19 @@ def answer(fd: int, offset: int = SLOT) -> tuple[int, int, list[tuple[int, int]]
     return path, state, list(zip(words[::2], words[1::2], strict=True))
 
 
+def launches_of(paths: LaunchPaths, messages: np.ndarray, now: int = 5000) -> np.ndarray:
+    return np.concatenate([np.empty(0, LAUNCH), *paths.launches_of(messages, now)])
+
+
+def unsent(paths: LaunchPaths, pid: int | None = None) -> np.ndarray:
+    return np.concatenate([np.empty(0, LAUNCH), *paths.unsent(5000, pid)])
+
+
 # Answers
 
 
 def test_return_addresses_and_used_frame_pointers_are_a_paths_words(shared: int) -> None:
-    paths = LaunchPaths()
+    paths = LaunchPaths(0)
     path = asked(shared)
     path["bases"][0, 1], path["base_values"][0, 1] = SP, SP + 48
     path["kept_at"][0, 1] = SP + 40
@@ -112,8 +130,8 @@ def test_frames_of_python_come_before_the_stack(shared: int) -> None:
         (0x9208, 0),
     ]
     # and the library is told where a thread has its frames
-    LaunchPaths().learn(launch(), path)  # of a path that is not learnt with this object, and then with another
-    (paths := LaunchPaths()).learn(launch(), path)
+    LaunchPaths(0).learn(launch(), path)  # of a path that is not learnt with this object, and then with another
+    (paths := LaunchPaths(0)).learn(launch(), path)
     assert struct.unpack("<Q", os.pread(shared, 8, 8)) == (72,)
     assert paths.has(os.getpid())
 
@@ -135,13 +153,22 @@ def test_loops_of_python_3_11_end_at_structures_on_the_stack(shared: int) -> Non
 def test_a_stack_that_does_not_go_up_is_not_answered(shared: int, cfas: tuple[int, int]) -> None:
     path = asked(shared)
     path["cfas"][0, :2] = cfas
-    LaunchPaths().learn(launch(), path)
+    LaunchPaths(0).learn(launch(), path)
     assert answer(shared)[0] == 0
 
 
 def test_a_path_whose_launch_was_lost_is_not_answered(shared: int) -> None:
-    LaunchPaths().learn(launch(path=2), asked(shared))
+    LaunchPaths(0).learn(launch(path=2), asked(shared))
     assert answer(shared)[0] == 0
+
+
+def test_a_path_that_was_answered_before_the_interpreter_was_known_is_forgotten(shared: int) -> None:
+    paths = known(shared)
+    path = asked(shared)
+    path["asked"]["is_known"] = 1
+    paths.learn(launch()[:0], path)
+    assert answer(shared)[0] == 0
+    assert launches_of(paths, message(rows(1)))["stack"].tolist() == [7]  # what was launched before
 
 
 # What a process may say of its memory
@@ -151,10 +178,10 @@ def test_what_is_no_memory_is_not_written_to(tmp_path: Path, shared: int) -> Non
     # given a file, a pipe, another memory than the process said, and a number without a file
     (file := tmp_path / "file").write_bytes(bytes(1 << 20))
     with file.open("r+b") as opened, file.open("rb"):
-        LaunchPaths().learn(launch(), asked(opened.fileno(), asked=_asked(opened.fileno())))
+        LaunchPaths(0).learn(launch(), asked(opened.fileno(), asked=_asked(opened.fileno())))
     readable, writable = os.pipe()
     for fd, inode in ((writable, os.fstat(writable).st_ino), (shared, 1), (9999, 1)):
-        LaunchPaths().learn(launch(), asked(shared, asked=_asked(fd, inode)))
+        LaunchPaths(0).learn(launch(), asked(shared, asked=_asked(fd, inode)))
     os.set_blocking(readable, False)
     with pytest.raises(BlockingIOError):
         os.read(readable, 1)
@@ -172,16 +199,65 @@ def _asked(fd: int, inode: int | None = None) -> Any:
 
 
 def test_memory_of_an_earlier_process_is_not_written_to(shared: int) -> None:
-    LaunchPaths().learn(launch(), asked(shared, born=born_ns(os.getpid()) - 1_000_000_000))
+    LaunchPaths(0).learn(launch(), asked(shared, born=born_ns(os.getpid()) - 1_000_000_000))
     assert answer(shared)[0] == 0
 
 
 def test_memory_that_the_process_may_not_write_is_not_written_to(shared: int) -> None:
     """The recorder has the rights of the descriptor, not root's to the file."""
     read_only = os.open(f"/proc/self/fd/{shared}", os.O_RDONLY)
-    LaunchPaths().learn(launch(), asked(read_only))
+    LaunchPaths(0).learn(launch(), asked(read_only))
     assert answer(shared)[0] == 0
     os.close(read_only)
+
+
+def test_pages_that_the_process_has_not_touched_are_not_written_to(shared: int) -> None:
+    """They would count as the recorder's memory."""
+    path = asked(shared)
+    path["asked"]["offset"] += 2 * SLOT_BYTES
+    before = os.fstat(shared).st_blocks
+    LaunchPaths(0).learn(launch(), path)
+    assert answer(shared, SLOT + 2 * SLOT_BYTES)[0] == 0
+    assert os.fstat(shared).st_blocks == before
+
+
+def test_memory_that_becomes_shorter_is_not_written_to(shared: int) -> None:
+    paths = known(shared)
+    for size in (PAGE, 0):
+        os.ftruncate(shared, size)
+        paths.learn(launch(3), asked(shared, 3))
+        paths.new_epoch()
+        assert os.fstat(shared).st_size == size
+
+
+# Writes a page that never comes: with the lock of what it writes to.
+HOLDS_LOCK = """
+import ctypes, fcntl, mmap, os, struct, sys
+libc = ctypes.CDLL(None)
+userfaultfd = libc.syscall(323, os.O_CLOEXEC)
+fcntl.ioctl(userfaultfd, 0xC018AA3F, struct.pack("QQQ", 0xAA, 0, 0))  # UFFDIO_API
+page = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE)
+address = ctypes.addressof(ctypes.c_char.from_buffer(page))
+fcntl.ioctl(userfaultfd, 0xC020AA00, struct.pack("QQQQ", address, mmap.PAGESIZE, 1, 0))  # UFFDIO_REGISTER
+libc.pwrite(int(sys.argv[1]), ctypes.c_void_p(address), 8, ctypes.c_long(0))
+"""
+PWRITE = "18 "
+
+
+@pytest.mark.root
+def test_memory_whose_lock_is_held_is_written_to(shared: int) -> None:
+    # given a process that holds the lock, which a write by a system call would wait for
+    paths = known(shared)
+    with subprocess.Popen([sys.executable, "-c", HOLDS_LOCK, str(shared)], pass_fds=[shared]) as holder:
+        try:
+            while not Path(f"/proc/{holder.pid}/syscall").read_text().startswith(PWRITE):
+                assert holder.poll() is None
+                time.sleep(0.01)
+            # then
+            paths.learn(launch(3, 9), asked(shared, 3))
+            assert answer(shared)[0] == 3
+        finally:
+            holder.kill()
 
 
 @pytest.mark.parametrize("offset", [1 << 62, (1 << 64) - 8, 0, SLOT + 8, PAGE + THREADS * THREAD_BYTES])
@@ -189,7 +265,7 @@ def test_an_offset_outside_does_no_harm(shared: int, offset: int) -> None:
     path = asked(shared)
     path["asked"]["offset"] = offset
     size = os.fstat(shared).st_size
-    LaunchPaths().learn(launch(), path)
+    LaunchPaths(0).learn(launch(), path)
     assert os.fstat(shared).st_size == size
 
 
@@ -198,13 +274,13 @@ def test_an_offset_outside_does_no_harm(shared: int, offset: int) -> None:
 
 def known(shared: int) -> LaunchPaths:
     """Two paths of this process."""
-    paths = LaunchPaths()
+    paths = LaunchPaths(0)
     paths.learn(np.concatenate([launch(1, 7), launch(2, 8)]), np.concatenate([asked(shared, 1), asked(shared, 2)]))
     return paths
 
 
 def test_rows_become_launches_with_their_paths_stack(shared: int) -> None:
-    found = known(shared).launches_of(message(rows(1, 2, 1)), now=5000)
+    found = launches_of(known(shared), message(rows(1, 2, 1)))
     assert found["stack"].tolist() == [7, 8, 7]
     assert found["time"].tolist() == [1000, 1001, 1002]
     assert found["correlation"].tolist() == [1001, 1002, 1003]
@@ -213,19 +289,19 @@ def test_rows_become_launches_with_their_paths_stack(shared: int) -> None:
 
 def test_rows_that_come_twice_count_once(shared: int) -> None:
     paths = known(shared)
-    assert len(paths.launches_of(message(rows(1, 1, 1)), 5000)) == 3
-    assert paths.launches_of(message(rows(1, 1, 2), first=1), 5000)["stack"].tolist() == [8]
+    assert len(launches_of(paths, message(rows(1, 1, 1)))) == 3
+    assert launches_of(paths, message(rows(1, 1, 2), first=1))["stack"].tolist() == [8]
     assert paths.take_lost() == 0
 
 
 def test_rows_that_do_not_come_are_counted(shared: int) -> None:
     paths = known(shared)
     os.pwrite(shared, struct.pack("<Q", 6 + ROWS), PAGE)  # the first six were overwritten
-    paths.launches_of(message(rows(1), first=5), 5000)
-    paths.launches_of(message(rows(9, 1), first=6), 5000)  # an unknown path
-    paths.launches_of(message(rows(1, 1), thread=THREADS), 5000)
+    launches_of(paths, message(rows(1), first=5))
+    launches_of(paths, message(rows(9, 1), first=6))  # an unknown path
+    launches_of(paths, message(rows(1, 1), thread=THREADS))
     (other := message(rows(1, 1, 1)))["pid"] = 1  # a process that has no memory
-    paths.launches_of(other, 5000)
+    launches_of(paths, other)
     assert paths.take_lost() == 5 + 1 + 2 + 3
     assert paths.take_lost() == 0
 
@@ -234,12 +310,29 @@ def test_rows_of_a_lost_message_are_read_from_the_memory(shared: int) -> None:
     paths = known(shared)
     os.pwrite(shared, rows(1, 2, 1, 2).tobytes(), PAGE + PAGE)
     os.pwrite(shared, struct.pack("<Q", 4), PAGE)
-    assert paths.launches_of(message(rows(2), first=3), 5000)["stack"].tolist() == [7, 8, 7, 8]
+    assert launches_of(paths, message(rows(2), first=3))["stack"].tolist() == [7, 8, 7, 8]
     assert paths.take_lost() == 0
 
 
-def test_times_of_the_future_are_now(shared: int) -> None:
-    assert known(shared).launches_of(message(rows(1, since=9000)), now=5000)["time"].tolist() == [5000]
+def test_times_outside_the_recording_are_moved_into_it(shared: int) -> None:
+    (paths := LaunchPaths(2000)).learn(launch(), asked(shared))
+    sent = np.concatenate([rows(1, since=9000), rows(1, since=1000), rows(1, since=3000)])
+    assert launches_of(paths, message(sent))["time"].tolist() == [5000, 2000, 3000]
+
+
+def test_what_is_read_from_memory_is_limited(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a process that says again and again that all it has launched was lost
+    monkeypatch.setattr(launch_paths, "_READ_AT_ONCE", 3 * ROWS)
+    monkeypatch.setattr(launch_paths, "_READ_A_SECOND", 0)
+    paths = known(shared)
+    os.pwrite(shared, np.tile(rows(1, 2), ROWS // 2).tobytes(), PAGE + PAGE)
+    some = 0
+    for number in range(1, 10):
+        os.pwrite(shared, struct.pack("<Q", number * ROWS), PAGE)
+        some += len(launches_of(paths, message(rows(1), first=number * ROWS)))
+    # then
+    assert 3 * (ROWS - 10) < some < 3 * ROWS + 9
+    assert paths.take_lost() == 9 * ROWS + 1 - some
 
 
 def test_what_was_not_sent_is_read_at_the_end(shared: int) -> None:
@@ -248,10 +341,10 @@ def test_what_was_not_sent_is_read_at_the_end(shared: int) -> None:
     content = rows(1, 2, 2, 1)
     os.pwrite(shared, content.tobytes(), PAGE + PAGE)
     os.pwrite(shared, struct.pack("<Q", 4), PAGE)
-    paths.launches_of(message(content[:1]), 5000)
+    launches_of(paths, message(content[:1]))
     # then the others are there, once
-    assert paths.unsent(5000, os.getpid())["stack"].tolist() == [8, 8, 7]
-    assert not len(paths.unsent(5000))
+    assert unsent(paths, os.getpid())["stack"].tolist() == [8, 8, 7]
+    assert not len(unsent(paths))
     assert paths.take_lost() == 0
 
 
@@ -259,12 +352,12 @@ def test_a_process_that_lies_about_what_it_has_not_sent(shared: int) -> None:
     paths = known(shared)
     os.pwrite(shared, struct.pack("<Q", (1 << 64) - 1), PAGE)
     began = time.process_time()
-    assert not len(paths.unsent(5000))
+    assert not len(unsent(paths))
     os.pwrite(shared, struct.pack("<Q", 1 << 59), PAGE)
-    assert not len(paths.unsent(5000))  # no path is 0
+    assert not len(unsent(paths))  # no path is 0
     assert time.process_time() - began < 2
     os.ftruncate(shared, 8)
-    assert not len(paths.unsent(5000))
+    assert not len(unsent(paths))
 
 
 def test_the_next_file_has_stacks_of_its_own(shared: int) -> None:
@@ -274,19 +367,43 @@ def test_the_next_file_has_stacks_of_its_own(shared: int) -> None:
     paths.learn(launch(2, 18, when=300), np.empty(0, PATH))
     paths.forget_stacks(before_ns=200)
     # then only the other one lacks a stack
-    found = paths.launches_of(message(rows(1, 2)), 5000)
+    found = launches_of(paths, message(rows(1, 2)))
     assert found["stack"].tolist() == [0, 18]
     assert (found["flags"] & LaunchFlags.NO_STACK > 0).tolist() == [True, False]
     assert struct.unpack("<Q", os.pread(shared, 8, 0)) == (1,)
 
 
+ASKS = f"""
+import os, sys
+fd = os.memfd_create("iaprof")
+os.ftruncate(fd, {PAGE + THREADS * THREAD_BYTES})
+print(fd, os.fstat(fd).st_ino, flush=True)
+sys.stdin.read()
+"""
+
+
 def test_a_process_that_ended_is_forgotten(shared: int) -> None:
-    paths = known(shared)
-    before = len(os.listdir("/proc/self/fd"))
+    # given another process, which only seems to end at first
+    paths, before = known(shared), len(os.listdir("/proc/self/fd"))
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        fd, inode = map(int, other.stdout.readline().split())
+        path = asked(shared, asked=_asked(fd, inode), pid=other.pid, born=born_ns(other.pid))
+        paths.learn(launch(pid=other.pid), path)
+        paths.ended(other.pid)
+        assert paths.has(other.pid)
+        other.communicate()
+    # when
+    paths.ended(other.pid)
     paths.ended(os.getpid())
-    assert not paths.has(os.getpid())
-    assert len(os.listdir("/proc/self/fd")) == before - 1
-    assert not len(paths.launches_of(message(rows(1)), 5000))
+    # then
+    assert not paths.has(other.pid)
+    assert len(os.listdir("/proc/self/fd")) == before
+    (sent := message(rows(1)))["pid"] = other.pid
+    assert not len(launches_of(paths, sent))
+    assert len(launches_of(paths, message(rows(1)))) == 1
 
 
 def test_a_process_with_too_many_paths_loses_its_own(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,19 +413,22 @@ def test_a_process_with_too_many_paths_loses_its_own(shared: int, monkeypatch: p
         paths.learn(
             np.concatenate([launch(first + n, pid=77, when=first + n) for n in range(1, 11)]), np.empty(0, PATH)
         )
-    assert len(paths.launches_of(message(rows(1, 2)), 5000)) == 2
+    assert len(launches_of(paths, message(rows(1, 2)))) == 2
 
 
-def test_a_program_that_a_process_was_before_has_its_last_rows(shared: int) -> None:
+def test_a_program_that_a_process_was_before_has_its_last_rows(shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # given rows that were not sent before the process executed another program, which launches, too
     paths = known(shared)
     os.pwrite(shared, rows(1, 2).tobytes(), PAGE + PAGE)
     os.pwrite(shared, struct.pack("<Q", 2), PAGE)
-    other = os.memfd_create("iaprof")
-    os.ftruncate(other, PAGE + THREADS * THREAD_BYTES)
+    other = memory()
     paths.learn(launch(3, 9), asked(other, 3))
+    assert answer(other)[0] == 0  # at once, it would have its memory read again and again
+    monkeypatch.setattr(launch_paths, "_ANEW_NS", 0)
+    paths.learn(launch(3, 9), asked(other, 3))
+    assert answer(other)[0] == 3
     # then all are there
-    assert paths.launches_of(message(rows(3)), 5000)["stack"].tolist() == [7, 8, 9]
+    assert launches_of(paths, message(rows(3)))["stack"].tolist() == [7, 8, 9]
     assert paths.take_lost() == 0
     os.close(other)
 
@@ -328,6 +448,8 @@ def test_the_memory_is_laid_out_as_in_c(tmp_path: Path) -> None:
         "first_row": "offsetof(struct shared_thread, rows)",
         "first_slot": "offsetof(struct shared_thread, slots)",
         "python": "offsetof(struct shared, python)",
+        "knows_python": "offsetof(struct slot, knows_python)",
+        "first_word": "offsetof(struct slot, words)",
         **{f"row_{name}": f"offsetof(struct path_row, {name})" for name in ROW.names or ()},
         **{f"asked_{name}": f"offsetof(struct path_asked, {name})" for name in PATH_ASKED.names or ()},
     }
@@ -344,6 +466,8 @@ def test_the_memory_is_laid_out_as_in_c(tmp_path: Path) -> None:
         "first_row": PAGE,
         "first_slot": SLOT - PAGE,
         "python": 8,
+        "knows_python": 24,
+        "first_word": 32,
         **{f"row_{name}": fields[name][1] for name in ROW.names or ()},
         **{f"asked_{name}": of_asked[name][1] for name in PATH_ASKED.names or ()},
     }
