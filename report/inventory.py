@@ -396,8 +396,9 @@ def _losses(header: _Header) -> list[Loss]:
 
 def _cost(header: _Header, duration_s: float | None) -> Cost:
     cpu_s = header.amount("cost", "cpu_s")
-    probe_ns, launches = header.number("cost", "probe_ns"), header.number("probes", "launches")
-    calls = (launches or 0) + (header.number("probes", "executions") or 0)
+    # Those of CUDA on known paths do not enter the kernel.
+    launches = max(header.number("probes", "launches") or 0, header.number("totals", "launches") or 0)
+    probe_ns, calls = header.number("cost", "probe_ns"), launches + (header.number("probes", "executions") or 0)
     return Cost(
         cpu_s=cpu_s,
         compile_cpu_s=header.amount("cost", "compile_cpu_s"),

@@ -301,7 +301,7 @@ PATH_ASKED = np.dtype(
         ("offset", "<u8"),  # of its slot in the process's shared memory
         ("inode", "<u8"),  # of that memory
         ("descriptor", "<u4"),  # of that memory, in the process
-        # 0: the words are asked for. 1: they are in the slot, and the process was not known to be Python. 2: and it was.
+        # 0: the words are asked for. 1: they are in the slot, and the process was not known to be Python; 2: it was.
         ("is_known", "<u4"),
     ]
 )

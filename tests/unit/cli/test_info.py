@@ -155,6 +155,13 @@ def test_a_capture_of_nvidia_s(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert known["xecores"] is None
 
 
+def test_launches_that_did_not_enter_the_kernel_count_in_what_a_launch_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = shown(full(tmp_path / "c", totals={"launches": 10}), capsys)
+    assert "probes         0.5 µs a launch" in text
+
+
 def test_a_merged_capture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = {"host": {"name": "node2"}, "clock": {"monotonic_ns": 1, "realtime_ns": SECOND}, "totals": {"stalls": 3}}
     merge([full(tmp_path / "a"), capture(tmp_path / "b", other, stall=[stall(9)])], tmp_path / "all.parquet")
