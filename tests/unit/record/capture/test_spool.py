@@ -10,11 +10,9 @@ from bisect import bisect_right
 from itertools import accumulate
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from iaprof.basics.errors import IaprofError
-from iaprof.formats.wire.launches import LAUNCH
 from iaprof.record.spool import (
     _CHECK,
     _FRAME,
@@ -92,23 +90,6 @@ def test_records_are_compressed(tmp_path: Path, kind: FrameKind) -> None:
     frames = list(reader.frames())
     assert [frame.payload for frame in frames] == [like, random]
     assert [reader.frame_at(frame.position).payload for frame in frames] == [like, random]
-
-
-def test_launches_that_come_again_beyond_what_zlib_looks_back_are_compressed(tmp_path: Path) -> None:
-    # given a program that launches 400 kernels in the same order again and again: 64,000 bytes, where zlib knows 32,768
-    random = np.random.default_rng(1)
-    patterns = np.zeros(400, LAUNCH)
-    patterns["stack"], patterns["address"] = random.integers(0, 1 << 63, (2, 400))
-    patterns["name"] = [secrets.token_hex(20) for _ in patterns]
-    launches = np.tile(patterns, 20)
-    launches["time"] = np.cumsum(random.integers(5000, 100000, len(launches)))
-    spool = Spool(tmp_path / "s")
-    # when
-    spool.write(FrameKind.LAUNCHES, launches[:700].tobytes(), launches[700:].tobytes(), time=5)
-    spool.close()
-    # then each kernel is stored once, and not at each launch
-    assert spool.size < patterns.nbytes
-    assert [frame.payload for frame in SpoolReader(tmp_path / "s").frames()] == [launches.tobytes()]
 
 
 @pytest.mark.parametrize("size", [63, 65, 1 << 20, (1 << 30) + 1])
