@@ -101,6 +101,22 @@ def few(values: NDArray[Any], absent: NDArray[np.bool_]) -> tuple[pa.Int32Array,
     return pa.array(number[at], mask=absent), np.flatnonzero(used).astype(values.dtype) + low
 
 
+def distinct_texts(texts: NDArray[np.bytes_]) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Returns distinct texts of fixed size, each up to its first NUL, in the order in which they come first.
+
+    Returns:
+        texts, of which those that differ behind a NUL are the same, and the index of each row's among them: int64[n].
+    """
+    import pyarrow as pa
+
+    # Texts of variable size would come in several chunks if all together have more than 16 MiB.
+    content = pa.py_buffer(np.ascontiguousarray(texts))
+    encoded = pa.FixedSizeBinaryArray.from_buffers(pa.binary(texts.dtype.itemsize), len(texts), [None, content])
+    encoded = encoded.dictionary_encode()
+    distinct = [bytes(text).split(b"\0", 1)[0] for text in encoded.dictionary.to_pylist()]
+    return distinct, encoded.indices.to_numpy().astype(np.int64)
+
+
 def distinct_rows(*columns: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
     """Returns what `groups` does, the first rows before the numbers."""
     number, first = groups(*columns)

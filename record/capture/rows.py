@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.schema import KINDS, NULLABLE, WORDS, make_rows
+from iaprof.formats.distinct import distinct_texts
 from iaprof.formats.header.left_out import OTHER, RECORDER, TOTALS
 from iaprof.formats.header.waits import FUNCTIONS, UNKNOWN_FUNCTION, WaitFlags
 from iaprof.formats.wire.launches import (
@@ -180,11 +181,9 @@ def execution_rows(executions: NDArray[np.void]) -> pa.StructArray:
 
 def _decoded_texts(names: NDArray[np.bytes_]) -> pa.Array:
     """Decodes fixed-size names; each distinct one once."""
-    encoded = pa.array(names, pa.binary()).dictionary_encode()
-    decoded = [
-        bytes(name).split(b"\0", 1)[0].decode("utf-8", "backslashreplace") for name in encoded.dictionary.to_pylist()
-    ]
-    return pa.array(decoded, pa.string()).take(encoded.indices)
+    distinct, indices = distinct_texts(names)
+    decoded = [name.decode("utf-8", "backslashreplace") for name in distinct]
+    return pa.array(decoded, pa.string()).take(pa.array(indices))
 
 
 _EVENTS = pa.array([event.name.lower() for event in ListEvent], pa.string())

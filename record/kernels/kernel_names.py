@@ -12,11 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from iaprof.formats.capture.limits import MAX_TEXT_BYTES
-from iaprof.formats.distinct import distinct_rows
+from iaprof.formats.distinct import distinct_rows, distinct_texts
 from iaprof.formats.wire.launches import NAME_BYTES
 from iaprof.gpu.code import ADDRESS_MASK, canonical
 from iaprof.gpu.elf_code import kernel_names
@@ -88,10 +87,8 @@ class KernelNames:
 
     def for_launches(self, launches: NDArray[np.void]) -> LaunchNames:
         """Returns the names of LAUNCH[n]: whole, or cut and marked."""
-        encoded = pa.array(launches["name"], pa.binary()).dictionary_encode()
-        prefixes = [bytes(name).split(b"\0", 1)[0] for name in encoded.dictionary.to_pylist()]
+        prefixes, indices = distinct_texts(launches["name"])
         texts = [_text(prefix) for prefix in prefixes]
-        indices = encoded.indices.to_numpy().astype(np.int64)
         incomplete = (CUT_BYTES, 0) if self._has_shaders else (CUT_BYTES,)
         is_cut = np.array([len(prefix) in incomplete for prefix in prefixes], bool)
         rows = np.flatnonzero(is_cut[indices]) if len(prefixes) else np.empty(0, np.int64)

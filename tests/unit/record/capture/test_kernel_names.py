@@ -180,6 +180,16 @@ def test_names_may_be_any_bytes(spool: Spool) -> None:
     assert names_of(spool) == [name, "ü" * 31 + "\\xc3…"]
 
 
+def test_more_than_16_mib_of_names_are_written_at_once(spool: Spool) -> None:
+    # given a program that launches so fast that 400,000 launches come together
+    module(spool, elf_of((PREFIX, PLACE)))
+    launched = np.tile(records([Launched(PREFIX, PLACE)]), 400_000)
+    launched["comm"] = b"sixteen bytes -"
+    spool.write(FrameKind.LAUNCHES, launched.view("u1").data, time=600)
+    # then
+    assert Counter(names_of(spool)) == {PREFIX: 400_000}
+
+
 def test_long_names_of_many_launches_need_little_memory() -> None:
     # given many launches of kernels with names of the greatest length
     names = KernelNames()
