@@ -651,8 +651,8 @@ class _IpSpace:
         unseen = distinct >= before
         unseen[~unseen] = self.cell_addresses.count[distinct[~unseen]] == 0
         self.first_ips[distinct[unseen]] = new[first[unseen]]
-        self.cell_addresses.add(cells, len(self._cells.members))
-        self._addresses.set_last(cells << PLACE_BITS | self.cell_addresses.place[len(self.ips) - len(new) :])
+        places = self.cell_addresses.add(cells, len(self._cells.members))
+        self._addresses.set_last(cells << PLACE_BITS | places)
 
     def cut_addresses(self) -> int:
         """Returns the number of addresses in cells that lack some of their placements."""

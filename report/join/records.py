@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.samples import Fields
+from iaprof.report.join.tally import Growing
 
 LIBRARY = Path(__file__).with_name("libiaprof_join.so")
 PLACE_BITS = 32
@@ -72,9 +73,13 @@ class Addresses:
         self._unit_bits, self._page_bits = unit_bits, unit_bits + _PAGE_BITS
         self._pages, self._first = np.empty(0, np.uint64), np.empty(0, np.int64)  # ascending; its first slot of each
         self._table = np.empty(0, np.int64)  # [slots]: an address's number; -1: not known
-        self._slots = np.empty(0, np.int64)  # [addresses]
-        self.ips = np.empty(0, np.uint64)
+        self._last_slots = np.empty(0, np.int64)  # of those that were added last
+        self._ips = Growing(np.uint64)
+
+    @property
+    def ips(self) -> NDArray[np.uint64]:
         """uint64[addresses]: all that were added, in bytes."""
+        return self._ips.values
 
     def find(self, words: NDArray[np.uint64], fields: Fields, numbers: _Ints) -> int:
         """Finds the number of each record's address, -1 for those that have none; returns how many have none.
@@ -95,7 +100,7 @@ class Addresses:
     def add(self, ips: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Adds those of these addresses, uint64[n], that are not known, and returns them: uint64[added].
 
-        They have no numbers until `set_last`.
+        They have no numbers until `set_last`, which comes before any others are added.
         """
         new = np.setdiff1d(ips >> np.uint64(self._page_bits), self._pages)
         if len(new):
@@ -106,12 +111,13 @@ class Addresses:
         slot, where = np.unique(self._slot(ips), return_index=True)
         unknown = self._table[slot] < 0
         added = ips[where[unknown]]
-        self._slots, self.ips = np.append(self._slots, slot[unknown]), np.append(self.ips, added)
+        self._last_slots = slot[unknown]
+        self._ips.extend(added)
         return added
 
     def set_last(self, numbers: _Ints) -> None:
-        """Gives numbers to as many addresses as there are of these, the last ones that were added: int64[n]."""
-        self._table[self._slots[len(self._slots) - len(numbers) :]] = numbers
+        """Gives numbers to the addresses that were added last: int64[added]."""
+        self._table[self._last_slots] = numbers
 
     def _slot(self, ips: NDArray[np.uint64]) -> _Ints:
         """Returns where each address, whose page is there, lies in the table: int64[n]."""

@@ -32,20 +32,40 @@ class Sums:
     values: NDArray[Any]  # [n, columns]
 
 
+class Growing:
+    """A column to which values are appended, often."""
+
+    def __init__(self, type_: type[np.generic]) -> None:
+        """Starts without values, which are of a type of NumPy."""
+        self._room, self._length = np.empty(0, type_), 0
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """Returns all values: [length]."""
+        return self._room[: self._length]
+
+    def extend(self, values: NDArray[Any]) -> None:
+        """Appends values."""
+        length = self._length + len(values)
+        if length > len(self._room):
+            room = np.empty(2 * length, self._room.dtype)
+            room[: self._length] = self.values
+            self._room = room
+        self._room[self._length : length] = values
+        self._length = length
+
+
 class CellAddresses:
     """The addresses of each cell, numbered within the cell in the order in which they first appear."""
 
     def __init__(self) -> None:
         """Starts without addresses."""
-        self.cell = np.empty(0, np.int64)
-        """[addresses]: the address's cell."""
-        self.place = np.empty(0, np.int64)
-        """[addresses]: the address's number within its cell."""
+        self._cell, self._place = Growing(np.int64), Growing(np.int64)
         self.count = np.zeros(0, np.int64)
         """[cells]: the number of addresses in the cell."""
 
-    def add(self, cells: _Ints, known_cells: int) -> None:
-        """Adds the next addresses.
+    def add(self, cells: _Ints, known_cells: int) -> _Ints:
+        """Adds the next addresses; returns the place of each within its cell: int64[n].
 
         Args:
             cells: int64[n], the address's cell.
@@ -56,14 +76,17 @@ class CellAddresses:
         within = np.empty(len(cells), np.int64)
         added = np.bincount(cells, minlength=len(count))
         within[order] = ranges(0, added)
-        self.cell = np.append(self.cell, cells)
-        self.place = np.append(self.place, count[cells] + within)
+        places = count[cells] + within
+        self._cell.extend(cells)
+        self._place.extend(places)
         self.count = count + added
+        return np.asarray(places)
 
     def numbers(self, cells: _Ints, places: _Ints) -> _Ints:
         """Returns the number of the address that each cell has at each place: int64[n]."""
-        by_cell = np.lexsort((self.place, self.cell))
-        found: _Ints = by_cell[np.searchsorted(self.cell[by_cell], cells) + places]
+        cell = self._cell.values
+        by_cell = np.lexsort((self._place.values, cell))
+        found: _Ints = by_cell[np.searchsorted(cell[by_cell], cells) + places]
         return found
 
 
