@@ -86,7 +86,7 @@ bench: setup ## measure: every tests/bench/bench_*.py
 soak: setup ## what takes too long for CI: every tests/soak/soak_*.py
 	@for file in tests/soak/soak_*.py; do echo "== $$file"; $(SUDO) $(IN)/python -B "$$file" || exit; done
 
-fuzz: setup ## ten minutes each of damaged ELF files, call frame information and structures of Python: tests/fuzz/fuzz_*.py
+fuzz: setup ## ten minutes each of damaged ELF files, call frame information, structures of Python and columns of records: tests/fuzz/fuzz_*.py
 	@for file in tests/fuzz/fuzz_*.py; do echo "== $$file"; $(IN)/python -B "$$file" || exit; done
 
 clean: ## remove what was built or recorded here

@@ -8,7 +8,7 @@ A vendor has as many layouts as its hardware has kinds of records; a stream in t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,17 @@ class SampleRows:
     columns: tuple[str, ...]  # lists of u64
     required: int  # so many of the columns, from the first on, are in every row; the others may be null
     since: int  # the first format of captures that has the kind
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where records have their addresses and counts, for report/join/records.c; bits count from the first word on."""
+
+    address_mask: int  # of the first word
+    address_shift: int  # an address in bytes is these bits << address_shift
+    reasons: tuple[str, ...]  # the counts follow one another
+    first_bit: int  # of the first one, a multiple of `bits` unless these are 8
+    bits: int  # of each count: 8, 16 or 64; of 8 bits there are at most 16
 
 
 class SampleLayout(ABC):
@@ -76,17 +87,13 @@ class SampleLayout(ABC):
         """Returns each record's samples with `reason`, up to `most`: an unsigned type[n]; zeros if it has none."""
 
     @property
-    def sums(self) -> Sequence[tuple[str, str]]:
-        """The reasons of each column of `summands`: one that has the whole number, and ""; or two with 32 bits each.
+    def fields(self) -> Fields:
+        """Where `packed` has addresses and counts."""
+        return Fields(self.address_mask, 0, self.reasons, 64, 64)
 
-        The first one has the low bits.
-        """
-        return [(reason, "") for reason in self.reasons]
-
-    def summands(self, words: list[NDArray[np.uint64]]) -> Iterator[NDArray[np.uint64]]:
-        """Yields each record's samples as numbers to add up, a column of `sums` at a time: uint64[n]."""
-        for reason, _ in self.sums:
-            yield self.counts(words, reason).astype("u8")
+    def packed(self, words: list[NDArray[np.uint64]]) -> list[NDArray[np.uint64]]:
+        """Returns the records' `fields`: columns of words, uint64[n] each."""
+        return [self.ips(words), *(self.counts(words, reason).astype("u8") for reason in self.reasons)]
 
     @abstractmethod
     def ip_sql(self) -> str:

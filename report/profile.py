@@ -26,7 +26,7 @@ from iaprof.report.gpu.module import NO_BINARY, NO_DECODER, NO_INSTRUCTION, GpuK
 from iaprof.report.join.candidates import AMBIGUOUS, BEFORE_RECORDING, NOT_RECORDED, Method
 from iaprof.report.join.energy import ReadEnergy, read_energy
 from iaprof.report.join.executions import read_launches
-from iaprof.report.join.joining import Helper, Task, helping, join
+from iaprof.report.join.joining import Task, join
 from iaprof.report.join.kernels import KernelNames, SampledKernels, instruction_starts
 from iaprof.report.join.operators import read_operators
 from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, Placement, Site, place_kernels
@@ -221,18 +221,6 @@ def build(
         CaptureError: the capture is damaged.
         UsageError: the capture lacks something that the options name.
     """
-    with helping(capture) as helper:
-        return _build(capture, loader, options, symbolizer, progress, helper)
-
-
-def _build(
-    capture: CaptureReader,
-    loader: GpuModuleLoader,
-    options: ReportOptions,
-    symbolizer: Symbolizer | None,
-    progress: Callable[[int], None],
-    helper: Helper | None,
-) -> Report:
     facts = Facts()
     selection, interval_ns = options.selection, int(options.interval_s * 1e9)
     known = streams(capture.header)
@@ -259,7 +247,7 @@ def _build(
     seen = Seen(selection.reason_mask(reasons_of(known)), len(known)) if options.seen else None
     by_time_ns = None if options.by_time_s is None else int(options.by_time_s * 1e9)
     task = Task(placed, begin_ns, interval_ns, selection.rule, row_filter, starts, by_time_ns, energy, seen)
-    joined, facts.records, crowded, by_time = join(capture, task, helper, progress)
+    joined, facts.records, crowded, by_time = join(capture, task, progress)
     capture.check(len(np.unique(joined.site)), SITES)
     capture.check(len(np.unique(joined.ip)), INSTRUCTIONS)
     if crowded:

@@ -14,6 +14,7 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
+from iaprof.basics.heap import Parameter, set_parameter
 from iaprof.basics.libraries import look_for_pandas
 
 DEFAULT_BYTES = 2 << 30
@@ -76,6 +77,7 @@ def limit_memory(bytes_: int) -> None:
         bytes_: maximum of resident memory. Memory that is reserved now but unused does not count.
     """
     global _limit
+    set_parameter(Parameter.ARENA_MAX, 1)  # what one thread freed serves the others, and no thread reserves a heap
     use_malloc()
     import numpy  # noqa: F401 (so that its threads' stacks are reserved before the limit is computed)
     import pyarrow as pa

@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +56,10 @@ from iaprof.formats.capture.schema import (
 )
 from iaprof.formats.stores import StoredFile, without_credentials
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+_READERS = 2  # threads that read ahead
 _TEXTS = ["kind", *(name for name, field in FIELDS.items() if field.is_text)]  # read as dictionaries
 
 
@@ -319,6 +323,36 @@ class CaptureReader:
         with self._damaged(what):
             return self._file.read_row_group(index, columns=columns)
 
+    def _read_each(self, groups: list[int], columns: list[str], what: str) -> Iterator[pa.Table]:
+        for index in groups:
+            yield self._read(index, columns, what)
+
+    def _can_read_ahead(self, groups: int) -> bool:
+        return groups > _READERS and not self.is_stored and len(os.sched_getaffinity(0)) > 1
+
+    def _read_ahead(self, groups: list[int], columns: list[str], what: str) -> Iterator[pa.Table]:
+        """Yields what `_read_each` does, while threads read as many row groups as there are threads."""
+        from concurrent.futures import ThreadPoolExecutor  # here, as only large captures need it
+
+        left: list[int] = []
+        with ThreadPoolExecutor(_READERS) as threads:
+            reading: deque[Future[pa.Table]] = deque()
+            try:
+                for number, index in enumerate(groups):
+                    if len(reading) == _READERS:
+                        yield reading.popleft().result()
+                    try:
+                        reading.append(threads.submit(self._read, index, columns, what))
+                    except RuntimeError:  # no thread can start: a limit on processes, perhaps
+                        left = groups[number:]
+                        break
+                while reading:
+                    yield reading.popleft().result()
+            finally:
+                for each in reading:
+                    each.cancel()
+        yield from self._read_each(left, columns, what)
+
     @contextlib.contextmanager
     def _damaged(self, what: str) -> Iterator[None]:
         try:
@@ -332,7 +366,7 @@ class CaptureReader:
         """The number of row groups with rows of a kind."""
         return len(self._rows_of(kind))
 
-    def tables(self, kind: str, columns: tuple[str, ...] = (), share: tuple[int, int] = (0, 1)) -> Iterator[pa.Table]:
+    def tables(self, kind: str, columns: tuple[str, ...] = (), ahead: bool = False) -> Iterator[pa.Table]:
         """The rows of a kind, a table per row group, with the struct's fields as columns.
 
         Columns that are never null by the format have no nulls; texts are valid UTF-8, of bounded length, and
@@ -341,7 +375,7 @@ class CaptureReader:
         Args:
             kind: a key of KINDS.
                 columns: names of fields; all if empty.
-                share: (i, n) reads every n-th row group from the i-th on.
+                ahead: let threads read the next row groups meanwhile.
 
         Raises:
                 CaptureError: the file is damaged there, or the capture is merged: read its parts instead.
@@ -352,8 +386,10 @@ class CaptureReader:
         # One column more tells how many rows there are, if the file has none of those.
         read = [f"{kind}.{name}" for name in present or there[:1]]
         bytes_left = self._most_bytes
-        for index, start, end in self._rows_of(kind)[share[0] :: share[1]]:
-            table = self._read(index, read, kind)
+        groups = self._rows_of(kind)
+        read_in_order = self._read_ahead if ahead and self._can_read_ahead(len(groups)) else self._read_each
+        tables = read_in_order([group.group for group in groups], read, kind)
+        for (_, start, end), table in zip(groups, tables, strict=True):
             bytes_left -= table.nbytes
             with self._damaged(kind):
                 rows = table.column(0)

@@ -7,7 +7,7 @@ Sources: the Linux kernel's xe driver (drivers/gpu/drm/xe/xe_eu_stall.c, Linux 6
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 
 from iaprof.gpu.code import ADDRESS_MASK
 from iaprof.gpu.intel.reasons import REASONS, ROWS
-from iaprof.gpu.samples import SampleLayout, SampleRows
+from iaprof.gpu.samples import Fields, SampleLayout, SampleRows
 
 RECORD_BYTES = 64
-_HALVES = np.uint64(0xFF_0000_00FF)
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +29,7 @@ class RecordLayout(SampleLayout):
     reasons: tuple[str, ...]  # a layout may lack counters for some
     words: int  # the number of 64-bit words that contain data
     ip_bits: int  # the width of the ip field, which begins at bit 0 and has addresses / 8
-    first_bits: Mapping[str, int]  # by reason: the first bit of its 8-bit counter, counted from bit 0 of the first word
+    first_bits: Mapping[str, int]  # by reason: the first bit of its 8-bit counter; counters follow one another
 
     @property
     def rows(self) -> SampleRows:
@@ -66,33 +65,14 @@ class RecordLayout(SampleLayout):
         return value.astype(np.uint8)  # the cast keeps the low 8 bits
 
     @cached_property
-    def sums(self) -> list[tuple[str, str]]:
-        """See SampleLayout: together are reasons that need few steps, as their counters lie so."""
-        of_bit = {bit: reason for reason, bit in self.first_bits.items()}
-        found = []
-        for distance in (32, 8, 0):
-            for bit in sorted(of_bit):
-                if bit in of_bit and bit + distance in of_bit:
-                    found.append((of_bit.pop(bit), of_bit.pop(bit + distance, "")))
-        return found
-
-    def summands(self, words: list[NDArray[np.uint64]]) -> Iterator[NDArray[np.uint64]]:
+    def fields(self) -> Fields:
         """See SampleLayout."""
-        window, begin = words[0], 0  # 64 bits of the record from that one on: several columns share them
-        for low, high in self.sums:
-            first = self.first_bits[low]
-            distance = self.first_bits[high] - first if high else 0
-            if not begin <= first <= begin + 56 - distance:
-                begin = first
-                word, shift = divmod(first, 64)
-                window = words[word] >> np.uint64(shift)
-                if shift and word + 1 < self.words:
-                    window |= words[word + 1] << np.uint64(64 - shift)
-            values = window >> np.uint64(first - begin) if first > begin else window
-            if distance < 32:
-                values = values & np.uint64(0xFF | 0xFF << distance)
-                values |= values << np.uint64(32 - distance)
-            yield values & (_HALVES if high else np.uint64(0xFF))
+        reasons = tuple(sorted(self.first_bits, key=self.first_bits.__getitem__))
+        return Fields((1 << self.ip_bits) - 1, 3, reasons, self.first_bits[reasons[0]], 8)
+
+    def packed(self, words: list[NDArray[np.uint64]]) -> list[NDArray[np.uint64]]:
+        """See SampleLayout."""
+        return words
 
     def ip_sql(self) -> str:
         """See SampleLayout."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from iaprof.gpu.nvidia.reasons import MEANINGS, PER_WORD, ROWS, WORDS
-from iaprof.gpu.samples import ACTIVE, SampleLayout, SampleRows
+from iaprof.gpu.samples import ACTIVE, Fields, SampleLayout, SampleRows
 
 MOST = 0xFFFF  # of a count
 _BITS = 16
@@ -47,6 +47,15 @@ class PcSamples(SampleLayout):
             return np.zeros(len(words[0]), np.uint16)
         word, place = _PLACE_OF[reason]
         return (words[1 + word] >> np.uint64(_BITS * place)).astype(np.uint16)  # the cast keeps the low 16 bits
+
+    @property
+    def fields(self) -> Fields:
+        """See SampleLayout."""
+        return Fields(self.address_mask, 0, self.reasons, 64, _BITS)
+
+    def packed(self, words: list[NDArray[np.uint64]]) -> list[NDArray[np.uint64]]:
+        """See SampleLayout."""
+        return words
 
     def ip_sql(self) -> str:
         """See SampleLayout."""

@@ -8,9 +8,10 @@ their limits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,149 +21,25 @@ from iaprof.basics.heap import return_free_memory
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.ranges import batches, ranges
 from iaprof.gpu.code import ADDRESS_MASK
-from iaprof.gpu.samples import SampleLayout
+from iaprof.gpu.samples import Fields, SampleLayout
 from iaprof.gpu.vendors import FIRST_REASONS
 from iaprof.report.join.candidates import Candidates, Rule, Shares, TooManyAtOnce
 from iaprof.report.join.cells import Cells
 from iaprof.report.join.placements import Placed, Site
+from iaprof.report.join.records import PLACE_BITS, Addresses, ReadCells, add, sum_columns
 from iaprof.report.join.seen import Seen
 from iaprof.report.join.shares import R3_MULTIPLIERS, EnergyOfReads, JoinedShares, joules_of_rows, merge_shares
 from iaprof.report.join.streams import Stream
 from iaprof.report.join.tally import CellAddresses, Tally
 
-_PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB of code
-# The pages of 4 GiB, with such units: records of most GPUs hold no more than 32 bits of an address.
-_LOW_PAGES = 1 << 19
-_NO_SLOT = -1 << _PAGE_BITS
-_PLACE_BITS = 32  # of an address's number: the low bits are its place within its cell, the others are the cell
-_PLACE = (1 << _PLACE_BITS) - 1
-
-_PIECE = 1 << 14  # records; their columns are an eighth of a MB each
-_HALF = (1 << 32) - 1
-_LARGEST_HALF, _LARGEST_WHOLE = _HALF, (1 << 63) - 1  # sums of samples, where a number has those of two reasons, or one
-_MAX_SLOTS_PER_RECORD = 8  # a table with more slots for each record is slower than sorting
+_LARGEST_NARROW, _LARGEST_WIDE = (1 << 32) - 1, (1 << 63) - 1  # sums of counts of 8 bits, and of more
+_MAX_SLOTS_PER_RECORD = 2  # for samples that are to be divided: more slots would take longer than sorting
 
 MOST_CANDIDATES = 64
 """The most among which all samples are divided."""
 _MOST_DRAWN = 16
 _Ints = NDArray[np.int64]
 _Floats = NDArray[np.float64]
-
-
-class Addresses:
-    """Keeps a number for each instruction address, which is found quickly.
-
-    One is for records that hold the same number of address bits. Hashing a hundred million addresses would take longer
-    than the rest of the join. Kernels are compact, so a page table maps addresses to numbers; only the page numbers of
-    addresses beyond 4 GiB are hashed.
-    """
-
-    def __init__(self, unit_bits: int) -> None:
-        """Starts without addresses.
-
-        Args:
-            unit_bits: addresses are multiples of 1 << unit_bits bytes, the unit.
-        """
-        self._unit_bits, self._page_bits = np.uint64(unit_bits), np.uint64(unit_bits + _PAGE_BITS)
-        self._pages: dict[int, int] = {}  # page -> its first slot
-        self._low_pages = np.full(_LOW_PAGES, _NO_SLOT)  # the same for the first 4 GiB
-        self._table = np.empty(0, np.int64)  # [slots]: an address's number; -1: not known
-        self._slots = np.empty(0, np.int64)  # [addresses]
-        self.ips = np.empty(0, np.uint64)
-        """uint64[addresses]: all that were added, in bytes."""
-
-    def find(self, ips: NDArray[np.uint64]) -> _Ints:
-        """Returns the number of each address: int64[n], -1 for those that have none.
-
-        Args:
-            ips: uint64[n], bytes.
-        """
-        slot = self._slot(ips)
-        if len(slot) and slot.min() < 0:
-            known = slot >= 0
-            found = np.full(len(slot), -1)
-            found[known] = self._table[slot[known]]
-        else:
-            found = self._table[slot]
-        return found
-
-    def add(self, ips: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Adds those of these addresses, uint64[n], that are not known, and returns them: uint64[added].
-
-        They have no numbers until `set_last`.
-        """
-        page = (ips >> self._page_bits).view(np.int64)
-        low = page[page < len(self._low_pages)]
-        for each in np.unique(low[self._low_pages[low] < 0]).tolist():
-            self._low_pages[each] = self._add_page(each)
-        for each in pa.array(page[page >= len(self._low_pages)]).dictionary_encode().dictionary.to_pylist():
-            self._add_page(each)
-        missing = (len(self._pages) << _PAGE_BITS) - len(self._table)
-        if missing:
-            self._table = np.append(self._table, np.full(missing, -1))
-        slot, first = np.unique(self._slot(ips), return_index=True)
-        new = self._table[slot] < 0
-        added = ips[first[new]]
-        self._slots, self.ips = np.append(self._slots, slot[new]), np.append(self.ips, added)
-        return added
-
-    def set_last(self, numbers: _Ints) -> None:
-        """Gives numbers to as many addresses as there are of these, the last ones that were added: int64[n]."""
-        self._table[self._slots[len(self._slots) - len(numbers) :]] = numbers
-
-    def _add_page(self, page: int) -> int:
-        return self._pages.setdefault(page, len(self._pages) << _PAGE_BITS)
-
-    def _slot(self, ips: NDArray[np.uint64]) -> _Ints:
-        """Returns where each address lies in the table: int64[n], below 0 if its page is not there."""
-        page = (ips >> self._page_bits).view(np.int64)
-        slot = ((ips >> self._unit_bits) & np.uint64((1 << _PAGE_BITS) - 1)).view(np.int64)
-        slot |= self._low_pages[page] if not len(page) or page.max() < len(self._low_pages) else self._hashed(page)
-        return slot
-
-    def _hashed(self, page: _Ints) -> _Ints:
-        """Returns the first slot of each page, wherever it lies: int64[n], _NO_SLOT if it has none."""
-        encoded = pa.array(page).dictionary_encode()
-        slots = [self._pages.get(each, _NO_SLOT) for each in encoded.dictionary.to_pylist()]
-        found: _Ints = np.array(slots, np.int64)[encoded.indices.to_numpy()]
-        return found
-
-
-@dataclass(frozen=True)
-class ReadCells:
-    """The distinct pairs of a read and a cell, and that of each record."""
-
-    keys: _Ints  # [pairs]: read * cells + cell, ascending
-    place: _Ints  # [records]: of the record's pair in a `table`
-    size: int  # of the table; 0: it has just the pairs
-
-    def table(self, values: _Ints) -> _Ints:
-        """Returns a table of the pairs' values, int64[pairs], in which a record's is at its `place`."""
-        if not self.size:
-            return values
-        table = np.empty(self.size, np.int64)
-        table[self.keys] = values
-        return table
-
-
-def read_cells(numbers: _Ints, lengths: _Ints, cells: int) -> ReadCells:
-    """Finds the distinct pairs of a read and a cell.
-
-    Args:
-        numbers: int64[records], of the records' addresses, as `_IpSpace.numbers` returns them.
-        lengths: int64[reads], the number of records of each.
-        cells: how many there are.
-    """
-    reads = len(lengths)
-    key = np.repeat(np.arange(reads) * cells, lengths)
-    if reads * cells > _MAX_SLOTS_PER_RECORD * len(key) + _MAX_SLOTS_PER_RECORD:
-        found, which = np.unique(key + (numbers >> _PLACE_BITS), return_inverse=True)
-        return ReadCells(found, which.astype(np.int64), 0)
-    there = np.zeros(reads * cells, bool)
-    for some in _pieces(len(key)):
-        key[some] += numbers[some] >> _PLACE_BITS
-        there[key[some]] = True
-    return ReadCells(np.flatnonzero(there), key, len(there))
 
 
 def alike(
@@ -200,12 +77,6 @@ def _numbered(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.in
         key *= len(distinct)
         key += number
     return np.unique(key, return_inverse=True)[1].astype(np.int64)
-
-
-def _pieces(records: int) -> Iterator[slice]:
-    """Yields slices of so many records, whose columns stay in the CPU's caches while several steps use them."""
-    for start in range(0, records, _PIECE):
-        yield slice(start, min(start + _PIECE, records))
 
 
 def flatten_words(rows: pa.Table, layout: SampleLayout) -> tuple[list[NDArray[np.uint64]], NDArray[np.int64]]:
@@ -394,15 +265,13 @@ class Attribution:
 
     def _join(self, stream: Stream, reads: _Reads, words: list[NDArray[np.uint64]]) -> None:
         """Joins a batch of reads of one stream."""
-        space = self._ip_space(stream)
-        numbers = space.numbers(stream.layout, words, reads.lengths)
+        space, fields, packed = self._ip_space(stream), stream.layout.fields, stream.layout.packed(words)
+        numbers = space.numbers(fields, packed[0], reads.lengths)
         # The candidates are found once for each distinct (read, cell).
-        cells = len(space.cell_addresses.count)
-        found = read_cells(numbers, reads.lengths, cells)
-        pair_read, pair_cell = np.divmod(found.keys, cells)
+        found = ReadCells(numbers, reads.lengths, len(space.cell_addresses.count))
         try:
             shares = space.candidates.weigh(
-                pair_cell, reads.begins[pair_read], reads.ends[pair_read], len(reads.lengths) > 1, stream.index
+                found.cell, reads.begins[found.read], reads.ends[found.read], len(reads.lengths) > 1, stream.index
             )
         except TooManyAtOnce:
             middle = len(reads.lengths) // 2
@@ -410,47 +279,39 @@ class Attribution:
             for half, records in ((slice(middle), slice(record)), (slice(middle, None), slice(record, None))):
                 self._join(stream, reads.only(half), [word[records] for word in words])
             return
-        pairs = _Pairs(pair_read, pair_cell, shares)
+        pairs = _Pairs(found.read, found.cell, shares)
         sums = self._sums(space, stream, len(numbers))
         divided, group = self._to_divide(pairs, reads)
         whole, several = np.flatnonzero(group < 0), np.flatnonzero(group >= 0)
         candidate = pairs.first[whole]
         first_slot = np.zeros(len(group), np.int64)
         first_slot[whole] = sums.blocks(
-            reads.intervals[pair_read[whole]],
-            pair_cell[whole],
+            reads.intervals[found.read[whole]],
+            found.cell[whole],
             shares.site[candidate] << 1 | shares.alone[whole],
-            space.cell_addresses.count[pair_cell[whole]],
+            space.cell_addresses.count[found.cell[whole]],
         )
         # The samples that are to be divided go to spare slots.
-        are_needed = self._by_time_ns is not None or self._seen is not None
-        by_pair = np.zeros((len(stream.layout.sums) if are_needed else 0, len(group)), np.uint64)
         places = space.cell_addresses.count[divided.cell]
         first_place = np.cumsum(places) - places
-        slots, most = int(places.sum()), _MAX_SLOTS_PER_RECORD * len(numbers)
-        # A record's pair, if it is asked for.
-        pair_of = found.table(np.arange(len(group)))[found.place] if are_needed or slots > most else found.place
-        if slots <= most:
-            first_slot[several] = sums.spare(slots) + first_place[group[several]]
-            slot_of = found.table(first_slot)
-            for some in _pieces(len(numbers)):
-                slot = slot_of[found.place[some]]
-                slot += numbers[some] & _PLACE
-                _add_records(sums, stream.layout, slot, [word[some] for word in words], by_pair, pair_of[some])
-        else:  # too many for a table: only those that are used
-            place = numbers & _PLACE
-            slot = first_slot[pair_of] + place
-            there = np.flatnonzero(group[pair_of] >= 0)
-            used, number = np.unique(place[there] + first_place[group[pair_of[there]]], return_inverse=True)
-            slot[there] = sums.spare(len(used)) + number
-            _add_records(sums, stream.layout, slot, words, by_pair, pair_of)
-        place, spare = sums.take_spare(slots if slots <= most else len(used))
-        place = place if slots <= most else used[place]
-        counts = [each.astype(np.float64) for each in self._by_reason(stream, spare)]
+        first_slot[several] = sums.slots + first_place[group[several]]
+        slots = found.of_records(first_slot)
+        spare, used = int(places.sum()), None
+        if spare > _MAX_SLOTS_PER_RECORD * len(numbers):  # only those that are used
+            there = np.flatnonzero(slots >= sums.slots)
+            used, number = np.unique(slots[there] - sums.slots, return_inverse=True)
+            slots[there], spare = sums.slots + number, len(used)
+        add(fields, packed, slots, sums.with_spare(spare))
+        place, values = sums.take_spare(spare)
+        place = place if used is None else used[place]
+        counts = self._by_reason(stream, values)
         pair = np.searchsorted(first_place, place, side="right") - 1
         self._divide(stream, reads, divided, pair, place - first_place[pair], counts)
-        if are_needed:
-            of_pairs = [each.astype(np.float64) for each in self._by_reason(stream, by_pair)]
+        if self._by_time_ns is not None or self._seen is not None:
+            columns, type_ = sum_columns(fields)
+            by_pair = np.zeros((len(group), columns), type_)
+            add(fields, packed, found.of_records(np.arange(len(group)), places=False), by_pair)
+            of_pairs = self._by_reason(stream, by_pair)
             if self._seen is not None:
                 _see(self._seen, stream, reads, pairs, of_pairs)
             if self._by_time_ns is not None:
@@ -464,10 +325,11 @@ class Attribution:
         Raises:
             CaptureError: there is not so much room.
         """
-        sums = space.sums.setdefault(stream, Tally(len(stream.layout.sums), np.uint64))
-        most = _LARGEST_HALF if any(high for _, high in stream.layout.sums) else _LARGEST_WHOLE
+        columns, type_ = sum_columns(stream.layout.fields)
+        sums = space.sums.setdefault(stream, Tally(columns, type_))
+        most = _LARGEST_NARROW if type_ is np.uint32 else _LARGEST_WIDE
         if records > (room := space.room.get(stream, most // stream.layout.most)):
-            room = (most - sums.largest_half()) // stream.layout.most
+            room = (most - sums.largest()) // stream.layout.most
         if records > room:
             self._flush(space, stream)
             room = most // stream.layout.most
@@ -476,15 +338,13 @@ class Attribution:
         space.room[stream] = room - records
         return sums
 
-    def _by_reason(self, stream: Stream, sums: NDArray[np.uint64]) -> list[NDArray[np.uint64]]:
-        """Returns sums, uint64[columns of the layout, n], by reason: uint64[n] each."""
-        found = {}
-        for column, (low, high) in zip(sums, stream.layout.sums, strict=True):
-            found[low] = column & np.uint64(_HALF) if high else column
-            if high:
-                found[high] = column >> np.uint64(32)
-        none = np.zeros(sums.shape[1], np.uint64)
-        return [found.get(reason, none) for reason in self._reasons]
+    def _by_reason(self, stream: Stream, sums: NDArray[Any]) -> list[_Floats]:
+        """Returns rows of sums, [n, columns of `sum_columns`], by reason: float64[n] each."""
+        column = {reason: number for number, reason in enumerate(stream.layout.fields.reasons)}
+        return [
+            sums[:, column[reason]].astype(np.float64) if reason in column else np.zeros(len(sums))
+            for reason in self._reasons
+        ]
 
     def _to_divide(self, pairs: _Pairs, reads: _Reads) -> tuple[_Pairs, NDArray[np.int64]]:
         """Groups the pairs whose samples are added up before they are divided: those that are divided alike.
@@ -659,7 +519,7 @@ class Attribution:
         self._results.keep(JoinedShares(sums.interval, streams, sums.site >> 1, ips, values))
         sums = space.tally(stream, columns).take(space.cell_addresses)
         streams, ips = np.full(len(sums.site), number), space.ips[sums.address]
-        self._results.keep(JoinedShares(sums.interval, streams, sums.site, ips, sums.values))
+        self._results.keep(JoinedShares(sums.interval, streams, sums.site, ips, sums.values.T.copy()))
 
 
 class _Results:
@@ -741,7 +601,7 @@ class _IpSpace:
         self.candidates = candidates
         self.cell_addresses = CellAddresses()
         self.sums: dict[Stream, Tally] = {}
-        """Sums of samples that have only one candidate, as the layout's `summands`.
+        """Sums of samples that have only one candidate, in rows as `sum_columns` says.
 
         A slot's site is twice the number of its site, and one more if the site is all that launched the kernel."""
         self.room: dict[Stream, int] = {}
@@ -757,26 +617,28 @@ class _IpSpace:
         """uint64[numbers]: the address that has each number."""
         return self._addresses.ips
 
-    def numbers(self, layout: SampleLayout, words: list[NDArray[np.uint64]], lengths: _Ints) -> _Ints:
-        """Returns the number of each record's address: int64[n], the cell << _PLACE_BITS | the place within it.
+    def numbers(self, where: Fields, words: NDArray[np.uint64], lengths: _Ints) -> _Ints:
+        """Returns the number of each record's address, see records.py: int64[n].
 
         Args:
-            layout: the records' layout.
-            words: the records' words, uint64[n] each.
+            where: says where records have their addresses.
+            words: uint64[n], the first words of records.
             lengths: int64[reads], the number of records of each.
         """
-        numbers = np.empty(len(words[0]), np.int64)
-        for some in _pieces(len(numbers)):
-            numbers[some] = self._addresses.find(layout.ips([word[some] for word in words]) & _MASK)
+        numbers = np.empty(len(words), np.int64)
+        if not self._addresses.find(words, where, numbers):
+            return numbers
         until = np.cumsum(lengths)
         # How many addresses become known at once decides which cells are cut, and which address stands for a cell.
-        for some in batches(lengths, _MOST_NUMBERED) if numbers.min(initial=0) < 0 else ():
+        for some in batches(lengths, _MOST_NUMBERED):
             within = slice(int(until[some.start] - lengths[some.start]), int(until[some.stop - 1]))
             unknown = within.start + np.flatnonzero(numbers[within] < 0)
             if len(unknown):
-                ips = layout.ips([word[unknown] for word in words]) & _MASK
+                new, found = words[unknown], np.empty(len(unknown), np.int64)
+                ips = (new & np.uint64(where.address_mask)) << np.uint64(where.address_shift) & _MASK
                 self._add_cells(self._addresses.add(ips))
-                numbers[unknown] = self._addresses.find(ips)
+                self._addresses.find(new, where, found)
+                numbers[unknown] = found
         return numbers
 
     def _add_cells(self, new: NDArray[np.uint64]) -> None:
@@ -789,8 +651,8 @@ class _IpSpace:
         unseen = distinct >= before
         unseen[~unseen] = self.cell_addresses.count[distinct[~unseen]] == 0
         self.first_ips[distinct[unseen]] = new[first[unseen]]
-        self.cell_addresses.add(cells, len(self._cells.members))
-        self._addresses.set_last(cells << _PLACE_BITS | self.cell_addresses.place[len(self.ips) - len(new) :])
+        places = self.cell_addresses.add(cells, len(self._cells.members))
+        self._addresses.set_last(cells << PLACE_BITS | places)
 
     def cut_addresses(self) -> int:
         """Returns the number of addresses in cells that lack some of their placements."""
@@ -799,30 +661,6 @@ class _IpSpace:
     def tally(self, stream: Stream, columns: int) -> Tally:
         """Returns the stream's sums of shares."""
         return self._tallies.setdefault(stream, Tally(columns))
-
-
-def _add_records(
-    sums: Tally,
-    layout: SampleLayout,
-    slots: NDArray[np.int64],
-    words: list[NDArray[np.uint64]],
-    by_pair: NDArray[np.uint64],
-    pair_of: NDArray[np.int64],
-) -> None:
-    """Adds the samples of records to their slots.
-
-    Args:
-        sums: has the slots.
-        layout: the records' layout.
-        slots: int64[records].
-        words: the records' words, uint64[records] each.
-        by_pair: uint64[columns of the layout, pairs], gets them, too, unless it has no columns.
-        pair_of: int64[records].
-    """
-    for column, values in enumerate(layout.summands(words)):
-        sums.add(column, slots, values)
-        if len(by_pair):
-            np.add.at(by_pair[column], pair_of, values)
 
 
 def _see(seen: Seen, stream: Stream, reads: _Reads, pairs: _Pairs, counts: list[NDArray[np.float64]]) -> None:

@@ -53,12 +53,6 @@ class Seen:
         begin = np.clip(begin, end - _LONGEST_READ_NS, end)
         self._runs.add(sites[some] * self._streams + stream, begin, end, count)
 
-    def merge(self, other: Seen | None, numbers: NDArray[np.int64]) -> None:
-        """Adds what another process saw, whose sites have these numbers here: int64[sites]."""
-        if other is not None:
-            other.renumber(numbers)
-            self._runs.add(*other._runs.all())
-
     def renumber(self, numbers: NDArray[np.int64]) -> None:
         """Gives sites other numbers: int64[sites]."""
         pair, *columns = self._runs.all()

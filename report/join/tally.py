@@ -7,7 +7,6 @@ addition for each column, without sorting or hashing.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from iaprof.formats.ranges import ranges
 
 _MIN_CAPACITY = 16
+_LINE_BYTES = 64
 _BITS = 31  # of a cell's or a site's number in a key
 _LOW = (1 << _BITS) - 1
 _NO_KEY = (1 << 63) - 1
@@ -29,7 +29,30 @@ class Sums:
     interval: _Ints  # [n]
     site: _Ints  # [n]
     address: _Ints  # [n], the address's number
-    values: NDArray[Any]  # [columns, n]
+    values: NDArray[Any]  # [n, columns]
+
+
+class Growing:
+    """A column to which values are appended, often."""
+
+    def __init__(self, type_: type[np.generic]) -> None:
+        """Starts without values, which are of a type of NumPy."""
+        self._room, self._length = np.empty(0, type_), 0
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """Returns all values: [length]."""
+        return self._room[: self._length]
+
+    def extend(self, values: NDArray[Any]) -> None:
+        """Appends values."""
+        length = self._length + len(values)
+        if length > len(self._room):
+            room = np.empty(2 * length, self._room.dtype)
+            room[: self._length] = self.values
+            self._room = room
+        self._room[self._length : length] = values
+        self._length = length
 
 
 class CellAddresses:
@@ -37,15 +60,12 @@ class CellAddresses:
 
     def __init__(self) -> None:
         """Starts without addresses."""
-        self.cell = np.empty(0, np.int64)
-        """[addresses]: the address's cell."""
-        self.place = np.empty(0, np.int64)
-        """[addresses]: the address's number within its cell."""
+        self._cell, self._place = Growing(np.int64), Growing(np.int64)
         self.count = np.zeros(0, np.int64)
         """[cells]: the number of addresses in the cell."""
 
-    def add(self, cells: _Ints, known_cells: int) -> None:
-        """Adds the next addresses.
+    def add(self, cells: _Ints, known_cells: int) -> _Ints:
+        """Adds the next addresses; returns the place of each within its cell: int64[n].
 
         Args:
             cells: int64[n], the address's cell.
@@ -56,14 +76,17 @@ class CellAddresses:
         within = np.empty(len(cells), np.int64)
         added = np.bincount(cells, minlength=len(count))
         within[order] = ranges(0, added)
-        self.cell = np.append(self.cell, cells)
-        self.place = np.append(self.place, count[cells] + within)
+        places = count[cells] + within
+        self._cell.extend(cells)
+        self._place.extend(places)
         self.count = count + added
+        return np.asarray(places)
 
     def numbers(self, cells: _Ints, places: _Ints) -> _Ints:
         """Returns the number of the address that each cell has at each place: int64[n]."""
-        by_cell = np.lexsort((self.place, self.cell))
-        found: _Ints = by_cell[np.searchsorted(self.cell[by_cell], cells) + places]
+        cell = self._cell.values
+        by_cell = np.lexsort((self._place.values, cell))
+        found: _Ints = by_cell[np.searchsorted(cell[by_cell], cells) + places]
         return found
 
 
@@ -106,8 +129,7 @@ class Tally:
         self._reset()
 
     def _reset(self) -> None:
-        # Separate arrays, so that one at a time is copied to grow.
-        self._sums = [np.zeros(0, self._type) for _ in range(self._columns)]
+        self._sums = self._zeros(0)  # [slots, columns]
         self.slots = 0
         """The number of slots, in use or not."""
         self._groups = _Numbers()  # of (interval, cell)
@@ -140,62 +162,62 @@ class Tally:
         self.slots += int(new_capacity.sum())
         old, new = ranges(first_slot, capacity), ranges(new_first, capacity)
         self._reserve(self.slots)
-        for sums in self._sums:
-            sums[new] = sums[old]
-            sums[old] = 0
+        self._sums[new] = self._sums[old]
+        self._sums[old] = 0
         self._first_slot[blocks], self._capacity[blocks] = new_first, new_capacity
         if self.slots > 2 * self._capacity.sum():
             self._compact()
 
+    def _zeros(self, slots: int) -> NDArray[Any]:
+        """Returns zeros, [slots, columns], that begin where a line of the CPU's caches does."""
+        size = slots * self._columns * np.dtype(self._type).itemsize
+        memory = np.zeros(size + _LINE_BYTES, np.uint8)
+        begin = -memory.ctypes.data % _LINE_BYTES
+        return memory[begin : begin + size].view(self._type).reshape(slots, self._columns)
+
     def _reserve(self, slots: int) -> None:
-        for column, sums in enumerate(self._sums):
-            if slots > len(sums):
-                self._sums[column] = more = np.zeros(slots + slots // 8, self._type)
-                more[: len(sums)] = sums
+        if slots > len(self._sums):
+            more = self._zeros(slots + slots // 2)  # memory that is not used yet costs nothing
+            more[: len(self._sums)] = self._sums
+            self._sums = more
 
-    def spare(self, slots: int) -> int:
-        """Returns the first of so many slots behind all blocks, for sums that `take_spare` takes before the next block.
+    def with_spare(self, slots: int) -> NDArray[Any]:
+        """Returns the sums of all slots, and of so many behind them, which are 0: [self.slots + slots, columns].
 
-        They are 0.
+        What is added to these, `take_spare` has to take before the next block is made.
         """
         self._reserve(self.slots + slots)
-        return self.slots
+        return self._sums[: self.slots + slots]
 
     def take_spare(self, slots: int) -> tuple[_Ints, NDArray[Any]]:
-        """Returns which slots of those that `spare` gave are used, int64[n], and their sums, [columns, n].
+        """Returns which slots of those that `with_spare` gave are used, int64[n], and their sums, [n, columns].
 
         All are 0 then.
         """
-        spare = [sums[self.slots : self.slots + slots] for sums in self._sums]
-        used = np.flatnonzero(reduce(np.bitwise_or, spare))
-        found = np.array([sums[used] for sums in spare])
-        for sums in spare:
-            sums[used] = 0
+        spare = self._sums[self.slots : self.slots + slots]
+        used = _nonzero(spare)
+        found = spare[used]
+        spare[used] = 0
         return used, found
 
-    def largest_half(self) -> int:
-        """Returns the largest of the numbers that are the low or the high 32 bits of a sum."""
-        halves = (half for sums in self._sums for half in (sums & np.uint64(0xFFFF_FFFF), sums >> np.uint64(32)))
-        return max((int(half.max(initial=0)) for half in halves), default=0)
+    def largest(self) -> int:
+        """Returns the largest sum."""
+        return int(self._sums.max(initial=0))
 
     def _compact(self) -> None:
         """Removes unused slots between blocks."""
         old = ranges(self._first_slot, self._capacity)
         self._first_slot = np.cumsum(self._capacity) - self._capacity
         self.slots = len(old)
-        for column, sums in enumerate(self._sums):
-            self._sums[column] = sums[old]
+        self._sums = self._sums[old]
 
     def add(self, column: int, slots: _Ints, values: NDArray[Any]) -> None:
         """Adds values to a column. A slot is a block's first slot plus the address's number within its cell."""
-        np.add.at(self._sums[column], slots, values)
+        np.add.at(self._sums[:, column], slots, values)
 
     def take(self, addresses: CellAddresses) -> Sums:
         """Returns the sums of slots that are not all 0, and empties the tally."""
-        nonzero = np.zeros(len(self._sums[0]), bool)
-        for sums in self._sums:
-            nonzero |= sums != 0
-        used = np.flatnonzero(nonzero)
+        used = _nonzero(self._sums)
         order = np.lexsort(
             (self._capacity, self._first_slot)
         )  # of blocks with the same first slot, the one with slots is last
@@ -203,9 +225,14 @@ class Tally:
         keys = self._blocks.keys()[block]
         group = self._groups.keys()[keys >> _BITS]
         number = addresses.numbers(group & _LOW, used - self._first_slot[block])
-        values = np.empty((self._columns, len(used)), self._type)
-        for column, sums in enumerate(self._sums):
-            values[column] = sums[used]
-            self._sums[column] = sums[:0]
+        values = self._sums[used]
         self._reset()
         return Sums(group >> _BITS, keys & _LOW, number, values)
+
+
+def _nonzero(rows: NDArray[Any]) -> _Ints:
+    """Returns the rows that are not all 0: int64[k]."""
+    some = np.zeros(len(rows), bool)
+    for column in range(rows.shape[1]):
+        some |= rows[:, column] != 0
+    return np.flatnonzero(some)

@@ -29,7 +29,7 @@ import contextlib, importlib, io, os, pkgutil
 import iaprof
 import iaprof.cli.main as command
 for module in pkgutil.walk_packages(iaprof.__path__, "iaprof."):
-    if not module.name.endswith(("__main__", "libiaprof_inject", "libiaprof_cuda", "libiaprof_unwind")):
+    if not module.name.rpartition(".")[2].startswith(("__main__", "libiaprof_")):
         importlib.import_module(module.name)
 with contextlib.redirect_stdout(io.StringIO()):
     command.app(standalone_mode=False)

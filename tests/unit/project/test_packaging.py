@@ -20,7 +20,12 @@ ROOT = Path(__file__).resolve().parents[3]
 # By setup.py:
 COMPILED = tuple(
     f"{folder}/libiaprof_{name}.so"
-    for folder, name in (("record/kernels", "inject"), ("record/kernels", "cuda"), ("symbols/unwind", "unwind"))
+    for folder, name in (
+        ("record/kernels", "inject"),
+        ("record/kernels", "cuda"),
+        ("symbols/unwind", "unwind"),
+        ("report/join", "join"),
+    )
 )
 PACKAGES = ["basics", "bpf", "cli", "formats", "gpu", "record", "report", "sandbox", "symbols", "timelines"]
 

@@ -1,8 +1,4 @@
-"""The second process of a large capture's join: it changes nothing but the time that a report takes.
-
-Most tests have its code run by a thread, with everything going through a pipe as it does between two processes; the
-others start one.
-"""
+"""The join of a large capture, whose row groups threads read ahead: that changes nothing but the time it takes."""
 
 from __future__ import annotations
 
@@ -10,18 +6,17 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from iaprof.basics.errors import IaprofError
 from iaprof.formats.capture.limits import CaptureError
 from iaprof.formats.capture.reader import CaptureReader
 from iaprof.formats.capture.schema import KINDS
@@ -29,27 +24,22 @@ from iaprof.formats.capture.writer import CaptureWriter
 from iaprof.formats.profile import Profile
 from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.gpu.module import GpuModuleLoader
-from iaprof.report.join import joining
 from iaprof.report.join.candidates import Method, Rule
-from iaprof.report.join.joining import Helper, Task, helping, join
-from iaprof.report.join.placements import LAUNCH_COLUMNS, Placed, place_kernels
 from iaprof.report.join.selection import Selection, TimeRange
-from iaprof.report.join.shares import Joined
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
 from iaprof.report.profile import ReportOptions, build
 from thorough import thorough
-from unit.builds import no_descriptor_is_lost
 from unit.capturing import HEADER, launch, record, stall
-from waiting import until
 
 MS, S = 1_000_000, 1_000_000_000
 KERNELS = [0x8000_0001_0000 + 0x400 * number for number in range(6)]
 STREAMS = [{"layout": "xe2", "ip_version": [20, 1, 0], "card": card} for card in ("card0", "card1")]
 GROUPS = 9
+READS = GROUPS * 4
 
 
-def made(path: Path, seed: int = 1, **header: Any) -> Path:
+def made(path: Path, seed: int = 1, groups: int = GROUPS, **header: Any) -> Path:
     """A capture of 3 s: three processes with overlapping kernels, each launched from several stacks."""
     rng = random.Random(seed)
     launches = [
@@ -58,12 +48,13 @@ def made(path: Path, seed: int = 1, **header: Any) -> Path:
         for pid in (7, 8, 9) for address in rng.sample(KERNELS, 4) for _ in range(rng.randrange(1, 12))
     ]  # fmt: skip
     reads = []
-    for number in range(GROUPS * 4):
+    for number in range(READS):
         end = S + (number + 1) * 80 * MS
         addresses = [rng.choice(KERNELS) + 8 * rng.randrange(130) for _ in range(30)]
         records = [record(address, sbid=rng.randrange(1, 9), send=rng.randrange(3)) for address in addresses]
         reads.append(stall(end, *records, stream=number % 2, begin_ns=end - 85 * MS))
-    return written(path, launches, [reads[first : first + 4] for first in range(0, len(reads), 4)], **header)
+    each = READS // groups
+    return written(path, launches, [reads[first : first + each] for first in range(0, READS, each)], **header)
 
 
 def written(path: Path, launches: list[dict[str, Any]], groups: list[list[dict[str, Any]]], **header: Any) -> Path:
@@ -77,39 +68,11 @@ def written(path: Path, launches: list[dict[str, Any]], groups: list[list[dict[s
     return path
 
 
-class Thread(threading.Thread):
-    """Stands in for a process."""
-
-    def __init__(self, _: str, memory_bytes: int, **__: Any) -> None:
-        self.channel, theirs = socket.socketpair()
-        super().__init__(target=joining.help_other, args=[str(memory_bytes), theirs.detach()], daemon=True)
-        self.start()
-
-    def close(self) -> None:
-        """Does nothing: the thread ends by itself."""
-        self.join(0.001)
-
-
-@pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs two threads instead of two processes."""
-    monkeypatch.setattr(joining, "Worker", Thread)
-    in_two(monkeypatch)
-
-
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs two processes, on any number of cores."""
-    in_two(monkeypatch)
-
-
-def in_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_FEWEST_GROUPS", 2)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-
-
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "_FEWEST_GROUPS", 1 << 30)
+@pytest.fixture(params=["ahead", "one by one"])
+def order(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How row groups are read, on any number of cores."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1} if request.param == "ahead" else {0})
+    return str(request.param)
 
 
 def content(profile: Profile) -> dict[str, Any]:
@@ -150,21 +113,18 @@ CHOICES = {
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.usefixtures("threads")
-def test_a_report_is_the_same_on_one_core_and_on_two(
+def test_a_report_does_not_depend_on_row_groups_or_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: str
 ) -> None:
     for seed in (1, 5):
-        path = made(tmp_path / "c", seed)
-        two = reported(path, CHOICES[choice])
+        several = reported(made(tmp_path / "several", seed), CHOICES[choice])
+        one = reported(made(tmp_path / "one", seed, groups=1), CHOICES[choice])
         with monkeypatch.context() as patch:
-            alone(patch)
-            one = reported(path, CHOICES[choice])
-        assert two == one
+            patch.setattr(os, "sched_getaffinity", lambda pid: {0})
+            assert reported(tmp_path / "several", CHOICES[choice]) == several == one
         assert one[1] >= one[2] // 11 > 0
 
 
-@pytest.mark.usefixtures("threads")
 @thorough
 def test_the_parts_of_a_merged_capture_are_the_same_on_two_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -179,136 +139,79 @@ def test_the_parts_of_a_merged_capture_are_the_same_on_two_cores(
     monkeypatch.setattr("iaprof.formats.capture.writer._SMALL", 0)
     merge(paths, tmp_path / "m")
     two = reported(tmp_path / "m", ReportOptions(interval_s=0.5))
-    alone(monkeypatch)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
     assert reported(tmp_path / "m", ReportOptions(interval_s=0.5)) == two
-    assert two[1] == sum(reported(path, ReportOptions())[1] for path in paths) == 2 * GROUPS * 4 * 30
+    assert two[1] == sum(reported(path, ReportOptions())[1] for path in paths) == 2 * READS * 30
 
 
-def joined(reader: CaptureReader, helper: Helper | None) -> tuple[Joined, Placed, int]:
-    placed = place_kernels(reader.table("launch", LAUNCH_COLUMNS), [])
-    found, records, *_ = join(reader, Task(placed, S), helper)
-    return found, placed, records
-
-
-def columns(found: Joined, placed: Placed) -> dict[str, Any]:
-    return {name: each.tobytes() for name, each in vars(found).items()} | {"sites": placed.sites}
-
-
-@pytest.mark.usefixtures("processes")
-def test_the_second_process_joins_its_half_and_ends(tmp_path: Path) -> None:
+def test_row_groups_come_in_their_order_and_their_threads_end(tmp_path: Path, order: str) -> None:
     reader = CaptureReader(made(tmp_path / "c"))
-    with no_descriptor_is_lost(sockets=True):
-        with helping(reader) as helper:
-            assert helper is not None
-            process = helper._process
-            found, placed, records = joined(reader, helper)
-        one, same_placed, same_records = joined(reader, None)
-        assert columns(found, placed) == columns(one, same_placed)
-        assert records == same_records == GROUPS * 4 * 30
-        assert_gone(process.pid)
-        del helper, process
-
-
-def assert_gone(pid: int | None) -> None:
-    """Asserts that the process is not even a zombie."""
-    with pytest.raises(ChildProcessError):
-        os.waitpid(pid or 0, os.WNOHANG)
-    assert not os.path.exists(f"/proc/{pid}")
-
-
-ENDED = r"^the second process that joins the stalls of .*/c was ended, as happens when memory runs out: try again$"
-
-
-@pytest.mark.parametrize("when", ["it starts", "it reads its task", "it sends what it found"])
-@pytest.mark.usefixtures("processes")
-def test_a_killed_second_process_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
-    # given a task and an answer that are too long for a pipe
-    many = 10 if when == "it starts" else 20_000
-    addresses = [KERNELS[0] + 0x100 * number for number in range(many)]
-    launches = [launch(S, 7, address, 1, size=0x100) for address in addresses]
-    records = [record(address + 8, sbid=1) for address in addresses]
-    reader = CaptureReader(written(tmp_path / "c", launches, [[stall(2 * S, *records)]] * 4))
-    task = Task(place_kernels(reader.table("launch", LAUNCH_COLUMNS), []), S)
-    with helping(reader) as helper:
-        assert helper is not None
-        process = helper._process
-        # when
-        if when == "it starts":
-            process.kill()
-            helper.give(task)
-        elif when == "it reads its task":
-            process.send_signal(signal.SIGSTOP)
-            threading.Timer(0.05, process.kill).start()
-            helper.give(task)
-        else:
-            helper.give(task)
-            assert helper._pipe.poll(30)
-            status = Path(f"/proc/{process.pid}/status")
-            until(lambda: "\nState:\tS" in status.read_text())  # it has filled the pipe then
-            process.kill()
-        # then
-        with pytest.raises(IaprofError, match=ENDED):
-            helper.answer()
-    assert_gone(process.pid)
-
-
-def test_one_process_joins_all_if_no_second_can_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(command: list[str], **_: Any) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    path = made(tmp_path / "c")
-    expected = reported(path, ReportOptions())
-    in_two(monkeypatch)
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    assert reported(path, ReportOptions()) == expected
+    before = threading.active_count()
+    ends: list[int] = []
+    most = before
+    for table in reader.tables("stall", ("time_ns",), ahead=True):
+        ends += table["time_ns"].to_pylist()
+        most = max(most, threading.active_count())
+    assert ends == sorted(ends)
+    assert len(ends) == READS
+    assert most - before == (2 if order == "ahead" else 0)
+    # also if somebody reads no further
+    next(iter(tables := reader.tables("stall", ("time_ns",), ahead=True)))
+    tables.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("group", [0, 1, 2, 3])
-@pytest.mark.usefixtures("threads")
-def test_a_damaged_row_group_has_one_message_in_either_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: int
-) -> None:
+@pytest.mark.usefixtures("order")
+def test_a_damaged_row_group_has_one_message(tmp_path: Path, group: int) -> None:
     # given reads of an unknown stream in one of the row groups, and then reads without words
-    for wrong in (stall(2 * S, record(64, sbid=1), stream=2), stall(2 * S) | {"w0": None}):
+    for wrong, message in (
+        (stall(2 * S, record(64, sbid=1), stream=2), "stream that its header does not name$"),
+        (stall(2 * S) | {"w0": None}, "is damaged in its stall rows: column 'w0' has nulls$"),
+    ):
         groups = [[stall(2 * S, record(64, sbid=1))] for _ in range(4)]
         groups[group] = [wrong]
-        path = written(tmp_path / "c", [], groups)
-        with monkeypatch.context() as patch, pytest.raises(CaptureError) as expected:
-            alone(patch)
-            reported(path, ReportOptions())
-        with pytest.raises(CaptureError) as raised:
-            reported(path, ReportOptions())
-        assert str(raised.value) == str(expected.value)
-        assert re.search("stream that its header does not name|is damaged in its stall rows", str(raised.value))
+        with pytest.raises(CaptureError, match=message):
+            reported(written(tmp_path / "c", [], groups), ReportOptions())
 
 
-@pytest.mark.parametrize("seed", [2, None])
-@pytest.mark.usefixtures("threads")
-def test_a_replaced_or_deleted_capture_is_not_joined(tmp_path: Path, seed: int | None) -> None:
-    # given a capture that is replaced or deleted before the second process opens it
-    reader = CaptureReader(made(tmp_path / "c"))
-    (tmp_path / "c").unlink()
-    if seed is not None:
-        made(tmp_path / "c", seed, end_ns=5 * S)
-    message = "c cannot be opened" if seed is None else r"c was changed while it was read: try again$"
-    with pytest.raises(IaprofError, match=message), helping(reader) as helper:
-        joined(reader, helper)
+@pytest.mark.parametrize("error", [MemoryError, OSError("the disk is gone"), KeyboardInterrupt])
+@pytest.mark.usefixtures("order")
+def test_what_ends_the_reading_of_a_row_group_ends_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException | type[BaseException]
+) -> None:
+    path = made(tmp_path / "c")
+    before, reads = threading.active_count(), count()
+
+    def read(self: CaptureReader, index: int, columns: list[str], what: str) -> pa.Table:
+        with self._damaged(what):
+            if columns[0].startswith("stall") and next(reads) == 3:
+                raise error
+            return self._file.read_row_group(index, columns=columns)
+
+    monkeypatch.setattr(CaptureReader, "_read", read)
+    with pytest.raises((CaptureError, KeyboardInterrupt)) as raised:
+        reported(path, ReportOptions())
+    said = str(raised.value)
+    assert "needs more memory for its stall rows" in said or "stall rows: the disk is gone" in said or not said
+    assert threading.active_count() == before
 
 
-@pytest.mark.usefixtures("threads")
-def test_a_memory_error_in_the_second_process_is_a_memory_error(
+def test_without_room_for_threads_row_groups_are_read_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    share = joining._share
+    path = made(tmp_path / "c")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    expected = reported(path, ReportOptions())
 
-    def scarce(capture: Any, task: Any, which: tuple[int, int], progress: Any) -> Any:
-        if which[0] == 1:
-            raise MemoryError
-        return share(capture, task, which, progress)
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(joining, "_share", scarce)
-    with pytest.raises(MemoryError):
-        reported(made(tmp_path / "c"), ReportOptions())
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ends = [table["time_ns"].to_pylist() for table in CaptureReader(path).tables("stall", ("time_ns",), ahead=True)]
+    assert len(ends) == GROUPS
+    monkeypatch.undo()
+    assert reported(path, ReportOptions()) == expected
 
 
 # Ctrl-C
@@ -316,38 +219,36 @@ def test_a_memory_error_in_the_second_process_is_a_memory_error(
 
 @pytest.fixture
 def report(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A report that two processes make in a session of its own, and that never ends."""
+    """A report in a session of its own whose reading never ends."""
     words = ["iaprof", "report", str(made(tmp_path / "c")), "-o", str(tmp_path / "x.folded")]
     script = f"""
 import os, sys
-os.sched_getaffinity = lambda pid: {{0, 1}}  # on one core there would be one
+os.sched_getaffinity = lambda pid: {{0, 1}}  # on one core no thread would read
 sys.argv = {words}
 import time
 from iaprof.cli.start import main
-from iaprof.report.join import joining
-def work(*_):
-    while True:
-        time.sleep(0.01)  # not long: a signal that comes right before does not end it
-joining._share = work  # in this process; the second one does its share
+from iaprof.formats.capture.reader import CaptureReader
+read_ahead = CaptureReader._read_ahead
+def slowly(self, *arguments):
+    for table in read_ahead(self, *arguments):
+        print("reading", flush=True)
+        while True:
+            time.sleep(0.01)  # not long: a signal that comes right before does not end it
+CaptureReader._read_ahead = slowly
 main()
 """
-    with subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, start_new_session=True) as process:
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
         try:
             yield process
         finally:
             process.kill()
 
 
-def helpers(pid: int) -> list[int]:
-    """Returns the second processes of a process."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if b"help_other" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
 def test_ctrl_c_leaves_no_process_and_no_file(report: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    # given a second process that has just started
-    until(lambda: helpers(report.pid), report)
-    (helper,) = helpers(report.pid)
+    # given threads that read
+    assert report.stdout is not None
+    assert report.stdout.readline() == b"reading\n"
     # when a terminal signals its foreground process group
     os.killpg(report.pid, signal.SIGINT)
     _, said = report.communicate(timeout=120)
@@ -355,4 +256,3 @@ def test_ctrl_c_leaves_no_process_and_no_file(report: subprocess.Popen[bytes], t
     assert report.returncode not in (0, 1)
     assert b"Traceback" not in said, said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c"]
-    until(lambda: not os.path.exists(f"/proc/{helper}"))

@@ -13,7 +13,7 @@ from iaprof.formats.export import Executions, Track
 from iaprof.formats.profile import Profile, kernel_name
 from iaprof.report.cpu_names import SymbolOptions
 from iaprof.report.gpu.module import GpuModuleLoader
-from iaprof.report.join import joining, seen
+from iaprof.report.join import seen
 from iaprof.report.join.selection import Selection
 from iaprof.report.merging import merge
 from iaprof.report.parts import build_parts
@@ -104,11 +104,9 @@ def test_runs_have_the_samples_of_the_profile(seed: int, tmp_path: Path) -> None
     assert of_runs == of_profile
 
 
-def test_two_processes_see_what_one_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = test_joining.made(tmp_path / "c.parquet")
-    both = runs(found(path)[0])
-    monkeypatch.setattr(joining, "_FEWEST_GROUPS", 1 << 20)
-    assert runs(found(path)[0]) == both
+def test_runs_do_not_depend_on_row_groups(tmp_path: Path) -> None:
+    several, one = (found(test_joining.made(tmp_path / f"{groups}.parquet", groups=groups))[0] for groups in (9, 1))
+    assert runs(several) == runs(one)
 
 
 def test_of_many_sites_those_with_few_samples_share_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

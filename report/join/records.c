@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the join does with each record of samples, over whole columns: records.py calls it through ctypes.
+ *
+ * A record's address has a number: the cell in the high half, the place within the cell in the low one (attribution.py).
+ * Columns come from captures, which are hostile: every index is checked before it is used. Nothing here allocates memory,
+ * keeps state or knows of files. */
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint8_t u8;
+typedef uint32_t u32;
+typedef uint64_t u64;
+typedef int64_t s64;
+
+#define PUBLIC __attribute__((visibility("default")))
+
+enum { WORD_BITS = 64, PLACE_BITS = 32 };
+enum { NARROW_BITS = 8, NARROW_COUNTERS = 16, WIDE_BITS = 16, WHOLE_BITS = 64 };
+enum { PAGES_BITS = 10, FEW = 16 };
+enum { AHEAD = 16 }; /* so many records before a row is needed, it is fetched into the CPU's caches */
+enum { WRONG = -1 };
+
+static const u64 MIXER = 0x9E3779B97F4A7C15; /* 2^64 / golden ratio */
+
+/* Where records have addresses: Addresses.Pages of records.py. */
+struct pages {
+    const u64 *number; /* [count], ascending: the address >> page_bits */
+    const s64 *first;  /* [count]: where the page begins in the table */
+    u64 count;
+    const s64 *table; /* [size]: by address, its number, or -1 */
+    u64 size;
+    u64 mask;              /* of the first word: its bits of an address */
+    u32 shift;             /* an address in bytes is these << shift */
+    u32 unit_bits;         /* a page has a place for each multiple of 1 << unit_bits bytes */
+    u32 page_bits;
+};
+
+/* Counters follow one another, from a bit of the record on: Counters of records.py. */
+struct counters {
+    u32 words, first_bit, bits, count;
+};
+
+static s64 first_slot(const struct pages *pages, u64 page) {
+    u64 low = 0, high = pages->count;
+    while (low < high) {
+        u64 middle = low + (high - low) / 2;
+        if (pages->number[middle] < page)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    if (low == pages->count || pages->number[low] != page)
+        return WRONG;
+    u64 first = (u64)pages->first[low], length = (u64)1 << (pages->page_bits - pages->unit_bits);
+    return first <= pages->size && length <= pages->size - first ? (s64)first : WRONG;
+}
+
+/* Writes the number of each record's address, -1 if it has none; returns how many have none. */
+PUBLIC u64 join_number(const struct pages *pages, const u64 *words, u64 records, s64 *numbers) {
+    struct {
+        u64 page;
+        s64 first;
+    } known[1 << PAGES_BITS];
+    for (u64 i = 0; i < 1 << PAGES_BITS; i++)
+        known[i].page = UINT64_MAX; /* no page has this number, as it has several addresses */
+    u64 missing = 0, in_page = ((u64)1 << pages->page_bits) - 1;
+    for (u64 i = 0; i < records; i++) {
+        u64 address = (words[i] & pages->mask) << pages->shift, page = address >> pages->page_bits;
+        u64 at = page * MIXER >> (WORD_BITS - PAGES_BITS);
+        if (known[at].page != page) {
+            known[at].page = page;
+            known[at].first = first_slot(pages, page);
+        }
+        s64 first = known[at].first;
+        s64 number = first < 0 ? WRONG : pages->table[(u64)first + ((address & in_page) >> pages->unit_bits)];
+        numbers[i] = number;
+        missing += number < 0;
+    }
+    return missing;
+}
+
+static int ascending(const void *one, const void *other) {
+    s64 a = *(const s64 *)one, b = *(const s64 *)other;
+    return (a > b) - (a < b);
+}
+
+static void sort(s64 *values, u64 count) {
+    if (count > FEW) {
+        qsort(values, count, sizeof *values, ascending);
+        return;
+    }
+    for (u64 i = 1; i < count; i++) {
+        s64 value = values[i];
+        u64 at = i;
+        for (; at && values[at - 1] > value; at--)
+            values[at] = values[at - 1];
+        values[at] = value;
+    }
+}
+
+/* Writes the distinct pairs of a read and a cell, ascending, at most as many as records.
+ *
+ * lengths: [reads], the records of each. seen: [cells], -1 each; it is scratch.
+ * Returns the number of pairs; -1 if a number has no cell, or the lengths do not add up. */
+PUBLIC s64 join_pairs(const s64 *numbers, u64 records, const s64 *lengths, u64 reads, s64 *seen, u64 cells, s64 *pair_read,
+                      s64 *pair_cell) {
+    u64 pairs = 0, at = 0;
+    for (u64 read = 0; read < reads; read++) {
+        u64 length = (u64)lengths[read], first = pairs;
+        if (length > records - at)
+            return WRONG;
+        for (u64 end = at + length; at < end; at++) {
+            u64 cell = (u64)(numbers[at] >> PLACE_BITS);
+            if (cell >= cells)
+                return WRONG;
+            if (seen[cell] != (s64)read) {
+                seen[cell] = (s64)read;
+                pair_read[pairs] = (s64)read;
+                pair_cell[pairs++] = (s64)cell;
+            }
+        }
+        sort(pair_cell + first, pairs - first);
+    }
+    return at == records ? (s64)pairs : WRONG;
+}
+
+/* Writes the value of each record's pair, plus the address's place within its cell times `step`.
+ *
+ * of_cell: [cells], scratch. Returns 0; -1 if the lengths do not add up, or a record's pair is not there. */
+PUBLIC int join_place(const s64 *numbers, u64 records, const s64 *lengths, u64 reads, const s64 *pair_read,
+                      const s64 *pair_cell, const s64 *pair_value, u64 pairs, s64 *of_cell, u64 cells, u64 step,
+                      s64 *values) {
+    u64 pair = 0, at = 0;
+    for (u64 i = 0; i < cells; i++)
+        of_cell[i] = WRONG;
+    for (u64 read = 0; read < reads; read++) {
+        u64 length = (u64)lengths[read];
+        if (length > records - at)
+            return WRONG;
+        for (; pair < pairs && (u64)pair_read[pair] == read; pair++) {
+            if ((u64)pair_cell[pair] >= cells)
+                return WRONG;
+            of_cell[pair_cell[pair]] = pair_value[pair];
+        }
+        for (u64 end = at + length; at < end; at++) {
+            u64 number = (u64)numbers[at], cell = number >> PLACE_BITS;
+            if (cell >= cells || of_cell[cell] < 0)
+                return WRONG;
+            values[at] = (s64)((u64)of_cell[cell] + (u32)number * step);
+        }
+    }
+    return at == records ? 0 : WRONG;
+}
+
+/* 64 bits of a record, from a bit on. */
+static inline u64 window(const u64 *const *words, u32 count, u32 bit, u64 record) {
+    u32 word = bit / WORD_BITS, shift = bit % WORD_BITS;
+    u64 low = word < count ? words[word][record] >> shift : 0;
+    u64 high = shift && word + 1 < count ? words[word + 1][record] << (WORD_BITS - shift) : 0;
+    return low | high;
+}
+
+static u64 low_bits(u32 bits) { return bits < WORD_BITS ? ((u64)1 << bits) - 1 : UINT64_MAX; }
+
+typedef u8 bytes __attribute__((vector_size(NARROW_COUNTERS)));
+typedef u32 sums __attribute__((vector_size(NARROW_COUNTERS * sizeof(u32))));
+
+static void add_narrow(const struct counters *counters, const u64 *const *words, const s64 *slots, u64 records,
+                       u32 *rows) {
+    u32 bits = counters->count * NARROW_BITS;
+    u64 low = low_bits(bits), high = bits > WORD_BITS ? low_bits(bits - WORD_BITS) : 0;
+    for (u64 i = 0; i < records; i++) {
+        if (i + AHEAD < records)
+            __builtin_prefetch(rows + (u64)slots[i + AHEAD] * NARROW_COUNTERS, 1);
+        u64 both[2] = {window(words, counters->words, counters->first_bit, i) & low,
+                       window(words, counters->words, counters->first_bit + WORD_BITS, i) & high};
+        bytes each;
+        sums sum;
+        u32 *row = rows + (u64)slots[i] * NARROW_COUNTERS;
+        memcpy(&each, both, sizeof each);
+        memcpy(&sum, row, sizeof sum);
+        sum += __builtin_convertvector(each, sums);
+        memcpy(row, &sum, sizeof sum);
+    }
+}
+
+static void add_wide(const struct counters *counters, const u64 *const *words, const s64 *slots, u64 records, u64 *rows) {
+    for (u64 i = 0; i < records; i++) {
+        u64 *row = rows + (u64)slots[i] * counters->count;
+        for (u32 counter = 0; counter < counters->count; counter++) {
+            u32 bit = counters->first_bit + counter * counters->bits;
+            row[counter] += window(words, counters->words, bit, i) & low_bits(counters->bits);
+        }
+    }
+}
+
+/* Adds the counters of records to the rows of their slots.
+ *
+ * Counters of 8 bits: a row is 16 u32, of which the first `count` have sums; of 16 or 64 bits: `count` u64.
+ * Returns 0; -1 if there is no such layout or slot. */
+PUBLIC int join_add(const struct counters *counters, const u64 *const *words, const s64 *slots, u64 records, void *rows,
+                    u64 count) {
+    u64 last = 0;
+    for (u64 i = 0; i < records; i++)
+        last = (u64)slots[i] > last ? (u64)slots[i] : last;
+    if (records && last >= count)
+        return WRONG;
+    if (counters->bits == NARROW_BITS && counters->count <= NARROW_COUNTERS)
+        add_narrow(counters, words, slots, records, rows);
+    else if (counters->bits == WIDE_BITS || counters->bits == WHOLE_BITS)
+        add_wide(counters, words, slots, records, rows);
+    else
+        return WRONG;
+    return 0;
+}

@@ -1,0 +1,196 @@
+"""What the join does with each record: records.c does it, over whole columns, without the interpreter's lock.
+
+An address has a number: the cell << PLACE_BITS | the place within the cell, those of `CellAddresses`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from iaprof.gpu.code import ADDRESS_MASK
+from iaprof.gpu.samples import Fields
+from iaprof.report.join.tally import Growing
+
+LIBRARY = Path(__file__).with_name("libiaprof_join.so")
+PLACE_BITS = 32
+_PAGE_BITS = 10  # in units of instructions, mostly of 8 bytes: a page is 8 KiB of code
+_NARROW_BITS, _NARROW_COLUMNS = 8, 16
+_WORD_BITS = 64
+_Ints = NDArray[np.int64]
+_Words = list[NDArray[np.uint64]]
+_number, _address = ctypes.c_uint64, ctypes.c_void_p
+
+
+class _Pages(ctypes.Structure):
+    """struct pages."""
+
+    _fields_ = (
+        ("number", _address), ("first", _address), ("count", _number), ("table", _address), ("size", _number),
+        ("mask", _number), ("shift", ctypes.c_uint32), ("unit_bits", ctypes.c_uint32), ("page_bits", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class _Counters(ctypes.Structure):
+    """struct counters."""
+
+    _fields_ = tuple((name, ctypes.c_uint32) for name in ("words", "first_bit", "bits", "count"))
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(LIBRARY))
+    library.join_number.argtypes = [_address, _address, _number, _address]
+    library.join_number.restype = _number
+    library.join_pairs.argtypes = [_address, _number, _address, _number, _address, _number, _address, _address]
+    library.join_pairs.restype = ctypes.c_int64
+    library.join_place.argtypes = [
+        *(_address, _number, _address, _number, _address, _address, _address, _number, _address, _number, _number),
+        _address,
+    ]
+    library.join_add.argtypes = [_address, _address, _address, _number, _address, _number]
+    return library
+
+
+class Addresses:
+    """Keeps a number for each instruction address.
+
+    One is for records that hold the same number of address bits. Kernels are compact, so a table has a place for each
+    unit of the pages on which instructions stalled.
+    """
+
+    def __init__(self, unit_bits: int) -> None:
+        """Starts without addresses.
+
+        Args:
+            unit_bits: addresses are multiples of 1 << unit_bits bytes, the unit.
+        """
+        self._unit_bits, self._page_bits = unit_bits, unit_bits + _PAGE_BITS
+        self._pages, self._first = np.empty(0, np.uint64), np.empty(0, np.int64)  # ascending; its first slot of each
+        self._table = np.empty(0, np.int64)  # [slots]: an address's number; -1: not known
+        self._last_slots = np.empty(0, np.int64)  # of those that were added last
+        self._ips = Growing(np.uint64)
+
+    @property
+    def ips(self) -> NDArray[np.uint64]:
+        """uint64[addresses]: all that were added, in bytes."""
+        return self._ips.values
+
+    def find(self, words: NDArray[np.uint64], fields: Fields, numbers: _Ints) -> int:
+        """Finds the number of each record's address, -1 for those that have none; returns how many have none.
+
+        Args:
+            words: uint64[n], the first words of records.
+            fields: where these have the addresses.
+            numbers: int64[n], gets the numbers.
+        """
+        pages = _Pages(
+            _data(self._pages), _data(self._first), len(self._pages), _data(self._table), len(self._table),
+            fields.address_mask & ADDRESS_MASK >> fields.address_shift, fields.address_shift, self._unit_bits,
+            self._page_bits,
+        )  # fmt: skip
+        assert len(words) == len(numbers)
+        return int(_library().join_number(ctypes.byref(pages), _data(words), len(words), _data(numbers)))
+
+    def add(self, ips: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Adds those of these addresses, uint64[n], that are not known, and returns them: uint64[added].
+
+        They have no numbers until `set_last`, which comes before any others are added.
+        """
+        new = np.setdiff1d(ips >> np.uint64(self._page_bits), self._pages)
+        if len(new):
+            first = len(self._table) + (np.arange(len(new)) << _PAGE_BITS)
+            order = np.argsort(pages := np.append(self._pages, new))
+            self._pages, self._first = pages[order], np.append(self._first, first)[order]
+            self._table = np.append(self._table, np.full(len(new) << _PAGE_BITS, -1))
+        slot, where = np.unique(self._slot(ips), return_index=True)
+        unknown = self._table[slot] < 0
+        added = ips[where[unknown]]
+        self._last_slots = slot[unknown]
+        self._ips.extend(added)
+        return added
+
+    def set_last(self, numbers: _Ints) -> None:
+        """Gives numbers to the addresses that were added last: int64[added]."""
+        self._table[self._last_slots] = numbers
+
+    def _slot(self, ips: NDArray[np.uint64]) -> _Ints:
+        """Returns where each address, whose page is there, lies in the table: int64[n]."""
+        first = self._first[np.searchsorted(self._pages, ips >> np.uint64(self._page_bits))]
+        unit = (ips >> np.uint64(self._unit_bits)) & np.uint64((1 << _PAGE_BITS) - 1)
+        return np.asarray(first + unit.view(np.int64))
+
+
+class ReadCells:
+    """The distinct pairs of a read and a cell of some records, and what each record has of its pair."""
+
+    def __init__(self, numbers: _Ints, lengths: _Ints, cells: int) -> None:
+        """Finds the pairs.
+
+        Args:
+            numbers: int64[records], of the records' addresses.
+            lengths: int64[reads], the number of records of each.
+            cells: how many there are.
+        """
+        self._numbers, self._lengths, self._cells = numbers, lengths, cells
+        read, cell, seen = np.empty(len(numbers), np.int64), np.empty(len(numbers), np.int64), np.full(cells, -1)
+        count = _library().join_pairs(
+            _data(numbers), len(numbers), _data(lengths), len(lengths), _data(seen), cells, _data(read), _data(cell)
+        )
+        _check(count)
+        self.read, self.cell = read[:count].copy(), cell[:count].copy()
+        """int64[pairs] each, sorted by read and cell."""
+
+    def of_records(self, values: _Ints, places: bool = True) -> _Ints:
+        """Returns the value of each record's pair, plus the place of its address in the cell: int64[records].
+
+        Args:
+            values: int64[pairs], not below 0.
+            places: False leaves out the place.
+        """
+        found, scratch = np.empty(len(self._numbers), np.int64), np.empty(self._cells, np.int64)
+        assert len(values) == len(self.read)
+        _check(
+            _library().join_place(
+                _data(self._numbers), len(self._numbers), _data(self._lengths), len(self._lengths), _data(self.read),
+                _data(self.cell), _data(values), len(values), _data(scratch), self._cells, int(places), _data(found),
+            )
+        )  # fmt: skip
+        return found
+
+
+def sum_columns(fields: Fields) -> tuple[int, type[np.generic]]:
+    """Returns how many columns, at least one for each reason, the rows have to which `add` adds, and their type."""
+    return (_NARROW_COLUMNS, np.uint32) if fields.bits == _NARROW_BITS else (len(fields.reasons), np.uint64)
+
+
+def add(fields: Fields, words: _Words, slots: _Ints, rows: NDArray[Any]) -> None:
+    """Adds the counts of records to rows.
+
+    Args:
+        fields: where the records have them.
+        words: uint64[records] each.
+        slots: int64[records], the row of each record.
+        rows: of as many columns, and of that type, as `sum_columns` says.
+    """
+    columns, type_ = sum_columns(fields)
+    assert rows.shape[1:] == (columns,) and rows.dtype == type_
+    assert all(len(word) == len(slots) for word in words)
+    counters = _Counters(len(words), fields.first_bit, fields.bits, len(fields.reasons))
+    pointers = (_address * len(words))(*map(_data, words))
+    _check(_library().join_add(ctypes.byref(counters), pointers, _data(slots), len(slots), _data(rows), len(rows)))
+
+
+def _data(column: NDArray[Any]) -> int:
+    assert column.flags.c_contiguous and column.dtype.itemsize in (4, 8)
+    return int(column.ctypes.data)
+
+
+def _check(result: int) -> None:
+    if result < 0:
+        raise AssertionError("the columns of records do not belong together")
